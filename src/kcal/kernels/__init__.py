@@ -1,0 +1,27 @@
+"""The mathematics: mother kernels, class sums in log space, leave-out losses, bandwidth search."""
+
+from kcal.kernels.bandwidth import INTERVAL, BandwidthCurve, scaled_bandwidth, search_bandwidth
+from kcal.kernels.leave_out import LeaveOutLoss, leave_out_log_posteriors, mean_log_loss
+from kcal.kernels.mother import KERNELS, MotherKernel, get_kernel
+from kcal.kernels.posteriors import log_densities, log_posteriors
+from kcal.kernels.sums import ClassSums, class_sums
+from kcal.kernels.support import SortedSupport, sort_support
+
+__all__ = [
+    "INTERVAL",
+    "KERNELS",
+    "BandwidthCurve",
+    "ClassSums",
+    "LeaveOutLoss",
+    "MotherKernel",
+    "SortedSupport",
+    "class_sums",
+    "get_kernel",
+    "leave_out_log_posteriors",
+    "log_densities",
+    "log_posteriors",
+    "mean_log_loss",
+    "scaled_bandwidth",
+    "search_bandwidth",
+    "sort_support",
+]

@@ -1,0 +1,112 @@
+"""Finding the bandwidth that minimises a loss; keeps the curve it saw, and says when it met an edge."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp, isfinite, log
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+
+from kcal.errors import BandwidthWarning, InvalidInputError
+
+INTERVAL = (0.05**0.5, 5.0**0.5)
+"""The published interval, h = 2b² in [0.1, 10]."""
+LARGEST_WIDENING = 1e3
+"""The interval is widened at most by this factor on either side."""
+
+
+@dataclass(frozen=True)
+class BandwidthCurve:
+    """Bandwidths tried, ascending, with their losses, and the one chosen."""
+
+    bandwidths: NDArray[np.float64]
+    losses: NDArray[np.float64]
+    bandwidth: float
+    loss: float
+    at_edge: bool
+
+    def __str__(self) -> str:
+        edge = ", at the edge of the search" if self.at_edge else ""
+        return f"b = {self.bandwidth:.4g} with loss {self.loss:.4f}, of {len(self.losses)} bandwidths tried{edge}"
+
+
+def search_bandwidth(
+    loss: Callable[[float], float],
+    *,
+    interval: tuple[float, float] = INTERVAL,
+    tolerance: float = 5e-3,
+    coarse: int = 5,
+    after_each: Callable[[str], None] | None = None,
+) -> BandwidthCurve:
+    """Return the minimiser of ``loss`` over log b: a coarse scan, then golden section with parabolic steps.
+
+    The scan makes the search safe against a loss with more than one valley. Where its minimum lies at an end of the
+    interval, the interval is widened, step by step; if that does not help, a warning says so.
+
+    Parameters
+    ----------
+    loss : callable
+        Maps a bandwidth to a loss.
+    interval : (float, float)
+        Where to look first.
+    tolerance : float
+        Relative precision of the bandwidth.
+    coarse : int
+        Points of the scan.
+    after_each : callable, optional
+        Called after every evaluation with a few words, for a progress bar.
+    """
+    low, high = interval
+    if not (0 < low < high and isfinite(high)):
+        raise InvalidInputError(f"interval must be 0 < low < high; got {interval!r}.")
+    seen: dict[float, float] = {}
+
+    def loss_at(log_bandwidth: float) -> float:
+        if log_bandwidth not in seen:
+            seen[log_bandwidth] = loss(exp(log_bandwidth))
+            if after_each is not None:
+                after_each(f"b = {exp(log_bandwidth):.3g}, loss {seen[log_bandwidth]:.4f}")
+        return seen[log_bandwidth]
+
+    places = [float(place) for place in np.linspace(log(low), log(high), coarse)]
+    step, lowest, highest = places[1] - places[0], places[0] - log(LARGEST_WIDENING), places[-1] + log(LARGEST_WIDENING)
+    best = min(places, key=loss_at)
+    while best in (places[0], places[-1]) and lowest < best < highest:
+        outwards = places[0] - step if best == places[0] else places[-1] + step
+        places = sorted([*places, outwards])
+        if loss_at(outwards) >= loss_at(best):
+            break
+        best = outwards
+    at_edge = best in (places[0], places[-1])
+    if at_edge:
+        _warn_of_edge(exp(best), interval)
+    else:
+        bounds = (best - step, best + step)
+        minimize_scalar(loss_at, bounds=bounds, method="bounded", options={"xatol": tolerance})
+        best = min(seen, key=seen.__getitem__)
+    order = sorted(seen)
+    return BandwidthCurve(
+        np.exp(order), np.array([seen[place] for place in order]), exp(best), seen[best], at_edge
+    )
+
+
+def _warn_of_edge(bandwidth: float, interval: tuple[float, float]) -> None:
+    warnings.warn(
+        f"The loss still falls at b = {bandwidth:.3g}, the edge of the widened search (it began at "
+        f"[{interval[0]:.3g}, {interval[1]:.3g}]). Very large b means that the embeddings tell nothing about the "
+        "classes, very small b that the set holds duplicates; look at bandwidth_curve_, or pass a number.",
+        BandwidthWarning,
+        stacklevel=3,
+    )
+
+
+def scaled_bandwidth(reference: tuple[float, float], count: float, dimension: int) -> float:
+    """Return b = b₀·(m/m₀)^(−1/(d+4)) for a rarest class of ``count`` samples, given (b₀, m₀)."""
+    bandwidth, reference_count = reference
+    if not (bandwidth > 0 and reference_count > 0 and count > 0):
+        raise InvalidInputError(f"the rule needs a positive bandwidth and counts; got {reference!r} and {count!r}.")
+    return float(bandwidth * (count / reference_count) ** (-1.0 / (dimension + 4)))

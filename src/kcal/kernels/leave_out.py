@@ -1,0 +1,126 @@
+"""Leave-one-out, leave-group-out and fold posteriors of a support, masked by index, and their log-loss.
+
+A sample is never recognised by its kernel value or its distance: true duplicates count, the sample itself does not.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kcal.arrays import ALMOST_ZERO
+from kcal.kernels.mother import KERNELS, MotherKernel
+from kcal.kernels.posteriors import log_posteriors
+from kcal.kernels.sums import QUERY_BLOCK, SUPPORT_BLOCK, LeaveOut, add_by_class, squared_distances
+from kcal.kernels.support import SortedSupport
+
+MEMORY_BUDGET = 512 * 2**20
+"""Bytes that the search may keep for distances; beyond, they are computed again at every bandwidth."""
+
+
+def leave_out_rule(support: SortedSupport, keys: torch.Tensor | None = None) -> LeaveOut:
+    """Return the rule that leaves out the sample itself, or all samples with its key (a group, a fold).
+
+    ``keys`` has one entry a sample, in the order in which the support came.
+    """
+    if keys is None:
+        positions = torch.arange(len(support), device=support.points.device)
+        return LeaveOut(positions, positions, by_position=True)
+    sorted_keys = keys.to(support.points.device)[support.order]
+    return LeaveOut(sorted_keys, sorted_keys, by_position=False)
+
+
+def leave_out_log_posteriors(
+    support: SortedSupport,
+    bandwidth: float,
+    *,
+    kernel: MotherKernel = KERNELS["rbf"],
+    keys: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the log posterior of every support point given the others, (n, n_classes), in the order they came."""
+    rule = leave_out_rule(support, keys)
+    return support.as_it_came(
+        log_posteriors(support.points, support, bandwidth, kernel=kernel, leave_out=rule)
+    )
+
+
+def mean_log_loss(log_probabilities: torch.Tensor, log_weights: torch.Tensor | None = None) -> float:
+    """Return the (weighted) mean of −log p, p clipped at 1e-12."""
+    losses = -log_probabilities.double().clamp_min(float(torch.log(torch.tensor(ALMOST_ZERO))))
+    if log_weights is None:
+        return float(losses.mean())
+    weights = log_weights.double().exp()
+    return float((weights * losses).sum() / weights.sum())
+
+
+class LeaveOutLoss:
+    """The leave-out log-loss of a support as a function of the bandwidth.
+
+    Distances do not depend on the bandwidth. They are computed once and kept, each less that of the query's nearest
+    point, where they fit ``memory_budget`` bytes; otherwise the sums are streamed anew at every call.
+    """
+
+    def __init__(
+        self,
+        support: SortedSupport,
+        *,
+        kernel: MotherKernel = KERNELS["rbf"],
+        keys: torch.Tensor | None = None,
+        memory_budget: int = MEMORY_BUDGET,
+    ) -> None:
+        self.support, self.kernel = support, kernel
+        self.rule = leave_out_rule(support, keys)
+        self.kept = len(support) ** 2 * support.points.element_size() <= memory_budget
+        if self.kept:
+            self._keep_distances()
+
+    def __call__(self, bandwidth: float) -> float:
+        own = self._kept_own(bandwidth) if self.kept else self._streamed_own(bandwidth)
+        return mean_log_loss(own, self.support.log_weights)
+
+    def _streamed_own(self, bandwidth: float) -> torch.Tensor:
+        posteriors = log_posteriors(
+            self.support.points, self.support, bandwidth, kernel=self.kernel, leave_out=self.rule
+        )
+        return posteriors.gather(1, self.support.codes[:, None]).squeeze(1)
+
+    def _keep_distances(self) -> None:
+        """Fill ``excess`` (n_support, n_query): squared distance less the nearest one's; inf where left out."""
+        n, points = len(self.support), self.support.points
+        double = torch.float32 if points.device.type == "mps" else torch.float64
+        self.excess = points.new_empty(n, n)
+        self.nearest = points.new_empty(n)
+        self.nearest_codes = torch.empty(n, dtype=torch.long, device=points.device)
+        centred = (points - self.support.centre).to(double)
+        for start in range(0, n, SUPPORT_BLOCK):
+            columns = slice(start, start + SUPPORT_BLOCK)
+            distances = squared_distances(centred, centred[columns])
+            self.rule.fill(distances, 0, columns, torch.inf)
+            nearest, position = distances.min(dim=0)
+            self.excess[:, columns] = (distances - nearest).to(points.dtype)
+            self.nearest[columns], self.nearest_codes[columns] = nearest.to(points.dtype), self.support.codes[position]
+
+    def _kept_own(self, bandwidth: float) -> torch.Tensor:
+        """Return the log posterior of every point's own class from the kept distances."""
+        support, n = self.support, len(self.support)
+        unit = 1.0 / (support.dimension * bandwidth**2)
+        sums = self.excess.new_zeros(support.n_classes, n)
+        buffer = self.excess.new_empty(SUPPORT_BLOCK * min(QUERY_BLOCK, n))
+        shift = self.kernel.log_profile(self.nearest * unit, support.dimension)  # (n,)
+        reached = ~torch.isneginf(shift)
+        for start in range(0, n, SUPPORT_BLOCK):
+            for low in range(0, n, QUERY_BLOCK):
+                columns = slice(low, low + QUERY_BLOCK)
+                excess = self.excess[start : start + SUPPORT_BLOCK, columns]
+                block = buffer[: excess.numel()].view(excess.shape)
+                if self.kernel.name == "rbf":
+                    torch.mul(excess, -0.5 * unit, out=block)
+                else:
+                    torch.add(excess, self.nearest[columns], out=block)
+                    block.copy_(self.kernel.log_profile(block * unit, support.dimension))
+                    block -= torch.nan_to_num(shift[columns], neginf=0.0)
+                if support.log_weights is not None:
+                    block += support.log_weights[start : start + SUPPORT_BLOCK, None]
+                add_by_class(sums[:, columns], block.exp_(), support, start)
+        own = sums.gather(0, support.codes[None, :]).squeeze(0)
+        nearest_is_own = (self.nearest_codes == support.codes).to(own)
+        return torch.log(torch.where(reached, own / sums.sum(dim=0), nearest_is_own))

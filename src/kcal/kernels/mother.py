@@ -1,0 +1,119 @@
+"""Mother kernels: spherical, with a finite second moment; one small table.
+
+With t = ‖u‖² / (d·b²), the squared distance averaged over the d dimensions in units of the bandwidth b:
+
+=============  ===========================================  ==========================
+name           φ(t)                                         scale
+=============  ===========================================  ==========================
+rbf            exp(−t/2)
+laplace        exp(−r)                                      r = √((d+1)·t)
+matern32       (1 + r)·exp(−r)                              r = √((d+3)·t)
+matern52       (1 + r + r²/3)·exp(−r)                       r = √((d+5)·t)
+epanechnikov   max(0, 1 − s)                                s = t / (d+4)
+biweight       max(0, 1 − s)²                               s = t / (d+6)
+triweight      max(0, 1 − s)³                               s = t / (d+8)
+=============  ===========================================  ==========================
+
+The scales give every kernel the variance d·b² in each direction, so that a bandwidth means the same width
+whatever the kernel, and one search interval serves them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import lgamma, log, pi
+
+import torch
+
+from kcal.errors import InvalidInputError
+
+
+FARTHEST = 1e15
+"""Stands for infinity where inf − inf would give NaN; exp(−1e15) is 0 in every precision."""
+
+
+@dataclass(frozen=True)
+class MotherKernel:
+    """A spherical kernel, as the logarithm of its profile and of its integral over ℝᵈ."""
+
+    name: str
+    log_profile: Callable[[torch.Tensor, int], torch.Tensor]
+    """Maps t (any shape) and d to log φ; −inf outside a compact kernel's reach."""
+    log_unit_volume: Callable[[int], float]
+    """Maps d to log ∫ φ(‖v‖²) dv over ℝᵈ, v being u in units of b·√d."""
+    is_compact: bool = False
+
+    def log_volume(self, bandwidth: float, dimension: int) -> float:
+        """Return log ∫ φ(‖u‖²/(d·b²)) du, which turns a mean of kernel values into a density."""
+        return dimension * (log(bandwidth) + 0.5 * log(dimension)) + self.log_unit_volume(dimension)
+
+
+def _rbf(t: torch.Tensor, dimension: int) -> torch.Tensor:
+    return -0.5 * t
+
+
+def _exponential(shift: int, quadratic: float | None) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    def log_profile(t: torch.Tensor, dimension: int) -> torch.Tensor:
+        r = torch.sqrt((dimension + shift) * t).clamp_max(FARTHEST)
+        if quadratic is None:
+            return -r
+        return torch.log1p(r + quadratic * r * r) - r
+
+    return log_profile
+
+
+def _compact(power: int) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    def log_profile(t: torch.Tensor, dimension: int) -> torch.Tensor:
+        return power * torch.log((1.0 - t / (dimension + 2 * power + 2)).clamp_min(0.0))
+
+    return log_profile
+
+
+def _log_sphere_area(dimension: int) -> float:
+    return log(2.0) + 0.5 * dimension * log(pi) - lgamma(0.5 * dimension)
+
+
+def _exponential_volume(shift: int, moment: Callable[[int], float]) -> Callable[[int], float]:
+    # ∫ r^(d−1)·exp(−c·r) dr = Γ(d)/c^d; the polynomial in front multiplies it by `moment(d)`.
+    def log_unit_volume(dimension: int) -> float:
+        radial = lgamma(dimension) - 0.5 * dimension * log(dimension + shift) + log(moment(dimension))
+        return _log_sphere_area(dimension) + radial
+
+    return log_unit_volume
+
+
+def _compact_volume(power: int) -> Callable[[int], float]:
+    # ∫₀ᴿ r^(d−1)·(1 − r²/R²)^p dr = R^d·½·Beta(d/2, p+1)
+    def log_unit_volume(dimension: int) -> float:
+        half = 0.5 * dimension
+        log_beta = lgamma(half) + lgamma(power + 1) - lgamma(half + power + 1)
+        radial = half * log(dimension + 2 * power + 2) - log(2.0) + log_beta
+        return _log_sphere_area(dimension) + radial
+
+    return log_unit_volume
+
+
+KERNELS: dict[str, MotherKernel] = {
+    kernel.name: kernel
+    for kernel in (
+        MotherKernel("rbf", _rbf, lambda d: 0.5 * d * log(2.0 * pi)),
+        MotherKernel("laplace", _exponential(1, None), _exponential_volume(1, lambda d: 1.0)),
+        MotherKernel("matern32", _exponential(3, 0.0), _exponential_volume(3, lambda d: 1.0 + d)),
+        MotherKernel(
+            "matern52", _exponential(5, 1 / 3), _exponential_volume(5, lambda d: 1.0 + d + d * (d + 1) / 3)
+        ),
+        MotherKernel("epanechnikov", _compact(1), _compact_volume(1), is_compact=True),
+        MotherKernel("biweight", _compact(2), _compact_volume(2), is_compact=True),
+        MotherKernel("triweight", _compact(3), _compact_volume(3), is_compact=True),
+    )
+}
+
+
+def get_kernel(kernel: str | MotherKernel) -> MotherKernel:
+    """Return a kernel by name, or the kernel itself."""
+    if isinstance(kernel, MotherKernel):
+        return kernel
+    if not isinstance(kernel, str) or kernel not in KERNELS:
+        raise InvalidInputError(f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}.")
+    return KERNELS[kernel]

@@ -1,0 +1,83 @@
+"""Class posteriors and densities from class sums; valid rows everywhere.
+
+    p_k(q) = S_k(q) / Σ_j S_j(q)        density(q) = Σ_k S_k(q) / (Σ_i w_i · ∫φ_b)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kcal.kernels.mother import KERNELS, MotherKernel
+from kcal.kernels.sums import QUERY_BLOCK, SUPPORT_BLOCK, ClassSums, LeaveOut, class_sums, in_double, squared_distances
+from kcal.kernels.support import NO_WEIGHT, SortedSupport
+
+
+def log_posteriors(
+    queries: torch.Tensor,
+    support: SortedSupport,
+    bandwidth: float,
+    *,
+    kernel: MotherKernel = KERNELS["rbf"],
+    leave_out: LeaveOut | None = None,
+) -> torch.Tensor:
+    """Return log p_k(q), (n_query, n_classes); beyond the reach of every point the nearest ones decide."""
+    sums = class_sums(queries, support, bandwidth, kernel=kernel, leave_out=leave_out)
+    return normalise(sums, queries, support, leave_out)
+
+
+def normalise(
+    sums: ClassSums, queries: torch.Tensor, support: SortedSupport, leave_out: LeaveOut | None = None
+) -> torch.Tensor:
+    """Turn class sums into log posteriors."""
+    result = sums.log_sums - torch.logsumexp(sums.log_sums, dim=1, keepdim=True)
+    unreached = torch.isneginf(sums.log_sums).all(dim=1).nonzero().squeeze(1)
+    if len(unreached):
+        rule = None if leave_out is None else leave_out.rows(unreached)
+        result[unreached] = nearest_log_posteriors(queries[unreached], support, leave_out=rule)
+    return result
+
+
+def nearest_log_posteriors(
+    queries: torch.Tensor, support: SortedSupport, *, leave_out: LeaveOut | None = None
+) -> torch.Tensor:
+    """Return the limit b → 0: all mass on the nearest point, shared by weight where several are equally near."""
+    result = queries.new_empty(queries.shape[0], support.n_classes)
+    for start in range(0, queries.shape[0], QUERY_BLOCK):
+        rows = slice(start, start + QUERY_BLOCK)
+        result[rows] = _nearest(queries[rows], support, None if leave_out is None else leave_out.rows(rows))
+    return result
+
+
+def _nearest(queries: torch.Tensor, support: SortedSupport, leave_out: LeaveOut | None) -> torch.Tensor:
+    points = in_double(queries)
+    centre = support.centre.to(points)
+    points = points - centre
+    least = points.new_full((points.shape[0],), torch.inf)
+    mass = points.new_zeros(support.n_classes, points.shape[0])
+    for start in range(0, len(support), SUPPORT_BLOCK):
+        rows = slice(start, start + SUPPORT_BLOCK)
+        distances = squared_distances(support.points[rows].to(points) - centre, points)
+        if support.log_weights is not None:
+            weightless = support.log_weights[rows, None].to(points) <= NO_WEIGHT
+            distances.masked_fill_(weightless, torch.inf)
+        if leave_out is not None:
+            leave_out.fill(distances, start, slice(None), torch.inf)
+        nearer = torch.minimum(least, distances.amin(dim=0))
+        mass *= nearer == least
+        ties = (distances == nearer).to(mass)
+        if support.log_weights is not None:
+            ties *= support.log_weights[rows, None].to(points).exp()
+        mass.index_add_(0, support.codes[rows].to(mass.device), ties)
+        least = nearer
+    return torch.log(mass / mass.sum(dim=0)).T.to(queries)
+
+
+def log_densities(
+    queries: torch.Tensor, support: SortedSupport, bandwidth: float, *, kernel: MotherKernel = KERNELS["rbf"]
+) -> torch.Tensor:
+    """Return the log density of each query under the whole support, (n_query,)."""
+    sums = class_sums(queries, support, bandwidth, kernel=kernel)
+    weights = support.log_weights
+    log_total = torch.tensor(float(len(support))).log() if weights is None else torch.logsumexp(weights.cpu(), dim=0)
+    log_volume = kernel.log_volume(bandwidth, support.dimension)
+    return torch.logsumexp(sums.log_sums, dim=1) + sums.offsets - float(log_total) - log_volume

@@ -1,0 +1,266 @@
+"""Class sums over support points, streamed in blocks, in log space; knows no networks.
+
+    log S_k(q) = log Σ_{i: y_i = k} w_i·φ(‖z_i − q‖² / (d·b²))
+
+The one hot loop of kcal: one matrix product, one exponential and one addition by class for each block of support
+points × queries. Nothing larger than a block is held besides the answer.
+
+For the RBF kernel the exponent splits into −½‖q‖², which all sums of a query share and which therefore stays outside
+the loop, and aᵢ·q + biasᵢ, which the product gives (a and q centred, in units of b·√d). A shift per query, the
+largest exponent over a few pilot points, keeps its largest sum at 1 or more; the rare query for which a sum
+overflows all the same is taken again with the exact maximum.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+from typing import NamedTuple
+
+import torch
+
+from kcal.kernels.mother import KERNELS, MotherKernel
+from kcal.kernels.support import SortedSupport
+
+SUPPORT_BLOCK = 512
+QUERY_BLOCK = 2048
+NUMBERS_AT_ONCE = 4_000_000
+"""Bound on (queries in hand) × (classes or dimensions)."""
+PILOT_POINTS = 128
+LARGEST_EXPONENT_ERROR = 1e-4
+"""Where the working precision could miss an exponent by more than this, float64 takes over."""
+
+
+class ClassSums(NamedTuple):
+    """log S_k(q) = ``log_sums`` + ``offsets``; the parts apart, since far from the support the offset is huge."""
+
+    log_sums: torch.Tensor  # (n_query, n_classes)
+    offsets: torch.Tensor  # (n_query,)
+
+
+@dataclass(frozen=True)
+class LeaveOut:
+    """Which support points a query must not see: those that have its key."""
+
+    query_keys: torch.Tensor  # (n_query,)
+    support_keys: torch.Tensor  # (n_support,)
+    by_position: bool
+    """The keys are positions in the support (leave-one-out), not codes of groups or folds."""
+
+    def rows(self, index: torch.Tensor | slice) -> LeaveOut:
+        """Return the same rule for some of the queries."""
+        return LeaveOut(self.query_keys[index], self.support_keys, self.by_position)
+
+    def fill(self, block: torch.Tensor, start: int, columns: slice, value: float) -> None:
+        """Put ``value`` where a block, (support from ``start``) × (queries in ``columns``), must not be seen."""
+        keys = self.query_keys[columns].to(block.device)
+        if not self.by_position:
+            same = self.support_keys[start : start + block.shape[0], None].to(block.device) == keys[None, :]
+            block.masked_fill_(same, value)
+            return
+        own = keys - start
+        inside = ((own >= 0) & (own < block.shape[0])).nonzero().squeeze(1)
+        block[own[inside], inside] = value
+
+
+def class_sums(
+    queries: torch.Tensor,
+    support: SortedSupport,
+    bandwidth: float,
+    *,
+    kernel: MotherKernel = KERNELS["rbf"],
+    leave_out: LeaveOut | None = None,
+) -> ClassSums:
+    """Return log S_k(q) in two parts; −inf for a class with no point within the kernel's reach.
+
+    Parameters
+    ----------
+    queries : (n_query, d) tensor
+        Same device and precision as the support.
+    support : SortedSupport
+        Points sorted by class.
+    bandwidth : float
+        b, a length.
+    kernel : MotherKernel
+        Any kernel of the table.
+    leave_out : LeaveOut, optional
+        Support points that a query must not see.
+    """
+    log_sums = queries.new_empty(queries.shape[0], support.n_classes)
+    offsets = queries.new_empty(queries.shape[0])
+    sums_of = _rbf_sums if kernel.name == "rbf" else _radial_sums
+    at_once = max(QUERY_BLOCK, NUMBERS_AT_ONCE // max(support.n_classes, support.dimension + 2))
+    for start in range(0, queries.shape[0], at_once):
+        rows = slice(start, min(start + at_once, queries.shape[0]))
+        part = sums_of(queries[rows], support, bandwidth, kernel, _rule(leave_out, rows))
+        log_sums[rows], offsets[rows] = part.log_sums, part.offsets
+    return ClassSums(log_sums, offsets)
+
+
+def _rbf_sums(
+    queries: torch.Tensor, support: SortedSupport, bandwidth: float, kernel: MotherKernel, leave_out: LeaveOut | None
+) -> ClassSums:
+    """Sum in the queries' precision; what that cannot resolve (small b, far queries) in float64."""
+    if queries.dtype == torch.float64:
+        return _shifted_sums(queries, support, bandwidth, leave_out)
+    unit = 1.0 / (bandwidth * sqrt(support.dimension))
+    distance = (queries - support.centre).norm(dim=1)
+    error = torch.finfo(queries.dtype).eps * (support.radius * unit) * (unit * (distance + support.radius))
+    delicate = ~(error < LARGEST_EXPONENT_ERROR)
+    if not bool(delicate.any()):
+        return _shifted_sums(queries, support, bandwidth, leave_out)
+    log_sums = queries.new_empty(queries.shape[0], support.n_classes)
+    offsets = queries.new_empty(queries.shape[0])
+    for chosen, precise in ((~delicate, False), (delicate, True)):
+        index = chosen.nonzero().squeeze(1)
+        if len(index):
+            rows = in_double(queries[index]) if precise else queries[index]
+            part = _shifted_sums(rows, support, bandwidth, _rule(leave_out, index))
+            log_sums[index], offsets[index] = part.log_sums.to(log_sums), part.offsets.to(offsets)
+    return ClassSums(log_sums, offsets)
+
+
+def _shifted_sums(
+    queries: torch.Tensor, support: SortedSupport, bandwidth: float, leave_out: LeaveOut | None
+) -> ClassSums:
+    """Sum with a shift from the pilot points, and again with the exact one where that was not enough."""
+    exponents = _RbfExponents(queries, support, bandwidth, leave_out)
+    shift = exponents.pilot_shift()
+    sums = exponents.sums(shift)  # (n_classes, n_query)
+    again = (~torch.isfinite(shift) | ~torch.isfinite(sums.sum(dim=0))).nonzero().squeeze(1)
+    log_sums, offsets = sums.log_().T, shift + exponents.common
+    if len(again):
+        exponents = _RbfExponents(queries[again], support, bandwidth, _rule(leave_out, again))
+        shift = exponents.exact_shift()
+        log_sums[again], offsets[again] = exponents.sums(shift).log_().T, shift + exponents.common
+    return ClassSums(log_sums, offsets)
+
+
+class _RbfExponents:
+    """The exponents aᵢ·q + biasᵢ − shift of all support points and queries, a block at a time."""
+
+    def __init__(
+        self, queries: torch.Tensor, support: SortedSupport, bandwidth: float, leave_out: LeaveOut | None
+    ) -> None:
+        self.support, self.leave_out = support, leave_out
+        self.unit = 1.0 / (bandwidth * sqrt(support.dimension))
+        self.centre = support.centre.to(queries)
+        dimension, self.n_query = support.dimension, queries.shape[0]
+        scaled = (queries - self.centre) * self.unit
+        self.common = -0.5 * scaled.square().sum(dim=1)  # (n_query,)
+        self.right = queries.new_empty(dimension + 2, self.n_query)  # rows: q, 1, −shift
+        self.right[:dimension] = scaled.T
+        self.right[dimension] = 1.0
+        self.right[dimension + 1] = 0.0
+        self.buffer = queries.new_empty(SUPPORT_BLOCK * min(QUERY_BLOCK, self.n_query))
+
+    def left(self, rows: slice | torch.Tensor) -> torch.Tensor:
+        """Return the rows (a, bias, 1) of some support points, (n_rows, d + 2)."""
+        scaled = (self.support.points[rows].to(self.right) - self.centre) * self.unit
+        bias = -0.5 * scaled.square().sum(dim=1)
+        if self.support.log_weights is not None:
+            bias += self.support.log_weights[rows].to(bias)
+        return torch.cat([scaled, bias[:, None], torch.ones_like(bias)[:, None]], dim=1)
+
+    def query_blocks(self) -> Iterator[slice]:
+        for start in range(0, self.n_query, QUERY_BLOCK):
+            yield slice(start, min(start + QUERY_BLOCK, self.n_query))
+
+    def blocks(self) -> Iterator[tuple[int, slice, torch.Tensor]]:
+        for start in range(0, len(self.support), SUPPORT_BLOCK):
+            left = self.left(slice(start, start + SUPPORT_BLOCK))
+            for columns in self.query_blocks():
+                right = self.right[:, columns]
+                block = self.buffer[: left.shape[0] * right.shape[1]].view(left.shape[0], right.shape[1])
+                yield start, columns, torch.mm(left, right, out=block)
+
+    def sums(self, shift: torch.Tensor) -> torch.Tensor:
+        """Return Σ exp(exponent − shift) by class, (n_classes, n_query)."""
+        self.right[-1] = -torch.nan_to_num(shift, neginf=0.0)
+        sums = self.right.new_zeros(self.support.n_classes, self.n_query)
+        for start, columns, block in self.blocks():
+            block.exp_()
+            if self.leave_out is not None:
+                self.leave_out.fill(block, start, columns, 0.0)
+            add_by_class(sums[:, columns], block, self.support, start)
+        return sums
+
+    def pilot_shift(self) -> torch.Tensor:
+        """Return the largest exponent of each query over a few points spread over the support, (n_query,)."""
+        n_pilot = min(PILOT_POINTS, len(self.support))
+        pilot = torch.linspace(0, len(self.support) - 1, n_pilot, device=self.support.points.device).round().long()
+        left = self.left(pilot)
+        shift = self.right.new_empty(self.n_query)
+        for columns in self.query_blocks():
+            block = left @ self.right[:, columns]
+            if self.leave_out is not None:
+                same = self.leave_out.support_keys[pilot][:, None] == self.leave_out.query_keys[columns][None, :]
+                block.masked_fill_(same.to(block.device), -torch.inf)
+            shift[columns] = block.amax(dim=0)
+        return shift
+
+    def exact_shift(self) -> torch.Tensor:
+        """Return the largest exponent of each query over the whole support, (n_query,)."""
+        self.right[-1] = 0.0
+        shift = self.right.new_full((self.n_query,), -torch.inf)
+        for start, columns, block in self.blocks():
+            if self.leave_out is not None:
+                self.leave_out.fill(block, start, columns, -torch.inf)
+            shift[columns] = torch.maximum(shift[columns], block.amax(dim=0))
+        return shift
+
+
+def add_by_class(sums: torch.Tensor, block: torch.Tensor, support: SortedSupport, start: int) -> None:
+    """Add a block's rows, support points from ``start`` on, to the row of ``sums`` (n_classes, n) of their class."""
+    stop, starts = start + block.shape[0], support.class_starts
+    for k in range(bisect_right(starts, start) - 1, support.n_classes):
+        low, high = max(starts[k], start), min(starts[k + 1], stop)
+        if low >= stop:
+            break
+        if low < high:
+            sums[k] += block[low - start : high - start].sum(dim=0)
+
+
+def _radial_sums(
+    queries: torch.Tensor, support: SortedSupport, bandwidth: float, kernel: MotherKernel, leave_out: LeaveOut | None
+) -> ClassSums:
+    """Sum any kernel of the distance, in float64 (roots of small distances need it), with a running maximum."""
+    points = in_double(queries)
+    points = points - support.centre.to(points)
+    sums = points.new_zeros(support.n_classes, points.shape[0])
+    largest = points.new_full((points.shape[0],), -torch.inf)
+    for start in range(0, len(support), SUPPORT_BLOCK):
+        rows = slice(start, start + SUPPORT_BLOCK)
+        left = support.points[rows].to(points) - support.centre.to(points)
+        for low in range(0, points.shape[0], QUERY_BLOCK):
+            columns = slice(low, low + QUERY_BLOCK)
+            distances = squared_distances(left, points[columns])
+            block = kernel.log_profile(distances / (support.dimension * bandwidth**2), support.dimension)
+            if support.log_weights is not None:
+                block += support.log_weights[rows, None].to(block)
+            if leave_out is not None:
+                leave_out.fill(block, start, columns, -torch.inf)
+            highest = torch.maximum(largest[columns], block.amax(dim=0))
+            shift = torch.nan_to_num(highest, neginf=0.0)
+            sums[:, columns] *= torch.exp(largest[columns] - shift)
+            add_by_class(sums[:, columns], block.sub_(shift).exp_(), support, start)
+            largest[columns] = highest
+    shift = torch.nan_to_num(largest, neginf=0.0)
+    return ClassSums(sums.log_().T.to(queries), shift.to(queries))
+
+
+def squared_distances(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return ‖left_i − right_j‖², (n_left, n_right), by one matrix product; centre both first."""
+    bias = left.square().sum(dim=1)[:, None] + right.square().sum(dim=1)[None, :]
+    return torch.addmm(bias, left, right.T, alpha=-2.0).clamp_min_(0.0)
+
+
+def _rule(leave_out: LeaveOut | None, index: torch.Tensor | slice) -> LeaveOut | None:
+    return None if leave_out is None else leave_out.rows(index)
+
+
+def in_double(points: torch.Tensor) -> torch.Tensor:
+    """Return the points in float64, on the processor where their device has no such thing."""
+    return (points.cpu() if points.device.type == "mps" else points).double()

@@ -1,0 +1,83 @@
+"""The log-loss that trains Π: every prediction sample given a weighted background, with its gradient by hand.
+
+    e_ij = −‖q_i − z_j‖² / (2·d·b²) + log w_j        L = Σ_i v_i·(logsumexp_j e_ij − logsumexp_{j: y_j = y_i} e_ij)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+LEAST_SHARE = 1e-30
+"""A sample whose own class has less than this share of the mass is given up for the step."""
+
+
+class _EpisodeLoss(torch.autograd.Function):
+    """Two matrix products and one exponential, forwards and backwards together."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: torch.Tensor,
+        background: torch.Tensor,
+        log_weights: torch.Tensor,
+        same_class: torch.Tensor,
+        blocked: torch.Tensor | None,
+        bandwidth: float,
+    ) -> torch.Tensor:
+        factor = 1.0 / (queries.shape[1] * bandwidth**2)
+        bias = log_weights - 0.5 * factor * background.square().sum(dim=1)
+        shares = torch.addmm(bias[None, :], queries, background.T, alpha=factor)  # −‖q‖² is common to a row
+        if blocked is not None:
+            shares.masked_fill_(blocked, -torch.inf)
+        shares = torch.softmax(shares, dim=1)  # (n_query, n_background)
+        own_shares = shares * same_class
+        own = own_shares.sum(dim=1)  # (n_query,)
+        ctx.save_for_backward(queries, background, shares, own_shares, own)
+        ctx.factor = factor
+        return -torch.log(own.clamp_min(LEAST_SHARE))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        queries, background, shares, own_shares, own = ctx.saved_tensors
+        reached = own > LEAST_SHARE
+        gradient = gradients[0] * reached
+        slope = shares * gradient[:, None]  # ∂L/∂e
+        slope -= own_shares * (gradient / own.clamp_min(LEAST_SHARE))[:, None]
+        from_queries = ctx.factor * (slope @ background)
+        from_background = ctx.factor * (slope.T @ queries - slope.sum(dim=0)[:, None] * background)
+        return from_queries, from_background, None, None, None, None
+
+
+def episode_losses(
+    queries: torch.Tensor,
+    background: torch.Tensor,
+    query_codes: torch.Tensor,
+    background_codes: torch.Tensor,
+    log_weights: torch.Tensor,
+    *,
+    bandwidth: float = 1.0,
+    blocked: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return −log p of each query's own class, (n_query,); 0, without gradient, where its class has no background.
+
+    Parameters
+    ----------
+    queries, background : (n_query, d) and (n_background, d) tensors
+        Projected samples; they may be the same tensor when ``blocked`` masks each sample from itself.
+    query_codes, background_codes : tensors
+        Their classes.
+    log_weights : (n_background,) tensor
+        Logarithm of the number of samples that each background sample stands for.
+    bandwidth : float
+        b, fixed in training: its value can be folded into Π.
+    blocked : (n_query, n_background) boolean tensor, optional
+        Background that a query must not see.
+    """
+    same_class = query_codes[:, None] == background_codes[None, :]
+    visible = same_class if blocked is None else same_class & ~blocked
+    losses: torch.Tensor = _EpisodeLoss.apply(  # type: ignore[no-untyped-call]
+        queries, background, log_weights, same_class, blocked, bandwidth
+    )
+    return torch.where(visible.any(dim=1), losses, torch.zeros_like(losses))
