@@ -1,0 +1,160 @@
+"""Calibration errors of the top class and of every class, by binning."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kcal.metrics.binning import ReliabilityBins, SortedPredictions, bin_sorted, sort_predictions
+from kcal.metrics.checks import (
+    Predictions,
+    Threshold,
+    check_bins,
+    check_class_index,
+    check_predictions,
+    resolve_threshold,
+)
+
+# Columns are copied in blocks of about this many entries: reading a wide matrix column by column is slow.
+BLOCK_ENTRIES = 4_000_000
+
+
+def expected_calibration_error(
+    probs: ArrayLike, labels: ArrayLike, *, bins: int = 20, adaptive: bool = True
+) -> float:
+    """Σ_b (n_b / n)·|accuracy_b − mean confidence_b|, over bins of the top class's probability.
+
+    Parameters
+    ----------
+    probs
+        Probabilities, (n_samples, n_classes); each row sums to 1.
+    labels
+        True classes as column indices of probs, (n_samples,).
+    bins
+        Number of bins; empty ones count nothing.
+    adaptive
+        Equal-count bins, or equal-width ones, closed on the right, if False.
+
+    Returns
+    -------
+    float
+        From 0 to 1, lower is better. Where several classes share the largest probability,
+        the first of them is the top class. Equal confidences share their outcomes evenly,
+        so that the order of the rows does not matter.
+    """
+    return reliability(probs, labels, bins=bins, adaptive=adaptive).calibration_error
+
+
+def classwise_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    bins: int = 20,
+    adaptive: bool = True,
+    threshold: Threshold = "max",
+) -> float:
+    """Mean over classes k of Σ_b (n_kb / n_k)·|frequency_kb − mean p_kb|, over bins of p_k.
+
+    For each class only the n_k rows with p_k ≥ threshold are kept and binned, because the many tiny
+    probabilities of wrong classes would hide every error. Classes that keep no row are left out of the mean.
+
+    Parameters
+    ----------
+    probs
+        Probabilities, (n_samples, n_classes); each row sums to 1.
+    labels
+        True classes as column indices of probs, (n_samples,).
+    bins
+        Number of bins for each class; empty ones count nothing.
+    adaptive
+        Equal-count bins, or equal-width ones, closed on the right, if False.
+    threshold
+        "max" is max(0.01, 1/K), as the KCal paper says; "min" is min(0.01, 1/K), as its published
+        code and tables have it; or a number from 0 to 1.
+
+    Returns
+    -------
+    float
+        From 0 to 1, lower is better; nan if no probability reaches the threshold.
+    """
+    predictions = check_predictions(probs, labels)
+    number = check_bins(bins)
+    lowest = resolve_threshold(threshold, predictions.n_classes)
+    return mean_class_errors(predictions, bins=number, threshold=lowest, adaptive=(adaptive,))[0]
+
+
+def reliability(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    bins: int = 20,
+    of: Literal["confidence"] | int = "confidence",
+    adaptive: bool = False,
+    threshold: Threshold = 0.0,
+) -> ReliabilityBins:
+    """Bin the predictions of one event beside what was observed: what a reliability diagram shows.
+
+    Parameters
+    ----------
+    probs
+        Probabilities, (n_samples, n_classes); each row sums to 1.
+    labels
+        True classes as column indices of probs, (n_samples,).
+    bins
+        Number of bins.
+    of
+        "confidence": the probability of the top class, and whether it is right;
+        the index of a class: its probability, and whether it is the label.
+    adaptive
+        Equal-count bins. The default is equal width, which spreads over the whole axis of a picture.
+    threshold
+        Rows with a lower prediction are left out: a number from 0 to 1, or "max" or "min"
+        as in `classwise_calibration_error`, whose parts for each class these bins then are.
+    """
+    predictions = check_predictions(probs, labels)
+    number = check_bins(bins)
+    lowest = resolve_threshold(threshold, predictions.n_classes)
+    if of == "confidence":
+        values, occurred = predictions.confidences, predictions.correct
+    else:
+        of = check_class_index(of, predictions.n_classes)
+        values, occurred = predictions.probs[:, of], predictions.labels == of
+    kept = sort_predictions(values, values[occurred], threshold=lowest)
+    return bin_sorted(kept, bins=number, adaptive=adaptive, of=of)
+
+
+def confidence_errors(predictions: Predictions, *, bins: int, adaptive: tuple[bool, ...]) -> list[float]:
+    """Compute the calibration error of the top class for each kind of bins, sorting once."""
+    confidences = predictions.confidences
+    ordered = sort_predictions(confidences, confidences[predictions.correct])
+    return [
+        bin_sorted(ordered, bins=bins, adaptive=kind, of="confidence").calibration_error for kind in adaptive
+    ]
+
+
+def mean_class_errors(
+    predictions: Predictions, *, bins: int, threshold: float, adaptive: tuple[bool, ...]
+) -> list[float]:
+    """Compute the class-wise calibration error for each kind of bins, sorting once."""
+    errors = [
+        [bin_sorted(ordered, bins=bins, adaptive=kind, of=k).calibration_error for kind in adaptive]
+        for k, ordered in enumerate(sorted_classes(predictions, threshold=threshold))
+        if ordered.values.shape[0]
+    ]  # one row for each class that keeps any
+    if not errors:
+        return [float("nan")] * len(adaptive)
+    return [float(error) for error in np.mean(errors, axis=0)]
+
+
+def sorted_classes(predictions: Predictions, *, threshold: float) -> Iterator[SortedPredictions]:
+    """Yield, class by class, the sorted predictions that reach the threshold; copies one block of columns."""
+    probs, n_classes = predictions.probs, predictions.n_classes
+    class_ends = np.cumsum(np.bincount(predictions.labels, minlength=n_classes))
+    by_class = predictions.label_probs[np.argsort(predictions.labels)]
+    positives = np.split(by_class, class_ends[:-1])  # n_classes arrays
+    width = max(1, BLOCK_ENTRIES // predictions.n_samples)
+    for start in range(0, n_classes, width):
+        block = np.ascontiguousarray(probs[:, start : start + width].T)  # (width, n_samples)
+        for k, values in enumerate(block, start):
+            yield sort_predictions(values, positives[k], threshold=threshold)

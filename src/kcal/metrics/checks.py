@@ -1,0 +1,208 @@
+"""What probabilities, labels and bins may look like; checked once, at the border of the metrics."""
+
+import operator
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kcal.errors import InvalidInputError
+
+Floats = NDArray[np.floating[Any]]
+Threshold = float | Literal["max", "min"]
+
+# Half precision rounds every entry by up to 1 part in 500 (bfloat16), so that its rows miss 1 by more.
+SUM_TOLERANCE = 1e-3
+HALF_PRECISION_SUM_TOLERANCE = 1e-2
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Checked probabilities and labels, and what every metric reads from them."""
+
+    probs: Floats  # (n_samples, n_classes), float32 or float64
+    labels: NDArray[np.intp]  # (n_samples,), column indices of probs
+
+    @property
+    def n_samples(self) -> int:
+        """Number of rows."""
+        return int(self.probs.shape[0])
+
+    @property
+    def n_classes(self) -> int:
+        """Number of columns."""
+        return int(self.probs.shape[1])
+
+    @cached_property
+    def top_classes(self) -> NDArray[np.intp]:
+        """Column of each row's largest probability; the first of them where several are equal."""
+        return np.asarray(np.argmax(self.probs, axis=1))  # (n_samples,)
+
+    @cached_property
+    def confidences(self) -> Floats:
+        """Each row's largest probability."""
+        return self._at(self.top_classes)
+
+    @cached_property
+    def correct(self) -> NDArray[np.bool_]:
+        """Whether the top class is the label."""
+        return np.equal(self.top_classes, self.labels)
+
+    @cached_property
+    def label_probs(self) -> Floats:
+        """The probability that each row gives to its label."""
+        return self._at(self.labels)
+
+    def _at(self, columns: NDArray[np.intp]) -> Floats:
+        return self.probs[np.arange(self.n_samples), columns]
+
+
+def check_predictions(probs: ArrayLike, labels: ArrayLike) -> Predictions:
+    """Check probabilities and labels, and raise on the first row that is not what it must be."""
+    checked = _check_probs(probs)
+    return Predictions(checked, _check_labels(labels, n_samples=checked.shape[0], n_classes=checked.shape[1]))
+
+
+def check_bins(bins: int) -> int:
+    """Check a number of bins."""
+    try:
+        number = operator.index(bins)
+    except TypeError:
+        raise InvalidInputError(f"bins must be a whole number, at least 1; got {bins!r}.") from None
+    if number < 1:
+        raise InvalidInputError(f"bins must be a whole number, at least 1; got {number}.")
+    return number
+
+
+def resolve_threshold(threshold: Threshold, n_classes: int) -> float:
+    """Turn "max" into max(0.01, 1/K) and "min" into min(0.01, 1/K), and check a number."""
+    if isinstance(threshold, str):
+        if threshold == "max":
+            return max(0.01, 1 / n_classes)
+        if threshold == "min":
+            return min(0.01, 1 / n_classes)
+    elif isinstance(threshold, Real) and 0 <= threshold <= 1:
+        return float(threshold)
+    raise InvalidInputError(f'threshold must be "max", "min" or a number from 0 to 1; got {threshold!r}.')
+
+
+def check_class_index(index: int, n_classes: int) -> int:
+    """Check the index of a column of the probabilities."""
+    try:
+        column = operator.index(index)
+    except TypeError:
+        raise InvalidInputError(
+            f'of must be "confidence" or the index of a class, 0 to {n_classes - 1}; got {index!r}.'
+        ) from None
+    if not 0 <= column < n_classes:
+        raise InvalidInputError(
+            f'of must be "confidence" or the index of a class, 0 to {n_classes - 1}; got {column}.'
+        )
+    return column
+
+
+def _as_array(values: Any, name: str) -> tuple[NDArray[Any], bool]:
+    """Return a numpy array (torch tensors come from any device), and whether it was in half precision."""
+    half = False
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        half = values.is_floating_point() and values.element_size() < 4
+        if half:
+            values = values.float()  # numpy has no bfloat16
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise InvalidInputError(
+            f"{name} must be an array; its rows differ in length or kind ({error})."
+        ) from error
+    return array, half or array.dtype == np.float16
+
+
+def _check_probs(probs: ArrayLike) -> Floats:
+    array, half = _as_array(probs, "probs")
+    if array.ndim != 2:
+        remedy = " For two classes, pass np.column_stack([1 - p, p])." if array.ndim == 1 else ""
+        raise InvalidInputError(
+            f"probs must be a matrix (n_samples, n_classes); got shape {array.shape}.{remedy}"
+        )
+    if array.dtype.kind not in "fiu":
+        raise InvalidInputError(
+            f"probs must be real numbers; got dtype {array.dtype}. Pass one float column per class."
+        )
+    if array.shape[0] == 0:
+        raise InvalidInputError(
+            "probs must have at least one row; got none. Nothing can be measured on no samples."
+        )
+    if array.shape[1] < 2:
+        raise InvalidInputError(
+            f"probs must have a column for each of at least 2 classes; got {array.shape[1]}. "
+            "For two classes, pass np.column_stack([1 - p, p])."
+        )
+    if array.dtype not in (np.float32, np.float64):
+        array = array.astype(np.float32 if half else np.float64)
+    _check_rows(array, HALF_PRECISION_SUM_TOLERANCE if half else SUM_TOLERANCE)
+    return array
+
+
+def _check_rows(probs: Floats, tolerance: float) -> None:
+    """Raise on the first row that is no probability vector; nan and infinities show in a row's sum."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = probs.sum(axis=1, dtype=np.float64)  # (n_samples,)
+        smallest = probs.min(axis=1)  # (n_samples,)
+        good = (smallest >= 0) & (np.abs(sums - 1) <= tolerance)
+    if good.all():
+        return
+    row = int(np.argmin(good))
+    column = int(np.argmax(~np.isfinite(probs[row])))
+    if not np.isfinite(probs[row, column]):
+        raise InvalidInputError(
+            f"probs must be finite; got {probs[row, column]} at row {row}, column {column}. "
+            "Leave such rows out, or mend what made them."
+        )
+    if smallest[row] < 0:
+        column = int(np.argmin(probs[row]))
+        raise InvalidInputError(
+            f"probs must not be negative; got {probs[row, column]:.6g} at row {row}, column {column}. "
+            "If these are logits, pass their softmax."
+        )
+    raise InvalidInputError(
+        f"each row of probs must sum to 1 within {tolerance:g}; row {row} sums to {sums[row]:.6g}. "
+        "If these are logits, pass their softmax; if they were rounded or columns are missing, "
+        "pass all classes and divide each row by its sum."
+    )
+
+
+def _check_labels(labels: ArrayLike, *, n_samples: int, n_classes: int) -> NDArray[np.intp]:
+    array, _ = _as_array(labels, "labels")
+    if array.ndim != 1:
+        remedy = ""
+        if array.shape == (n_samples, n_classes):
+            remedy = " If they are one-hot, pass labels.argmax(axis=1)."
+        elif array.shape == (n_samples, 1):
+            remedy = " Pass labels.ravel()."
+        raise InvalidInputError(f"labels must have one dimension; got shape {array.shape}.{remedy}")
+    if array.shape[0] != n_samples:
+        raise InvalidInputError(
+            f"probs and labels must have one row for each sample; got {n_samples} rows of probs "
+            f"and {array.shape[0]} labels."
+        )
+    if array.dtype.kind not in "iu":
+        remedy = (
+            "Pass labels.astype(int)."
+            if array.dtype.kind in "fb"
+            else "Pass each label's position among the columns of probs."
+        )
+        raise InvalidInputError(
+            f"labels must be integers, column indices of probs; got dtype {array.dtype}. {remedy}"
+        )
+    outside = (array < 0) | (array >= n_classes)
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise InvalidInputError(
+            f"labels must be column indices of probs, 0 to {n_classes - 1}; got {array[row]} at row {row}. "
+            "Labels that count from 1 or are class names must be mapped to columns first."
+        )
+    return array.astype(np.intp, copy=False)

@@ -1,0 +1,132 @@
+"""All of the paper's metrics at once, in one result that prints as a table."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from numpy.typing import ArrayLike
+
+from kcal.metrics.calibration import confidence_errors, mean_class_errors
+from kcal.metrics.checks import Threshold, check_bins, check_predictions, resolve_threshold
+from kcal.metrics.scores import (
+    Clip,
+    accuracy_of,
+    check_clip,
+    multiclass_brier_loss_of,
+    negative_log_likelihood_of,
+    top_label_brier_loss_of,
+)
+
+
+class MetricDescription(NamedTuple):
+    """How a metric is called in a table, and which direction is better."""
+
+    title: str
+    better: str
+
+
+METRICS = {
+    "accuracy": MetricDescription("accuracy", "higher"),
+    "expected_calibration_error": MetricDescription("expected calibration error", "lower"),
+    "classwise_calibration_error": MetricDescription("class-wise calibration error", "lower"),
+    "static_expected_calibration_error": MetricDescription(
+        "expected calibration error, equal width", "lower"
+    ),
+    "static_classwise_calibration_error": MetricDescription(
+        "class-wise calibration error, equal width", "lower"
+    ),
+    "top_label_brier_loss": MetricDescription("top-label Brier loss", "lower"),
+    "multiclass_brier_loss": MetricDescription("multi-class Brier loss", "lower"),
+    "negative_log_likelihood": MetricDescription("negative log-likelihood", "lower"),
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The paper's metrics of one set of probabilities.
+
+    The static calibration errors are over equal-width bins, the others over equal-count ones.
+    A class-wise error is nan if no probability reaches the threshold.
+    """
+
+    accuracy: float
+    expected_calibration_error: float
+    classwise_calibration_error: float
+    static_expected_calibration_error: float
+    static_classwise_calibration_error: float
+    top_label_brier_loss: float
+    multiclass_brier_loss: float
+    negative_log_likelihood: float
+    n_samples: int
+    n_classes: int
+    bins: int
+    threshold: float  # resolved: a number, never "max" or "min"
+    clip: Clip
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the metrics by name, without the settings they were computed with."""
+        return {name: getattr(self, name) for name in METRICS}
+
+    def __str__(self) -> str:
+        width = max(len(description.title) for description in METRICS.values())
+        rows = [
+            f"{METRICS[name].title:<{width}}  {value:>9.5f}  {METRICS[name].better} is better"
+            for name, value in self.as_dict().items()
+        ]
+        number = "1 bin" if self.bins == 1 else f"{self.bins} bins"
+        clipping = "as published" if self.clip == "published" else f"at {self.clip:g}"
+        return "\n".join(
+            [
+                f"{self.n_samples:,} samples, {self.n_classes:,} classes",
+                *rows,
+                f"{number}; class-wise errors over probabilities of at least {self.threshold:.4g}; "
+                f"logarithms clipped {clipping}",
+            ]
+        )
+
+
+def evaluate(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    bins: int = 20,
+    threshold: Threshold = "max",
+    clip: Clip = 1e-12,
+) -> Evaluation:
+    """Compute all of the paper's metrics.
+
+    Parameters
+    ----------
+    probs
+        Probabilities, (n_samples, n_classes); each row sums to 1.
+    labels
+        True classes as column indices of probs, (n_samples,).
+    bins
+        Number of bins of the calibration errors.
+    threshold
+        The least probability that counts in the class-wise errors, as in `classwise_calibration_error`.
+    clip
+        Where probabilities are clipped before the logarithm, as in `negative_log_likelihood`.
+    """
+    predictions = check_predictions(probs, labels)
+    number = check_bins(bins)
+    lowest = resolve_threshold(threshold, predictions.n_classes)
+    clip = check_clip(clip)
+    adaptive, static = confidence_errors(predictions, bins=number, adaptive=(True, False))
+    class_adaptive, class_static = mean_class_errors(
+        predictions, bins=number, threshold=lowest, adaptive=(True, False)
+    )
+    return Evaluation(
+        accuracy=accuracy_of(predictions),
+        expected_calibration_error=adaptive,
+        classwise_calibration_error=class_adaptive,
+        static_expected_calibration_error=static,
+        static_classwise_calibration_error=class_static,
+        top_label_brier_loss=top_label_brier_loss_of(predictions),
+        multiclass_brier_loss=multiclass_brier_loss_of(predictions),
+        negative_log_likelihood=negative_log_likelihood_of(predictions, clip=clip),
+        n_samples=predictions.n_samples,
+        n_classes=predictions.n_classes,
+        bins=number,
+        threshold=lowest,
+        clip=clip,
+    )

@@ -1,0 +1,93 @@
+"""Accuracy and the proper scores: Brier losses and the negative log-likelihood."""
+
+from numbers import Real
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kcal.errors import InvalidInputError
+from kcal.metrics.checks import Predictions, check_predictions
+
+Clip = float | Literal["published"]
+
+# Rows are widened to float64 in blocks of about this many entries, so that memory stays bounded.
+BLOCK_ENTRIES = 1_000_000
+
+
+def accuracy(probs: ArrayLike, labels: ArrayLike) -> float:
+    """Share of the rows whose top class is the label; the first of equal probabilities is on top."""
+    return accuracy_of(check_predictions(probs, labels))
+
+
+def top_label_brier_loss(probs: ArrayLike, labels: ArrayLike) -> float:
+    """(1/N)·Σ_i (p_{i,k*} − 1{y_i = k*})², with k* the top class of row i: the paper's Brier score."""
+    return top_label_brier_loss_of(check_predictions(probs, labels))
+
+
+def multiclass_brier_loss(probs: ArrayLike, labels: ArrayLike) -> float:
+    """(1/(N·K))·Σ_i Σ_k (p_ik − 1{y_i = k})²: the mean over samples and classes, as in the appendix."""
+    return multiclass_brier_loss_of(check_predictions(probs, labels))
+
+
+def negative_log_likelihood(probs: ArrayLike, labels: ArrayLike, *, clip: Clip = 1e-12) -> float:
+    """−(1/N)·Σ_i log p_{i,y_i}, the log-loss, in nats.
+
+    Parameters
+    ----------
+    probs
+        Probabilities, (n_samples, n_classes); each row sums to 1.
+    labels
+        True classes as column indices of probs, (n_samples,).
+    clip
+        Probabilities below this number count as this number, so that one label with probability 0 costs
+        −log(clip) (27.6 by default) and not infinity; 0 clips nothing. "published" clips to
+        [1e-3/K, 1 − 1e-3/K], as the published code does for the KCal paper's tables:
+        a zero then costs only 9.2 with 10 classes, and a perfect prediction costs a little.
+    """
+    return negative_log_likelihood_of(check_predictions(probs, labels), clip=check_clip(clip))
+
+
+def accuracy_of(predictions: Predictions) -> float:
+    """Compute the accuracy of checked predictions."""
+    return float(predictions.correct.mean())
+
+
+def top_label_brier_loss_of(predictions: Predictions) -> float:
+    """Compute the top-label Brier loss of checked predictions."""
+    differences = predictions.confidences.astype(np.float64) - predictions.correct  # (n_samples,)
+    return float(np.mean(differences**2))
+
+
+def multiclass_brier_loss_of(predictions: Predictions) -> float:
+    """Compute the multi-class Brier loss of checked predictions."""
+    n_samples, n_classes = predictions.n_samples, predictions.n_classes
+    height = max(1, BLOCK_ENTRIES // n_classes)
+    total = 0.0
+    for start in range(0, n_samples, height):
+        labels = predictions.labels[start : start + height]
+        differences = predictions.probs[start : start + height].astype(
+            np.float64
+        )  # (height, n_classes), a copy
+        differences[np.arange(labels.shape[0]), labels] -= 1
+        total += float(np.vdot(differences, differences))
+    return total / (n_samples * n_classes)
+
+
+def negative_log_likelihood_of(predictions: Predictions, *, clip: Clip) -> float:
+    """Compute the negative log-likelihood of checked predictions."""
+    lowest, highest = (
+        (1e-3 / predictions.n_classes, 1 - 1e-3 / predictions.n_classes)
+        if clip == "published"
+        else (clip, 1.0)
+    )
+    with np.errstate(divide="ignore"):  # with clip=0 a probability of 0 costs infinity, as asked
+        logarithms = np.log(np.clip(predictions.label_probs.astype(np.float64), lowest, highest))
+    return float(0.0 - logarithms.mean())
+
+
+def check_clip(clip: Clip) -> Clip:
+    """Check where probabilities are clipped before the logarithm."""
+    if clip == "published" or (isinstance(clip, Real) and 0 <= clip < 1):
+        return clip
+    raise InvalidInputError(f'clip must be "published" or a number from 0 to below 1; got {clip!r}.')

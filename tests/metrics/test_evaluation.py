@@ -1,0 +1,101 @@
+"""The one result that holds every metric."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import kcal.metrics
+from kcal.errors import InvalidInputError
+from kcal.metrics import (
+    accuracy,
+    classwise_calibration_error,
+    evaluate,
+    expected_calibration_error,
+    multiclass_brier_loss,
+    negative_log_likelihood,
+    top_label_brier_loss,
+)
+
+
+@pytest.fixture
+def predictions():
+    generator = np.random.default_rng(0)
+    probs = generator.dirichlet(np.full(5, 0.4), size=1234)
+    return probs, generator.integers(0, 5, size=1234)
+
+
+def test_an_evaluation_holds_what_each_metric_gives_alone(predictions):
+    probs, labels = predictions
+    result = evaluate(probs, labels, bins=15, threshold="min", clip="published")
+    assert result.as_dict() == {
+        "accuracy": accuracy(probs, labels),
+        "expected_calibration_error": expected_calibration_error(probs, labels, bins=15),
+        "classwise_calibration_error": classwise_calibration_error(probs, labels, bins=15, threshold="min"),
+        "static_expected_calibration_error": expected_calibration_error(
+            probs, labels, bins=15, adaptive=False
+        ),
+        "static_classwise_calibration_error": classwise_calibration_error(
+            probs, labels, bins=15, adaptive=False, threshold="min"
+        ),
+        "top_label_brier_loss": top_label_brier_loss(probs, labels),
+        "multiclass_brier_loss": multiclass_brier_loss(probs, labels),
+        "negative_log_likelihood": negative_log_likelihood(probs, labels, clip="published"),
+    }
+    assert (result.n_samples, result.n_classes, result.bins) == (1234, 5, 15)
+    assert (result.threshold, result.clip) == (0.01, "published")
+
+
+def test_the_metrics_are_plain_floats(predictions):
+    assert {type(value) for value in evaluate(*predictions).as_dict().values()} == {float}
+
+
+def test_an_evaluation_prints_as_a_table():
+    result = evaluate(np.array([[0.75, 0.25], [0.25, 0.75]]), [0, 0], bins=1)
+    assert str(result).splitlines() == [
+        "2 samples, 2 classes",
+        "accuracy                                     0.50000  higher is better",
+        "expected calibration error                   0.25000  lower is better",
+        "class-wise calibration error                 0.50000  lower is better",
+        "expected calibration error, equal width      0.25000  lower is better",
+        "class-wise calibration error, equal width    0.50000  lower is better",
+        "top-label Brier loss                         0.31250  lower is better",
+        "multi-class Brier loss                       0.31250  lower is better",
+        "negative log-likelihood                      0.83699  lower is better",
+        "1 bin; class-wise errors over probabilities of at least 0.5; logarithms clipped at 1e-12",
+    ]
+
+
+def test_an_evaluation_cannot_be_changed(predictions):
+    result = evaluate(*predictions)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.accuracy = 1.0
+
+
+def test_nothing_above_the_threshold_is_shown_as_nan():
+    result = evaluate(np.full((2, 1000), 1 / 1000), [0, 1])
+    assert np.isnan(result.classwise_calibration_error)
+    assert "nan" in str(result)
+
+
+def test_evaluating_bad_probabilities_names_the_row(predictions):
+    probs, labels = predictions
+    probs[17] *= 3
+    with pytest.raises(InvalidInputError, match="row 17 sums to 3"):
+        evaluate(probs, labels)
+
+
+def test_the_exported_names_are_these():
+    assert kcal.metrics.__all__ == [
+        "Evaluation",
+        "ReliabilityBins",
+        "accuracy",
+        "classwise_calibration_error",
+        "evaluate",
+        "expected_calibration_error",
+        "multiclass_brier_loss",
+        "negative_log_likelihood",
+        "reliability",
+        "top_label_brier_loss",
+    ]
+    assert all(hasattr(kcal.metrics, name) for name in kcal.metrics.__all__)

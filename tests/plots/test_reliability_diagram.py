@@ -1,0 +1,202 @@
+"""The structure of reliability diagrams: what is drawn, where, and what is left out."""
+
+import io
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import same_color
+from matplotlib.figure import Figure
+
+import kcal.plots
+from kcal.errors import InvalidInputError
+from kcal.metrics import ReliabilityBins, reliability
+from kcal.plots import reliability_diagram, reliability_grid
+from kcal.plots.style import GAP_FILL, OBSERVED
+
+
+@pytest.fixture
+def bins():
+    """Four bins: empty, under 15 samples, too low, too high."""
+    return ReliabilityBins(
+        counts=np.array([0, 14, 15, 200]),
+        mean_prediction=np.array([np.nan, 0.4, 0.6, 0.9]),
+        observed_frequency=np.array([np.nan, 0.0, 0.7, 0.5]),
+        edges=np.array([0, 0.25, 0.5, 0.75, 1]),
+        of="confidence",
+        adaptive=False,
+    )
+
+
+def bars(ax, colour):
+    return [patch for patch in ax.patches if same_color(patch.get_facecolor(), colour)]
+
+
+def counts_axes(ax):
+    (other,) = [a for a in ax.figure.axes if a is not ax and a.bbox.bounds == ax.bbox.bounds]
+    return other
+
+
+def rendered(figure):
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()
+
+
+def test_bars_reach_the_observed_frequency_and_small_bins_are_left_out(bins):
+    drawn = bars(reliability_diagram(bins), OBSERVED)
+    assert [bar.get_height() for bar in drawn] == pytest.approx([0.7, 0.5])
+    assert [bar.get_x() for bar in drawn] == pytest.approx([0.5, 0.75])
+    assert [bar.get_width() for bar in drawn] == pytest.approx([0.25, 0.25])
+
+
+def test_the_gap_lies_between_observed_frequency_and_mean_prediction(bins):
+    gaps = bars(reliability_diagram(bins), GAP_FILL)
+    assert [(gap.get_y(), gap.get_y() + gap.get_height()) for gap in gaps] == [
+        pytest.approx((0.6, 0.7)),
+        pytest.approx((0.5, 0.9)),
+    ]
+    assert all(gap.get_hatch() for gap in gaps)
+
+
+def test_the_smallest_count_that_is_drawn_is_a_parameter(bins):
+    assert len(bars(reliability_diagram(bins, minimum_count=14), OBSERVED)) == 3
+    assert len(bars(reliability_diagram(bins, minimum_count=16), OBSERVED)) == 1
+    assert len(bars(reliability_diagram(bins, minimum_count=0), OBSERVED)) == 3  # never the empty one
+
+
+def test_counts_stand_on_a_logarithmic_right_axis_hollow_where_there_is_no_bar(bins):
+    counts = counts_axes(reliability_diagram(bins))
+    assert counts.get_yscale() == "log"
+    every, solid = counts.lines
+    assert list(every.get_ydata()) == [14, 15, 200]
+    assert same_color(every.get_markerfacecolor(), "white")
+    assert list(solid.get_ydata()) == [15, 200]
+    assert list(solid.get_xdata()) == [0.625, 0.875]
+
+
+def test_the_axes_say_what_they_show(bins):
+    ax = reliability_diagram(bins)
+    assert isinstance(ax, Axes)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("confidence", "accuracy")
+    assert ax.get_xlim() == ax.get_ylim() == (0, 1)
+    assert ax.get_title() == f"confidence: calibration error {bins.calibration_error:.3f}"
+    assert counts_axes(ax).get_ylabel() == "samples in the bin (log scale)"
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "observed frequency",
+        "gap to the mean prediction",
+        "perfect calibration",
+        "samples (right axis)",
+        "under 15 samples: no bar",
+    ]
+
+
+def test_hollow_dots_are_explained_only_where_there_are_any(bins):
+    legend = reliability_diagram(bins, minimum_count=14).get_legend()
+    assert not any("no bar" in text.get_text() for text in legend.get_texts())
+
+
+def test_a_class_is_called_by_its_name_and_dollars_are_no_mathematics():
+    of_class = reliability([[0.4, 0.6]] * 20, [0] * 20, of=1)
+    ax = reliability_diagram(of_class)
+    assert ax.get_xlabel() == "predicted probability of class 1"
+    assert ax.get_ylabel() == "observed frequency"
+    named = reliability_diagram(of_class, class_name="$a$")
+    assert named.get_xlabel() == r"predicted probability of \$a\$"
+    assert rendered(named.figure)
+
+
+def test_it_draws_on_the_axes_that_are_given(bins):
+    ax = Figure().add_subplot()
+    assert reliability_diagram(bins, ax=ax, title="before", legend=False) is ax
+    assert ax.get_title() == "before"
+    assert ax.get_legend() is None
+
+
+def test_equal_count_bins_stand_at_their_mean_prediction_and_are_wide_enough_to_see():
+    probs = np.concatenate([np.linspace(0.5, 0.6, 20), np.full(80, 0.999)])
+    adaptive = reliability(
+        np.column_stack([1 - probs, probs]), np.ones(100, dtype=int), bins=5, adaptive=True
+    )
+    drawn = bars(reliability_diagram(adaptive), OBSERVED)
+    middles = [bar.get_x() + bar.get_width() / 2 for bar in drawn]
+    assert middles == pytest.approx(adaptive.mean_prediction.tolist())
+    assert all(0.008 - 1e-9 <= bar.get_width() <= 0.2 + 1e-9 for bar in drawn)
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_no_samples_give_an_empty_diagram_that_says_so(adaptive):
+    nothing = reliability([[0.5, 0.5]], [0], of=0, threshold=0.9, adaptive=adaptive)
+    ax = reliability_diagram(nothing)
+    assert ax.get_title() == "class 0: no samples"
+    assert not bars(ax, OBSERVED)
+    assert rendered(ax.figure)
+
+
+@pytest.fixture
+def methods():
+    generator = np.random.default_rng(0)
+    probs = generator.dirichlet(np.ones(3), size=600)
+    labels = (probs.cumsum(axis=1) > generator.random((600, 1))).argmax(axis=1)
+    return {
+        name: [reliability(p, labels, bins=10, of=k) for k in range(3)]
+        for name, p in (("before", probs), ("temperature scaling", probs[::-1]))
+    }
+
+
+def test_a_grid_has_a_row_for_each_method_and_a_column_for_each_class(methods):
+    figure = reliability_grid(methods, ["cat", "dog", "bird"], title="all")
+    assert isinstance(figure, Figure)
+    panels = [ax for ax in figure.axes if ax.get_yscale() == "linear"]
+    counts = [ax for ax in figure.axes if ax.get_yscale() == "log"]
+    assert len(panels) == len(counts) == 6
+    assert [ax.get_title().strip() for ax in panels] == ["cat", "dog", "bird", "", "", ""]
+    assert [ax.get_ylabel() for ax in panels] == ["before", "", "", "temperature\nscaling", "", ""]
+    assert len({ax.get_ylim() for ax in counts}) == 1
+    assert rendered(figure)
+
+
+def test_each_panel_of_a_grid_shows_its_bins_and_error(methods):
+    figure = reliability_grid(methods, ["cat", "dog", "bird"], minimum_count=20)
+    panels = [ax for ax in figure.axes if ax.get_yscale() == "linear"]
+    drawn = [bins for row in methods.values() for bins in row]
+    for ax, bins in zip(panels, drawn, strict=True):
+        assert len(bars(ax, OBSERVED)) == (bins.counts >= 20).sum()
+        assert [text.get_text() for text in ax.texts] == [f"error {bins.calibration_error:.3f}"]
+
+
+def test_a_grid_of_one_panel_and_names_in_an_array_can_be_drawn(methods):
+    assert rendered(reliability_grid({"one": methods["before"][:1]}, np.array(["cat"])))
+
+
+def test_a_grid_that_lacks_a_class_is_refused(methods):
+    methods["before"].pop()
+    with pytest.raises(InvalidInputError, match="bins of all 3 classes; 'before' has 2"):
+        reliability_grid(methods, ["cat", "dog", "bird"])
+
+
+@pytest.mark.parametrize(("rows", "names"), [({}, ["cat"]), ({"before": []}, [])])
+def test_an_empty_grid_is_refused(rows, names):
+    with pytest.raises(InvalidInputError, match="at least one method and one class"):
+        reliability_grid(rows, names)
+
+
+def test_without_matplotlib_importing_the_plots_says_how_to_install_it():
+    program = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from kcal.errors import MissingExtraError\n"
+        "try:\n    import kcal.plots.reliability\n"
+        "except MissingExtraError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=dict(os.environ)
+    )
+    assert "pip install 'kcal[plots]'" in done.stdout
+
+
+def test_the_exported_names_are_these():
+    assert kcal.plots.__all__ == ["bandwidth_curve", "reliability_diagram", "reliability_grid"]
+    assert all(hasattr(kcal.plots, name) for name in kcal.plots.__all__)
