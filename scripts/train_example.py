@@ -1,0 +1,225 @@
+"""Train the network of the embedded example on Fashion-MNIST and write the example's files.
+
+    python scripts/train_example.py
+
+The folder holds the four idx files, as Debian's package dataset-fashion-mnist installs them or as
+https://github.com/zalandoresearch/fashion-mnist offers them. The figures that the script shows are the
+ones that src/kcal/datasets/README.md states; the validation images are there to choose the length of
+training with, so that the calibration and test images are used for nothing but what they are named after.
+"""
+
+import gzip
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from safetensors.torch import save
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+from torch.nn import functional
+
+from kcal.networks import SmallCNN
+
+CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+PROVENANCE = (
+    "Outputs of a small convolutional network on Fashion-MNIST (Xiao, Rasul and Vollgraf 2017; copyright "
+    "2017 Zalando SE, MIT licence). The training part is what the network was trained on, from the original "
+    "training images; calibration and test parts are the original test images, which it never saw."
+)
+N_TRAINING = 20_000
+N_VALIDATION = 5_000
+N_CALIBRATION = 3_000
+N_STORED_IMAGES = 64
+BATCH_SIZE = 128
+FIGURES = ("accuracy", "confidence", "ECE", "NLL", "best T", "NLL at T")
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images as bytes, their labels, and the row of the original file each one comes from."""
+
+    pixels: NDArray[np.uint8]  # (n, 28, 28)
+    labels: NDArray[np.int64]  # (n,)
+    rows: NDArray[np.int64]  # (n,)
+
+    def take(self, rows: NDArray[np.int64]) -> "Images":
+        """Give some of the images, in the order of the rows."""
+        return Images(self.pixels[rows], self.labels[rows], self.rows[rows])
+
+    def inputs(self) -> Tensor:
+        """Give what the network takes: one channel, values from 0 to 1."""
+        return torch.from_numpy(self.pixels)[:, None].float() / 255  # (n, 1, 28, 28)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the network says about some images."""
+
+    embeddings: Tensor  # (n, 64)
+    logits: Tensor  # (n, 10)
+
+
+def main(
+    source: Annotated[Path, typer.Option(help="Folder of the four idx files.")] = Path(
+        "/usr/share/datasets/fashion-mnist"
+    ),
+    target: Annotated[Path, typer.Option(help="Folder that the example is written to.")] = Path(
+        "src/kcal/datasets"
+    ),
+    epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = 16,
+    learning_rate: Annotated[float, typer.Option(help="The highest; it falls to zero as a cosine.")] = 1e-3,
+    weight_decay: Annotated[float, typer.Option(help="As in AdamW.")] = 1e-4,
+    seed: Annotated[int, typer.Option(help="Of the parts, the first weights and the batches.")] = 0,
+    threads: Annotated[int, typer.Option(help="Threads of the processor.")] = 2,
+    validate_only: Annotated[bool, typer.Option(help="Show validation figures, write nothing.")] = False,
+) -> None:
+    """Train the network, show its figures, write the example."""
+    torch.set_num_threads(threads)
+    console = Console()
+    parts = split(read_images(source, "train"), read_images(source, "t10k"), seed=seed)
+    network = train(
+        parts["train"],
+        epochs=epochs,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        seed=seed,
+        console=console,
+    )
+    shown = ("train", "validation") if validate_only else tuple(parts)
+    outputs = {name: network_outputs(network, parts[name]) for name in shown}
+    console.print(figures_table({name: figures(outputs[name].logits, parts[name]) for name in shown}))
+    if not validate_only:
+        write_example(target, network, parts, outputs)
+        console.print(f"Written to {target}.")
+
+
+def read_images(folder: Path, prefix: str) -> Images:
+    pixels = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz")
+    labels = read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz").astype(np.int64)
+    return Images(pixels, labels, np.arange(len(labels)))
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """Read an idx file of bytes: two zeros, the type 8, the number of axes, their lengths, the bytes."""
+    content = gzip.decompress(path.read_bytes())
+    if content[:3] != b"\x00\x00\x08":
+        raise typer.BadParameter(f"{path} must be an idx file of bytes; it begins with {content[:3]!r}.")
+    n_axes = content[3]
+    shape = np.frombuffer(content, dtype=">u4", count=n_axes, offset=4)
+    return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * n_axes).reshape(shape)
+
+
+def split(training: Images, unseen: Images, *, seed: int) -> dict[str, Images]:
+    """Draw train and validation from the original training images, calibration and test from the rest."""
+    generator = np.random.default_rng(seed)
+    drawn = generator.permutation(len(training.labels))
+    drawn_unseen = generator.permutation(len(unseen.labels))
+    return {
+        "train": training.take(drawn[:N_TRAINING]),
+        "validation": training.take(drawn[N_TRAINING : N_TRAINING + N_VALIDATION]),
+        "calibration": unseen.take(drawn_unseen[:N_CALIBRATION]),
+        "test": unseen.take(drawn_unseen[N_CALIBRATION:]),
+    }
+
+
+def train(
+    images: Images, *, epochs: int, learning_rate: float, weight_decay: float, seed: int, console: Console
+) -> SmallCNN:
+    """Minimise the cross-entropy without augmentation, for longer than calibration would like."""
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    network = SmallCNN(n_classes=len(CLASSES))
+    inputs, labels = images.inputs(), torch.from_numpy(images.labels)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=learning_rate, weight_decay=weight_decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * (len(labels) // BATCH_SIZE + 1))
+    with Progress(console=console, transient=True) as progress:
+        for epoch in progress.track(range(epochs), description="Training"):
+            for batch in torch.randperm(len(labels), generator=generator).split(BATCH_SIZE):
+                loss = functional.cross_entropy(network(inputs[batch]), labels[batch])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+            progress.console.print(f"epoch {epoch + 1:2d}: loss of the last batch {loss.item():.4f}")
+    return network.eval()
+
+
+@torch.inference_mode()
+def network_outputs(network: SmallCNN, images: Images) -> Outputs:
+    """Embed the images in blocks; the logits are the head's, of the embeddings before they are rounded."""
+    embeddings = torch.cat([network.embed(block) for block in images.inputs().split(1000)])
+    return Outputs(embeddings=embeddings, logits=network.head(embeddings))
+
+
+def figures(logits: Tensor, images: Images) -> tuple[float, ...]:
+    """Give the figures named in FIGURES; the best temperature is the one of these very images."""
+    labels = torch.from_numpy(images.labels)
+    logits = logits.half().double()  # as they are stored
+    confidences, predictions = logits.softmax(dim=1).max(dim=1)
+    hits = (predictions == labels).double()
+
+    def tempered_loss(temperature: float) -> float:
+        return functional.cross_entropy(logits / temperature, labels).item()
+
+    best = minimize_scalar(tempered_loss, bounds=(0.05, 20), method="bounded")
+    return (
+        hits.mean().item(),
+        confidences.mean().item(),
+        expected_calibration_error(confidences, hits),
+        tempered_loss(1.0),
+        float(best.x),
+        float(best.fun),
+    )
+
+
+def expected_calibration_error(confidences: Tensor, hits: Tensor, *, n_bins: int = 15) -> float:
+    """Σ over bins of equal width of (share of the bin) · |accuracy - mean confidence|."""
+    bins = (confidences * n_bins).ceil().long().clamp(1, n_bins) - 1
+    gaps = torch.zeros(n_bins, dtype=confidences.dtype).index_add_(0, bins, hits - confidences)
+    return float(gaps.abs().sum()) / len(hits)
+
+
+def figures_table(rows: dict[str, tuple[float, ...]]) -> Table:
+    table = Table("part", *FIGURES)
+    for name, values in rows.items():
+        table.add_row(name, *(f"{value:.4f}" for value in values))
+    return table
+
+
+def write_example(
+    folder: Path, network: SmallCNN, parts: dict[str, Images], outputs: dict[str, Outputs]
+) -> None:
+    arrays: dict[str, NDArray[np.generic]] = {
+        "classes": np.array(CLASSES),
+        "provenance": np.array(PROVENANCE),
+        "images": parts["test"].pixels[:N_STORED_IMAGES],
+    }
+    for name in ("train", "calibration", "test"):
+        arrays[f"{name}_embeddings"] = outputs[name].embeddings.half().numpy()
+        arrays[f"{name}_logits"] = outputs[name].logits.half().numpy()
+        arrays[f"{name}_labels"] = parts[name].labels.astype(np.int16)
+        arrays[f"{name}_rows"] = parts[name].rows.astype(np.uint16)
+    np.savez_compressed(folder / "fashion_mnist_small_cnn.npz", **arrays)
+    (folder / "fashion_mnist_small_cnn.safetensors").write_bytes(save(network.state_dict()))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,106 @@
+"""The contract that every calibrator keeps: scikit-learn's habits, numpy or torch in and out, a state of its own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from kcal.arrays import check_matrix, kind_of
+from kcal.errors import InvalidInputError
+
+
+@dataclass(frozen=True)
+class CalibratorState:
+    """What a fitted calibrator is made of: parameters and values that JSON can hold, and tensors."""
+
+    method: str
+    parameters: dict[str, Any]
+    values: dict[str, Any]
+    tensors: dict[str, torch.Tensor] = field(repr=False)
+
+
+class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Base of all calibrators.
+
+    ``__init__`` stores, ``fit`` computes. ``inputs`` says what ``X`` holds: "embeddings", "logits" or "both".
+    Columns of the probabilities follow ``classes_``.
+    """
+
+    inputs: ClassVar[str]
+    method: ClassVar[str]
+    """Name under which a saved calibrator is found again."""
+    classes_: NDArray[Any]
+    n_features_in_: int
+
+    @abstractmethod
+    def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return log probabilities, (n, n_classes), of checked rows."""
+
+    @abstractmethod
+    def state(self) -> CalibratorState:
+        """Return what the fitted calibrator is made of."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
+        """Return the fitted calibrator that ``state`` describes."""
+
+    def predict_proba(self, X: Any) -> Any:
+        """Return calibrated probabilities, (n, n_classes); every row sums to 1."""
+        rows, kind = self._check_rows(X)
+        return kind.give_back(torch.exp(self._log_probabilities(rows)))
+
+    def predict_log_proba(self, X: Any) -> Any:
+        """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
+        rows, kind = self._check_rows(X)
+        return kind.give_back(self._log_probabilities(rows))
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the most probable class of each row, in the kind of ``classes_``."""
+        rows, _ = self._check_rows(X)
+        labels: NDArray[Any] = self.classes_[self._log_probabilities(rows).argmax(dim=1).cpu().numpy()]
+        return labels
+
+    def _check_rows(self, X: Any, *, fitting: bool = False) -> tuple[torch.Tensor, Any]:
+        """Check the rows of ``X``, and their number of columns against what ``fit`` saw."""
+        if not fitting:
+            check_is_fitted(self)
+        name = type(self).__name__
+        if isinstance(X, torch.Tensor):
+            checked = check_matrix(X, "X", columns=None if fitting else self.n_features_in_, owner=name)
+            if fitting:
+                self.n_features_in_ = checked.shape[1]
+        else:
+            checked = check_matrix(X, "X")
+            validate_data(self, X, reset=fitting, skip_check_array=True)
+        return checked, kind_of(X, checked)
+
+
+def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
+    """Refuse a problem of one class: there is nothing to calibrate."""
+    if len(classes) < 2:
+        raise InvalidInputError(
+            f"{owner} needs at least two classes; got 1 class, {classes[0]!r}. Pass classes= with every class of the "
+            "problem if the calibration set happens to hold only one."
+        )
+
+
+def encode_classes(classes: NDArray[Any]) -> dict[str, Any]:
+    """Return class labels as JSON can hold them."""
+    if classes.dtype.kind not in "biufU":
+        raise InvalidInputError(
+            f"classes of dtype {classes.dtype} cannot be saved; use integers, floats, booleans or strings as labels."
+        )
+    return {"dtype": classes.dtype.str, "labels": classes.tolist()}
+
+
+def decode_classes(stored: dict[str, Any]) -> NDArray[Any]:
+    """Return the class labels that :func:`encode_classes` wrote."""
+    return np.array(stored["labels"], dtype=np.dtype(stored["dtype"]))

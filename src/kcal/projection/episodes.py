@@ -1,0 +1,141 @@
+"""Drawing the samples of a training step: prediction samples and a background of each class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Index = NDArray[np.int64]
+
+SPARE_DRAWS = 12
+"""Draws beyond m for each class, so that collisions rarely leave a class short."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Rows of a step; ``log_weights`` says how many training samples each background row stands for."""
+
+    queries: Index  # (n_query,)
+    background: Index  # (n_background,)
+    log_weights: NDArray[np.float64]  # (n_background,)
+
+
+class ClassIndex:
+    """The rows of every class, one class after the other."""
+
+    def __init__(self, codes: Index, n_classes: int) -> None:
+        self.codes, self.n_classes = codes, n_classes
+        self.rows = np.argsort(codes, kind="stable")
+        self.counts = np.bincount(codes, minlength=n_classes)
+        self.starts = np.concatenate([[0], np.cumsum(self.counts)[:-1]])
+
+    def members(self, k: int) -> Index:
+        """Return the rows of class ``k``."""
+        return self.rows[self.starts[k] : self.starts[k] + self.counts[k]]
+
+    def draw(
+        self, per_class: int, generator: np.random.Generator, unavailable: NDArray[np.bool_] | None = None
+    ) -> tuple[Index, Index]:
+        """Draw ``per_class`` distinct rows of each class, all of them where a class has fewer.
+
+        Returns the rows, grouped by class, and how many of each class were drawn. Every class is drawn uniformly
+        without replacement: draws with replacement of which the first occurrences are kept; a class that comes out
+        short is drawn again by a permutation.
+        """
+        tries = per_class + SPARE_DRAWS
+        offsets = (generator.random((self.n_classes, tries)) * self.counts[:, None]).astype(np.int64)
+        offsets = np.minimum(offsets, np.maximum(self.counts[:, None] - 1, 0))
+        rows = self.rows[np.minimum(self.starts[:, None] + offsets, len(self.rows) - 1)]  # (n_classes, tries)
+        good = _first_occurrences(offsets)
+        if unavailable is not None:
+            good &= ~unavailable[rows]
+        good &= self.counts[:, None] > 0
+        good &= np.cumsum(good, axis=1) <= per_class
+        drawn = good.sum(axis=1)
+        for k in np.flatnonzero(drawn < np.minimum(per_class, self.counts)):
+            available = self.members(k) if unavailable is None else self.members(k)[~unavailable[self.members(k)]]
+            chosen = generator.permutation(available)[:per_class]
+            drawn[k] = len(chosen)
+            good[k] = np.arange(tries) < len(chosen)
+            rows[k, : len(chosen)] = chosen
+        return rows[good], drawn
+
+
+def _first_occurrences(values: Index) -> NDArray[np.bool_]:
+    """Mark, in each row of ``values``, the first place of every value."""
+    order = np.argsort(values, axis=1, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=1)
+    first = np.ones(values.shape, dtype=bool)
+    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    result = np.empty_like(first)
+    np.put_along_axis(result, order, first, axis=1)
+    return result
+
+
+class PaperEpisodes:
+    """The paper's step: B prediction samples, and m background samples of each class that are none of them.
+
+    With groups, the prediction samples come from one group, drawn in proportion to its size, and the background
+    leaves that group out.
+    """
+
+    def __init__(
+        self,
+        codes: Index,
+        n_classes: int,
+        *,
+        predictions: int,
+        per_class: int,
+        generator: np.random.Generator,
+        groups: Index | None = None,
+    ) -> None:
+        self.classes = ClassIndex(codes, n_classes)
+        self.predictions, self.per_class, self.generator = predictions, per_class, generator
+        self.groups = None if groups is None else ClassIndex(groups, int(groups.max()) + 1)
+        self.unavailable = np.zeros(len(codes), dtype=bool)
+
+    def draw(self) -> Episode:
+        """Return the rows of one step."""
+        queries, excluded = self._queries()
+        self.unavailable[excluded] = True
+        left = self.classes.counts - np.bincount(self.classes.codes[excluded], minlength=self.classes.n_classes)
+        background, drawn = self.classes.draw(self.per_class, self.generator, self.unavailable)
+        self.unavailable[excluded] = False
+        stands_for = left[drawn > 0] / drawn[drawn > 0]
+        return Episode(queries, background, np.repeat(np.log(stands_for), drawn[drawn > 0]))
+
+    def _queries(self) -> tuple[Index, Index]:
+        n_rows = len(self.unavailable)
+        if self.groups is None:
+            size = min(self.predictions, max(n_rows // 2, 1))  # a tiny set keeps a background
+            queries = self.generator.choice(n_rows, size, replace=False, shuffle=False)
+            return queries, queries
+        group = self.groups.members(self.groups.codes[self.generator.integers(n_rows)])
+        if len(group) <= self.predictions:
+            return group, group
+        return self.generator.choice(group, self.predictions, replace=False, shuffle=False), group
+
+
+class StratifiedBatches:
+    """One batch that is prediction and background at once: the same number of samples of each class.
+
+    ``shares`` weighs the batch's log-losses so that they estimate the mean over the training set.
+    """
+
+    def __init__(
+        self, codes: Index, n_classes: int, *, batch_size: int, generator: np.random.Generator
+    ) -> None:
+        self.classes, self.generator = ClassIndex(codes, n_classes), generator
+        present = int((self.classes.counts > 0).sum())
+        self.per_class = max(2, batch_size // max(present, 1))
+        drawn = np.minimum(self.classes.counts, self.per_class)
+        stands_for = self.classes.counts / np.maximum(drawn, 1)
+        self.codes = np.repeat(np.arange(n_classes), drawn)
+        self.log_weights = np.log(np.repeat(stands_for, drawn))
+        self.shares = np.repeat(stands_for, drawn) / self.classes.counts.sum()
+
+    def draw(self) -> Index:
+        """Return the rows of one batch, grouped by class as ``codes`` says."""
+        return self.classes.draw(self.per_class, self.generator)[0]

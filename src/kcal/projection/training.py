@@ -1,0 +1,275 @@
+"""Training Π on the embeddings of a training set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from kcal.arrays import (
+    check_groups,
+    check_labels,
+    check_matrix,
+    collect_classes,
+    encode_labels,
+    row_fingerprints,
+)
+from kcal.errors import InvalidInputError
+from kcal.progress import Advance, progress_bar
+from kcal.projection.episodes import PaperEpisodes, StratifiedBatches
+from kcal.projection.modules import build_projection, choose_dimension
+from kcal.projection.objective import episode_losses
+from kcal.projection.recipes import FastRecipe, PaperRecipe, Recipe, get_recipe
+
+Monitor = Callable[[nn.Module], float]
+
+
+@dataclass(frozen=True)
+class TrainingCurve:
+    """Mean training log-loss and learning rate up to each noted step."""
+
+    steps: tuple[int, ...]
+    losses: tuple[float, ...]
+    learning_rates: tuple[float, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class TrainedProjection:
+    """A projection trained once, with its checkpoints; give it to ``KCal(projection=...)``, any number of times.
+
+    ``classes`` are those of the training set: a class that only the training set knows still gets its column.
+    """
+
+    checkpoints: tuple[nn.Module, ...]
+    steps: tuple[int, ...]
+    curve: TrainingCurve
+    recipe: Recipe
+    classes: NDArray[Any] = field(compare=False)
+    fingerprints: NDArray[np.uint64] = field(compare=False)
+
+    @property
+    def module(self) -> nn.Module:
+        """The last checkpoint."""
+        return self.checkpoints[-1]
+
+    def __repr__(self) -> str:
+        name = type(self.module).__name__
+        return f"TrainedProjection({name}, steps={self.steps[-1]}, checkpoints={len(self.checkpoints)})"
+
+
+def train_projection(
+    embeddings: Any,
+    labels: Any,
+    *,
+    projection: str | nn.Module = "skip",
+    dimension: int | str = "auto",
+    recipe: str | Recipe = "fast",
+    groups: Any = None,
+    classes: Any = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> TrainedProjection:
+    """Train Π on a training set alone, so that many calibration sets can share it.
+
+    Parameters
+    ----------
+    embeddings : (n, h) array or tensor
+        Penultimate-layer embeddings of the samples that the network was trained on.
+    labels : (n,) array or tensor
+        Their classes.
+    projection : "skip", "linear" or nn.Module
+        What to train; a module is copied first.
+    dimension : int or "auto"
+        d; min(h, 32) for "auto".
+    recipe : "fast", "paper", FastRecipe or PaperRecipe
+        How to train it.
+    groups : (n,) array, optional
+        Patients, speakers, sites: a sample is never predicted from its own group.
+    classes : sequence, optional
+        Every class, where the training set does not hold them all.
+    seed : int
+        Same seed, same result.
+    progress : bool, optional
+        Show a progress bar; by default only in a terminal.
+    """
+    rows = check_matrix(embeddings, "embeddings")
+    names = check_labels(labels, rows.shape[0], "labels")
+    known = collect_classes([names], classes)
+    codes = encode_labels(names, known)
+    keys = None if groups is None else check_groups(groups, rows.shape[0])
+    module = start_projection(projection, rows, dimension, seed)
+    run = run_training(module, rows, codes, len(known), get_recipe(recipe), groups=keys, seed=seed, show=progress)
+    return TrainedProjection(*run, get_recipe(recipe), known, row_fingerprints(rows))
+
+
+def start_projection(
+    projection: str | nn.Module, embeddings: torch.Tensor, dimension: int | str, seed: int
+) -> nn.Module:
+    """Return the module that training starts from, on the device and in the precision of the embeddings."""
+    if isinstance(projection, nn.Module):
+        module = deepcopy(projection)
+    else:
+        n_features = embeddings.shape[1]
+        module = build_projection(projection, n_features, choose_dimension(dimension, n_features), seed)
+    return module.to(device=embeddings.device, dtype=embeddings.dtype)
+
+
+def run_training(
+    module: nn.Module,
+    embeddings: torch.Tensor,
+    codes: NDArray[np.int64],
+    n_classes: int,
+    recipe: Recipe,
+    *,
+    groups: NDArray[np.int64] | None = None,
+    seed: int = 0,
+    monitor: Monitor | None = None,
+    show: bool | None = None,
+) -> tuple[tuple[nn.Module, ...], tuple[int, ...], TrainingCurve]:
+    """Train ``module`` in place; return frozen checkpoints, their steps and the curve.
+
+    ``monitor`` maps the module to the loss that the paper's recipe watches; without one it watches the training loss.
+    """
+    if len(np.unique(codes)) < 2:
+        raise InvalidInputError("learning a projection needs samples of at least two classes in the training set.")
+    if groups is not None and len(np.unique(groups)) < 2:
+        raise InvalidInputError("learning a projection by groups needs at least two groups in the training set.")
+    generator = np.random.default_rng(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # a module may hold dropout
+        if isinstance(recipe, PaperRecipe):
+            return _train_as_published(module, embeddings, codes, n_classes, recipe, groups, generator, monitor, show)
+        return _train_fast(module, embeddings, codes, n_classes, recipe, groups, generator, show)
+
+
+def _train_as_published(
+    module: nn.Module,
+    embeddings: torch.Tensor,
+    codes: NDArray[np.int64],
+    n_classes: int,
+    recipe: PaperRecipe,
+    groups: NDArray[np.int64] | None,
+    generator: np.random.Generator,
+    monitor: Monitor | None,
+    show: bool | None,
+) -> tuple[tuple[nn.Module, ...], tuple[int, ...], TrainingCurve]:
+    episodes = PaperEpisodes(
+        codes, n_classes, predictions=recipe.predictions, per_class=recipe.background_per_class,
+        generator=generator, groups=groups,
+    )  # fmt: skip
+    labels = torch.as_tensor(codes, device=embeddings.device)
+    optimizer = torch.optim.SGD(module.parameters(), lr=recipe.learning_rate)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=recipe.factor, patience=recipe.patience
+    )
+    curve = _CurveNotes(optimizer)
+    with progress_bar("Training the projection", recipe.epochs * recipe.batches_per_epoch, show=show) as advance:
+        for _ in range(recipe.epochs):
+            module.train()
+            for _ in range(recipe.batches_per_epoch):
+                loss = _paper_loss(module, embeddings, labels, episodes, recipe.bandwidth)
+                curve.add(_descend(optimizer, loss), advance)
+            mean = curve.note()
+            scheduler.step(monitor(module) if monitor is not None and recipe.monitor == "calibration" else mean)
+            if optimizer.param_groups[0]["lr"] < recipe.least_learning_rate:
+                break
+    return (_frozen_copy(module),), (curve.step,), curve.curve()
+
+
+def _paper_loss(
+    module: nn.Module, embeddings: torch.Tensor, labels: torch.Tensor, episodes: PaperEpisodes, bandwidth: float
+) -> torch.Tensor:
+    episode = episodes.draw()
+    rows = torch.from_numpy(np.concatenate([episode.queries, episode.background])).to(embeddings.device)
+    projected, codes = module(embeddings[rows]), labels[rows]  # one batch-norm call sees both
+    n_query = len(episode.queries)
+    log_weights = torch.as_tensor(episode.log_weights, device=projected.device, dtype=projected.dtype)
+    losses = episode_losses(
+        projected[:n_query], projected[n_query:], codes[:n_query], codes[n_query:], log_weights, bandwidth=bandwidth
+    )
+    return losses.mean()
+
+
+def _train_fast(
+    module: nn.Module,
+    embeddings: torch.Tensor,
+    codes: NDArray[np.int64],
+    n_classes: int,
+    recipe: FastRecipe,
+    groups: NDArray[np.int64] | None,
+    generator: np.random.Generator,
+    show: bool | None,
+) -> tuple[tuple[nn.Module, ...], tuple[int, ...], TrainingCurve]:
+    batches = StratifiedBatches(codes, n_classes, batch_size=recipe.batch_size, generator=generator)
+    labels = torch.as_tensor(batches.codes, device=embeddings.device)
+    log_weights = torch.as_tensor(batches.log_weights, device=embeddings.device, dtype=embeddings.dtype)
+    shares = torch.as_tensor(batches.shares, device=embeddings.device, dtype=embeddings.dtype)
+    itself = torch.eye(len(labels), dtype=torch.bool, device=embeddings.device)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=recipe.warm_up
+    )
+    marks = {round(recipe.steps * part / recipe.checkpoints) for part in range(1, recipe.checkpoints + 1)} - {0}
+    curve, kept, steps = _CurveNotes(optimizer), [], []
+    module.train()
+    with progress_bar("Training the projection", recipe.steps, show=show) as advance:
+        for step in range(1, recipe.steps + 1):
+            rows = batches.draw()
+            blocked = itself if groups is None else _same_group(groups[rows], embeddings.device)
+            projected = module(embeddings[torch.from_numpy(rows).to(embeddings.device)])
+            losses = episode_losses(
+                projected, projected, labels, labels, log_weights, bandwidth=recipe.bandwidth, blocked=blocked
+            )
+            curve.add(_descend(optimizer, (losses * shares).sum()), advance)
+            scheduler.step()
+            if step in marks:
+                curve.note()
+                kept.append(_frozen_copy(module))
+                steps.append(step)
+    return tuple(kept), tuple(steps), curve.curve()
+
+
+def _descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss.detach()
+
+
+def _same_group(groups: NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    keys = torch.as_tensor(groups, device=device)
+    return keys[:, None] == keys[None, :]
+
+
+def _frozen_copy(module: nn.Module) -> nn.Module:
+    return deepcopy(module).eval().requires_grad_(False)
+
+
+class _CurveNotes:
+    """Gathers the losses of the steps into a curve."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.step = optimizer, 0
+        self.recent: list[torch.Tensor] = []
+        self.notes: list[tuple[int, float, float]] = []
+
+    def add(self, loss: torch.Tensor, advance: Advance) -> None:
+        self.step += 1
+        self.recent.append(loss)
+        advance("")
+
+    def note(self) -> float:
+        mean = float(torch.stack(self.recent).mean())
+        self.notes.append((self.step, mean, float(self.optimizer.param_groups[0]["lr"])))
+        self.recent.clear()
+        return mean
+
+    def curve(self) -> TrainingCurve:
+        steps, losses, rates = zip(*self.notes, strict=True)
+        return TrainingCurve(steps, losses, rates)

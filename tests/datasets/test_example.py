@@ -1,0 +1,198 @@
+"""The embedded example is what its README says it is."""
+
+import itertools
+from dataclasses import FrozenInstanceError
+from importlib import resources
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax
+
+from kcal.datasets import Example, ExamplePart, load_example
+from kcal.networks import SmallCNN
+
+SIZES = {"train": 20_000, "calibration": 3_000, "test": 7_000}
+
+
+@pytest.fixture(scope="module")
+def example() -> Example:
+    return load_example()
+
+
+@pytest.fixture(scope="module")
+def parts(example: Example) -> dict[str, ExamplePart]:
+    return {"train": example.train, "calibration": example.calibration, "test": example.test}
+
+
+@pytest.fixture(scope="module")
+def readme() -> str:
+    return (resources.files("kcal.datasets") / "README.md").read_text(encoding="utf-8")
+
+
+def negative_log_likelihood(part: ExamplePart, temperature: float = 1.0) -> float:
+    log_probabilities = log_softmax(part.logits.astype(np.float64) / temperature, axis=1)
+    return -log_probabilities[np.arange(len(part)), part.labels].mean()
+
+
+def best_temperature(part: ExamplePart) -> float:
+    grid = np.arange(0.1, 4, 0.01)
+    return grid[np.argmin([negative_log_likelihood(part, temperature) for temperature in grid])]
+
+
+def confidences_and_hits(part: ExamplePart) -> tuple[np.ndarray, np.ndarray]:
+    probabilities = np.exp(log_softmax(part.logits.astype(np.float64), axis=1))
+    return probabilities.max(axis=1), probabilities.argmax(axis=1) == part.labels
+
+
+def calibration_error(part: ExamplePart) -> float:
+    confidences, hits = confidences_and_hits(part)
+    edges = np.linspace(0, 1, 16)
+    masks = [(low < confidences) & (confidences <= high) for low, high in itertools.pairwise(edges)]
+    gaps = [mask.mean() * abs(hits[mask].mean() - confidences[mask].mean()) for mask in masks if mask.any()]
+    return sum(gaps)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_part_has_the_promised_shapes_and_dtypes(parts: dict[str, ExamplePart], name: str) -> None:
+    part = parts[name]
+    assert len(part) == SIZES[name]
+    assert part.embeddings.shape == (SIZES[name], 64)
+    assert part.logits.shape == (SIZES[name], 10)
+    assert part.labels.shape == part.rows.shape == (SIZES[name],)
+    assert part.embeddings.dtype == part.logits.dtype == np.float32
+    assert part.labels.dtype == part.rows.dtype == np.int64
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_value_is_finite_and_every_class_is_there(parts: dict[str, ExamplePart], name: str) -> None:
+    part = parts[name]
+    assert np.isfinite(part.embeddings).all()
+    assert np.isfinite(part.logits).all()
+    assert set(part.labels) == set(range(10))
+
+
+def test_the_classes_have_their_names_in_the_order_of_the_labels(example: Example) -> None:
+    assert len(example.classes) == 10
+    assert example.classes[0] == "T-shirt/top"
+    assert example.classes[-1] == "Ankle boot"
+    assert all(type(name) is str for name in example.classes)
+
+
+def test_calibration_and_test_share_out_the_original_test_images(example: Example) -> None:
+    rows = np.concatenate([example.calibration.rows, example.test.rows])
+    np.testing.assert_array_equal(np.sort(rows), np.arange(10_000))
+
+
+def test_training_rows_are_distinct_rows_of_the_original_training_images(example: Example) -> None:
+    assert len(np.unique(example.train.rows)) == 20_000
+    assert example.train.rows.min() >= 0
+    assert example.train.rows.max() < 60_000
+
+
+def test_no_embedding_occurs_twice_in_any_part_or_in_two_parts(parts: dict[str, ExamplePart]) -> None:
+    embeddings = np.concatenate([part.embeddings for part in parts.values()])
+    assert len({row.tobytes() for row in embeddings}) == sum(SIZES.values())
+
+
+def test_the_stored_network_gives_the_stored_outputs_of_the_stored_images(example: Example) -> None:
+    network = SmallCNN()
+    network.load_state_dict(example.network_weights())
+    images = torch.from_numpy(example.images)[:, None].float() / 255
+    with torch.inference_mode():
+        embeddings = network.eval().embed(images).numpy()
+        logits = network(images).numpy()
+    # Half precision keeps eleven binary digits, so a value is off by at most 2**-11 of itself.
+    np.testing.assert_allclose(example.test.embeddings[:64], embeddings, rtol=2**-10, atol=1e-4)
+    np.testing.assert_allclose(example.test.logits[:64], logits, rtol=2**-10, atol=1e-4)
+
+
+def test_the_stored_head_gives_the_stored_logits_of_every_part(
+    example: Example, parts: dict[str, ExamplePart]
+) -> None:
+    weights = example.network_weights()
+    weight, bias = weights["head.weight"].numpy(), weights["head.bias"].numpy()
+    for part in parts.values():
+        np.testing.assert_allclose(part.embeddings @ weight.T + bias, part.logits, atol=0.03)
+
+
+def test_images_are_sixty_four_images_of_bytes(example: Example) -> None:
+    assert example.images.shape == (64, 28, 28)
+    assert example.images.dtype == np.uint8
+    assert example.images.max() == 255
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_readme_states_the_measured_figures(
+    parts: dict[str, ExamplePart], readme: str, name: str
+) -> None:
+    (line,) = (line for line in readme.splitlines() if line.startswith(f"| {name} | 0."))
+    stated = [float(cell) for cell in line.strip("| ").split("|")[1:]]
+    part = parts[name]
+    confidences, hits = confidences_and_hits(part)
+    temperature = best_temperature(part)
+    measured = [hits.mean(), confidences.mean(), calibration_error(part), negative_log_likelihood(part)]
+    np.testing.assert_allclose(stated[:4], measured, atol=5.1e-5)
+    assert stated[4] == pytest.approx(temperature, abs=0.0101)
+    assert stated[5] == pytest.approx(negative_log_likelihood(part, temperature), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["calibration", "test"])
+def test_the_network_is_overconfident_on_images_it_never_saw(
+    parts: dict[str, ExamplePart], name: str
+) -> None:
+    confidences, hits = confidences_and_hits(parts[name])
+    assert confidences.mean() > hits.mean() + 0.04
+    assert best_temperature(parts[name]) > 1.5
+
+
+def test_the_calibration_parts_temperature_helps_the_test_part(example: Example) -> None:
+    temperature = best_temperature(example.calibration)
+    tempered = negative_log_likelihood(example.test, temperature)
+    assert tempered < 0.8 * negative_log_likelihood(example.test)
+
+
+def test_the_network_fits_nearly_all_it_was_trained_on_and_no_more(example: Example) -> None:
+    accuracy = confidences_and_hits(example.train)[1].mean()
+    assert 0.98 < accuracy < 1
+
+
+def test_two_readings_are_equal_and_share_no_memory(example: Example) -> None:
+    again = load_example()
+    np.testing.assert_array_equal(again.test.embeddings, example.test.embeddings)
+    np.testing.assert_array_equal(again.test.labels, example.test.labels)
+    assert not np.shares_memory(again.test.embeddings, example.test.embeddings)
+    assert all(
+        torch.equal(tensor, again.network_weights()[name])
+        for name, tensor in example.network_weights().items()
+    )
+
+
+def test_torch_takes_the_arrays_without_a_warning(example: Example) -> None:
+    assert torch.from_numpy(example.test.embeddings).dtype == torch.float32
+    assert torch.from_numpy(example.images).dtype == torch.uint8
+
+
+def test_the_example_prints_a_summary_and_not_its_arrays(example: Example) -> None:
+    assert repr(example.test) == ("ExamplePart(7,000 rows: embeddings of 64 dimensions, 10 logits, labels)")
+    assert "fashion_mnist_small_cnn" in repr(example)
+    assert "array" not in repr(example)
+    assert len(repr(example).splitlines()) == 4
+
+
+def test_the_example_cannot_be_rewritten(example: Example) -> None:
+    with pytest.raises(FrozenInstanceError):
+        example.test.labels = example.train.labels  # type: ignore[misc]
+
+
+def test_provenance_and_readme_name_the_source_and_its_licence(example: Example, readme: str) -> None:
+    for text in (example.provenance, readme):
+        assert "Fashion-MNIST" in text
+        assert "Zalando SE" in text
+        assert "MIT" in text
+
+
+def test_the_files_stay_small() -> None:
+    folder = resources.files("kcal.datasets")
+    files = ("fashion_mnist_small_cnn.npz", "fashion_mnist_small_cnn.safetensors")
+    assert sum(len((folder / name).read_bytes()) for name in files) < 5_000_000
