@@ -8,38 +8,74 @@ from torch import nn
 from kcal.errors import InvalidInputError
 
 ROWS_AT_ONCE = 16_384
+START_SPREAD = 40.0
+"""Mean squared distance per dimension at the start; the best bandwidth then lies near 1 on real networks."""
 
 
-class SkipProjection(nn.Module):
-    """The paper's Π: batch norm, a linear map h → d, then x + W·ELU(x)."""
+class NormalisedReduction(nn.Module):
+    """What the projections of the table share: batch norm on the embedding, then a linear map h → d."""
 
-    def __init__(self, n_features: int, dimension: int) -> None:
+    def __init__(self, n_features: int, dimension: int, *, bias: bool) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(n_features)
-        self.reduce = nn.Linear(n_features, dimension)
-        self.bend = nn.Linear(dimension, dimension, bias=False)
+        self.reduce = nn.Linear(n_features, dimension, bias=bias)
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Map (n, h) to (n, d)."""
         reduced: torch.Tensor = self.reduce(self.norm(embeddings))
-        bent: torch.Tensor = self.bend(nn.functional.elu(reduced))
-        return reduced + bent
+        return reduced
+
+    @torch.no_grad()
+    def start_from(self, embeddings: torch.Tensor) -> None:
+        """Start as the principal axes of the standardised embeddings, spread so that b = 1 is a fair bandwidth."""
+        mean, variance = embeddings.mean(dim=0), embeddings.var(dim=0, correction=0)
+        axes, variances = _principal_axes((embeddings - mean) * torch.rsqrt(variance + self.norm.eps), self.reduce)
+        mean_square = 2.0 * variances.sum() / self.reduce.out_features  # of the distance of two samples, per dimension
+        self.norm.running_mean.copy_(mean)  # type: ignore[union-attr]
+        self.norm.running_var.copy_(variance)  # type: ignore[union-attr]
+        self.reduce.weight.zero_()
+        self.reduce.weight[: len(axes)] = axes * torch.sqrt(START_SPREAD / mean_square.clamp_min(1e-12))
+        if self.reduce.bias is not None:
+            self.reduce.bias.zero_()
 
 
-class LinearProjection(nn.Module):
-    """KCal-Linear's Π: batch norm and a linear map h → d without bias, started small."""
+def _principal_axes(standardised: torch.Tensor, reduce: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the leading axes, (d or fewer, h), and the variances along them; signs are fixed."""
+    covariance = (standardised.T @ standardised / len(standardised)).cpu().double()
+    variances, vectors = torch.linalg.eigh(covariance)
+    count = min(reduce.out_features, len(variances))
+    axes = vectors.flip(1)[:, :count].T
+    axes = axes * axes.gather(1, axes.abs().argmax(dim=1, keepdim=True)).sign()
+    return axes.to(standardised), variances.flip(0)[:count].clamp_min(0.0).to(standardised)
+
+
+class SkipProjection(NormalisedReduction):
+    """The paper's Π: batch norm, a linear map h → d, then x + W·ELU(x)."""
 
     def __init__(self, n_features: int, dimension: int) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(n_features)
-        self.reduce = nn.Linear(n_features, dimension, bias=False)
-        with torch.no_grad():
-            self.reduce.weight /= max(dimension / 2, 1.0)
+        super().__init__(n_features, dimension, bias=True)
+        self.bend = nn.Linear(dimension, dimension, bias=False)
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Map (n, h) to (n, d)."""
-        mapped: torch.Tensor = self.reduce(self.norm(embeddings))
-        return mapped
+        reduced = super().forward(embeddings)
+        bent: torch.Tensor = self.bend(nn.functional.elu(reduced))
+        return reduced + bent
+
+    @torch.no_grad()
+    def start_from(self, embeddings: torch.Tensor) -> None:
+        """Start as the principal axes, unbent."""
+        super().start_from(embeddings)
+        self.bend.weight.zero_()
+
+
+class LinearProjection(NormalisedReduction):
+    """KCal-Linear's Π: batch norm and a linear map h → d without bias, started small."""
+
+    def __init__(self, n_features: int, dimension: int) -> None:
+        super().__init__(n_features, dimension, bias=False)
+        with torch.no_grad():
+            self.reduce.weight /= max(dimension / 2, 1.0)
 
 
 ARCHITECTURES: dict[str, type[nn.Module]] = {"skip": SkipProjection, "linear": LinearProjection}

@@ -41,25 +41,34 @@ class FastRecipe:
     """The same objective in a small fraction of the time.
 
     One stratified batch is prediction and background at once: each sample is predicted from all the others, so that
-    a step learns from ``batch_size``² pairs. AdamW with a one-cycle schedule; checkpoints are kept along the way.
+    a step learns from ``batch_size``² pairs. AdamW with a one-cycle schedule. ``start="pca"`` begins at the principal
+    axes of the embeddings, where the distances already mean something, in place of random weights.
 
-    ``select="calibration"`` takes the checkpoint with the lowest leave-one-out loss on the calibration set, so that
-    one training serves many calibration sets. It lets Π depend on the calibration set through that choice among a
-    handful, which the theorems do not allow; ``select="last"`` avoids it.
+    Checkpoints are kept at the start and at steps, steps/2, steps/4, … ``select="calibration"`` takes the one with
+    the lowest leave-one-out loss on the calibration set, so that one training serves many calibration sets. It lets Π
+    depend on the calibration set through that choice among a handful, which the theorems do not allow;
+    ``select="last"`` avoids it.
     """
 
-    steps: int = 600
+    steps: int = 400
     batch_size: int = 1000
-    learning_rate: float = 3e-3
+    learning_rate: float = 5e-3
     weight_decay: float = 1e-2
     warm_up: float = 0.2
     bandwidth: float = 1.0
-    checkpoints: int = 6
+    start: str = "pca"
+    checkpoints: int = 7
     select: str = "calibration"
 
     def __post_init__(self) -> None:
         _refuse_unless_positive(self, "steps", "batch_size", "learning_rate", "bandwidth", "checkpoints")
+        _refuse_unless_among(self, "start", ("pca", "random"))
         _refuse_unless_among(self, "select", ("calibration", "last"))
+
+    def marks(self) -> tuple[int, ...]:
+        """Return the steps after which a checkpoint is kept, ascending."""
+        later = {self.steps >> halving for halving in range(self.checkpoints - 1)} if self.checkpoints > 1 else set()
+        return tuple(sorted({self.steps, *later} | ({0} if self.checkpoints > 1 else set())))
 
 
 Recipe = PaperRecipe | FastRecipe

@@ -23,7 +23,7 @@ from kcal.arrays import (
 from kcal.errors import InvalidInputError
 from kcal.progress import Advance, progress_bar
 from kcal.projection.episodes import PaperEpisodes, StratifiedBatches
-from kcal.projection.modules import build_projection, choose_dimension
+from kcal.projection.modules import NormalisedReduction, build_projection, choose_dimension
 from kcal.projection.objective import episode_losses
 from kcal.projection.recipes import FastRecipe, PaperRecipe, Recipe, get_recipe
 
@@ -210,13 +210,15 @@ def _train_fast(
     labels = torch.as_tensor(batches.codes, device=embeddings.device)
     log_weights = torch.as_tensor(batches.log_weights, device=embeddings.device, dtype=embeddings.dtype)
     shares = torch.as_tensor(batches.shares, device=embeddings.device, dtype=embeddings.dtype)
+    if recipe.start == "pca" and isinstance(module, NormalisedReduction):
+        module.start_from(embeddings)
     itself = torch.eye(len(labels), dtype=torch.bool, device=embeddings.device)
     optimizer = torch.optim.AdamW(module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=recipe.warm_up
     )
-    marks = {round(recipe.steps * part / recipe.checkpoints) for part in range(1, recipe.checkpoints + 1)} - {0}
-    curve, kept, steps = _CurveNotes(optimizer), [], []
+    marks, curve = recipe.marks(), _CurveNotes(optimizer)
+    kept = [_frozen_copy(module)] if 0 in marks else []
     module.train()
     with progress_bar("Training the projection", recipe.steps, show=show) as advance:
         for step in range(1, recipe.steps + 1):
@@ -231,8 +233,7 @@ def _train_fast(
             if step in marks:
                 curve.note()
                 kept.append(_frozen_copy(module))
-                steps.append(step)
-    return tuple(kept), tuple(steps), curve.curve()
+    return tuple(kept), marks, curve.curve()
 
 
 def _descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,432 @@
+"""KCal: class probabilities from a kernel density estimate over projected calibration embeddings."""
+
+from __future__ import annotations
+
+import warnings
+from math import isfinite
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
+from torch import nn
+
+from kcal.arrays import (
+    check_groups,
+    check_ids,
+    check_labels,
+    check_weights,
+    collect_classes,
+    encode_labels,
+    row_fingerprints,
+)
+from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
+from kcal.calibrators.holdout import fold_codes, stratified_halves
+from kcal.calibrators.prior import apply_prior, check_prior, smooth
+from kcal.calibrators.training_set import (
+    CalibrationSet,
+    TrainingSet,
+    adopt_projection,
+    given_training_set,
+    is_to_be_learned,
+    learn_projection,
+)
+from kcal.errors import HeldOutWarning, InvalidInputError, LeakageWarning, MissingClassWarning
+from kcal.kernels import (
+    INTERVAL,
+    BandwidthCurve,
+    LeaveOutLoss,
+    SortedSupport,
+    get_kernel,
+    leave_out_log_posteriors,
+    log_densities,
+    log_posteriors,
+    scaled_bandwidth,
+    search_bandwidth,
+    sort_support,
+)
+from kcal.progress import progress_bar
+from kcal.projection import Recipe, TrainedProjection, TrainingCurve, get_recipe, project
+
+
+class KCal(Calibrator):
+    """Calibrated probabilities for every class, from the embeddings of a trained network.
+
+    p_k(x) = Σ_{i: y_i = k} w_i·φ_b(Π(x_i) − Π(x)) / Σ_i w_i·φ_b(Π(x_i) − Π(x)), the sums over the calibration set.
+
+    Parameters
+    ----------
+    dimension : int or "auto"
+        d, the dimension of the projected space; min(h, 32) for "auto".
+    kernel : str
+        A mother kernel: "rbf", "laplace", "matern32", "matern52", "epanechnikov", "biweight", "triweight".
+    projection : "skip", "linear", "identity", TrainedProjection or nn.Module
+        Π. "skip" is the paper's, "linear" is KCal-Linear. A module is copied, and trained unless it is frozen.
+        A :class:`~kcal.projection.TrainedProjection` is used as it is: the way to use KCal in pipelines and
+        cross-validation, where a training set cannot be passed along.
+    recipe : "fast", "paper", FastRecipe or PaperRecipe
+        How Π is trained.
+    bandwidth : "cv", "rule" or float
+        b. "cv" minimises the leave-one-out log-loss on the calibration set (leave-one-group-out with groups, or by
+        ``folds``). "rule" scales ``bandwidth_reference`` by the power law b ∝ m^(−1/(d+4)), m being the count of the
+        rarest class.
+    prior : "uniform", sequence, mapping or None
+        Class frequencies in the field, where they differ from those of the calibration set.
+    seed : int
+        Same seed, same result.
+    folds : int, optional
+        Folds for the bandwidth search in place of leave-one-out.
+    bandwidth_interval : (float, float)
+        Where the search looks first; it widens by itself.
+    bandwidth_reference : (float, int), optional
+        (b₀, m₀) for the rule: a bandwidth found before, and the count of the rarest class then.
+    smoothing : float
+        Share of the probability spread evenly over all classes; with 0, a class without calibration samples gets
+        probability 0.
+    progress : bool, optional
+        Progress bars; by default only in a terminal.
+
+    Attributes
+    ----------
+    classes_ : array
+        Labels, in the order of the columns: the sorted union of those in the calibration and the training set.
+    bandwidth_ : float
+        b in use.
+    bandwidth_curve_ : BandwidthCurve or None
+        Every bandwidth tried, with its loss.
+    projection_ : nn.Module
+        Π in use.
+    training_curve_ : TrainingCurve or None
+        Loss of the projection's training.
+    support_indices_ : array
+        Rows of ``X`` that became support: all of them, unless a part was held out to learn the projection.
+    leave_one_out_proba_ : array
+        Probabilities of each support row given the others, as predict_proba would give them (the others outside its
+        group or fold, where groups or folds were given).
+
+    Examples
+    --------
+    >>> calibrator = KCal().fit(cal_x, cal_y, train_embeddings=train_x, train_labels=train_y)  # doctest: +SKIP
+    >>> probabilities = calibrator.predict_proba(test_x)  # doctest: +SKIP
+    """
+
+    inputs: ClassVar[str] = "embeddings"
+    method: ClassVar[str] = "kcal"
+
+    bandwidth_: float
+    bandwidth_curve_: BandwidthCurve | None
+    projection_: nn.Module
+    training_curve_: TrainingCurve | None
+    support_indices_: NDArray[np.int64]
+
+    def __init__(
+        self,
+        *,
+        dimension: int | str = "auto",
+        kernel: str = "rbf",
+        projection: str | nn.Module | TrainedProjection = "skip",
+        recipe: str | Recipe = "fast",
+        bandwidth: str | float = "cv",
+        prior: Any = None,
+        seed: int = 0,
+        folds: int | None = None,
+        bandwidth_interval: tuple[float, float] = INTERVAL,
+        bandwidth_reference: tuple[float, float] | None = None,
+        smoothing: float = 0.0,
+        progress: bool | None = None,
+    ) -> None:
+        self.dimension = dimension
+        self.kernel = kernel
+        self.projection = projection
+        self.recipe = recipe
+        self.bandwidth = bandwidth
+        self.prior = prior
+        self.seed = seed
+        self.folds = folds
+        self.bandwidth_interval = bandwidth_interval
+        self.bandwidth_reference = bandwidth_reference
+        self.smoothing = smoothing
+        self.progress = progress
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        train_embeddings: Any = None,
+        train_labels: Any = None,
+        groups: Any = None,
+        train_groups: Any = None,
+        sample_weight: Any = None,
+        classes: Any = None,
+        ids: Any = None,
+    ) -> Self:
+        """Learn the projection from the training set and the bandwidth from the calibration set.
+
+        Parameters
+        ----------
+        X : (n, h) array or tensor
+            Embeddings of the calibration set: data that the network was not trained on.
+        y : (n,) array
+            Their labels, of any type.
+        train_embeddings, train_labels : (m, h) and (m,) arrays, optional
+            Embeddings and labels of the network's training set, to learn the projection from. Without them, a
+            stratified half of ``X`` (by groups, if given) is held out for it, and a warning says so.
+        groups, train_groups : arrays, optional
+            Patients, speakers, sites: a sample is never judged by its own group.
+        sample_weight : (n,) array, optional
+            How many samples each one counts for.
+        classes : sequence, optional
+            All classes in the wanted order of columns, where the data do not hold them all.
+        ids : (n,) array, optional
+            A name of your own for each calibration sample.
+        """
+        self._check_parameters()
+        rows, _ = self._check_rows(X, fitting=True)
+        rows, n = self._as_embeddings(rows), rows.shape[0]
+        labels = check_labels(y, n)
+        group_codes = None if groups is None else check_groups(groups, n)
+        weights = None if sample_weight is None else check_weights(sample_weight, n)
+        names = None if ids is None else check_ids(ids, n)
+        training = given_training_set(train_embeddings, train_labels, train_groups, rows, self._as_embeddings)
+        learns = is_to_be_learned(self.projection)
+        if training is not None and not learns:
+            raise InvalidInputError(
+                f"train_embeddings are of no use with projection={self.projection!r}: nothing is learned. Leave them out."
+            )
+        label_sets = [labels] if training is None else [labels, training.labels]
+        if isinstance(self.projection, TrainedProjection):
+            label_sets.append(self.projection.classes)
+        self.classes_ = collect_classes(label_sets, classes)
+        check_at_least_two(self.classes_, type(self).__name__)
+        codes = encode_labels(labels, self.classes_, "y")
+
+        kept = np.arange(n)
+        if learns and training is None:
+            training, kept = self._hold_out(rows, labels, codes, group_codes)
+        self.support_indices_ = kept
+        self._remember(rows[kept], codes[kept], _at(weights, kept), _at(names, kept), _at(group_codes, kept), training)
+        self._fit_projection(rows[kept], training)
+        self._fit_bandwidth()
+        return self
+
+    def log_evidence(self, X: Any) -> Any:
+        """Return the log density of each row under the support, (n,).
+
+        Low values mark queries far from everything that was calibrated; compare with the values of held-out data.
+        """
+        rows, kind = self._check_rows(X)
+        queries = project(self.projection_, self._here(self._as_embeddings(rows)))
+        return kind.give_back(
+            log_densities(queries, self._support, self.bandwidth_, kernel=get_kernel(self.kernel))
+        )
+
+    @property
+    def leave_one_out_proba_(self) -> NDArray[np.floating[Any]]:
+        """Probabilities of each support row given the others, (n, n_classes), in the order in which they came."""
+        check_is_fitted(self)
+        if self._leave_one_out is None:
+            posteriors = leave_out_log_posteriors(
+                self._support, self.bandwidth_, kernel=get_kernel(self.kernel), keys=self._keys
+            )
+            self._leave_one_out = torch.exp(self._finish(posteriors)).cpu().numpy()
+        return self._leave_one_out
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the fitted calibrator to a device; predictions then run there."""
+        check_is_fitted(self)
+        self._points, self._codes = self._points.to(device), self._codes.to(device)
+        self._weights = None if self._weights is None else self._weights.to(device)
+        self._keys = None if self._keys is None else self._keys.to(device)
+        self.projection_ = self.projection_.to(device)
+        self._support = sort_support(self._points, self._codes, len(self.classes_), self._weights)
+        return self
+
+    def state(self) -> CalibratorState:
+        """Return what the fitted calibrator is made of."""
+        from kcal.calibrators.kcal_state import describe
+
+        check_is_fitted(self)
+        return describe(self)
+
+    @classmethod
+    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
+        """Return the fitted calibrator; ``projection=module`` gives the module of a projection of your own."""
+        from kcal.calibrators.kcal_state import restore
+
+        return restore(cls, state, **extra)
+
+    def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
+        rows = self._as_embeddings(rows)
+        self._warn_of_support_rows(rows)
+        queries = project(self.projection_, self._here(rows))
+        posteriors = log_posteriors(queries, self._support, self.bandwidth_, kernel=get_kernel(self.kernel))
+        return self._finish(posteriors)
+
+    def _as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return what the kernel works on, made from what the caller gave."""
+        return rows
+
+    def _finish(self, log_probabilities: torch.Tensor) -> torch.Tensor:
+        prior = check_prior(self.prior, self.classes_)
+        return smooth(apply_prior(log_probabilities, prior, self._frequencies), self.smoothing)
+
+    def _here(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.to(device=self._points.device, dtype=self._points.dtype)
+
+    def _check_parameters(self) -> None:
+        get_kernel(self.kernel)
+        get_recipe(self.recipe)
+        if not 0 <= self.smoothing < 1:
+            raise InvalidInputError(f"smoothing must be at least 0 and less than 1; got {self.smoothing!r}.")
+        if self.bandwidth == "rule" and self.bandwidth_reference is None:
+            raise InvalidInputError('bandwidth="rule" needs bandwidth_reference=(b, count of the rarest class).')
+        is_number = isinstance(self.bandwidth, int | float) and not isinstance(self.bandwidth, bool)
+        if self.bandwidth not in ("cv", "rule") and not (
+            is_number and isfinite(self.bandwidth) and self.bandwidth > 0  # type: ignore[arg-type,operator]
+        ):
+            raise InvalidInputError(f'bandwidth must be "cv", "rule" or a positive number; got {self.bandwidth!r}.')
+
+    def _hold_out(
+        self,
+        rows: torch.Tensor,
+        labels: NDArray[Any],
+        codes: NDArray[np.int64],
+        groups: NDArray[np.int64] | None,
+    ) -> tuple[TrainingSet, NDArray[np.int64]]:
+        learn, keep = stratified_halves(codes, groups, self.seed)
+        if len(np.unique(codes[learn])) < 2:
+            raise InvalidInputError(
+                f"holding out half of {len(codes)} samples leaves fewer than two classes to learn the projection from. "
+                'Pass train_embeddings and train_labels, a fitted projection, or projection="identity".'
+            )
+        warnings.warn(
+            f"No training set was given: {len(learn)} of the {len(codes)} samples were held out to learn the "
+            f"projection, {len(keep)} are support. Pass train_embeddings and train_labels to use all of them, or "
+            'projection="identity" to learn none.',
+            HeldOutWarning,
+            stacklevel=3,
+        )
+        return TrainingSet(rows[learn], labels[learn], _at(groups, learn)), keep
+
+    def _remember(
+        self,
+        rows: torch.Tensor,
+        codes: NDArray[np.int64],
+        weights: NDArray[np.float64] | None,
+        ids: NDArray[Any] | None,
+        groups: NDArray[np.int64] | None,
+        training: TrainingSet | None,
+    ) -> None:
+        """Keep what the support is known by, and warn of what is wrong with it."""
+        self._codes = torch.as_tensor(codes, device=rows.device)
+        self._weights = None if weights is None else torch.as_tensor(weights).to(rows)
+        keys = groups if self.folds is None else fold_codes(codes, self.folds, groups, self.seed)
+        self._keys = None if keys is None else torch.as_tensor(keys, device=rows.device)
+        self.ids_ = ids
+        self._fingerprints = np.sort(row_fingerprints(rows))
+        counts = np.bincount(codes, weights=weights, minlength=len(self.classes_))
+        self._frequencies = counts / counts.sum()
+        check_prior(self.prior, self.classes_)
+        missing = self.classes_[counts == 0]
+        if len(missing) and self.smoothing == 0:
+            warnings.warn(
+                f"{len(missing)} of {len(self.classes_)} classes have no calibration sample and get probability 0: "
+                f"{', '.join(repr(label) for label in missing[:5].tolist())}{', …' if len(missing) > 5 else ''}. "
+                "Add samples of them, or pass smoothing=1e-3.",
+                MissingClassWarning,
+                stacklevel=3,
+            )
+        seen = None if training is None else row_fingerprints(training.embeddings)
+        if isinstance(self.projection, TrainedProjection):
+            seen = self.projection.fingerprints
+        if seen is not None:
+            self._warn_of_leak(int(np.isin(self._fingerprints, seen).sum()), len(rows))
+
+    def _fit_projection(self, rows: torch.Tensor, training: TrainingSet | None) -> None:
+        calibration = CalibrationSet(rows, self._codes, len(self.classes_), self._weights, self._keys)
+        kernel = get_kernel(self.kernel)
+        if training is None:
+            learned = adopt_projection(self.projection, calibration, kernel)
+        else:
+            learned = learn_projection(
+                self.projection,  # type: ignore[arg-type]
+                training,
+                encode_labels(training.labels, self.classes_, "train_labels"),
+                calibration,
+                dimension=self.dimension,
+                recipe=get_recipe(self.recipe),
+                kernel=kernel,
+                seed=self.seed,
+                show=self.progress,
+            )
+        self.projection_ = learned.module.requires_grad_(False)
+        self.training_curve_ = learned.curve
+        self.checkpoint_step_ = learned.step
+        self.checkpoint_losses_ = learned.checkpoint_losses
+        self._points = project(self.projection_, rows)
+        self._support: SortedSupport = sort_support(self._points, self._codes, len(self.classes_), self._weights)
+        self._leave_one_out = None
+
+    def _fit_bandwidth(self) -> None:
+        self.bandwidth_curve_ = None
+        if self.bandwidth == "rule":
+            assert self.bandwidth_reference is not None  # noqa: S101 - checked with the parameters
+            rarest = float(self._frequencies[self._frequencies > 0].min() * len(self._codes))
+            self.bandwidth_ = scaled_bandwidth(self.bandwidth_reference, rarest, self._support.dimension)
+        elif self.bandwidth == "cv":
+            self.bandwidth_curve_ = self._search_bandwidth()
+            self.bandwidth_ = self.bandwidth_curve_.bandwidth
+        else:
+            self.bandwidth_ = float(self.bandwidth)
+
+    def _search_bandwidth(self) -> BandwidthCurve:
+        n_keys = len(self._codes) if self._keys is None else len(torch.unique(self._keys))
+        if n_keys < 2:
+            what = "calibration samples" if self._keys is None else "groups"
+            raise InvalidInputError(
+                f"choosing the bandwidth by cross-validation needs at least two {what}; got {n_keys}. "
+                "Pass bandwidth= a number."
+            )
+        loss = LeaveOutLoss(self._support, kernel=get_kernel(self.kernel), keys=self._keys)
+        with progress_bar("Choosing the bandwidth", 14, show=self.progress) as advance:
+            return search_bandwidth(loss, interval=self.bandwidth_interval, after_each=advance)
+
+    def _warn_of_support_rows(self, rows: torch.Tensor) -> None:
+        known = int(np.isin(row_fingerprints(rows), self._fingerprints).sum())
+        if known:
+            warnings.warn(
+                f"{known} of {len(rows)} rows are in the calibration set: each is judged by itself and looks better "
+                "than it is. Use leave_one_out_proba_ for calibration rows.",
+                LeakageWarning,
+                stacklevel=4,
+            )
+
+    def _warn_of_leak(self, known: int, n_rows: int) -> None:
+        if known:
+            warnings.warn(
+                f"{known} of {n_rows} calibration rows also occur in the training set. The network has seen them: "
+                "calibrate on data that it has not.",
+                LeakageWarning,
+                stacklevel=4,
+            )
+
+
+def _at(values: NDArray[Any] | None, index: NDArray[np.int64]) -> Any:
+    return None if values is None else values[index]
+
+
+class KCalLogits(KCal):
+    """KCal on the network's logits in place of its embeddings.
+
+    Log-softmax of the logits is the embedding, so that a constant added to a row changes nothing. ``X`` and
+    ``train_embeddings`` are logits; all else is as in :class:`KCal`.
+    """
+
+    inputs: ClassVar[str] = "logits"
+    method: ClassVar[str] = "kcal-logits"
+
+    def _as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
+        dtype = rows.dtype
+        return torch.log_softmax(rows if rows.device.type == "mps" else rows.double(), dim=1).to(dtype)

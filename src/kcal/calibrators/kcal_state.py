@@ -1,0 +1,173 @@
+"""Taking a fitted KCal apart into JSON and tensors, and putting it together again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from kcal.calibrators.base import CalibratorState, decode_classes, encode_classes
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.kernels import BandwidthCurve, sort_support
+from kcal.projection import ARCHITECTURES, RECIPES, Recipe, TrainingCurve, build_projection, project
+
+if TYPE_CHECKING:
+    from kcal.calibrators.kcal import KCal
+
+OWN_MODULE = "module"
+"""Marks a projection whose architecture is the caller's: only its tensors are stored."""
+
+
+def describe(calibrator: KCal) -> CalibratorState:
+    """Return the parameters, values and tensors of a fitted KCal."""
+    tensors = {
+        "support.points": calibrator._points,
+        "support.codes": calibrator._codes,
+        "support.fingerprints": torch.from_numpy(calibrator._fingerprints.view(np.int64)),
+        "support.indices": torch.from_numpy(calibrator.support_indices_),
+    }
+    if calibrator._weights is not None:
+        tensors["support.weights"] = calibrator._weights
+    if calibrator._keys is not None:
+        tensors["support.keys"] = calibrator._keys
+    tensors |= {f"projection.{name}": value for name, value in calibrator.projection_.state_dict().items()}
+    curve, training = calibrator.bandwidth_curve_, calibrator.training_curve_
+    values = {
+        "classes": encode_classes(calibrator.classes_),
+        "n_features": calibrator.n_features_in_,
+        "feature_names": getattr(calibrator, "feature_names_in_", np.array([])).tolist(),
+        "bandwidth": calibrator.bandwidth_,
+        "bandwidth_curve": None if curve is None else _plain(asdict(curve)),
+        "training_curve": None if training is None else asdict(training),
+        "checkpoint_step": calibrator.checkpoint_step_,
+        "checkpoint_losses": calibrator.checkpoint_losses_,
+        "frequencies": calibrator._frequencies.tolist(),
+        "ids": None if calibrator.ids_ is None else encode_classes(calibrator.ids_),
+        "projection": _architecture(calibrator.projection_),
+        "dimension": calibrator._points.shape[1],
+    }
+    return CalibratorState(calibrator.method, _parameters(calibrator), values, tensors)
+
+
+def restore(cls: type[KCal], state: CalibratorState, *, projection: nn.Module | None = None) -> KCal:
+    """Return the fitted KCal that ``state`` describes."""
+    parameters, values, tensors = dict(state.parameters), state.values, state.tensors
+    parameters["recipe"] = _recipe_from(parameters["recipe"])
+    parameters["bandwidth_interval"] = tuple(parameters["bandwidth_interval"])
+    if parameters["bandwidth_reference"] is not None:
+        parameters["bandwidth_reference"] = tuple(parameters["bandwidth_reference"])
+    points, codes = tensors["support.points"], tensors["support.codes"]
+    classes = decode_classes(values["classes"])
+    _check_support(points, codes, len(classes), values)
+    module = _rebuild_projection(values, tensors, points, projection)
+    if parameters["projection"] == OWN_MODULE:
+        parameters["projection"] = module
+    calibrator = cls(**parameters)
+    calibrator.classes_, calibrator.n_features_in_ = classes, int(values["n_features"])
+    if values["feature_names"]:
+        calibrator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
+    calibrator.bandwidth_ = float(values["bandwidth"])
+    calibrator.bandwidth_curve_ = _curve_from(values["bandwidth_curve"])
+    calibrator.training_curve_ = _training_curve_from(values["training_curve"])
+    calibrator.checkpoint_step_ = values["checkpoint_step"]
+    calibrator.checkpoint_losses_ = tuple(values["checkpoint_losses"])
+    calibrator.ids_ = None if values["ids"] is None else decode_classes(values["ids"])
+    calibrator.support_indices_ = tensors["support.indices"].numpy()
+    calibrator.projection_ = module
+    calibrator._frequencies = np.array(values["frequencies"])
+    calibrator._fingerprints = tensors["support.fingerprints"].numpy().view(np.uint64)
+    calibrator._points, calibrator._codes = points, codes
+    calibrator._weights, calibrator._keys = tensors.get("support.weights"), tensors.get("support.keys")
+    calibrator._support = sort_support(points, codes, len(classes), calibrator._weights)
+    calibrator._leave_one_out = None
+    return calibrator
+
+
+def _parameters(calibrator: KCal) -> dict[str, Any]:
+    parameters = dict(calibrator.get_params(deep=False))
+    if not isinstance(parameters["projection"], str):
+        parameters["projection"] = OWN_MODULE  # loaded as the frozen module that is in use
+    recipe = parameters["recipe"]
+    parameters["recipe"] = recipe if isinstance(recipe, str) else {"name": _name_of(recipe), **asdict(recipe)}
+    return {name: _plain(value) for name, value in parameters.items()}
+
+
+def _name_of(recipe: Recipe) -> str:
+    return next(name for name, kind in RECIPES.items() if type(recipe) is kind)
+
+
+def _recipe_from(stored: Any) -> str | Recipe:
+    if isinstance(stored, str):
+        return stored
+    numbers = dict(stored)
+    return RECIPES[numbers.pop("name")](**numbers)
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` as JSON can hold it."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value
+
+
+def _architecture(module: nn.Module) -> str:
+    if type(module) is nn.Identity:
+        return "identity"
+    return next((name for name, kind in ARCHITECTURES.items() if type(module) is kind), OWN_MODULE)
+
+
+def _check_support(points: torch.Tensor, codes: torch.Tensor, n_classes: int, values: dict[str, Any]) -> None:
+    fits = points.ndim == 2 and codes.shape == points.shape[:1] and points.shape[1] == values["dimension"]
+    if not fits or len(points) == 0 or not bool(torch.isfinite(points).all()):
+        raise FileFormatError("the stored support is damaged: points and classes do not fit together.")
+    if codes.dtype != torch.int64 or int(codes.min()) < 0 or int(codes.max()) >= n_classes:
+        raise FileFormatError("the stored support is damaged: it names classes that do not exist.")
+    if not (np.isfinite(values["bandwidth"]) and values["bandwidth"] > 0):
+        raise FileFormatError(f"the stored bandwidth must be positive; got {values['bandwidth']!r}.")
+
+
+def _rebuild_projection(
+    values: dict[str, Any], tensors: dict[str, torch.Tensor], points: torch.Tensor, given: nn.Module | None
+) -> nn.Module:
+    kind = values["projection"]
+    if kind == OWN_MODULE and given is None:
+        raise InvalidInputError(
+            "this calibrator uses a projection of your own; only its tensors are stored. "
+            "Build the module again and pass it: kcal.load(path, projection=module)."
+        )
+    if kind != OWN_MODULE and given is not None:
+        raise InvalidInputError(f'this calibrator has a "{kind}" projection, stored whole; leave projection= out.')
+    if given is not None:
+        module = given
+    elif kind == "identity":
+        module = nn.Identity()
+    else:
+        module = build_projection(kind, int(values["n_features"]), int(values["dimension"]), seed=0)
+    stored = {name.removeprefix("projection."): t for name, t in tensors.items() if name.startswith("projection.")}
+    try:
+        module.load_state_dict(stored)
+    except RuntimeError as error:
+        raise FileFormatError(f"the stored projection does not fit: {error}") from error
+    module = module.to(dtype=points.dtype).eval().requires_grad_(False)
+    project(module, torch.zeros(1, int(values["n_features"]), dtype=points.dtype))
+    return module
+
+
+def _curve_from(stored: dict[str, Any] | None) -> BandwidthCurve | None:
+    if stored is None:
+        return None
+    arrays = {name: np.array(stored[name]) for name in ("bandwidths", "losses")}
+    return BandwidthCurve(**{**stored, **arrays})
+
+
+def _training_curve_from(stored: dict[str, Any] | None) -> TrainingCurve | None:
+    return None if stored is None else TrainingCurve(**{name: tuple(entries) for name, entries in stored.items()})

@@ -1,0 +1,54 @@
+"""One record of a classifier's outputs, and the one place that hands each calibrator what it takes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kcal.calibrators.base import Calibrator
+from kcal.calibrators.kcal import KCal
+from kcal.calibrators.training_set import is_to_be_learned
+from kcal.errors import InvalidInputError
+
+
+@dataclass(frozen=True)
+class ClassifierOutputs:
+    """What a trained classifier gave for some samples; any part that a method does not take may be missing."""
+
+    embeddings: Any = field(default=None, repr=False)  # (n, h)
+    logits: Any = field(default=None, repr=False)  # (n, n_classes)
+    labels: Any = field(default=None, repr=False)  # (n,)
+    groups: Any = field(default=None, repr=False)  # (n,)
+
+    def matrix(self, inputs: str) -> Any:
+        """Return the part that a method with such ``inputs`` takes."""
+        values = self.embeddings if inputs == "embeddings" else self.logits
+        if values is None:
+            raise InvalidInputError(f"this method takes {inputs}, but none were given.")
+        return values
+
+
+def fit_on(
+    calibrator: Calibrator,
+    calibration: ClassifierOutputs,
+    train: ClassifierOutputs | None = None,
+    *,
+    classes: Any = None,
+) -> Calibrator:
+    """Fit a calibrator on what it takes of the calibration set and, if it learns from one, of the training set."""
+    extra: dict[str, Any] = {} if classes is None else {"classes": classes}
+    if isinstance(calibrator, KCal):
+        extra["groups"] = calibration.groups
+        if train is not None and is_to_be_learned(calibrator.projection):
+            extra |= {
+                "train_embeddings": train.matrix(calibrator.inputs),
+                "train_labels": train.labels,
+                "train_groups": train.groups,
+            }
+    fitted: Calibrator = calibrator.fit(calibration.matrix(calibrator.inputs), calibration.labels, **extra)  # type: ignore[attr-defined]
+    return fitted
+
+
+def predict_on(calibrator: Calibrator, outputs: ClassifierOutputs) -> Any:
+    """Return a fitted calibrator's probabilities for a classifier's outputs."""
+    return calibrator.predict_proba(outputs.matrix(calibrator.inputs))

@@ -1,0 +1,113 @@
+"""Temperature scaling: one number for all classes, found exactly.
+
+    p = softmax(z / T),   T minimises the mean log-loss
+"""
+
+from __future__ import annotations
+
+import warnings
+from math import exp, log
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from kcal.arrays import check_weights
+from kcal.calibrators.base import Calibrator, CalibratorState, decode_classes, encode_classes
+from kcal.calibrators.logits import encode_columns, log_probabilities
+from kcal.errors import ConvergenceWarning, FileFormatError
+
+LOWEST, HIGHEST = 0.01, 100.0
+
+
+class TemperatureScaling(Calibrator):
+    """Divide all logits by one temperature, the minimiser of the log-loss on the calibration set.
+
+    The loss is convex in 1/T, so that the root of its slope, found by bisection and interpolation on
+    T in [0.01, 100], is the minimiser. Where it lies at a bound (separable data, or logits that tell nothing) a
+    warning says so.
+
+    Parameters
+    ----------
+    representation : "logits" or "probabilities"
+        What ``X`` holds; it is never guessed.
+    seed : int
+        Accepted by every calibrator; nothing here is random.
+
+    Attributes
+    ----------
+    temperature_ : float
+        T; above 1 for an overconfident network.
+    """
+
+    inputs: ClassVar[str] = "logits"
+    method: ClassVar[str] = "ts"
+    temperature_: float
+
+    def __init__(self, *, representation: str = "logits", seed: int = 0) -> None:
+        self.representation = representation
+        self.seed = seed
+
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
+        """Find the temperature for logits ``X`` (n, n_classes) and labels ``y``; integer labels are columns."""
+        rows, _ = self._check_rows(X, fitting=True)
+        logits = log_probabilities(rows, self.representation).numpy()
+        codes, self.classes_ = encode_columns(y, len(logits), logits.shape[1], classes)
+        weights = np.ones(len(logits)) if sample_weight is None else check_weights(sample_weight, len(logits))
+        self.temperature_ = solve_temperature(logits, codes, weights)
+        return self
+
+    def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax(log_probabilities(rows, self.representation) / self.temperature_, dim=1)
+
+    def state(self) -> CalibratorState:
+        """Return what the fitted calibrator is made of."""
+        values = {
+            "classes": encode_classes(self.classes_),
+            "n_features": self.n_features_in_,
+            "temperature": self.temperature_,
+        }
+        return CalibratorState(self.method, self.get_params(), values, {})
+
+    @classmethod
+    def from_state(cls, state: CalibratorState) -> Self:
+        """Return the fitted calibrator that ``state`` describes."""
+        calibrator = cls(**state.parameters)
+        calibrator.classes_ = decode_classes(state.values["classes"])
+        calibrator.n_features_in_ = int(state.values["n_features"])
+        calibrator.temperature_ = float(state.values["temperature"])
+        if not LOWEST <= calibrator.temperature_ <= HIGHEST:
+            raise FileFormatError(f"the stored temperature is out of bounds: {calibrator.temperature_!r}.")
+        return calibrator
+
+
+def solve_temperature(
+    logits: NDArray[np.float64], codes: NDArray[np.int64], weights: NDArray[np.float64]
+) -> float:
+    """Return the T in [0.01, 100] that minimises the weighted mean log-loss of softmax(logits / T)."""
+    shares = weights / weights.sum()
+    own = np.take_along_axis(logits, codes[:, None], axis=1)[:, 0]
+
+    def slope(log_temperature: float) -> float:
+        """Derivative of the loss in 1/T: E over the model of the logit, less the own logit."""
+        scaled = logits * exp(-log_temperature)
+        probabilities = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        return float(shares @ ((probabilities * logits).sum(axis=1) - own))
+
+    if slope(log(LOWEST)) < 0:
+        return _at_bound(LOWEST, "the logits already separate the classes, so no temperature is low enough")
+    if slope(log(HIGHEST)) > 0:
+        return _at_bound(HIGHEST, "the logits tell nothing about the labels, so no temperature is high enough")
+    return exp(brentq(slope, log(LOWEST), log(HIGHEST), xtol=1e-10))
+
+
+def _at_bound(bound: float, reason: str) -> float:
+    warnings.warn(
+        f"The temperature stopped at its bound, {bound}: {reason}. Check that X holds logits and y its columns.",
+        ConvergenceWarning,
+        stacklevel=4,
+    )
+    return bound

@@ -1,0 +1,151 @@
+"""Where KCal's projection comes from: a training set, a held-out half, a fitted projection, or nothing to learn."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from kcal.arrays import check_groups, check_labels, check_matrix
+from kcal.errors import BandwidthWarning, InvalidInputError
+from kcal.kernels import LeaveOutLoss, MotherKernel, search_bandwidth, sort_support
+from kcal.projection import (
+    FastRecipe,
+    Recipe,
+    TrainedProjection,
+    TrainingCurve,
+    project,
+    run_training,
+    start_projection,
+)
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """Embeddings to learn a projection from, with their labels (as they came) and groups."""
+
+    embeddings: torch.Tensor
+    labels: NDArray[Any]
+    groups: Index | None
+
+
+@dataclass(frozen=True)
+class CalibrationSet:
+    """The support to be: embeddings, class codes, weights, and the keys by which samples leave each other out."""
+
+    embeddings: torch.Tensor
+    codes: torch.Tensor
+    n_classes: int
+    weights: torch.Tensor | None
+    keys: torch.Tensor | None
+
+    def leave_out_loss(self, module: nn.Module, kernel: MotherKernel) -> LeaveOutLoss:
+        """Return the leave-out loss under a projection, as a function of the bandwidth."""
+        support = sort_support(project(module, self.embeddings), self.codes, self.n_classes, self.weights)
+        return LeaveOutLoss(support, kernel=kernel, keys=self.keys)
+
+
+@dataclass(frozen=True)
+class LearnedProjection:
+    """The projection in use, and how it came about."""
+
+    module: nn.Module
+    step: int | None = None
+    curve: TrainingCurve | None = None
+    checkpoint_losses: tuple[float, ...] = ()
+
+
+def is_to_be_learned(projection: Any) -> bool:
+    """Say whether a ``projection`` parameter asks for training."""
+    if isinstance(projection, nn.Module):
+        return any(parameter.requires_grad for parameter in projection.parameters())
+    return isinstance(projection, str) and projection != "identity"
+
+
+def given_training_set(
+    embeddings: Any,
+    labels: Any,
+    groups: Any,
+    like: torch.Tensor,
+    as_embeddings: Callable[[torch.Tensor], torch.Tensor],
+) -> TrainingSet | None:
+    """Check what the caller gave as training set; ``like`` is the calibration set's embeddings."""
+    if embeddings is None:
+        if labels is not None or groups is not None:
+            raise InvalidInputError("train_labels and train_groups need train_embeddings; pass all that belong together.")
+        return None
+    if labels is None:
+        raise InvalidInputError("train_embeddings needs train_labels, one a row.")
+    checked = check_matrix(embeddings, "train_embeddings", columns=like.shape[1], owner="the calibration set")
+    rows = as_embeddings(checked).to(device=like.device, dtype=like.dtype)
+    names = check_labels(labels, rows.shape[0], "train_labels")
+    keys = None if groups is None else check_groups(groups, rows.shape[0], "train_groups")
+    return TrainingSet(rows, names, keys)
+
+
+def learn_projection(
+    projection: str | nn.Module,
+    training: TrainingSet,
+    training_codes: Index,
+    calibration: CalibrationSet,
+    *,
+    dimension: int | str,
+    recipe: Recipe,
+    kernel: MotherKernel,
+    seed: int,
+    show: bool | None,
+) -> LearnedProjection:
+    """Train a projection, and choose among its checkpoints on the calibration set where the recipe says so."""
+    module = start_projection(projection, training.embeddings, dimension, seed)
+    checkpoints, steps, curve = run_training(
+        module, training.embeddings, training_codes, calibration.n_classes, recipe, groups=training.groups, seed=seed,
+        monitor=lambda current: calibration.leave_out_loss(current, kernel)(recipe.bandwidth), show=show,
+    )  # fmt: skip
+    return choose_checkpoint(checkpoints, steps, curve, recipe, calibration, kernel)
+
+
+def choose_checkpoint(
+    checkpoints: tuple[nn.Module, ...],
+    steps: tuple[int, ...],
+    curve: TrainingCurve,
+    recipe: Recipe,
+    calibration: CalibrationSet,
+    kernel: MotherKernel,
+) -> LearnedProjection:
+    """Return the checkpoint with the lowest leave-out loss on the calibration set, or the last one."""
+    if len(checkpoints) == 1 or not (isinstance(recipe, FastRecipe) and recipe.select == "calibration"):
+        return LearnedProjection(deepcopy(checkpoints[-1]), steps[-1], curve)
+    losses = []
+    for checkpoint in checkpoints:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BandwidthWarning)  # the search that counts comes later
+            found = search_bandwidth(calibration.leave_out_loss(checkpoint, kernel), tolerance=0.05)
+        losses.append(found.loss)
+    best = int(np.argmin(losses))
+    return LearnedProjection(deepcopy(checkpoints[best]), steps[best], curve, tuple(losses))
+
+
+def adopt_projection(
+    projection: Any, calibration: CalibrationSet, kernel: MotherKernel
+) -> LearnedProjection:
+    """Return the projection that needs no training: a trained one, a frozen module, or the identity."""
+    like = calibration.embeddings
+    if isinstance(projection, TrainedProjection):
+        modules = tuple(deepcopy(module).to(device=like.device, dtype=like.dtype) for module in projection.checkpoints)
+        return choose_checkpoint(modules, projection.steps, projection.curve, projection.recipe, calibration, kernel)
+    if isinstance(projection, nn.Module):
+        return LearnedProjection(deepcopy(projection).to(device=like.device, dtype=like.dtype).eval())
+    if projection == "identity":
+        return LearnedProjection(nn.Identity())
+    raise InvalidInputError(
+        f'projection must be "skip", "linear", "identity", a TrainedProjection or an nn.Module; got {projection!r}.'
+    )
