@@ -63,11 +63,11 @@ def check_matrix(values: Any, name: str = "X", *, columns: int | None = None, ow
             f"{name} must have two dimensions (samples, features); got shape {tuple(tensor.shape)}. "
             "Reshape your data: X.reshape(len(X), -1) keeps one row a sample."
         )
-    if tensor.shape[0] == 0 or tensor.shape[1] == 0:
-        raise InvalidInputError(
-            f"{name} needs at least one row and one column; got shape {tuple(tensor.shape)}: "
-            f"{tensor.shape[0]} sample(s), {tensor.shape[1]} feature(s)."
-        )
+    for count, what in zip(tensor.shape, ("sample", "feature"), strict=True):
+        if count == 0:
+            raise InvalidInputError(
+                f"{name} is empty: found 0 {what}(s) (shape={tuple(tensor.shape)}) while a minimum of 1 is required."
+            )
     if columns is not None and tensor.shape[1] != columns:
         raise InvalidInputError(
             f"{name} has {tensor.shape[1]} features, but {owner or 'this'} is expecting {columns} features as input"
@@ -86,7 +86,7 @@ def check_labels(labels: Any, n_samples: int, name: str = "y") -> NDArray[Any]:
     """Return ``labels`` as a one-dimensional numpy array of ``n_samples`` class labels."""
     if labels is None:
         raise InvalidInputError(f"{name} is required: kcal requires y to be passed, but the target y is None.")
-    array = column_or_1d(_to_numpy(labels), warn=True)
+    array: NDArray[Any] = column_or_1d(_to_numpy(labels), warn=True)
     _check_length(array, n_samples, name)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         row = int(np.flatnonzero(~np.isfinite(array))[0])

@@ -60,7 +60,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_log_proba(self, X: Any) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
         rows, kind = self._check_rows(X)
-        return kind.give_back(self._log_probabilities(rows))
+        logarithms = self._log_probabilities(rows).to(kind.dtype)
+        return kind.give_back(logarithms.masked_fill(torch.exp(logarithms) == 1, 0.0))
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable class of each row, in the kind of ``classes_``."""
@@ -90,6 +91,12 @@ def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
             f"{owner} needs at least two classes; got 1 class, {classes[0]!r}. Pass classes= with every class of the "
             "problem if the calibration set happens to hold only one."
         )
+
+
+def refuse_extra(kind: type[Calibrator], extra: dict[str, Any]) -> None:
+    """Refuse what a method needs nothing of when it is put together again."""
+    if extra:
+        raise InvalidInputError(f"a saved {kind.__name__} takes no {', '.join(extra)}; leave it out.")
 
 
 def encode_classes(classes: NDArray[Any]) -> dict[str, Any]:

@@ -119,6 +119,17 @@ class KCal(Calibrator):
     projection_: nn.Module
     training_curve_: TrainingCurve | None
     support_indices_: NDArray[np.int64]
+    checkpoint_step_: int | None
+    checkpoint_losses_: tuple[float, ...]
+    ids_: NDArray[Any] | None
+    _points: torch.Tensor  # (n_support, d), in the order in which they came
+    _codes: torch.Tensor  # (n_support,)
+    _weights: torch.Tensor | None
+    _keys: torch.Tensor | None
+    _support: SortedSupport
+    _frequencies: NDArray[np.float64]
+    _fingerprints: NDArray[np.uint64]
+    _leave_one_out: NDArray[Any] | None
 
     def __init__(
         self,
@@ -193,7 +204,8 @@ class KCal(Calibrator):
         learns = is_to_be_learned(self.projection)
         if training is not None and not learns:
             raise InvalidInputError(
-                f"train_embeddings are of no use with projection={self.projection!r}: nothing is learned. Leave them out."
+                f"train_embeddings are of no use with projection={self.projection!r}: nothing is to be learned. "
+                "Leave them out."
             )
         label_sets = [labels] if training is None else [labels, training.labels]
         if isinstance(self.projection, TrainedProjection):
@@ -211,6 +223,11 @@ class KCal(Calibrator):
         self._fit_bandwidth()
         return self
 
+    def is_support(self, X: Any) -> NDArray[np.bool_]:
+        """Say of each row whether it is one of the calibration set's, (n,); such rows must not be evaluated on."""
+        rows, _ = self._check_rows(X)
+        return self._is_support(self._as_embeddings(rows))
+
     def log_evidence(self, X: Any) -> Any:
         """Return the log density of each row under the support, (n,).
 
@@ -218,9 +235,7 @@ class KCal(Calibrator):
         """
         rows, kind = self._check_rows(X)
         queries = project(self.projection_, self._here(self._as_embeddings(rows)))
-        return kind.give_back(
-            log_densities(queries, self._support, self.bandwidth_, kernel=get_kernel(self.kernel))
-        )
+        return kind.give_back(log_densities(queries, self._support, self.bandwidth_, kernel=get_kernel(self.kernel)))
 
     @property
     def leave_one_out_proba_(self) -> NDArray[np.floating[Any]]:
@@ -366,13 +381,13 @@ class KCal(Calibrator):
         self.checkpoint_step_ = learned.step
         self.checkpoint_losses_ = learned.checkpoint_losses
         self._points = project(self.projection_, rows)
-        self._support: SortedSupport = sort_support(self._points, self._codes, len(self.classes_), self._weights)
+        self._support = sort_support(self._points, self._codes, len(self.classes_), self._weights)
         self._leave_one_out = None
 
     def _fit_bandwidth(self) -> None:
         self.bandwidth_curve_ = None
         if self.bandwidth == "rule":
-            assert self.bandwidth_reference is not None  # noqa: S101 - checked with the parameters
+            assert self.bandwidth_reference is not None
             rarest = float(self._frequencies[self._frequencies > 0].min() * len(self._codes))
             self.bandwidth_ = scaled_bandwidth(self.bandwidth_reference, rarest, self._support.dimension)
         elif self.bandwidth == "cv":
@@ -393,8 +408,12 @@ class KCal(Calibrator):
         with progress_bar("Choosing the bandwidth", 14, show=self.progress) as advance:
             return search_bandwidth(loss, interval=self.bandwidth_interval, after_each=advance)
 
+    def _is_support(self, embeddings: torch.Tensor) -> NDArray[np.bool_]:
+        known: NDArray[np.bool_] = np.isin(row_fingerprints(embeddings), self._fingerprints)
+        return known
+
     def _warn_of_support_rows(self, rows: torch.Tensor) -> None:
-        known = int(np.isin(row_fingerprints(rows), self._fingerprints).sum())
+        known = int(self._is_support(rows).sum())
         if known:
             warnings.warn(
                 f"{known} of {len(rows)} rows are in the calibration set: each is judged by itself and looks better "

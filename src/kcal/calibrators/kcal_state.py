@@ -153,11 +153,12 @@ def _rebuild_projection(
     else:
         module = build_projection(kind, int(values["n_features"]), int(values["dimension"]), seed=0)
     stored = {name.removeprefix("projection."): t for name, t in tensors.items() if name.startswith("projection.")}
+    module = module.to(dtype=points.dtype)  # before loading, or float64 would pass through float32
     try:
         module.load_state_dict(stored)
     except RuntimeError as error:
         raise FileFormatError(f"the stored projection does not fit: {error}") from error
-    module = module.to(dtype=points.dtype).eval().requires_grad_(False)
+    module = module.eval().requires_grad_(False)
     project(module, torch.zeros(1, int(values["n_features"]), dtype=points.dtype))
     return module
 

@@ -45,7 +45,7 @@ def fit_on(
                 "train_labels": train.labels,
                 "train_groups": train.groups,
             }
-    fitted: Calibrator = calibrator.fit(calibration.matrix(calibrator.inputs), calibration.labels, **extra)  # type: ignore[attr-defined]
+    fitted: Calibrator = calibrator.fit(calibration.matrix(calibrator.inputs), calibration.labels, **extra)
     return fitted
 
 

@@ -33,7 +33,8 @@ def check_prior(prior: Any, classes: NDArray[Any]) -> NDArray[np.float64] | None
         raise InvalidInputError(f"prior must have one entry a class ({len(classes)}); got shape {values.shape}.")
     if not (np.isfinite(values).all() and (values >= 0).all() and abs(values.sum() - 1.0) < 1e-3):
         raise InvalidInputError(f"prior must be frequencies that sum to 1; got {values.tolist()} (sum {values.sum()}).")
-    return values / values.sum()
+    frequencies: NDArray[np.float64] = values / values.sum()
+    return frequencies
 
 
 def apply_prior(

@@ -1,6 +1,6 @@
 """Temperature scaling: one number for all classes, found exactly.
 
-    p = softmax(z / T),   T minimises the mean log-loss
+p = softmax(z / T),   T minimises the mean log-loss
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from kcal.arrays import check_weights
-from kcal.calibrators.base import Calibrator, CalibratorState, decode_classes, encode_classes
+from kcal.calibrators.base import Calibrator, CalibratorState, decode_classes, encode_classes, refuse_extra
 from kcal.calibrators.logits import encode_columns, log_probabilities
 from kcal.errors import ConvergenceWarning, FileFormatError
 
@@ -72,8 +72,9 @@ class TemperatureScaling(Calibrator):
         return CalibratorState(self.method, self.get_params(), values, {})
 
     @classmethod
-    def from_state(cls, state: CalibratorState) -> Self:
+    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
         """Return the fitted calibrator that ``state`` describes."""
+        refuse_extra(cls, extra)
         calibrator = cls(**state.parameters)
         calibrator.classes_ = decode_classes(state.values["classes"])
         calibrator.n_features_in_ = int(state.values["n_features"])
@@ -83,15 +84,13 @@ class TemperatureScaling(Calibrator):
         return calibrator
 
 
-def solve_temperature(
-    logits: NDArray[np.float64], codes: NDArray[np.int64], weights: NDArray[np.float64]
-) -> float:
+def solve_temperature(logits: NDArray[np.float64], codes: NDArray[np.int64], weights: NDArray[np.float64]) -> float:
     """Return the T in [0.01, 100] that minimises the weighted mean log-loss of softmax(logits / T)."""
     shares = weights / weights.sum()
     own = np.take_along_axis(logits, codes[:, None], axis=1)[:, 0]
 
     def slope(log_temperature: float) -> float:
-        """Derivative of the loss in 1/T: E over the model of the logit, less the own logit."""
+        """Return the derivative of the loss in 1/T: the logit expected under the model, less the own logit."""
         scaled = logits * exp(-log_temperature)
         probabilities = np.exp(scaled - scaled.max(axis=1, keepdims=True))
         probabilities /= probabilities.sum(axis=1, keepdims=True)

@@ -81,7 +81,9 @@ def given_training_set(
     """Check what the caller gave as training set; ``like`` is the calibration set's embeddings."""
     if embeddings is None:
         if labels is not None or groups is not None:
-            raise InvalidInputError("train_labels and train_groups need train_embeddings; pass all that belong together.")
+            raise InvalidInputError(
+                "train_labels and train_groups need train_embeddings; pass all that belong together."
+            )
         return None
     if labels is None:
         raise InvalidInputError("train_embeddings needs train_labels, one a row.")
@@ -134,9 +136,7 @@ def choose_checkpoint(
     return LearnedProjection(deepcopy(checkpoints[best]), steps[best], curve, tuple(losses))
 
 
-def adopt_projection(
-    projection: Any, calibration: CalibrationSet, kernel: MotherKernel
-) -> LearnedProjection:
+def adopt_projection(projection: Any, calibration: CalibrationSet, kernel: MotherKernel) -> LearnedProjection:
     """Return the projection that needs no training: a trained one, a frozen module, or the identity."""
     like = calibration.embeddings
     if isinstance(projection, TrainedProjection):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from kcal.calibrators.base import Calibrator, CalibratorState, decode_classes, encode_classes
+from kcal.calibrators.base import Calibrator, CalibratorState, decode_classes, encode_classes, refuse_extra
 from kcal.calibrators.logits import encode_columns, log_probabilities
 
 
@@ -44,8 +44,9 @@ class Uncalibrated(Calibrator):
         return CalibratorState(self.method, self.get_params(), values, {})
 
     @classmethod
-    def from_state(cls, state: CalibratorState) -> Self:
+    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
         """Return the fitted calibrator that ``state`` describes."""
+        refuse_extra(cls, extra)
         calibrator = cls(**state.parameters)
         calibrator.classes_ = decode_classes(state.values["classes"])
         calibrator.n_features_in_ = int(state.values["n_features"])

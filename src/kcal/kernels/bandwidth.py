@@ -73,7 +73,11 @@ def search_bandwidth(
         return seen[log_bandwidth]
 
     places = [float(place) for place in np.linspace(log(low), log(high), coarse)]
-    step, lowest, highest = places[1] - places[0], places[0] - log(LARGEST_WIDENING), places[-1] + log(LARGEST_WIDENING)
+    step, lowest, highest = (
+        places[1] - places[0],
+        places[0] - log(LARGEST_WIDENING),
+        places[-1] + log(LARGEST_WIDENING),
+    )
     best = min(places, key=loss_at)
     while best in (places[0], places[-1]) and lowest < best < highest:
         outwards = places[0] - step if best == places[0] else places[-1] + step
@@ -89,9 +93,7 @@ def search_bandwidth(
         minimize_scalar(loss_at, bounds=bounds, method="bounded", options={"xatol": tolerance})
         best = min(seen, key=seen.__getitem__)
     order = sorted(seen)
-    return BandwidthCurve(
-        np.exp(order), np.array([seen[place] for place in order]), exp(best), seen[best], at_edge
-    )
+    return BandwidthCurve(np.exp(order), np.array([seen[place] for place in order]), exp(best), seen[best], at_edge)
 
 
 def _warn_of_edge(bandwidth: float, interval: tuple[float, float]) -> None:

@@ -38,9 +38,7 @@ def leave_out_log_posteriors(
 ) -> torch.Tensor:
     """Return the log posterior of every support point given the others, (n, n_classes), in the order they came."""
     rule = leave_out_rule(support, keys)
-    return support.as_it_came(
-        log_posteriors(support.points, support, bandwidth, kernel=kernel, leave_out=rule)
-    )
+    return support.as_it_came(log_posteriors(support.points, support, bandwidth, kernel=kernel, leave_out=rule))
 
 
 def mean_log_loss(log_probabilities: torch.Tensor, log_weights: torch.Tensor | None = None) -> float:
@@ -74,6 +72,7 @@ class LeaveOutLoss:
             self._keep_distances()
 
     def __call__(self, bandwidth: float) -> float:
+        """Return the loss at a bandwidth."""
         own = self._kept_own(bandwidth) if self.kept else self._streamed_own(bandwidth)
         return mean_log_loss(own, self.support.log_weights)
 
@@ -97,7 +96,10 @@ class LeaveOutLoss:
             self.rule.fill(distances, 0, columns, torch.inf)
             nearest, position = distances.min(dim=0)
             self.excess[:, columns] = (distances - nearest).to(points.dtype)
-            self.nearest[columns], self.nearest_codes[columns] = nearest.to(points.dtype), self.support.codes[position]
+            self.nearest[columns], self.nearest_codes[columns] = (
+                nearest.to(points.dtype),
+                self.support.codes[position],
+            )
 
     def _kept_own(self, bandwidth: float) -> torch.Tensor:
         """Return the log posterior of every point's own class from the kept distances."""

@@ -28,7 +28,6 @@ import torch
 
 from kcal.errors import InvalidInputError
 
-
 FARTHEST = 1e15
 """Stands for infinity where inf − inf would give NaN; exp(−1e15) is 0 in every precision."""
 
@@ -100,9 +99,7 @@ KERNELS: dict[str, MotherKernel] = {
         MotherKernel("rbf", _rbf, lambda d: 0.5 * d * log(2.0 * pi)),
         MotherKernel("laplace", _exponential(1, None), _exponential_volume(1, lambda d: 1.0)),
         MotherKernel("matern32", _exponential(3, 0.0), _exponential_volume(3, lambda d: 1.0 + d)),
-        MotherKernel(
-            "matern52", _exponential(5, 1 / 3), _exponential_volume(5, lambda d: 1.0 + d + d * (d + 1) / 3)
-        ),
+        MotherKernel("matern52", _exponential(5, 1 / 3), _exponential_volume(5, lambda d: 1.0 + d + d * (d + 1) / 3)),
         MotherKernel("epanechnikov", _compact(1), _compact_volume(1), is_compact=True),
         MotherKernel("biweight", _compact(2), _compact_volume(2), is_compact=True),
         MotherKernel("triweight", _compact(3), _compact_volume(3), is_compact=True),

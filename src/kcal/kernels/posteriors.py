@@ -1,6 +1,6 @@
 """Class posteriors and densities from class sums; valid rows everywhere.
 
-    p_k(q) = S_k(q) / Σ_j S_j(q)        density(q) = Σ_k S_k(q) / (Σ_i w_i · ∫φ_b)
+p_k(q) = S_k(q) / Σ_j S_j(q)        density(q) = Σ_k S_k(q) / (Σ_i w_i · ∫φ_b)
 """
 
 from __future__ import annotations
@@ -8,7 +8,15 @@ from __future__ import annotations
 import torch
 
 from kcal.kernels.mother import KERNELS, MotherKernel
-from kcal.kernels.sums import QUERY_BLOCK, SUPPORT_BLOCK, ClassSums, LeaveOut, class_sums, in_double, squared_distances
+from kcal.kernels.sums import (
+    QUERY_BLOCK,
+    SUPPORT_BLOCK,
+    ClassSums,
+    LeaveOut,
+    class_sums,
+    in_double,
+    squared_distances,
+)
 from kcal.kernels.support import NO_WEIGHT, SortedSupport
 
 

@@ -100,7 +100,11 @@ def class_sums(
 
 
 def _rbf_sums(
-    queries: torch.Tensor, support: SortedSupport, bandwidth: float, kernel: MotherKernel, leave_out: LeaveOut | None
+    queries: torch.Tensor,
+    support: SortedSupport,
+    bandwidth: float,
+    kernel: MotherKernel,
+    leave_out: LeaveOut | None,
 ) -> ClassSums:
     """Sum in the queries' precision; what that cannot resolve (small b, far queries) in float64."""
     if queries.dtype == torch.float64:
@@ -224,7 +228,11 @@ def add_by_class(sums: torch.Tensor, block: torch.Tensor, support: SortedSupport
 
 
 def _radial_sums(
-    queries: torch.Tensor, support: SortedSupport, bandwidth: float, kernel: MotherKernel, leave_out: LeaveOut | None
+    queries: torch.Tensor,
+    support: SortedSupport,
+    bandwidth: float,
+    kernel: MotherKernel,
+    leave_out: LeaveOut | None,
 ) -> ClassSums:
     """Sum any kernel of the distance, in float64 (roots of small distances need it), with a running maximum."""
     points = in_double(queries)

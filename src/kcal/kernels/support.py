@@ -44,7 +44,7 @@ class SortedSupport:
     @cached_property
     def radius(self) -> float:
         """Largest distance of a point from the centre."""
-        return max(float((rows - self.centre).norm(dim=1).max()) for rows in self.points.split(ROWS_AT_ONCE))
+        return max(float((rows - self.centre).norm(dim=1).max()) for rows in torch.split(self.points, ROWS_AT_ONCE))
 
     def to(self, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> SortedSupport:
         """Return the same support elsewhere or in another precision."""

@@ -81,9 +81,7 @@ class ReliabilityBins:
             if count
         ]
         heading = f"{'bin':<16}  {'samples':>9}  {'prediction':>10}  {'observed':>8}"
-        summary = (
-            f"Reliability of {event}: {self.total:,} samples, calibration error {self.calibration_error:.4f}"
-        )
+        summary = f"Reliability of {event}: {self.total:,} samples, calibration error {self.calibration_error:.4f}"
         return "\n".join([summary, heading, *rows])
 
 
@@ -114,9 +112,7 @@ def bin_sorted(
         cuts = _equal_count_cuts(values.shape[0], bins)  # (bins + 1,)
         edges = _edges_between(values, cuts)
     else:
-        edges = (
-            np.arange(bins + 1) / bins
-        )  # correctly rounded, so that 0.15 is the edge 3/20; linspace is not
+        edges = np.arange(bins + 1) / bins  # correctly rounded, so that 0.15 is the edge 3/20; linspace is not
         cuts = _equal_width_cuts(values, edges)
     counts = np.diff(cuts)
     filled = counts > 0

@@ -20,9 +20,7 @@ from kcal.metrics.checks import (
 BLOCK_ENTRIES = 4_000_000
 
 
-def expected_calibration_error(
-    probs: ArrayLike, labels: ArrayLike, *, bins: int = 20, adaptive: bool = True
-) -> float:
+def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bins: int = 20, adaptive: bool = True) -> float:
     """Σ_b (n_b / n)·|accuracy_b − mean confidence_b|, over bins of the top class's probability.
 
     Parameters
@@ -128,9 +126,7 @@ def confidence_errors(predictions: Predictions, *, bins: int, adaptive: tuple[bo
     """Compute the calibration error of the top class for each kind of bins, sorting once."""
     confidences = predictions.confidences
     ordered = sort_predictions(confidences, confidences[predictions.correct])
-    return [
-        bin_sorted(ordered, bins=bins, adaptive=kind, of="confidence").calibration_error for kind in adaptive
-    ]
+    return [bin_sorted(ordered, bins=bins, adaptive=kind, of="confidence").calibration_error for kind in adaptive]
 
 
 def mean_class_errors(

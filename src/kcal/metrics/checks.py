@@ -98,9 +98,7 @@ def check_class_index(index: int, n_classes: int) -> int:
             f'of must be "confidence" or the index of a class, 0 to {n_classes - 1}; got {index!r}.'
         ) from None
     if not 0 <= column < n_classes:
-        raise InvalidInputError(
-            f'of must be "confidence" or the index of a class, 0 to {n_classes - 1}; got {column}.'
-        )
+        raise InvalidInputError(f'of must be "confidence" or the index of a class, 0 to {n_classes - 1}; got {column}.')
     return column
 
 
@@ -115,9 +113,7 @@ def _as_array(values: Any, name: str) -> tuple[NDArray[Any], bool]:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise InvalidInputError(
-            f"{name} must be an array; its rows differ in length or kind ({error})."
-        ) from error
+        raise InvalidInputError(f"{name} must be an array; its rows differ in length or kind ({error}).") from error
     return array, half or array.dtype == np.float16
 
 
@@ -125,17 +121,13 @@ def _check_probs(probs: ArrayLike) -> Floats:
     array, half = _as_array(probs, "probs")
     if array.ndim != 2:
         remedy = " For two classes, pass np.column_stack([1 - p, p])." if array.ndim == 1 else ""
-        raise InvalidInputError(
-            f"probs must be a matrix (n_samples, n_classes); got shape {array.shape}.{remedy}"
-        )
+        raise InvalidInputError(f"probs must be a matrix (n_samples, n_classes); got shape {array.shape}.{remedy}")
     if array.dtype.kind not in "fiu":
         raise InvalidInputError(
             f"probs must be real numbers; got dtype {array.dtype}. Pass one float column per class."
         )
     if array.shape[0] == 0:
-        raise InvalidInputError(
-            "probs must have at least one row; got none. Nothing can be measured on no samples."
-        )
+        raise InvalidInputError("probs must have at least one row; got none. Nothing can be measured on no samples.")
     if array.shape[1] < 2:
         raise InvalidInputError(
             f"probs must have a column for each of at least 2 classes; got {array.shape[1]}. "
@@ -195,9 +187,7 @@ def _check_labels(labels: ArrayLike, *, n_samples: int, n_classes: int) -> NDArr
             if array.dtype.kind in "fb"
             else "Pass each label's position among the columns of probs."
         )
-        raise InvalidInputError(
-            f"labels must be integers, column indices of probs; got dtype {array.dtype}. {remedy}"
-        )
+        raise InvalidInputError(f"labels must be integers, column indices of probs; got dtype {array.dtype}. {remedy}")
     outside = (array < 0) | (array >= n_classes)
     if outside.any():
         row = int(np.argmax(outside))

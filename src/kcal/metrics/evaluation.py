@@ -28,12 +28,8 @@ METRICS = {
     "accuracy": MetricDescription("accuracy", "higher"),
     "expected_calibration_error": MetricDescription("expected calibration error", "lower"),
     "classwise_calibration_error": MetricDescription("class-wise calibration error", "lower"),
-    "static_expected_calibration_error": MetricDescription(
-        "expected calibration error, equal width", "lower"
-    ),
-    "static_classwise_calibration_error": MetricDescription(
-        "class-wise calibration error, equal width", "lower"
-    ),
+    "static_expected_calibration_error": MetricDescription("expected calibration error, equal width", "lower"),
+    "static_classwise_calibration_error": MetricDescription("class-wise calibration error, equal width", "lower"),
     "top_label_brier_loss": MetricDescription("top-label Brier loss", "lower"),
     "multiclass_brier_loss": MetricDescription("multi-class Brier loss", "lower"),
     "negative_log_likelihood": MetricDescription("negative log-likelihood", "lower"),
@@ -112,9 +108,7 @@ def evaluate(
     lowest = resolve_threshold(threshold, predictions.n_classes)
     clip = check_clip(clip)
     adaptive, static = confidence_errors(predictions, bins=number, adaptive=(True, False))
-    class_adaptive, class_static = mean_class_errors(
-        predictions, bins=number, threshold=lowest, adaptive=(True, False)
-    )
+    class_adaptive, class_static = mean_class_errors(predictions, bins=number, threshold=lowest, adaptive=(True, False))
     return Evaluation(
         accuracy=accuracy_of(predictions),
         expected_calibration_error=adaptive,

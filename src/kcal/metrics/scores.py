@@ -66,9 +66,7 @@ def multiclass_brier_loss_of(predictions: Predictions) -> float:
     total = 0.0
     for start in range(0, n_samples, height):
         labels = predictions.labels[start : start + height]
-        differences = predictions.probs[start : start + height].astype(
-            np.float64
-        )  # (height, n_classes), a copy
+        differences = predictions.probs[start : start + height].astype(np.float64)  # (height, n_classes), a copy
         differences[np.arange(labels.shape[0]), labels] -= 1
         total += float(np.vdot(differences, differences))
     return total / (n_samples * n_classes)
@@ -77,9 +75,7 @@ def multiclass_brier_loss_of(predictions: Predictions) -> float:
 def negative_log_likelihood_of(predictions: Predictions, *, clip: Clip) -> float:
     """Compute the negative log-likelihood of checked predictions."""
     lowest, highest = (
-        (1e-3 / predictions.n_classes, 1 - 1e-3 / predictions.n_classes)
-        if clip == "published"
-        else (clip, 1.0)
+        (1e-3 / predictions.n_classes, 1 - 1e-3 / predictions.n_classes) if clip == "published" else (clip, 1.0)
     )
     with np.errstate(divide="ignore"):  # with clip=0 a probability of 0 costs infinity, as asked
         logarithms = np.log(np.clip(predictions.label_probs.astype(np.float64), lowest, highest))

@@ -54,7 +54,7 @@ class ClassIndex:
         good &= self.counts[:, None] > 0
         good &= np.cumsum(good, axis=1) <= per_class
         drawn = good.sum(axis=1)
-        for k in np.flatnonzero(drawn < np.minimum(per_class, self.counts)):
+        for k in np.flatnonzero(drawn < np.minimum(per_class, self.counts)).tolist():
             available = self.members(k) if unavailable is None else self.members(k)[~unavailable[self.members(k)]]
             chosen = generator.permutation(available)[:per_class]
             drawn[k] = len(chosen)
@@ -124,9 +124,7 @@ class StratifiedBatches:
     ``shares`` weighs the batch's log-losses so that they estimate the mean over the training set.
     """
 
-    def __init__(
-        self, codes: Index, n_classes: int, *, batch_size: int, generator: np.random.Generator
-    ) -> None:
+    def __init__(self, codes: Index, n_classes: int, *, batch_size: int, generator: np.random.Generator) -> None:
         self.classes, self.generator = ClassIndex(codes, n_classes), generator
         present = int((self.classes.counts > 0).sum())
         self.per_class = max(2, batch_size // max(present, 1))

@@ -106,7 +106,7 @@ def project(module: nn.Module, embeddings: torch.Tensor) -> torch.Tensor:
     module.eval()
     try:
         with torch.no_grad():
-            parts = [module(rows) for rows in embeddings.split(ROWS_AT_ONCE)]
+            parts = [module(rows) for rows in torch.split(embeddings, ROWS_AT_ONCE)]
     finally:
         module.train(was_training)
     projected = torch.cat(parts)

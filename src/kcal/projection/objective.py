@@ -1,6 +1,6 @@
 """The log-loss that trains Π: every prediction sample given a weighted background, with its gradient by hand.
 
-    e_ij = −‖q_i − z_j‖² / (2·d·b²) + log w_j        L = Σ_i v_i·(logsumexp_j e_ij − logsumexp_{j: y_j = y_i} e_ij)
+e_ij = −‖q_i − z_j‖² / (2·d·b²) + log w_j        L = Σ_i v_i·(logsumexp_j e_ij − logsumexp_{j: y_j = y_i} e_ij)
 """
 
 from __future__ import annotations

@@ -165,9 +165,7 @@ def _train_as_published(
     )  # fmt: skip
     labels = torch.as_tensor(codes, device=embeddings.device)
     optimizer = torch.optim.SGD(module.parameters(), lr=recipe.learning_rate)
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
-        optimizer, factor=recipe.factor, patience=recipe.patience
-    )
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=recipe.factor, patience=recipe.patience)
     curve = _CurveNotes(optimizer)
     with progress_bar("Training the projection", recipe.epochs * recipe.batches_per_epoch, show=show) as advance:
         for _ in range(recipe.epochs):
@@ -183,7 +181,11 @@ def _train_as_published(
 
 
 def _paper_loss(
-    module: nn.Module, embeddings: torch.Tensor, labels: torch.Tensor, episodes: PaperEpisodes, bandwidth: float
+    module: nn.Module,
+    embeddings: torch.Tensor,
+    labels: torch.Tensor,
+    episodes: PaperEpisodes,
+    bandwidth: float,
 ) -> torch.Tensor:
     episode = episodes.draw()
     rows = torch.from_numpy(np.concatenate([episode.queries, episode.background])).to(embeddings.device)
@@ -191,7 +193,12 @@ def _paper_loss(
     n_query = len(episode.queries)
     log_weights = torch.as_tensor(episode.log_weights, device=projected.device, dtype=projected.dtype)
     losses = episode_losses(
-        projected[:n_query], projected[n_query:], codes[:n_query], codes[n_query:], log_weights, bandwidth=bandwidth
+        projected[:n_query],
+        projected[n_query:],
+        codes[:n_query],
+        codes[n_query:],
+        log_weights,
+        bandwidth=bandwidth,
     )
     return losses.mean()
 

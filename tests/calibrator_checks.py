@@ -1,0 +1,167 @@
+"""The contract that every calibrator faces; one function a promise."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import clone
+
+from kcal import KCal, load, save
+from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, predict_on
+from kcal.errors import KcalError, KcalWarning
+
+Factory = Callable[[], Calibrator]
+
+
+def fit(calibrator: Calibrator, problem: Any, *, change: Callable[[Any], Any] = lambda values: values) -> Calibrator:
+    calibration = ClassifierOutputs(change(problem.embeddings), change(problem.logits), problem.labels)
+    train = ClassifierOutputs(change(problem.train_embeddings), change(problem.train_logits), problem.train_labels)
+    return fit_on(calibrator, calibration, train)
+
+
+def test_outputs(problem: Any) -> ClassifierOutputs:
+    return ClassifierOutputs(problem.test_embeddings, problem.test_logits)
+
+
+test_outputs.__test__ = False  # type: ignore[attr-defined]
+
+
+def check_rows_are_probabilities(make: Factory, problem: Any) -> None:
+    probabilities = predict_on(fit(make(), problem), test_outputs(problem))
+    assert probabilities.shape == (600, 3)
+    assert (probabilities >= 0).all()
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, atol=1e-12)
+
+
+def check_same_seed_gives_same_bits(make: Factory, problem: Any) -> None:
+    first, second = (predict_on(fit(make(), problem), test_outputs(problem)) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def check_a_clone_fits_alike_and_is_unfitted(make: Factory, problem: Any) -> None:
+    fitted = fit(make(), problem)
+    copy = clone(fitted)
+    assert not hasattr(copy, "classes_")
+    np.testing.assert_array_equal(
+        predict_on(fit(copy, problem), test_outputs(problem)), predict_on(fitted, test_outputs(problem))
+    )
+
+
+def check_a_second_fit_forgets_the_first(make: Factory, problem: Any, other: Any) -> None:
+    refitted = fit(fit(make(), other), problem)
+    np.testing.assert_array_equal(
+        predict_on(refitted, test_outputs(problem)), predict_on(fit(make(), problem), test_outputs(problem))
+    )
+
+
+def check_it_survives_the_file_bit_for_bit(make: Factory, problem: Any, folder: Path) -> None:
+    fitted = fit(make(), problem)
+    loaded = load(save(fitted, folder / "calibrator.kcal"))
+    assert type(loaded) is type(fitted)
+    np.testing.assert_array_equal(loaded.classes_, fitted.classes_)
+    np.testing.assert_array_equal(predict_on(loaded, test_outputs(problem)), predict_on(fitted, test_outputs(problem)))
+    for name, value in fitted.get_params().items():
+        if isinstance(value, str | int | float | None):
+            assert getattr(loaded, name) == value
+
+
+def check_single_and_double_precision_agree(make: Factory, problem: Any) -> None:
+    double = predict_on(fit(make(), problem), test_outputs(problem))
+    single_fit = fit(make(), problem, change=lambda values: values.astype(np.float32))
+    single = single_fit.predict_proba(test_outputs(problem).matrix(single_fit.inputs).astype(np.float32))
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, double, atol=5e-3)
+
+
+def check_torch_in_torch_out(make: Factory, problem: Any) -> None:
+    fitted = fit(make(), problem, change=torch.from_numpy)
+    rows = test_outputs(problem).matrix(fitted.inputs)
+    for dtype, given_back in ((torch.float64, torch.float64), (torch.float32, torch.float32), (torch.half, torch.float32)):
+        probabilities = fitted.predict_proba(torch.from_numpy(rows).to(dtype))
+        assert isinstance(probabilities, torch.Tensor)
+        assert probabilities.dtype == given_back
+    np.testing.assert_array_equal(
+        fitted.predict_proba(torch.from_numpy(rows)).numpy(), predict_on(fit(make(), problem), test_outputs(problem))
+    )
+
+
+def check_log_probabilities_and_labels_agree(make: Factory, problem: Any) -> None:
+    fitted = fit(make(), problem)
+    rows = test_outputs(problem).matrix(fitted.inputs)
+    probabilities = fitted.predict_proba(rows)
+    np.testing.assert_allclose(np.exp(fitted.predict_log_proba(rows)), probabilities, atol=1e-12)
+    np.testing.assert_array_equal(fitted.predict(rows), fitted.classes_[probabilities.argmax(axis=1)])
+
+
+def check_permuting_classes_permutes_columns(make: Factory, problem: Any) -> None:
+    """Holds exactly at a fixed metric; the training of a projection draws other batches, so KCal shows it unlearned."""
+    permutation = np.array([2, 0, 1])  # new code of each old class
+    calibrator, twin = make(), make()
+    if isinstance(calibrator, KCal):
+        calibrator.set_params(projection="identity")
+        twin.set_params(projection="identity")
+    columns = np.argsort(permutation)
+    plain = fit_on(calibrator, ClassifierOutputs(problem.embeddings, problem.logits, problem.labels))
+    turned = fit_on(
+        twin, ClassifierOutputs(problem.embeddings, problem.logits[:, columns], permutation[problem.labels])
+    )
+    rows = test_outputs(problem)
+    turned_rows = ClassifierOutputs(rows.embeddings, rows.logits[:, columns])
+    np.testing.assert_allclose(predict_on(turned, turned_rows), predict_on(plain, rows)[:, columns], atol=1e-6)
+
+
+def check_a_constant_added_to_logits_changes_nothing(make: Factory, problem: Any) -> None:
+    if make().inputs != "logits":
+        return
+    shift = np.random.default_rng(0).normal(scale=50, size=(len(problem.logits), 1))
+    train_shift = np.random.default_rng(1).normal(scale=50, size=(len(problem.train_logits), 1))
+    calibration = ClassifierOutputs(None, problem.logits + shift, problem.labels)
+    train = ClassifierOutputs(None, problem.train_logits + train_shift, problem.train_labels)
+    shifted = fit_on(make(), calibration, train)
+    expected = predict_on(fit(make(), problem), test_outputs(problem))
+    np.testing.assert_allclose(shifted.predict_proba(problem.test_logits + 17.0), expected, atol=1e-6)
+
+
+def check_hard_inputs_give_valid_rows_or_a_clear_error(make: Factory, problem: Any) -> None:
+    generator = np.random.default_rng(0)
+    labels = np.array([0, 0, 1, 1, 2, 2, 0, 1, 2, 0])
+    cases = {
+        "constant": np.zeros((10, 3)),
+        "separable": 5.0 * np.eye(3)[labels],
+        "saturated": np.where(np.eye(3)[labels] > 0, 1e4, -1e4),
+        "five samples": generator.normal(size=(10, 3)),
+        "two classes": generator.normal(size=(10, 2)),
+        "many classes": generator.normal(size=(400, 200)),
+    }
+    for name, rows in cases.items():
+        own = {"two classes": labels % 2, "many classes": np.arange(400) % 200}.get(name, labels)
+        keep = slice(0, 5) if name == "five samples" else slice(None)
+        queries = rows + 0.25
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", KcalWarning)
+                fitted = fit_on(make(), ClassifierOutputs(rows[keep], rows[keep], own[keep]))
+                probabilities = predict_on(fitted, ClassifierOutputs(queries, queries))
+        except KcalError as error:
+            assert len(str(error)) > 20, name
+            continue
+        assert np.isfinite(probabilities).all(), name
+        np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, atol=1e-6, err_msg=name)
+
+
+def check_it_lowers_the_loss_of_overconfident_logits(make: Factory, problem: Any) -> None:
+    if make().method == "uncal":
+        return
+    truth = problem.test_probabilities
+    logits = problem.test_logits - problem.test_logits.max(axis=1, keepdims=True)
+    raw = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    calibrated = np.log(np.maximum(predict_on(fit(make(), problem), test_outputs(problem)), 1e-12))
+    assert -(truth * calibrated).sum(axis=1).mean() < -(truth * raw).sum(axis=1).mean() - 0.1
+
+
+CHECKS = [value for name, value in sorted(globals().items()) if name.startswith("check_")]
