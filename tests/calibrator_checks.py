@@ -81,7 +81,11 @@ def check_single_and_double_precision_agree(make: Factory, problem: Any) -> None
 def check_torch_in_torch_out(make: Factory, problem: Any) -> None:
     fitted = fit(make(), problem, change=torch.from_numpy)
     rows = test_outputs(problem).matrix(fitted.inputs)
-    for dtype, given_back in ((torch.float64, torch.float64), (torch.float32, torch.float32), (torch.half, torch.float32)):
+    for dtype, given_back in (
+        (torch.float64, torch.float64),
+        (torch.float32, torch.float32),
+        (torch.half, torch.float32),
+    ):
         probabilities = fitted.predict_proba(torch.from_numpy(rows).to(dtype))
         assert isinstance(probabilities, torch.Tensor)
         assert probabilities.dtype == given_back

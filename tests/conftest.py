@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 torch.set_num_threads(1)  # the tests run side by side
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Problem:
     """Three Gaussian classes with overconfident logits: calibration, training and test parts."""
 

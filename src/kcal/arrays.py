@@ -133,7 +133,9 @@ def check_ids(ids: Any, n_samples: int) -> NDArray[Any]:
     _check_length(array, n_samples, "ids")
     unique, counts = np.unique(array, return_counts=True)
     if len(unique) < n_samples:
-        raise InvalidInputError(f"ids must be unique; {unique[counts > 1][0]!r} occurs {counts.max()} times.")
+        raise InvalidInputError(
+            f"ids must be unique; {unique[counts > 1].tolist()[0]!r} occurs {counts[counts > 1][0]} times."
+        )
     return array
 
 
@@ -175,10 +177,17 @@ def row_fingerprints(matrix: torch.Tensor) -> NDArray[np.uint64]:
 def _tensor_from_array_like(values: Any, name: str) -> torch.Tensor:
     if getattr(values, "dtype", None) == np.float16:
         values = np.asarray(values, dtype=np.float32)
-    array = check_array(
-        values, dtype=[np.float64, np.float32], ensure_all_finite=False, ensure_min_samples=0, ensure_min_features=0,
-        input_name=name, ensure_2d=True,
-    )  # fmt: skip
+    try:
+        array = check_array(
+            values,
+            dtype=[np.float64, np.float32],
+            ensure_all_finite=False,
+            ensure_min_samples=0,
+            ensure_min_features=0,
+            input_name=name,
+        )
+    except ValueError as error:
+        raise InvalidInputError(f"{name}: {error}") from error
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()
     return torch.from_numpy(array)

@@ -28,6 +28,7 @@ from kcal.calibrators.training_set import (
     CalibrationSet,
     TrainingSet,
     adopt_projection,
+    check_projection,
     given_training_set,
     is_to_be_learned,
     learn_projection,
@@ -293,7 +294,8 @@ class KCal(Calibrator):
     def _check_parameters(self) -> None:
         get_kernel(self.kernel)
         get_recipe(self.recipe)
-        if not 0 <= self.smoothing < 1:
+        check_projection(self.projection)
+        if not (isinstance(self.smoothing, int | float) and 0 <= self.smoothing < 1):
             raise InvalidInputError(f"smoothing must be at least 0 and less than 1; got {self.smoothing!r}.")
         if self.bandwidth == "rule" and self.bandwidth_reference is None:
             raise InvalidInputError('bandwidth="rule" needs bandwidth_reference=(b, count of the rarest class).')

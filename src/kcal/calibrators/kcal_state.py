@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from kcal.calibrators.base import CalibratorState, decode_classes, encode_classes
+from kcal.calibrators.prior import check_prior
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.kernels import BandwidthCurve, sort_support
 from kcal.projection import ARCHITECTURES, RECIPES, Recipe, TrainingCurve, build_projection, project
@@ -61,11 +63,12 @@ def restore(cls: type[KCal], state: CalibratorState, *, projection: nn.Module | 
         parameters["bandwidth_reference"] = tuple(parameters["bandwidth_reference"])
     points, codes = tensors["support.points"], tensors["support.codes"]
     classes = decode_classes(values["classes"])
-    _check_support(points, codes, len(classes), values)
+    _check_support(tensors, len(classes), values)
     module = _rebuild_projection(values, tensors, points, projection)
     if parameters["projection"] == OWN_MODULE:
         parameters["projection"] = module
     calibrator = cls(**parameters)
+    _check_parameters(calibrator, classes)
     calibrator.classes_, calibrator.n_features_in_ = classes, int(values["n_features"])
     if values["feature_names"]:
         calibrator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
@@ -84,6 +87,14 @@ def restore(cls: type[KCal], state: CalibratorState, *, projection: nn.Module | 
     calibrator._support = sort_support(points, codes, len(classes), calibrator._weights)
     calibrator._leave_one_out = None
     return calibrator
+
+
+def _check_parameters(calibrator: KCal, classes: NDArray[Any]) -> None:
+    try:
+        calibrator._check_parameters()
+        check_prior(calibrator.prior, classes)
+    except InvalidInputError as error:
+        raise FileFormatError(f"a stored parameter is damaged: {error}") from error
 
 
 def _parameters(calibrator: KCal) -> dict[str, Any]:
@@ -125,10 +136,17 @@ def _architecture(module: nn.Module) -> str:
     return next((name for name, kind in ARCHITECTURES.items() if type(module) is kind), OWN_MODULE)
 
 
-def _check_support(points: torch.Tensor, codes: torch.Tensor, n_classes: int, values: dict[str, Any]) -> None:
-    fits = points.ndim == 2 and codes.shape == points.shape[:1] and points.shape[1] == values["dimension"]
+def _check_support(tensors: dict[str, torch.Tensor], n_classes: int, values: dict[str, Any]) -> None:
+    points, codes = tensors["support.points"], tensors["support.codes"]
+    fits = (
+        points.ndim == 2 and points.shape[1] == values["dimension"] and points.dtype in (torch.float32, torch.float64)
+    )
+    for name in ("codes", "weights", "keys", "fingerprints", "indices"):
+        fits = fits and tensors.get(f"support.{name}", codes).shape == points.shape[:1]
     if not fits or len(points) == 0 or not bool(torch.isfinite(points).all()):
-        raise FileFormatError("the stored support is damaged: points and classes do not fit together.")
+        raise FileFormatError("the stored support is damaged: its parts do not fit together.")
+    if len(values["frequencies"]) != n_classes or n_classes < 2:
+        raise FileFormatError("the stored classes are damaged.")
     if codes.dtype != torch.int64 or int(codes.min()) < 0 or int(codes.max()) >= n_classes:
         raise FileFormatError("the stored support is damaged: it names classes that do not exist.")
     if not (np.isfinite(values["bandwidth"]) and values["bandwidth"] > 0):

@@ -96,9 +96,12 @@ def solve_temperature(logits: NDArray[np.float64], codes: NDArray[np.int64], wei
         probabilities /= probabilities.sum(axis=1, keepdims=True)
         return float(shares @ ((probabilities * logits).sum(axis=1) - own))
 
-    if slope(log(LOWEST)) < 0:
+    if not np.ptp(logits, axis=1).any():
+        return 1.0  # all logits of a row are equal, and every temperature is the same
+    steepest, flattest = slope(log(LOWEST)), slope(log(HIGHEST))
+    if steepest <= 0:
         return _at_bound(LOWEST, "the logits already separate the classes, so no temperature is low enough")
-    if slope(log(HIGHEST)) > 0:
+    if flattest >= 0:
         return _at_bound(HIGHEST, "the logits tell nothing about the labels, so no temperature is high enough")
     return exp(brentq(slope, log(LOWEST), log(HIGHEST), xtol=1e-10))
 

@@ -17,6 +17,7 @@ from kcal.arrays import check_groups, check_labels, check_matrix
 from kcal.errors import BandwidthWarning, InvalidInputError
 from kcal.kernels import LeaveOutLoss, MotherKernel, search_bandwidth, sort_support
 from kcal.projection import (
+    ARCHITECTURES,
     FastRecipe,
     Recipe,
     TrainedProjection,
@@ -62,6 +63,14 @@ class LearnedProjection:
     step: int | None = None
     curve: TrainingCurve | None = None
     checkpoint_losses: tuple[float, ...] = ()
+
+
+def check_projection(projection: Any) -> None:
+    """Refuse what is no projection."""
+    names = (*ARCHITECTURES, "identity")
+    if not isinstance(projection, nn.Module | TrainedProjection) and projection not in names:
+        known = ", ".join(f'"{name}"' for name in names)
+        raise InvalidInputError(f"projection must be {known}, a TrainedProjection or an nn.Module; got {projection!r}.")
 
 
 def is_to_be_learned(projection: Any) -> bool:
@@ -144,8 +153,4 @@ def adopt_projection(projection: Any, calibration: CalibrationSet, kernel: Mothe
         return choose_checkpoint(modules, projection.steps, projection.curve, projection.recipe, calibration, kernel)
     if isinstance(projection, nn.Module):
         return LearnedProjection(deepcopy(projection).to(device=like.device, dtype=like.dtype).eval())
-    if projection == "identity":
-        return LearnedProjection(nn.Identity())
-    raise InvalidInputError(
-        f'projection must be "skip", "linear", "identity", a TrainedProjection or an nn.Module; got {projection!r}.'
-    )
+    return LearnedProjection(nn.Identity())

@@ -1,0 +1,458 @@
+"""KCal keeps its promises: probabilities, projections, bandwidths, groups, weights, classes, leaks."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.model_selection import GroupKFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+from torch import nn
+
+from kcal import FastRecipe, KCal, PaperRecipe, train_projection
+from kcal.errors import HeldOutWarning, InvalidInputError, LeakageWarning, MissingClassWarning
+from kcal.kernels import KERNELS
+
+TINY = FastRecipe(steps=6, batch_size=60, checkpoints=2)
+
+EXPECTED_FAILURES = {
+    "check_sample_weight_equivalence_on_dense_data": "leave-one-out leaves a sample out with its whole weight, so "
+    "that the bandwidth chosen for a weight of 2 is not the one chosen for two copies; at a fixed bandwidth it holds",
+}
+
+
+def slow_posteriors(
+    queries: Any, points: Any, codes: Any, n_classes: int, b: float, weights: Any = None, skip: Any = None
+):
+    """A double loop in float64; ``skip(i, j)`` leaves point i out of query j."""
+    result = np.zeros((len(queries), n_classes))
+    for j, query in enumerate(np.asarray(queries, dtype=np.float64)):
+        for i, point in enumerate(np.asarray(points, dtype=np.float64)):
+            if skip is None or not skip(i, j):
+                weight = 1.0 if weights is None else weights[i]
+                result[j, codes[i]] += weight * np.exp(-((query - point) ** 2).mean() / (2 * b * b))
+    return result / result.sum(axis=1, keepdims=True)
+
+
+def identity(**parameters: Any) -> KCal:
+    return KCal(projection="identity", **parameters)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        (identity(), EXPECTED_FAILURES),
+        (identity(bandwidth=0.7), {}),
+        (identity(kernel="epanechnikov"), EXPECTED_FAILURES),
+        (KCal(recipe=TINY), EXPECTED_FAILURES),
+    ],
+    ids=["identity", "fixed bandwidth", "compact kernel", "learned"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::sklearn.exceptions.SkipTestWarning")
+def test_it_is_a_scikit_learn_classifier(estimator: KCal, expected: dict[str, str]) -> None:
+    check_estimator(estimator, expected_failed_checks=expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_probabilities_equal_the_double_loop(problem: Any, dtype: type) -> None:
+    calibrator = identity().fit(problem.embeddings.astype(dtype), problem.labels)
+    expected = slow_posteriors(
+        problem.test_embeddings[:20], problem.embeddings, problem.labels, 3, calibrator.bandwidth_
+    )
+    probabilities = calibrator.predict_proba(problem.test_embeddings[:20].astype(dtype))
+    assert probabilities.dtype == dtype
+    np.testing.assert_allclose(probabilities, expected, atol=1e-12 if dtype is np.float64 else 1e-6)
+
+
+def test_leave_one_out_probabilities_equal_the_double_loop_in_input_order(problem: Any) -> None:
+    calibrator = identity().fit(problem.embeddings[:60], problem.labels[:60])
+    expected = slow_posteriors(
+        problem.embeddings[:60], problem.embeddings[:60], problem.labels, 3, calibrator.bandwidth_,
+        skip=lambda i, j: i == j,
+    )  # fmt: skip
+    np.testing.assert_allclose(calibrator.leave_one_out_proba_, expected, atol=1e-12)
+
+
+def test_leave_one_out_leaves_out_the_group_where_groups_are_given(problem: Any) -> None:
+    groups = np.arange(60) % 7
+    calibrator = identity().fit(problem.embeddings[:60], problem.labels[:60], groups=groups)
+    expected = slow_posteriors(
+        problem.embeddings[:60], problem.embeddings[:60], problem.labels, 3, calibrator.bandwidth_,
+        skip=lambda i, j: groups[i] == groups[j],
+    )  # fmt: skip
+    np.testing.assert_allclose(calibrator.leave_one_out_proba_, expected, atol=1e-12)
+
+
+def test_the_bandwidth_minimises_the_leave_one_out_loss_over_a_dense_grid(problem: Any) -> None:
+    rows, labels = problem.embeddings[:80], problem.labels[:80]
+    found = identity().fit(rows, labels)
+
+    def loss(b: float) -> float:
+        posteriors = slow_posteriors(rows, rows, labels, 3, b, skip=lambda i, j: i == j)
+        return -np.log(posteriors[np.arange(80), labels]).mean()
+
+    grid = found.bandwidth_ * np.exp(np.linspace(-1, 1, 21))
+    assert loss(found.bandwidth_) <= min(loss(b) for b in grid) + 1e-6
+    curve = found.bandwidth_curve_
+    assert curve is not None
+    assert curve.loss == pytest.approx(loss(found.bandwidth_), abs=1e-12)
+    assert (np.diff(curve.bandwidths) > 0).all()
+
+
+def test_folds_take_the_place_of_leave_one_out(problem: Any) -> None:
+    by_folds = identity(folds=5).fit(problem.embeddings, problem.labels)
+    assert by_folds.bandwidth_ != identity().fit(problem.embeddings, problem.labels).bandwidth_
+    rule = {tuple(row) for row in np.round(by_folds.leave_one_out_proba_, 12)}
+    assert len(rule) == len(problem.labels)
+
+
+def test_pure_noise_labels_are_at_chance_under_leave_one_out() -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 5, 1000)
+    calibrator = identity(bandwidth=0.3).fit(generator.normal(size=(1000, 8)).astype(np.float32), labels)
+    accuracy = (calibrator.leave_one_out_proba_.argmax(axis=1) == labels).mean()
+    assert abs(accuracy - 0.2) < 4 * np.sqrt(0.2 * 0.8 / 1000)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(sorted(KERNELS)))
+def test_integer_weights_equal_repetition_at_a_fixed_bandwidth(seed: int, kernel: str) -> None:
+    generator = np.random.default_rng(seed)
+    rows, labels, weights = generator.normal(size=(30, 3)), np.arange(30) % 3, generator.integers(0, 4, 30)
+    weights[:3] = 1
+    queries = generator.normal(size=(10, 3))
+    weighted = identity(bandwidth=0.8, kernel=kernel).fit(rows, labels, sample_weight=weights)
+    repeated = identity(bandwidth=0.8, kernel=kernel).fit(np.repeat(rows, weights, axis=0), np.repeat(labels, weights))
+    np.testing.assert_allclose(weighted.predict_proba(queries), repeated.predict_proba(queries), atol=1e-12)
+
+
+def test_without_a_training_set_a_stratified_half_is_held_out_and_said_so(problem: Any) -> None:
+    with pytest.warns(HeldOutWarning, match="held out to learn the projection"):
+        calibrator = KCal(recipe=TINY).fit(problem.embeddings, problem.labels)
+    kept = problem.labels[calibrator.support_indices_]
+    np.testing.assert_allclose(np.bincount(kept), np.bincount(problem.labels) / 2, atol=0.5)
+    assert calibrator.leave_one_out_proba_.shape == (len(kept), 3)
+
+
+def test_groups_are_never_split_by_the_held_out_half(problem: Any) -> None:
+    groups = np.arange(len(problem.labels)) // 12
+    with pytest.warns(HeldOutWarning):
+        calibrator = KCal(recipe=TINY).fit(problem.embeddings, problem.labels, groups=groups)
+    kept = set(groups[calibrator.support_indices_])
+    held_out = set(np.delete(groups, calibrator.support_indices_))
+    assert not kept & held_out
+    assert abs(len(kept) - len(held_out)) <= 1
+
+
+def test_with_the_identity_every_sample_is_support(problem: Any) -> None:
+    calibrator = identity().fit(problem.embeddings, problem.labels)
+    np.testing.assert_array_equal(calibrator.support_indices_, np.arange(len(problem.labels)))
+
+
+def test_columns_are_the_sorted_union_of_calibration_and_training_labels(problem: Any) -> None:
+    names = np.array(["cat", "ant", "bee", "dog"])
+    train_labels = names[np.where(np.arange(400) < 10, 3, problem.train_labels)]
+    with pytest.warns(MissingClassWarning, match="'dog'"):
+        calibrator = KCal(recipe=TINY).fit(
+            problem.embeddings,
+            names[problem.labels],
+            train_embeddings=problem.train_embeddings,
+            train_labels=train_labels,
+        )
+    assert calibrator.classes_.tolist() == ["ant", "bee", "cat", "dog"]
+    probabilities = calibrator.predict_proba(problem.test_embeddings)
+    assert (probabilities[:, 3] == 0).all()
+    assert set(calibrator.predict(problem.test_embeddings)) <= {"ant", "bee", "cat"}
+
+
+def test_smoothing_gives_a_missing_class_its_share(problem: Any) -> None:
+    calibrator = identity(smoothing=0.04).fit(problem.embeddings, problem.labels, classes=[0, 1, 2, 3])
+    probabilities = calibrator.predict_proba(problem.test_embeddings)
+    np.testing.assert_allclose(probabilities[:, 3], 0.01, atol=1e-12)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, atol=1e-12)
+
+
+def test_classes_fix_the_order_of_columns(problem: Any) -> None:
+    plain = identity(bandwidth=0.6).fit(problem.embeddings, problem.labels)
+    turned = identity(bandwidth=0.6).fit(problem.embeddings, problem.labels, classes=[2, 0, 1])
+    np.testing.assert_array_equal(turned.classes_, [2, 0, 1])
+    np.testing.assert_allclose(
+        turned.predict_proba(problem.test_embeddings), plain.predict_proba(problem.test_embeddings)[:, [2, 0, 1]]
+    )
+
+
+def test_the_prior_corrects_for_other_class_frequencies(problem: Any) -> None:
+    prior = np.array([0.7, 0.2, 0.1])
+    plain = identity(bandwidth=0.6).fit(problem.embeddings, problem.labels).predict_proba(problem.test_embeddings)
+    expected = plain * prior / (np.bincount(problem.labels) / len(problem.labels))
+    expected /= expected.sum(axis=1, keepdims=True)
+    for given_prior in (prior, {0: 0.7, 2: 0.1, 1: 0.2}):
+        corrected = identity(bandwidth=0.6, prior=given_prior).fit(problem.embeddings, problem.labels)
+        np.testing.assert_allclose(corrected.predict_proba(problem.test_embeddings), expected, atol=1e-12)
+
+
+def test_a_prior_that_rules_out_the_only_plausible_class_still_gives_a_valid_row() -> None:
+    calibrator = identity(bandwidth=0.01, prior=[0.0, 0.6, 0.4]).fit(10.0 * np.eye(3), [0, 1, 2])
+    probabilities = calibrator.predict_proba(np.array([[10.0, 0, 0.001]]))
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0)
+    assert probabilities[0, 0] == 0
+
+
+def test_a_class_with_one_sample_is_scored_and_costs_the_same_at_every_bandwidth(problem: Any) -> None:
+    labels = problem.labels.copy()
+    labels[0] = 3
+    calibrator = identity().fit(problem.embeddings, labels)
+    assert calibrator.leave_one_out_proba_[0, 3] == 0
+    assert calibrator.predict_proba(problem.embeddings[:1] + 1e-9)[0, 3] > 0
+
+
+def test_duplicates_of_a_sample_count(problem: Any) -> None:
+    rows = np.concatenate([problem.embeddings[:40], problem.embeddings[:1]])
+    labels = np.concatenate([problem.labels[:40], problem.labels[:1]])
+    calibrator = identity(bandwidth=0.001).fit(rows, labels)
+    assert calibrator.leave_one_out_proba_[0, labels[0]] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("distance", [1e5, 1e6, 1e12, 1e30])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_query_far_from_everything_gets_a_valid_row(problem: Any, distance: float, kernel: str) -> None:
+    calibrator = identity(kernel=kernel, bandwidth=0.6).fit(problem.embeddings.astype(np.float32), problem.labels)
+    row = calibrator.predict_proba(np.full((1, 6), distance, dtype=np.float32))
+    np.testing.assert_allclose(row.sum(), 1.0, atol=1e-6)
+    if kernel not in ("laplace", "matern32", "matern52"):  # their tails compare directions, not distances
+        nearest = problem.labels[problem.embeddings.sum(axis=1).argmax()]
+        assert row[0, nearest] == pytest.approx(1.0)
+    np.testing.assert_allclose(row, calibrator.predict_proba(np.full((1, 6), 1e5, dtype=np.float32)), atol=1e-3)
+
+
+def test_evidence_falls_away_from_the_support(problem: Any) -> None:
+    calibrator = identity().fit(problem.embeddings, problem.labels)
+    near = calibrator.log_evidence(problem.test_embeddings)
+    far = calibrator.log_evidence(problem.test_embeddings + 20.0)
+    assert near.min() > far.max()
+
+
+def test_the_rule_scales_a_reference_bandwidth_by_the_power_law(problem: Any) -> None:
+    rarest = np.bincount(problem.labels).min()
+    calibrator = identity(bandwidth="rule", bandwidth_reference=(0.5, 10 * rarest)).fit(
+        problem.embeddings, problem.labels
+    )
+    assert calibrator.bandwidth_ == pytest.approx(0.5 * 10 ** (1 / 10))
+    assert calibrator.bandwidth_curve_ is None
+
+
+def test_predicting_for_support_rows_warns_and_finds_them(problem: Any) -> None:
+    calibrator = identity().fit(problem.embeddings, problem.labels)
+    mixed = np.concatenate([problem.test_embeddings[:5], problem.embeddings[:2]])
+    with pytest.warns(LeakageWarning, match="2 of 7 rows are in the calibration set"):
+        calibrator.predict_proba(mixed)
+    np.testing.assert_array_equal(calibrator.is_support(mixed.astype(np.float32)), [False] * 5 + [True] * 2)
+
+
+def test_calibration_rows_from_the_training_set_warn(problem: Any) -> None:
+    rows = np.concatenate([problem.embeddings, problem.train_embeddings[:3]])
+    labels = np.concatenate([problem.labels, problem.train_labels[:3]])
+    with pytest.warns(LeakageWarning, match="3 of 243 calibration rows also occur in the training set"):
+        KCal(recipe=TINY).fit(
+            rows, labels, train_embeddings=problem.train_embeddings, train_labels=problem.train_labels
+        )
+
+
+def test_one_trained_projection_serves_pipelines_and_cross_validation(problem: Any) -> None:
+    trained = train_projection(problem.train_embeddings, problem.train_labels, recipe=TINY)
+    scores = cross_val_score(KCal(projection=trained), problem.embeddings, problem.labels, scoring="neg_log_loss", cv=3)
+    assert (scores > -1.0).all()
+    scores = cross_val_score(
+        KCal(projection=trained), problem.embeddings, problem.labels, cv=GroupKFold(4), groups=np.arange(240) % 8
+    )
+    assert (scores > 0.5).all()
+
+
+def test_a_pipeline_hands_the_training_set_to_fit(problem: Any) -> None:
+    scaler = StandardScaler().fit(problem.embeddings)
+    pipeline = make_pipeline(StandardScaler(), KCal(recipe=TINY))
+    pipeline.fit(
+        problem.embeddings,
+        problem.labels,
+        kcal__train_embeddings=scaler.transform(problem.train_embeddings),
+        kcal__train_labels=problem.train_labels,
+    )
+    direct = KCal(recipe=TINY).fit(
+        scaler.transform(problem.embeddings),
+        problem.labels,
+        train_embeddings=scaler.transform(problem.train_embeddings),
+        train_labels=problem.train_labels,
+    )
+    np.testing.assert_array_equal(
+        pipeline.predict_proba(problem.test_embeddings),
+        direct.predict_proba(scaler.transform(problem.test_embeddings)),
+    )
+
+
+def test_a_trained_projection_equals_training_inside_fit(problem: Any) -> None:
+    trained = train_projection(problem.train_embeddings, problem.train_labels, recipe=TINY)
+    outside = KCal(projection=trained).fit(problem.embeddings, problem.labels)
+    inside = KCal(recipe=TINY).fit(
+        problem.embeddings, problem.labels, train_embeddings=problem.train_embeddings, train_labels=problem.train_labels
+    )
+    np.testing.assert_array_equal(
+        outside.predict_proba(problem.test_embeddings), inside.predict_proba(problem.test_embeddings)
+    )
+    assert len(outside.checkpoint_losses_) == 2
+    assert outside.checkpoint_step_ in trained.steps
+
+
+def test_choosing_the_last_checkpoint_does_not_look_at_the_calibration_set(problem: Any) -> None:
+    recipe = FastRecipe(steps=6, batch_size=60, checkpoints=3, select="last")
+    calibrator = KCal(recipe=recipe).fit(
+        problem.embeddings, problem.labels, train_embeddings=problem.train_embeddings, train_labels=problem.train_labels
+    )
+    assert calibrator.checkpoint_step_ == 6
+    assert calibrator.checkpoint_losses_ == ()
+
+
+def test_a_module_is_copied_and_trained_and_a_frozen_one_is_used_as_it_is(problem: Any) -> None:
+    module = nn.Linear(6, 2).double()
+    before = module.weight.detach().clone()
+    trained = KCal(projection=module, recipe=TINY).fit(
+        problem.embeddings, problem.labels, train_embeddings=problem.train_embeddings, train_labels=problem.train_labels
+    )
+    assert torch.equal(module.weight, before)
+    assert not torch.equal(trained.projection_.weight, before) or trained.checkpoint_step_ == 0
+    frozen = KCal(projection=module.requires_grad_(False)).fit(problem.embeddings, problem.labels)
+    assert torch.equal(frozen.projection_.weight, before)
+    assert len(frozen.support_indices_) == len(problem.labels)
+
+
+def test_the_paper_recipe_runs_and_watches_the_calibration_set(problem: Any) -> None:
+    recipe = PaperRecipe(epochs=2, batches_per_epoch=10, learning_rate=0.05)
+    calibrator = KCal(recipe=recipe).fit(
+        problem.embeddings, problem.labels, train_embeddings=problem.train_embeddings, train_labels=problem.train_labels
+    )
+    assert calibrator.checkpoint_step_ == 20
+    assert calibrator.training_curve_ is not None
+    assert len(calibrator.training_curve_.losses) == 2
+
+
+def test_learned_in_groups_it_still_calibrates(problem: Any) -> None:
+    calibrator = KCal(recipe=TINY).fit(
+        problem.embeddings,
+        problem.labels,
+        train_embeddings=problem.train_embeddings,
+        train_labels=problem.train_labels,
+        groups=np.arange(240) % 6,
+        train_groups=np.arange(400) % 9,
+    )
+    odds = np.exp(problem.test_logits)
+    raw = np.log(odds / odds.sum(axis=1, keepdims=True))
+    calibrated = calibrator.predict_log_proba(problem.test_embeddings)
+    cross_entropy = [-(problem.test_probabilities * scores).sum(axis=1).mean() for scores in (calibrated, raw)]
+    assert cross_entropy[0] < cross_entropy[1] - 0.1
+
+
+def test_more_calibration_samples_bring_the_probabilities_nearer_to_the_truth(problem: Any) -> None:
+    generator = np.random.default_rng(5)
+    from conftest import CENTRES
+
+    errors = []
+    for n in (60, 600, 6000):
+        labels = generator.integers(0, 3, n)
+        rows = (CENTRES[labels] + generator.normal(size=(n, 6)))[:, :2]
+        probabilities = identity().fit(rows, labels).predict_proba(problem.test_embeddings[:, :2])
+        errors.append(np.abs(probabilities - problem.test_probabilities).mean())
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 0.03
+
+
+def test_names_of_samples_and_columns_are_kept(problem: Any) -> None:
+    frame = pd.DataFrame(problem.embeddings, columns=[f"e{i}" for i in range(6)])
+    calibrator = identity().fit(frame, problem.labels, ids=[f"patient {i}" for i in range(240)])
+    assert calibrator.feature_names_in_.tolist() == list(frame.columns)
+    assert calibrator.ids_[3] == "patient 3"
+    with pytest.raises(ValueError, match="feature names"):
+        calibrator.predict_proba(frame[list(frame.columns)[::-1]])
+
+
+def test_fitting_leaves_global_randomness_and_inputs_alone(problem: Any) -> None:
+    torch.manual_seed(3)
+    state, rows = torch.get_rng_state(), problem.embeddings.copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HeldOutWarning)
+        KCal(recipe=TINY).fit(rows, problem.labels)
+    assert torch.equal(state, torch.get_rng_state())
+    np.testing.assert_array_equal(rows, problem.embeddings)
+
+
+BAD_PARAMETERS = [
+    ({"kernel": "cosine"}, "kernel must be one of rbf"),
+    ({"recipe": "slow"}, "recipe must be"),
+    ({"bandwidth": -1.0}, "positive number"),
+    ({"bandwidth": "auto"}, "positive number"),
+    ({"bandwidth": float("nan")}, "positive number"),
+    ({"bandwidth": "rule"}, "needs bandwidth_reference"),
+    ({"smoothing": 1.0}, "smoothing must be"),
+    ({"prior": [0.5, 0.4]}, "one entry a class"),
+    ({"prior": [0.5, 0.4, 0.4]}, "sum to 1"),
+    ({"prior": {7: 1.0}}, "not among the classes"),
+    ({"prior": "flat"}, "uniform"),
+    ({"folds": 1}, "at least 2"),
+    ({"folds": 500}, "smaller number"),
+    ({"projection": "deep"}, "projection must be"),
+    ({"projection": 3}, "projection must be"),
+    ({"projection": "skip", "dimension": 0}, "positive integer"),
+    ({"bandwidth_interval": (2.0, 1.0)}, "0 < low < high"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "message"), BAD_PARAMETERS, ids=lambda value: str(value)[:40])
+def test_a_bad_parameter_says_what_was_expected(problem: Any, parameters: dict[str, Any], message: str) -> None:
+    calibrator = KCal(**{"projection": "identity", **parameters})
+    extra = {"train_embeddings": problem.train_embeddings, "train_labels": problem.train_labels}
+    with pytest.raises(InvalidInputError, match=message):
+        calibrator.fit(problem.embeddings, problem.labels, **(extra if "dimension" in parameters else {}))
+
+
+def bad_fits(problem: Any) -> dict[str, tuple[dict[str, Any], str]]:
+    rows, labels = problem.embeddings, problem.labels
+    with_nan, with_inf = rows.copy(), rows.copy()
+    with_nan[7, 2], with_inf[9, 0] = np.nan, np.inf
+    return {
+        "NaN": ({"X": with_nan}, "NaN at row 7"),
+        "infinity": ({"X": with_inf}, "infinity at row 9"),
+        "lengths": ({"y": labels[:-1]}, "239 entries for 240 samples"),
+        "one dimension": ({"X": rows[:, 0]}, "Reshape your data|two dimensions"),
+        "no rows": ({"X": rows[:0], "y": labels[:0]}, "minimum of 1"),
+        "one class": ({"y": np.zeros(240, dtype=int)}, "at least two classes"),
+        "unknown label": ({"classes": [0, 1]}, r"must be in classes \(2 of them\); got 2 at row"),
+        "twice the same class": ({"classes": [0, 1, 2, 2]}, "every class once"),
+        "weights": ({"sample_weight": np.full(240, -1.0)}, "not negative"),
+        "zero weights": ({"sample_weight": np.zeros(240)}, "must not be zero"),
+        "ids": ({"ids": ["a"] * 240}, "'a' occurs 240 times"),
+        "one group": ({"groups": ["p"] * 240}, "at least two groups"),
+        "training labels missing": ({"train_embeddings": rows}, "needs train_labels"),
+        "training rows missing": ({"train_labels": labels}, "need train_embeddings"),
+        "training of no use": ({"train_embeddings": rows, "train_labels": labels}, "of no use"),
+        "training columns": ({"train_embeddings": rows[:, :3], "train_labels": labels}, "3 features"),
+    }
+
+
+@pytest.mark.parametrize("case", list(bad_fits(__import__("conftest").make_problem())))
+def test_bad_data_says_what_came_and_what_to_do(problem: Any, case: str) -> None:
+    changes, message = bad_fits(problem)[case]
+    with pytest.raises(InvalidInputError, match=message):
+        identity().fit(**{"X": problem.embeddings, "y": problem.labels, **changes})
+
+
+def test_a_query_with_other_columns_is_refused(problem: Any) -> None:
+    calibrator = identity().fit(problem.embeddings, problem.labels)
+    for rows in (problem.test_embeddings[:, :5], torch.from_numpy(problem.test_embeddings[:, :5])):
+        with pytest.raises(ValueError, match="X has 5 features, but KCal is expecting 6"):
+            calibrator.predict_proba(rows)
