@@ -145,6 +145,9 @@ def _check_support(tensors: dict[str, torch.Tensor], n_classes: int, values: dic
         fits = fits and tensors.get(f"support.{name}", codes).shape == points.shape[:1]
     if not fits or len(points) == 0 or not bool(torch.isfinite(points).all()):
         raise FileFormatError("the stored support is damaged: its parts do not fit together.")
+    names = values["feature_names"]
+    if names and not (len(names) == values["n_features"] and all(isinstance(name, str) for name in names)):
+        raise FileFormatError("the stored names of the features are damaged.")
     if len(values["frequencies"]) != n_classes or n_classes < 2:
         raise FileFormatError("the stored classes are damaged.")
     if codes.dtype != torch.int64 or int(codes.min()) < 0 or int(codes.max()) >= n_classes:
@@ -177,7 +180,8 @@ def _rebuild_projection(
     except RuntimeError as error:
         raise FileFormatError(f"the stored projection does not fit: {error}") from error
     module = module.eval().requires_grad_(False)
-    project(module, torch.zeros(1, int(values["n_features"]), dtype=points.dtype))
+    if project(module, torch.zeros(1, int(values["n_features"]), dtype=points.dtype)).shape[1] != points.shape[1]:
+        raise FileFormatError("the stored projection does not lead to the space of the stored support.")
     return module
 
 

@@ -220,7 +220,11 @@ class _RbfExponents:
 
 def add_by_class(sums: torch.Tensor, block: torch.Tensor, support: SortedSupport, start: int) -> None:
     """Add a block's rows, support points from ``start`` on, to the row of ``sums`` (n_classes, n) of their class."""
-    stop, starts = start + block.shape[0], support.class_starts
+    stop = start + block.shape[0]
+    if block.device.type == "cpu":
+        sums.index_add_(0, support.codes[start:stop].cpu(), block)
+        return
+    starts = support.class_starts  # elsewhere index_add_ is not deterministic
     for k in range(bisect_right(starts, start) - 1, support.n_classes):
         low, high = max(starts[k], start), min(starts[k + 1], stop)
         if low >= stop:

@@ -1,0 +1,1 @@
+"""Speed and memory of kcal, as ratios in one run; `make bench`."""
