@@ -107,9 +107,7 @@ def test_the_stored_network_gives_the_stored_outputs_of_the_stored_images(exampl
     np.testing.assert_allclose(example.test.logits[:64], logits, rtol=2**-10, atol=1e-4)
 
 
-def test_the_stored_head_gives_the_stored_logits_of_every_part(
-    example: Example, parts: dict[str, ExamplePart]
-) -> None:
+def test_the_stored_head_gives_the_stored_logits_of_every_part(example: Example, parts: dict[str, ExamplePart]) -> None:
     weights = example.network_weights()
     weight, bias = weights["head.weight"].numpy(), weights["head.bias"].numpy()
     for part in parts.values():
@@ -123,9 +121,7 @@ def test_images_are_sixty_four_images_of_bytes(example: Example) -> None:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_the_readme_states_the_measured_figures(
-    parts: dict[str, ExamplePart], readme: str, name: str
-) -> None:
+def test_the_readme_states_the_measured_figures(parts: dict[str, ExamplePart], readme: str, name: str) -> None:
     (line,) = (line for line in readme.splitlines() if line.startswith(f"| {name} | 0."))
     stated = [float(cell) for cell in line.strip("| ").split("|")[1:]]
     part = parts[name]
@@ -138,9 +134,7 @@ def test_the_readme_states_the_measured_figures(
 
 
 @pytest.mark.parametrize("name", ["calibration", "test"])
-def test_the_network_is_overconfident_on_images_it_never_saw(
-    parts: dict[str, ExamplePart], name: str
-) -> None:
+def test_the_network_is_overconfident_on_images_it_never_saw(parts: dict[str, ExamplePart], name: str) -> None:
     confidences, hits = confidences_and_hits(parts[name])
     assert confidences.mean() > hits.mean() + 0.04
     assert best_temperature(parts[name]) > 1.5
@@ -162,10 +156,7 @@ def test_two_readings_are_equal_and_share_no_memory(example: Example) -> None:
     np.testing.assert_array_equal(again.test.embeddings, example.test.embeddings)
     np.testing.assert_array_equal(again.test.labels, example.test.labels)
     assert not np.shares_memory(again.test.embeddings, example.test.embeddings)
-    assert all(
-        torch.equal(tensor, again.network_weights()[name])
-        for name, tensor in example.network_weights().items()
-    )
+    assert all(torch.equal(tensor, again.network_weights()[name]) for name, tensor in example.network_weights().items())
 
 
 def test_torch_takes_the_arrays_without_a_warning(example: Example) -> None:

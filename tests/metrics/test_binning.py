@@ -17,9 +17,7 @@ BINS = st.integers(1, 25)
 def bin_pairs(pairs, *, bins, adaptive):
     values = np.array([value / 20 for value, _ in pairs])
     outcomes = np.array([outcome for _, outcome in pairs])
-    return bin_sorted(
-        sort_predictions(values, values[outcomes]), bins=bins, adaptive=adaptive, of="confidence"
-    )
+    return bin_sorted(sort_predictions(values, values[outcomes]), bins=bins, adaptive=adaptive, of="confidence")
 
 
 def equal_count_slow(pairs, bins):
@@ -43,9 +41,7 @@ def equal_width_slow(pairs, bins):
     rows = []
     for b in range(bins):
         members = [
-            (v / 20, outcome)
-            for v, outcome in pairs
-            if (b / bins < v / 20 <= (b + 1) / bins) or (b == 0 and v == 0)
+            (v / 20, outcome) for v, outcome in pairs if (b / bins < v / 20 <= (b + 1) / bins) or (b == 0 and v == 0)
         ]
         rows.append((len(members), [v for v, _ in members], [outcome for _, outcome in members]))
     return rows

@@ -63,9 +63,7 @@ def classwise_error_slow(probs, labels, bins, adaptive, threshold):
 def test_expected_calibration_error_equals_the_loop(data, bins, adaptive):
     probs, labels = data
     expected = expected_error_slow(probs, labels, bins, adaptive)
-    assert expected_calibration_error(probs, labels, bins=bins, adaptive=adaptive) == pytest.approx(
-        expected, abs=1e-12
-    )
+    assert expected_calibration_error(probs, labels, bins=bins, adaptive=adaptive) == pytest.approx(expected, abs=1e-12)
 
 
 @steady
@@ -113,10 +111,7 @@ def test_errors_lie_between_zero_and_one(data, adaptive):
 @given(data=predictions(), adaptive=st.booleans(), threshold=st.sampled_from(["max", "min", 0.3]))
 def test_the_classwise_error_is_the_mean_of_the_errors_of_each_class(data, adaptive, threshold):
     probs, labels = data
-    parts = [
-        reliability(probs, labels, of=k, adaptive=adaptive, threshold=threshold)
-        for k in range(probs.shape[1])
-    ]
+    parts = [reliability(probs, labels, of=k, adaptive=adaptive, threshold=threshold) for k in range(probs.shape[1])]
     errors = [part.calibration_error for part in parts if part.total]
     expected = np.mean(errors) if errors else np.nan
     value = classwise_calibration_error(probs, labels, adaptive=adaptive, threshold=threshold)
@@ -231,15 +226,11 @@ def test_bins_that_are_no_count_are_refused(bins):
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan"), "median", None])
 def test_thresholds_that_are_no_probability_are_refused(threshold):
-    with pytest.raises(
-        InvalidInputError, match='threshold must be "max", "min" or a number from 0 to 1; got'
-    ):
+    with pytest.raises(InvalidInputError, match='threshold must be "max", "min" or a number from 0 to 1; got'):
         classwise_calibration_error([[0.5, 0.5]], [0], threshold=threshold)
 
 
 @pytest.mark.parametrize("of", [2, -1, "cat", 0.5])
 def test_reliability_of_an_unknown_class_is_refused(of):
-    with pytest.raises(
-        InvalidInputError, match='of must be "confidence" or the index of a class, 0 to 1; got'
-    ):
+    with pytest.raises(InvalidInputError, match='of must be "confidence" or the index of a class, 0 to 1; got'):
         reliability([[0.5, 0.5]], [0], of=of)

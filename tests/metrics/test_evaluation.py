@@ -32,9 +32,7 @@ def test_an_evaluation_holds_what_each_metric_gives_alone(predictions):
         "accuracy": accuracy(probs, labels),
         "expected_calibration_error": expected_calibration_error(probs, labels, bins=15),
         "classwise_calibration_error": classwise_calibration_error(probs, labels, bins=15, threshold="min"),
-        "static_expected_calibration_error": expected_calibration_error(
-            probs, labels, bins=15, adaptive=False
-        ),
+        "static_expected_calibration_error": expected_calibration_error(probs, labels, bins=15, adaptive=False),
         "static_classwise_calibration_error": classwise_calibration_error(
             probs, labels, bins=15, adaptive=False, threshold="min"
         ),

@@ -118,9 +118,7 @@ def test_it_draws_on_the_axes_that_are_given(bins):
 
 def test_equal_count_bins_stand_at_their_mean_prediction_and_are_wide_enough_to_see():
     probs = np.concatenate([np.linspace(0.5, 0.6, 20), np.full(80, 0.999)])
-    adaptive = reliability(
-        np.column_stack([1 - probs, probs]), np.ones(100, dtype=int), bins=5, adaptive=True
-    )
+    adaptive = reliability(np.column_stack([1 - probs, probs]), np.ones(100, dtype=int), bins=5, adaptive=True)
     drawn = bars(reliability_diagram(adaptive), OBSERVED)
     middles = [bar.get_x() + bar.get_width() / 2 for bar in drawn]
     assert middles == pytest.approx(adaptive.mean_prediction.tolist())

@@ -30,7 +30,7 @@ NUMBERS_AT_ONCE = 4_000_000
 """Bound on (queries in hand) × (classes or dimensions)."""
 PILOT_POINTS = 128
 FAR = 1e5
-"""Distance from the centre, in radii of the support, beyond which a radial kernel's posteriors stand still."""
+"""Distance from the centre, in support radii or bandwidths, beyond which a radial kernel's posteriors stand still."""
 LARGEST_EXPONENT_ERROR = 1e-4
 """Where the working precision could miss an exponent by more than this, float64 takes over."""
 
@@ -242,7 +242,8 @@ def _radial_sums(
 ) -> ClassSums:
     """Sum any kernel of the distance, in float64 (roots of small distances need it), with a running maximum."""
     points = in_double(queries)
-    points, norms = _pull_near(points - support.centre.to(points), support.radius)
+    limit = FAR * max(support.radius, bandwidth * sqrt(support.dimension))
+    points, norms = _pull_near(points - support.centre.to(points), limit)
     sums = points.new_zeros(support.n_classes, points.shape[0])
     largest = points.new_full((points.shape[0],), -torch.inf)
     for start in range(0, len(support), SUPPORT_BLOCK):
@@ -262,19 +263,19 @@ def _radial_sums(
             add_by_class(sums[:, columns], block.sub_(shift).exp_(), support, start)
             largest[columns] = highest
     whole = kernel.log_profile(norms.square() / (support.dimension * bandwidth**2), support.dimension)
-    offsets = torch.where(norms > FAR * support.radius, whole, largest)
+    offsets = torch.where(norms > limit, whole, largest)
     return ClassSums(sums.log_().T.to(queries), torch.nan_to_num(offsets, neginf=0.0).to(queries))
 
 
-def _pull_near(points: torch.Tensor, radius: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return queries no farther than FAR support radii from the centre, in the same direction, and their distances.
+def _pull_near(points: torch.Tensor, limit: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return queries no farther than ``limit`` from the centre, in the same direction, and their true distances.
 
     From there on the posteriors no longer change, while the squares of larger distances would swallow the
     differences that decide.
     """
     largest = points.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(points.dtype).tiny)
     norms = largest * (points / largest).norm(dim=1, keepdim=True)
-    return points * (FAR * radius / norms).clamp_max(1.0), norms.squeeze(1)
+    return points * (limit / norms).clamp_max(1.0), norms.squeeze(1)
 
 
 def squared_distances(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

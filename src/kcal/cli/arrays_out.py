@@ -1,0 +1,111 @@
+"""Writing probabilities and arrays as npz, npy, parquet or csv; a file is there whole or not at all."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.cli.arrays_in import SUFFIXES
+from kcal.cli.tables_in import require_pyarrow
+from kcal.errors import InvalidInputError
+from kcal.persistence import write_whole
+
+PROBABILITY_COLUMN = "p_"
+"""Before the name of a class, so that no class can be mistaken for another column."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Probabilities (n, n_classes), the most probable class of each row, and what else is known of the rows."""
+
+    probabilities: NDArray[Any] = field(repr=False)
+    classes: NDArray[Any]
+    ids: NDArray[Any] | None = field(default=None, repr=False)
+    id_column: str = "id"
+    log_evidence: NDArray[Any] | None = field(default=None, repr=False)
+
+    @property
+    def prediction(self) -> NDArray[Any]:
+        """The most probable class of each row."""
+        best: NDArray[Any] = self.classes[self.probabilities.argmax(axis=1)]
+        return best
+
+
+def check_writable(path: Path, suffixes: tuple[str, ...] = ()) -> None:
+    """Refuse early what could not be written after long work."""
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise InvalidInputError(f"{path}: the name of the output must end in {', '.join(suffixes)}.")
+    if path.is_dir() or (path.exists() and not path.is_file()):
+        raise InvalidInputError(f"{path} is not a file; give the name of one.")
+    if not path.parent.is_dir():
+        raise InvalidInputError(f"{path.parent} is not a folder; make it first.")
+
+
+def check_predictions_file(path: Path, *, evidence: bool) -> None:
+    """Refuse early a file that probabilities cannot be written to."""
+    check_writable(path, SUFFIXES)
+    if path.suffix.lower() in (".csv", ".parquet"):
+        require_pyarrow()
+    if path.suffix.lower() == ".npy" and evidence:
+        raise InvalidInputError(
+            f"{path}: npy holds nothing but the probabilities; use npz, parquet or csv for --evidence."
+        )
+
+
+def write_predictions(path: Path, predictions: Predictions) -> Path:
+    """Write predictions in the format that the suffix names; npy holds nothing but the probabilities."""
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        buffer = io.BytesIO()
+        np.save(buffer, predictions.probabilities, allow_pickle=False)
+        return write_whole(path, buffer.getvalue())
+    if suffix == ".npz":
+        return write_arrays(path, _by_key(predictions))
+    return write_table(path, _by_column(predictions))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Path:
+    """Write arrays by name to a compressed npz file."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    return write_whole(path, buffer.getvalue())
+
+
+def write_table(path: Path, columns: Mapping[str, NDArray[Any]]) -> Path:
+    """Write columns by name to a parquet or csv file."""
+    pyarrow = require_pyarrow()
+    table = pyarrow.table(dict(columns))
+    sink = pyarrow.BufferOutputStream()
+    if path.suffix.lower() == ".csv":
+        pyarrow.csv.write_csv(table, sink)
+    else:
+        pyarrow.parquet.write_table(table, sink)
+    return write_whole(path, sink.getvalue().to_pybytes())
+
+
+def _by_key(predictions: Predictions) -> dict[str, NDArray[Any]]:
+    arrays = {
+        "ids": predictions.ids,
+        "prediction": predictions.prediction,
+        "probabilities": predictions.probabilities,
+        "classes": predictions.classes,
+        "log_evidence": predictions.log_evidence,
+    }
+    return {key: array for key, array in arrays.items() if array is not None}
+
+
+def _by_column(predictions: Predictions) -> dict[str, NDArray[Any]]:
+    columns = {"prediction": predictions.prediction}
+    for index, label in enumerate(predictions.classes.tolist()):
+        columns[f"{PROBABILITY_COLUMN}{label}"] = predictions.probabilities[:, index]
+    if predictions.log_evidence is not None:
+        columns["log_evidence"] = predictions.log_evidence
+    if predictions.ids is None:
+        return columns
+    return {"id" if predictions.id_column in columns else predictions.id_column: predictions.ids, **columns}

@@ -1,0 +1,88 @@
+"""What a method is fitted on: the calibration set, the network's training set, and what else it takes."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from kcal.calibrators import Calibrator
+from kcal.calibrators.training_set import is_to_be_learned
+from kcal.cli.arrays_in import ArraysFile, check_readable
+from kcal.cli.class_order import name_labels
+from kcal.cli.samples import Samples, Source, read_samples
+from kcal.cli.vectors import is_text
+from kcal.errors import InvalidInputError
+
+
+def read_to_fit(
+    plan: Calibrator, source: Source, train: Path | None, train_labels: Path | None
+) -> tuple[Samples, Samples | None]:
+    """Read the calibration set and, where the method learns from one and there is one, the training set."""
+    if train is None and train_labels is not None:
+        raise typer.BadParameter("--train-labels needs --train, the file that they belong to.")
+    learns = is_to_be_learned(plan.get_params().get("projection"))
+    if train is not None and not learns:
+        raise typer.BadParameter("--train is of no use here: this method learns no projection.")
+    samples = read_samples(source, inputs=plan.inputs, labelled=True)
+    origin = _training_source(source, train, train_labels, plan.inputs) if learns else None
+    if origin is None:
+        return name_labels(samples), None
+    learned = read_samples(origin, inputs=plan.inputs, labelled=True, feature_names=samples.columns)
+    return _with_the_same_classes(samples, learned)
+
+
+def fit_samples(
+    calibrator: Calibrator, samples: Samples, train: Samples | None, classes: NDArray[Any] | None
+) -> Calibrator:
+    """Fit a calibrator on what it takes of the samples."""
+    accepted = inspect.signature(calibrator.fit).parameters
+    extra: dict[str, Any] = {} if classes is None else {"classes": classes}
+    if samples.weights is not None:
+        if "sample_weight" not in accepted:
+            raise InvalidInputError(
+                f"{samples.name} has weights, but method {calibrator.method} cannot use any. Leave them out."
+            )
+        extra["sample_weight"] = samples.weights
+    extra |= {key: getattr(samples, key) for key in ("groups", "ids") if key in accepted}
+    if train is not None:
+        extra |= {"train_embeddings": train.matrix, "train_labels": train.labels, "train_groups": train.groups}
+    calibrator.fit(samples.matrix, samples.labels, **extra)
+    if samples.columns is not None:
+        calibrator.feature_names_in_ = np.array(samples.columns, dtype=object)
+    return calibrator
+
+
+def _training_source(source: Source, train: Path | None, labels: Path | None, inputs: str) -> Source | None:
+    """Return where the training set lies; columns go by the calibration set's names."""
+    if train is not None:
+        kept = {key: source.columns[key] for key in ("labels", "groups") if key in source.columns}
+        if labels is not None:
+            kept.pop("labels", None)
+        files = {} if labels is None else {"labels": labels}
+        return Source(train, columns=kept, files=files, prefixes=("", "train_"), classes=source.classes)
+    if check_readable(source.path) != ".npz":
+        return None
+    with ArraysFile(source.path) as stored:
+        if f"train_{inputs}" not in stored.keys:
+            return None
+    return Source(source.path, prefixes=("train_",), classes=source.classes)
+
+
+def _with_the_same_classes(samples: Samples, train: Samples) -> tuple[Samples, Samples]:
+    """Return both with labels that mean the same: names of classes in one file hold for the other."""
+    first, second = samples.classes, train.classes
+    if first is not None and second is not None and first.tolist() != second.tolist():
+        raise InvalidInputError(f"{samples.name} and {train.name} list different classes, or in a different order.")
+    shared = first if first is not None else second
+    one, other = (name_labels(replace(part, classes=shared)) for part in (samples, train))
+    if is_text(one.true_labels) != is_text(other.true_labels):
+        raise InvalidInputError(
+            f"labels are text in one of {samples.name} and {train.name}, and numbers in the other. Write them alike."
+        )
+    return one, other

@@ -1,0 +1,121 @@
+"""The options of the commands, each explained once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kcal.calibrators import CALIBRATORS
+from kcal.cli.methods import one_of
+from kcal.cli.samples import Source
+from kcal.kernels import KERNELS
+from kcal.projection import ARCHITECTURES, RECIPES
+
+PROJECTIONS = (*ARCHITECTURES, "identity")
+REPRESENTATIONS = ("logits", "probabilities")
+
+
+def _option(panel: str) -> Callable[..., Any]:
+    """Return a maker of options for one panel of the help page; None stands for the default that the help names."""
+
+    def make(metavar: str, explanation: str, *names: str, **settings: Any) -> Any:
+        return typer.Option(
+            *names, metavar=metavar, help=explanation, rich_help_panel=panel, show_default=False, **settings
+        )
+
+    return make
+
+
+_file = _option("Data in files of their own")
+_column = _option("Columns of csv and parquet files")
+_parameter = _option("The method")
+
+Data = Annotated[Path, typer.Argument(metavar="DATA", help="An npz, npy, parquet or csv file.", show_default=False)]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="What kcal fit wrote.", show_default=False)]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write.", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no summary; only errors and warnings.")]
+
+Labels = Annotated[Path | None, _file("FILE", "Labels.")]
+Logits = Annotated[Path | None, _file("FILE", "Logits, to show the network's own probabilities beside the model's.")]
+Groups = Annotated[Path | None, _file("FILE", "Patients, speakers, sites: a sample is never judged by its own group.")]
+Weights = Annotated[Path | None, _file("FILE", "How many samples each one counts for.")]
+Ids = Annotated[Path | None, _file("FILE", "A name for each sample.")]
+Train = Annotated[
+    Path | None, _file("FILE", "Outputs for the network's own training data; kcal learns its projection there.")
+]
+TrainLabels = Annotated[Path | None, _file("FILE", "Labels of the training data.")]
+Classes = Annotated[
+    str | None,
+    _file("A,B,C", "All classes, in the order of the logits' columns; needed only where the files do not tell."),
+]
+
+LabelColumn = Annotated[str | None, _column("NAME", "Labels. (default: label)")]
+GroupColumn = Annotated[str | None, _column("NAME", "Groups. (default: group, if there is one)")]
+WeightColumn = Annotated[str | None, _column("NAME", "Weights. (default: weight, if there is one)")]
+IdColumn = Annotated[str | None, _column("NAME", "Names of the samples. (default: id, if there is one)")]
+FeatureColumns = Annotated[
+    str | None, _column("PATTERN", "What the method takes, such as 'e_*'. (default: all columns that are nothing else)")
+]
+LogitColumns = Annotated[str | None, _column("PATTERN", "Logits, such as 'z_*', where the table holds embeddings too.")]
+
+Method = Annotated[
+    str,
+    _parameter("NAME", f"{', '.join(CALIBRATORS)}. (default: kcal)", "--method", "-m", callback=one_of(CALIBRATORS)),
+]
+Kernel = Annotated[str | None, _parameter("NAME", f"{', '.join(KERNELS)}. (default: rbf)", callback=one_of(KERNELS))]
+Projection = Annotated[
+    str | None, _parameter("NAME", f"{', '.join(PROJECTIONS)}. (default: skip)", callback=one_of(PROJECTIONS))
+]
+Dimension = Annotated[str | None, _parameter("D", "Of the projected space. (default: auto, at most 32)")]
+RecipeName = Annotated[
+    str | None,
+    _parameter(
+        "NAME", f"How the projection is trained: {', '.join(RECIPES)}. (default: fast)", callback=one_of(RECIPES)
+    ),
+]
+Bandwidth = Annotated[
+    str | None,
+    _parameter("B", "A number; cv, by leave-one-out; rule, scaled from --bandwidth-reference. (default: cv)"),
+]
+BandwidthReference = Annotated[
+    str | None, _parameter("B,COUNT", "For the rule: a bandwidth found before and the count of the rarest class then.")
+]
+Folds = Annotated[int | None, _parameter("N", "Choose the bandwidth by folds in place of leave-one-out.", min=2)]
+Prior = Annotated[
+    str | None,
+    _parameter("SHARES", "Class shares in the field, where DATA's differ: uniform, or such as cat=0.2,dog=0.8."),
+]
+Smoothing = Annotated[
+    float | None,
+    _parameter("SHARE", "Probability to spread evenly over all classes, so that classes without samples get some."),
+]
+Representation = Annotated[
+    str | None,
+    _parameter(
+        "NAME",
+        f"What a method on logits is given: {', '.join(REPRESENTATIONS)}. (default: logits)",
+        callback=one_of(REPRESENTATIONS),
+    ),
+]
+Seed = Annotated[int | None, _parameter("N", "Same seed, same result. (default: 0)")]
+
+
+def source_of(
+    path: Path,
+    *,
+    columns: dict[str, str | None] | None = None,
+    files: dict[str, Path | None] | None = None,
+    prefixes: tuple[str, ...] = ("",),
+    classes: str | None = None,
+) -> Source:
+    """Return where to read from, of what was typed: options that were left out name nothing."""
+    return Source(
+        path,
+        columns={key: name for key, name in (columns or {}).items() if name is not None},
+        files={key: file for key, file in (files or {}).items() if file is not None},
+        prefixes=prefixes,
+        classes=None if classes is None else [name.strip() for name in classes.split(",")],
+    )

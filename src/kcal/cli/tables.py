@@ -1,0 +1,127 @@
+"""What the commands print: metrics side by side, and what was fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from kcal.arrays import encode_labels
+from kcal.calibrators import Calibrator, KCal
+from kcal.cli.arrays_out import Predictions
+from kcal.cli.samples import Samples
+from kcal.metrics import Evaluation, negative_log_likelihood
+from kcal.metrics.evaluation import METRICS
+
+TITLES = {
+    "accuracy": "accuracy, %",
+    "classwise_calibration_error": "class-wise calibration error (CECE), %",
+    "expected_calibration_error": "calibration error (ECE), %",
+    "static_classwise_calibration_error": "CECE, equal-width bins, %",
+    "static_expected_calibration_error": "ECE, equal-width bins, %",
+    "top_label_brier_loss": "Brier loss, top class, %",
+    "multiclass_brier_loss": "Brier loss, all classes, %",
+    "negative_log_likelihood": "log-loss (NLL)",
+}
+"""In the order of a table's rows; losses in percent are the paper's numbers times 10⁻²."""
+
+METHODS = {"uncal": "uncalibrated", "ts": "temperature scaling", "kcal": "KCal"}
+
+
+def console() -> Console:
+    """Return standard output as it is now; numbers are not coloured by themselves."""
+    return Console(highlight=False)
+
+
+def metrics_table(evaluations: Mapping[str, Evaluation], metrics: Sequence[str] = tuple(TITLES)) -> Table:
+    """Return metrics as rows and methods as columns, the best of each row in bold."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("metric", no_wrap=True)
+    for name in evaluations:
+        table.add_column(escape(METHODS.get(name, name)), justify="right")
+    for metric in metrics:
+        higher = METRICS[metric].better == "higher"
+        texts = [_number(found.as_dict()[metric], metric) for found in evaluations.values()]
+        shown = [float(text) for text in texts]
+        pairs = list(zip(texts, shown, strict=True))
+        best = (max if higher else min)(shown)
+        cells = [f"[bold]{text}[/]" if value == best and len(texts) > 1 else text for text, value in pairs]
+        table.add_row(f"{TITLES[metric]} {'↑' if higher else '↓'}", *cells)
+    return table
+
+
+def show_evaluations(evaluations: Mapping[str, Evaluation]) -> None:
+    """Print all metrics, and what they were computed with."""
+    any_one = next(iter(evaluations.values()))
+    out = console()
+    out.print(f"{any_one.n_samples:,} samples, {any_one.n_classes:,} classes")
+    out.print(metrics_table(evaluations))
+    best = ", bold is best" if len(evaluations) > 1 else ""
+    out.print(
+        f"↑ higher is better, ↓ lower is better{best}. {any_one.bins} bins, of equal count unless said; class-wise "
+        f"errors over probabilities of at least {any_one.threshold:.4g}."
+    )
+
+
+def show_fitted(calibrator: Calibrator, samples: Samples, path: Path, seconds: float) -> None:
+    """Print what a fitted calibrator is like, and where it lies."""
+    out = console()
+    method = METHODS.get(calibrator.method, calibrator.method)
+    out.print(f"[bold]{method}[/] fitted in {seconds:.1f} s")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    labels = [str(label) for label in calibrator.classes_.tolist()]
+    table.add_row("classes", escape(f"{len(labels):,}: {', '.join(labels[:5])}{', …' if len(labels) > 5 else ''}"))
+    for title, text in _details(calibrator, samples):
+        table.add_row(title, text)
+    table.add_row("file", escape(f"{path}, {_size(path)}"))
+    out.print(table)
+
+
+def show_predicted(predictions: Predictions, path: Path) -> None:
+    """Print how much was written, and where to."""
+    rows, columns = predictions.probabilities.shape
+    console().print(escape(f"{path}: {rows:,} rows of {columns:,} probabilities, {_size(path)}"), soft_wrap=True)
+
+
+def _details(calibrator: Calibrator, samples: Samples) -> list[tuple[str, str]]:
+    if not isinstance(calibrator, KCal):
+        temperature = getattr(calibrator, "temperature_", None)
+        return [("samples", f"{len(samples):,}")] + (
+            [] if temperature is None else [("temperature", f"{temperature:.4g}")]
+        )
+    support = f"{len(calibrator.support_indices_):,} samples"
+    if samples.weights is not None:
+        support += ", weighted"
+    dimension = calibrator._points.shape[1]
+    return [
+        ("support", support),
+        ("dimension", f"{calibrator.n_features_in_:,} → {dimension:,}"),
+        ("bandwidth", f"{calibrator.bandwidth_:.4g}"),
+        (_left_out(calibrator, samples), f"{_leave_out_loss(calibrator, samples):.4f}"),
+    ]
+
+
+def _left_out(calibrator: KCal, samples: Samples) -> str:
+    if calibrator.folds is not None:
+        return f"log-loss over {calibrator.folds} folds"
+    return "leave-one-out log-loss" if samples.groups is None else "leave-one-group-out log-loss"
+
+
+def _leave_out_loss(calibrator: KCal, samples: Samples) -> float:
+    if calibrator.bandwidth_curve_ is not None:
+        return calibrator.bandwidth_curve_.loss
+    codes = encode_labels(samples.true_labels[calibrator.support_indices_], calibrator.classes_)
+    return negative_log_likelihood(calibrator.leave_one_out_proba_, codes)
+
+
+def _number(value: float, metric: str) -> str:
+    return f"{100 * value:.2f}" if TITLES[metric].endswith("%") else f"{value:.4f}"
+
+
+def _size(path: Path) -> str:
+    size = path.stat().st_size
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{max(size / 1e3, 0.1):.1f} kB"

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import kcal
+from kcal.cli import app, main
+from kcal.cli.messages import readable_messages
+
+COMMANDS = ("demo", "fit", "predict", "evaluate")
+
+
+def test_the_version_is_that_of_the_package(run):
+    assert run("--version").stdout == f"kcal {kcal.__version__}\n"
+
+
+def test_help_lists_the_commands_and_the_exit_codes(run):
+    output = run("--help").stdout
+    for text in (*COMMANDS, "Exit codes", "3 evaluate refused"):
+        assert text in output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(run, command):
+    output = " ".join(run(command, "--help").stdout.split())
+    assert f"kcal {command} " in output.partition("Example")[2]
+    assert "Exit codes" in output
+
+
+def test_no_command_shows_the_help(monkeypatch):
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == 2
+    assert "Usage" in result.output
+
+
+def test_warnings_of_others_are_kept_with_their_place(capsys):
+    with readable_messages():
+        warnings.filterwarnings("always", category=DeprecationWarning)
+        warnings.warn("old habit", DeprecationWarning, stacklevel=1)
+    assert capsys.readouterr().err.startswith("warning: old habit (test_cli_help.py, line ")
+
+
+def test_errors_that_are_bugs_are_not_hidden():
+    with pytest.raises(ZeroDivisionError), readable_messages():
+        _ = 1 / 0
+
+
+def test_errors_of_the_file_system_are_readable(capsys):
+    with pytest.raises(typer.Exit) as exit_, readable_messages():
+        raise OSError(28, "No space left on device", "model.kcal")
+    assert exit_.value.exit_code == 1
+    assert capsys.readouterr().err == "error: model.kcal: No space left on device.\n"
+
+
+def test_a_terminal_without_arrows_is_no_reason_to_fail(monkeypatch, tmp_path):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr(sys, "argv", ["kcal", "fit", "--help"])
+    monkeypatch.setattr(sys, "stdout", stream)
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 0
+    typer.echo("↑", file=stream)
+    assert stream.buffer.getvalue().endswith(b"?\n")

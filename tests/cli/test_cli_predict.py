@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from animals import ANIMALS, blobs, columns_of, read_columns, write_columns
+
+import kcal
+
+TABLES = (".csv", ".parquet")
+
+
+@pytest.fixture
+def expected(model) -> np.ndarray:
+    return kcal.load(model).predict_proba(blobs(60, 2)["embeddings"])
+
+
+@pytest.mark.parametrize("suffix", TABLES)
+def test_a_table_has_ids_the_prediction_and_a_column_for_each_class(run, model, test_set, expected, suffix):
+    run("predict", model, test_set, "--out", f"p{suffix}")
+    columns = read_columns(Path(f"p{suffix}"))
+    assert list(columns) == ["id", "prediction", "p_cat", "p_dog", "p_owl"]
+    assert columns["id"].tolist() == blobs(60, 2)["ids"].tolist()
+    assert columns["prediction"].tolist() == ANIMALS[expected.argmax(axis=1)].tolist()
+    found = np.column_stack([columns[f"p_{name}"] for name in ANIMALS])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_an_npz_file_has_the_same_by_key(run, model, test_set, expected):
+    run("predict", model, test_set, "--out", "p.npz")
+    with np.load("p.npz", allow_pickle=False) as stored:
+        assert sorted(stored.files) == ["classes", "ids", "prediction", "probabilities"]
+        np.testing.assert_array_equal(stored["probabilities"], expected)
+        assert stored["classes"].tolist() == ANIMALS.tolist()
+
+
+def test_an_npy_file_holds_the_probabilities(run, model, test_set, expected):
+    run("predict", model, test_set, "--out", "p.npy")
+    np.testing.assert_array_equal(np.load("p.npy", allow_pickle=False), expected)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy", *TABLES])
+def test_every_format_in_gives_the_same_probabilities(run, model, expected, tmp_path, suffix):
+    arrays, data = blobs(60, 2), tmp_path / f"new{suffix}"
+    options: list[object] = []
+    if suffix == ".npz":
+        np.savez(data, test_embeddings=arrays["embeddings"])
+    elif suffix == ".npy":
+        np.save(data, arrays["embeddings"])
+    else:
+        write_columns(data, columns_of(arrays))
+        options = ["--feature-columns", "e_*"]
+    run("predict", model, data, "-o", "p.npy", *options)
+    np.testing.assert_allclose(np.load("p.npy"), expected, rtol=1e-5)
+
+
+def test_a_model_finds_its_columns_in_a_table_by_name(run, tmp_path, expected):
+    calibration, new = columns_of(blobs(90, 1)), columns_of(blobs(60, 2))
+    write_columns(tmp_path / "calibration.parquet", calibration)
+    del new["label"]
+    write_columns(tmp_path / "new.parquet", {"extra": np.zeros(60), **dict(reversed(new.items()))})
+    run("fit", "calibration.parquet", "-o", "m.kcal", "--projection", "identity", "--feature-columns", "e_*")
+    run("predict", "m.kcal", "new.parquet", "-o", "p.npy")
+    np.testing.assert_allclose(np.load("p.npy"), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["kcal", "kcal-logits"])
+def test_columns_chosen_by_a_pattern_are_put_in_the_order_of_the_model(run, tmp_path, method):
+    calibration, new = (columns_of(blobs(n, seed, names=False)) for n, seed in ((90, 1), (60, 2)))
+    write_columns(tmp_path / "calibration.csv", calibration)
+    write_columns(tmp_path / "new.csv", new)
+    write_columns(tmp_path / "turned.csv", dict(reversed(new.items())))
+    options = ("--feature-columns", "e_*", "--logit-columns", "z_*")
+    run("fit", "calibration.csv", "-o", "m.kcal", "-m", method, "--projection", "identity", *options)
+    for name in ("new", "turned"):
+        run("predict", "m.kcal", f"{name}.csv", "-o", f"{name}.npy", *options)
+    np.testing.assert_array_equal(np.load("new.npy"), np.load("turned.npy"))
+
+
+def test_a_table_without_the_columns_of_the_model_is_refused(run, tmp_path):
+    columns = columns_of(blobs(90, 1))
+    write_columns(tmp_path / "calibration.csv", columns)
+    run("fit", "calibration.csv", "-o", "m.kcal", "--projection", "identity", "--feature-columns", "e_*")
+    del columns["e_3"]
+    message = run("predict", "m.kcal", write_columns(tmp_path / "new.csv", columns), "-o", "p.npy", code=1).stderr
+    assert "lacks 1 of the 5 columns" in message
+    assert "e_3" in message
+
+
+def test_logits_of_a_table_are_put_in_the_order_of_the_model(run, tmp_path, calibration):
+    run("fit", calibration, "-o", "ts.kcal", "-m", "ts")
+    arrays = blobs(60, 2)
+    expected = kcal.load("ts.kcal").predict_proba(arrays["logits"])
+    write_columns(tmp_path / "new.csv", dict(reversed(columns_of(arrays).items())))
+    run("predict", "ts.kcal", "new.csv", "-o", "p.npy", "--logit-columns", "z_*")
+    np.testing.assert_allclose(np.load("p.npy"), expected, rtol=1e-5)
+
+
+def test_logits_with_classes_in_another_order_are_put_in_the_order_of_the_model(run, calibration):
+    run("fit", calibration, "-o", "ts.kcal", "-m", "ts")
+    logits = blobs(60, 2)["logits"]
+    np.savez("new.npz", logits=logits[:, ::-1], classes=ANIMALS[::-1])
+    run("predict", "ts.kcal", "new.npz", "-o", "p.npy")
+    np.testing.assert_allclose(np.load("p.npy"), kcal.load("ts.kcal").predict_proba(logits), rtol=1e-5)
+
+
+def test_logits_of_other_classes_are_refused(run, calibration):
+    run("fit", calibration, "-o", "ts.kcal", "-m", "ts")
+    np.savez("new.npz", logits=blobs(60, 2)["logits"], classes=["ant", "bee", "cow"])
+    assert "ant, bee, cow" in run("predict", "ts.kcal", "new.npz", "-o", "p.npy", code=1).stderr
+
+
+@pytest.mark.parametrize("suffix", [".npz", *TABLES])
+def test_evidence_is_added_when_asked_for(run, model, test_set, suffix):
+    run("predict", model, test_set, "-o", f"p{suffix}", "--evidence")
+    found = np.load("p.npz")["log_evidence"] if suffix == ".npz" else read_columns(Path(f"p{suffix}"))["log_evidence"]
+    expected = kcal.load(model).log_evidence(blobs(60, 2)["embeddings"])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_evidence_needs_a_kcal_model_and_a_format_that_can_hold_it(run, model, calibration, test_set):
+    assert "npy holds nothing but" in run("predict", model, test_set, "-o", "p.npy", "--evidence", code=1).stderr
+    run("fit", calibration, "-o", "ts.kcal", "-m", "ts")
+    assert "needs a kcal model" in run("predict", "ts.kcal", test_set, "-o", "p.npz", "--evidence", code=1).stderr
+
+
+def test_ids_keep_the_name_of_their_column(run, model, tmp_path):
+    columns = columns_of(blobs(60, 2))
+    columns["sample"] = columns.pop("id")
+    write_columns(tmp_path / "new.csv", columns)
+    run("predict", model, "new.csv", "-o", "p.csv", "--id-column", "sample", "--feature-columns", "e_*")
+    assert read_columns(Path("p.csv"))["sample"].tolist() == columns["sample"].tolist()
+
+
+def test_labels_that_are_missing_do_not_matter(run, model, tmp_path):
+    columns = columns_of(blobs(60, 2)) | {"label": [None] * 60}
+    write_columns(tmp_path / "new.parquet", columns)
+    run("predict", model, "new.parquet", "-o", "p.npy", "--feature-columns", "e_*")
+
+
+def test_names_of_classes_may_hold_commas_quotes_and_line_breaks(run):
+    odd = np.array(['a,b"c', "line\nbreak", "[bold]"])
+    np.savez("data.npz", **blobs(90, 1) | {"labels": odd[np.arange(90) % 3], "classes": odd})
+    run("fit", "data.npz", "-o", "m.kcal", "--projection", "identity")
+    for suffix in TABLES:
+        run("predict", "m.kcal", "data.npz", "-o", f"p{suffix}")
+        assert list(read_columns(Path(f"p{suffix}")))[2:] == [f"p_{name}" for name in odd]
+
+
+def test_rows_of_the_calibration_set_are_named_in_one_line(run, model, calibration):
+    result = run("predict", model, calibration, "-o", "p.npy")
+    assert result.stderr.startswith("warning: 90 of 90 rows are in the calibration set")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_line_says_what_was_written_unless_quiet(run, model, test_set):
+    assert "p.npz: 60 rows of 3 probabilities" in run("predict", model, test_set, "-o", "p.npz").stdout
+    assert run("predict", model, test_set, "-o", "p.npz", "--quiet").output == ""
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [("p.txt", "must end in"), ("nowhere/p.csv", "make it first"), (".", "must end in"), ("folder.csv", "not a file")],
+)
+def test_outputs_that_cannot_be_written_are_refused(run, model, test_set, out, message):
+    Path("folder.csv").mkdir()
+    assert message in run("predict", model, test_set, "-o", out, code=1).stderr
+
+
+def test_data_with_another_number_of_columns_are_refused(run, model):
+    np.save("new.npy", np.zeros((3, 4)))
+    message = run("predict", model, "new.npy", "-o", "p.npy", code=1).stderr
+    assert "have 4 columns, but the model was fitted on 5" in message
+
+
+def test_a_foreign_or_missing_model_is_named(run, test_set):
+    Path("foreign.kcal").write_bytes(b"not a model")
+    assert "foreign.kcal is not a kcal file" in run("predict", "foreign.kcal", test_set, "-o", "p.npy", code=1).stderr
+    assert "missing.kcal" in run("predict", "missing.kcal", test_set, "-o", "p.npy", code=1).stderr
+
+
+def test_a_failed_run_leaves_the_old_output_alone(run, model, test_set):
+    run("predict", model, test_set, "-o", "p.csv")
+    before = Path("p.csv").read_bytes()
+    Path("broken.npz").write_bytes(test_set.read_bytes()[:500])
+    run("predict", model, "broken.npz", "-o", "p.csv", code=1)
+    assert Path("p.csv").read_bytes() == before
+    assert not [path for path in Path().iterdir() if path.name.startswith(".")]

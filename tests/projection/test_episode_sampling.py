@@ -1,0 +1,195 @@
+"""The samples of a training step: who predicts, who is background, and for how many each stands."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from kcal.projection.episodes import ClassIndex, PaperEpisodes, StratifiedBatches
+
+steady = settings(deadline=None, derandomize=True, max_examples=60)
+
+RARELY = 1e-4
+"""A fair draw misses this p-value once in 10,000 seeds, and the seeds are fixed."""
+
+
+def episodes(codes, *, predictions=5, per_class=3, seed=0, groups=None, n_classes=None):
+    codes = np.asarray(codes)
+    return PaperEpisodes(
+        codes,
+        int(codes.max()) + 1 if n_classes is None else n_classes,
+        predictions=predictions,
+        per_class=per_class,
+        generator=np.random.default_rng(seed),
+        groups=None if groups is None else np.asarray(groups),
+    )
+
+
+LABELS = st.lists(st.integers(0, 4), min_size=4, max_size=60)
+
+
+def check_episode(drawn, codes, n_classes, per_class, excluded):
+    """What every episode owes, whatever is kept out of its background."""
+    assert len(set(drawn.queries)) == len(drawn.queries)
+    assert len(set(drawn.background)) == len(drawn.background)
+    assert not set(drawn.background) & excluded
+    left = np.array([row for row in range(len(codes)) if row not in excluded], dtype=np.int64)
+    available = np.bincount(codes[left], minlength=n_classes)
+    used = np.bincount(codes[drawn.background], minlength=n_classes)
+    np.testing.assert_array_equal(used, np.minimum(available, per_class))
+    weights = np.exp(drawn.log_weights)
+    by_class = np.bincount(codes[drawn.background], weights=weights, minlength=n_classes)
+    np.testing.assert_allclose(by_class, available, rtol=1e-12)
+    np.testing.assert_allclose(weights, (available / np.maximum(used, 1))[codes[drawn.background]], rtol=1e-12)
+    assert weights.sum() == pytest.approx(len(left), rel=1e-12)
+
+
+@steady
+@given(codes=LABELS, predictions=st.integers(1, 20), per_class=st.integers(1, 20), seed=st.integers(0, 1000))
+def test_background_and_predictions_are_disjoint_and_the_weights_stand_for_all_the_others(
+    codes, predictions, per_class, seed
+):
+    codes = np.array(codes)
+    draws = episodes(codes, predictions=predictions, per_class=per_class, seed=seed, n_classes=6)
+    for _ in range(3):
+        drawn = draws.draw()
+        assert len(drawn.queries) == min(predictions, len(codes) // 2)
+        check_episode(drawn, codes, 6, per_class, set(drawn.queries))
+
+
+@steady
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=4, max_size=60),
+    predictions=st.integers(1, 12), per_class=st.integers(1, 12), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_predictions_come_from_one_group_and_the_background_leaves_it_out(rows, predictions, per_class, seed):
+    codes, groups = np.array(rows).T
+    draws = episodes(codes, predictions=predictions, per_class=per_class, seed=seed, groups=groups, n_classes=4)
+    for _ in range(3):
+        drawn = draws.draw()
+        assert len(set(groups[drawn.queries])) == 1
+        members = set(np.flatnonzero(groups == groups[drawn.queries[0]]))
+        assert len(drawn.queries) == min(predictions, len(members))
+        check_episode(drawn, codes, 4, per_class, members)
+
+
+def test_a_class_with_fewer_samples_than_wanted_uses_all_of_them():
+    codes = np.array([0] * 50 + [1] * 3 + [3])
+    draws = episodes(codes, predictions=10, per_class=20)
+    for _ in range(20):
+        drawn = draws.draw()
+        rare = set(np.flatnonzero(codes == 1)) - set(drawn.queries)
+        assert set(drawn.background[codes[drawn.background] == 1]) == rare
+        np.testing.assert_array_equal(drawn.log_weights[codes[drawn.background] == 1], 0.0)
+        assert (53 in drawn.background) != (53 in drawn.queries)
+
+
+def test_a_group_smaller_than_a_batch_gives_all_its_rows():
+    groups = np.array([0] * 4 + [1] * 40)
+    draws = episodes(np.arange(44) % 2, predictions=8, groups=groups)
+    sizes = {0: set(), 1: set()}
+    for _ in range(200):
+        queries = draws.draw().queries
+        sizes[groups[queries[0]]].add(len(queries))
+    assert sizes == {0: {4}, 1: {8}}
+
+
+def test_a_group_is_drawn_in_proportion_to_its_size():
+    groups = np.repeat([0, 1, 2, 3], [5, 20, 50, 125])
+    draws = episodes(np.arange(200) % 3, predictions=2, groups=groups, seed=1)
+    counts = np.bincount([groups[draws.draw().queries[0]] for _ in range(4000)], minlength=4)
+    assert chisquare(counts, 4000 * np.array([5, 20, 50, 125]) / 200).pvalue > RARELY
+
+
+def test_every_sample_is_a_prediction_equally_often():
+    draws = episodes(np.arange(40) % 3, predictions=5, seed=2)
+    counts = np.bincount(np.concatenate([draws.draw().queries for _ in range(4000)]), minlength=40)
+    # without replacement the counts vary less than chi-square allows: only too much variation is unfair
+    assert chisquare(counts).pvalue > RARELY
+
+
+@pytest.mark.parametrize("size", [5, 14, 40])
+def test_every_set_of_a_class_is_drawn_equally_often(size):
+    """Uniform without replacement: all pairs of a class come up alike, also where draws collide."""
+    index = ClassIndex(np.repeat([0, 1], [size, 3]), 2)
+    generator, pairs = np.random.default_rng(size), {}
+    for _ in range(6000):
+        rows, drawn = index.draw(2, generator)
+        assert drawn.tolist() == [2, 2]
+        pair = tuple(sorted(rows[:2]))
+        pairs[pair] = pairs.get(pair, 0) + 1
+    n_pairs = size * (size - 1) // 2
+    counts = np.zeros(n_pairs)
+    counts[: len(pairs)] = list(pairs.values())
+    assert chisquare(counts).pvalue > RARELY
+
+
+@pytest.mark.parametrize("per_class", [1, 10, 19, 20])
+def test_a_class_that_comes_out_short_is_drawn_uniformly_too(per_class):
+    """20 rows and nearly as many wanted: the spare draws seldom suffice, and the permutation takes over."""
+    index, generator = ClassIndex(np.zeros(20, dtype=np.int64), 1), np.random.default_rng(per_class)
+    counts = np.zeros(20)
+    for _ in range(2000):
+        rows, drawn = index.draw(per_class, generator)
+        assert len(set(rows)) == len(rows) == per_class == drawn[0]
+        counts[rows] += 1
+    if per_class == 20:
+        assert (counts == 2000).all()
+    else:
+        assert chisquare(counts).pvalue > RARELY
+
+
+def test_unavailable_rows_are_never_drawn_and_the_rest_is_uniform():
+    index, generator = ClassIndex(np.zeros(30, dtype=np.int64), 1), np.random.default_rng(3)
+    unavailable = np.zeros(30, dtype=bool)
+    unavailable[::3] = True
+    counts = np.zeros(30)
+    for _ in range(3000):
+        counts[index.draw(4, generator, unavailable)[0]] += 1
+    assert not counts[unavailable].any()
+    assert chisquare(counts[~unavailable]).pvalue > RARELY
+
+
+def test_a_class_of_which_nothing_is_available_is_left_out():
+    index = ClassIndex(np.array([0, 0, 1, 1]), 4)
+    rows, drawn = index.draw(3, np.random.default_rng(0), np.array([False, False, True, True]))
+    assert sorted(rows) == [0, 1]
+    assert drawn.tolist() == [2, 0, 0, 0]
+
+
+@steady
+@given(codes=LABELS, batch_size=st.integers(1, 80), seed=st.integers(0, 1000))
+def test_stratified_batches_hold_as_many_of_each_class_and_their_shares_sum_to_one(codes, batch_size, seed):
+    codes = np.array(codes)
+    batches = StratifiedBatches(codes, 6, batch_size=batch_size, generator=np.random.default_rng(seed))
+    counts = np.bincount(codes, minlength=6)
+    wanted = np.minimum(counts, max(2, batch_size // (counts > 0).sum()))
+    for _ in range(3):
+        rows = batches.draw()
+        assert len(set(rows)) == len(rows)
+        np.testing.assert_array_equal(codes[rows], batches.codes)
+        np.testing.assert_array_equal(np.bincount(codes[rows], minlength=6), wanted)
+    assert batches.shares.sum() == pytest.approx(1.0, rel=1e-12)
+    by_class = np.bincount(batches.codes, weights=batches.shares, minlength=6)
+    np.testing.assert_allclose(by_class, counts / counts.sum(), rtol=1e-12)
+    np.testing.assert_allclose(np.exp(batches.log_weights), batches.shares * len(codes), rtol=1e-12)
+
+
+def test_the_share_of_a_batch_estimates_the_mean_over_the_training_set():
+    codes = np.repeat([0, 1, 2], [100, 10, 3])
+    values = np.random.default_rng(4).normal(size=113)
+    batches = StratifiedBatches(codes, 3, batch_size=15, generator=np.random.default_rng(5))
+    estimates = np.array([(values[batches.draw()] * batches.shares).sum() for _ in range(4000)])
+    error = estimates.std() / np.sqrt(4000)
+    assert abs(estimates.mean() - values.mean()) < 4 * error
+
+
+def test_the_same_generator_draws_the_same_steps():
+    codes = np.arange(60) % 4
+    for make in (
+        lambda seed: episodes(codes, seed=seed).draw().background,
+        lambda seed: StratifiedBatches(codes, 4, batch_size=12, generator=np.random.default_rng(seed)).draw(),
+    ):
+        assert np.array_equal(make(0), make(0))
+        assert not np.array_equal(make(0), make(1))

@@ -1,0 +1,84 @@
+"""The recipes: every number a parameter, and every impossible one refused."""
+
+import dataclasses
+
+import pytest
+
+from kcal.errors import InvalidInputError
+from kcal.projection import RECIPES, FastRecipe, PaperRecipe, get_recipe
+
+
+def test_the_paper_recipe_holds_the_papers_numbers():
+    assert dataclasses.asdict(PaperRecipe()) == {
+        "learning_rate": 4e-4,
+        "epochs": 100,
+        "batches_per_epoch": 5000,
+        "predictions": 64,
+        "background_per_class": 20,
+        "bandwidth": 1.0,
+        "factor": 0.5,
+        "patience": 10,
+        "least_learning_rate": 1e-5,
+        "monitor": "calibration",
+    }
+
+
+@pytest.mark.parametrize(
+    ("steps", "checkpoints", "marks"),
+    [
+        (400, 7, (0, 12, 25, 50, 100, 200, 400)),
+        (400, 3, (0, 200, 400)),
+        (400, 2, (0, 400)),
+        (400, 1, (400,)),
+        (1, 1, (1,)),
+        (1, 7, (0, 1)),
+        (5, 7, (0, 1, 2, 5)),
+        (1000, 4, (0, 250, 500, 1000)),
+    ],
+)
+def test_checkpoints_are_kept_at_the_start_and_at_halvings_of_the_steps(steps, checkpoints, marks):
+    assert FastRecipe(steps=steps, checkpoints=checkpoints).marks() == marks
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+@pytest.mark.parametrize("name", ["steps", "batch_size", "learning_rate", "bandwidth", "checkpoints"])
+def test_numbers_of_the_fast_recipe_must_be_positive(name, value):
+    with pytest.raises(InvalidInputError, match=f"FastRecipe: {name} must be positive; got"):
+        FastRecipe(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+@pytest.mark.parametrize(
+    "name", ["learning_rate", "epochs", "batches_per_epoch", "predictions", "background_per_class", "bandwidth"]
+)
+def test_numbers_of_the_paper_recipe_must_be_positive(name, value):
+    with pytest.raises(InvalidInputError, match=f"PaperRecipe: {name} must be positive; got"):
+        PaperRecipe(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [(FastRecipe, {"start": "zero"}), (FastRecipe, {"select": "best"}), (PaperRecipe, {"monitor": "test"})],
+)
+def test_a_word_that_a_recipe_does_not_know_is_refused(recipe, options):
+    with pytest.raises(InvalidInputError, match=f"{recipe.__name__}: {next(iter(options))} must be one of"):
+        recipe(**options)
+
+
+def test_a_recipe_is_found_by_name_or_is_itself():
+    assert get_recipe("fast") == FastRecipe()
+    assert get_recipe("paper") == PaperRecipe()
+    assert set(RECIPES) == {"fast", "paper"}
+    mine = FastRecipe(steps=3)
+    assert get_recipe(mine) is mine
+
+
+@pytest.mark.parametrize("recipe", ["slow", "", None, 3, FastRecipe])
+def test_an_unknown_recipe_is_refused(recipe):
+    with pytest.raises(InvalidInputError, match='recipe must be "fast", "paper", a FastRecipe or a PaperRecipe; got'):
+        get_recipe(recipe)
+
+
+def test_recipes_do_not_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        FastRecipe().steps = 3
