@@ -6,13 +6,13 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-import calibrator_checks
 import pytest
-from conftest import make_problem
 
+import calibrator_checks
 from kcal import CALIBRATORS, FastRecipe
 from kcal.calibrators import Calibrator, make_calibrator
 from kcal.errors import InvalidInputError
+from synthetic import make_problem
 
 
 def quick(name: str) -> Calibrator:

@@ -20,6 +20,7 @@ from torch import nn
 from kcal import FastRecipe, KCal, PaperRecipe, train_projection
 from kcal.errors import HeldOutWarning, InvalidInputError, LeakageWarning, MissingClassWarning
 from kcal.kernels import KERNELS
+from synthetic import CENTRES, make_problem
 
 TINY = FastRecipe(steps=6, batch_size=60, checkpoints=2)
 
@@ -254,7 +255,7 @@ def test_predicting_for_support_rows_warns_and_finds_them(problem: Any) -> None:
     mixed = np.concatenate([problem.test_embeddings[:5], problem.embeddings[:2]])
     with pytest.warns(LeakageWarning, match="2 of 7 rows are in the calibration set"):
         calibrator.predict_proba(mixed)
-    np.testing.assert_array_equal(calibrator.is_support(mixed.astype(np.float32)), [False] * 5 + [True] * 2)
+    np.testing.assert_array_equal(calibrator.was_fitted_on(mixed.astype(np.float32)), [False] * 5 + [True] * 2)
 
 
 def test_calibration_rows_from_the_training_set_warn(problem: Any) -> None:
@@ -360,8 +361,6 @@ def test_learned_in_groups_it_still_calibrates(problem: Any) -> None:
 
 def test_more_calibration_samples_bring_the_probabilities_nearer_to_the_truth(problem: Any) -> None:
     generator = np.random.default_rng(5)
-    from conftest import CENTRES
-
     errors = []
     for n in (60, 600, 6000):
         labels = generator.integers(0, 3, n)
@@ -444,7 +443,7 @@ def bad_fits(problem: Any) -> dict[str, tuple[dict[str, Any], str]]:
     }
 
 
-@pytest.mark.parametrize("case", list(bad_fits(__import__("conftest").make_problem())))
+@pytest.mark.parametrize("case", list(bad_fits(make_problem())))
 def test_bad_data_says_what_came_and_what_to_do(problem: Any, case: str) -> None:
     changes, message = bad_fits(problem)[case]
     with pytest.raises(InvalidInputError, match=message):

@@ -48,7 +48,7 @@ def rewrite(path: Path, header: Any, tensors: dict[str, torch.Tensor] | None = N
 
 def test_everything_a_user_sees_comes_back(fitted: KCal, problem: Any, tmp_path: Path) -> None:
     loaded = load(save(fitted, tmp_path / "model.kcal"))
-    for name in ("predict_proba", "log_evidence", "predict", "is_support"):
+    for name in ("predict_proba", "log_evidence", "predict", "was_fitted_on"):
         np.testing.assert_array_equal(
             getattr(loaded, name)(problem.test_embeddings), getattr(fitted, name)(problem.test_embeddings)
         )

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from kcal.arrays import check_matrix, kind_of
-from kcal.errors import InvalidInputError
+from kcal.arrays import check_matrix, kind_of, row_fingerprints
+from kcal.errors import FileFormatError, InvalidInputError
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Name under which a saved calibrator is found again."""
     classes_: NDArray[Any]
     n_features_in_: int
+    _fingerprints: NDArray[np.uint64]  # of the rows that it was fitted on, ascending
+
+    @abstractmethod
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn from the rows ``X`` and labels ``y`` of the calibration set; methods add keywords of their own."""
 
     @abstractmethod
     def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
@@ -51,6 +56,11 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @abstractmethod
     def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
         """Return the fitted calibrator that ``state`` describes."""
+
+    def was_fitted_on(self, X: Any) -> NDArray[np.bool_]:
+        """Say of each row whether the calibrator was fitted on it, (n,); such rows must not be evaluated on."""
+        rows, _ = self._check_rows(X)
+        return self._knows(rows)
 
     def predict_proba(self, X: Any) -> Any:
         """Return calibrated probabilities, (n, n_classes); every row sums to 1."""
@@ -68,6 +78,42 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows, _ = self._check_rows(X)
         labels: NDArray[Any] = self.classes_[self._log_probabilities(rows).argmax(dim=1).cpu().numpy()]
         return labels
+
+    def _remember(self, rows: torch.Tensor) -> None:
+        """Keep fingerprints of the rows that the calibrator is fitted on."""
+        self._fingerprints = np.sort(row_fingerprints(rows))
+
+    def _knows(self, rows: torch.Tensor) -> NDArray[np.bool_]:
+        prints = row_fingerprints(rows)
+        places = np.searchsorted(self._fingerprints, prints).clip(max=len(self._fingerprints) - 1)
+        known: NDArray[np.bool_] = self._fingerprints[places] == prints
+        return known
+
+    def _state(self, parameters: dict[str, Any], values: dict[str, Any], **tensors: torch.Tensor) -> CalibratorState:
+        """Return the state: what all calibrators share, and what is the method's own."""
+        shared = {
+            "classes": encode_classes(self.classes_),
+            "n_features": self.n_features_in_,
+            "feature_names": getattr(self, "feature_names_in_", np.array([])).tolist(),
+        }
+        prints = torch.from_numpy(self._fingerprints.view(np.int64))
+        return CalibratorState(self.method, parameters, shared | values, {"fingerprints": prints, **tensors})
+
+    def _restore(self, state: CalibratorState) -> Self:
+        """Put back what all calibrators share."""
+        values, prints = state.values, state.tensors["fingerprints"]
+        names = values["feature_names"]
+        self.classes_, self.n_features_in_ = decode_classes(values["classes"]), values["n_features"]
+        if names:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        if names and not (len(names) == self.n_features_in_ and all(isinstance(name, str) for name in names)):
+            raise FileFormatError("the stored names of the features are damaged.")
+        if type(self.n_features_in_) is not int or self.n_features_in_ < 1 or len(self.classes_) < 2:
+            raise FileFormatError("the stored classes or features are damaged.")
+        if prints.dtype != torch.int64 or prints.ndim != 1 or len(prints) == 0:
+            raise FileFormatError("the stored fingerprints are damaged.")
+        self._fingerprints = np.sort(prints.numpy().view(np.uint64))
+        return self
 
     def _check_rows(self, X: Any, *, fitting: bool = False) -> tuple[torch.Tensor, Any]:
         """Check the rows of ``X``, and their number of columns against what ``fit`` saw."""

@@ -129,7 +129,6 @@ class KCal(Calibrator):
     _keys: torch.Tensor | None
     _support: SortedSupport
     _frequencies: NDArray[np.float64]
-    _fingerprints: NDArray[np.uint64]
     _leave_one_out: NDArray[Any] | None
 
     def __init__(
@@ -196,6 +195,7 @@ class KCal(Calibrator):
         """
         self._check_parameters()
         rows, _ = self._check_rows(X, fitting=True)
+        self._remember(rows)
         rows, n = self._as_embeddings(rows), rows.shape[0]
         labels = check_labels(y, n)
         group_codes = None if groups is None else check_groups(groups, n)
@@ -219,15 +219,12 @@ class KCal(Calibrator):
         if learns and training is None:
             training, kept = self._hold_out(rows, labels, codes, group_codes)
         self.support_indices_ = kept
-        self._remember(rows[kept], codes[kept], _at(weights, kept), _at(names, kept), _at(group_codes, kept), training)
+        self._describe_support(
+            rows[kept], codes[kept], _at(weights, kept), _at(names, kept), _at(group_codes, kept), training
+        )
         self._fit_projection(rows[kept], training)
         self._fit_bandwidth()
         return self
-
-    def is_support(self, X: Any) -> NDArray[np.bool_]:
-        """Say of each row whether it is one of the calibration set's, (n,); such rows must not be evaluated on."""
-        rows, _ = self._check_rows(X)
-        return self._is_support(self._as_embeddings(rows))
 
     def log_evidence(self, X: Any) -> Any:
         """Return the log density of each row under the support, (n,).
@@ -248,6 +245,12 @@ class KCal(Calibrator):
             )
             self._leave_one_out = torch.exp(self._finish(posteriors)).cpu().numpy()
         return self._leave_one_out
+
+    @property
+    def dimension_(self) -> int:
+        """D in use."""
+        check_is_fitted(self)
+        return int(self._points.shape[1])
 
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; predictions then run there."""
@@ -274,9 +277,8 @@ class KCal(Calibrator):
         return restore(cls, state, **extra)
 
     def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        rows = self._as_embeddings(rows)
-        self._warn_of_support_rows(rows)
-        queries = project(self.projection_, self._here(rows))
+        self._warn_of_known_rows(rows)
+        queries = project(self.projection_, self._here(self._as_embeddings(rows)))
         posteriors = log_posteriors(queries, self._support, self.bandwidth_, kernel=get_kernel(self.kernel))
         return self._finish(posteriors)
 
@@ -327,7 +329,7 @@ class KCal(Calibrator):
         )
         return TrainingSet(rows[learn], labels[learn], _at(groups, learn)), keep
 
-    def _remember(
+    def _describe_support(
         self,
         rows: torch.Tensor,
         codes: NDArray[np.int64],
@@ -342,7 +344,6 @@ class KCal(Calibrator):
         keys = groups if self.folds is None else fold_codes(codes, self.folds, groups, self.seed)
         self._keys = None if keys is None else torch.as_tensor(keys, device=rows.device)
         self.ids_ = ids
-        self._fingerprints = np.sort(row_fingerprints(rows))
         counts = np.bincount(codes, weights=weights, minlength=len(self.classes_))
         self._frequencies = counts / counts.sum()
         check_prior(self.prior, self.classes_)
@@ -359,7 +360,7 @@ class KCal(Calibrator):
         if isinstance(self.projection, TrainedProjection):
             seen = self.projection.fingerprints
         if seen is not None:
-            self._warn_of_leak(int(np.isin(self._fingerprints, seen).sum()), len(rows))
+            self._warn_of_leak(int(np.isin(row_fingerprints(rows), seen).sum()), len(rows))
 
     def _fit_projection(self, rows: torch.Tensor, training: TrainingSet | None) -> None:
         calibration = CalibrationSet(rows, self._codes, len(self.classes_), self._weights, self._keys)
@@ -410,12 +411,8 @@ class KCal(Calibrator):
         with progress_bar("Choosing the bandwidth", 14, show=self.progress) as advance:
             return search_bandwidth(loss, interval=self.bandwidth_interval, after_each=advance)
 
-    def _is_support(self, embeddings: torch.Tensor) -> NDArray[np.bool_]:
-        known: NDArray[np.bool_] = np.isin(row_fingerprints(embeddings), self._fingerprints)
-        return known
-
-    def _warn_of_support_rows(self, rows: torch.Tensor) -> None:
-        known = int(self._is_support(rows).sum())
+    def _warn_of_known_rows(self, rows: torch.Tensor) -> None:
+        known = int(self._knows(rows).sum())
         if known:
             warnings.warn(
                 f"{known} of {len(rows)} rows are in the calibration set: each is judged by itself and looks better "

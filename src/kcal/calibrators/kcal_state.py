@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from kcal.calibrators.base import CalibratorState, decode_classes, encode_classes
@@ -28,7 +28,6 @@ def describe(calibrator: KCal) -> CalibratorState:
     tensors = {
         "support.points": calibrator._points,
         "support.codes": calibrator._codes,
-        "support.fingerprints": torch.from_numpy(calibrator._fingerprints.view(np.int64)),
         "support.indices": torch.from_numpy(calibrator.support_indices_),
     }
     if calibrator._weights is not None:
@@ -38,9 +37,6 @@ def describe(calibrator: KCal) -> CalibratorState:
     tensors |= {f"projection.{name}": value for name, value in calibrator.projection_.state_dict().items()}
     curve, training = calibrator.bandwidth_curve_, calibrator.training_curve_
     values = {
-        "classes": encode_classes(calibrator.classes_),
-        "n_features": calibrator.n_features_in_,
-        "feature_names": getattr(calibrator, "feature_names_in_", np.array([])).tolist(),
         "bandwidth": calibrator.bandwidth_,
         "bandwidth_curve": None if curve is None else _plain(asdict(curve)),
         "training_curve": None if training is None else asdict(training),
@@ -51,7 +47,7 @@ def describe(calibrator: KCal) -> CalibratorState:
         "projection": _architecture(calibrator.projection_),
         "dimension": calibrator._points.shape[1],
     }
-    return CalibratorState(calibrator.method, _parameters(calibrator), values, tensors)
+    return calibrator._state(_parameters(calibrator), values, **tensors)
 
 
 def restore(cls: type[KCal], state: CalibratorState, *, projection: nn.Module | None = None) -> KCal:
@@ -67,11 +63,8 @@ def restore(cls: type[KCal], state: CalibratorState, *, projection: nn.Module | 
     module = _rebuild_projection(values, tensors, points, projection)
     if parameters["projection"] == OWN_MODULE:
         parameters["projection"] = module
-    calibrator = cls(**parameters)
-    _check_parameters(calibrator, classes)
-    calibrator.classes_, calibrator.n_features_in_ = classes, int(values["n_features"])
-    if values["feature_names"]:
-        calibrator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
+    calibrator = cls(**parameters)._restore(state)
+    _check_parameters(calibrator)
     calibrator.bandwidth_ = float(values["bandwidth"])
     calibrator.bandwidth_curve_ = _curve_from(values["bandwidth_curve"])
     calibrator.training_curve_ = _training_curve_from(values["training_curve"])
@@ -81,7 +74,6 @@ def restore(cls: type[KCal], state: CalibratorState, *, projection: nn.Module | 
     calibrator.support_indices_ = tensors["support.indices"].numpy()
     calibrator.projection_ = module
     calibrator._frequencies = np.array(values["frequencies"])
-    calibrator._fingerprints = tensors["support.fingerprints"].numpy().view(np.uint64)
     calibrator._points, calibrator._codes = points, codes
     calibrator._weights, calibrator._keys = tensors.get("support.weights"), tensors.get("support.keys")
     calibrator._support = sort_support(points, codes, len(classes), calibrator._weights)
@@ -89,10 +81,10 @@ def restore(cls: type[KCal], state: CalibratorState, *, projection: nn.Module | 
     return calibrator
 
 
-def _check_parameters(calibrator: KCal, classes: NDArray[Any]) -> None:
+def _check_parameters(calibrator: KCal) -> None:
     try:
         calibrator._check_parameters()
-        check_prior(calibrator.prior, classes)
+        check_prior(calibrator.prior, calibrator.classes_)
     except InvalidInputError as error:
         raise FileFormatError(f"a stored parameter is damaged: {error}") from error
 
@@ -103,6 +95,8 @@ def _parameters(calibrator: KCal) -> dict[str, Any]:
         parameters["projection"] = OWN_MODULE  # loaded as the frozen module that is in use
     recipe = parameters["recipe"]
     parameters["recipe"] = recipe if isinstance(recipe, str) else {"name": _name_of(recipe), **asdict(recipe)}
+    if isinstance(parameters["prior"], Mapping):  # JSON has no keys but text
+        parameters["prior"] = [parameters["prior"].get(label, 0.0) for label in calibrator.classes_.tolist()]
     return {name: _plain(value) for name, value in parameters.items()}
 
 
@@ -141,14 +135,11 @@ def _check_support(tensors: dict[str, torch.Tensor], n_classes: int, values: dic
     fits = (
         points.ndim == 2 and points.shape[1] == values["dimension"] and points.dtype in (torch.float32, torch.float64)
     )
-    for name in ("codes", "weights", "keys", "fingerprints", "indices"):
+    for name in ("codes", "weights", "keys", "indices"):
         fits = fits and tensors.get(f"support.{name}", codes).shape == points.shape[:1]
     if not fits or len(points) == 0 or not bool(torch.isfinite(points).all()):
         raise FileFormatError("the stored support is damaged: its parts do not fit together.")
-    names = values["feature_names"]
-    if names and not (len(names) == values["n_features"] and all(isinstance(name, str) for name in names)):
-        raise FileFormatError("the stored names of the features are damaged.")
-    if len(values["frequencies"]) != n_classes or n_classes < 2:
+    if len(values["frequencies"]) != n_classes:
         raise FileFormatError("the stored classes are damaged.")
     if codes.dtype != torch.int64 or int(codes.min()) < 0 or int(codes.max()) >= n_classes:
         raise FileFormatError("the stored support is damaged: it names classes that do not exist.")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
 from kcal.calibrators.base import Calibrator
-from kcal.calibrators.kcal import KCal
 from kcal.calibrators.training_set import is_to_be_learned
 from kcal.errors import InvalidInputError
 
@@ -19,6 +19,8 @@ class ClassifierOutputs:
     logits: Any = field(default=None, repr=False)  # (n, n_classes)
     labels: Any = field(default=None, repr=False)  # (n,)
     groups: Any = field(default=None, repr=False)  # (n,)
+    weights: Any = field(default=None, repr=False)  # (n,)
+    ids: Any = field(default=None, repr=False)  # (n,)
 
     def matrix(self, inputs: str) -> Any:
         """Return the part that a method with such ``inputs`` takes."""
@@ -36,15 +38,22 @@ def fit_on(
     classes: Any = None,
 ) -> Calibrator:
     """Fit a calibrator on what it takes of the calibration set and, if it learns from one, of the training set."""
-    extra: dict[str, Any] = {} if classes is None else {"classes": classes}
-    if isinstance(calibrator, KCal):
-        extra["groups"] = calibration.groups
-        if train is not None and is_to_be_learned(calibrator.projection):
-            extra |= {
-                "train_embeddings": train.matrix(calibrator.inputs),
-                "train_labels": train.labels,
-                "train_groups": train.groups,
-            }
+    accepted = inspect.signature(calibrator.fit).parameters
+    if calibration.weights is not None and "sample_weight" not in accepted:
+        raise InvalidInputError(f"samples have weights, but method {calibrator.method} cannot use any. Leave them out.")
+    offered = {
+        "sample_weight": calibration.weights,
+        "groups": calibration.groups,
+        "ids": calibration.ids,
+        "classes": classes,
+    }
+    if train is not None and is_to_be_learned(calibrator.get_params().get("projection")):
+        offered |= {
+            "train_embeddings": train.matrix(calibrator.inputs),
+            "train_labels": train.labels,
+            "train_groups": train.groups,
+        }
+    extra = {name: value for name, value in offered.items() if name in accepted and value is not None}
     fitted: Calibrator = calibrator.fit(calibration.matrix(calibrator.inputs), calibration.labels, **extra)
     return fitted
 

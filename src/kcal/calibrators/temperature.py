@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import brentq
+from sklearn.utils.validation import check_is_fitted
 
 from kcal.arrays import check_weights
-from kcal.calibrators.base import Calibrator, CalibratorState, decode_classes, encode_classes, refuse_extra
+from kcal.calibrators.base import Calibrator, CalibratorState, refuse_extra
 from kcal.calibrators.logits import encode_columns, log_probabilities
 from kcal.errors import ConvergenceWarning, FileFormatError
 
@@ -53,6 +54,7 @@ class TemperatureScaling(Calibrator):
     def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
         """Find the temperature for logits ``X`` (n, n_classes) and labels ``y``; integer labels are columns."""
         rows, _ = self._check_rows(X, fitting=True)
+        self._remember(rows)
         logits = log_probabilities(rows, self.representation).numpy()
         codes, self.classes_ = encode_columns(y, len(logits), logits.shape[1], classes)
         weights = np.ones(len(logits)) if sample_weight is None else check_weights(sample_weight, len(logits))
@@ -64,20 +66,14 @@ class TemperatureScaling(Calibrator):
 
     def state(self) -> CalibratorState:
         """Return what the fitted calibrator is made of."""
-        values = {
-            "classes": encode_classes(self.classes_),
-            "n_features": self.n_features_in_,
-            "temperature": self.temperature_,
-        }
-        return CalibratorState(self.method, self.get_params(), values, {})
+        check_is_fitted(self)
+        return self._state(self.get_params(), {"temperature": self.temperature_})
 
     @classmethod
     def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
         """Return the fitted calibrator that ``state`` describes."""
         refuse_extra(cls, extra)
-        calibrator = cls(**state.parameters)
-        calibrator.classes_ = decode_classes(state.values["classes"])
-        calibrator.n_features_in_ = int(state.values["n_features"])
+        calibrator = cls(**state.parameters)._restore(state)
         calibrator.temperature_ = float(state.values["temperature"])
         if not LOWEST <= calibrator.temperature_ <= HIGHEST:
             raise FileFormatError(f"the stored temperature is out of bounds: {calibrator.temperature_!r}.")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar, Self
 
 import torch
+from sklearn.utils.validation import check_is_fitted
 
-from kcal.calibrators.base import Calibrator, CalibratorState, decode_classes, encode_classes, refuse_extra
+from kcal.calibrators.base import Calibrator, CalibratorState, refuse_extra
 from kcal.calibrators.logits import encode_columns, log_probabilities
 
 
@@ -31,6 +32,7 @@ class Uncalibrated(Calibrator):
     def fit(self, X: Any, y: Any, *, classes: Any = None) -> Self:
         """Learn the classes; integer labels are columns."""
         rows, _ = self._check_rows(X, fitting=True)
+        self._remember(rows)
         log_probabilities(rows, self.representation)
         _, self.classes_ = encode_columns(y, rows.shape[0], rows.shape[1], classes)
         return self
@@ -40,14 +42,11 @@ class Uncalibrated(Calibrator):
 
     def state(self) -> CalibratorState:
         """Return what the fitted calibrator is made of."""
-        values = {"classes": encode_classes(self.classes_), "n_features": self.n_features_in_}
-        return CalibratorState(self.method, self.get_params(), values, {})
+        check_is_fitted(self)
+        return self._state(self.get_params(), {})
 
     @classmethod
     def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
         """Return the fitted calibrator that ``state`` describes."""
         refuse_extra(cls, extra)
-        calibrator = cls(**state.parameters)
-        calibrator.classes_ = decode_classes(state.values["classes"])
-        calibrator.n_features_in_ = int(state.values["n_features"])
-        return calibrator
+        return cls(**state.parameters)._restore(state)

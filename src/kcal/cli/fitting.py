@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from kcal.calibrators import Calibrator
+from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on
 from kcal.calibrators.training_set import is_to_be_learned
 from kcal.cli.arrays_in import ArraysFile, check_readable
 from kcal.cli.class_order import name_labels
@@ -41,21 +40,25 @@ def fit_samples(
     calibrator: Calibrator, samples: Samples, train: Samples | None, classes: NDArray[Any] | None
 ) -> Calibrator:
     """Fit a calibrator on what it takes of the samples."""
-    accepted = inspect.signature(calibrator.fit).parameters
-    extra: dict[str, Any] = {} if classes is None else {"classes": classes}
-    if samples.weights is not None:
-        if "sample_weight" not in accepted:
-            raise InvalidInputError(
-                f"{samples.name} has weights, but method {calibrator.method} cannot use any. Leave them out."
-            )
-        extra["sample_weight"] = samples.weights
-    extra |= {key: getattr(samples, key) for key in ("groups", "ids") if key in accepted}
-    if train is not None:
-        extra |= {"train_embeddings": train.matrix, "train_labels": train.labels, "train_groups": train.groups}
-    calibrator.fit(samples.matrix, samples.labels, **extra)
+    fit_on(
+        calibrator,
+        _outputs(calibrator, samples),
+        None if train is None else _outputs(calibrator, train),
+        classes=classes,
+    )
     if samples.columns is not None:
         calibrator.feature_names_in_ = np.array(samples.columns, dtype=object)
     return calibrator
+
+
+def _outputs(calibrator: Calibrator, samples: Samples) -> ClassifierOutputs:
+    return ClassifierOutputs(
+        **{calibrator.inputs: samples.matrix},
+        labels=samples.labels,
+        groups=samples.groups,
+        weights=samples.weights,
+        ids=samples.ids,
+    )
 
 
 def _training_source(source: Source, train: Path | None, labels: Path | None, inputs: str) -> Source | None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.arrays import check_matrix, row_fingerprints
-from kcal.calibrators import Calibrator, KCal
+from kcal.calibrators import Calibrator
 from kcal.cli.class_order import labels_for, order_for
 from kcal.cli.messages import OverlapError
 from kcal.cli.samples import Samples, Source, read_samples
@@ -46,11 +45,8 @@ def read_for(
 
 
 def refuse_overlap(calibrator: Calibrator, samples: Samples) -> None:
-    """Refuse samples that the calibrator was fitted on, as far as it remembers them."""
-    if not isinstance(calibrator, KCal):
-        return
-    rows = calibrator._as_embeddings(check_matrix(samples.matrix, samples.name))
-    known = int(np.isin(row_fingerprints(rows), calibrator._fingerprints).sum())
+    """Refuse samples that the calibrator was fitted on."""
+    known = int(calibrator.was_fitted_on(samples.matrix).sum())
     if known:
         raise OverlapError(
             f"{known:,} of the {len(samples):,} rows of {samples.name} are in the calibration set of this model, which "

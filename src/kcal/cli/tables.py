@@ -96,7 +96,7 @@ def _details(calibrator: Calibrator, samples: Samples) -> list[tuple[str, str]]:
     support = f"{len(calibrator.support_indices_):,} samples"
     if samples.weights is not None:
         support += ", weighted"
-    dimension = calibrator._points.shape[1]
+    dimension = calibrator.dimension_
     return [
         ("support", support),
         ("dimension", f"{calibrator.n_features_in_:,} → {dimension:,}"),

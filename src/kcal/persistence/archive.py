@@ -91,6 +91,8 @@ def write_whole(path: Path, content: bytes) -> Path:
     """Write ``content`` beside ``path`` first and rename, so that nothing is ever half written."""
     if path.is_dir():
         raise InvalidInputError(f"{path} is a folder; give the name of a file.")
+    if path.exists() and not path.is_file():
+        raise InvalidInputError(f"{path} is not a regular file; give the name of one.")
     if not path.parent.is_dir():
         raise InvalidInputError(f"{path.parent} is not a folder; make it first.")
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
