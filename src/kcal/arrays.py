@@ -56,7 +56,7 @@ def check_matrix(values: Any, name: str = "X", *, columns: int | None = None, ow
         Who expects that number, for the message.
     """
     tensor = values.detach() if isinstance(values, torch.Tensor) else _tensor_from_array_like(values, name)
-    if tensor.is_sparse or tensor.is_complex():
+    if tensor.layout != torch.strided or tensor.is_complex():
         raise InvalidInputError(f"{name} must be a dense real matrix; got a sparse or complex tensor.")
     if tensor.ndim != 2:
         raise InvalidInputError(
@@ -91,10 +91,11 @@ def check_labels(labels: Any, n_samples: int, name: str = "y") -> NDArray[Any]:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         row = int(np.flatnonzero(~np.isfinite(array))[0])
         raise InvalidInputError(f"{name} contains NaN or infinity at row {row}; remove unlabelled samples.")
-    if array.dtype.kind == "O" and any(label is None for label in array):
-        row = next(i for i, label in enumerate(array) if label is None)
-        raise InvalidInputError(f"{name} is None at row {row}; remove unlabelled samples.")
-    check_classification_targets(array)
+    _refuse_gaps_and_mixtures(array, name, "remove unlabelled samples")
+    try:
+        check_classification_targets(array)
+    except ValueError as error:
+        raise InvalidInputError(f"{name}: {error}") from error
     return array
 
 
@@ -107,6 +108,7 @@ def check_groups(groups: Any, n_samples: int, name: str = "groups") -> NDArray[n
     if array.dtype.kind == "f" and np.isnan(array).any():
         row = int(np.flatnonzero(np.isnan(array))[0])
         raise InvalidInputError(f"{name} contains NaN at row {row}; give that sample a group of its own.")
+    _refuse_gaps_and_mixtures(array, name, "give that sample a group of its own")
     return np.unique(array, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
@@ -142,6 +144,8 @@ def check_ids(ids: Any, n_samples: int) -> NDArray[Any]:
 def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> NDArray[Any]:
     """Return the sorted union of all labels, or ``classes`` as the caller ordered them."""
     if classes is None:
+        if len({labels.dtype.kind in "US" for labels in label_sets}) > 1:
+            raise InvalidInputError("labels are text in one set and numbers in another; write them alike.")
         return np.unique(np.concatenate([np.unique(labels) for labels in label_sets]))
     array = _to_numpy(classes)
     if array.ndim != 1 or len(array) == 0 or len(np.unique(array)) != len(array):
@@ -152,7 +156,7 @@ def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> 
 def encode_labels(labels: NDArray[Any], classes: NDArray[Any], name: str = "labels") -> NDArray[np.int64]:
     """Return the position of every label in ``classes``."""
     order = np.argsort(classes, kind="stable")
-    if labels.dtype.kind in "US" and classes.dtype.kind not in "USO":
+    if (labels.dtype.kind in "US") != (classes.dtype.kind in "US"):
         raise _unknown_label(labels[0], 0, classes, name)
     position = np.minimum(np.searchsorted(classes[order], labels), len(classes) - 1)
     codes = order[position]
@@ -175,6 +179,8 @@ def row_fingerprints(matrix: torch.Tensor) -> NDArray[np.uint64]:
 
 
 def _tensor_from_array_like(values: Any, name: str) -> torch.Tensor:
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise InvalidInputError(f"{name} has masked entries; fill or remove them.")
     if getattr(values, "dtype", None) == np.float16:
         values = np.asarray(values, dtype=np.float32)
     try:
@@ -200,6 +206,19 @@ def _to_numpy(values: Any) -> NDArray[Any]:
     if array.dtype.kind == "O" and array.size and all(isinstance(value, str) for value in array.ravel()):
         array = array.astype(str)
     return array
+
+
+def _refuse_gaps_and_mixtures(array: NDArray[Any], name: str, remedy: str) -> None:
+    """Refuse None, NaN, NA, and text beside numbers, in an array of objects."""
+    if array.dtype.kind != "O":
+        return
+    for row, value in enumerate(array):
+        if value is None or type(value).__name__ == "NAType" or value != value:
+            raise InvalidInputError(f"{name} is missing at row {row} ({value!r}); {remedy}.")
+        if isinstance(value, str) != isinstance(array[0], str):
+            raise InvalidInputError(
+                f"{name} mixes text and numbers; got {array[0]!r} at row 0 and {value!r} at row {row}."
+            )
 
 
 def _check_length(array: NDArray[Any], n_samples: int, name: str) -> None:

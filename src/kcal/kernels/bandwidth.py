@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp, isfinite, log
+from math import exp, inf, isfinite, isnan, log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,11 +63,14 @@ def search_bandwidth(
     low, high = interval
     if not (0 < low < high and isfinite(high)):
         raise InvalidInputError(f"interval must be 0 < low < high; got {interval!r}.")
+    if coarse < 3:
+        raise InvalidInputError(f"coarse must be at least 3, or there is no valley to find; got {coarse!r}.")
     seen: dict[float, float] = {}
 
     def loss_at(log_bandwidth: float) -> float:
         if log_bandwidth not in seen:
-            seen[log_bandwidth] = loss(exp(log_bandwidth))
+            value = loss(exp(log_bandwidth))
+            seen[log_bandwidth] = inf if isnan(value) else value
             if after_each is not None:
                 after_each(f"b = {exp(log_bandwidth):.3g}, loss {seen[log_bandwidth]:.4f}")
         return seen[log_bandwidth]

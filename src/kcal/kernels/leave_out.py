@@ -5,12 +5,14 @@ A sample is never recognised by its kernel value or its distance: true duplicate
 
 from __future__ import annotations
 
+from math import log
+
 import torch
 
 from kcal.arrays import ALMOST_ZERO
 from kcal.kernels.mother import KERNELS, MotherKernel
 from kcal.kernels.posteriors import log_posteriors
-from kcal.kernels.sums import QUERY_BLOCK, SUPPORT_BLOCK, LeaveOut, add_by_class, squared_distances
+from kcal.kernels.sums import QUERY_BLOCK, SUPPORT_BLOCK, BlockedSums, LeaveOut, in_double, squared_distances
 from kcal.kernels.support import SortedSupport
 
 MEMORY_BUDGET = 512 * 2**20
@@ -43,10 +45,10 @@ def leave_out_log_posteriors(
 
 def mean_log_loss(log_probabilities: torch.Tensor, log_weights: torch.Tensor | None = None) -> float:
     """Return the (weighted) mean of −log p, p clipped at 1e-12."""
-    losses = -log_probabilities.double().clamp_min(float(torch.log(torch.tensor(ALMOST_ZERO))))
+    losses = -in_double(log_probabilities).clamp_min(log(ALMOST_ZERO))
     if log_weights is None:
         return float(losses.mean())
-    weights = log_weights.double().exp()
+    weights = in_double(log_weights).exp()
     return float((weights * losses).sum() / weights.sum())
 
 
@@ -84,45 +86,59 @@ class LeaveOutLoss:
 
     def _keep_distances(self) -> None:
         """Fill ``excess`` (n_support, n_query): squared distance less the nearest one's; inf where left out."""
-        n, points = len(self.support), self.support.points
+        n, points, weights = len(self.support), self.support.points, self.support.log_weights
         double = torch.float32 if points.device.type == "mps" else torch.float64
         self.excess = points.new_empty(n, n)
         self.nearest = points.new_empty(n)
-        self.nearest_codes = torch.empty(n, dtype=torch.long, device=points.device)
+        self.nearest_share = points.new_empty(n)  # of a point's own class among its nearest, for compact kernels
         centred = (points - self.support.centre).to(double)
         for start in range(0, n, SUPPORT_BLOCK):
             columns = slice(start, start + SUPPORT_BLOCK)
             distances = squared_distances(centred, centred[columns])
             self.rule.fill(distances, 0, columns, torch.inf)
-            nearest, position = distances.min(dim=0)
-            self.excess[:, columns] = (distances - nearest).to(points.dtype)
-            self.nearest[columns], self.nearest_codes[columns] = (
-                nearest.to(points.dtype),
-                self.support.codes[position],
-            )
+            if weights is not None:
+                distances.masked_fill_(torch.isneginf(weights)[:, None], torch.inf)
+            nearest = distances.amin(dim=0)
+            if self.kernel.is_compact:
+                self.nearest_share[columns] = self._share_of_own(distances == nearest, columns)
+            self.excess[:, columns] = (distances - nearest).nan_to_num(nan=torch.inf, posinf=torch.inf).to(points.dtype)
+            self.nearest[columns] = nearest.to(points.dtype)
+
+    def _share_of_own(self, chosen: torch.Tensor, columns: slice) -> torch.Tensor:
+        weights = chosen.to(self.excess.dtype)
+        if self.support.log_weights is not None:
+            weights *= self.support.log_weights.exp()[:, None]
+        own = self.support.codes[:, None] == self.support.codes[None, columns]
+        return (weights * own).sum(dim=0) / weights.sum(dim=0)
 
     def _kept_own(self, bandwidth: float) -> torch.Tensor:
         """Return the log posterior of every point's own class from the kept distances."""
         support, n = self.support, len(self.support)
         unit = 1.0 / (support.dimension * bandwidth**2)
-        sums = self.excess.new_zeros(support.n_classes, n)
-        buffer = self.excess.new_empty(SUPPORT_BLOCK * min(QUERY_BLOCK, n))
         shift = self.kernel.log_profile(self.nearest * unit, support.dimension)  # (n,)
-        reached = ~torch.isneginf(shift)
+        buffer = self.excess.new_empty(SUPPORT_BLOCK * min(QUERY_BLOCK, n))
+        query_blocks = [slice(low, min(low + QUERY_BLOCK, n)) for low in range(0, n, QUERY_BLOCK)]
+        gathered = BlockedSums(support, query_blocks, like=self.excess)
         for start in range(0, n, SUPPORT_BLOCK):
-            for low in range(0, n, QUERY_BLOCK):
-                columns = slice(low, low + QUERY_BLOCK)
+            for columns in query_blocks:
                 excess = self.excess[start : start + SUPPORT_BLOCK, columns]
                 block = buffer[: excess.numel()].view(excess.shape)
-                if self.kernel.name == "rbf":
-                    torch.mul(excess, -0.5 * unit, out=block)
-                else:
-                    torch.add(excess, self.nearest[columns], out=block)
-                    block.copy_(self.kernel.log_profile(block * unit, support.dimension))
-                    block -= torch.nan_to_num(shift[columns], neginf=0.0)
+                self._exponents(excess, unit, shift, columns, block)
                 if support.log_weights is not None:
                     block += support.log_weights[start : start + SUPPORT_BLOCK, None]
-                add_by_class(sums[:, columns], block.exp_(), support, start)
+                gathered.add(block.exp_(), start, columns)
+        sums = gathered.whole()  # (n_classes, n)
         own = sums.gather(0, support.codes[None, :]).squeeze(0)
-        nearest_is_own = (self.nearest_codes == support.codes).to(own)
-        return torch.log(torch.where(reached, own / sums.sum(dim=0), nearest_is_own))
+        shares = torch.where(torch.isneginf(shift), self.nearest_share, own / sums.sum(dim=0))
+        return torch.log(torch.where(torch.isinf(self.nearest), 1.0 / support.n_classes, shares))
+
+    def _exponents(
+        self, excess: torch.Tensor, unit: float, shift: torch.Tensor, columns: slice, block: torch.Tensor
+    ) -> None:
+        """Fill ``block`` with the logarithms of kernel values, less those of the nearest points."""
+        if self.kernel.name == "rbf":
+            torch.mul(excess, -0.5 * unit, out=block)
+            return
+        torch.add(excess, self.nearest[columns], out=block)
+        block.copy_(self.kernel.log_profile(block * unit, self.support.dimension))
+        block -= torch.nan_to_num(shift[columns], neginf=0.0)

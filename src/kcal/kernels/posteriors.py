@@ -5,6 +5,8 @@ p_k(q) = S_k(q) / Σ_j S_j(q)        density(q) = Σ_k S_k(q) / (Σ_i w_i · ∫
 
 from __future__ import annotations
 
+from math import log
+
 import torch
 
 from kcal.kernels.mother import KERNELS, MotherKernel
@@ -16,7 +18,7 @@ from kcal.kernels.sums import (
     class_sums,
     in_double,
 )
-from kcal.kernels.support import NO_WEIGHT, SortedSupport
+from kcal.kernels.support import SortedSupport
 
 
 def log_posteriors(
@@ -67,18 +69,19 @@ def _nearest(queries: torch.Tensor, support: SortedSupport, leave_out: LeaveOut 
         # ‖z‖² − 2·z·q orders the points as ‖z − q‖² does, and far away it still tells them apart.
         distances = torch.addmm(left.square().sum(dim=1)[:, None], left, points.T, alpha=-2.0)
         if support.log_weights is not None:
-            weightless = support.log_weights[rows, None].to(points) <= NO_WEIGHT
+            weightless = torch.isneginf(support.log_weights[rows, None]).to(points.device)
             distances.masked_fill_(weightless, torch.inf)
         if leave_out is not None:
             leave_out.fill(distances, start, slice(None), torch.inf)
         nearer = torch.minimum(least, distances.amin(dim=0))
         mass *= nearer == least
-        ties = (distances == nearer).to(mass)
+        ties = ((distances == nearer) & ~torch.isinf(distances)).to(mass)
         if support.log_weights is not None:
             ties *= support.log_weights[rows, None].to(points).exp()
         mass.index_add_(0, support.codes[rows].to(mass.device), ties)
         least = nearer
-    return torch.log(mass / mass.sum(dim=0)).T.to(queries)
+    total = mass.sum(dim=0)  # 0 where a query may see no point at all: nothing is known
+    return torch.log(torch.where(total > 0, mass / total, 1.0 / support.n_classes)).T.to(queries)
 
 
 def log_densities(
@@ -87,6 +90,6 @@ def log_densities(
     """Return the log density of each query under the whole support, (n_query,)."""
     sums = class_sums(queries, support, bandwidth, kernel=kernel)
     weights = support.log_weights
-    log_total = torch.tensor(float(len(support))).log() if weights is None else torch.logsumexp(weights.cpu(), dim=0)
+    log_total = log(len(support)) if weights is None else float(torch.logsumexp(weights.cpu().double(), dim=0))
     log_volume = kernel.log_volume(bandwidth, support.dimension)
-    return torch.logsumexp(sums.log_sums, dim=1) + sums.offsets - float(log_total) - log_volume
+    return torch.logsumexp(sums.log_sums, dim=1) + sums.offsets - log_total - log_volume

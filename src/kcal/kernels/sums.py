@@ -14,7 +14,7 @@ overflows all the same is taken again with the exact maximum.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
@@ -28,6 +28,8 @@ SUPPORT_BLOCK = 512
 QUERY_BLOCK = 2048
 NUMBERS_AT_ONCE = 4_000_000
 """Bound on (queries in hand) × (classes or dimensions)."""
+POINTS_AT_ONCE = 16 * SUPPORT_BLOCK
+"""Support points summed in single precision before float64 takes over."""
 PILOT_POINTS = 128
 FAR = 1e5
 """Distance from the centre, in support radii or bandwidths, beyond which a radial kernel's posteriors stand still."""
@@ -140,7 +142,8 @@ def _shifted_sums(
     if len(again):
         exponents = _RbfExponents(queries[again], support, bandwidth, _rule(leave_out, again))
         shift = exponents.exact_shift()
-        log_sums[again], offsets[again] = exponents.sums(shift).log_().T, shift + exponents.common
+        sums = exponents.sums(shift, at_most=0.0)  # rounding of huge exponents could lift one above the maximum
+        log_sums[again], offsets[again] = sums.log_().T, shift + exponents.common
     return ClassSums(log_sums, offsets)
 
 
@@ -182,21 +185,24 @@ class _RbfExponents:
                 block = self.buffer[: left.shape[0] * right.shape[1]].view(left.shape[0], right.shape[1])
                 yield start, columns, torch.mm(left, right, out=block)
 
-    def sums(self, shift: torch.Tensor) -> torch.Tensor:
+    def sums(self, shift: torch.Tensor, at_most: float | None = None) -> torch.Tensor:
         """Return Σ exp(exponent − shift) by class, (n_classes, n_query)."""
         self.right[-1] = -torch.nan_to_num(shift, neginf=0.0)
-        sums = self.right.new_zeros(self.support.n_classes, self.n_query)
+        sums = BlockedSums(self.support, self.query_blocks(), like=self.right)
         for start, columns, block in self.blocks():
+            if at_most is not None:
+                block.clamp_max_(at_most)
             block.exp_()
             if self.leave_out is not None:
                 self.leave_out.fill(block, start, columns, 0.0)
-            add_by_class(sums[:, columns], block, self.support, start)
-        return sums
+            sums.add(block, start, columns)
+        return sums.whole()
 
     def pilot_shift(self) -> torch.Tensor:
         """Return the largest exponent of each query over a few points spread over the support, (n_query,)."""
         n_pilot = min(PILOT_POINTS, len(self.support))
-        pilot = torch.linspace(0, len(self.support) - 1, n_pilot, device=self.support.points.device).round().long()
+        steps = torch.arange(n_pilot, device=self.support.points.device)
+        pilot = steps * (len(self.support) - 1) // max(n_pilot - 1, 1)
         left = self.left(pilot)
         shift = self.right.new_empty(self.n_query)
         for columns in self.query_blocks():
@@ -216,6 +222,39 @@ class _RbfExponents:
                 self.leave_out.fill(block, start, columns, -torch.inf)
             shift[columns] = torch.maximum(shift[columns], block.amax(dim=0))
         return shift
+
+
+class BlockedSums:
+    """Sums by class, gathered block by block: in the blocks' precision over a few thousand points, then in float64."""
+
+    def __init__(self, support: SortedSupport, query_blocks: Iterable[slice], like: torch.Tensor) -> None:
+        self.support, self.dtype = support, like.dtype
+        wide = torch.float32 if like.device.type == "mps" else torch.float64
+        self.parts, self.totals = {}, {}
+        for columns in query_blocks:
+            size = (support.n_classes, columns.stop - columns.start)
+            self.parts[columns.start] = like.new_zeros(size)
+            if len(support) > POINTS_AT_ONCE:
+                self.totals[columns.start] = like.new_zeros(size, dtype=wide)
+
+    def add(self, block: torch.Tensor, start: int, columns: slice) -> None:
+        """Add a block's rows, the support points from ``start`` on, to the sums of their classes."""
+        part = self.parts[columns.start]
+        if self.totals and start % POINTS_AT_ONCE == 0:
+            self._flush(columns.start)
+        add_by_class(part, block, self.support, start)
+
+    def whole(self) -> torch.Tensor:
+        """Return all sums, (n_classes, n_query)."""
+        if not self.totals:
+            return torch.cat(list(self.parts.values()), dim=1)
+        for place in self.parts:
+            self._flush(place)
+        return torch.cat(list(self.totals.values()), dim=1).to(self.dtype)
+
+    def _flush(self, place: int) -> None:
+        self.totals[place] += self.parts[place]
+        self.parts[place].zero_()
 
 
 def add_by_class(sums: torch.Tensor, block: torch.Tensor, support: SortedSupport, start: int) -> None:
@@ -262,8 +301,9 @@ def _radial_sums(
             sums[:, columns] *= torch.exp(largest[columns] - shift)
             add_by_class(sums[:, columns], block.sub_(shift).exp_(), support, start)
             largest[columns] = highest
-    whole = kernel.log_profile(norms.square() / (support.dimension * bandwidth**2), support.dimension)
-    offsets = torch.where(norms > limit, whole, largest)
+    edges = torch.stack([norms, norms.clamp_max(limit)]).square() / (support.dimension * bandwidth**2)
+    beyond = kernel.log_profile(edges[0], support.dimension) - kernel.log_profile(edges[1], support.dimension)
+    offsets = torch.where(norms > limit, largest + beyond, largest)
     return ClassSums(sums.log_().T.to(queries), torch.nan_to_num(offsets, neginf=0.0).to(queries))
 
 

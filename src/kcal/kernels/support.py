@@ -7,8 +7,6 @@ from functools import cached_property
 
 import torch
 
-NO_WEIGHT = -1e30
-"""Stands for log 0 where an infinity would spoil a matrix product."""
 ROWS_AT_ONCE = 65_536
 
 
@@ -18,7 +16,7 @@ class SortedSupport:
 
     points: torch.Tensor  # (n_support, d)
     codes: torch.Tensor  # (n_support,) class of each point, ascending
-    log_weights: torch.Tensor | None  # (n_support,)
+    log_weights: torch.Tensor | None  # (n_support,); −inf for a point that counts for nothing
     order: torch.Tensor  # (n_support,) sorted position -> row as it came
     n_classes: int
 
@@ -70,5 +68,5 @@ def sort_support(
     order = torch.argsort(codes, stable=True)
     log_weights = None
     if weights is not None and not bool((weights == 1).all()):
-        log_weights = torch.log(weights.to(points)).clamp_min(NO_WEIGHT)[order]
+        log_weights = torch.log(weights.cpu().double()).to(points)[order]
     return SortedSupport(points[order], codes[order], log_weights, order, n_classes)

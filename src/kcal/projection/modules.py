@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import nn
 
@@ -95,20 +97,21 @@ def choose_dimension(dimension: int | str, n_features: int) -> int:
     """Return d: the number given, or min(h, 32) for "auto"."""
     if dimension == "auto":
         return min(n_features, 32)
-    if not isinstance(dimension, int) or isinstance(dimension, bool) or dimension < 1:
+    if not isinstance(dimension, Integral) or isinstance(dimension, bool) or dimension < 1:
         raise InvalidInputError(f'dimension must be a positive integer or "auto"; got {dimension!r}.')
-    return dimension
+    return int(dimension)
 
 
 def project(module: nn.Module, embeddings: torch.Tensor) -> torch.Tensor:
     """Return Π(embeddings) in evaluation mode, a part at a time, as (n, d); the module's mode is left as it was."""
-    was_training = module.training
+    modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
         with torch.no_grad():
             parts = [module(rows) for rows in torch.split(embeddings, ROWS_AT_ONCE)]
     finally:
-        module.train(was_training)
+        for part, mode in modes.items():
+            part.training = mode
     projected = torch.cat(parts)
     if projected.ndim != 2 or projected.shape[0] != embeddings.shape[0]:
         raise InvalidInputError(

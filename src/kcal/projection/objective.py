@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 LEAST_SHARE = 1e-30
 """A sample whose own class has less than this share of the mass is given up for the step."""
@@ -27,11 +28,15 @@ class _EpisodeLoss(torch.autograd.Function):
         bandwidth: float,
     ) -> torch.Tensor:
         factor = 1.0 / (queries.shape[1] * bandwidth**2)
+        centre = background.mean(dim=0)  # distances stay, rounding errors shrink
+        queries, background = queries - centre, background - centre
         bias = log_weights - 0.5 * factor * background.square().sum(dim=1)
         shares = torch.addmm(bias[None, :], queries, background.T, alpha=factor)  # −‖q‖² is common to a row
         if blocked is not None:
             shares.masked_fill_(blocked, -torch.inf)
         shares = torch.softmax(shares, dim=1)  # (n_query, n_background)
+        if blocked is not None and bool(blocked.all(dim=1).any()):
+            shares.nan_to_num_(nan=0.0)  # rows that may see nothing
         own_shares = shares * same_class
         own = own_shares.sum(dim=1)  # (n_query,)
         ctx.save_for_backward(queries, background, shares, own_shares, own)
@@ -39,6 +44,7 @@ class _EpisodeLoss(torch.autograd.Function):
         return -torch.log(own.clamp_min(LEAST_SHARE))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         queries, background, shares, own_shares, own = ctx.saved_tensors
         reached = own > LEAST_SHARE

@@ -140,6 +140,8 @@ def run_training(
         raise InvalidInputError("learning a projection needs samples of at least two classes in the training set.")
     if groups is not None and len(np.unique(groups)) < 2:
         raise InvalidInputError("learning a projection by groups needs at least two groups in the training set.")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise InvalidInputError("this projection has nothing to train; pass it to KCal as it is, frozen.")
     generator = np.random.default_rng(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # a module may hold dropout
@@ -221,9 +223,7 @@ def _train_fast(
         module.start_from(embeddings)
     itself = torch.eye(len(labels), dtype=torch.bool, device=embeddings.device)
     optimizer = torch.optim.AdamW(module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=recipe.warm_up
-    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.relative_rate)
     marks, curve = recipe.marks(), _CurveNotes(optimizer)
     kept = [_frozen_copy(module)] if 0 in marks else []
     module.train()
