@@ -10,7 +10,7 @@ from rich.table import Table
 
 from benchmarks.measuring import best_times, extra_memory
 from benchmarks.plain import bare_exponential, bare_product, broadcast_posteriors, cdist_posteriors
-from kcal.kernels import SortedSupport, log_posteriors, sort_support
+from kcal.kernels import SortedSupport, class_posteriors, sort_support
 from kcal.kernels.sums import QUERY_BLOCK, SUPPORT_BLOCK
 
 SIZES = [(5_000, 10_000, 32, 10), (5_000, 10_000, 32, 100), (25_000, 5_000, 128, 1_000)]
@@ -35,10 +35,10 @@ def contenders(size: tuple[int, int, int, int]) -> dict[str, Callable[[], object
     few, right = queries[:BROADCAST_QUERIES], queries.T.contiguous()
     block = -5 * torch.rand(SUPPORT_BLOCK, min(QUERY_BLOCK, size[1]))
     expected = cdist_posteriors(few, points, one_hot, 1.0)
-    torch.testing.assert_close(log_posteriors(few, support, 1.0).exp(), expected, atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(class_posteriors(few, support, 1.0), expected, atol=1e-5, rtol=1e-3)
     torch.testing.assert_close(broadcast_posteriors(few, points, one_hot, 1.0), expected, atol=1e-5, rtol=1e-3)
     return {
-        "kcal": lambda: log_posteriors(queries, support, 1.0).exp_(),
+        "kcal": lambda: class_posteriors(queries, support, 1.0),
         "product": lambda: bare_product(points, right, SUPPORT_BLOCK, QUERY_BLOCK),
         "exponential": lambda: bare_exponential(block, size[0] * size[1]),
         "cdist": lambda: cdist_posteriors(queries, points, one_hot, 1.0),
@@ -52,7 +52,7 @@ def many_points() -> tuple[torch.Tensor, SortedSupport]:
 
 
 def run_many(inputs: tuple[torch.Tensor, SortedSupport]) -> torch.Tensor:
-    return log_posteriors(*inputs, 1.0)
+    return class_posteriors(*inputs, 1.0)
 
 
 def main(console: Console) -> None:

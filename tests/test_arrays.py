@@ -129,6 +129,20 @@ def test_what_is_no_dense_real_matrix_is_a_value_error(given):
         check_matrix(given)
 
 
+def test_masked_entries_are_missing():
+    masked = np.ma.masked_array(np.ones((2, 2)), mask=[[True, False], [False, False]])
+    with pytest.raises(InvalidInputError, match="masked"):
+        check_matrix(masked)
+    assert check_matrix(np.ma.masked_array(np.ones((2, 2)))).tolist() == [[1.0, 1.0]] * 2
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_every_sparse_layout_is_refused_as_sparse():
+    for tensor in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()):
+        with pytest.raises(InvalidInputError, match="dense real matrix"):
+            check_matrix(tensor)
+
+
 @pytest.mark.parametrize("kind", [np.ones, torch.ones], ids=["numpy", "torch"])
 @pytest.mark.parametrize(("shape", "what"), [((0, 3), "0 sample"), ((3, 0), "0 feature")])
 def test_an_empty_matrix_is_refused(kind, shape, what):
@@ -222,8 +236,8 @@ def test_labels_are_required():
     [
         ([1.0, np.nan, 2.0], "y contains NaN or infinity at row 1"),
         ([1.0, 2.0, np.inf], "y contains NaN or infinity at row 2"),
-        (np.array([0, 1, None], dtype=object), "y is None at row 2"),
-        (["a", None, "b"], "y is None at row 1"),
+        (np.array([0, 1, None], dtype=object), "y is missing at row 2"),
+        (["a", None, "b"], "y is missing at row 1"),
         (pd.array([1, None, 2], dtype="Int64"), "row 1"),
         ([0, 1], "got 2 entries for 3 samples"),
         ([0, 1, 2, 3], "got 4 entries for 3 samples"),
@@ -237,7 +251,39 @@ def test_what_cannot_be_labels_is_refused(labels, message):
         check_labels(labels, 3)
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pd.Series(["a", None]),
+        pd.Series(["a", None], dtype="category"),
+        np.array(["a", np.nan], dtype=object),
+        pd.array(["a", pd.NA], dtype="string"),
+        np.array(["a", 1], dtype=object),
+    ],
+    ids=["pandas", "category", "nan", "NA", "mixture"],
+)
+def test_a_missing_word_among_labels_is_named(labels):
+    with pytest.raises(InvalidInputError, match="row 1"):
+        check_labels(labels, 2)
+
+
 # ---------------------------------------------------------------- groups, weights, ids
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [["a", None], pd.Series(["a", None]), pd.array(["a", pd.NA], dtype="string"), np.array(["a", 1], dtype=object)],
+    ids=["list", "pandas", "NA", "mixture"],
+)
+def test_a_missing_group_is_named(groups):
+    with pytest.raises(InvalidInputError, match="row 1"):
+        check_groups(groups, 2)
+
+
+@pytest.mark.parametrize(("ids", "message"), [([1, 1, 2, 2, 2], "1 occurs 2 times"), (list("bbabb"), "'b' occurs 4")])
+def test_a_repeated_id_is_counted_itself(ids, message):
+    with pytest.raises(InvalidInputError, match=f"unique; {message}"):
+        check_ids(ids, 5)
 
 
 @pytest.mark.parametrize(
@@ -368,6 +414,13 @@ def test_an_unknown_label_is_named_with_its_row_and_the_remedy(labels, classes, 
         f"train_labels must be in classes ({len(classes)} of them); got {shown} at row {row}. "
         f"Pass classes=[..., {shown}] to fit if the class exists."
     )
+
+
+def test_text_and_numbers_are_not_made_one():
+    with pytest.raises(InvalidInputError, match="text in one set and numbers in another"):
+        collect_classes([np.array([0, 1]), np.array(["a", "1"])])
+    with pytest.raises(InvalidInputError, match="must be in classes"):
+        encode_labels(np.array(["0", "1"]), np.array([0, 1], dtype=object))
 
 
 # ---------------------------------------------------------------- fingerprints

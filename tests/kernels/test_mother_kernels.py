@@ -90,7 +90,7 @@ def test_log_densities_equal_those_of_scikit_learn(d, weighted):
             log_densities(queries, sort_support(points, codes, 3, weights), bandwidth),
             reference.score_samples(queries.numpy()),
             rtol=0,
-            atol=1e-9 if weighted else 3e-7,  # log n of an unweighted support is taken in single precision
+            atol=1e-9,
         )
 
 

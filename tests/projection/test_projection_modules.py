@@ -121,6 +121,14 @@ def test_the_start_does_not_depend_on_the_order_of_the_rows():
     torch.testing.assert_close(one.reduce.weight, other.reduce.weight, rtol=0, atol=1e-9)
 
 
+def test_the_sign_of_an_axis_is_fixed_by_its_largest_entry():
+    for seed in range(5):
+        module = LinearProjection(6, 4).double()
+        module.start_from(embeddings(80, 6, seed) @ embeddings(6, 6, seed + 50))
+        axes = module.reduce.weight
+        assert bool((axes.gather(1, axes.abs().argmax(dim=1, keepdim=True)) > 0).all())
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_projecting_leaves_mode_and_statistics_as_they_were(training):
     module = build_projection("skip", 6, 3, seed=0).double().train(training)

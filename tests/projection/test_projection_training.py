@@ -21,6 +21,7 @@ from kcal.projection import (
     train_projection,
 )
 from kcal.projection import training as training_module
+from kcal.projection.episodes import StratifiedBatches
 
 FAST = FastRecipe(steps=80, batch_size=120, learning_rate=0.05, checkpoints=3)
 PAPER = PaperRecipe(
@@ -359,6 +360,27 @@ def test_a_fast_step_hides_each_sample_or_its_group_from_itself(monkeypatch, is_
         assert blocked.diagonal().all()
         assert blocked.shape == (60, 60)
         assert (int(blocked.sum()) > 60) == is_grouped
+
+
+def test_a_fast_steps_loss_is_the_batchs_leave_one_out_loss_weighed_by_what_each_row_stands_for():
+    rows, labels = problem(dtype=np.float64)
+    kept = np.concatenate([np.flatnonzero(labels == k)[:count] for k, count in enumerate((60, 25, 4))])
+    rows, labels = rows[kept] / 20, labels[kept]
+    module = nn.Linear(12, 3).double()
+    recipe = FastRecipe(steps=1, batch_size=30, bandwidth=0.7)
+    curve = train_projection(rows, labels, projection=module, recipe=recipe, seed=5).curve
+    batch = StratifiedBatches(labels, 3, batch_size=30, generator=np.random.default_rng(5)).draw()
+    points, codes = module(torch.from_numpy(rows[batch])).detach(), torch.from_numpy(labels[batch])
+    drawn, held = np.bincount(labels[batch]), np.bincount(labels)
+    assert drawn.tolist() == [10, 10, 4]
+    stands_for = torch.from_numpy((held / drawn)[labels[batch]])
+    exponents = -torch.cdist(points, points).square() / (2 * 3 * 0.7**2) + stands_for.log()
+    exponents.fill_diagonal_(-torch.inf)
+    own = exponents.masked_fill(codes[:, None] != codes[None, :], -torch.inf)
+    losses = exponents.logsumexp(dim=1) - own.logsumexp(dim=1)
+    expected = float((stands_for * losses).sum() / stands_for.sum())
+    assert curve.losses == (pytest.approx(expected, rel=1e-12),)
+    assert float(losses.mean()) != pytest.approx(expected, rel=1e-3)
 
 
 def test_trained_projections_know_their_training_set_and_recipe():

@@ -44,9 +44,13 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> Self:
         """Learn from the rows ``X`` and labels ``y`` of the calibration set; methods add keywords of their own."""
 
-    @abstractmethod
+    def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return probabilities, (n, n_classes), of checked rows; a method gives these or their logarithms."""
+        return torch.exp(self._log_probabilities(rows))
+
     def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
         """Return log probabilities, (n, n_classes), of checked rows."""
+        return torch.log(self._probabilities(rows))
 
     @abstractmethod
     def state(self) -> CalibratorState:
@@ -65,7 +69,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> Any:
         """Return calibrated probabilities, (n, n_classes); every row sums to 1."""
         rows, kind = self._check_rows(X)
-        return kind.give_back(torch.exp(self._log_probabilities(rows)))
+        return kind.give_back(self._probabilities(rows))
 
     def predict_log_proba(self, X: Any) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
@@ -76,7 +80,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable class of each row, in the kind of ``classes_``."""
         rows, _ = self._check_rows(X)
-        labels: NDArray[Any] = self.classes_[self._log_probabilities(rows).argmax(dim=1).cpu().numpy()]
+        labels: NDArray[Any] = self.classes_[self._probabilities(rows).argmax(dim=1).cpu().numpy()]
         return labels
 
     def _remember(self, rows: torch.Tensor) -> None:

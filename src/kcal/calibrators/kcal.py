@@ -39,10 +39,10 @@ from kcal.kernels import (
     BandwidthCurve,
     LeaveOutLoss,
     SortedSupport,
+    class_posteriors,
     get_kernel,
-    leave_out_log_posteriors,
+    leave_out_posteriors,
     log_densities,
-    log_posteriors,
     scaled_bandwidth,
     search_bandwidth,
     sort_support,
@@ -240,10 +240,10 @@ class KCal(Calibrator):
         """Probabilities of each support row given the others, (n, n_classes), in the order in which they came."""
         check_is_fitted(self)
         if self._leave_one_out is None:
-            posteriors = leave_out_log_posteriors(
+            shares = leave_out_posteriors(
                 self._support, self.bandwidth_, kernel=get_kernel(self.kernel), keys=self._keys
             )
-            self._leave_one_out = torch.exp(self._finish(posteriors)).cpu().numpy()
+            self._leave_one_out = self._finish(shares).cpu().numpy()
         return self._leave_one_out
 
     @property
@@ -276,19 +276,18 @@ class KCal(Calibrator):
 
         return restore(cls, state, **extra)
 
-    def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
+    def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
         self._warn_of_known_rows(rows)
         queries = project(self.projection_, self._here(self._as_embeddings(rows)))
-        posteriors = log_posteriors(queries, self._support, self.bandwidth_, kernel=get_kernel(self.kernel))
-        return self._finish(posteriors)
+        return self._finish(class_posteriors(queries, self._support, self.bandwidth_, kernel=get_kernel(self.kernel)))
 
     def _as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
         """Return what the kernel works on, made from what the caller gave."""
         return rows
 
-    def _finish(self, log_probabilities: torch.Tensor) -> torch.Tensor:
+    def _finish(self, shares: torch.Tensor) -> torch.Tensor:
         prior = check_prior(self.prior, self.classes_)
-        return smooth(apply_prior(log_probabilities, prior, self._frequencies), self.smoothing)
+        return smooth(apply_prior(shares, prior, self._frequencies), self.smoothing)
 
     def _here(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.to(device=self._points.device, dtype=self._points.dtype)

@@ -38,23 +38,20 @@ def check_prior(prior: Any, classes: NDArray[Any]) -> NDArray[np.float64] | None
 
 
 def apply_prior(
-    log_probabilities: torch.Tensor, prior: NDArray[np.float64] | None, frequencies: NDArray[np.float64]
+    probabilities: torch.Tensor, prior: NDArray[np.float64] | None, frequencies: NDArray[np.float64]
 ) -> torch.Tensor:
-    """Return log p_k + log(prior_k / frequency_k), normalised; classes that were never seen stay at −inf."""
+    """Return p_k · prior_k / frequency_k, normalised; classes that were never seen stay at 0."""
     if prior is None:
-        return log_probabilities
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(frequencies > 0, prior / frequencies, 0.0)
-        log_ratio = torch.as_tensor(np.log(ratio)).to(log_probabilities)
-        seen_prior = torch.as_tensor(np.log(np.where(frequencies > 0, prior, 0.0))).to(log_probabilities)
-    corrected = log_probabilities + log_ratio
+        return probabilities
+    seen = frequencies > 0
+    ratios = np.divide(prior, frequencies, out=np.zeros_like(prior), where=seen)
+    corrected = probabilities * torch.as_tensor(ratios).to(probabilities)
     # All evidence for classes that the prior rules out: the prior is all that is left.
-    contradicted = torch.isneginf(corrected).all(dim=1, keepdim=True)
-    return torch.log_softmax(torch.where(contradicted, seen_prior, corrected), dim=1)
+    fallback = torch.as_tensor(np.where(seen, prior, 0.0)).to(probabilities)
+    corrected = torch.where(corrected.sum(dim=1, keepdim=True) > 0, corrected, fallback)
+    return corrected / corrected.sum(dim=1, keepdim=True)
 
 
-def smooth(log_probabilities: torch.Tensor, share: float) -> torch.Tensor:
-    """Return log((1 − share)·p + share/K): a share of the mass spread evenly over all classes."""
-    if share == 0:
-        return log_probabilities
-    return torch.log((1.0 - share) * torch.exp(log_probabilities) + share / log_probabilities.shape[1])
+def smooth(probabilities: torch.Tensor, share: float) -> torch.Tensor:
+    """Return (1 − share)·p + share/K: a share of the mass spread evenly over all classes."""
+    return probabilities if share == 0 else (1.0 - share) * probabilities + share / probabilities.shape[1]

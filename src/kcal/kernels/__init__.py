@@ -1,9 +1,9 @@
 """The mathematics: mother kernels, class sums in log space, leave-out losses, bandwidth search."""
 
 from kcal.kernels.bandwidth import INTERVAL, BandwidthCurve, scaled_bandwidth, search_bandwidth
-from kcal.kernels.leave_out import LeaveOutLoss, leave_out_log_posteriors, mean_log_loss
+from kcal.kernels.leave_out import LeaveOutLoss, leave_out_posteriors, mean_log_loss
 from kcal.kernels.mother import KERNELS, MotherKernel, get_kernel
-from kcal.kernels.posteriors import log_densities, log_posteriors
+from kcal.kernels.posteriors import class_posteriors, log_densities, log_posteriors
 from kcal.kernels.sums import ClassSums, class_sums
 from kcal.kernels.support import SortedSupport, sort_support
 
@@ -15,9 +15,10 @@ __all__ = [
     "LeaveOutLoss",
     "MotherKernel",
     "SortedSupport",
+    "class_posteriors",
     "class_sums",
     "get_kernel",
-    "leave_out_log_posteriors",
+    "leave_out_posteriors",
     "log_densities",
     "log_posteriors",
     "mean_log_loss",

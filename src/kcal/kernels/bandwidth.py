@@ -38,7 +38,7 @@ def search_bandwidth(
     loss: Callable[[float], float],
     *,
     interval: tuple[float, float] = INTERVAL,
-    tolerance: float = 5e-3,
+    tolerance: float = 1e-2,
     coarse: int = 5,
     after_each: Callable[[str], None] | None = None,
 ) -> BandwidthCurve:

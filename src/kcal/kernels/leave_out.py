@@ -11,7 +11,7 @@ import torch
 
 from kcal.arrays import ALMOST_ZERO
 from kcal.kernels.mother import KERNELS, MotherKernel
-from kcal.kernels.posteriors import log_posteriors
+from kcal.kernels.posteriors import class_posteriors
 from kcal.kernels.sums import QUERY_BLOCK, SUPPORT_BLOCK, BlockedSums, LeaveOut, in_double, squared_distances
 from kcal.kernels.support import SortedSupport
 
@@ -31,16 +31,16 @@ def leave_out_rule(support: SortedSupport, keys: torch.Tensor | None = None) -> 
     return LeaveOut(sorted_keys, sorted_keys, by_position=False)
 
 
-def leave_out_log_posteriors(
+def leave_out_posteriors(
     support: SortedSupport,
     bandwidth: float,
     *,
     kernel: MotherKernel = KERNELS["rbf"],
     keys: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the log posterior of every support point given the others, (n, n_classes), in the order they came."""
+    """Return the posteriors of every support point given the others, (n, n_classes), in the order they came."""
     rule = leave_out_rule(support, keys)
-    return support.as_it_came(log_posteriors(support.points, support, bandwidth, kernel=kernel, leave_out=rule))
+    return support.as_it_came(class_posteriors(support.points, support, bandwidth, kernel=kernel, leave_out=rule))
 
 
 def mean_log_loss(log_probabilities: torch.Tensor, log_weights: torch.Tensor | None = None) -> float:
@@ -79,10 +79,9 @@ class LeaveOutLoss:
         return mean_log_loss(own, self.support.log_weights)
 
     def _streamed_own(self, bandwidth: float) -> torch.Tensor:
-        posteriors = log_posteriors(
-            self.support.points, self.support, bandwidth, kernel=self.kernel, leave_out=self.rule
-        )
-        return posteriors.gather(1, self.support.codes[:, None]).squeeze(1)
+        points, codes = self.support.points, self.support.codes
+        shares = class_posteriors(points, self.support, bandwidth, kernel=self.kernel, leave_out=self.rule)
+        return shares.gather(1, codes[:, None]).squeeze(1).log_()
 
     def _keep_distances(self) -> None:
         """Fill ``excess`` (n_support, n_query): squared distance less the nearest one's; inf where left out."""

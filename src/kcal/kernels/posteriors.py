@@ -13,12 +13,30 @@ from kcal.kernels.mother import KERNELS, MotherKernel
 from kcal.kernels.sums import (
     QUERY_BLOCK,
     SUPPORT_BLOCK,
-    ClassSums,
     LeaveOut,
     class_sums,
     in_double,
 )
 from kcal.kernels.support import SortedSupport
+
+
+def class_posteriors(
+    queries: torch.Tensor,
+    support: SortedSupport,
+    bandwidth: float,
+    *,
+    kernel: MotherKernel = KERNELS["rbf"],
+    leave_out: LeaveOut | None = None,
+) -> torch.Tensor:
+    """Return p_k(q), (n_query, n_classes); beyond the reach of every point the nearest ones decide."""
+    sums = class_sums(queries, support, bandwidth, kernel=kernel, leave_out=leave_out).sums
+    totals = sums.sum(dim=1)
+    shares = sums / totals[:, None]
+    unreached = (totals == 0).nonzero().squeeze(1)
+    if len(unreached):
+        rule = None if leave_out is None else leave_out.rows(unreached)
+        shares[unreached] = nearest_posteriors(queries[unreached], support, leave_out=rule)
+    return shares
 
 
 def log_posteriors(
@@ -29,24 +47,11 @@ def log_posteriors(
     kernel: MotherKernel = KERNELS["rbf"],
     leave_out: LeaveOut | None = None,
 ) -> torch.Tensor:
-    """Return log p_k(q), (n_query, n_classes); beyond the reach of every point the nearest ones decide."""
-    sums = class_sums(queries, support, bandwidth, kernel=kernel, leave_out=leave_out)
-    return normalise(sums, queries, support, leave_out)
+    """Return log p_k(q), (n_query, n_classes)."""
+    return class_posteriors(queries, support, bandwidth, kernel=kernel, leave_out=leave_out).log_()
 
 
-def normalise(
-    sums: ClassSums, queries: torch.Tensor, support: SortedSupport, leave_out: LeaveOut | None = None
-) -> torch.Tensor:
-    """Turn class sums into log posteriors."""
-    result = sums.log_sums - torch.logsumexp(sums.log_sums, dim=1, keepdim=True)
-    unreached = torch.isneginf(sums.log_sums).all(dim=1).nonzero().squeeze(1)
-    if len(unreached):
-        rule = None if leave_out is None else leave_out.rows(unreached)
-        result[unreached] = nearest_log_posteriors(queries[unreached], support, leave_out=rule)
-    return result
-
-
-def nearest_log_posteriors(
+def nearest_posteriors(
     queries: torch.Tensor, support: SortedSupport, *, leave_out: LeaveOut | None = None
 ) -> torch.Tensor:
     """Return the limit b → 0: all mass on the nearest point, shared by weight where several are equally near."""
@@ -81,7 +86,7 @@ def _nearest(queries: torch.Tensor, support: SortedSupport, leave_out: LeaveOut 
         mass.index_add_(0, support.codes[rows].to(mass.device), ties)
         least = nearer
     total = mass.sum(dim=0)  # 0 where a query may see no point at all: nothing is known
-    return torch.log(torch.where(total > 0, mass / total, 1.0 / support.n_classes)).T.to(queries)
+    return torch.where(total > 0, mass / total, 1.0 / support.n_classes).T.to(queries)
 
 
 def log_densities(
@@ -92,4 +97,4 @@ def log_densities(
     weights = support.log_weights
     log_total = log(len(support)) if weights is None else float(torch.logsumexp(weights.cpu().double(), dim=0))
     log_volume = kernel.log_volume(bandwidth, support.dimension)
-    return torch.logsumexp(sums.log_sums, dim=1) + sums.offsets - log_total - log_volume
+    return sums.sums.sum(dim=1).log() + sums.offsets - log_total - log_volume

@@ -24,11 +24,11 @@ import torch
 from kcal.kernels.mother import KERNELS, MotherKernel
 from kcal.kernels.support import SortedSupport
 
-SUPPORT_BLOCK = 512
-QUERY_BLOCK = 2048
+SUPPORT_BLOCK = 1024
+QUERY_BLOCK = 1024
 NUMBERS_AT_ONCE = 4_000_000
 """Bound on (queries in hand) × (classes or dimensions)."""
-POINTS_AT_ONCE = 16 * SUPPORT_BLOCK
+POINTS_AT_ONCE = 32 * SUPPORT_BLOCK
 """Support points summed in single precision before float64 takes over."""
 PILOT_POINTS = 128
 FAR = 1e5
@@ -38,10 +38,15 @@ LARGEST_EXPONENT_ERROR = 1e-4
 
 
 class ClassSums(NamedTuple):
-    """log S_k(q) = ``log_sums`` + ``offsets``; the parts apart, since far from the support the offset is huge."""
+    """S_k(q) = ``sums`` · exp(``offsets``); the parts apart, since far from the support the offset is huge."""
 
-    log_sums: torch.Tensor  # (n_query, n_classes)
+    sums: torch.Tensor  # (n_query, n_classes); the largest of a row is near 1 or above, unless all are 0
     offsets: torch.Tensor  # (n_query,)
+
+    @property
+    def log_sums(self) -> torch.Tensor:
+        """Logarithms of ``sums``, (n_query, n_classes)."""
+        return self.sums.log()
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def class_sums(
     kernel: MotherKernel = KERNELS["rbf"],
     leave_out: LeaveOut | None = None,
 ) -> ClassSums:
-    """Return log S_k(q) in two parts; −inf for a class with no point within the kernel's reach.
+    """Return S_k(q) in two parts; 0 for a class with no point within the kernel's reach.
 
     Parameters
     ----------
@@ -92,15 +97,16 @@ def class_sums(
     leave_out : LeaveOut, optional
         Support points that a query must not see.
     """
-    log_sums = queries.new_empty(queries.shape[0], support.n_classes)
-    offsets = queries.new_empty(queries.shape[0])
     sums_of = _rbf_sums if kernel.name == "rbf" else _radial_sums
     at_once = max(QUERY_BLOCK, NUMBERS_AT_ONCE // max(support.n_classes, support.dimension + 2))
+    if 0 < queries.shape[0] <= at_once:
+        return sums_of(queries, support, bandwidth, kernel, leave_out)
+    sums = queries.new_empty(queries.shape[0], support.n_classes)
+    offsets = queries.new_empty(queries.shape[0])
     for start in range(0, queries.shape[0], at_once):
         rows = slice(start, min(start + at_once, queries.shape[0]))
-        part = sums_of(queries[rows], support, bandwidth, kernel, _rule(leave_out, rows))
-        log_sums[rows], offsets[rows] = part.log_sums, part.offsets
-    return ClassSums(log_sums, offsets)
+        sums[rows], offsets[rows] = sums_of(queries[rows], support, bandwidth, kernel, _rule(leave_out, rows))
+    return ClassSums(sums, offsets)
 
 
 def _rbf_sums(
@@ -119,15 +125,17 @@ def _rbf_sums(
     delicate = ~(error < LARGEST_EXPONENT_ERROR)
     if not bool(delicate.any()):
         return _shifted_sums(queries, support, bandwidth, leave_out)
-    log_sums = queries.new_empty(queries.shape[0], support.n_classes)
+    sums = queries.new_empty(queries.shape[0], support.n_classes)
     offsets = queries.new_empty(queries.shape[0])
     for chosen, precise in ((~delicate, False), (delicate, True)):
         index = chosen.nonzero().squeeze(1)
         if len(index):
             rows = in_double(queries[index]) if precise else queries[index]
             part = _shifted_sums(rows, support, bandwidth, _rule(leave_out, index))
-            log_sums[index], offsets[index] = part.log_sums.to(log_sums), part.offsets.to(offsets)
-    return ClassSums(log_sums, offsets)
+            largest = part.sums.amax(dim=1, keepdim=True).clamp_min(torch.finfo(part.sums.dtype).tiny)
+            sums[index] = (part.sums / largest).to(sums)  # single precision could not hold the largest ones
+            offsets[index] = (part.offsets + largest.log().squeeze(1)).to(offsets)
+    return ClassSums(sums, offsets)
 
 
 def _shifted_sums(
@@ -138,13 +146,13 @@ def _shifted_sums(
     shift = exponents.pilot_shift()
     sums = exponents.sums(shift)  # (n_classes, n_query)
     again = (~torch.isfinite(shift) | ~torch.isfinite(sums.sum(dim=0))).nonzero().squeeze(1)
-    log_sums, offsets = sums.log_().T, shift + exponents.common
+    offsets = shift + exponents.common
     if len(again):
         exponents = _RbfExponents(queries[again], support, bandwidth, _rule(leave_out, again))
         shift = exponents.exact_shift()
-        sums = exponents.sums(shift, at_most=0.0)  # rounding of huge exponents could lift one above the maximum
-        log_sums[again], offsets[again] = sums.log_().T, shift + exponents.common
-    return ClassSums(log_sums, offsets)
+        # rounding of huge exponents could lift one above the maximum
+        sums[:, again], offsets[again] = exponents.sums(shift, at_most=0.0), shift + exponents.common
+    return ClassSums(sums.T, offsets)
 
 
 class _RbfExponents:
@@ -304,7 +312,7 @@ def _radial_sums(
     edges = torch.stack([norms, norms.clamp_max(limit)]).square() / (support.dimension * bandwidth**2)
     beyond = kernel.log_profile(edges[0], support.dimension) - kernel.log_profile(edges[1], support.dimension)
     offsets = torch.where(norms > limit, largest + beyond, largest)
-    return ClassSums(sums.log_().T.to(queries), torch.nan_to_num(offsets, neginf=0.0).to(queries))
+    return ClassSums(sums.T.to(queries), torch.nan_to_num(offsets, neginf=0.0).to(queries))
 
 
 def _pull_near(points: torch.Tensor, limit: float) -> tuple[torch.Tensor, torch.Tensor]:
