@@ -100,8 +100,8 @@ class LeaveOutLoss:
             nearest = distances.amin(dim=0)
             if self.kernel.is_compact:
                 self.nearest_share[columns] = self._share_of_own(distances == nearest, columns)
-            self.excess[:, columns] = (distances - nearest).nan_to_num(nan=torch.inf, posinf=torch.inf).to(points.dtype)
-            self.nearest[columns] = nearest.to(points.dtype)
+            self.excess[:, columns] = distances.sub_(torch.nan_to_num(nearest, posinf=0.0))  # inf − inf is no number
+            self.nearest[columns] = nearest
 
     def _share_of_own(self, chosen: torch.Tensor, columns: slice) -> torch.Tensor:
         weights = chosen.to(self.excess.dtype)
