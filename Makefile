@@ -21,8 +21,8 @@ check: $(READY)  ## lint, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY)  ## speed and memory, as ratios in one run
-	$(BIN)/python -m benchmarks
+bench: $(READY)  ## speed and memory, as ratios in one run; TASKS=folder adds real tasks
+	$(BIN)/python -m benchmarks $(if $(TASKS),--tasks $(TASKS))
 
 format: $(READY)  ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
@@ -38,5 +38,6 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "kcal needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
 		{ $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[all]'
+	@echo "Installing kcal and what it needs into $(VENV); the first time takes a few minutes."
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[all]'
 	@touch $@

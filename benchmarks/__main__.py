@@ -26,6 +26,8 @@ def main(
     for name in sections or [*SECTIONS, "recipes"]:
         if name == "recipes":
             recipes.main(console, tasks)
+        elif name not in SECTIONS:
+            raise typer.BadParameter(f"no section is called {name!r}; there are {', '.join(SECTIONS)} and recipes.")
         else:
             SECTIONS[name](console)
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from benchmarks.measuring import best_times
 from benchmarks.plain import cdist_posteriors
-from kcal.kernels import LeaveOutLoss, leave_out_posteriors, search_bandwidth, sort_support
+from kcal.kernels import LeaveOutLoss, search_bandwidth, sort_support
 
 N_SUPPORT, DIMENSION, N_CLASSES, N_FOLDS = 5_000, 32, 10, 20
 GOLDEN = (5**0.5 - 1) / 2
@@ -62,7 +62,6 @@ def main(console: Console) -> None:
         {
             "search": lambda: search_bandwidth(LeaveOutLoss(support)),
             "evaluation": lambda: LeaveOutLoss(support, memory_budget=0)(found.bandwidth),
-            "posteriors": lambda: leave_out_posteriors(support, found.bandwidth),
         },
         rounds=4,
     )

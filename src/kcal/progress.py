@@ -23,7 +23,9 @@ def progress_bar(title: str, total: int, *, show: bool | None = None) -> Iterato
         yield _silent
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as bar:
+    with Progress(
+        *columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=show is None
+    ) as bar:
         task = bar.add_task(title, total=total, note="")
 
         def advance(note: str = "") -> None:

@@ -455,3 +455,36 @@ def test_a_query_with_other_columns_is_refused(problem: Any) -> None:
     for rows in (problem.test_embeddings[:, :5], torch.from_numpy(problem.test_embeddings[:, :5])):
         with pytest.raises(ValueError, match="X has 5 features, but KCal is expecting 6"):
             calibrator.predict_proba(rows)
+
+
+def test_a_prior_that_knows_only_classes_never_seen_is_refused(problem: Any) -> None:
+    with pytest.raises(InvalidInputError, match="prior gives nothing"):
+        identity(prior=[0, 0, 0, 1.0]).fit(problem.embeddings, problem.labels, classes=[0, 1, 2, 3])
+
+
+def test_checkpoints_are_compared_at_the_bandwidth_that_they_would_get(problem: Any) -> None:
+    trained = train_projection(problem.train_embeddings, problem.train_labels, recipe=TINY)
+    for b in (0.5, 3.0):
+        calibrator = KCal(projection=trained, bandwidth=b).fit(problem.embeddings, problem.labels)
+        own = calibrator.leave_one_out_proba_[np.arange(240), problem.labels]
+        assert min(calibrator.checkpoint_losses_) == pytest.approx(-np.log(own).mean(), rel=1e-9)
+
+
+def test_folds_do_not_change_what_leave_one_out_means(problem: Any) -> None:
+    by_folds = identity(folds=3).fit(problem.embeddings, problem.labels)
+    fixed = identity(bandwidth=by_folds.bandwidth_).fit(problem.embeddings, problem.labels)
+    np.testing.assert_array_equal(by_folds.leave_one_out_proba_, fixed.leave_one_out_proba_)
+
+
+def test_the_kept_half_knows_every_class_that_one_group_alone_holds(problem: Any) -> None:
+    labels, groups = problem.labels % 2, np.arange(240) % 6
+    labels[groups == 4] = 2
+    for seed in range(4):
+        with pytest.warns(HeldOutWarning):
+            calibrator = KCal(recipe=TINY, seed=seed).fit(problem.embeddings, labels, groups=groups)
+        assert set(labels[calibrator.support_indices_]) == {0, 1, 2}
+
+
+def test_torch_in_gives_torch_leave_one_out(problem: Any) -> None:
+    calibrator = identity().fit(torch.from_numpy(problem.embeddings), torch.from_numpy(problem.labels))
+    assert isinstance(calibrator.leave_one_out_proba_, torch.Tensor)

@@ -112,7 +112,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.feature_names_in_ = np.array(names, dtype=object)
         if names and not (len(names) == self.n_features_in_ and all(isinstance(name, str) for name in names)):
             raise FileFormatError("the stored names of the features are damaged.")
-        if type(self.n_features_in_) is not int or self.n_features_in_ < 1 or len(self.classes_) < 2:
+        unique = len(np.unique(self.classes_)) == len(self.classes_)
+        if type(self.n_features_in_) is not int or self.n_features_in_ < 1 or len(self.classes_) < 2 or not unique:
             raise FileFormatError("the stored classes or features are damaged.")
         if prints.dtype != torch.int64 or prints.ndim != 1 or len(prints) == 0:
             raise FileFormatError("the stored fingerprints are damaged.")

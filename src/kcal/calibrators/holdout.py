@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from numbers import Integral
+
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.model_selection import StratifiedGroupKFold
 
 from kcal.errors import InvalidInputError
 
@@ -14,11 +18,11 @@ def stratified_halves(codes: Index, groups: Index | None, seed: int) -> tuple[In
     """Return the rows of two halves, (to learn from, to keep), each in ascending order.
 
     Without groups every class is halved, and the kept half gets the odd sample; so a class with one sample keeps it.
-    With groups whole groups are dealt out, the largest first, to the half that has fewer rows.
+    With groups whole groups are dealt out, so that both halves have much the same classes.
     """
     generator = np.random.default_rng([seed, 1])
     if groups is not None:
-        return _halves_by_group(groups, generator)
+        return _halves_by_group(codes, groups, seed)
     learn = [
         generator.permutation(np.flatnonzero(codes == k))[: int((codes == k).sum()) // 2] for k in np.unique(codes)
     ]
@@ -26,28 +30,33 @@ def stratified_halves(codes: Index, groups: Index | None, seed: int) -> tuple[In
     return first, np.setdiff1d(np.arange(len(codes)), first)
 
 
-def _halves_by_group(groups: Index, generator: np.random.Generator) -> tuple[Index, Index]:
-    names, sizes = np.unique(groups, return_counts=True)
-    if len(names) < 4:
+def _halves_by_group(codes: Index, groups: Index, seed: int) -> tuple[Index, Index]:
+    n_groups = len(np.unique(groups))
+    if n_groups < 4:
         raise InvalidInputError(
             f"holding out groups to learn the projection needs at least four groups, two for each half; got "
-            f"{len(names)}. Pass train_embeddings and train_labels, or a fitted projection."
+            f"{n_groups}. Pass train_embeddings and train_labels, or a fitted projection."
         )
-    shuffled = generator.permutation(len(names))
-    order = shuffled[np.argsort(-sizes[shuffled], kind="stable")]
-    side = np.zeros(len(names), dtype=bool)  # True: to keep
-    rows = [0, 0]
-    for index in order:
-        keep = rows[1] <= rows[0]
-        side[index] = keep
-        rows[keep] += int(sizes[index])
-    kept = side[np.searchsorted(names, groups)]
-    return np.flatnonzero(~kept), np.flatnonzero(kept)
+    folds = _deal_groups(codes, groups, 2, seed)
+    halves = [np.flatnonzero(folds == fold) for fold in range(2)]
+    halves.sort(key=lambda rows: (len(np.unique(codes[rows])), len(rows)))  # keep the half that knows more classes
+    return halves[0], halves[1]
+
+
+def _deal_groups(codes: Index, groups: Index, folds: int, seed: int) -> Index:
+    """Return a fold for each row: whole groups, dealt out so that every fold has much the same classes."""
+    result = np.empty(len(codes), dtype=np.int64)
+    splitter = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a class with fewer samples than folds is no trouble here
+        for fold, (_, rows) in enumerate(splitter.split(codes, codes, groups)):
+            result[rows] = fold
+    return result
 
 
 def fold_codes(codes: Index, folds: int, groups: Index | None, seed: int) -> Index:
     """Return a fold for each row: classes spread evenly over folds, or whole groups dealt out by size."""
-    if not isinstance(folds, int) or isinstance(folds, bool) or folds < 2:
+    if not isinstance(folds, Integral) or isinstance(folds, bool) or folds < 2:
         raise InvalidInputError(f"folds must be an integer of at least 2, or None for leave-one-out; got {folds!r}.")
     available = len(codes) if groups is None else len(np.unique(groups))
     if available < folds:
@@ -60,10 +69,4 @@ def fold_codes(codes: Index, folds: int, groups: Index | None, seed: int) -> Ind
         by_class = shuffled[np.argsort(codes[shuffled], kind="stable")]
         result[by_class] = np.arange(len(codes)) % folds
         return result
-    names, sizes = np.unique(groups, return_counts=True)
-    rows = np.zeros(folds, dtype=np.int64)
-    fold_of = np.empty(len(names), dtype=np.int64)
-    for index in np.argsort(-sizes, kind="stable"):
-        fold_of[index] = int(rows.argmin())
-        rows[fold_of[index]] += sizes[index]
-    return fold_of[np.searchsorted(names, groups)]
+    return _deal_groups(codes, groups, int(folds), seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from math import isfinite
+from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from kcal.arrays import (
+    ArrayKind,
     check_groups,
     check_ids,
     check_labels,
@@ -22,6 +24,12 @@ from kcal.arrays import (
     row_fingerprints,
 )
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
+from kcal.calibrators.cautions import (
+    warn_of_held_out,
+    warn_of_known_rows,
+    warn_of_missing_classes,
+    warn_of_training_rows,
+)
 from kcal.calibrators.holdout import fold_codes, stratified_halves
 from kcal.calibrators.prior import apply_prior, check_prior, smooth
 from kcal.calibrators.training_set import (
@@ -33,7 +41,7 @@ from kcal.calibrators.training_set import (
     is_to_be_learned,
     learn_projection,
 )
-from kcal.errors import HeldOutWarning, InvalidInputError, LeakageWarning, MissingClassWarning
+from kcal.errors import BandwidthWarning, InvalidInputError
 from kcal.kernels import (
     INTERVAL,
     BandwidthCurve,
@@ -48,7 +56,7 @@ from kcal.kernels import (
     sort_support,
 )
 from kcal.progress import progress_bar
-from kcal.projection import Recipe, TrainedProjection, TrainingCurve, get_recipe, project
+from kcal.projection import ARCHITECTURES, Recipe, TrainedProjection, TrainingCurve, get_recipe, project
 
 
 class KCal(Calibrator):
@@ -61,7 +69,8 @@ class KCal(Calibrator):
     dimension : int or "auto"
         d, the dimension of the projected space; min(h, 32) for "auto".
     kernel : str
-        A mother kernel: "rbf", "laplace", "matern32", "matern52", "epanechnikov", "biweight", "triweight".
+        A mother kernel: "rbf", "laplace", "matern32", "matern52", "epanechnikov", "biweight", "triweight". The
+        projection is learned with "rbf" whatever the kernel.
     projection : "skip", "linear", "identity", TrainedProjection or nn.Module
         Π. "skip" is the paper's, "linear" is KCal-Linear. A module is copied, and trained unless it is frozen.
         A :class:`~kcal.projection.TrainedProjection` is used as it is: the way to use KCal in pipelines and
@@ -103,8 +112,8 @@ class KCal(Calibrator):
     support_indices_ : array
         Rows of ``X`` that became support: all of them, unless a part was held out to learn the projection.
     leave_one_out_proba_ : array
-        Probabilities of each support row given the others, as predict_proba would give them (the others outside its
-        group or fold, where groups or folds were given).
+        Probabilities of each support row given the others, as predict_proba would give them; with groups, given the
+        samples of other groups. Rows as in ``support_indices_``.
 
     Examples
     --------
@@ -126,10 +135,12 @@ class KCal(Calibrator):
     _points: torch.Tensor  # (n_support, d), in the order in which they came
     _codes: torch.Tensor  # (n_support,)
     _weights: torch.Tensor | None
-    _keys: torch.Tensor | None
+    _keys: torch.Tensor | None  # groups
+    _search_keys: torch.Tensor | None  # folds, or else groups
     _support: SortedSupport
     _frequencies: NDArray[np.float64]
-    _leave_one_out: NDArray[Any] | None
+    _leave_one_out: torch.Tensor | None
+    _kind: ArrayKind  # of the rows that fit was given
 
     def __init__(
         self,
@@ -187,14 +198,14 @@ class KCal(Calibrator):
         groups, train_groups : arrays, optional
             Patients, speakers, sites: a sample is never judged by its own group.
         sample_weight : (n,) array, optional
-            How many samples each one counts for.
+            How many samples each one counts for, in the support; the learning of a projection does not weigh.
         classes : sequence, optional
             All classes in the wanted order of columns, where the data do not hold them all.
         ids : (n,) array, optional
             A name of your own for each calibration sample.
         """
         self._check_parameters()
-        rows, _ = self._check_rows(X, fitting=True)
+        rows, self._kind = self._check_rows(X, fitting=True)
         self._remember(rows)
         rows, n = self._as_embeddings(rows), rows.shape[0]
         labels = check_labels(y, n)
@@ -236,19 +247,19 @@ class KCal(Calibrator):
         return kind.give_back(log_densities(queries, self._support, self.bandwidth_, kernel=get_kernel(self.kernel)))
 
     @property
-    def leave_one_out_proba_(self) -> NDArray[np.floating[Any]]:
+    def leave_one_out_proba_(self) -> Any:
         """Probabilities of each support row given the others, (n, n_classes), in the order in which they came."""
         check_is_fitted(self)
         if self._leave_one_out is None:
             shares = leave_out_posteriors(
                 self._support, self.bandwidth_, kernel=get_kernel(self.kernel), keys=self._keys
             )
-            self._leave_one_out = self._finish(shares).cpu().numpy()
-        return self._leave_one_out
+            self._leave_one_out = self._finish(shares)
+        return self._kind.give_back(self._leave_one_out)
 
     @property
     def dimension_(self) -> int:
-        """D in use."""
+        """Dimension of the projected space."""
         check_is_fitted(self)
         return int(self._points.shape[1])
 
@@ -258,6 +269,7 @@ class KCal(Calibrator):
         self._points, self._codes = self._points.to(device), self._codes.to(device)
         self._weights = None if self._weights is None else self._weights.to(device)
         self._keys = None if self._keys is None else self._keys.to(device)
+        self._search_keys = None if self._search_keys is None else self._search_keys.to(device)
         self.projection_ = self.projection_.to(device)
         self._support = sort_support(self._points, self._codes, len(self.classes_), self._weights)
         return self
@@ -277,7 +289,7 @@ class KCal(Calibrator):
         return restore(cls, state, **extra)
 
     def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        self._warn_of_known_rows(rows)
+        warn_of_known_rows(self._knows(rows))
         queries = project(self.projection_, self._here(self._as_embeddings(rows)))
         return self._finish(class_posteriors(queries, self._support, self.bandwidth_, kernel=get_kernel(self.kernel)))
 
@@ -296,14 +308,21 @@ class KCal(Calibrator):
         get_kernel(self.kernel)
         get_recipe(self.recipe)
         check_projection(self.projection)
-        if not (isinstance(self.smoothing, int | float) and 0 <= self.smoothing < 1):
+        if self.dimension != "auto" and self.projection not in ARCHITECTURES:
+            raise InvalidInputError('dimension applies to the projections "skip" and "linear"; leave it at "auto".')
+        if not isinstance(self.seed, Integral) or self.seed < 0:
+            raise InvalidInputError(f"seed must be an integer of at least 0; got {self.seed!r}.")
+        for name in ("bandwidth_interval", "bandwidth_reference"):
+            pair = getattr(self, name)
+            if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
+                raise InvalidInputError(f"{name} must be a pair of numbers; got {pair!r}.")
+        if not (isinstance(self.smoothing, Real) and 0 <= self.smoothing < 1):
             raise InvalidInputError(f"smoothing must be at least 0 and less than 1; got {self.smoothing!r}.")
         if self.bandwidth == "rule" and self.bandwidth_reference is None:
             raise InvalidInputError('bandwidth="rule" needs bandwidth_reference=(b, count of the rarest class).')
-        is_number = isinstance(self.bandwidth, int | float) and not isinstance(self.bandwidth, bool)
-        if self.bandwidth not in ("cv", "rule") and not (
-            is_number and isfinite(self.bandwidth) and self.bandwidth > 0  # type: ignore[arg-type,operator]
-        ):
+        b = self.bandwidth
+        is_number = isinstance(b, Real) and not isinstance(b, bool) and isfinite(b) and b > 0
+        if not is_number and not (isinstance(b, str) and b in ("cv", "rule")):
             raise InvalidInputError(f'bandwidth must be "cv", "rule" or a positive number; got {self.bandwidth!r}.')
 
     def _hold_out(
@@ -319,13 +338,7 @@ class KCal(Calibrator):
                 f"holding out half of {len(codes)} samples leaves fewer than two classes to learn the projection from. "
                 'Pass train_embeddings and train_labels, a fitted projection, or projection="identity".'
             )
-        warnings.warn(
-            f"No training set was given: {len(learn)} of the {len(codes)} samples were held out to learn the "
-            f"projection, {len(keep)} are support. Pass train_embeddings and train_labels to use all of them, or "
-            'projection="identity" to learn none.',
-            HeldOutWarning,
-            stacklevel=3,
-        )
+        warn_of_held_out(len(learn), len(keep))
         return TrainingSet(rows[learn], labels[learn], _at(groups, learn)), keep
 
     def _describe_support(
@@ -340,32 +353,29 @@ class KCal(Calibrator):
         """Keep what the support is known by, and warn of what is wrong with it."""
         self._codes = torch.as_tensor(codes, device=rows.device)
         self._weights = None if weights is None else torch.as_tensor(weights).to(rows)
-        keys = groups if self.folds is None else fold_codes(codes, self.folds, groups, self.seed)
-        self._keys = None if keys is None else torch.as_tensor(keys, device=rows.device)
+        self._keys = None if groups is None else torch.as_tensor(groups, device=rows.device)
+        folds = None if self.folds is None else fold_codes(codes, self.folds, groups, self.seed)
+        self._search_keys = self._keys if folds is None else torch.as_tensor(folds, device=rows.device)
         self.ids_ = ids
         counts = np.bincount(codes, weights=weights, minlength=len(self.classes_))
+        if not counts.any():
+            raise InvalidInputError("every sample of the support has weight 0; give some of them a weight.")
         self._frequencies = counts / counts.sum()
-        check_prior(self.prior, self.classes_)
-        missing = self.classes_[counts == 0]
-        if len(missing) and self.smoothing == 0:
-            warnings.warn(
-                f"{len(missing)} of {len(self.classes_)} classes have no calibration sample and get probability 0: "
-                f"{', '.join(repr(label) for label in missing[:5].tolist())}{', …' if len(missing) > 5 else ''}. "
-                "Add samples of them, or pass smoothing=1e-3.",
-                MissingClassWarning,
-                stacklevel=3,
-            )
-        seen = None if training is None else row_fingerprints(training.embeddings)
+        prior = check_prior(self.prior, self.classes_)
+        if prior is not None and not prior[counts > 0].any():
+            raise InvalidInputError("prior gives nothing to the classes that have calibration samples.")
+        if self.smoothing == 0:
+            warn_of_missing_classes(self.classes_, counts)
         if isinstance(self.projection, TrainedProjection):
-            seen = self.projection.fingerprints
-        if seen is not None:
-            self._warn_of_leak(int(np.isin(row_fingerprints(rows), seen).sum()), len(rows))
+            warn_of_training_rows(rows, self.projection.fingerprints)
+        elif training is not None:
+            warn_of_training_rows(rows, row_fingerprints(training.embeddings))
 
     def _fit_projection(self, rows: torch.Tensor, training: TrainingSet | None) -> None:
-        calibration = CalibrationSet(rows, self._codes, len(self.classes_), self._weights, self._keys)
+        calibration = CalibrationSet(rows, self._codes, len(self.classes_), self._weights, self._search_keys)
         kernel = get_kernel(self.kernel)
         if training is None:
-            learned = adopt_projection(self.projection, calibration, kernel)
+            learned = adopt_projection(self.projection, calibration, self._checkpoint_loss, show=self.progress)
         else:
             learned = learn_projection(
                 self.projection,  # type: ignore[arg-type]
@@ -375,6 +385,7 @@ class KCal(Calibrator):
                 dimension=self.dimension,
                 recipe=get_recipe(self.recipe),
                 kernel=kernel,
+                loss_of=self._checkpoint_loss,
                 seed=self.seed,
                 show=self.progress,
             )
@@ -389,61 +400,41 @@ class KCal(Calibrator):
     def _fit_bandwidth(self) -> None:
         self.bandwidth_curve_ = None
         if self.bandwidth == "rule":
-            assert self.bandwidth_reference is not None
-            rarest = float(self._frequencies[self._frequencies > 0].min() * len(self._codes))
-            self.bandwidth_ = scaled_bandwidth(self.bandwidth_reference, rarest, self._support.dimension)
+            self.bandwidth_ = self._ruled_bandwidth(self._support.dimension)
         elif self.bandwidth == "cv":
             self.bandwidth_curve_ = self._search_bandwidth()
             self.bandwidth_ = self.bandwidth_curve_.bandwidth
         else:
             self.bandwidth_ = float(self.bandwidth)
 
+    def _ruled_bandwidth(self, dimension: int) -> float:
+        rarest = float(self._frequencies[self._frequencies > 0].min() * len(self._codes))
+        return scaled_bandwidth(self.bandwidth_reference, rarest, dimension)  # type: ignore[arg-type]
+
+    def _checkpoint_loss(self, calibration: CalibrationSet, module: nn.Module) -> float:
+        """Return the leave-out loss of a checkpoint at the bandwidth that it would get."""
+        loss = calibration.leave_out_loss(module, get_kernel(self.kernel))
+        if self.bandwidth == "rule":
+            return loss(self._ruled_bandwidth(loss.support.dimension))
+        if self.bandwidth != "cv":
+            return loss(float(self.bandwidth))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BandwidthWarning)  # the search that counts comes later
+            return search_bandwidth(loss, interval=self.bandwidth_interval, tolerance=0.05).loss
+
     def _search_bandwidth(self) -> BandwidthCurve:
-        n_keys = len(self._codes) if self._keys is None else len(torch.unique(self._keys))
+        keys = self._search_keys
+        n_keys = len(self._codes) if keys is None else len(torch.unique(keys))
         if n_keys < 2:
-            what = "calibration samples" if self._keys is None else "groups"
+            what = "calibration samples" if keys is None else "groups"
             raise InvalidInputError(
                 f"choosing the bandwidth by cross-validation needs at least two {what}; got {n_keys}. "
                 "Pass bandwidth= a number."
             )
-        loss = LeaveOutLoss(self._support, kernel=get_kernel(self.kernel), keys=self._keys)
+        loss = LeaveOutLoss(self._support, kernel=get_kernel(self.kernel), keys=keys)
         with progress_bar("Choosing the bandwidth", 14, show=self.progress) as advance:
             return search_bandwidth(loss, interval=self.bandwidth_interval, after_each=advance)
-
-    def _warn_of_known_rows(self, rows: torch.Tensor) -> None:
-        known = int(self._knows(rows).sum())
-        if known:
-            warnings.warn(
-                f"{known} of {len(rows)} rows are in the calibration set: each is judged by itself and looks better "
-                "than it is. Use leave_one_out_proba_ for calibration rows.",
-                LeakageWarning,
-                stacklevel=4,
-            )
-
-    def _warn_of_leak(self, known: int, n_rows: int) -> None:
-        if known:
-            warnings.warn(
-                f"{known} of {n_rows} calibration rows also occur in the training set. The network has seen them: "
-                "calibrate on data that it has not.",
-                LeakageWarning,
-                stacklevel=4,
-            )
 
 
 def _at(values: NDArray[Any] | None, index: NDArray[np.int64]) -> Any:
     return None if values is None else values[index]
-
-
-class KCalLogits(KCal):
-    """KCal on the network's logits in place of its embeddings.
-
-    Log-softmax of the logits is the embedding, so that a constant added to a row changes nothing. ``X`` and
-    ``train_embeddings`` are logits; all else is as in :class:`KCal`.
-    """
-
-    inputs: ClassVar[str] = "logits"
-    method: ClassVar[str] = "kcal-logits"
-
-    def _as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
-        dtype = rows.dtype
-        return torch.log_softmax(rows if rows.device.type == "mps" else rows.double(), dim=1).to(dtype)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from kcal.arrays import ArrayKind
 from kcal.calibrators.base import CalibratorState, decode_classes, encode_classes
 from kcal.calibrators.prior import check_prior
 from kcal.errors import FileFormatError, InvalidInputError
@@ -78,6 +79,8 @@ def restore(cls: type[KCal], state: CalibratorState, *, projection: nn.Module | 
     calibrator._weights, calibrator._keys = tensors.get("support.weights"), tensors.get("support.keys")
     calibrator._support = sort_support(points, codes, len(classes), calibrator._weights)
     calibrator._leave_one_out = None
+    calibrator._kind = ArrayKind(is_torch=False, device=points.device, dtype=points.dtype)
+    calibrator._search_keys = calibrator._keys
     return calibrator
 
 
@@ -139,8 +142,16 @@ def _check_support(tensors: dict[str, torch.Tensor], n_classes: int, values: dic
         fits = fits and tensors.get(f"support.{name}", codes).shape == points.shape[:1]
     if not fits or len(points) == 0 or not bool(torch.isfinite(points).all()):
         raise FileFormatError("the stored support is damaged: its parts do not fit together.")
-    if len(values["frequencies"]) != n_classes:
-        raise FileFormatError("the stored classes are damaged.")
+    frequencies = np.array(values["frequencies"], dtype=np.float64)
+    if frequencies.shape != (n_classes,) or not (frequencies >= 0).all() or abs(frequencies.sum() - 1) > 1e-6:
+        raise FileFormatError("the stored class frequencies are damaged.")
+    weights, keys = tensors.get("support.weights"), tensors.get("support.keys")
+    if weights is not None and not (
+        bool(torch.isfinite(weights).all()) and bool((weights >= 0).all()) and weights.any()
+    ):
+        raise FileFormatError("the stored weights are damaged.")
+    if keys is not None and keys.dtype != torch.int64:
+        raise FileFormatError("the stored groups are damaged.")
     if codes.dtype != torch.int64 or int(codes.min()) < 0 or int(codes.max()) >= n_classes:
         raise FileFormatError("the stored support is damaged: it names classes that do not exist.")
     if not (np.isfinite(values["bandwidth"]) and values["bandwidth"] > 0):
@@ -163,6 +174,9 @@ def _rebuild_projection(
     elif kind == "identity":
         module = nn.Identity()
     else:
+        reduce = tensors["projection.reduce.weight"]
+        if tuple(reduce.shape) != (values["dimension"], values["n_features"]):
+            raise FileFormatError("the stored projection does not fit its support.")
         module = build_projection(kind, int(values["n_features"]), int(values["dimension"]), seed=0)
     stored = {name.removeprefix("projection."): t for name, t in tensors.items() if name.startswith("projection.")}
     module = module.to(dtype=points.dtype)  # before loading, or float64 would pass through float32

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from kcal.calibrators.base import Calibrator
-from kcal.calibrators.kcal import KCal, KCalLogits
+from kcal.calibrators.kcal import KCal
+from kcal.calibrators.kcal_logits import KCalLogits
 from kcal.calibrators.temperature import TemperatureScaling
 from kcal.calibrators.uncalibrated import Uncalibrated
-from kcal.errors import InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError
 
 CALIBRATORS: dict[str, Callable[..., Calibrator]] = {
     "uncal": Uncalibrated,
@@ -30,7 +31,7 @@ def make_calibrator(name: str, **parameters: object) -> Calibrator:
 
 def class_of(method: str) -> type[Calibrator]:
     """Return the class whose ``method`` a file names."""
-    for kind in (Uncalibrated, TemperatureScaling, KCal, KCalLogits):
-        if kind.method == method:
-            return kind
-    raise InvalidInputError(f"no calibrator is called {method!r}.")
+    kinds = {type(make()).method: type(make()) for make in CALIBRATORS.values()}
+    if not isinstance(method, str) or method not in kinds:
+        raise FileFormatError(f"the file is of a method {method!r} that this kcal does not know.")
+    return kinds[method]

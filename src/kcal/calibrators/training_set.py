@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kcal.arrays import check_groups, check_labels, check_matrix
-from kcal.errors import BandwidthWarning, InvalidInputError
-from kcal.kernels import LeaveOutLoss, MotherKernel, search_bandwidth, sort_support
+from kcal.errors import InvalidInputError
+from kcal.kernels import MEMORY_BUDGET, LeaveOutLoss, MotherKernel, sort_support
+from kcal.progress import progress_bar
 from kcal.projection import (
     ARCHITECTURES,
     FastRecipe,
@@ -49,10 +49,15 @@ class CalibrationSet:
     weights: torch.Tensor | None
     keys: torch.Tensor | None
 
-    def leave_out_loss(self, module: nn.Module, kernel: MotherKernel) -> LeaveOutLoss:
+    def leave_out_loss(
+        self, module: nn.Module, kernel: MotherKernel, memory_budget: int = MEMORY_BUDGET
+    ) -> LeaveOutLoss:
         """Return the leave-out loss under a projection, as a function of the bandwidth."""
         support = sort_support(project(module, self.embeddings), self.codes, self.n_classes, self.weights)
-        return LeaveOutLoss(support, kernel=kernel, keys=self.keys)
+        return LeaveOutLoss(support, kernel=kernel, keys=self.keys, memory_budget=memory_budget)
+
+
+CheckpointLoss = Callable[[CalibrationSet, nn.Module], float]
 
 
 @dataclass(frozen=True)
@@ -112,16 +117,28 @@ def learn_projection(
     dimension: int | str,
     recipe: Recipe,
     kernel: MotherKernel,
+    loss_of: CheckpointLoss,
     seed: int,
     show: bool | None,
 ) -> LearnedProjection:
     """Train a projection, and choose among its checkpoints on the calibration set where the recipe says so."""
     module = start_projection(projection, training.embeddings, dimension, seed)
+
+    def monitor(current: nn.Module) -> float:
+        return calibration.leave_out_loss(current, kernel, memory_budget=0)(recipe.bandwidth)
+
     checkpoints, steps, curve = run_training(
-        module, training.embeddings, training_codes, calibration.n_classes, recipe, groups=training.groups, seed=seed,
-        monitor=lambda current: calibration.leave_out_loss(current, kernel)(recipe.bandwidth), show=show,
-    )  # fmt: skip
-    return choose_checkpoint(checkpoints, steps, curve, recipe, calibration, kernel)
+        module,
+        training.embeddings,
+        training_codes,
+        calibration.n_classes,
+        recipe,
+        groups=training.groups,
+        seed=seed,
+        monitor=monitor,
+        show=show,
+    )
+    return choose_checkpoint(checkpoints, steps, curve, recipe, calibration, loss_of, show)
 
 
 def choose_checkpoint(
@@ -130,27 +147,30 @@ def choose_checkpoint(
     curve: TrainingCurve,
     recipe: Recipe,
     calibration: CalibrationSet,
-    kernel: MotherKernel,
+    loss_of: CheckpointLoss,
+    show: bool | None,
 ) -> LearnedProjection:
     """Return the checkpoint with the lowest leave-out loss on the calibration set, or the last one."""
     if len(checkpoints) == 1 or not (isinstance(recipe, FastRecipe) and recipe.select == "calibration"):
         return LearnedProjection(deepcopy(checkpoints[-1]), steps[-1], curve)
     losses = []
-    for checkpoint in checkpoints:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BandwidthWarning)  # the search that counts comes later
-            found = search_bandwidth(calibration.leave_out_loss(checkpoint, kernel), tolerance=0.05)
-        losses.append(found.loss)
+    with progress_bar("Choosing the checkpoint", len(checkpoints), show=show) as advance:
+        for step, checkpoint in zip(steps, checkpoints, strict=True):
+            losses.append(loss_of(calibration, checkpoint))
+            advance(f"step {step}, loss {losses[-1]:.4f}")
     best = int(np.argmin(losses))
     return LearnedProjection(deepcopy(checkpoints[best]), steps[best], curve, tuple(losses))
 
 
-def adopt_projection(projection: Any, calibration: CalibrationSet, kernel: MotherKernel) -> LearnedProjection:
+def adopt_projection(
+    projection: Any, calibration: CalibrationSet, loss_of: CheckpointLoss, *, show: bool | None
+) -> LearnedProjection:
     """Return the projection that needs no training: a trained one, a frozen module, or the identity."""
     like = calibration.embeddings
     if isinstance(projection, TrainedProjection):
         modules = tuple(deepcopy(module).to(device=like.device, dtype=like.dtype) for module in projection.checkpoints)
-        return choose_checkpoint(modules, projection.steps, projection.curve, projection.recipe, calibration, kernel)
+        run = (modules, projection.steps, projection.curve, projection.recipe)
+        return choose_checkpoint(*run, calibration, loss_of, show)
     if isinstance(projection, nn.Module):
         return LearnedProjection(deepcopy(projection).to(device=like.device, dtype=like.dtype).eval())
     return LearnedProjection(nn.Identity())

@@ -1,7 +1,7 @@
 """The mathematics: mother kernels, class sums in log space, leave-out losses, bandwidth search."""
 
 from kcal.kernels.bandwidth import INTERVAL, BandwidthCurve, scaled_bandwidth, search_bandwidth
-from kcal.kernels.leave_out import LeaveOutLoss, leave_out_posteriors, mean_log_loss
+from kcal.kernels.leave_out import MEMORY_BUDGET, LeaveOutLoss, leave_out_posteriors, mean_log_loss
 from kcal.kernels.mother import KERNELS, MotherKernel, get_kernel
 from kcal.kernels.posteriors import class_posteriors, log_densities, log_posteriors
 from kcal.kernels.sums import ClassSums, class_sums
@@ -10,6 +10,7 @@ from kcal.kernels.support import SortedSupport, sort_support
 __all__ = [
     "INTERVAL",
     "KERNELS",
+    "MEMORY_BUDGET",
     "BandwidthCurve",
     "ClassSums",
     "LeaveOutLoss",

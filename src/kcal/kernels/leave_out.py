@@ -18,6 +18,8 @@ from kcal.kernels.support import SortedSupport
 MEMORY_BUDGET = 512 * 2**20
 """Bytes that the search may keep for distances; beyond, they are computed again at every bandwidth."""
 
+DISTANCES_AT_ONCE = 2_000_000
+
 
 def leave_out_rule(support: SortedSupport, keys: torch.Tensor | None = None) -> LeaveOut:
     """Return the rule that leaves out the sample itself, or all samples with its key (a group, a fold).
@@ -91,8 +93,9 @@ class LeaveOutLoss:
         self.nearest = points.new_empty(n)
         self.nearest_share = points.new_empty(n)  # of a point's own class among its nearest, for compact kernels
         centred = (points - self.support.centre).to(double)
-        for start in range(0, n, SUPPORT_BLOCK):
-            columns = slice(start, start + SUPPORT_BLOCK)
+        width = max(1, DISTANCES_AT_ONCE // n)
+        for start in range(0, n, width):
+            columns = slice(start, start + width)
             distances = squared_distances(centred, centred[columns])
             self.rule.fill(distances, 0, columns, torch.inf)
             if weights is not None:

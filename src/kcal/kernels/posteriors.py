@@ -31,7 +31,7 @@ def class_posteriors(
     """Return p_k(q), (n_query, n_classes); beyond the reach of every point the nearest ones decide."""
     sums = class_sums(queries, support, bandwidth, kernel=kernel, leave_out=leave_out).sums
     totals = sums.sum(dim=1)
-    shares = sums / totals[:, None]
+    shares = sums.div_(totals[:, None])
     unreached = (totals == 0).nonzero().squeeze(1)
     if len(unreached):
         rule = None if leave_out is None else leave_out.rows(unreached)

@@ -3,7 +3,7 @@
     log S_k(q) = log Σ_{i: y_i = k} w_i·φ(‖z_i − q‖² / (d·b²))
 
 The one hot loop of kcal: one matrix product, one exponential and one addition by class for each block of support
-points × queries. Nothing larger than a block is held besides the answer.
+points × queries. Besides the answer only a few blocks are held, however many points and queries there are.
 
 For the RBF kernel the exponent splits into −½‖q‖², which all sums of a query share and which therefore stays outside
 the loop, and aᵢ·q + biasᵢ, which the product gives (a and q centred, in units of b·√d). A shift per query, the
@@ -26,7 +26,7 @@ from kcal.kernels.support import SortedSupport
 
 SUPPORT_BLOCK = 1024
 QUERY_BLOCK = 1024
-NUMBERS_AT_ONCE = 4_000_000
+NUMBERS_AT_ONCE = 2_000_000
 """Bound on (queries in hand) × (classes or dimensions)."""
 POINTS_AT_ONCE = 32 * SUPPORT_BLOCK
 """Support points summed in single precision before float64 takes over."""

@@ -15,7 +15,7 @@ LEAST_SHARE = 1e-30
 
 
 class _EpisodeLoss(torch.autograd.Function):
-    """Two matrix products and one exponential, forwards and backwards together."""
+    """One matrix product and one exponential forwards, two products backwards."""
 
     @staticmethod
     def forward(

@@ -16,6 +16,9 @@ class PaperRecipe:
     After every epoch the log-loss on what ``monitor`` names decides whether the learning rate is multiplied by
     ``factor``; training ends with the last epoch or when the rate falls below ``least_learning_rate``.
 
+    On fewer than 2·``predictions`` samples half of them are predicted, so that a background is left; a sample whose
+    class has no background in a step does not count in it.
+
     ``monitor="calibration"`` is what was published (leave-one-out log-loss on the calibration set). It makes Π depend
     on the calibration set, which the theorems do not allow; ``monitor="training"`` avoids it.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ def train_projection(
     dimension : int or "auto"
         d; min(h, 32) for "auto".
     recipe : "fast", "paper", FastRecipe or PaperRecipe
-        How to train it.
+        How to train it. The paper's recipe watches the training loss here, for want of a calibration set.
     groups : (n,) array, optional
         Patients, speakers, sites: a sample is never predicted from its own group.
     classes : sequence, optional
@@ -104,8 +104,11 @@ def train_projection(
     codes = encode_labels(names, known)
     keys = None if groups is None else check_groups(groups, rows.shape[0])
     module = start_projection(projection, rows, dimension, seed)
-    run = run_training(module, rows, codes, len(known), get_recipe(recipe), groups=keys, seed=seed, show=progress)
-    return TrainedProjection(*run, get_recipe(recipe), known, row_fingerprints(rows))
+    numbers = get_recipe(recipe)
+    if isinstance(numbers, PaperRecipe):
+        numbers = replace(numbers, monitor="training")  # there is no calibration set to watch
+    run = run_training(module, rows, codes, len(known), numbers, groups=keys, seed=seed, show=progress)
+    return TrainedProjection(*run, numbers, known, row_fingerprints(rows))
 
 
 def start_projection(

@@ -1,0 +1,63 @@
+"""What KCal warns of: leaks, missing classes, a part held out."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kcal.arrays import row_fingerprints
+from kcal.errors import HeldOutWarning, LeakageWarning, MissingClassWarning
+
+CALLERS_CALLER = 4
+"""Warnings point at the line that called ``fit`` or ``predict_proba``."""
+
+
+def warn_of_known_rows(known: NDArray[np.bool_]) -> None:
+    """Warn of queries that the calibrator was fitted on."""
+    if known.any():
+        warnings.warn(
+            f"{known.sum()} of {len(known)} rows are in the calibration set, where a sample is judged by itself and "
+            "looks better than it is. Use leave_one_out_proba_ for calibration rows.",
+            LeakageWarning,
+            stacklevel=CALLERS_CALLER,
+        )
+
+
+def warn_of_training_rows(rows: torch.Tensor, training: NDArray[np.uint64]) -> None:
+    """Warn of calibration rows that occur among the ``training`` rows, given by their fingerprints."""
+    shared = int(np.isin(row_fingerprints(rows), training).sum())
+    if shared:
+        warnings.warn(
+            f"{shared} of {len(rows)} calibration rows also occur in the training set. The network has seen them: "
+            "calibrate on data that it has not.",
+            LeakageWarning,
+            stacklevel=CALLERS_CALLER,
+        )
+
+
+def warn_of_missing_classes(classes: NDArray[Any], counts: NDArray[Any]) -> None:
+    """Warn of classes without a calibration sample."""
+    missing = classes[counts == 0].tolist()
+    if missing:
+        warnings.warn(
+            f"{len(missing)} of {len(classes)} classes have no calibration sample and get probability 0: "
+            f"{', '.join(repr(label) for label in missing[:5])}{', …' if len(missing) > 5 else ''}. "
+            "Add samples of them, or pass smoothing=1e-3.",
+            MissingClassWarning,
+            stacklevel=CALLERS_CALLER,
+        )
+
+
+def warn_of_held_out(n_learned: int, n_kept: int) -> None:
+    """Warn that a part of the calibration set was held out to learn the projection."""
+    warnings.warn(
+        f"No training set was given: {n_learned} of the {n_learned + n_kept} samples were held out to learn the "
+        f"projection, {n_kept} are support. Pass train_embeddings and train_labels to use all of them, or "
+        'projection="identity" to learn none.',
+        HeldOutWarning,
+        stacklevel=CALLERS_CALLER,
+    )
