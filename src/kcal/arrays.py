@@ -114,7 +114,10 @@ def check_groups(groups: Any, n_samples: int, name: str = "groups") -> NDArray[n
 
 def check_weights(weights: Any, n_samples: int, name: str = "sample_weight") -> NDArray[np.float64]:
     """Return non-negative finite weights, one a sample, not all of them zero."""
-    array = np.asarray(_to_numpy(weights), dtype=np.float64)
+    try:
+        array = np.asarray(_to_numpy(weights), dtype=np.float64)
+    except ValueError as error:
+        raise InvalidInputError(f"{name} must be numbers: {error}.") from error
     if array.ndim != 1:
         raise InvalidInputError(f"{name} must be one-dimensional; got shape {array.shape}. Pass one weight a sample.")
     _check_length(array, n_samples, name)
@@ -148,6 +151,9 @@ def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> 
             raise InvalidInputError("labels are text in one set and numbers in another; write them alike.")
         return np.unique(np.concatenate([np.unique(labels) for labels in label_sets]))
     array = _to_numpy(classes)
+    _refuse_gaps_and_mixtures(array, "classes", "name every class")
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        raise InvalidInputError("classes must not hold NaN.")
     if array.ndim != 1 or len(array) == 0 or len(np.unique(array)) != len(array):
         raise InvalidInputError(f"classes must list every class once; got {classes!r}.")
     return array
@@ -201,8 +207,13 @@ def _tensor_from_array_like(values: Any, name: str) -> torch.Tensor:
 
 def _to_numpy(values: Any) -> NDArray[Any]:
     if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().numpy()
+        values = values.detach().cpu()
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    if isinstance(values, list | tuple) and any(isinstance(value, str) for value in values):
+        values = np.array(values, dtype=object)  # or numpy would make text of everything
     array = np.asarray(values)
+    if array.dtype.kind in "Mm" and np.isnat(array).any():
+        raise InvalidInputError(f"a time is missing (NaT) at row {int(np.flatnonzero(np.isnat(array))[0])}.")
     if array.dtype.kind == "O" and array.size and all(isinstance(value, str) for value in array.ravel()):
         array = array.astype(str)
     return array

@@ -139,8 +139,8 @@ def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
     """Refuse a problem of one class: there is nothing to calibrate."""
     if len(classes) < 2:
         raise InvalidInputError(
-            f"{owner} needs at least two classes; got 1 class, {classes[0]!r}. Pass classes= with every class of the "
-            "problem if the calibration set happens to hold only one."
+            f"{owner} needs at least two classes; got 1 class, {classes.tolist()[0]!r}. Pass classes= with every class "
+            "of the problem if the calibration set happens to hold only one."
         )
 
 

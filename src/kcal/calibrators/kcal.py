@@ -56,7 +56,16 @@ from kcal.kernels import (
     sort_support,
 )
 from kcal.progress import progress_bar
-from kcal.projection import ARCHITECTURES, Recipe, TrainedProjection, TrainingCurve, get_recipe, project
+from kcal.projection import (
+    ARCHITECTURES,
+    START_SPREAD,
+    Recipe,
+    TrainedProjection,
+    TrainingCurve,
+    choose_dimension,
+    get_recipe,
+    project,
+)
 
 
 class KCal(Calibrator):
@@ -87,8 +96,9 @@ class KCal(Calibrator):
         Same seed, same result.
     folds : int, optional
         Folds for the bandwidth search in place of leave-one-out.
-    bandwidth_interval : (float, float)
-        Where the search looks first; it widens by itself.
+    bandwidth_interval : (float, float), optional
+        Where the search looks first; it widens by itself. By default the published interval, [0.224, 2.236], in units
+        of the spread of the projected samples.
     bandwidth_reference : (float, int), optional
         (b₀, m₀) for the rule: a bandwidth found before, and the count of the rarest class then.
     smoothing : float
@@ -153,7 +163,7 @@ class KCal(Calibrator):
         prior: Any = None,
         seed: int = 0,
         folds: int | None = None,
-        bandwidth_interval: tuple[float, float] = INTERVAL,
+        bandwidth_interval: tuple[float, float] | None = None,
         bandwidth_reference: tuple[float, float] | None = None,
         smoothing: float = 0.0,
         progress: bool | None = None,
@@ -211,7 +221,12 @@ class KCal(Calibrator):
         labels = check_labels(y, n)
         group_codes = None if groups is None else check_groups(groups, n)
         weights = None if sample_weight is None else check_weights(sample_weight, n)
+        if weights is not None:
+            weights = weights / weights.max()  # only their ratios count
         names = None if ids is None else check_ids(ids, n)
+        columns = list(getattr(train_embeddings, "columns", []))
+        if columns and hasattr(self, "feature_names_in_") and columns != self.feature_names_in_.tolist():
+            raise InvalidInputError("train_embeddings must have the columns of X, in the same order.")
         training = given_training_set(train_embeddings, train_labels, train_groups, rows, self._as_embeddings)
         learns = is_to_be_learned(self.projection)
         if training is not None and not learns:
@@ -298,6 +313,11 @@ class KCal(Calibrator):
         return rows
 
     def _finish(self, shares: torch.Tensor) -> torch.Tensor:
+        if not bool(torch.isfinite(shares).all()):
+            raise InvalidInputError(
+                f"probabilities are not finite at bandwidth {self.bandwidth_:.3g}: the embeddings or the bandwidth are "
+                "too large or too small for floating point. Scale the embeddings."
+            )
         prior = check_prior(self.prior, self.classes_)
         return smooth(apply_prior(shares, prior, self._frequencies), self.smoothing)
 
@@ -310,6 +330,8 @@ class KCal(Calibrator):
         check_projection(self.projection)
         if self.dimension != "auto" and self.projection not in ARCHITECTURES:
             raise InvalidInputError('dimension applies to the projections "skip" and "linear"; leave it at "auto".')
+        if self.dimension != "auto":
+            choose_dimension(self.dimension, 1)
         if not isinstance(self.seed, Integral) or self.seed < 0:
             raise InvalidInputError(f"seed must be an integer of at least 0; got {self.seed!r}.")
         for name in ("bandwidth_interval", "bandwidth_reference"):
@@ -420,7 +442,7 @@ class KCal(Calibrator):
             return loss(float(self.bandwidth))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BandwidthWarning)  # the search that counts comes later
-            return search_bandwidth(loss, interval=self.bandwidth_interval, tolerance=0.05).loss
+            return search_bandwidth(loss, interval=self._interval(loss.support), tolerance=0.05).loss
 
     def _search_bandwidth(self) -> BandwidthCurve:
         keys = self._search_keys
@@ -433,7 +455,13 @@ class KCal(Calibrator):
             )
         loss = LeaveOutLoss(self._support, kernel=get_kernel(self.kernel), keys=keys)
         with progress_bar("Choosing the bandwidth", 14, show=self.progress) as advance:
-            return search_bandwidth(loss, interval=self.bandwidth_interval, after_each=advance)
+            return search_bandwidth(loss, interval=self._interval(self._support), after_each=advance)
+
+    def _interval(self, support: SortedSupport) -> tuple[float, float]:
+        if self.bandwidth_interval is not None:
+            return self.bandwidth_interval
+        unit = (support.mean_square / START_SPREAD) ** 0.5 or 1.0
+        return INTERVAL[0] * unit, INTERVAL[1] * unit
 
 
 def _at(values: NDArray[Any] | None, index: NDArray[np.int64]) -> Any:

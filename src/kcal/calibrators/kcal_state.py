@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +54,9 @@ def restore(cls: type[KCal], state: CalibratorState, *, projection: nn.Module | 
     """Return the fitted KCal that ``state`` describes."""
     parameters, values, tensors = dict(state.parameters), state.values, state.tensors
     parameters["recipe"] = _recipe_from(parameters["recipe"])
-    parameters["bandwidth_interval"] = tuple(parameters["bandwidth_interval"])
-    if parameters["bandwidth_reference"] is not None:
-        parameters["bandwidth_reference"] = tuple(parameters["bandwidth_reference"])
+    for name in ("bandwidth_interval", "bandwidth_reference"):
+        if parameters[name] is not None:
+            parameters[name] = tuple(parameters[name])
     points, codes = tensors["support.points"], tensors["support.codes"]
     classes = decode_classes(values["classes"])
     _check_support(tensors, len(classes), values)
@@ -98,8 +97,8 @@ def _parameters(calibrator: KCal) -> dict[str, Any]:
         parameters["projection"] = OWN_MODULE  # loaded as the frozen module that is in use
     recipe = parameters["recipe"]
     parameters["recipe"] = recipe if isinstance(recipe, str) else {"name": _name_of(recipe), **asdict(recipe)}
-    if isinstance(parameters["prior"], Mapping):  # JSON has no keys but text
-        parameters["prior"] = [parameters["prior"].get(label, 0.0) for label in calibrator.classes_.tolist()]
+    if parameters["prior"] is not None and not isinstance(parameters["prior"], str):
+        parameters["prior"] = check_prior(parameters["prior"], calibrator.classes_)  # JSON has no keys but text
     return {name: _plain(value) for name, value in parameters.items()}
 
 

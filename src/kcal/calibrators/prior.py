@@ -23,11 +23,17 @@ def check_prior(prior: Any, classes: NDArray[Any]) -> NDArray[np.float64] | None
         if prior != "uniform":
             raise InvalidInputError(f'prior must be "uniform", a sequence or a mapping; got {prior!r}.')
         return np.full(len(classes), 1.0 / len(classes))
+    if hasattr(prior, "to_dict"):  # a pandas Series goes by its index
+        prior = prior.to_dict()
     if isinstance(prior, Mapping):
-        unknown = set(prior) - set(classes.tolist())
-        if unknown:
-            raise InvalidInputError(f"prior names {next(iter(unknown))!r}, which is not among the classes.")
-        prior = [prior.get(label, 0.0) for label in classes.tolist()]
+        names = classes.tolist()
+        wrong = next((label for label in prior if label not in names), None)
+        if wrong is not None:
+            raise InvalidInputError(f"prior names {wrong!r}, which is not among the classes.")
+        missing = next((label for label in names if label not in prior), None)
+        if missing is not None:
+            raise InvalidInputError(f"prior leaves out {missing!r}; give every class a frequency, if only 0.")
+        prior = [prior[label] for label in names]
     values = np.asarray(prior, dtype=np.float64)
     if values.shape != (len(classes),):
         raise InvalidInputError(f"prior must have one entry a class ({len(classes)}); got shape {values.shape}.")

@@ -15,6 +15,8 @@ from kcal.errors import BandwidthWarning, InvalidInputError
 
 INTERVAL = (0.05**0.5, 5.0**0.5)
 """The published interval, h = 2b² in [0.1, 10]."""
+FLAT = 1e-9
+"""Losses that differ by less are the same."""
 LARGEST_WIDENING = 1e3
 """The interval is widened at most by this factor on either side."""
 
@@ -89,7 +91,9 @@ def search_bandwidth(
             break
         best = outwards
     at_edge = best in (places[0], places[-1])
-    if at_edge:
+    if max(seen.values()) - min(seen.values()) < FLAT:
+        _warn_of_flatness(interval)
+    elif at_edge:
         _warn_of_edge(exp(best), interval)
     else:
         bounds = (best - step, best + step)
@@ -97,6 +101,15 @@ def search_bandwidth(
         best = min(seen, key=seen.__getitem__)
     order = sorted(seen)
     return BandwidthCurve(np.exp(order), np.array([seen[place] for place in order]), exp(best), seen[best], at_edge)
+
+
+def _warn_of_flatness(interval: tuple[float, float]) -> None:
+    warnings.warn(
+        f"The loss is the same at every bandwidth around [{interval[0]:.3g}, {interval[1]:.3g}]: the search has "
+        "nothing to go by. Check the scale of the embeddings, or pass a number.",
+        BandwidthWarning,
+        stacklevel=3,
+    )
 
 
 def _warn_of_edge(bandwidth: float, interval: tuple[float, float]) -> None:

@@ -44,6 +44,12 @@ class SortedSupport:
         """Largest distance of a point from the centre."""
         return max(float((rows - self.centre).norm(dim=1).max()) for rows in torch.split(self.points, ROWS_AT_ONCE))
 
+    @cached_property
+    def mean_square(self) -> float:
+        """Mean squared distance of two points, averaged over the dimensions."""
+        parts = [(rows - self.centre).double().square().sum() for rows in torch.split(self.points, ROWS_AT_ONCE)]
+        return 2.0 * float(sum(parts)) / self.points.numel()
+
     def to(self, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> SortedSupport:
         """Return the same support elsewhere or in another precision."""
         return SortedSupport(

@@ -196,3 +196,21 @@ def _check_labels(labels: ArrayLike, *, n_samples: int, n_classes: int) -> NDArr
             "Labels that count from 1 or are class names must be mapped to columns first."
         )
     return array.astype(np.intp, copy=False)
+
+
+def columns_of(labels: ArrayLike, classes: ArrayLike) -> NDArray[np.intp]:
+    """Return the column of every label, given the label of every column."""
+    names, values = np.asarray(classes), np.asarray(labels)
+    if (
+        names.ndim != 1
+        or len(np.unique(names)) != len(names)
+        or (names.dtype.kind in "US") != (values.dtype.kind in "US")
+    ):
+        raise InvalidInputError("classes must name every column once, by labels of the same kind as the samples'.")
+    order = np.argsort(names, kind="stable")
+    columns = order[np.minimum(np.searchsorted(names[order], values), len(names) - 1)]
+    wrong = np.flatnonzero(names[columns] != values)
+    if len(wrong):
+        label = values.ravel()[wrong[0] : wrong[0] + 1].tolist()[0]
+        raise InvalidInputError(f"labels must be in classes ({len(names)} of them); got {label!r} at row {wrong[0]}.")
+    return columns

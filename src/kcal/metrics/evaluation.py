@@ -6,7 +6,7 @@ from typing import NamedTuple
 from numpy.typing import ArrayLike
 
 from kcal.metrics.calibration import confidence_errors, mean_class_errors
-from kcal.metrics.checks import Threshold, check_bins, check_predictions, resolve_threshold
+from kcal.metrics.checks import Threshold, check_bins, check_predictions, columns_of, resolve_threshold
 from kcal.metrics.scores import (
     Clip,
     accuracy_of,
@@ -84,6 +84,7 @@ def evaluate(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
+    classes: ArrayLike | None = None,
     bins: int = 20,
     threshold: Threshold = "max",
     clip: Clip = 1e-12,
@@ -95,7 +96,9 @@ def evaluate(
     probs
         Probabilities, (n_samples, n_classes); each row sums to 1.
     labels
-        True classes as column indices of probs, (n_samples,).
+        True classes, (n_samples,): column indices of probs, or any labels where ``classes`` names the columns.
+    classes
+        The label of every column, as a calibrator's ``classes_``.
     bins
         Number of bins of the calibration errors.
     threshold
@@ -103,7 +106,7 @@ def evaluate(
     clip
         Where probabilities are clipped before the logarithm, as in `negative_log_likelihood`.
     """
-    predictions = check_predictions(probs, labels)
+    predictions = check_predictions(probs, labels if classes is None else columns_of(labels, classes))
     number = check_bins(bins)
     lowest = resolve_threshold(threshold, predictions.n_classes)
     clip = check_clip(clip)

@@ -2,6 +2,7 @@
 
 from kcal.projection.modules import (
     ARCHITECTURES,
+    START_SPREAD,
     LinearProjection,
     SkipProjection,
     build_projection,
@@ -20,6 +21,7 @@ from kcal.projection.training import (
 __all__ = [
     "ARCHITECTURES",
     "RECIPES",
+    "START_SPREAD",
     "FastRecipe",
     "LinearProjection",
     "PaperRecipe",

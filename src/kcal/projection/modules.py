@@ -109,6 +109,10 @@ def project(module: nn.Module, embeddings: torch.Tensor) -> torch.Tensor:
     try:
         with torch.no_grad():
             parts = [module(rows) for rows in torch.split(embeddings, ROWS_AT_ONCE)]
+    except RuntimeError as error:
+        raise InvalidInputError(
+            f"the projection does not take embeddings of {embeddings.shape[1]} features: {error}"
+        ) from error
     finally:
         for part, mode in modes.items():
             part.training = mode
