@@ -151,10 +151,10 @@ def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> 
             raise InvalidInputError("labels are text in one set and numbers in another; write them alike.")
         return np.unique(np.concatenate([np.unique(labels) for labels in label_sets]))
     array = _to_numpy(classes)
+    if array.ndim != 1 or len(array) == 0:
+        raise InvalidInputError(f"classes must list every class once; got {classes!r}.")
     _refuse_gaps_and_mixtures(array, "classes", "name every class")
-    if array.dtype.kind == "f" and np.isnan(array).any():
-        raise InvalidInputError("classes must not hold NaN.")
-    if array.ndim != 1 or len(array) == 0 or len(np.unique(array)) != len(array):
+    if (array.dtype.kind == "f" and np.isnan(array).any()) or len(np.unique(array)) != len(array):
         raise InvalidInputError(f"classes must list every class once; got {classes!r}.")
     return array
 

@@ -488,3 +488,51 @@ def test_the_kept_half_knows_every_class_that_one_group_alone_holds(problem: Any
 def test_torch_in_gives_torch_leave_one_out(problem: Any) -> None:
     calibrator = identity().fit(torch.from_numpy(problem.embeddings), torch.from_numpy(problem.labels))
     assert isinstance(calibrator.leave_one_out_proba_, torch.Tensor)
+
+
+def test_the_bandwidth_follows_the_scale_of_the_embeddings(problem: Any) -> None:
+    plain = identity().fit(problem.embeddings, problem.labels).bandwidth_
+    for scale in (1e-20, 1e-6, 1e6, 1e18):
+        scaled = identity().fit(scale * problem.embeddings, problem.labels).bandwidth_
+        assert scaled == pytest.approx(scale * plain, rel=0.02)
+
+
+def test_only_the_ratios_of_weights_count(problem: Any) -> None:
+    fits = [
+        identity().fit(problem.embeddings, problem.labels, sample_weight=np.full(240, weight)).bandwidth_
+        for weight in (1.0, 1e-300, 1e300)
+    ]
+    assert fits[0] == fits[1] == fits[2]
+
+
+def test_labels_with_gaps_are_refused_also_in_a_plain_list(problem: Any) -> None:
+    names = [["a", "b", float("nan")][label] for label in problem.labels]
+    with pytest.raises(InvalidInputError, match="missing at row"):
+        identity().fit(problem.embeddings, names)
+    with pytest.raises(InvalidInputError, match="mixes text and numbers"):
+        identity().fit(problem.embeddings, [["a", "b", 3][label] for label in problem.labels])
+
+
+def test_a_prior_by_name_must_name_every_class_and_a_series_goes_by_its_index(problem: Any) -> None:
+    with pytest.raises(InvalidInputError, match="leaves out 2"):
+        identity(prior={0: 0.7, 1: 0.3}).fit(problem.embeddings, problem.labels)
+    by_index, by_place = (
+        identity(bandwidth=0.6, prior=prior)
+        .fit(problem.embeddings, problem.labels)
+        .predict_proba(problem.test_embeddings)
+        for prior in (pd.Series({2: 0.1, 1: 0.2, 0: 0.7}), [0.7, 0.2, 0.1])
+    )
+    np.testing.assert_array_equal(by_index, by_place)
+
+
+def test_numbers_beyond_floating_point_are_an_error_not_nan(problem: Any) -> None:
+    calibrator = identity(bandwidth=1e-300).fit(problem.embeddings, problem.labels)
+    with pytest.raises(InvalidInputError, match="not finite"):
+        calibrator.predict_proba(problem.test_embeddings)
+
+
+def test_training_columns_in_another_order_are_refused(problem: Any) -> None:
+    frame = pd.DataFrame(problem.embeddings, columns=list("abcdef"))
+    train = pd.DataFrame(problem.train_embeddings, columns=list("fedcba"))
+    with pytest.raises(InvalidInputError, match="columns of X"):
+        KCal(recipe=TINY).fit(frame, problem.labels, train_embeddings=train, train_labels=problem.train_labels)

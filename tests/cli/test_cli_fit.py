@@ -142,7 +142,7 @@ def test_weights_and_ids_from_files_of_their_own_reach_the_calibrator(run, tmp_p
     assert "weighted" in output
     fitted = kcal.load("model.kcal")
     assert fitted.ids_[:2].tolist() == ["n0", "n1"]
-    np.testing.assert_allclose(fitted._weights.numpy(), weights, rtol=1e-6)
+    np.testing.assert_allclose(fitted._weights.numpy(), weights / 2, rtol=1e-6)
 
 
 def test_weights_for_a_method_that_cannot_use_them_are_refused(run, calibration):

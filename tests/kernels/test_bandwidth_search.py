@@ -105,8 +105,9 @@ def test_the_curve_is_what_was_seen(values):
     assert curve.loss == min(curve.losses)
 
 
-def test_a_flat_loss_ends_inside_what_was_looked_at_and_without_a_word():
-    curve = search_bandwidth(lambda bandwidth: 1.0)
+def test_a_flat_loss_ends_inside_what_was_looked_at_and_says_so():
+    with pytest.warns(BandwidthWarning, match="nothing to go by"):
+        curve = search_bandwidth(lambda bandwidth: 1.0)
     assert curve.bandwidths[0] < curve.bandwidth < curve.bandwidths[-1]
     assert INTERVAL[0] == pytest.approx(curve.bandwidth) or INTERVAL[0] < curve.bandwidth < INTERVAL[1]
     assert not curve.at_edge

@@ -142,7 +142,7 @@ def test_projecting_leaves_mode_and_statistics_as_they_were(training):
 
 def test_the_mode_is_restored_when_the_module_fails():
     module = build_projection("skip", 6, 3, seed=0).double().train()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InvalidInputError, match="does not take embeddings of 5 features"):
         project(module, embeddings(h=5))
     assert module.training
 

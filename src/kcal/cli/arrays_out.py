@@ -37,6 +37,13 @@ class Predictions:
         return best
 
 
+def refuse_to_replace(out: Path, *inputs: Path | None) -> None:
+    """Refuse to write over a file that is read."""
+    for path in inputs:
+        if path is not None and path.exists() and out.exists() and out.samefile(path):
+            raise InvalidInputError(f"{out} is also read here, and would be lost; give the output another name.")
+
+
 def check_writable(path: Path, suffixes: tuple[str, ...] = ()) -> None:
     """Refuse early what could not be written after long work."""
     if suffixes and path.suffix.lower() not in suffixes:

@@ -7,7 +7,7 @@ from time import perf_counter
 from kcal.arrays import collect_classes
 from kcal.calibrators import make_calibrator
 from kcal.cli import options as o
-from kcal.cli.arrays_out import check_writable
+from kcal.cli.arrays_out import check_writable, refuse_to_replace
 from kcal.cli.class_order import classes_to_fit
 from kcal.cli.fitting import fit_samples, read_to_fit
 from kcal.cli.methods import (
@@ -68,6 +68,7 @@ def fit(
     [green]kcal fit calibration.csv --train train.csv --label-column diagnosis --group-column patient -o model.kcal[/]
     """
     check_writable(out)
+    refuse_to_replace(out, data, labels, train, train_labels, groups, weights, ids)
     typed = {
         "kernel": kernel,
         "projection": projection,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kcal.cli import options as o
-from kcal.cli.arrays_out import Predictions, check_predictions_file, write_predictions
+from kcal.cli.arrays_out import Predictions, check_predictions_file, refuse_to_replace, write_predictions
 from kcal.cli.model_inputs import read_for
 from kcal.cli.samples import VECTORS
 from kcal.cli.tables import show_predicted
@@ -43,6 +43,7 @@ def predict(
     [green]kcal predict model.kcal new.npz --out probabilities.csv[/]
     """
     check_predictions_file(out, evidence=evidence)
+    refuse_to_replace(out, model, data, ids)
     calibrator = load(model)
     if evidence and not hasattr(calibrator, "log_evidence"):
         raise InvalidInputError(f"--evidence needs a kcal model; {model} holds method {calibrator.method}.")
