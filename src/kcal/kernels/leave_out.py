@@ -12,7 +12,15 @@ import torch
 from kcal.arrays import ALMOST_ZERO
 from kcal.kernels.mother import KERNELS, MotherKernel
 from kcal.kernels.posteriors import class_posteriors
-from kcal.kernels.sums import QUERY_BLOCK, SUPPORT_BLOCK, BlockedSums, LeaveOut, in_double, squared_distances
+from kcal.kernels.sums import (
+    LARGEST_EXPONENT_ERROR,
+    QUERY_BLOCK,
+    SUPPORT_BLOCK,
+    BlockedSums,
+    LeaveOut,
+    in_double,
+    squared_distances,
+)
 from kcal.kernels.support import SortedSupport
 
 MEMORY_BUDGET = 512 * 2**20
@@ -88,11 +96,12 @@ class LeaveOutLoss:
     def _keep_distances(self) -> None:
         """Fill ``excess`` (n_support, n_query): squared distance less the nearest one's; inf where left out."""
         n, points, weights = len(self.support), self.support.points, self.support.log_weights
-        double = torch.float32 if points.device.type == "mps" else torch.float64
         self.excess = points.new_empty(n, n)
         self.nearest = points.new_empty(n)
         self.nearest_share = points.new_empty(n)  # of a point's own class among its nearest, for compact kernels
-        centred = (points - self.support.centre).to(double)
+        centred = points - self.support.centre
+        if self._is_delicate():
+            centred = in_double(centred)
         width = max(1, DISTANCES_AT_ONCE // n)
         for start in range(0, n, width):
             columns = slice(start, start + width)
@@ -105,6 +114,11 @@ class LeaveOutLoss:
                 self.nearest_share[columns] = self._share_of_own(distances == nearest, columns)
             self.excess[:, columns] = distances.sub_(torch.nan_to_num(nearest, posinf=0.0))  # inf − inf is no number
             self.nearest[columns] = nearest
+
+    def _is_delicate(self) -> bool:
+        """Say whether rounding could disturb exponents at a hundredth of the squared spread, well below any good b²."""
+        error = torch.finfo(self.support.points.dtype).eps * self.support.radius**2
+        return not error < LARGEST_EXPONENT_ERROR * 0.01 * self.support.dimension * self.support.mean_square
 
     def _share_of_own(self, chosen: torch.Tensor, columns: slice) -> torch.Tensor:
         weights = chosen.to(self.excess.dtype)
