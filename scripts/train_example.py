@@ -4,8 +4,7 @@
 
 The folder holds the four idx files, as Debian's package dataset-fashion-mnist installs them or as
 https://github.com/zalandoresearch/fashion-mnist offers them. The figures that the script shows are the
-ones that src/kcal/datasets/README.md states; the validation images are there to choose the length of
-training with, so that the calibration and test images are used for nothing but what they are named after.
+ones that src/kcal/datasets/README.md states; the validation images are there to choose a training with.
 """
 
 import gzip
