@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from math import isfinite
-from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,27 +20,27 @@ from kcal.arrays import (
     encode_labels,
     row_fingerprints,
 )
+from kcal.calibrators.bandwidth_choice import BandwidthChoice
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
 from kcal.calibrators.cautions import (
-    warn_of_held_out,
     warn_of_known_rows,
     warn_of_missing_classes,
     warn_of_training_rows,
 )
-from kcal.calibrators.holdout import fold_codes, stratified_halves
+from kcal.calibrators.holdout import fold_codes
+from kcal.calibrators.parameters import check_parameters
 from kcal.calibrators.prior import apply_prior, check_prior, smooth
 from kcal.calibrators.training_set import (
     CalibrationSet,
     TrainingSet,
     adopt_projection,
-    check_projection,
     given_training_set,
+    hold_out_half,
     is_to_be_learned,
     learn_projection,
 )
-from kcal.errors import BandwidthWarning, InvalidInputError
+from kcal.errors import InvalidInputError
 from kcal.kernels import (
-    INTERVAL,
     BandwidthCurve,
     LeaveOutLoss,
     SortedSupport,
@@ -51,18 +48,12 @@ from kcal.kernels import (
     get_kernel,
     leave_out_posteriors,
     log_densities,
-    scaled_bandwidth,
-    search_bandwidth,
     sort_support,
 )
-from kcal.progress import progress_bar
 from kcal.projection import (
-    ARCHITECTURES,
-    START_SPREAD,
     Recipe,
     TrainedProjection,
     TrainingCurve,
-    choose_dimension,
     get_recipe,
     project,
 )
@@ -214,7 +205,7 @@ class KCal(Calibrator):
         ids : (n,) array, optional
             A name of your own for each calibration sample.
         """
-        self._check_parameters()
+        check_parameters(self)
         rows, self._kind = self._check_rows(X, fitting=True)
         self._remember(rows)
         rows, n = self._as_embeddings(rows), rows.shape[0]
@@ -243,7 +234,7 @@ class KCal(Calibrator):
 
         kept = np.arange(n)
         if learns and training is None:
-            training, kept = self._hold_out(rows, labels, codes, group_codes)
+            training, kept = hold_out_half(rows, labels, codes, group_codes, self.seed)
         self.support_indices_ = kept
         self._describe_support(
             rows[kept], codes[kept], _at(weights, kept), _at(names, kept), _at(group_codes, kept), training
@@ -324,45 +315,6 @@ class KCal(Calibrator):
     def _here(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.to(device=self._points.device, dtype=self._points.dtype)
 
-    def _check_parameters(self) -> None:
-        get_kernel(self.kernel)
-        get_recipe(self.recipe)
-        check_projection(self.projection)
-        if self.dimension != "auto" and self.projection not in ARCHITECTURES:
-            raise InvalidInputError('dimension applies to the projections "skip" and "linear"; leave it at "auto".')
-        if self.dimension != "auto":
-            choose_dimension(self.dimension, 1)
-        if not isinstance(self.seed, Integral) or self.seed < 0:
-            raise InvalidInputError(f"seed must be an integer of at least 0; got {self.seed!r}.")
-        for name in ("bandwidth_interval", "bandwidth_reference"):
-            pair = getattr(self, name)
-            if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
-                raise InvalidInputError(f"{name} must be a pair of numbers; got {pair!r}.")
-        if not (isinstance(self.smoothing, Real) and 0 <= self.smoothing < 1):
-            raise InvalidInputError(f"smoothing must be at least 0 and less than 1; got {self.smoothing!r}.")
-        if self.bandwidth == "rule" and self.bandwidth_reference is None:
-            raise InvalidInputError('bandwidth="rule" needs bandwidth_reference=(b, count of the rarest class).')
-        b = self.bandwidth
-        is_number = isinstance(b, Real) and not isinstance(b, bool) and isfinite(b) and b > 0
-        if not is_number and not (isinstance(b, str) and b in ("cv", "rule")):
-            raise InvalidInputError(f'bandwidth must be "cv", "rule" or a positive number; got {self.bandwidth!r}.')
-
-    def _hold_out(
-        self,
-        rows: torch.Tensor,
-        labels: NDArray[Any],
-        codes: NDArray[np.int64],
-        groups: NDArray[np.int64] | None,
-    ) -> tuple[TrainingSet, NDArray[np.int64]]:
-        learn, keep = stratified_halves(codes, groups, self.seed)
-        if len(np.unique(codes[learn])) < 2:
-            raise InvalidInputError(
-                f"holding out half of {len(codes)} samples leaves fewer than two classes to learn the projection from. "
-                'Pass train_embeddings and train_labels, a fitted projection, or projection="identity".'
-            )
-        warn_of_held_out(len(learn), len(keep))
-        return TrainingSet(rows[learn], labels[learn], _at(groups, learn)), keep
-
     def _describe_support(
         self,
         rows: torch.Tensor,
@@ -420,48 +372,20 @@ class KCal(Calibrator):
         self._leave_one_out = None
 
     def _fit_bandwidth(self) -> None:
+        choice = self._bandwidth_choice()
+        fixed = choice.without_search(self._support.dimension)
         self.bandwidth_curve_ = None
-        if self.bandwidth == "rule":
-            self.bandwidth_ = self._ruled_bandwidth(self._support.dimension)
-        elif self.bandwidth == "cv":
-            self.bandwidth_curve_ = self._search_bandwidth()
-            self.bandwidth_ = self.bandwidth_curve_.bandwidth
-        else:
-            self.bandwidth_ = float(self.bandwidth)
+        if fixed is None:
+            loss = LeaveOutLoss(self._support, kernel=get_kernel(self.kernel), keys=self._search_keys)
+            self.bandwidth_curve_ = choice.search(loss, show=self.progress)
+        self.bandwidth_ = fixed if self.bandwidth_curve_ is None else self.bandwidth_curve_.bandwidth  # type: ignore[assignment]
 
-    def _ruled_bandwidth(self, dimension: int) -> float:
+    def _bandwidth_choice(self) -> BandwidthChoice:
         rarest = float(self._frequencies[self._frequencies > 0].min() * len(self._codes))
-        return scaled_bandwidth(self.bandwidth_reference, rarest, dimension)  # type: ignore[arg-type]
+        return BandwidthChoice(self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, rarest)
 
     def _checkpoint_loss(self, calibration: CalibrationSet, module: nn.Module) -> float:
-        """Return the leave-out loss of a checkpoint at the bandwidth that it would get."""
-        loss = calibration.leave_out_loss(module, get_kernel(self.kernel))
-        if self.bandwidth == "rule":
-            return loss(self._ruled_bandwidth(loss.support.dimension))
-        if self.bandwidth != "cv":
-            return loss(float(self.bandwidth))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BandwidthWarning)  # the search that counts comes later
-            return search_bandwidth(loss, interval=self._interval(loss.support), tolerance=0.05).loss
-
-    def _search_bandwidth(self) -> BandwidthCurve:
-        keys = self._search_keys
-        n_keys = len(self._codes) if keys is None else len(torch.unique(keys))
-        if n_keys < 2:
-            what = "calibration samples" if keys is None else "groups"
-            raise InvalidInputError(
-                f"choosing the bandwidth by cross-validation needs at least two {what}; got {n_keys}. "
-                "Pass bandwidth= a number."
-            )
-        loss = LeaveOutLoss(self._support, kernel=get_kernel(self.kernel), keys=keys)
-        with progress_bar("Choosing the bandwidth", 14, show=self.progress) as advance:
-            return search_bandwidth(loss, interval=self._interval(self._support), after_each=advance)
-
-    def _interval(self, support: SortedSupport) -> tuple[float, float]:
-        if self.bandwidth_interval is not None:
-            return self.bandwidth_interval
-        unit = (support.mean_square / START_SPREAD) ** 0.5 or 1.0
-        return INTERVAL[0] * unit, INTERVAL[1] * unit
+        return self._bandwidth_choice().lowest_loss(calibration.leave_out_loss(module, get_kernel(self.kernel)))
 
 
 def _at(values: NDArray[Any] | None, index: NDArray[np.int64]) -> Any:

@@ -11,6 +11,7 @@ from torch import nn
 
 from kcal.arrays import ArrayKind
 from kcal.calibrators.base import CalibratorState, decode_classes, encode_classes
+from kcal.calibrators.parameters import check_parameters
 from kcal.calibrators.prior import check_prior
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.kernels import BandwidthCurve, sort_support
@@ -85,7 +86,7 @@ def restore(cls: type[KCal], state: CalibratorState, *, projection: nn.Module | 
 
 def _check_parameters(calibrator: KCal) -> None:
     try:
-        calibrator._check_parameters()
+        check_parameters(calibrator)
         check_prior(calibrator.prior, calibrator.classes_)
     except InvalidInputError as error:
         raise FileFormatError(f"a stored parameter is damaged: {error}") from error

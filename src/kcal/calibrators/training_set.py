@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kcal.arrays import check_groups, check_labels, check_matrix
+from kcal.calibrators.cautions import warn_of_held_out
+from kcal.calibrators.holdout import stratified_halves
 from kcal.errors import InvalidInputError
 from kcal.kernels import MEMORY_BUDGET, LeaveOutLoss, MotherKernel, sort_support
 from kcal.progress import progress_bar
@@ -106,6 +108,20 @@ def given_training_set(
     names = check_labels(labels, rows.shape[0], "train_labels")
     keys = None if groups is None else check_groups(groups, rows.shape[0], "train_groups")
     return TrainingSet(rows, names, keys)
+
+
+def hold_out_half(
+    embeddings: torch.Tensor, labels: NDArray[Any], codes: Index, groups: Index | None, seed: int
+) -> tuple[TrainingSet, Index]:
+    """Return a half of the calibration set to learn a projection from, and the rows that stay; warn of it."""
+    learn, keep = stratified_halves(codes, groups, seed)
+    if len(np.unique(codes[learn])) < 2:
+        raise InvalidInputError(
+            f"holding out half of {len(codes)} samples leaves fewer than two classes to learn the projection from. "
+            'Pass train_embeddings and train_labels, a fitted projection, or projection="identity".'
+        )
+    warn_of_held_out(len(learn), len(keep))
+    return TrainingSet(embeddings[learn], labels[learn], None if groups is None else groups[learn]), keep
 
 
 def learn_projection(

@@ -20,7 +20,7 @@ SUFFIXES = (".npz", ".npy", ".parquet", ".csv")
 
 # What numpy, zipfile and zlib raise on files that are not what they should be.
 _DAMAGE = (
-    ValueError, OSError, EOFError, KeyError, TypeError, SyntaxError, MemoryError, NotImplementedError, RuntimeError,
+    ValueError, OSError, EOFError, KeyError, TypeError, SyntaxError, MemoryError, RuntimeError,
     IndexError, OverflowError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
