@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measuring import best_times
+from benchmarks.measuring import take_turns, typical
 from benchmarks.plain import broadcast_posteriors, cdist_posteriors
 from kcal.kernels import LeaveOutLoss, search_bandwidth, sort_support
 
@@ -68,25 +68,24 @@ def main(console: Console) -> None:
     support = sort_support(points, codes, N_CLASSES)
     found = search_bandwidth(LeaveOutLoss(support))
     by_folds, steps = search_by_folds(points, codes)
-    times = best_times(
+    times = take_turns(
         {
             "search": lambda: search_bandwidth(LeaveOutLoss(support)),
             "evaluation": lambda: LeaveOutLoss(support, memory_budget=0)(found.bandwidth),
             "folds, cdist": lambda: fold_loss(points, codes, cdist_posteriors, 1.0),
             "folds, broadcast": lambda: fold_loss(points, codes, broadcast_posteriors, 1.0),
         },
-        rounds=3,
     )
     table = Table(
         "search", "evaluations", "search / one evaluation", "by folds, cdist / search", "by folds, broadcast / search"
     )
     table.title = f"Bandwidth search, N = {N_SUPPORT:,}, d = {DIMENSION}, K = {N_CLASSES} (wanted: ≤ 15, ≥ 10)"
     table.add_row(
-        f"{times['search']:.2f} s",
+        f"{typical(times['search']):.2f} s",
         str(len(found.losses)),
-        f"{times['search'] / times['evaluation']:.1f}",
-        f"{steps * times['folds, cdist'] / times['search']:.1f}",
-        f"{steps * times['folds, broadcast'] / times['search']:.0f}",
+        f"{typical(times['search'] / times['evaluation']):.1f}",
+        f"{typical(steps * times['folds, cdist'] / times['search']):.1f}",
+        f"{typical(steps * times['folds, broadcast'] / times['search']):.0f}",
     )
     console.print(table)
     console.print(f"b = {found.bandwidth:.4f} by leave-one-out, {by_folds:.4f} by folds; {steps} steps by folds\n")

@@ -10,18 +10,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
-def best_times(contenders: dict[str, Callable[[], Any]], rounds: int = 5) -> dict[str, float]:
-    """Return each contender's least seconds; they take turns, so that a slow moment hits them alike."""
-    best = dict.fromkeys(contenders, float("inf"))
+def take_turns(contenders: dict[str, Callable[[], Any]], rounds: int = 9) -> dict[str, NDArray[np.float64]]:
+    """Return each contender's seconds in every round, after one to warm up; a slow moment hits them alike."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds + 1):
         for name, run in contenders.items():
             start = time.perf_counter()
             run()
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
+            times[name].append(time.perf_counter() - start)
+    return {name: np.array(seconds[1:]) for name, seconds in times.items()}
+
+
+def typical(values: NDArray[np.float64]) -> float:
+    """Return the median over the rounds, of seconds or of ratios taken round by round."""
+    return float(np.median(values))
 
 
 def extra_memory(prepare: Callable[[], Any], run: Callable[[Any], Any]) -> int:

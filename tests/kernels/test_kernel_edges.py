@@ -12,9 +12,9 @@ from kcal.errors import InvalidInputError
 from kcal.kernels import (
     KERNELS,
     LeaveOutLoss,
+    class_posteriors,
     class_sums,
     log_densities,
-    log_posteriors,
     mean_log_loss,
     search_bandwidth,
     sort_support,
@@ -49,13 +49,13 @@ def test_however_far_a_query_belongs_to_its_nearest_point(kernel, distance):
         for d in (2, 5, 32):
             queries, points, codes = far_problem(seed, distance, d=d)
             support = sort_support(points, codes, 3)
-            together = log_posteriors(queries, support, 1.0, kernel=KERNELS[kernel]).exp()
+            together = class_posteriors(queries, support, 1.0, kernel=KERNELS[kernel])
             for query, row in zip(queries, together, strict=True):
                 expected = torch.zeros(3, dtype=torch.float64)
                 expected[nearest_class(query, points, codes)] = 1.0
                 assert torch.equal(row, expected)
                 # alone, a query goes another way through the matrix product
-                assert torch.equal(log_posteriors(query[None], support, 1.0, kernel=KERNELS[kernel])[0].exp(), expected)
+                assert torch.equal(class_posteriors(query[None], support, 1.0, kernel=KERNELS[kernel])[0], expected)
 
 
 @pytest.mark.parametrize("distance", [1e20, 1e30])
@@ -64,7 +64,7 @@ def test_a_query_in_single_precision_may_be_far_too(distance):
         queries, points, codes = far_problem(seed, distance, d=8)
         queries, points = queries.float(), points.float()
         for query in queries:
-            row = log_posteriors(query[None], sort_support(points, codes, 3), 0.5)[0].exp()
+            row = class_posteriors(query[None], sort_support(points, codes, 3), 0.5)[0]
             assert int(row.argmax()) == nearest_class(query, points, codes)
             assert float(row.max()) == 1.0
 
@@ -74,7 +74,7 @@ def test_a_query_in_single_precision_may_be_far_too(distance):
 def test_however_far_a_query_of_a_rooted_kernel_gets_what_the_formula_says(kernel, distance):
     """Their posteriors do not end at the nearest point: they tend to a limit that depends on the direction."""
     queries, points, codes = far_problem(110, distance, d=3)
-    computed = log_posteriors(queries[:2], sort_support(points, codes, 3), 1.0, kernel=KERNELS[kernel]).exp()
+    computed = class_posteriors(queries[:2], sort_support(points, codes, 3), 1.0, kernel=KERNELS[kernel])
     exact = exact_posteriors(queries[:2], points, codes, 3, 1.0, kernel=kernel)
     np.testing.assert_allclose(computed, exact, rtol=0, atol=1e-4)
 
@@ -85,7 +85,7 @@ def test_duplicates_of_two_classes_share_a_far_query(kernel):
     support = sort_support(torch.cat([points, points]), torch.tensor([0, 1]), 2)
     for query in queries[:, None]:
         torch.testing.assert_close(
-            log_posteriors(query, support, 1.0, kernel=KERNELS[kernel]).exp(),
+            class_posteriors(query, support, 1.0, kernel=KERNELS[kernel]),
             torch.full((1, 2), 0.5, dtype=torch.float64),
             rtol=0,
             atol=1e-12,
@@ -99,14 +99,14 @@ def test_log_sums_far_away_keep_weights_and_distances(kernel, weighted):
     queries = torch.tensor([[1e5, 0.0], [0.0, -1e7]], dtype=torch.float64)
     sums = class_sums(queries, sort_support(points, codes, 2, weights), 1.0, kernel=KERNELS[kernel])
     slow = slow_log_sums(queries, points, codes, 2, 1.0, kernel=kernel, weights=weights)
-    np.testing.assert_allclose(sums.log_sums + sums.offsets[:, None], slow, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(sums.sums.log() + sums.offsets[:, None], slow, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_support_of_one_point_works_at_every_distance(kernel):
     support = sort_support(torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.long), 2)
     queries = torch.tensor([[0.0], [0.5], [1e6]], dtype=torch.float64)
-    rows = log_posteriors(queries, support, 1.0, kernel=KERNELS[kernel]).exp()
+    rows = class_posteriors(queries, support, 1.0, kernel=KERNELS[kernel])
     assert rows.tolist() == [[1.0, 0.0]] * 3
     slow = slow_log_sums(queries[:2], support.points, [0], 1, 1.0, kernel=kernel)[:, 0]
     densities = log_densities(queries[:2], support, 1.0, kernel=KERNELS[kernel])
@@ -118,7 +118,7 @@ def test_a_query_just_beyond_a_wide_reach_belongs_to_its_nearest_point(kernel):
     """The bandwidth is 1e5 times the support's radius, and the query lies several bandwidths away."""
     support = sort_support(torch.tensor([[-1.0], [1.0]], dtype=torch.float64), torch.tensor([0, 1]), 2)
     query = torch.tensor([[1e6]], dtype=torch.float64)
-    assert log_posteriors(query, support, 1e5, kernel=KERNELS[kernel]).exp().tolist() == [[0.0, 1.0]]
+    assert class_posteriors(query, support, 1e5, kernel=KERNELS[kernel]).tolist() == [[0.0, 1.0]]
     assert torch.isneginf(log_densities(query, support, 1e5, kernel=KERNELS[kernel])).all()
 
 
@@ -131,8 +131,8 @@ def test_a_weightless_point_never_decides(kernel, query):
         2,
         torch.tensor([0.0, 1.0], dtype=torch.float64),
     )
-    row = log_posteriors(torch.tensor([[query]], dtype=torch.float64), support, 1.0, kernel=KERNELS[kernel])
-    assert row.exp().tolist() == [[0.0, 1.0]]
+    row = class_posteriors(torch.tensor([[query]], dtype=torch.float64), support, 1.0, kernel=KERNELS[kernel])
+    assert row.tolist() == [[0.0, 1.0]]
 
 
 @pytest.mark.parametrize("budget", [0, 10**9])
@@ -153,8 +153,8 @@ def test_weights_beyond_single_precision_are_weights(factor):
     points, codes, _ = cloud(116, 10, 2, 2, dtype=torch.float32)
     weights = torch.arange(1, 11, dtype=torch.float64)
     torch.testing.assert_close(
-        log_posteriors(points, sort_support(points, codes, 2, factor * weights), 1.0).exp(),
-        log_posteriors(points, sort_support(points, codes, 2, weights), 1.0).exp(),
+        class_posteriors(points, sort_support(points, codes, 2, factor * weights), 1.0),
+        class_posteriors(points, sort_support(points, codes, 2, weights), 1.0),
         rtol=0,
         atol=1e-5,
     )
@@ -182,7 +182,7 @@ def test_a_sample_that_may_see_nothing_knows_nothing(kernel, budget):
     loss = LeaveOutLoss(support, kernel=KERNELS[kernel], keys=torch.zeros(9, dtype=torch.long), memory_budget=budget)
     assert loss(1.0) == pytest.approx(math.log(3), rel=1e-12)
     alone = sort_support(points[:1], codes[:1], 3)
-    row = log_posteriors(alone.points, alone, 1.0, kernel=KERNELS[kernel], leave_out=leave_out_rule(alone)).exp()
+    row = class_posteriors(alone.points, alone, 1.0, kernel=KERNELS[kernel], leave_out=leave_out_rule(alone))
     np.testing.assert_allclose(row, [[1 / 3] * 3], rtol=1e-12)
 
 
@@ -192,7 +192,7 @@ def test_a_small_bandwidth_and_more_points_than_pilots_give_valid_rows(dtype, ba
     """The pilots miss the nearest point by far, so that sums are huge before they are made shares."""
     points, codes, _ = cloud(120, 4 * sums_module.PILOT_POINTS, 8, 3, dtype=dtype)
     queries = cloud(121, 100, 8, 1, dtype=dtype)[0]
-    computed = log_posteriors(queries, sort_support(points, codes, 3), bandwidth).exp().double()
+    computed = class_posteriors(queries, sort_support(points, codes, 3), bandwidth).double()
     distances = torch.cdist(queries.double(), points.double()) ** 2
     exponents = -(distances - distances.amin(dim=1, keepdim=True)) / (2 * 8 * bandwidth**2)
     masses = torch.stack([exponents.exp()[:, codes == k].sum(dim=1) for k in range(3)], dim=1)
@@ -211,7 +211,7 @@ def test_sums_over_many_points_keep_their_precision():
     points, queries = torch.randn(600_000, 2, generator=generator), torch.randn(4, 2, generator=generator)
     codes = (torch.rand(600_000, generator=generator) < 0.3).long()
     frequency = float(codes.double().mean())
-    computed = log_posteriors(queries, sort_support(points, codes, 2), 1e6).exp().double()
+    computed = class_posteriors(queries, sort_support(points, codes, 2), 1e6).double()
     np.testing.assert_allclose(computed[:, 1], frequency, rtol=0, atol=1e-6)
 
 
@@ -231,3 +231,32 @@ def test_a_loss_that_is_nan_is_no_minimum():
 def test_a_scan_of_fewer_than_three_points_is_refused(coarse):
     with pytest.raises(InvalidInputError, match="coarse must be at least 3"):
         search_bandwidth(lambda bandwidth: bandwidth, coarse=coarse)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_equal_points_of_two_classes_share_a_query_at_any_bandwidth(kernel, dtype):
+    points, _, _ = cloud(120, 2500, 7, 1, dtype=dtype)  # several blocks: a point and its double lie far apart in memory
+    points = torch.cat([points, points])
+    codes = torch.arange(5000) // 2500
+    support = sort_support(points, codes, 2)
+    queries = torch.cat([points[:40] + 0.01, 1e3 * points[:40]])
+    for bandwidth in (1e-12, 1e-9, 1e-7, 1e-5, 1e-3, 0.1):
+        computed = class_posteriors(queries, support, bandwidth, kernel=KERNELS[kernel])
+        tolerance = 1e-3 if bandwidth < 1e-3 else 2e-4
+        np.testing.assert_allclose(computed, np.full((80, 2), 0.5), rtol=0, atol=tolerance)
+    triplets = sort_support(torch.cat([points[:300]] * 3), torch.arange(900) // 300, 3)
+    for budget in (0, 10**9):  # a point left out still has two doubles, both of other classes
+        for bandwidth in (1e-9, 1e-5, 1e-2):
+            loss = LeaveOutLoss(triplets, kernel=KERNELS[kernel], memory_budget=budget)(bandwidth)
+            assert loss == pytest.approx(-math.log(1e-12))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bandwidth", [0.3, 0.03, 0.01, 0.001])
+def test_classes_too_far_to_count_have_no_mass_at_all(bandwidth, dtype):
+    points, codes, weights = cloud(121, 60, 3, 3, dtype=dtype, weighted=True)
+    points = points + 30 * codes[:, None]
+    computed = class_posteriors(points, sort_support(points, codes, 4, weights), bandwidth)
+    expected = torch.nn.functional.one_hot(codes, 4).to(dtype)
+    assert torch.equal(computed, expected)

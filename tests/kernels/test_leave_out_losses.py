@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_oracle import COMPACT, DTYPES, cloud, slow_posteriors
 
-from kcal.kernels import KERNELS, LeaveOutLoss, leave_out_posteriors, log_posteriors, mean_log_loss, sort_support
+from kcal.kernels import KERNELS, LeaveOutLoss, class_posteriors, leave_out_posteriors, mean_log_loss, sort_support
 from kcal.kernels import leave_out as leave_out_module
 from kcal.kernels import sums as sums_module
 
@@ -49,7 +49,7 @@ def test_leave_out_posteriors_equal_the_double_loop_in_the_order_of_arrival(kern
 def test_the_kept_the_streamed_and_the_slow_loss_are_one(kernel, dtype, weighted, monkeypatch):
     for module in (sums_module, leave_out_module):
         monkeypatch.setattr(module, "SUPPORT_BLOCK", 16)
-        monkeypatch.setattr(module, "QUERY_BLOCK", 10)
+    monkeypatch.setattr(sums_module, "QUERY_BLOCK", 10)
     points, codes, weights = cloud(71, 43, 2, 3, dtype=dtype, weighted=weighted)
     for keys in (None, torch.arange(43) % 5):
         support = sort_support(points, codes, 4, weights)
@@ -103,7 +103,7 @@ def test_labels_of_pure_noise_are_predicted_at_chance(bandwidth):
 
 def test_a_leak_would_be_seen_by_the_test_at_chance():
     points, codes, _ = cloud(75, 300, 6, 5, dtype=torch.float32)
-    leaking = log_posteriors(points, sort_support(points, codes, 5), 0.05).argmax(dim=1)
+    leaking = class_posteriors(points, sort_support(points, codes, 5), 0.05).argmax(dim=1)
     assert float((leaking == codes).double().mean()) == 1.0
 
 
@@ -116,7 +116,7 @@ def test_leaving_out_a_group_equals_deleting_it(kernel):
     for group in range(5):
         inside = groups == group
         rest = sort_support(points[~inside], codes[~inside], 3, weights[~inside])
-        expected = log_posteriors(points[inside], rest, 0.4, kernel=KERNELS[kernel]).exp()
+        expected = class_posteriors(points[inside], rest, 0.4, kernel=KERNELS[kernel])
         torch.testing.assert_close(computed[inside], expected, rtol=0, atol=1e-12)
 
 

@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from sklearn.neighbors import KernelDensity
 
 from kcal.errors import InvalidInputError
-from kcal.kernels import KERNELS, get_kernel, log_densities, log_posteriors, sort_support
+from kcal.kernels import KERNELS, class_posteriors, get_kernel, log_densities, sort_support
 
 
 def at_origin(d):
@@ -55,7 +55,7 @@ def test_the_default_kernel_is_the_papers():
     values = torch.exp(-squares / (2 * 5 * 0.9**2))
     sums = torch.stack([values[:, codes == k].sum(dim=1) for k in range(2)], dim=1)
     torch.testing.assert_close(
-        log_posteriors(queries, sort_support(points, codes, 2), 0.9).exp(),
+        class_posteriors(queries, sort_support(points, codes, 2), 0.9),
         sums / sums.sum(dim=1, keepdim=True),
         rtol=1e-12,
         atol=0,
@@ -121,7 +121,7 @@ def test_beyond_the_reach_of_a_compact_kernel_the_nearest_point_decides_and_the_
     support = sort_support(points, torch.tensor([0, 0, 1]), 2)
     reach = 0.5 * math.sqrt({"epanechnikov": 5, "biweight": 7, "triweight": 9}[kernel])
     queries = torch.tensor([[4.0], [5.0], [8.0 + 1.001 * reach], [8.0 + 0.999 * reach]], dtype=torch.float64)
-    computed = log_posteriors(queries, support, 0.5, kernel=KERNELS[kernel]).exp()
+    computed = class_posteriors(queries, support, 0.5, kernel=KERNELS[kernel])
     assert computed.tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
     densities = log_densities(queries, support, 0.5, kernel=KERNELS[kernel])
     assert torch.isneginf(densities[:3]).all()

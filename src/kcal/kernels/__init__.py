@@ -3,7 +3,7 @@
 from kcal.kernels.bandwidth import INTERVAL, BandwidthCurve, scaled_bandwidth, search_bandwidth
 from kcal.kernels.leave_out import MEMORY_BUDGET, LeaveOutLoss, leave_out_posteriors, mean_log_loss
 from kcal.kernels.mother import KERNELS, MotherKernel, get_kernel
-from kcal.kernels.posteriors import class_posteriors, log_densities, log_posteriors
+from kcal.kernels.posteriors import class_posteriors, log_densities
 from kcal.kernels.sums import ClassSums, class_sums
 from kcal.kernels.support import SortedSupport, sort_support
 
@@ -21,7 +21,6 @@ __all__ = [
     "get_kernel",
     "leave_out_posteriors",
     "log_densities",
-    "log_posteriors",
     "mean_log_loss",
     "scaled_bandwidth",
     "search_bandwidth",

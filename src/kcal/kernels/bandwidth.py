@@ -5,16 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp, inf, isfinite, isnan, log
+from math import copysign, exp, inf, isfinite, isnan, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from kcal.errors import BandwidthWarning, InvalidInputError
 
 INTERVAL = (0.05**0.5, 5.0**0.5)
 """The published interval, h = 2b² in [0.1, 10]."""
+GOLDEN = (sqrt(5.0) - 1.0) / 2.0
 FLAT = 1e-9
 """Losses that differ by less are the same."""
 LARGEST_WIDENING = 1e3
@@ -96,11 +96,42 @@ def search_bandwidth(
     elif at_edge:
         _warn_of_edge(exp(best), interval)
     else:
-        bounds = (best - step, best + step)
-        minimize_scalar(loss_at, bounds=bounds, method="bounded", options={"xatol": tolerance})
-        best = min(seen, key=seen.__getitem__)
+        best = _refine(loss_at, (best - step, best, best + step), tolerance)
     order = sorted(seen)
     return BandwidthCurve(np.exp(order), np.array([seen[place] for place in order]), exp(best), seen[best], at_edge)
+
+
+def _refine(loss: Callable[[float], float], bracket: tuple[float, float, float], tolerance: float) -> float:
+    """Narrow a bracket, whose middle is its lowest point, to the tolerance on both sides; return the vertex there.
+
+    A step goes to the vertex of the parabola through the bracket, at least ``tolerance`` away from the middle; where
+    two such steps do not halve the bracket, it goes to a golden section of the wider side.
+    """
+    low, middle, high = bracket
+    widths = [inf, inf]
+    while max(middle - low, high - middle) > 1.01 * tolerance:
+        to_wider_side = high - middle if high - middle > middle - low else low - middle
+        step = _vertex((low, middle, high), loss) - middle
+        if high - low > 0.5 * widths[-2]:
+            step = (1.0 - GOLDEN) * to_wider_side
+        if abs(step) < tolerance:
+            step = copysign(tolerance, to_wider_side)
+        widths.append(high - low)
+        place = middle + step
+        if loss(place) < loss(middle):
+            low, middle, high = (middle, place, high) if step > 0 else (low, place, middle)
+        else:
+            low, high = (low, place) if step > 0 else (place, high)
+    return min(middle, _vertex((low, middle, high), loss), key=loss)
+
+
+def _vertex(bracket: tuple[float, float, float], loss: Callable[[float], float]) -> float:
+    """Return where the parabola through three points of a loss is lowest; the middle if they lie on a line."""
+    low, middle, high = bracket
+    left, right = (middle - low) * (loss(high) - loss(middle)), (high - middle) * (loss(low) - loss(middle))
+    if not 0 < left + right < inf:
+        return middle
+    return middle + 0.5 * ((high - middle) * right - (middle - low) * left) / (left + right)
 
 
 def _warn_of_flatness(interval: tuple[float, float]) -> None:

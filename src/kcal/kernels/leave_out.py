@@ -5,6 +5,7 @@ A sample is never recognised by its kernel value or its distance: true duplicate
 
 from __future__ import annotations
 
+from itertools import combinations_with_replacement
 from math import log
 
 import torch
@@ -14,11 +15,11 @@ from kcal.kernels.mother import KERNELS, MotherKernel
 from kcal.kernels.posteriors import class_posteriors
 from kcal.kernels.sums import (
     LARGEST_EXPONENT_ERROR,
-    QUERY_BLOCK,
     SUPPORT_BLOCK,
-    BlockedSums,
     LeaveOut,
+    add_by_class,
     in_double,
+    least_exponent,
     squared_distances,
 )
 from kcal.kernels.support import SortedSupport
@@ -26,7 +27,8 @@ from kcal.kernels.support import SortedSupport
 MEMORY_BUDGET = 512 * 2**20
 """Bytes that the search may keep for distances; beyond, they are computed again at every bandwidth."""
 
-DISTANCES_AT_ONCE = 2_000_000
+LEAST_MASS = 1e-17
+"""Mass, in units of the largest weight, below which a point's sums are taken again in log space."""
 
 
 def leave_out_rule(support: SortedSupport, keys: torch.Tensor | None = None) -> LeaveOut:
@@ -65,8 +67,10 @@ def mean_log_loss(log_probabilities: torch.Tensor, log_weights: torch.Tensor | N
 class LeaveOutLoss:
     """The leave-out log-loss of a support as a function of the bandwidth.
 
-    Distances do not depend on the bandwidth. They are computed once and kept, each less that of the query's nearest
-    point, where they fit ``memory_budget`` bytes; otherwise the sums are streamed anew at every call.
+    Every pair of points is looked at once and serves both: block by block, one exponential, then the mass that reaches
+    each point, in all and from its own class. Distances do not depend on the bandwidth: they are kept where they fit
+    ``memory_budget`` bytes, and computed again at every call where not. A point that hardly any mass reaches (a
+    bandwidth far below the distance of neighbours) is taken again by itself, in log space.
     """
 
     def __init__(
@@ -79,82 +83,89 @@ class LeaveOutLoss:
     ) -> None:
         self.support, self.kernel = support, kernel
         self.rule = leave_out_rule(support, keys)
-        self.kept = len(support) ** 2 * support.points.element_size() <= memory_budget
-        if self.kept:
-            self._keep_distances()
+        points = support.points - support.centre
+        self.points = in_double(points) if self._is_delicate() else points
+        self.codes = support.codes.to(self.points.device)
+        self.weights = self._relative_weights()
+        blocks = [slice(low, min(low + SUPPORT_BLOCK, len(support))) for low in range(0, len(support), SUPPORT_BLOCK)]
+        self.pairs = list(combinations_with_replacement(blocks, 2))
+        n_distances = sum((rows.stop - rows.start) * (len(support) - rows.start) for rows in blocks)
+        self.kept = n_distances * support.points.element_size() <= memory_budget
+        self.distances = [self._distances(*pair).to(support.points.dtype) for pair in self.pairs] if self.kept else []
 
     def __call__(self, bandwidth: float) -> float:
         """Return the loss at a bandwidth."""
-        own = self._kept_own(bandwidth) if self.kept else self._streamed_own(bandwidth)
-        return mean_log_loss(own, self.support.log_weights)
+        return mean_log_loss(self._own_shares(bandwidth).log_(), self.support.log_weights)
 
-    def _streamed_own(self, bandwidth: float) -> torch.Tensor:
-        points, codes = self.support.points, self.support.codes
-        shares = class_posteriors(points, self.support, bandwidth, kernel=self.kernel, leave_out=self.rule)
-        return shares.gather(1, codes[:, None]).squeeze(1).log_()
+    def _own_shares(self, bandwidth: float) -> torch.Tensor:
+        """Return the posterior of every point's own class, given the others, (n,)."""
+        reached = self.points.new_zeros(2, len(self.support), dtype=self._wide)  # by any class, by the own class
+        unit = 1.0 / (self.support.dimension * bandwidth**2)
+        buffer = self.points.new_empty(SUPPORT_BLOCK**2, dtype=self.support.points.dtype)
+        for number, (rows, columns) in enumerate(self.pairs):
+            distances = self.distances[number] if self.kept else self._distances(rows, columns)
+            values = self._kernel_values(distances, unit, buffer)
+            self._add_mass(reached[0], values, rows, columns)
+            self._add_own_mass(reached[1], values, rows, columns)
+        shares = reached[1] / reached[0]
+        lonely = (~(reached[0] > LEAST_MASS)).nonzero().squeeze(1).to(self.support.points.device)
+        if len(lonely):
+            points, codes, rule = self.support.points[lonely], self.support.codes[lonely], self.rule.rows(lonely)
+            exact = class_posteriors(points, self.support, bandwidth, kernel=self.kernel, leave_out=rule)
+            shares[lonely.to(shares.device)] = exact.gather(1, codes[:, None]).squeeze(1).to(shares)
+        return shares
 
-    def _keep_distances(self) -> None:
-        """Fill ``excess`` (n_support, n_query): squared distance less the nearest one's; inf where left out."""
-        n, points, weights = len(self.support), self.support.points, self.support.log_weights
-        self.excess = points.new_empty(n, n)
-        self.nearest = points.new_empty(n)
-        self.nearest_share = points.new_empty(n)  # of a point's own class among its nearest, for compact kernels
-        centred = points - self.support.centre
-        if self._is_delicate():
-            centred = in_double(centred)
-        width = max(1, DISTANCES_AT_ONCE // n)
-        for start in range(0, n, width):
-            columns = slice(start, start + width)
-            distances = squared_distances(centred, centred[columns])
-            self.rule.fill(distances, 0, columns, torch.inf)
-            if weights is not None:
-                distances.masked_fill_(torch.isneginf(weights)[:, None], torch.inf)
-            nearest = distances.amin(dim=0)
-            if self.kernel.is_compact:
-                self.nearest_share[columns] = self._share_of_own(distances == nearest, columns)
-            self.excess[:, columns] = distances.sub_(torch.nan_to_num(nearest, posinf=0.0))  # inf − inf is no number
-            self.nearest[columns] = nearest
+    def _distances(self, rows: slice, columns: slice) -> torch.Tensor:
+        """Return the squared distances of two blocks; inf where a point must not see another."""
+        distances = squared_distances(self.points[rows], self.points[columns])
+        self.rule.fill(distances, rows.start, columns, torch.inf)
+        return distances
+
+    def _kernel_values(self, distances: torch.Tensor, unit: float, buffer: torch.Tensor) -> torch.Tensor:
+        exponents = buffer[: distances.numel()].view(distances.shape)
+        if self.kernel.name == "rbf":
+            torch.mul(distances, -0.5 * unit, out=exponents)
+        else:
+            exponents.copy_(self.kernel.log_profile(distances * unit, self.support.dimension))
+        if self.kernel.name != "rbf" or -2.0 * self.support.radius**2 * unit < least_exponent(exponents.dtype):
+            exponents.clamp_min_(least_exponent(exponents.dtype))
+        return exponents.exp_()
+
+    def _add_mass(self, reached: torch.Tensor, values: torch.Tensor, rows: slice, columns: slice) -> None:
+        """Add what the points of each block give to those of the other."""
+        reached[columns] += self.weights[rows] @ values
+        if rows != columns:
+            reached[rows] += values @ self.weights[columns]
+
+    def _add_own_mass(self, reached: torch.Tensor, values: torch.Tensor, rows: slice, columns: slice) -> None:
+        """Add what points give to those of their own class; blocks sorted by class share one class or none."""
+        codes, starts = self.codes, self.support.class_starts
+        if rows == columns:
+            sums = values.new_zeros(self.support.n_classes, values.shape[1])
+            add_by_class(sums, values.mul_(self.weights[rows, None]), self.support, rows.start)
+            reached[columns] += sums.gather(0, codes[None, columns]).squeeze(0)
+        elif codes[rows.stop - 1] == codes[columns.start]:
+            shared = int(codes[columns.start])
+            tail = slice(max(rows.start, starts[shared]), rows.stop)
+            head = slice(columns.start, min(columns.stop, starts[shared + 1]))
+            inside = values[tail.start - rows.start :, : head.stop - head.start]
+            self._add_mass(reached, inside, tail, head)
+
+    def _relative_weights(self) -> torch.Tensor:
+        """Return weights in units of the largest, (n,)."""
+        like = self.points.new_empty(0, dtype=self.support.points.dtype)
+        if self.support.log_weights is None:
+            return like.new_ones(len(self.support))
+        log_weights = self.support.log_weights
+        return (log_weights - log_weights.amax()).exp().to(like)
+
+    @property
+    def _wide(self) -> torch.dtype:
+        return torch.float32 if self.points.device.type == "mps" else torch.float64
 
     def _is_delicate(self) -> bool:
         """Say whether rounding could disturb exponents at a hundredth of the squared spread, well below any good b²."""
+        if self.kernel.name != "rbf":
+            return True  # roots of small distances
         error = torch.finfo(self.support.points.dtype).eps * self.support.radius**2
         return not error < LARGEST_EXPONENT_ERROR * 0.01 * self.support.dimension * self.support.mean_square
-
-    def _share_of_own(self, chosen: torch.Tensor, columns: slice) -> torch.Tensor:
-        weights = chosen.to(self.excess.dtype)
-        if self.support.log_weights is not None:
-            weights *= self.support.log_weights.exp()[:, None]
-        own = self.support.codes[:, None] == self.support.codes[None, columns]
-        return (weights * own).sum(dim=0) / weights.sum(dim=0)
-
-    def _kept_own(self, bandwidth: float) -> torch.Tensor:
-        """Return the log posterior of every point's own class from the kept distances."""
-        support, n = self.support, len(self.support)
-        unit = 1.0 / (support.dimension * bandwidth**2)
-        shift = self.kernel.log_profile(self.nearest * unit, support.dimension)  # (n,)
-        buffer = self.excess.new_empty(SUPPORT_BLOCK * min(QUERY_BLOCK, n))
-        query_blocks = [slice(low, min(low + QUERY_BLOCK, n)) for low in range(0, n, QUERY_BLOCK)]
-        gathered = BlockedSums(support, query_blocks, like=self.excess)
-        for start in range(0, n, SUPPORT_BLOCK):
-            for columns in query_blocks:
-                excess = self.excess[start : start + SUPPORT_BLOCK, columns]
-                block = buffer[: excess.numel()].view(excess.shape)
-                self._exponents(excess, unit, shift, columns, block)
-                if support.log_weights is not None:
-                    block += support.log_weights[start : start + SUPPORT_BLOCK, None]
-                gathered.add(block.exp_(), start, columns)
-        sums = gathered.whole()  # (n_classes, n)
-        own = sums.gather(0, support.codes[None, :]).squeeze(0)
-        shares = torch.where(torch.isneginf(shift), self.nearest_share, own / sums.sum(dim=0))
-        return torch.log(torch.where(torch.isinf(self.nearest), 1.0 / support.n_classes, shares))
-
-    def _exponents(
-        self, excess: torch.Tensor, unit: float, shift: torch.Tensor, columns: slice, block: torch.Tensor
-    ) -> None:
-        """Fill ``block`` with the logarithms of kernel values, less those of the nearest points."""
-        if self.kernel.name == "rbf":
-            torch.mul(excess, -0.5 * unit, out=block)
-            return
-        torch.add(excess, self.nearest[columns], out=block)
-        block.copy_(self.kernel.log_profile(block * unit, self.support.dimension))
-        block -= torch.nan_to_num(shift[columns], neginf=0.0)

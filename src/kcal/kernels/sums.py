@@ -13,24 +13,28 @@ overflows all the same is taken again with the exact maximum.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import sqrt
+from math import ceil, exp, log, sqrt
 from typing import NamedTuple
 
 import torch
 
 from kcal.kernels.mother import KERNELS, MotherKernel
-from kcal.kernels.support import SortedSupport
+from kcal.kernels.support import ROWS_AT_ONCE, SortedSupport
 
 SUPPORT_BLOCK = 1024
 QUERY_BLOCK = 1024
 NUMBERS_AT_ONCE = 2_000_000
-"""Bound on (queries in hand) × (classes or dimensions)."""
+"""Bound on (queries in hand) × dimensions."""
+SUMS_AT_ONCE = 5_000_000
+"""Bound on (queries in hand) × classes."""
 POINTS_AT_ONCE = 32 * SUPPORT_BLOCK
 """Support points summed in single precision before float64 takes over."""
 PILOT_POINTS = 128
+FEW_CLASSES = 16
+"""Classes in a block up to which their runs of rows are summed one by one, which is faster."""
 FAR = 1e5
 """Distance from the centre, in support radii or bandwidths, beyond which a radial kernel's posteriors stand still."""
 LARGEST_EXPONENT_ERROR = 1e-4
@@ -42,11 +46,6 @@ class ClassSums(NamedTuple):
 
     sums: torch.Tensor  # (n_query, n_classes); the largest of a row is near 1 or above, unless all are 0
     offsets: torch.Tensor  # (n_query,)
-
-    @property
-    def log_sums(self) -> torch.Tensor:
-        """Logarithms of ``sums``, (n_query, n_classes)."""
-        return self.sums.log()
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,8 @@ def class_sums(
         Support points that a query must not see.
     """
     sums_of = _rbf_sums if kernel.name == "rbf" else _radial_sums
-    at_once = max(QUERY_BLOCK, NUMBERS_AT_ONCE // max(support.n_classes, support.dimension + 2))
+    at_once = min(NUMBERS_AT_ONCE // (support.dimension + 2), SUMS_AT_ONCE // support.n_classes)
+    at_once = max(QUERY_BLOCK, at_once)
     if 0 < queries.shape[0] <= at_once:
         return sums_of(queries, support, bandwidth, kernel, leave_out)
     sums = queries.new_empty(queries.shape[0], support.n_classes)
@@ -119,10 +119,7 @@ def _rbf_sums(
     """Sum in the queries' precision; what that cannot resolve (small b, far queries) in float64."""
     if queries.dtype == torch.float64:
         return _shifted_sums(queries, support, bandwidth, leave_out)
-    unit = 1.0 / (bandwidth * sqrt(support.dimension))
-    distance = (queries - support.centre).norm(dim=1)
-    error = torch.finfo(queries.dtype).eps * (support.radius * unit) * (unit * (distance + support.radius))
-    delicate = ~(error < LARGEST_EXPONENT_ERROR)
+    delicate = ~(exponent_errors(queries, support, bandwidth, queries.dtype) < LARGEST_EXPONENT_ERROR)
     if not bool(delicate.any()):
         return _shifted_sums(queries, support, bandwidth, leave_out)
     sums = queries.new_empty(queries.shape[0], support.n_classes)
@@ -136,6 +133,18 @@ def _rbf_sums(
             sums[index] = (part.sums / largest).to(sums)  # single precision could not hold the largest ones
             offsets[index] = (part.offsets + largest.log().squeeze(1)).to(offsets)
     return ClassSums(sums, offsets)
+
+
+def exponent_errors(
+    queries: torch.Tensor, support: SortedSupport, bandwidth: float, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return by how much rounding in a precision may disturb the exponents of each query, (n_query,)."""
+    unit = 1.0 / (bandwidth * sqrt(support.dimension))
+    distances = queries.new_empty(queries.shape[0])
+    for start in range(0, queries.shape[0], ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        distances[rows] = (queries[rows] - support.centre).norm(dim=1)
+    return torch.finfo(dtype).eps * (support.radius * unit) * (unit * (distances + support.radius))
 
 
 def _shifted_sums(
@@ -197,14 +206,26 @@ class _RbfExponents:
         """Return Σ exp(exponent − shift) by class, (n_classes, n_query)."""
         self.right[-1] = -torch.nan_to_num(shift, neginf=0.0)
         sums = BlockedSums(self.support, self.query_blocks(), like=self.right)
+        at_least = least_exponent(self.right.dtype) if self._may_underflow(shift) else None
         for start, columns, block in self.blocks():
-            if at_most is not None:
-                block.clamp_max_(at_most)
+            if at_least is not None or at_most is not None:
+                block.clamp_(at_least, at_most)
             block.exp_()
             if self.leave_out is not None:
                 self.leave_out.fill(block, start, columns, 0.0)
             sums.add(block, start, columns)
-        return sums.whole()
+        if at_least is None:
+            return sums.whole()
+        nothing = 2.0 * exp(at_least) * self.support.class_counts.to(self.right)
+        return torch.threshold_(sums.whole().sub_(nothing[:, None]), 0.0, 0.0)
+
+    def _may_underflow(self, shift: torch.Tensor) -> bool:
+        """Say whether an exponential could be too small for a normal number, which makes it many times slower."""
+        if self.support.log_weights is not None:
+            return True
+        farthest = (-2.0 * self.common).sqrt() + self.support.radius * self.unit  # bounds every distance, (n_query,)
+        least = -0.5 * farthest.square() - self.common - shift
+        return not bool((least > least_exponent(shift.dtype)).all())
 
     def pilot_shift(self) -> torch.Tensor:
         """Return the largest exponent of each query over a few points spread over the support, (n_query,)."""
@@ -267,15 +288,13 @@ class BlockedSums:
 
 def add_by_class(sums: torch.Tensor, block: torch.Tensor, support: SortedSupport, start: int) -> None:
     """Add a block's rows, support points from ``start`` on, to the row of ``sums`` (n_classes, n) of their class."""
-    stop = start + block.shape[0]
-    if block.device.type == "cpu":
+    stop, starts = start + block.shape[0], support.class_starts
+    first, last = bisect_right(starts, start) - 1, bisect_left(starts, stop)
+    if last - first > FEW_CLASSES and block.device.type == "cpu":  # elsewhere index_add_ is not deterministic
         sums.index_add_(0, support.codes[start:stop].cpu(), block)
         return
-    starts = support.class_starts  # elsewhere index_add_ is not deterministic
-    for k in range(bisect_right(starts, start) - 1, support.n_classes):
+    for k in range(first, last):
         low, high = max(starts[k], start), min(starts[k + 1], stop)
-        if low >= stop:
-            break
         if low < high:
             sums[k] += block[low - start : high - start].sum(dim=0)
 
@@ -328,12 +347,19 @@ def _pull_near(points: torch.Tensor, limit: float) -> tuple[torch.Tensor, torch.
 
 def squared_distances(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Return ‖left_i − right_j‖², (n_left, n_right), by one matrix product; centre both first."""
-    bias = left.square().sum(dim=1)[:, None] + right.square().sum(dim=1)[None, :]
-    return torch.addmm(bias, left, right.T, alpha=-2.0).clamp_min_(0.0)
+    rows, columns = left.square().sum(dim=1, keepdim=True), right.square().sum(dim=1, keepdim=True)
+    wide_left = torch.cat([left * -2.0, rows, torch.ones_like(rows)], dim=1)
+    wide_right = torch.cat([right, torch.ones_like(columns), columns], dim=1)
+    return torch.mm(wide_left, wide_right.T).clamp_min_(0.0)
 
 
 def _rule(leave_out: LeaveOut | None, index: torch.Tensor | slice) -> LeaveOut | None:
     return None if leave_out is None else leave_out.rows(index)
+
+
+def least_exponent(dtype: torch.dtype) -> float:
+    """Return an exponent whose exponential is as good as 0 and still a normal number: those below are slow to take."""
+    return ceil(log(torch.finfo(dtype).tiny))
 
 
 def in_double(points: torch.Tensor) -> torch.Tensor:

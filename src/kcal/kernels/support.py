@@ -7,7 +7,7 @@ from functools import cached_property
 
 import torch
 
-ROWS_AT_ONCE = 65_536
+ROWS_AT_ONCE = 8_192
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class SortedSupport:
         """Position at which each class starts, and the end: n_classes + 1 numbers."""
         wanted = torch.arange(self.n_classes + 1, device=self.codes.device)
         return [int(start) for start in torch.searchsorted(self.codes, wanted)]
+
+    @cached_property
+    def class_counts(self) -> torch.Tensor:
+        """Number of points of each class, (n_classes,)."""
+        return torch.bincount(self.codes, minlength=self.n_classes)
 
     @cached_property
     def centre(self) -> torch.Tensor:
