@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.model_selection import GroupKFold, cross_val_score
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -525,10 +526,24 @@ def test_a_prior_by_name_must_name_every_class_and_a_series_goes_by_its_index(pr
     np.testing.assert_array_equal(by_index, by_place)
 
 
-def test_numbers_beyond_floating_point_are_an_error_not_nan(problem: Any) -> None:
-    calibrator = identity(bandwidth=1e-300).fit(problem.embeddings, problem.labels)
-    with pytest.raises(InvalidInputError, match="not finite"):
-        calibrator.predict_proba(problem.test_embeddings)
+@pytest.mark.parametrize("scale", [1.0, 1e100, 1e-100])
+def test_the_smallest_bandwidth_leaves_the_nearest_sample_alone_to_decide(problem: Any, scale: float) -> None:
+    calibrator = identity(bandwidth=1e-300).fit(scale * problem.embeddings, problem.labels)
+    nearest = KNeighborsClassifier(1).fit(problem.embeddings, problem.labels)
+    np.testing.assert_array_equal(
+        calibrator.predict_proba(scale * problem.test_embeddings), nearest.predict_proba(problem.test_embeddings)
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_unit_of_the_embeddings_does_not_matter(problem: Any, dtype: type) -> None:
+    rows, queries = problem.embeddings.astype(dtype), problem.test_embeddings.astype(dtype)
+    plain = identity().fit(rows, problem.labels).predict_proba(queries)
+    for scale in (2.0**66, 2.0**-66, *((2.0**300, 2.0**-300) if dtype is np.float64 else ())):
+        scaled = identity().fit(dtype(scale) * rows, problem.labels).predict_proba(dtype(scale) * queries)
+        np.testing.assert_allclose(scaled, plain, rtol=0, atol=1e-5 if dtype is np.float32 else 1e-9)
+    with pytest.raises(InvalidInputError, match="squares overflow"):
+        identity().fit(1e200 * problem.embeddings, problem.labels)
 
 
 def test_training_columns_in_another_order_are_refused(problem: Any) -> None:

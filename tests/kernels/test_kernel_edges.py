@@ -247,7 +247,7 @@ def test_equal_points_of_two_classes_share_a_query_at_any_bandwidth(kernel, dtyp
         np.testing.assert_allclose(computed, np.full((80, 2), 0.5), rtol=0, atol=tolerance)
     triplets = sort_support(torch.cat([points[:300]] * 3), torch.arange(900) // 300, 3)
     for budget in (0, 10**9):  # a point left out still has two doubles, both of other classes
-        for bandwidth in (1e-9, 1e-5, 1e-2):
+        for bandwidth in (1e-300, 1e-30, 1e-9, 1e-5, 1e-2):
             loss = LeaveOutLoss(triplets, kernel=KERNELS[kernel], memory_budget=budget)(bandwidth)
             assert loss == pytest.approx(-math.log(1e-12))
 

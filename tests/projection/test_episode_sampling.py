@@ -173,7 +173,28 @@ def test_stratified_batches_hold_as_many_of_each_class_and_their_shares_sum_to_o
     assert batches.shares.sum() == pytest.approx(1.0, rel=1e-12)
     by_class = np.bincount(batches.codes, weights=batches.shares, minlength=6)
     np.testing.assert_allclose(by_class, counts / counts.sum(), rtol=1e-12)
-    np.testing.assert_allclose(np.exp(batches.log_weights), batches.shares * len(codes), rtol=1e-12)
+    for i, k in enumerate(batches.codes):
+        for j, other in enumerate(batches.codes):
+            if i != j:  # the others of the batch stand for all others of the training set
+                stands_for = (counts[k] - 1) / (wanted[k] - 1) if k == other else counts[other] / wanted[other]
+                assert np.exp(batches.log_weights[i, j]) == pytest.approx(stands_for, rel=1e-12)
+
+
+def test_a_batch_estimates_the_leave_one_out_sums_of_the_training_set_without_bias():
+    """The mass that reaches a sample of the batch, from its own class and from the others, on average over batches."""
+    codes = np.repeat([0, 1, 2], [12, 7, 4])
+    mass = np.random.default_rng(6).random((23, 23))
+    batches = StratifiedBatches(codes, 3, batch_size=9, generator=np.random.default_rng(7))
+    sums = np.zeros((23, 3))
+    seen = np.zeros(23)
+    for _ in range(6000):
+        rows = batches.draw()
+        values = mass[np.ix_(rows, rows)] * np.exp(batches.log_weights) * (1 - np.eye(len(rows)))
+        for k in range(3):
+            sums[rows, k] += values[:, batches.codes == k].sum(axis=1)
+        seen[rows] += 1
+    exact = np.stack([(mass * (1 - np.eye(23)))[:, codes == k].sum(axis=1) for k in range(3)], axis=1)
+    np.testing.assert_allclose(sums / seen[:, None], exact, rtol=0.05)
 
 
 def test_the_share_of_a_batch_estimates_the_mean_over_the_training_set():

@@ -13,6 +13,7 @@ from kcal.projection import (
     FastRecipe,
     PaperRecipe,
     TrainedProjection,
+    TrainingSamples,
     build_projection,
     get_recipe,
     project,
@@ -210,7 +211,7 @@ def test_a_group_is_not_judged_by_itself_in_the_paper_recipe():
             return super().forward(embeddings)
 
     recipe = PaperRecipe(epochs=1, batches_per_epoch=30, predictions=10, background_per_class=8)
-    run_training(Watching(12, 3), torch.from_numpy(rows), labels, 3, recipe, groups=np.arange(240) % 7)
+    run_training(Watching(12, 3), TrainingSamples(torch.from_numpy(rows), labels, 3, np.arange(240) % 7), recipe)
     assert len({float(groups[0]) for groups in seen}) > 1
     for groups in seen:
         assert len(groups) == 10 + 3 * 8
@@ -249,7 +250,7 @@ def watched(recipe, losses, **options):
         seen.append(watched_module.training)
         return losses[min(len(seen), len(losses)) - 1]
 
-    run = run_training(module, torch.from_numpy(rows), labels, 3, recipe, monitor=monitor, **options)
+    run = run_training(module, TrainingSamples(torch.from_numpy(rows), labels, 3), recipe, monitor=monitor, **options)
     return run, seen
 
 
@@ -294,7 +295,7 @@ def test_the_factor_and_the_training_loss_can_be_chosen():
 def test_the_paper_recipe_keeps_the_last_weights():
     rows, labels = problem()
     module = build_projection("skip", 12, 3, seed=0)
-    checkpoints, _, _ = run_training(module, torch.from_numpy(rows), labels, 3, PAPER)
+    checkpoints, _, _ = run_training(module, TrainingSamples(torch.from_numpy(rows), labels, 3), PAPER)
     assert same_bits(module.state_dict(), checkpoints[0].state_dict())
     assert checkpoints[0] is not module
 
@@ -313,7 +314,7 @@ def test_one_batch_norm_call_sees_predictions_and_background_together():
             return self.reduce(embeddings)
 
     recipe = PaperRecipe(epochs=1, batches_per_epoch=3, predictions=16, background_per_class=8)
-    run_training(Watching(), torch.from_numpy(rows), labels, 3, recipe)
+    run_training(Watching(), TrainingSamples(torch.from_numpy(rows), labels, 3), recipe)
     assert sizes == [16 + 3 * 8] * 3
 
 
@@ -374,9 +375,11 @@ def test_a_fast_steps_loss_is_the_batchs_leave_one_out_loss_weighed_by_what_each
     drawn, held = np.bincount(labels[batch]), np.bincount(labels)
     assert drawn.tolist() == [10, 10, 4]
     stands_for = torch.from_numpy((held / drawn)[labels[batch]])
-    exponents = -torch.cdist(points, points).square() / (2 * 3 * 0.7**2) + stands_for.log()
+    same = codes[:, None] == codes[None, :]
+    others = torch.from_numpy(((held - 1) / (drawn - 1))[labels[batch]])
+    exponents = -torch.cdist(points, points).square() / (2 * 3 * 0.7**2) + torch.where(same, others, stands_for).log()
     exponents.fill_diagonal_(-torch.inf)
-    own = exponents.masked_fill(codes[:, None] != codes[None, :], -torch.inf)
+    own = exponents.masked_fill(~same, -torch.inf)
     losses = exponents.logsumexp(dim=1) - own.logsumexp(dim=1)
     expected = float((stands_for * losses).sum() / stands_for.sum())
     assert curve.losses == (pytest.approx(expected, rel=1e-12),)

@@ -24,6 +24,7 @@ from kcal.projection import (
     Recipe,
     TrainedProjection,
     TrainingCurve,
+    TrainingSamples,
     project,
     run_training,
     start_projection,
@@ -143,17 +144,8 @@ def learn_projection(
     def monitor(current: nn.Module) -> float:
         return calibration.leave_out_loss(current, kernel, memory_budget=0)(recipe.bandwidth)
 
-    checkpoints, steps, curve = run_training(
-        module,
-        training.embeddings,
-        training_codes,
-        calibration.n_classes,
-        recipe,
-        groups=training.groups,
-        seed=seed,
-        monitor=monitor,
-        show=show,
-    )
+    samples = TrainingSamples(training.embeddings, training_codes, calibration.n_classes, training.groups)
+    checkpoints, steps, curve = run_training(module, samples, recipe, seed=seed, monitor=monitor, show=show)
     return choose_checkpoint(checkpoints, steps, curve, recipe, calibration, loss_of, show)
 
 

@@ -27,6 +27,8 @@ from kcal.kernels.support import SortedSupport
 MEMORY_BUDGET = 512 * 2**20
 """Bytes that the search may keep for distances; beyond, they are computed again at every bandwidth."""
 
+FINEST = 1e18
+"""Extents of the support in a bandwidth, above which distances that are not 0 are all alike: out of reach."""
 LEAST_MASS = 1e-17
 """Mass, in units of the largest weight, below which a point's sums are taken again in log space."""
 
@@ -83,7 +85,8 @@ class LeaveOutLoss:
     ) -> None:
         self.support, self.kernel = support, kernel
         self.rule = leave_out_rule(support, keys)
-        points = support.points - support.centre
+        self.scale = support.extent or 1.0  # in units of it no square overflows
+        points = (support.points - support.centre) / self.scale
         self.points = in_double(points) if self._is_delicate() else points
         self.codes = support.codes.to(self.points.device)
         self.weights = self._relative_weights()
@@ -100,7 +103,7 @@ class LeaveOutLoss:
     def _own_shares(self, bandwidth: float) -> torch.Tensor:
         """Return the posterior of every point's own class, given the others, (n,)."""
         reached = self.points.new_zeros(2, len(self.support), dtype=self._wide)  # by any class, by the own class
-        unit = 1.0 / (self.support.dimension * bandwidth**2)
+        unit = min(self.scale / bandwidth, FINEST) ** 2 / self.support.dimension
         buffer = self.points.new_empty(SUPPORT_BLOCK**2, dtype=self.support.points.dtype)
         for number, (rows, columns) in enumerate(self.pairs):
             distances = self.distances[number] if self.kept else self._distances(rows, columns)
@@ -127,7 +130,7 @@ class LeaveOutLoss:
             torch.mul(distances, -0.5 * unit, out=exponents)
         else:
             exponents.copy_(self.kernel.log_profile(distances * unit, self.support.dimension))
-        if self.kernel.name != "rbf" or -2.0 * self.support.radius**2 * unit < least_exponent(exponents.dtype):
+        if self.kernel.name != "rbf" or -2.0 * (self.support.radius / self.scale) ** 2 * unit < least_exponent(exponents.dtype):
             exponents.clamp_min_(least_exponent(exponents.dtype))
         return exponents.exp_()
 

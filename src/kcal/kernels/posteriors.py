@@ -6,7 +6,7 @@ p_k(q) = S_k(q) / Σ_j S_j(q)        density(q) = Σ_k S_k(q) / (Σ_i w_i · ∫
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import log
+from math import log, sqrt
 
 import torch
 
@@ -24,6 +24,8 @@ from kcal.kernels.support import SortedSupport
 
 TIE = 64 * torch.finfo(torch.float64).eps
 """Distances that differ by less, in units of the numbers they are computed from, are the same."""
+FARTHEST_QUERY = 1e30
+"""Beyond this many extents of the support only the direction of a query matters."""
 
 
 def class_posteriors(
@@ -67,11 +69,14 @@ def _nearest(queries: torch.Tensor, support: SortedSupport, leave_out: LeaveOut 
     points = in_double(queries)
     centre = support.centre.to(points)
     points = points - centre
+    extent = support.extent or 1.0  # in units of it no square overflows
+    sizes = points.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(points.dtype).tiny)
+    points = points / sizes * (sizes / extent).clamp_max(FARTHEST_QUERY)
 
     def blocks() -> Iterator[tuple[slice, torch.Tensor]]:
         for start in range(0, len(support), SUPPORT_BLOCK):
             rows = slice(start, start + SUPPORT_BLOCK)
-            left = support.points[rows].to(points) - centre
+            left = (support.points[rows].to(points) - centre) / extent
             # ‖z‖² − 2·z·q orders the points as ‖z − q‖² does, and far away it still tells them apart.
             distances = torch.addmm(left.square().sum(dim=1)[:, None], left, points.T, alpha=-2.0)
             if support.log_weights is not None:
@@ -84,7 +89,7 @@ def _nearest(queries: torch.Tensor, support: SortedSupport, leave_out: LeaveOut 
     least = points.new_full((points.shape[0],), torch.inf)
     for _, distances in blocks():
         torch.minimum(least, distances.amin(dim=0), out=least)
-    rounding = TIE * (support.radius**2 + 2.0 * support.radius * points.norm(dim=1))
+    rounding = TIE * (support.dimension + 2.0 * sqrt(support.dimension) * points.norm(dim=1))
     mass = points.new_zeros(support.n_classes, points.shape[0])
     for rows, distances in blocks():
         ties = ((distances <= least + rounding) & ~torch.isinf(distances)).to(mass)

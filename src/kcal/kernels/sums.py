@@ -143,8 +143,8 @@ def exponent_errors(
     distances = queries.new_empty(queries.shape[0])
     for start in range(0, queries.shape[0], ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        distances[rows] = (queries[rows] - support.centre).norm(dim=1)
-    return torch.finfo(dtype).eps * (support.radius * unit) * (unit * (distances + support.radius))
+        distances[rows] = ((queries[rows] - support.centre) * unit).norm(dim=1)
+    return torch.finfo(dtype).eps * (support.radius * unit) * (distances + support.radius * unit)
 
 
 def _shifted_sums(

@@ -45,9 +45,16 @@ class SortedSupport:
         return self.points.mean(dim=0)
 
     @cached_property
+    def extent(self) -> float:
+        """Largest coordinate of a point as seen from the centre."""
+        return max(float((rows - self.centre).abs().max()) for rows in torch.split(self.points, ROWS_AT_ONCE))
+
+    @cached_property
     def radius(self) -> float:
         """Largest distance of a point from the centre."""
-        return max(float((rows - self.centre).norm(dim=1).max()) for rows in torch.split(self.points, ROWS_AT_ONCE))
+        unit = self.extent or 1.0  # whose square may overflow
+        parts = torch.split(self.points, ROWS_AT_ONCE)
+        return unit * max(float(((rows - self.centre) / unit).norm(dim=1).max()) for rows in parts)
 
     @cached_property
     def mean_square(self) -> float:

@@ -13,6 +13,7 @@ from kcal.projection.recipes import RECIPES, FastRecipe, PaperRecipe, Recipe, ge
 from kcal.projection.training import (
     TrainedProjection,
     TrainingCurve,
+    TrainingSamples,
     run_training,
     start_projection,
     train_projection,
@@ -29,6 +30,7 @@ __all__ = [
     "SkipProjection",
     "TrainedProjection",
     "TrainingCurve",
+    "TrainingSamples",
     "build_projection",
     "choose_dimension",
     "get_recipe",

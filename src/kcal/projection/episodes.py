@@ -121,7 +121,9 @@ class PaperEpisodes:
 class StratifiedBatches:
     """One batch that is prediction and background at once: the same number of samples of each class.
 
-    ``shares`` weighs the batch's log-losses so that they estimate the mean over the training set.
+    ``log_weights`` says how many training samples a sample of the batch stands for when it predicts another: of its
+    own class n − 1 others, of which m − 1 are in the batch. ``shares`` weighs the batch's log-losses so that they
+    estimate the mean over the training set.
     """
 
     def __init__(self, codes: Index, n_classes: int, *, batch_size: int, generator: np.random.Generator) -> None:
@@ -131,7 +133,10 @@ class StratifiedBatches:
         drawn = np.minimum(self.classes.counts, self.per_class)
         stands_for = self.classes.counts / np.maximum(drawn, 1)
         self.codes = np.repeat(np.arange(n_classes), drawn)
-        self.log_weights = np.log(np.repeat(stands_for, drawn))
+        others = (self.classes.counts - 1) / np.maximum(drawn - 1, 1)
+        by_class = np.tile(np.log(np.maximum(stands_for, 1.0)), (n_classes, 1))
+        np.fill_diagonal(by_class, np.log(np.maximum(others, 1.0)))
+        self.log_weights = by_class[self.codes[:, None], self.codes[None, :]]  # (predicted, predicts)
         self.shares = np.repeat(stands_for, drawn) / self.classes.counts.sum()
 
     def draw(self) -> Index:

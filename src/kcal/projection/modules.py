@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
 
 import torch
@@ -83,13 +85,25 @@ class LinearProjection(NormalisedReduction):
 ARCHITECTURES: dict[str, type[nn.Module]] = {"skip": SkipProjection, "linear": LinearProjection}
 
 
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's generators, and leave them afterwards as they were, on every device."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        on_mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            if on_mps is not None:
+                torch.mps.set_rng_state(on_mps)
+
+
 def build_projection(name: str, n_features: int, dimension: int, seed: int) -> nn.Module:
     """Return a projection of the table with weights drawn from ``seed``, leaving the global generator as it was."""
     if name not in ARCHITECTURES:
         names = ", ".join(repr(known) for known in (*ARCHITECTURES, "identity"))
         raise InvalidInputError(f"projection must be {names}, a trained projection or an nn.Module; got {name!r}.")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return ARCHITECTURES[name](n_features, dimension)
 
 

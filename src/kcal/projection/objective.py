@@ -30,8 +30,8 @@ class _EpisodeLoss(torch.autograd.Function):
         factor = 1.0 / (queries.shape[1] * bandwidth**2)
         centre = background.mean(dim=0)  # distances stay, rounding errors shrink
         queries, background = queries - centre, background - centre
-        bias = log_weights - 0.5 * factor * background.square().sum(dim=1)
-        shares = torch.addmm(bias[None, :], queries, background.T, alpha=factor)  # −‖q‖² is common to a row
+        bias = log_weights - 0.5 * factor * background.square().sum(dim=1)  # as many dimensions as the weights have
+        shares = torch.addmm(bias, queries, background.T, alpha=factor)  # −‖q‖² is common to a row
         if blocked is not None:
             shares.masked_fill_(blocked, -torch.inf)
         shares = torch.softmax(shares, dim=1)  # (n_query, n_background)
@@ -74,8 +74,8 @@ def episode_losses(
         Projected samples; they may be the same tensor when ``blocked`` masks each sample from itself.
     query_codes, background_codes : tensors
         Their classes.
-    log_weights : (n_background,) tensor
-        Logarithm of the number of samples that each background sample stands for.
+    log_weights : (n_background,) or (n_query, n_background) tensor
+        Logarithm of the number of samples that each background sample stands for, to all queries or to each.
     bandwidth : float
         b, fixed in training: its value can be folded into Π.
     blocked : (n_query, n_background) boolean tensor, optional

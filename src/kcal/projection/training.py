@@ -23,7 +23,7 @@ from kcal.arrays import (
 from kcal.errors import InvalidInputError
 from kcal.progress import Advance, progress_bar
 from kcal.projection.episodes import PaperEpisodes, StratifiedBatches
-from kcal.projection.modules import NormalisedReduction, build_projection, choose_dimension
+from kcal.projection.modules import NormalisedReduction, build_projection, choose_dimension, seeded
 from kcal.projection.objective import episode_losses
 from kcal.projection.recipes import FastRecipe, PaperRecipe, Recipe, get_recipe
 
@@ -61,6 +61,16 @@ class TrainedProjection:
     def __repr__(self) -> str:
         name = type(self.module).__name__
         return f"TrainedProjection({name}, steps={self.steps[-1]}, checkpoints={len(self.checkpoints)})"
+
+
+@dataclass(frozen=True)
+class TrainingSamples:
+    """What Π learns from: embeddings (n, h), class codes and, if any, group codes."""
+
+    embeddings: torch.Tensor
+    codes: NDArray[np.int64]
+    n_classes: int
+    groups: NDArray[np.int64] | None = None
 
 
 def train_projection(
@@ -107,7 +117,8 @@ def train_projection(
     numbers = get_recipe(recipe)
     if isinstance(numbers, PaperRecipe):
         numbers = replace(numbers, monitor="training")  # there is no calibration set to watch
-    run = run_training(module, rows, codes, len(known), numbers, groups=keys, seed=seed, show=progress)
+    samples = TrainingSamples(rows, codes, len(known), keys)
+    run = run_training(module, samples, numbers, seed=seed, show=progress)
     return TrainedProjection(*run, numbers, known, row_fingerprints(rows))
 
 
@@ -125,12 +136,9 @@ def start_projection(
 
 def run_training(
     module: nn.Module,
-    embeddings: torch.Tensor,
-    codes: NDArray[np.int64],
-    n_classes: int,
+    samples: TrainingSamples,
     recipe: Recipe,
     *,
-    groups: NDArray[np.int64] | None = None,
     seed: int = 0,
     monitor: Monitor | None = None,
     show: bool | None = None,
@@ -139,36 +147,32 @@ def run_training(
 
     ``monitor`` maps the module to the loss that the paper's recipe watches; without one it watches the training loss.
     """
-    if len(np.unique(codes)) < 2:
+    if len(np.unique(samples.codes)) < 2:
         raise InvalidInputError("learning a projection needs samples of at least two classes in the training set.")
-    if groups is not None and len(np.unique(groups)) < 2:
+    if samples.groups is not None and len(np.unique(samples.groups)) < 2:
         raise InvalidInputError("learning a projection by groups needs at least two groups in the training set.")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InvalidInputError("this projection has nothing to train; pass it to KCal as it is, frozen.")
     generator = np.random.default_rng(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # a module may hold dropout
+    with seeded(seed):  # a module may hold dropout
         if isinstance(recipe, PaperRecipe):
-            return _train_as_published(module, embeddings, codes, n_classes, recipe, groups, generator, monitor, show)
-        return _train_fast(module, embeddings, codes, n_classes, recipe, groups, generator, show)
+            return _train_as_published(module, samples, recipe, generator, monitor, show)
+        return _train_fast(module, samples, recipe, generator, show)
 
 
 def _train_as_published(
     module: nn.Module,
-    embeddings: torch.Tensor,
-    codes: NDArray[np.int64],
-    n_classes: int,
+    samples: TrainingSamples,
     recipe: PaperRecipe,
-    groups: NDArray[np.int64] | None,
     generator: np.random.Generator,
     monitor: Monitor | None,
     show: bool | None,
 ) -> tuple[tuple[nn.Module, ...], tuple[int, ...], TrainingCurve]:
     episodes = PaperEpisodes(
-        codes, n_classes, predictions=recipe.predictions, per_class=recipe.background_per_class,
-        generator=generator, groups=groups,
+        samples.codes, samples.n_classes, predictions=recipe.predictions, per_class=recipe.background_per_class,
+        generator=generator, groups=samples.groups,
     )  # fmt: skip
-    labels = torch.as_tensor(codes, device=embeddings.device)
+    labels = torch.as_tensor(samples.codes, device=samples.embeddings.device)
     optimizer = torch.optim.SGD(module.parameters(), lr=recipe.learning_rate)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=recipe.factor, patience=recipe.patience)
     curve = _CurveNotes(optimizer)
@@ -176,7 +180,7 @@ def _train_as_published(
         for _ in range(recipe.epochs):
             module.train()
             for _ in range(recipe.batches_per_epoch):
-                loss = _paper_loss(module, embeddings, labels, episodes, recipe.bandwidth)
+                loss = _paper_loss(module, samples.embeddings, labels, episodes, recipe.bandwidth)
                 curve.add(_descend(optimizer, loss), advance)
             mean = curve.note()
             scheduler.step(monitor(module) if monitor is not None and recipe.monitor == "calibration" else mean)
@@ -210,15 +214,13 @@ def _paper_loss(
 
 def _train_fast(
     module: nn.Module,
-    embeddings: torch.Tensor,
-    codes: NDArray[np.int64],
-    n_classes: int,
+    samples: TrainingSamples,
     recipe: FastRecipe,
-    groups: NDArray[np.int64] | None,
     generator: np.random.Generator,
     show: bool | None,
 ) -> tuple[tuple[nn.Module, ...], tuple[int, ...], TrainingCurve]:
-    batches = StratifiedBatches(codes, n_classes, batch_size=recipe.batch_size, generator=generator)
+    embeddings, groups = samples.embeddings, samples.groups
+    batches = StratifiedBatches(samples.codes, samples.n_classes, batch_size=recipe.batch_size, generator=generator)
     labels = torch.as_tensor(batches.codes, device=embeddings.device)
     log_weights = torch.as_tensor(batches.log_weights, device=embeddings.device, dtype=embeddings.dtype)
     shares = torch.as_tensor(batches.shares, device=embeddings.device, dtype=embeddings.dtype)
