@@ -14,6 +14,7 @@ from kcal.arrays import ALMOST_ZERO
 from kcal.kernels.mother import KERNELS, MotherKernel
 from kcal.kernels.posteriors import class_posteriors
 from kcal.kernels.sums import (
+    FINEST,
     LARGEST_EXPONENT_ERROR,
     SUPPORT_BLOCK,
     LeaveOut,
@@ -27,8 +28,6 @@ from kcal.kernels.support import SortedSupport
 MEMORY_BUDGET = 512 * 2**20
 """Bytes that the search may keep for distances; beyond, they are computed again at every bandwidth."""
 
-FINEST = 1e18
-"""Extents of the support in a bandwidth, above which distances that are not 0 are all alike: out of reach."""
 LEAST_MASS = 1e-17
 """Mass, in units of the largest weight, below which a point's sums are taken again in log space."""
 

@@ -24,6 +24,8 @@ from kcal.kernels.support import SortedSupport
 
 TIE = 64 * torch.finfo(torch.float64).eps
 """Distances that differ by less, in units of the numbers they are computed from, are the same."""
+FINEST_ROOT = 1e-8
+"""Distances, roots of differences of squares, are known to this part of the support's extent."""
 FARTHEST_QUERY = 1e30
 """Beyond this many extents of the support only the direction of a query matters."""
 
@@ -47,6 +49,8 @@ def class_posteriors(
     by_limit = totals == 0
     if kernel.name == "rbf":
         by_limit |= ~(exponent_errors(queries, support, bandwidth, torch.float64) < LARGEST_EXPONENT_ERROR)
+    elif bandwidth < FINEST_ROOT * support.extent:
+        by_limit |= True
     by_limit = by_limit.nonzero().squeeze(1)
     if len(by_limit):
         rule = None if leave_out is None else leave_out.rows(by_limit)

@@ -37,6 +37,8 @@ FEW_CLASSES = 16
 """Classes in a block up to which their runs of rows are summed one by one, which is faster."""
 FAR = 1e5
 """Distance from the centre, in support radii or bandwidths, beyond which a radial kernel's posteriors stand still."""
+FINEST = 1e18
+"""Bandwidths in an extent of the support; a finer one could not tell more points apart."""
 LARGEST_EXPONENT_ERROR = 1e-4
 """Where the working precision could miss an exponent by more than this, float64 takes over."""
 
@@ -307,6 +309,7 @@ def _radial_sums(
     leave_out: LeaveOut | None,
 ) -> ClassSums:
     """Sum any kernel of the distance, in float64 (roots of small distances need it), with a running maximum."""
+    bandwidth = max(bandwidth, support.extent / FINEST, sqrt(torch.finfo(torch.float64).tiny))
     points = in_double(queries)
     limit = FAR * max(support.radius, bandwidth * sqrt(support.dimension))
     points, norms = _pull_near(points - support.centre.to(points), limit)
