@@ -138,7 +138,7 @@ class KCal(Calibrator):
     _weights: torch.Tensor | None
     _keys: torch.Tensor | None  # groups
     _search_keys: torch.Tensor | None  # folds, or else groups
-    _support: SortedSupport
+    _sorted: SortedSupport | None  # the support as the sums read it, once they have
     _frequencies: NDArray[np.float64]
     _leave_one_out: torch.Tensor | None
     _kind: ArrayKind  # of the rows that fit was given
@@ -277,7 +277,7 @@ class KCal(Calibrator):
         self._keys = None if self._keys is None else self._keys.to(device)
         self._search_keys = None if self._search_keys is None else self._search_keys.to(device)
         self.projection_ = self.projection_.to(device)
-        self._support = sort_support(self._points, self._codes, len(self.classes_), self._weights)
+        self._sorted = None
         return self
 
     def state(self) -> CalibratorState:
@@ -293,6 +293,12 @@ class KCal(Calibrator):
         from kcal.calibrators.kcal_state import restore
 
         return restore(cls, state, **extra)
+
+    @property
+    def _support(self) -> SortedSupport:
+        if self._sorted is None:
+            self._sorted = sort_support(self._points, self._codes, len(self.classes_), self._weights)
+        return self._sorted
 
     def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
         warn_of_known_rows(self._knows(rows))
@@ -368,8 +374,7 @@ class KCal(Calibrator):
         self.checkpoint_step_ = learned.step
         self.checkpoint_losses_ = learned.checkpoint_losses
         self._points = project(self.projection_, rows)
-        self._support = sort_support(self._points, self._codes, len(self.classes_), self._weights)
-        self._leave_one_out = None
+        self._sorted = self._leave_one_out = None
 
     def _fit_bandwidth(self) -> None:
         choice = self._bandwidth_choice()

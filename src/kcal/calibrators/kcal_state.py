@@ -14,7 +14,7 @@ from kcal.calibrators.base import CalibratorState, decode_classes, encode_classe
 from kcal.calibrators.parameters import check_parameters
 from kcal.calibrators.prior import check_prior
 from kcal.errors import FileFormatError, InvalidInputError
-from kcal.kernels import BandwidthCurve, sort_support
+from kcal.kernels import BandwidthCurve
 from kcal.projection import ARCHITECTURES, RECIPES, Recipe, TrainingCurve, build_projection, project
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ def restore(cls: type[KCal], state: CalibratorState, *, projection: nn.Module | 
     calibrator._frequencies = np.array(values["frequencies"])
     calibrator._points, calibrator._codes = points, codes
     calibrator._weights, calibrator._keys = tensors.get("support.weights"), tensors.get("support.keys")
-    calibrator._support = sort_support(points, codes, len(classes), calibrator._weights)
-    calibrator._leave_one_out = None
+    calibrator._sorted = calibrator._leave_one_out = None
     calibrator._kind = ArrayKind(is_torch=False, device=points.device, dtype=points.dtype)
     calibrator._search_keys = calibrator._keys
     return calibrator
