@@ -551,3 +551,13 @@ def test_training_columns_in_another_order_are_refused(problem: Any) -> None:
     train = pd.DataFrame(problem.train_embeddings, columns=list("fedcba"))
     with pytest.raises(InvalidInputError, match="columns of X"):
         KCal(recipe=TINY).fit(frame, problem.labels, train_embeddings=train, train_labels=problem.train_labels)
+
+
+def test_groups_are_held_out_even_where_every_sample_is_a_class_of_its_own(problem: Any) -> None:
+    codes, groups = np.arange(40), np.arange(40) % 10
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        calibrator = KCal(recipe=TINY, bandwidth=1.0).fit(problem.embeddings[:40], codes, groups=groups)
+    held_out = np.setdiff1d(np.arange(40), calibrator.support_indices_)
+    assert len(held_out) == 20
+    assert not set(groups[held_out]) & set(groups[calibrator.support_indices_])

@@ -246,3 +246,29 @@ def test_a_temperature_out_of_bounds_is_refused(problem: Any, tmp_path: Path) ->
     header["values"]["temperature"] = -1.0
     with pytest.raises(FileFormatError, match="out of bounds"):
         load(rewrite(path, header))
+
+
+@pytest.mark.parametrize("path", [None, b"model.kcal", "a\0b", "", 7])
+def test_what_is_no_path_is_refused_by_name(problem: Any, path: Any) -> None:
+    calibrator = KCal(projection="identity", bandwidth=1.0).fit(problem.embeddings, problem.labels)
+    with pytest.raises(InvalidInputError, match="path must be the name of a file"):
+        save(calibrator, path)
+    with pytest.raises(InvalidInputError, match="path must be the name of a file"):
+        load(path)
+
+
+def test_a_failure_to_write_names_the_callers_path(problem: Any, tmp_path: Path) -> None:
+    calibrator = KCal(projection="identity", bandwidth=1.0).fit(problem.embeddings, problem.labels)
+    path = tmp_path / ("a" * 300)
+    with pytest.raises(OSError, match="too long") as caught:
+        save(calibrator, path)
+    assert caught.value.filename == str(path)
+    with pytest.raises(FileFormatError, match="not a kcal file"):
+        load(path)
+
+
+def test_the_home_folder_may_be_a_tilde(problem: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    calibrator = KCal(projection="identity", bandwidth=1.0).fit(problem.embeddings, problem.labels)
+    assert save(calibrator, "~/model.kcal") == tmp_path / "model.kcal"
+    assert load("~/model.kcal").bandwidth_ == 1.0

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from kcal.errors import InvalidInputError
@@ -58,6 +59,38 @@ def test_numbers_of_the_paper_recipe_must_be_positive(name, value):
         InvalidInputError, match=f"PaperRecipe: {name} must be (an integer of at least 1|positive and finite); got"
     ):
         PaperRecipe(**{name: value})
+
+
+@pytest.mark.parametrize("value", [-0.5, float("nan"), float("inf"), "1", None, True, 10**400])
+@pytest.mark.parametrize(
+    ("recipe", "name", "expected"),
+    [
+        (PaperRecipe, "least_learning_rate", "zero or positive and finite"),
+        (PaperRecipe, "factor", "positive and less than 1"),
+        (FastRecipe, "weight_decay", "zero or positive and finite"),
+        (FastRecipe, "warm_up", "zero or positive and less than 1"),
+    ],
+)
+def test_a_number_out_of_its_range_is_named_with_the_range_and_the_default(recipe, name, expected, value):
+    default = getattr(recipe(), name)
+    with pytest.raises(
+        InvalidInputError, match=f"{recipe.__name__}: {name} must be {expected}; got .*Leave it out for {default}"
+    ):
+        recipe(**{name: value})
+
+
+def test_zero_is_a_number_where_nothing_is_divided_by_it():
+    assert PaperRecipe(least_learning_rate=0, patience=0).least_learning_rate == 0
+    assert FastRecipe(weight_decay=0.0, warm_up=0.0).warm_up == 0
+
+
+def test_numbers_of_numpy_are_numbers():
+    recipe = FastRecipe(steps=np.int64(5), batch_size=np.uint8(7), learning_rate=np.float32(0.5), warm_up=np.int64(0))
+    assert recipe == FastRecipe(steps=5, batch_size=7, learning_rate=0.5, warm_up=0)
+    assert {type(value) for value in dataclasses.asdict(recipe).values()} == {int, float, str}
+    assert PaperRecipe(epochs=np.int32(2), factor=np.float64(0.25)) == PaperRecipe(epochs=2, factor=0.25)
+    with pytest.raises(InvalidInputError, match="steps must be an integer"):
+        FastRecipe(steps=np.float64(5))
 
 
 @pytest.mark.parametrize(

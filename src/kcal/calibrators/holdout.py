@@ -7,7 +7,7 @@ from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.model_selection import StratifiedGroupKFold
+from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
 
 from kcal.errors import InvalidInputError
 
@@ -46,7 +46,9 @@ def _halves_by_group(codes: Index, groups: Index, seed: int) -> tuple[Index, Ind
 def _deal_groups(codes: Index, groups: Index, folds: int, seed: int) -> Index:
     """Return a fold for each row: whole groups, dealt out so that every fold has much the same classes."""
     result = np.empty(len(codes), dtype=np.int64)
-    splitter = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
+    most = int(np.bincount(codes).max())  # where no class has a sample for every fold, there is nothing to stratify
+    kind = StratifiedGroupKFold if most >= folds else GroupKFold
+    splitter = kind(n_splits=folds, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a class with fewer samples than folds is no trouble here
         for fold, (_, rows) in enumerate(splitter.split(codes, codes, groups)):

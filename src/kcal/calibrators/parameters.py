@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from kcal.calibrators.training_set import check_projection
 from kcal.errors import InvalidInputError
@@ -14,27 +17,63 @@ from kcal.projection import ARCHITECTURES, choose_dimension, get_recipe
 if TYPE_CHECKING:
     from kcal.calibrators.kcal import KCal
 
+SEED_LIMIT = 2**64
+"""What torch's generators take."""
+
 
 def check_parameters(calibrator: KCal) -> None:
     """Refuse a parameter that cannot be meant."""
     get_kernel(calibrator.kernel)
     get_recipe(calibrator.recipe)
+    _refuse_arrays(calibrator, "projection", "dimension", "bandwidth")
     check_projection(calibrator.projection)
     if calibrator.dimension != "auto" and calibrator.projection not in ARCHITECTURES:
         raise InvalidInputError('dimension applies to the projections "skip" and "linear"; leave it at "auto".')
     if calibrator.dimension != "auto":
         choose_dimension(calibrator.dimension, 1)
-    if not isinstance(calibrator.seed, Integral) or calibrator.seed < 0:
-        raise InvalidInputError(f"seed must be an integer of at least 0; got {calibrator.seed!r}.")
+    if not isinstance(calibrator.seed, Integral) or not 0 <= calibrator.seed < SEED_LIMIT:
+        raise InvalidInputError(f"seed must be an integer of at least 0 and below 2⁶⁴; got {calibrator.seed!r}.")
+    if not (isinstance(calibrator.smoothing, Real) and 0 <= calibrator.smoothing < 1):
+        raise InvalidInputError(f"smoothing must be at least 0 and less than 1; got {calibrator.smoothing!r}.")
+    _check_bandwidth(calibrator)
+    _check_prior_numbers(calibrator.prior)
+
+
+def _check_bandwidth(calibrator: KCal) -> None:
+    b = calibrator.bandwidth
+    if not _is_positive(b) and not (isinstance(b, str) and b in ("cv", "rule")):
+        raise InvalidInputError(f'bandwidth must be "cv", "rule" or a positive number; got {b!r}.')
     for name in ("bandwidth_interval", "bandwidth_reference"):
         pair = getattr(calibrator, name)
         if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
             raise InvalidInputError(f"{name} must be a pair of numbers; got {pair!r}.")
-    if not (isinstance(calibrator.smoothing, Real) and 0 <= calibrator.smoothing < 1):
-        raise InvalidInputError(f"smoothing must be at least 0 and less than 1; got {calibrator.smoothing!r}.")
-    if calibrator.bandwidth == "rule" and calibrator.bandwidth_reference is None:
+        if pair is not None and not all(_is_positive(number) for number in pair):
+            raise InvalidInputError(f"{name} must be two positive, finite numbers; got {pair!r}.")
+    if b == "rule" and calibrator.bandwidth_reference is None:
         raise InvalidInputError('bandwidth="rule" needs bandwidth_reference=(b, count of the rarest class).')
-    b = calibrator.bandwidth
-    is_number = isinstance(b, Real) and not isinstance(b, bool) and isfinite(b) and b > 0
-    if not is_number and not (isinstance(b, str) and b in ("cv", "rule")):
-        raise InvalidInputError(f'bandwidth must be "cv", "rule" or a positive number; got {calibrator.bandwidth!r}.')
+
+
+def _check_prior_numbers(prior: Any) -> None:
+    """Refuse a prior that holds anything but numbers; how many, and which, depends on the classes."""
+    if prior is None or isinstance(prior, str):
+        return
+    shares = list(prior.values()) if isinstance(prior, Mapping) else prior
+    try:
+        np.asarray(shares, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(f"prior must be one number a class, such as [0.7, 0.2, 0.1]; got {prior!r}.") from error
+
+
+def _refuse_arrays(calibrator: KCal, *names: str) -> None:
+    """Refuse arrays for what is one word or number, before a comparison of them fails."""
+    for name in names:
+        value = getattr(calibrator, name)
+        if isinstance(value, np.ndarray):
+            raise InvalidInputError(f"{name} must be a single value; got an array of shape {value.shape}.")
+
+
+def _is_positive(number: Any) -> bool:
+    try:
+        return isinstance(number, Real) and not isinstance(number, bool) and isfinite(number) and float(number) > 0
+    except OverflowError:  # a whole number that is too large for floating point
+        return False

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from kcal.cli.arrays_in import SUFFIXES
@@ -18,6 +22,9 @@ from kcal.persistence import write_whole
 
 PROBABILITY_COLUMN = "p_"
 """Before the name of a class, so that no class can be mistaken for another column."""
+
+MODEL_SUFFIXES = (".kcal", ".safetensors")
+"""What a model file may be called: it is a safetensors file with a header of kcal's."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +51,32 @@ def refuse_to_replace(out: Path, *inputs: Path | None) -> None:
             raise InvalidInputError(f"{out} is also read here, and would be lost; give the output another name.")
 
 
-def check_writable(path: Path, suffixes: tuple[str, ...] = ()) -> None:
-    """Refuse early what could not be written after long work."""
-    if suffixes and path.suffix.lower() not in suffixes:
-        raise InvalidInputError(f"{path}: the name of the output must end in {', '.join(suffixes)}.")
-    if path.is_dir() or (path.exists() and not path.is_file()):
-        raise InvalidInputError(f"{path} is not a file; give the name of one.")
-    if not path.parent.is_dir():
-        raise InvalidInputError(f"{path.parent} is not a folder; make it first.")
+@contextmanager
+def named_output(path: Path) -> Iterator[None]:
+    """Tell of a failure to write by the name that the user typed, never by that of a temporary file."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInputError(
+            f"{path} cannot be written: {error.strerror or error}. Choose another folder or name."
+        ) from error
+
+
+def check_writable(path: Path, suffixes: tuple[str, ...] = (), *, option: str = "--out") -> None:
+    """Refuse early what could not be written after long work; ``option`` is what the user typed the name with."""
+    with named_output(path):
+        if path.is_dir() or (path.exists() and not path.is_file()):
+            raise InvalidInputError(f"{path} is not a file; give the name of one with {option}.")
+        if suffixes and path.suffix.lower() not in suffixes:
+            raise typer.BadParameter(
+                f"{option} must be a name that ends in {', '.join(suffixes)}; got {str(path)!r}. "
+                f"Try {str(path.with_suffix(suffixes[0]))!r}."
+            )
+        if not path.parent.is_dir():
+            raise InvalidInputError(f"{path} cannot be written: {path.parent} is not a folder; make it first.")
+        handle, probe = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        Path(probe).unlink()
 
 
 def check_predictions_file(path: Path, *, evidence: bool) -> None:
@@ -60,8 +85,9 @@ def check_predictions_file(path: Path, *, evidence: bool) -> None:
     if path.suffix.lower() in (".csv", ".parquet"):
         require_pyarrow()
     if path.suffix.lower() == ".npy" and evidence:
-        raise InvalidInputError(
-            f"{path}: npy holds nothing but the probabilities; use npz, parquet or csv for --evidence."
+        raise typer.BadParameter(
+            f"--evidence is of no use with {str(path)!r}: npy holds nothing but the probabilities. Use npz, parquet or "
+            "csv."
         )
 
 

@@ -22,7 +22,7 @@ from rich.markup import escape
 
 from kcal.calibrators import Calibrator, KCal, TemperatureScaling, Uncalibrated
 from kcal.cli import options as o
-from kcal.cli.arrays_out import write_arrays
+from kcal.cli.arrays_out import check_writable, named_output, write_arrays
 from kcal.cli.tables import METHODS, console, metrics_table
 from kcal.datasets import Example, ExamplePart, load_example
 from kcal.errors import InvalidInputError, MissingExtraError
@@ -70,14 +70,17 @@ def demo(
     """
     if out.exists() and not out.is_dir():
         raise InvalidInputError(f"{out} is not a folder; give the name of one.")
-    out.mkdir(parents=True, exist_ok=True)
+    with named_output(out):
+        out.mkdir(parents=True, exist_ok=True)
+    check_writable(out / "model.kcal")
     began = perf_counter()
     example = load_example()
     with one_thread():
         outcome = calibrate(example, quiet=quiet)
-        picture = draw(example, outcome, out / "reliability.png")
-        save(outcome.calibrators["kcal"], out / "model.kcal")
-        write_parts(example, out)
+        with named_output(out):
+            picture = draw(example, outcome, out / "reliability.png")
+            save(outcome.calibrators["kcal"], out / "model.kcal")
+            write_parts(example, out)
         if not quiet:
             tell(example, outcome, out, picture, perf_counter() - began)
 

@@ -16,7 +16,7 @@ from kcal.arrays import encode_labels
 from kcal.calibrators import Calibrator, Uncalibrated
 from kcal.cli import options as o
 from kcal.cli.arrays_in import SUFFIXES, check_readable
-from kcal.cli.arrays_out import PROBABILITY_COLUMN, check_writable
+from kcal.cli.arrays_out import PROBABILITY_COLUMN, check_writable, named_output, refuse_to_replace
 from kcal.cli.class_order import classes_to_fit, name_labels, order_for
 from kcal.cli.model_inputs import read_for, refuse_overlap
 from kcal.cli.samples import Samples, Source, read_samples
@@ -66,8 +66,10 @@ def evaluate(
 
     [green]kcal evaluate probabilities.csv --labels labels.npy[/]
     """
-    if json_file not in (None, "-"):
-        check_writable(Path(str(json_file)))
+    written = None if json_file in (None, "-") else Path(str(json_file))
+    if written is not None:
+        check_writable(written, option="--json")
+        refuse_to_replace(written, model, data, labels, logits)
     columns = {"labels": label_column, "features": feature_columns, "logits": logit_columns}
     if data is None:
         _refuse_what_needs_a_model(model, logits, logit_columns, allow_overlap)
@@ -83,8 +85,9 @@ def evaluate(
         typer.echo(text)
         return
     show_evaluations(evaluations)
-    if json_file is not None:
-        write_whole(Path(json_file), f"{text}\n".encode())
+    if written is not None:
+        with named_output(written):
+            write_whole(written, f"{text}\n".encode())
 
 
 def evaluate_model(calibrator: Calibrator, source: Source, *, allow_overlap: bool) -> dict[str, Evaluation]:

@@ -7,7 +7,7 @@ from time import perf_counter
 from kcal.arrays import collect_classes
 from kcal.calibrators import make_calibrator
 from kcal.cli import options as o
-from kcal.cli.arrays_out import check_writable, refuse_to_replace
+from kcal.cli.arrays_out import MODEL_SUFFIXES, check_writable, named_output, refuse_to_replace
 from kcal.cli.class_order import classes_to_fit
 from kcal.cli.fitting import fit_samples, read_to_fit
 from kcal.cli.methods import (
@@ -17,6 +17,8 @@ from kcal.cli.methods import (
     parse_bandwidth_reference,
     parse_dimension,
     parse_prior,
+    parse_seed,
+    parse_smoothing,
     prior_in_order,
 )
 from kcal.cli.tables import show_fitted
@@ -25,7 +27,7 @@ from kcal.persistence import save
 
 def fit(
     data: o.Data,
-    out: o.Out,
+    out: o.ModelOut,
     method: o.Method = "kcal",
     quiet: o.Quiet = False,
     labels: o.Labels = None,
@@ -67,7 +69,7 @@ def fit(
 
     [green]kcal fit calibration.csv --train train.csv --label-column diagnosis --group-column patient -o model.kcal[/]
     """
-    check_writable(out)
+    check_writable(out, MODEL_SUFFIXES)
     refuse_to_replace(out, data, labels, train, train_labels, groups, weights, ids)
     typed = {
         "kernel": kernel,
@@ -78,9 +80,9 @@ def fit(
         "bandwidth_reference": parse_bandwidth_reference(bandwidth_reference),
         "folds": folds,
         "prior": parse_prior(prior),
-        "smoothing": smoothing,
+        "smoothing": parse_smoothing(smoothing),
         "representation": representation,
-        "seed": seed,
+        "seed": parse_seed(seed),
     }
     columns = {
         "labels": label_column,
@@ -103,6 +105,7 @@ def fit(
     began = perf_counter()
     fit_samples(calibrator, samples, learned, order)
     seconds = perf_counter() - began
-    save(calibrator, out)
+    with named_output(out):
+        save(calibrator, out)
     if not quiet:
         show_fitted(calibrator, samples, out, seconds)

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import typer
 from typer.core import TyperGroup
 
+from kcal.cli.wording import in_typed_words
 from kcal.errors import KcalError, KcalWarning
 
 BAD_DATA = 1
@@ -19,8 +20,8 @@ OVERLAP = 3
 """2 is typer's own, for commands and options that do not exist or do not fit."""
 
 EXIT_CODES = (
-    "[bold]Exit codes:[/bold] 0 all went well; 1 the data or the model cannot be used; 2 the command was typed "
-    "wrongly; 3 evaluate refused rows that the model was fitted on."
+    "[bold]Exit codes:[/bold] 0 all went well; 1 the data or the model cannot be used, or a file cannot be "
+    "read or written; 2 the command was typed wrongly; 3 evaluate refused rows that the model was fitted on."
 )
 
 
@@ -60,7 +61,7 @@ def readable_messages() -> Iterator[None]:
 
 def _stop(message: str, code: int) -> typer.Exit:
     typer.secho("error: ", err=True, nl=False, bold=True, fg="red")
-    typer.echo(message, err=True)
+    typer.echo(in_typed_words(message), err=True)
     return typer.Exit(code)
 
 
@@ -74,4 +75,4 @@ def _show_warning(
 ) -> None:
     place = "" if issubclass(category, KcalWarning) else f" ({Path(filename).name}, line {lineno})"
     typer.secho("warning: ", err=True, nl=False, bold=True, fg="yellow")
-    typer.echo(f"{message}{place}", file=file or sys.stderr)
+    typer.echo(f"{in_typed_words(str(message))}{place}", file=file or sys.stderr)

@@ -10,8 +10,12 @@ import typer
 from numpy.typing import NDArray
 
 from kcal.calibrators import CALIBRATORS, Calibrator, make_calibrator
+from kcal.calibrators.parameters import SEED_LIMIT
 from kcal.cli.tables_in import listed
 from kcal.errors import InvalidInputError
+
+ALLOWED_EXCESS = 1e-3
+"""How far from 1 the shares of a prior may sum, as in the library."""
 
 
 def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
@@ -34,7 +38,25 @@ def check_options(method: str, typed: Mapping[str, Any]) -> dict[str, Any]:
         if name not in taken:
             known = ", ".join(option_name(other) for other in taken)
             raise typer.BadParameter(f"{option_name(name)} is no option of method {method}, which takes {known}.")
+    _refuse_what_does_not_fit(chosen)
     return chosen
+
+
+def _refuse_what_does_not_fit(chosen: Mapping[str, Any]) -> None:
+    """Refuse options that need another one, or that another one makes useless."""
+    rule, reference = chosen.get("bandwidth") == "rule", "bandwidth_reference" in chosen
+    if rule and not reference:
+        raise typer.BadParameter(
+            "--bandwidth rule needs --bandwidth-reference B,COUNT, such as 1.4,300: a bandwidth found before and the "
+            "count of the rarest class then."
+        )
+    if reference and not rule:
+        raise typer.BadParameter("--bandwidth-reference is of no use without --bandwidth rule; add it.")
+    for name in ("dimension", "recipe"):
+        if chosen.get("projection") == "identity" and name in chosen:
+            raise typer.BadParameter(
+                f"{option_name(name)} is of no use with --projection identity, which learns nothing. Leave it out."
+            )
 
 
 def option_name(parameter: str) -> str:
@@ -66,9 +88,42 @@ def parse_bandwidth_reference(text: str | None) -> tuple[float, float] | None:
     if text is None:
         return None
     numbers = [_number(part) for part in text.split(",")]
-    if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
-        raise typer.BadParameter(f"--bandwidth-reference must be two numbers, such as 1.4,300; got {text!r}.")
-    return numbers[0], numbers[1]
+    fits = [number for number in numbers if number is not None and 0 < number < float("inf")]
+    if len(numbers) != 2 or len(fits) != 2:
+        raise typer.BadParameter(f"--bandwidth-reference must be two positive numbers, such as 1.4,300; got {text!r}.")
+    return fits[0], fits[1]
+
+
+def parse_smoothing(share: float | None) -> float | None:
+    """Return a share of at least 0 and less than 1."""
+    if share is not None and not 0 <= share < 1:
+        raise typer.BadParameter(f"--smoothing must be at least 0 and less than 1, such as 0.001; got {share:g}.")
+    return share
+
+
+def parse_seed(number: int | None) -> int | None:
+    """Return a whole number that generators take."""
+    if number is not None and not 0 <= number < SEED_LIMIT:
+        raise typer.BadParameter(f"--seed must be a whole number, at least 0 and below 2⁶⁴; got {number}.")
+    return number
+
+
+def parse_classes(text: str | None) -> list[str] | None:
+    """Return the names of all classes, each once."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    trouble = ""
+    if "" in names:
+        trouble = f"; name {names.index('') + 1} is blank"
+    elif repeated:
+        trouble = f"; {listed(repeated)} is there more than once"
+    if trouble or len(names) < 2:
+        raise typer.BadParameter(
+            f"--classes must list at least two classes, each once, such as cat,dog,owl; got {text!r}{trouble}."
+        )
+    return names
 
 
 def parse_prior(text: str | None) -> str | dict[str, float] | None:
@@ -79,9 +134,16 @@ def parse_prior(text: str | None) -> str | dict[str, float] | None:
     for part in text.split(","):
         name, equals, share = part.rpartition("=")
         number = _number(share)
-        if not equals or number is None:
-            raise typer.BadParameter(f"--prior must be uniform, or shares such as cat=0.2,dog=0.8; got {text!r}.")
+        if not equals or number is None or number < 0 or name.strip() in shares:
+            raise typer.BadParameter(
+                "--prior must be uniform, or a share for each class, such as cat=0.2,dog=0.8, no class twice and no "
+                f"share negative; got {text!r}."
+            )
         shares[name.strip()] = number
+    if not abs(sum(shares.values()) - 1) < ALLOWED_EXCESS:
+        raise typer.BadParameter(
+            f"--prior must be shares that sum to 1; got {text!r}, which sums to {sum(shares.values()):.6g}."
+        )
     return shares
 
 

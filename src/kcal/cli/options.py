@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kcal.calibrators import CALIBRATORS
-from kcal.cli.methods import one_of
+from kcal.cli.methods import one_of, parse_classes
 from kcal.cli.samples import Source
 from kcal.kernels import KERNELS
 from kcal.projection import ARCHITECTURES, RECIPES
@@ -36,6 +36,16 @@ _parameter = _option("The method")
 Data = Annotated[Path, typer.Argument(metavar="DATA", help="An npz, npy, parquet or csv file.", show_default=False)]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="What kcal fit wrote.", show_default=False)]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write.", show_default=False)]
+ModelOut = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE",
+        help="Model to write, called .kcal or .safetensors; it is a safetensors file either way.",
+        show_default=False,
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no summary; only errors and warnings.")]
 
 Labels = Annotated[Path | None, _file("FILE", "Labels.")]
@@ -90,7 +100,11 @@ Prior = Annotated[
 ]
 Smoothing = Annotated[
     float | None,
-    _parameter("SHARE", "Probability to spread evenly over all classes, so that classes without samples get some."),
+    _parameter(
+        "SHARE",
+        "Probability to spread evenly over all classes, so that classes without samples get some: at least 0, less "
+        "than 1. (default: 0)",
+    ),
 ]
 Representation = Annotated[
     str | None,
@@ -100,7 +114,7 @@ Representation = Annotated[
         callback=one_of(REPRESENTATIONS),
     ),
 ]
-Seed = Annotated[int | None, _parameter("N", "Same seed, same result. (default: 0)")]
+Seed = Annotated[int | None, _parameter("N", "Same seed, same result: at least 0. (default: 0)")]
 
 
 def source_of(
@@ -117,5 +131,5 @@ def source_of(
         columns={key: name for key, name in (columns or {}).items() if name is not None},
         files={key: file for key, file in (files or {}).items() if file is not None},
         prefixes=prefixes,
-        classes=None if classes is None else [name.strip() for name in classes.split(",")],
+        classes=parse_classes(classes),
     )

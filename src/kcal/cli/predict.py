@@ -7,7 +7,13 @@ from typing import Annotated
 import typer
 
 from kcal.cli import options as o
-from kcal.cli.arrays_out import Predictions, check_predictions_file, refuse_to_replace, write_predictions
+from kcal.cli.arrays_out import (
+    Predictions,
+    check_predictions_file,
+    named_output,
+    refuse_to_replace,
+    write_predictions,
+)
 from kcal.cli.model_inputs import read_for
 from kcal.cli.samples import VECTORS
 from kcal.cli.tables import show_predicted
@@ -57,6 +63,7 @@ def predict(
         id_column=id_column or VECTORS["ids"],
         log_evidence=calibrator.log_evidence(samples.matrix) if evidence else None,
     )
-    write_predictions(out, predictions)
+    with named_output(out):
+        write_predictions(out, predictions)
     if not quiet:
         show_predicted(predictions, out)

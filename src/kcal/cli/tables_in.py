@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from kcal.errors import FileFormatError, InvalidInputError, MissingExtraError
 
+SEPARATORS = {";": "';'", "\t": "a tab", "|": "'|'"}
+"""What some programs write between columns in place of a comma, and what it is called."""
+
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
@@ -118,6 +121,9 @@ class TableFile:
         return array
 
     def _check_header(self) -> None:
+        separator = _other_separator(self.path) if len(self.columns) == 1 else None
+        if separator is not None:
+            raise FileFormatError(f"{self.path} has one column only: {_separated_by(separator)}")
         repeated = sorted({name for name in self.columns if self.columns.count(name) > 1})
         if repeated:
             raise InvalidInputError(f"{self.path} has more than one column called {listed(repeated)}. Rename them.")
@@ -148,12 +154,33 @@ def _read(path: Path) -> Any:
         return pyarrow.parquet.ParquetFile(path).read()
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        separator = _other_separator(path)
+        if separator is not None:
+            raise FileFormatError(f"{path} cannot be read as csv: {_separated_by(separator)}") from error
         raise FileFormatError(
             f"{path} cannot be read as {path.suffix[1:].lower()}: {reason.rstrip('.')}. A csv file needs commas, a "
             "header row and the same number of cells in every row."
             if path.suffix.lower() == ".csv"
             else f"{path} cannot be read as parquet: {reason.rstrip('.')}. It is truncated, corrupt or something else."
         ) from error
+
+
+def _other_separator(path: Path) -> str | None:
+    """Return what seems to separate the columns of a csv file, where it is no comma."""
+    if path.suffix.lower() != ".csv":
+        return None
+    with path.open("rb") as file:
+        header = file.readline(1_000_000).decode(errors="replace")
+    counts = {separator: header.count(separator) for separator in SEPARATORS}
+    likeliest = max(counts, key=lambda separator: counts[separator])
+    return likeliest if counts[likeliest] > header.count(",") else None
+
+
+def _separated_by(separator: str) -> str:
+    return (
+        f"the separator seems to be {SEPARATORS[separator]}, where kcal expects a comma. Save the table with commas "
+        f"between columns and points in decimals (pandas: read_csv(..., sep={separator!r}), then to_csv)."
+    )
 
 
 def _kind(values: Any) -> str:

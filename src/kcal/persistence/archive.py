@@ -49,7 +49,7 @@ def save(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"this calibrator's parameters cannot be saved: {error}") from error
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors.items()}
-    return write_whole(Path(path), to_bytes(tensors, metadata={FORMAT: text}))
+    return write_whole(_as_path(path), to_bytes(tensors, metadata={FORMAT: text}))
 
 
 def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -> Calibrator:
@@ -62,7 +62,7 @@ def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -
     projection : nn.Module, optional
         For a KCal with a projection of your own: the module, built as it was; its stored tensors are put into it.
     """
-    path = Path(path)
+    path = _as_path(path)
     header, tensors = _read(path)
     extra = {} if projection is None else {"projection": projection}
     try:
@@ -87,8 +87,25 @@ def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -
         ) from error
 
 
+def _as_path(path: Any) -> Path:
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = None
+    if not isinstance(text, str) or "\0" in text or not text:
+        raise InvalidInputError(f"path must be the name of a file, text or a pathlib.Path; got {path!r}.")
+    return Path(text).expanduser()
+
+
 def write_whole(path: Path, content: bytes) -> Path:
     """Write ``content`` beside ``path`` first and rename, so that nothing is ever half written."""
+    try:
+        return _write_and_rename(path, content)
+    except OSError as error:  # its file name may be that of the temporary file
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _write_and_rename(path: Path, content: bytes) -> Path:
     if path.is_dir():
         raise InvalidInputError(f"{path} is a folder; give the name of a file.")
     if path.exists() and not path.is_file():
@@ -116,9 +133,9 @@ def _umask() -> int:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    if not path.is_file():
-        raise FileFormatError(f"{path} is not a file.")
     try:
+        if not path.is_file():
+            raise FileFormatError(f"{path} is not a file.")
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if FORMAT not in metadata:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import cos, inf, pi
+from dataclasses import dataclass, fields
+from math import cos, inf, isfinite, pi
+from numbers import Integral, Real
+from typing import Any
 
 from kcal.errors import InvalidInputError
 
@@ -39,7 +41,7 @@ class PaperRecipe:
         _check_counts(self, "patience", least=0)
         _check_numbers(self, "learning_rate", "bandwidth")
         _check_numbers(self, "factor", below=1.0)
-        _check_numbers(self, "least_learning_rate", above=-1.0)
+        _check_numbers(self, "least_learning_rate", or_zero=True)
         _refuse_unless_among(self, "monitor", ("calibration", "training"))
 
 
@@ -71,8 +73,8 @@ class FastRecipe:
     def __post_init__(self) -> None:
         _check_counts(self, "steps", "batch_size", "checkpoints")
         _check_numbers(self, "learning_rate", "bandwidth")
-        _check_numbers(self, "weight_decay", above=-1e-300)
-        _check_numbers(self, "warm_up", above=-1e-300, below=1.0)
+        _check_numbers(self, "weight_decay", or_zero=True)
+        _check_numbers(self, "warm_up", or_zero=True, below=1.0)
         _refuse_unless_among(self, "start", ("pca", "random"))
         _refuse_unless_among(self, "select", ("calibration", "last"))
 
@@ -105,22 +107,37 @@ def get_recipe(recipe: str | Recipe) -> Recipe:
 def _check_counts(recipe: object, *names: str, least: int = 1) -> None:
     for name in names:
         value = getattr(recipe, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
             raise _bad(recipe, name, f"an integer of at least {least}")
+        object.__setattr__(recipe, name, int(value))  # numpy's integers become Python's
 
 
-def _check_numbers(recipe: object, *names: str, above: float = 0.0, below: float = inf) -> None:
+def _check_numbers(recipe: object, *names: str, or_zero: bool = False, below: float = inf) -> None:
+    kind = "zero or positive" if or_zero else "positive"
+    expected = f"{kind} and {'finite' if below == inf else f'less than {below:g}'}"
     for name in names:
         value = getattr(recipe, name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not above < value < below:
-            raise _bad(recipe, name, "positive and finite" if above == 0 and below == inf else "in its range")
+        if not _is_finite(value) or not ((value >= 0 if or_zero else value > 0) and value < below):
+            raise _bad(recipe, name, expected)
+        object.__setattr__(recipe, name, value if isinstance(value, int) else float(value))
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+    except OverflowError:  # a whole number that is too large for floating point
+        return False
 
 
 def _bad(recipe: object, name: str, expected: str) -> InvalidInputError:
-    return InvalidInputError(f"{type(recipe).__name__}: {name} must be {expected}; got {getattr(recipe, name)!r}.")
+    default = next(field.default for field in fields(recipe) if field.name == name)  # type: ignore[arg-type]
+    return InvalidInputError(
+        f"{type(recipe).__name__}: {name} must be {expected}; got {getattr(recipe, name)!r}. "
+        f"Leave it out for {default!r}."
+    )
 
 
 def _refuse_unless_among(recipe: object, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(recipe, name)
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise InvalidInputError(f"{type(recipe).__name__}: {name} must be one of {choices}; got {value!r}.")
