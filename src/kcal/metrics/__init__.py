@@ -6,23 +6,66 @@ and labels that are column indices.
 
 from kcal.metrics.binning import ReliabilityBins
 from kcal.metrics.calibration import classwise_calibration_error, expected_calibration_error, reliability
+from kcal.metrics.canonical_error import canonical_calibration_error
+from kcal.metrics.class_errors import ClassErrors, class_errors
+from kcal.metrics.comparison import ComparisonMarks, MethodComparison, compare_methods
 from kcal.metrics.evaluation import Evaluation, evaluate
+from kcal.metrics.kernel_error import KernelCalibrationError, kernel_calibration_error
+from kcal.metrics.ranks import AverageRank, AverageRanks, average_ranks, overall_ranks
+from kcal.metrics.rejection import RejectionCurve, accuracy_rejection, accuracy_rejection_area
+from kcal.metrics.resampling import Interval, confidence_interval
 from kcal.metrics.scores import (
     accuracy,
     multiclass_brier_loss,
     negative_log_likelihood,
     top_label_brier_loss,
 )
+from kcal.metrics.significance import ReshuffleSummary, corrected_resampled_t_test, pooled_t_test
+from kcal.metrics.smooth_error import kde_calibration_error, smooth_calibration_error
+from kcal.metrics.squared_errors import (
+    MurphyDecomposition,
+    debiased_squared_calibration_error,
+    marginal_calibration_error,
+    murphy_decomposition,
+    top_label_calibration_error,
+)
 
 __all__ = [
+    "AverageRank",
+    "AverageRanks",
+    "ClassErrors",
+    "ComparisonMarks",
     "Evaluation",
+    "Interval",
+    "KernelCalibrationError",
+    "MethodComparison",
+    "MurphyDecomposition",
+    "RejectionCurve",
     "ReliabilityBins",
+    "ReshuffleSummary",
     "accuracy",
+    "accuracy_rejection",
+    "accuracy_rejection_area",
+    "average_ranks",
+    "canonical_calibration_error",
+    "class_errors",
     "classwise_calibration_error",
+    "compare_methods",
+    "confidence_interval",
+    "corrected_resampled_t_test",
+    "debiased_squared_calibration_error",
     "evaluate",
     "expected_calibration_error",
+    "kde_calibration_error",
+    "kernel_calibration_error",
+    "marginal_calibration_error",
     "multiclass_brier_loss",
+    "murphy_decomposition",
     "negative_log_likelihood",
+    "overall_ranks",
+    "pooled_t_test",
     "reliability",
+    "smooth_calibration_error",
     "top_label_brier_loss",
+    "top_label_calibration_error",
 ]

@@ -9,6 +9,9 @@ Equal predictions on both sides of a cut share their outcomes evenly: each count
 The frequency of a bin is then what it would be on average if ties were broken at random, and every value
 is a function of the predictions and outcomes alone: the order of the rows cannot change it,
 not even by rounding.
+
+With weights, equal-count bins become bins of equal weight; a sample (or several tied ones) on a cut is shared
+between its two sides in proportion.
 """
 
 from dataclasses import dataclass
@@ -40,6 +43,8 @@ class ReliabilityBins:
         The event: "confidence" (the top class is right) or the index of a class.
     adaptive
         Whether the bins hold equal counts; otherwise they have equal widths.
+    weights
+        Weight of the samples in each bin, (bins,), where samples were weighted.
     """
 
     counts: NDArray[np.intp]
@@ -48,6 +53,7 @@ class ReliabilityBins:
     edges: NDArray[np.float64]
     of: Literal["confidence"] | int
     adaptive: bool
+    weights: NDArray[np.float64] | None = None
 
     @property
     def total(self) -> int:
@@ -62,9 +68,35 @@ class ReliabilityBins:
     @property
     def calibration_error(self) -> float:
         """Mean size of the gap, Σ_b (n_b / n)·|gap_b|; nan if there are no samples."""
+        return self.mean_of(np.abs(self.gap))
+
+    @property
+    def overconfidence(self) -> float:
+        """The part of the calibration error from bins whose predictions are too high."""
+        return self.mean_of(np.maximum(-self.gap, 0.0))
+
+    @property
+    def underconfidence(self) -> float:
+        """The part of the calibration error from bins whose predictions are too low."""
+        return self.mean_of(np.maximum(self.gap, 0.0))
+
+    @property
+    def signed_error(self) -> float:
+        """Mean gap: observed frequency minus mean prediction over all samples; negative if they are too high."""
+        return self.mean_of(self.gap)
+
+    @property
+    def gap_shares(self) -> NDArray[np.float64]:
+        """(n_b / n)·gap_b of each bin, (bins,), 0 in an empty one: their absolute values sum to the error."""
+        masses = self.counts if self.weights is None else self.weights
+        return np.asarray(np.nan_to_num(masses * self.gap) / max(float(masses.sum()), np.finfo(np.float64).tiny))
+
+    def mean_of(self, values: NDArray[np.float64]) -> float:
+        """Return the mean over all samples of one value a bin; nan if there are none."""
         if self.total == 0:
             return float("nan")
-        return float(np.nansum(self.counts * np.abs(self.gap)) / self.total)
+        masses = self.counts if self.weights is None else self.weights
+        return float(np.nansum(masses * values) / masses.sum())
 
     def __str__(self) -> str:
         event = "the top class" if self.of == "confidence" else f"class {self.of}"
@@ -92,6 +124,10 @@ class SortedPredictions:
     values: Floats  # (n,)
     positives: Floats  # (n_positive,)
 
+    def bin(self, *, bins: int, adaptive: bool, of: Literal["confidence"] | int) -> ReliabilityBins:
+        """Cut the predictions into equal-count (adaptive) or equal-width bins."""
+        return bin_sorted(self, bins=bins, adaptive=adaptive, of=of)
+
 
 def sort_predictions(values: Floats, positives: Floats, *, threshold: float = 0.0) -> SortedPredictions:
     """Sort the predictions that reach the threshold.
@@ -110,10 +146,10 @@ def bin_sorted(
     values = predictions.values
     if adaptive:
         cuts = _equal_count_cuts(values.shape[0], bins)  # (bins + 1,)
-        edges = _edges_between(values, cuts)
+        edges = edges_between(values, cuts)
     else:
-        edges = np.arange(bins + 1) / bins  # correctly rounded, so that 0.15 is the edge 3/20; linspace is not
-        cuts = _equal_width_cuts(values, edges)
+        edges = equal_width_edges(bins)
+        cuts = equal_width_cuts(values, edges)
     counts = np.diff(cuts)
     filled = counts > 0
     mean_prediction = np.full(bins, np.nan)
@@ -126,6 +162,11 @@ def bin_sorted(
     return ReliabilityBins(counts, mean_prediction, observed_frequency, edges, of, adaptive)
 
 
+def equal_width_edges(bins: int) -> NDArray[np.float64]:
+    """Return k/bins, correctly rounded, so that 0.15 is the edge 3/20; linspace is not."""
+    return np.asarray(np.arange(bins + 1) / bins)
+
+
 def _equal_count_cuts(n: int, bins: int) -> NDArray[np.intp]:
     """Ranks at which n sorted predictions are cut; the last n mod bins bins hold one more."""
     sizes = np.full(bins, n // bins, dtype=np.intp)
@@ -133,13 +174,13 @@ def _equal_count_cuts(n: int, bins: int) -> NDArray[np.intp]:
     return np.concatenate([np.zeros(1, dtype=np.intp), np.cumsum(sizes)])
 
 
-def _equal_width_cuts(values: Floats, edges: NDArray[np.float64]) -> NDArray[np.intp]:
+def equal_width_cuts(values: Floats, edges: NDArray[np.float64]) -> NDArray[np.intp]:
     """Ranks at which sorted predictions pass the inner edges, compared in the predictions' precision."""
     inner = np.searchsorted(values, edges[1:-1].astype(values.dtype), side="right")
     return np.concatenate([[0], inner, [values.shape[0]]]).astype(np.intp)
 
 
-def _edges_between(values: Floats, cuts: NDArray[np.intp]) -> NDArray[np.float64]:
+def edges_between(values: Floats, cuts: NDArray[np.intp]) -> NDArray[np.float64]:
     """Halfway between the predictions on both sides of each cut; the outermost ones at both ends."""
     if values.shape[0] == 0:
         return np.full(cuts.shape[0], np.nan)

@@ -6,21 +6,29 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kcal.metrics.binning import ReliabilityBins, SortedPredictions, bin_sorted, sort_predictions
+from kcal.metrics.binning import ReliabilityBins, SortedPredictions, sort_predictions
 from kcal.metrics.checks import (
     Predictions,
     Threshold,
     check_bins,
-    check_class_index,
+    check_event,
     check_predictions,
     resolve_threshold,
 )
+from kcal.metrics.weighted_binning import WeightedPredictions, sort_weighted
 
 # Columns are copied in blocks of about this many entries: reading a wide matrix column by column is slow.
 BLOCK_ENTRIES = 4_000_000
 
 
-def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bins: int = 20, adaptive: bool = True) -> float:
+def expected_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    bins: int = 20,
+    adaptive: bool = True,
+    sample_weight: ArrayLike | None = None,
+) -> float:
     """Σ_b (n_b / n)·|accuracy_b − mean confidence_b|, over bins of the top class's probability.
 
     Parameters
@@ -33,6 +41,8 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bins: int
         Number of bins; empty ones count nothing.
     adaptive
         Equal-count bins, or equal-width ones, closed on the right, if False.
+    sample_weight
+        How much each row counts, (n_samples,).
 
     Returns
     -------
@@ -41,7 +51,7 @@ def expected_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bins: int
         the first of them is the top class. Equal confidences share their outcomes evenly,
         so that the order of the rows does not matter.
     """
-    return reliability(probs, labels, bins=bins, adaptive=adaptive).calibration_error
+    return reliability(probs, labels, bins=bins, adaptive=adaptive, sample_weight=sample_weight).calibration_error
 
 
 def classwise_calibration_error(
@@ -51,6 +61,7 @@ def classwise_calibration_error(
     bins: int = 20,
     adaptive: bool = True,
     threshold: Threshold = "max",
+    sample_weight: ArrayLike | None = None,
 ) -> float:
     """Mean over classes k of Σ_b (n_kb / n_k)·|frequency_kb − mean p_kb|, over bins of p_k.
 
@@ -70,13 +81,15 @@ def classwise_calibration_error(
     threshold
         "max" is max(0.01, 1/K), as the KCal paper says; "min" is min(0.01, 1/K), as its published
         code and tables have it; or a number from 0 to 1.
+    sample_weight
+        How much each row counts, (n_samples,).
 
     Returns
     -------
     float
         From 0 to 1, lower is better; nan if no probability reaches the threshold.
     """
-    predictions = check_predictions(probs, labels)
+    predictions = check_predictions(probs, labels, sample_weight)
     number = check_bins(bins)
     lowest = resolve_threshold(threshold, predictions.n_classes)
     return mean_class_errors(predictions, bins=number, threshold=lowest, adaptive=(adaptive,))[0]
@@ -90,6 +103,7 @@ def reliability(
     of: Literal["confidence"] | int = "confidence",
     adaptive: bool = False,
     threshold: Threshold = 0.0,
+    sample_weight: ArrayLike | None = None,
 ) -> ReliabilityBins:
     """Bin the predictions of one event beside what was observed: what a reliability diagram shows.
 
@@ -109,24 +123,20 @@ def reliability(
     threshold
         Rows with a lower prediction are left out: a number from 0 to 1, or "max" or "min"
         as in `classwise_calibration_error`, whose parts for each class these bins then are.
+    sample_weight
+        How much each row counts, (n_samples,).
     """
-    predictions = check_predictions(probs, labels)
+    predictions = check_predictions(probs, labels, sample_weight)
     number = check_bins(bins)
     lowest = resolve_threshold(threshold, predictions.n_classes)
-    if of == "confidence":
-        values, occurred = predictions.confidences, predictions.correct
-    else:
-        of = check_class_index(of, predictions.n_classes)
-        values, occurred = predictions.probs[:, of], predictions.labels == of
-    kept = sort_predictions(values, values[occurred], threshold=lowest)
-    return bin_sorted(kept, bins=number, adaptive=adaptive, of=of)
+    of = check_event(of, predictions.n_classes)
+    return sorted_event(predictions, of, threshold=lowest).bin(bins=number, adaptive=adaptive, of=of)
 
 
 def confidence_errors(predictions: Predictions, *, bins: int, adaptive: tuple[bool, ...]) -> list[float]:
     """Compute the calibration error of the top class for each kind of bins, sorting once."""
-    confidences = predictions.confidences
-    ordered = sort_predictions(confidences, confidences[predictions.correct])
-    return [bin_sorted(ordered, bins=bins, adaptive=kind, of="confidence").calibration_error for kind in adaptive]
+    ordered = sorted_event(predictions, "confidence")
+    return [ordered.bin(bins=bins, adaptive=kind, of="confidence").calibration_error for kind in adaptive]
 
 
 def mean_class_errors(
@@ -134,7 +144,7 @@ def mean_class_errors(
 ) -> list[float]:
     """Compute the class-wise calibration error for each kind of bins, sorting once."""
     errors = [
-        [bin_sorted(ordered, bins=bins, adaptive=kind, of=k).calibration_error for kind in adaptive]
+        [ordered.bin(bins=bins, adaptive=kind, of=k).calibration_error for kind in adaptive]
         for k, ordered in enumerate(sorted_classes(predictions, threshold=threshold))
         if ordered.values.shape[0]
     ]  # one row for each class that keeps any
@@ -143,8 +153,22 @@ def mean_class_errors(
     return [float(error) for error in np.mean(errors, axis=0)]
 
 
-def sorted_classes(predictions: Predictions, *, threshold: float) -> Iterator[SortedPredictions]:
+def sorted_event(
+    predictions: Predictions, of: Literal["confidence"] | int, *, threshold: float = 0.0
+) -> SortedPredictions | WeightedPredictions:
+    """Sort the predictions of one event that reach the threshold."""
+    values, occurred = predictions.event(of)
+    if predictions.weights is None:
+        return sort_predictions(values, values[occurred], threshold=threshold)
+    return sort_weighted(values, occurred, predictions.weights, threshold=threshold)
+
+
+def sorted_classes(predictions: Predictions, *, threshold: float) -> Iterator[SortedPredictions | WeightedPredictions]:
     """Yield, class by class, the sorted predictions that reach the threshold; copies one block of columns."""
+    if predictions.weights is not None:
+        for k in range(predictions.n_classes):
+            yield sorted_event(predictions, k, threshold=threshold)
+        return
     probs, n_classes = predictions.probs, predictions.n_classes
     class_ends = np.cumsum(np.bincount(predictions.labels, minlength=n_classes))
     by_class = predictions.label_probs[np.argsort(predictions.labels)]

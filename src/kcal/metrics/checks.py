@@ -25,6 +25,7 @@ class Predictions:
 
     probs: Floats  # (n_samples, n_classes), float32 or float64
     labels: NDArray[np.intp]  # (n_samples,), column indices of probs
+    weights: NDArray[np.float64] | None = None  # (n_samples,), how much each row counts
 
     @property
     def n_samples(self) -> int:
@@ -56,14 +57,26 @@ class Predictions:
         """The probability that each row gives to its label."""
         return self._at(self.labels)
 
+    def mean(self, values: NDArray[Any]) -> float:
+        """Return the (weighted) mean over the rows of one value a row."""
+        return float(np.mean(values) if self.weights is None else np.average(values, weights=self.weights))
+
+    def event(self, of: Literal["confidence"] | int) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the predictions of an event and whether it occurred, a row each."""
+        if of == "confidence":
+            return self.confidences, self.correct
+        return self.probs[:, of], self.labels == of
+
     def _at(self, columns: NDArray[np.intp]) -> Floats:
         return self.probs[np.arange(self.n_samples), columns]
 
 
-def check_predictions(probs: ArrayLike, labels: ArrayLike) -> Predictions:
-    """Check probabilities and labels, and raise on the first row that is not what it must be."""
+def check_predictions(probs: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> Predictions:
+    """Check probabilities, labels and weights, and raise on the first row that is not what it must be."""
     checked = _check_probs(probs)
-    return Predictions(checked, _check_labels(labels, n_samples=checked.shape[0], n_classes=checked.shape[1]))
+    n_samples, n_classes = checked.shape
+    columns = _check_labels(labels, n_samples=n_samples, n_classes=n_classes)
+    return Predictions(checked, columns, _check_weights(sample_weight, n_samples))
 
 
 def check_bins(bins: int) -> int:
@@ -196,6 +209,38 @@ def _check_labels(labels: ArrayLike, *, n_samples: int, n_classes: int) -> NDArr
             "Labels that count from 1 or are class names must be mapped to columns first."
         )
     return array.astype(np.intp, copy=False)
+
+
+def _check_weights(sample_weight: ArrayLike | None, n_samples: int) -> NDArray[np.float64] | None:
+    if sample_weight is None:
+        return None
+    array, _ = _as_array(sample_weight, "sample_weight")
+    if array.shape != (n_samples,) or array.dtype.kind not in "fiub":
+        raise InvalidInputError(
+            f"sample_weight must be one number a row, {n_samples} of them; "
+            f"got shape {array.shape}, dtype {array.dtype}."
+        )
+    weights = array.astype(np.float64)
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InvalidInputError(f"sample_weight must be finite and not negative; got {weights[row]} at row {row}.")
+    if not weights.any():
+        raise InvalidInputError("sample_weight must not be 0 for every row: nothing would count.")
+    return weights
+
+
+def check_event(of: Literal["confidence"] | int, n_classes: int) -> Literal["confidence"] | int:
+    """Check the event that a metric is about: "confidence" or the index of a class."""
+    return "confidence" if isinstance(of, str) and of == "confidence" else check_class_index(of, n_classes)
+
+
+def check_group_codes(groups: ArrayLike, n_samples: int) -> NDArray[np.intp]:
+    """Return a number from 0 on for each row's group."""
+    array, _ = _as_array(groups, "groups")
+    if array.shape != (n_samples,):
+        raise InvalidInputError(f"groups must be one label a row, {n_samples} of them; got shape {array.shape}.")
+    return np.unique(array, return_inverse=True)[1].astype(np.intp, copy=False)
 
 
 def columns_of(labels: ArrayLike, classes: ArrayLike) -> NDArray[np.intp]:

@@ -1,0 +1,130 @@
+"""The calibration error of every class, with its counts and its direction."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kcal.errors import InvalidInputError
+from kcal.metrics.calibration import sorted_classes
+from kcal.metrics.checks import Threshold, check_bins, check_predictions, columns_of, resolve_threshold
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, eq=False)
+class ClassErrors:
+    """One entry a class, in the order of the columns; errors are nan where a class keeps no row.
+
+    Attributes
+    ----------
+    classes
+        Labels of the columns.
+    positives
+        Samples of the class, kept or not.
+    counts
+        Rows whose probability of the class reaches the threshold.
+    mean_prediction, frequency
+        Mean probability of the class over those rows, and the share of them that are of the class.
+    error
+        Σ_b (n_b / n)·|gap_b|; `overconfidence` and `underconfidence` are its two parts.
+    overconfidence, underconfidence
+        The part of the error from bins whose predictions are too high, and too low.
+    threshold
+        The least probability that counts.
+    """
+
+    classes: NDArray[Any]
+    positives: NDArray[np.intp]
+    counts: NDArray[np.intp]
+    mean_prediction: NDArray[np.float64]
+    frequency: NDArray[np.float64]
+    error: NDArray[np.float64]
+    overconfidence: NDArray[np.float64]
+    underconfidence: NDArray[np.float64]
+    threshold: float
+
+    @property
+    def signed_error(self) -> NDArray[np.float64]:
+        """Frequency minus mean prediction: negative where the class is predicted too high."""
+        return self.frequency - self.mean_prediction
+
+    @property
+    def mean(self) -> float:
+        """The class-wise calibration error: the mean over the classes that keep any row."""
+        return float(np.nanmean(self.error)) if (self.counts > 0).any() else float("nan")
+
+    def worst(self, n: int = 10) -> NDArray[np.intp]:
+        """Return the columns of the n classes with the largest errors, worst first; classes without rows come last."""
+        return np.argsort(-np.nan_to_num(self.error, nan=-1.0), kind="stable")[:n]
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """Return a pandas DataFrame, a row a class."""
+        import pandas
+
+        names = ("positives", "counts", "mean_prediction", "frequency", "error", "signed_error")
+        columns = {name: getattr(self, name) for name in (*names, "overconfidence", "underconfidence")}
+        return pandas.DataFrame(columns, index=pandas.Index(self.classes, name="class"))
+
+    def __str__(self) -> str:
+        heading = f"{'class':<20}  {'samples':>8}  {'kept':>8}  {'prediction':>10}  {'frequency':>9}  {'error':>7}"
+        rows = [
+            f"{str(self.classes[k])[:20]:<20}  {self.positives[k]:>8,}  {self.counts[k]:>8,}  "
+            f"{self.mean_prediction[k]:>10.4f}  {self.frequency[k]:>9.4f}  {self.error[k]:>7.4f}"
+            for k in self.worst(20)
+        ]
+        left = len(self.classes) - len(rows)
+        more = [f"and {left:,} more"] if left else []
+        summary = f"mean error {self.mean:.4f} over probabilities of at least {self.threshold:.4g}, worst classes first"
+        return "\n".join([heading, *rows, *more, summary])
+
+
+def class_errors(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    classes: ArrayLike | None = None,
+    bins: int = 20,
+    adaptive: bool = True,
+    threshold: Threshold = "max",
+    sample_weight: ArrayLike | None = None,
+) -> ClassErrors:
+    """Calibration error of each class, whose mean is `classwise_calibration_error`.
+
+    Parameters
+    ----------
+    probs
+        Probabilities, (n_samples, n_classes); each row sums to 1.
+    labels
+        True classes, (n_samples,): column indices of probs, or any labels where ``classes`` names the columns.
+    classes
+        The label of every column, as a calibrator's ``classes_``.
+    bins, adaptive, threshold
+        As in `classwise_calibration_error`.
+    sample_weight
+        How much each row counts, (n_samples,).
+    """
+    columns = labels if classes is None else columns_of(labels, classes)
+    predictions = check_predictions(probs, columns, sample_weight)
+    number = check_bins(bins)
+    lowest = resolve_threshold(threshold, predictions.n_classes)
+    names = np.arange(predictions.n_classes) if classes is None else np.asarray(classes)
+    if len(names) != predictions.n_classes:
+        raise InvalidInputError(f"classes must name all {predictions.n_classes} columns of probs; got {len(names)}.")
+    binned = [
+        ordered.bin(bins=number, adaptive=adaptive, of=k)
+        for k, ordered in enumerate(sorted_classes(predictions, threshold=lowest))
+    ]
+    return ClassErrors(
+        classes=names,
+        positives=np.bincount(predictions.labels, minlength=predictions.n_classes),
+        counts=np.array([bins.total for bins in binned]),
+        mean_prediction=np.array([bins.mean_of(bins.mean_prediction) for bins in binned]),
+        frequency=np.array([bins.mean_of(bins.observed_frequency) for bins in binned]),
+        error=np.array([bins.calibration_error for bins in binned]),
+        overconfidence=np.array([bins.overconfidence for bins in binned]),
+        underconfidence=np.array([bins.underconfidence for bins in binned]),
+        threshold=lowest,
+    )

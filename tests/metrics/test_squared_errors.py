@@ -1,0 +1,140 @@
+"""Debiased and marginal squared errors, top-label errors and Murphy's decomposition, against loops and by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kcal.metrics import (
+    debiased_squared_calibration_error,
+    expected_calibration_error,
+    marginal_calibration_error,
+    multiclass_brier_loss,
+    murphy_decomposition,
+    top_label_brier_loss,
+    top_label_calibration_error,
+)
+
+steady = settings(deadline=None, derandomize=True, max_examples=40)
+
+
+def problem(seed, n=90, k=3, digits=None):
+    generator = np.random.default_rng(seed)
+    probs = generator.dirichlet(np.ones(k), n)
+    if digits is not None:
+        probs = probs.round(digits) + 1e-3
+        probs /= probs.sum(axis=1, keepdims=True)
+    return probs, generator.integers(k, size=n)
+
+
+def true_labels(probs, generator):
+    return (generator.random(len(probs))[:, None] > probs.cumsum(axis=1)).sum(axis=1).clip(max=probs.shape[1] - 1)
+
+
+@pytest.mark.parametrize("of", ["confidence", 1])
+def test_the_debiased_error_equals_a_direct_loop(of):
+    probs, labels = problem(1)
+    p = probs.max(axis=1) if of == "confidence" else probs[:, 1]
+    y = (probs.argmax(axis=1) == labels) if of == "confidence" else labels == 1
+    expected = 0.0
+    for b in range(10):
+        inside = np.argsort(p)[9 * b : 9 * b + 9]
+        residuals = y[inside] - p[inside]
+        expected += 9 / 90 * (residuals.mean() ** 2 - residuals.var(ddof=1) / 9)
+    assert debiased_squared_calibration_error(probs, labels, bins=10, of=of) == pytest.approx(expected, rel=1e-10)
+
+
+def test_with_equal_predictions_in_a_bin_it_is_the_estimator_of_kumar():
+    probs = np.repeat([[0.8, 0.2], [0.6, 0.4]], [6, 4], axis=0)
+    labels = np.array([0, 0, 0, 1, 1, 1, 0, 0, 0, 1])
+    first, second = 0.3**2 - 0.5 * 0.5 / 5, 0.15**2 - 0.75 * 0.25 / 3
+    expected = 0.6 * first + 0.4 * second
+    found = debiased_squared_calibration_error(probs, labels, bins=10, adaptive=False)
+    assert found == pytest.approx(expected, rel=1e-10)
+
+
+def test_calibrated_predictions_have_a_debiased_error_of_0_on_average_and_a_plain_one_above():
+    generator = np.random.default_rng(2)
+    debiased, plain = [], []
+    for _ in range(300):
+        probs = generator.dirichlet(np.ones(3), 200)
+        labels = true_labels(probs, generator)
+        debiased.append(debiased_squared_calibration_error(probs, labels, bins=10))
+        plain.append(murphy_decomposition(probs, labels, bins=10, of="confidence").reliability)
+    error = np.std(debiased) / 300**0.5
+    assert abs(np.mean(debiased)) < 3 * error
+    assert np.mean(plain) > 10 * error
+
+
+@steady
+@given(seed=st.integers(0, 10_000))
+def test_ties_do_not_let_the_order_of_the_rows_matter(seed):
+    probs, labels = problem(seed, digits=1)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    for metric in (debiased_squared_calibration_error, marginal_calibration_error, top_label_calibration_error):
+        assert metric(probs, labels, bins=7) == pytest.approx(metric(probs[order], labels[order], bins=7), abs=1e-12)
+
+
+def test_bins_of_one_sample_say_nothing():
+    assert np.isnan(debiased_squared_calibration_error([[0.4, 0.6]], [0]))
+    probs, labels = problem(3, n=20)
+    assert np.isnan(debiased_squared_calibration_error(probs, labels, bins=20))
+
+
+def test_the_marginal_error_is_the_root_of_the_mean_over_classes():
+    probs, labels = problem(4)
+    for debiased in (True, False):
+        squares = [
+            debiased_squared_calibration_error(probs, labels, bins=9, of=k)
+            if debiased
+            else murphy_decomposition(probs, labels, bins=9, of=k).reliability
+            for k in range(3)
+        ]
+        found = marginal_calibration_error(probs, labels, bins=9, debiased=debiased)
+        assert found == pytest.approx(max(np.mean(squares), 0) ** 0.5, rel=1e-12)
+    calm = np.full((40, 2), 0.5)
+    assert marginal_calibration_error(calm, np.arange(40) % 2, bins=1) == 0.0  # the estimate is negative
+
+
+def test_top_label_errors_see_what_the_confidence_hides():
+    """At 0.7, "cat" is right 9 times of 10 and "dog" 5 of 10: on average 0.7 is right."""
+    probs = np.repeat([[0.7, 0.3], [0.3, 0.7]], 10, axis=0)
+    labels = np.array([0] * 9 + [1] + [1] * 5 + [0] * 5)
+    assert expected_calibration_error(probs, labels, bins=5) == pytest.approx(0.0, abs=1e-12)
+    assert top_label_calibration_error(probs, labels, bins=5) == pytest.approx(0.2, abs=1e-12)
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_murphys_parts_equal_a_direct_loop_and_sum_to_the_brier_score(adaptive):
+    probs, labels = problem(5)
+    p, y = probs[:, 0], labels == 0
+    bins = np.array_split(np.argsort(p), 9) if adaptive else [np.flatnonzero(np.ceil(p * 9) == b + 1) for b in range(9)]
+    reliability = sum(len(rows) / 90 * (p[rows].mean() - y[rows].mean()) ** 2 for rows in bins if len(rows))
+    resolution = sum(len(rows) / 90 * (y[rows].mean() - y.mean()) ** 2 for rows in bins if len(rows))
+    found = murphy_decomposition(probs, labels, bins=9, adaptive=adaptive, of=0)
+    assert found.reliability == pytest.approx(reliability, rel=1e-10)
+    assert found.resolution == pytest.approx(resolution, rel=1e-10)
+    assert found.uncertainty == pytest.approx(y.mean() * (1 - y.mean()))
+    assert found.brier == pytest.approx(np.mean((p - y) ** 2))
+    hidden = sum(
+        len(rows) / 90 * (p[rows].var() - 2 * np.mean((p[rows] - p[rows].mean()) * (y[rows] - y[rows].mean())))
+        for rows in bins
+        if len(rows)
+    )
+    assert found.within_bins == pytest.approx(hidden, abs=1e-12)
+
+
+def test_the_brier_scores_decomposed_are_those_of_the_library():
+    probs, labels = problem(6)
+    assert murphy_decomposition(probs, labels).brier == pytest.approx(multiclass_brier_loss(probs, labels))
+    top = murphy_decomposition(probs, labels, of="confidence")
+    assert top.brier == pytest.approx(top_label_brier_loss(probs, labels))
+
+
+def test_constant_predictions_have_no_resolution_and_nothing_within_bins():
+    probs = np.full((10, 2), 0.5)
+    found = murphy_decomposition(probs, [0] * 7 + [1] * 3, of=0)
+    assert found.resolution == pytest.approx(0.0, abs=1e-12)
+    assert found.reliability == pytest.approx(0.04)
+    assert found.uncertainty == pytest.approx(0.21)
+    assert found.within_bins == pytest.approx(0.0, abs=1e-12)
