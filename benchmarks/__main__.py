@@ -9,14 +9,19 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks import bandwidth_search, class_sums, recipes, storage
+from benchmarks import bandwidth_search, class_sums, metrics, recipes, storage
 
-SECTIONS = {"sums": class_sums.main, "search": bandwidth_search.main, "storage": storage.main}
+SECTIONS = {
+    "sums": class_sums.main,
+    "search": bandwidth_search.main,
+    "metrics": metrics.main,
+    "storage": storage.main,
+}
 
 
 def main(
     sections: Annotated[
-        list[str] | None, typer.Argument(help="sums, search, storage, recipes; all by default.")
+        list[str] | None, typer.Argument(help="sums, search, metrics, storage, recipes; all by default.")
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for the recipes.")] = None,
 ) -> None:
