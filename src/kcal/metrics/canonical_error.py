@@ -1,0 +1,58 @@
+"""The canonical calibration error: whole distributions, predicted and observed, in cells of the simplex."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kcal.metrics.checks import Floats, check_bins, check_predictions
+
+# Rows and columns are worked on in blocks of about this many entries, so that memory stays bounded.
+BLOCK_ENTRIES = 1_000_000
+
+
+def canonical_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bins: int = 10) -> float:
+    """Σ_c (n_c / n)·½·Σ_k |mean of p_k in cell c − frequency of class k in cell c|, over cells of the simplex.
+
+    Two rows are in one cell if each of their probabilities falls into the same of the bins
+    [0, 1/B), [1/B, 2/B), …, [1 − 1/B, 1]. Half the sum over classes is the total variation distance.
+
+    Parameters
+    ----------
+    probs
+        Probabilities, (n_samples, n_classes); each row sums to 1.
+    labels
+        True classes as column indices of probs, (n_samples,).
+    bins
+        Number of bins B of every probability.
+
+    Returns
+    -------
+    float
+        From 0 to 1, lower is better. With many classes almost every sample is alone in its cell, and the value
+        tells how far predictions are from certain and right, rather than how calibrated they are:
+        compare it only between methods on the same samples.
+    """
+    predictions = check_predictions(probs, labels)
+    cells = _cells(predictions.probs, check_bins(bins))
+    order = np.argsort(cells, kind="stable")
+    starts = np.flatnonzero(np.diff(cells[order], prepend=-1))  # where each cell begins among the sorted rows
+    labels_in_order = predictions.labels[order]
+    width = max(1, BLOCK_ENTRIES // predictions.n_samples)
+    total = 0.0
+    for first in range(0, predictions.n_classes, width):
+        differences = predictions.probs[:, first : first + width].astype(np.float64)[order]  # (n_samples, width)
+        column = labels_in_order - first
+        rows = np.flatnonzero((column >= 0) & (column < differences.shape[1]))
+        differences[rows, column[rows]] -= 1
+        total += float(np.abs(np.add.reduceat(differences, starts, axis=0)).sum())
+    return total / (2 * predictions.n_samples)
+
+
+def _cells(probs: Floats, bins: int) -> NDArray[np.intp]:
+    """Return the cell of every row, numbered from 0; only occupied ones have a number."""
+    edges = (np.arange(1, bins) / bins).astype(probs.dtype)  # correctly rounded, so that 0.3 is the edge 3/10
+    coordinates = np.empty(probs.shape, dtype=np.min_scalar_type(bins))  # (n_samples, n_classes), one byte each
+    height = max(1, BLOCK_ENTRIES // probs.shape[1])
+    for start in range(0, probs.shape[0], height):
+        coordinates[start : start + height] = np.searchsorted(edges, probs[start : start + height], side="right")
+    as_bytes = coordinates.view(f"V{coordinates.itemsize * probs.shape[1]}")[:, 0]  # each row is one value
+    return np.asarray(np.unique(as_bytes, return_inverse=True)[1].reshape(-1), dtype=np.intp)

@@ -1,0 +1,192 @@
+"""Which methods are best over reshuffles of the data, and which of them keep the accuracy.
+
+The KCal paper marks its tables at p = 0.01: a method preserves accuracy unless it is significantly worse than
+the uncalibrated one; best are the accuracy-preserving method of the best mean and those not significantly worse.
+The published marks follow a one-sided, unpaired, pooled t-test. It takes reshuffles for independent,
+but they share samples; the corrected test of Nadeau and Bengio stands beside it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from kcal.errors import InvalidInputError
+from kcal.metrics.significance import (
+    Checked,
+    Reshuffles,
+    ReshuffleSummary,
+    check_reshuffles,
+    check_sizes,
+    corrected_p_value,
+    pooled_p_value,
+    summarize,
+)
+
+Better = Literal["lower", "higher"]
+
+
+@dataclass(frozen=True)
+class ComparisonMarks:
+    """What one test says about the methods of a comparison.
+
+    Attributes
+    ----------
+    accuracy_preserving
+        Methods whose accuracy is not significantly lower than the baseline's.
+    best
+        Among these, the one of the best mean, first, and those that are not significantly worse than it.
+    underlined
+        The method of the best mean of all, if it does not preserve accuracy; otherwise None.
+    accuracy_p_values
+        Of "less accurate than the baseline", by method; nan where nothing can be tested.
+    p_values
+        Of "worse than the best accuracy-preserving mean", by method; nan where nothing can be tested.
+    """
+
+    accuracy_preserving: tuple[str, ...]
+    best: tuple[str, ...]
+    underlined: str | None
+    accuracy_p_values: dict[str, float]
+    p_values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class MethodComparison:
+    """Mean ± standard deviation of each method, and the marks of both tests; `corrected` is None without sizes."""
+
+    summaries: dict[str, ReshuffleSummary]
+    accuracies: dict[str, ReshuffleSummary]
+    pooled: ComparisonMarks
+    corrected: ComparisonMarks | None
+    better: Better
+    baseline: str
+    level: float
+
+    def __str__(self) -> str:
+        width = max(len(name) for name in [*self.summaries, "method"])
+        tests = {"pooled": self.pooled} | ({"corrected": self.corrected} if self.corrected else {})
+        heading = f"{'method':<{width}}  {'mean ± std':<19}  " + "  ".join(f"{name:<19}" for name in tests)
+        rows = [
+            f"{name:<{width}}  {summary!s:<19}  " + "  ".join(f"{_mark(name, marks):<19}" for marks in tests.values())
+            for name, summary in self.summaries.items()
+        ]
+        explanation = (
+            f"{self.better} is better; best: not significantly worse than the best mean among the methods "
+            f"that are not significantly less accurate than {self.baseline} (p = {self.level:g})"
+        )
+        return "\n".join(line.rstrip() for line in [heading, *rows, explanation])
+
+
+def compare_methods(
+    values: Mapping[str, Reshuffles | None],
+    accuracies: Mapping[str, Reshuffles | None],
+    *,
+    better: Better = "lower",
+    baseline: str = "uncalibrated",
+    level: float = 0.01,
+    n_calibration: int | None = None,
+    n_test: int | None = None,
+) -> MethodComparison:
+    """Compare methods by one metric over reshuffles, as the KCal paper marks its tables.
+
+    Parameters
+    ----------
+    values
+        The metric of each method, one number for each reshuffle, or a `ReshuffleSummary` (of a printed table).
+        None leaves a method out.
+    accuracies
+        The accuracies likewise, of every method in values and of the baseline.
+    better
+        Which direction of the metric is better.
+    baseline
+        The method whose accuracy is to be preserved.
+    level
+        A difference is significant if p < level.
+    n_calibration, n_test
+        Samples that the methods were fitted on and measured on in each reshuffle. With both given,
+        the corrected test is added; it pairs the reshuffles, which must be the same ones in the same order.
+
+    Notes
+    -----
+    With one reshuffle nothing can be tested: p-values are nan, and the marks follow the plain numbers.
+    """
+    if better not in ("lower", "higher"):
+        raise InvalidInputError(f'better must be "lower" or "higher"; got {better!r}.')
+    if not 0 < level < 1:
+        raise InvalidInputError(f"level must be between 0 and 1, such as 0.01; got {level!r}.")
+    given = {
+        name: check_reshuffles(entry, f"values of {name!r}") for name, entry in values.items() if entry is not None
+    }
+    if not given:
+        raise InvalidInputError(
+            "values must hold at least one method; got none. Pass {method: values over reshuffles}."
+        )
+    needed = [*given, baseline]
+    missing = [name for name in needed if accuracies.get(name) is None]
+    if missing:
+        raise InvalidInputError(
+            f"accuracies must hold every method in values and the baseline; {missing[0]!r} is missing. "
+            "Pass its accuracies, or name another baseline."
+        )
+    right = {name: check_reshuffles(accuracies[name], f"accuracies of {name!r}") for name in needed}
+    corrected = None
+    if n_calibration is not None or n_test is not None:
+        share = check_sizes(n_calibration, n_test)
+        corrected = _marks(given, right, baseline, better, level, lambda a, b: corrected_p_value(a, b, share))
+    return MethodComparison(
+        summaries={name: summarize(entry) for name, entry in given.items()},
+        accuracies={name: summarize(entry) for name, entry in right.items()},
+        pooled=_marks(given, right, baseline, better, level, pooled_p_value),
+        corrected=corrected,
+        better=better,
+        baseline=baseline,
+        level=level,
+    )
+
+
+def _marks(
+    values: Mapping[str, Checked],
+    accuracies: Mapping[str, Checked],
+    baseline: str,
+    better: Better,
+    level: float,
+    test: Callable[[Checked, Checked], float],
+) -> ComparisonMarks:
+    """Mark the methods by a test that gives the p-value of "the first is higher"."""
+    accuracy_p_values = {name: test(accuracies[baseline], accuracies[name]) for name in values}
+    preserving = [
+        name
+        for name, p in accuracy_p_values.items()
+        if not _significant(p, summarize(accuracies[baseline]).mean > summarize(accuracies[name]).mean, level)
+    ]
+    sign = 1 if better == "lower" else -1
+    badness = {name: sign * summarize(entry).mean for name, entry in values.items()}
+    leader = min(badness, key=badness.__getitem__)
+    if not preserving:
+        return ComparisonMarks((), (), leader, accuracy_p_values, dict.fromkeys(values, float("nan")))
+    best = min(preserving, key=badness.__getitem__)
+    underlined = leader if badness[leader] < badness[best] else None
+    p_values = {
+        name: test(entry, values[best]) if better == "lower" else test(values[best], entry)
+        for name, entry in values.items()
+    }
+    others = [
+        name
+        for name in preserving
+        if name != best and not _significant(p_values[name], badness[name] > badness[best], level)
+    ]
+    return ComparisonMarks(tuple(preserving), (best, *others), underlined, accuracy_p_values, p_values)
+
+
+def _significant(p_value: float, worse: bool, level: float) -> bool:
+    """Whether a difference counts; where nothing can be tested, any does."""
+    return worse if math.isnan(p_value) else p_value < level
+
+
+def _mark(name: str, marks: ComparisonMarks) -> str:
+    if name in marks.best:
+        return "best"
+    if name == marks.underlined:
+        return "best but inaccurate"
+    return "" if name in marks.accuracy_preserving else "inaccurate"

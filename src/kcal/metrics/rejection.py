@@ -1,0 +1,97 @@
+"""How accuracy grows as the least confident predictions are rejected."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kcal.metrics.checks import check_predictions
+
+SHOWN_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)  # the rejected shares that a printed curve shows
+
+
+@dataclass(frozen=True, eq=False)
+class RejectionCurve:
+    """Accuracy of the predictions that are kept when those below a threshold of confidence are rejected.
+
+    Equal confidences are rejected together: there is one point for each distinct confidence.
+
+    Attributes
+    ----------
+    rejected
+        Share of the samples that is rejected, (points,); ascending from 0.
+    accuracies
+        Accuracy of the samples that are kept, (points,).
+    thresholds
+        The lowest confidence that is kept, (points,); ascending.
+    area
+        Mean accuracy of the kept samples when 0, 1, …, n − 1 are rejected, the least confident first;
+        in expectation over the order of equal confidences. 1 − area is known as AURC.
+    n_samples
+        Number of samples before any is rejected.
+    """
+
+    rejected: NDArray[np.float64]
+    accuracies: NDArray[np.float64]
+    thresholds: NDArray[np.float64]
+    area: float
+    n_samples: int
+
+    def __str__(self) -> str:
+        points = np.searchsorted(self.rejected, SHOWN_SHARES)  # the first that rejects at least the share
+        shown = np.unique(points[points < self.rejected.shape[0]])
+        rows = [f"{self.rejected[i]:8.1%}  {self.thresholds[i]:9.4f}  {self.accuracies[i]:8.4f}" for i in shown]
+        summary = f"Accuracy under rejection: {self.n_samples:,} samples, area {self.area:.4f}"
+        return "\n".join([summary, f"{'rejected':>8}  {'threshold':>9}  {'accuracy':>8}", *rows])
+
+
+def accuracy_rejection(probs: ArrayLike, labels: ArrayLike) -> RejectionCurve:
+    """Accuracy among the samples with confidence ≥ t, beside the share with confidence < t, for every threshold t.
+
+    Parameters
+    ----------
+    probs
+        Probabilities, (n_samples, n_classes); each row sums to 1.
+    labels
+        True classes as column indices of probs, (n_samples,).
+
+    Returns
+    -------
+    RejectionCurve
+        The curve and the area under it. The confidence is the largest probability of a row.
+        The order of the rows does not matter.
+    """
+    predictions = check_predictions(probs, labels)
+    n = predictions.n_samples
+    thresholds, level, counts = np.unique(predictions.confidences, return_inverse=True, return_counts=True)
+    correct = np.bincount(level.reshape(-1), weights=predictions.correct)  # (points,), right ones of each confidence
+    kept = np.cumsum(counts[::-1])[::-1]  # (points,)
+    kept_correct = np.cumsum(correct[::-1])[::-1]
+    # With m samples kept, the m-th comes from a group of ties and is right as often as the group is.
+    expected_correct = np.cumsum(np.repeat((correct / counts)[::-1], counts[::-1]))  # (n,)
+    return RejectionCurve(
+        rejected=(n - kept) / n,
+        accuracies=kept_correct / kept,
+        thresholds=thresholds.astype(np.float64),
+        area=float(np.mean(expected_correct / np.arange(1, n + 1))),
+        n_samples=n,
+    )
+
+
+def accuracy_rejection_area(probs: ArrayLike, labels: ArrayLike) -> float:
+    """(1/n)·Σ_m accuracy of the m most confident samples: the area under the accuracy–rejection curve.
+
+    Parameters
+    ----------
+    probs
+        Probabilities, (n_samples, n_classes); each row sums to 1.
+    labels
+        True classes as column indices of probs, (n_samples,).
+
+    Returns
+    -------
+    float
+        From 0 to 1, higher is better; 1 only if every prediction is right. Where equal confidences are cut,
+        the expectation over their order.
+    """
+    return accuracy_rejection(probs, labels).area

@@ -1,0 +1,142 @@
+"""Calibration errors of one event by smoothing instead of binning: smooth ECE and KDE-ECE.
+
+Both replace bins by a kernel, so that the value moves continuously with the predictions. Predictions are
+shared between the two nearest points of a fine grid, and everything after that is exact on the grid.
+"""
+
+import math
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.fft import dct
+
+from kcal.metrics.checks import check_class_index, check_predictions
+
+Array = NDArray[np.float64]
+
+GRID_INTERVALS = 2**14  # of the smooth error, which they change by less than 1e-9/σ, its width
+BISECTIONS = 27  # halvings of [0, 1]: the smooth error is found to 1e-8
+INTERVALS_PER_HALF_WIDTH = 256  # of the kernel of the density estimate
+SMALLEST_HALF_WIDTH = 1e-4  # so that the grid stays below three million points
+
+
+def smooth_calibration_error(
+    probs: ArrayLike, labels: ArrayLike, *, of: Literal["confidence"] | int = "confidence"
+) -> float:
+    """Smooth ECE: the σ at which ∫₀¹ |(1/n)·Σ_i K_σ(t, z_i)·(o_i − z_i)| dt = σ.
+
+    z_i is the prediction of the event, o_i is 1 if it occurred, and K_σ is the Gaussian kernel reflected at
+    0 and 1, K_σ(t, z) = Σ_m φ_σ(t − z − 2m) + φ_σ(t + z − 2m). The integral falls as σ grows, so that
+    exactly one width equals it: no bandwidth is to be chosen (Błasiok and Nakkiran, "Smooth ECE", ICLR 2024).
+
+    Parameters
+    ----------
+    probs
+        Probabilities, (n_samples, n_classes); each row sums to 1.
+    labels
+        True classes as column indices of probs, (n_samples,).
+    of
+        "confidence": the probability of the top class, and whether it is right;
+        the index of a class: its probability, and whether it is the label.
+
+    Returns
+    -------
+    float
+        From 0 to 1, lower is better. At least |mean of o − mean of z|. The order of the rows does not matter.
+    """
+    values, outcomes = _sorted_event(probs, labels, of)
+    residuals = (outcomes - values) / values.shape[0]
+    on_grid = _shared_between_neighbours(values * GRID_INTERVALS, residuals, GRID_INTERVALS + 1)
+    # Reflected at both ends, a function is a sum of cosines, and the Gaussian damps the m-th by exp(−(σπm)²/2).
+    on_grid[1:-1] /= 2
+    cosines = dct(on_grid, type=1)
+    frequencies = np.pi * np.arange(GRID_INTERVALS + 1)
+    low, high = 0.0, 1.0
+    for _ in range(BISECTIONS):
+        width = (low + high) / 2
+        smoothed = dct(cosines * np.exp(-0.5 * (width * frequencies) ** 2), type=1)  # residual times density
+        if _trapezoid(np.abs(smoothed), 1 / GRID_INTERVALS) > width:
+            low = width
+        else:
+            high = width
+    return low
+
+
+def kde_calibration_error(
+    probs: ArrayLike, labels: ArrayLike, *, of: Literal["confidence"] | int = "confidence"
+) -> float:
+    """∫₀¹ |π(z) − z|·f(z) dz, with the density f and the frequency π of the event estimated by kernels: KDE-ECE.
+
+    f(z) = (1/n)·Σ_i K_h(z, z_i) is the density of the predictions and π(z) = Σ_i o_i·K_h(z, z_i) / Σ_i K_h(z, z_i)
+    how often the event occurred near z (Zhang, Kailkhura and Han, "Mix-n-Match", ICML 2020). K_h is the
+    triweight kernel (35/32)·(1 − u²)³/w for |u| ≤ 1, u = (z − z_i)/w, reflected at 0 and 1. Its standard deviation
+    is h = w/3 = 1.06·s·n^(−1/5), s being that of the predictions; w is kept between 1e-4 and 1.
+
+    Parameters
+    ----------
+    probs
+        Probabilities, (n_samples, n_classes); each row sums to 1.
+    labels
+        True classes as column indices of probs, (n_samples,).
+    of
+        "confidence": the probability of the top class, and whether it is right;
+        the index of a class: its probability, and whether it is the label.
+
+    Returns
+    -------
+    float
+        From 0 to 1, lower is better. If all predictions are equal, their distance from the observed frequency.
+        The order of the rows does not matter.
+    """
+    values, outcomes = _sorted_event(probs, labels, of)
+    n = values.shape[0]
+    if values[0] == values[-1]:
+        return float(abs(outcomes.mean() - values[0]))
+    half_width = min(max(3 * 1.06 * float(values.std()) * n**-0.2, SMALLEST_HALF_WIDTH), 1.0)
+    intervals = max(math.ceil(INTERVALS_PER_HALF_WIDTH / half_width), 2**12)
+    reach = math.ceil(half_width * intervals)  # points on either side that a prediction can touch
+    kernel = np.clip(1 - (np.arange(-reach, reach + 1) / (half_width * intervals)) ** 2, 0, None) ** 3
+    kernel *= intervals / (n * kernel.sum())
+    density, occurred = (
+        np.convolve(
+            _reflected(_shared_between_neighbours(values * intervals, masses, intervals + 1), reach), kernel, "valid"
+        )
+        for masses in (np.ones(n), outcomes)
+    )  # (intervals + 1,) each; occurred is the density times the frequency
+    points = np.arange(intervals + 1) / intervals
+    return _trapezoid(np.abs(occurred - points * density), 1 / intervals)
+
+
+def _sorted_event(probs: ArrayLike, labels: ArrayLike, of: Literal["confidence"] | int) -> tuple[Array, Array]:
+    """Predictions of the event and whether it occurred (0 or 1), in an order that the rows' order cannot change."""
+    predictions = check_predictions(probs, labels)
+    if of == "confidence":
+        values, occurred = predictions.confidences, predictions.correct
+    else:
+        column = check_class_index(of, predictions.n_classes)
+        values, occurred = predictions.probs[:, column], predictions.labels == column
+    order = np.lexsort((occurred, values))
+    return np.minimum(values[order].astype(np.float64), 1.0), occurred[order].astype(np.float64)
+
+
+def _shared_between_neighbours(positions: Array, masses: Array, size: int) -> Array:
+    """Put masses on the points 0, 1, …, size − 1; between two points each takes the share that is nearer to it."""
+    below = np.minimum(positions.astype(np.intp), size - 2)
+    upper_share = positions - below
+    on_grid = np.zeros(size)
+    on_grid[:-1] += np.bincount(below, weights=(1 - upper_share) * masses, minlength=size - 1)
+    on_grid[1:] += np.bincount(below, weights=upper_share * masses, minlength=size - 1)
+    return on_grid
+
+
+def _reflected(on_grid: Array, reach: int) -> Array:
+    """Continue masses beyond both ends by their mirror image; a mass at an end is its own image, and counts twice."""
+    ends_doubled = on_grid.copy()
+    ends_doubled[[0, -1]] *= 2
+    return np.pad(ends_doubled, reach, mode="reflect")
+
+
+def _trapezoid(heights: Array, step: float) -> float:
+    """Integral of a function given at equidistant points."""
+    return float((heights.sum() - (heights[0] + heights[-1]) / 2) * step)

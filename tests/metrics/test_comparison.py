@@ -1,0 +1,196 @@
+"""Marks of methods over reshuffles: by hand, against rows of the KCal paper's tables, and at the edges."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from kcal.errors import InvalidInputError
+from kcal.metrics.comparison import compare_methods
+from kcal.metrics.significance import ReshuffleSummary
+
+steady = settings(deadline=None, max_examples=40)  # a slow run is no failure
+
+METHODS = ["uncalibrated", "temperature", "dirichlet", "imax", "focal", "spline", "iop", "gp", "mmce", "kcal"]
+
+
+def printed(row):
+    """Read a row of a printed table, over 10 reshuffles; "-" is a missing method."""
+    entries = [None if entry == "-" else [float(part) for part in entry.split("±")] for entry in row.split()]
+    return {
+        name: entry and ReshuffleSummary(entry[0], entry[1], 10) for name, entry in zip(METHODS, entries, strict=True)
+    }
+
+
+# Rows of the accuracy and class-wise error tables; what is marked there is listed below each.
+IMAGENET_ACCURACY = printed(
+    "80.44±0.24 80.44±0.24 79.55±0.24 80.34±0.28 - 80.22±0.27 80.44±0.24 80.44±0.24 - 79.64±0.24"
+)
+IMAGENET_ERROR = printed("2.96±0.02 3.25±0.07 5.60±0.23 2.82±0.19 - 2.17±0.06 2.30±0.14 2.42±0.06 - 1.94±0.04")
+MIXER_ACCURACY = printed(
+    "98.17±0.08 98.17±0.08 98.03±0.09 98.13±0.08 96.98±0.08 98.17±0.08 98.17±0.08 98.16±0.08 98.15±0.06 98.14±0.06"
+)
+MIXER_ERROR = printed(
+    "3.11±0.02 1.45±0.12 1.23±0.10 1.24±0.17 6.70±0.03 1.28±0.09 1.30±0.07 1.21±0.07 1.43±0.19 1.17±0.10"
+)
+
+
+def test_the_marks_are_those_of_the_paper_where_a_method_loses_accuracy():
+    comparison = compare_methods(IMAGENET_ERROR, IMAGENET_ACCURACY)
+    assert set(METHODS) - set(comparison.summaries) == {"focal", "mmce"}
+    assert set(comparison.summaries) - set(comparison.pooled.accuracy_preserving) == {"dirichlet", "kcal"}
+    assert comparison.pooled.best == ("spline",)
+    assert comparison.pooled.underlined == "kcal"
+    assert comparison.corrected is None
+
+
+def test_the_marks_are_those_of_the_paper_where_several_are_best():
+    comparison = compare_methods(MIXER_ERROR, MIXER_ACCURACY)
+    assert set(comparison.summaries) - set(comparison.pooled.accuracy_preserving) == {"dirichlet", "focal"}
+    assert comparison.pooled.best == ("kcal", "imax", "gp")
+    assert comparison.pooled.underlined is None, "dirichlet is inaccurate, but not the lowest of all"
+
+
+def test_the_best_accuracies_are_those_of_the_paper():
+    comparison = compare_methods(IMAGENET_ACCURACY, IMAGENET_ACCURACY, better="higher")
+    assert set(comparison.pooled.best) == {"uncalibrated", "temperature", "imax", "spline", "iop", "gp"}
+
+
+def test_mean_and_standard_deviation_by_hand():
+    comparison = compare_methods({"uncalibrated": [0.1, 0.2, 0.6]}, {"uncalibrated": [0.9, 0.9, 0.9]})
+    summary = comparison.summaries["uncalibrated"]
+    assert summary.mean == pytest.approx(0.3)
+    assert summary.std == pytest.approx(math.sqrt((0.04 + 0.01 + 0.09) / 2))
+    assert summary.n_reshuffles == 3
+
+
+def random_data(seed, better):
+    generator = np.random.default_rng(seed)
+    names = ["uncalibrated", "a", "b", "c", "d"]
+    values = {name: generator.normal(generator.normal(0, 1), 1, size=8) for name in names}
+    accuracies = {name: generator.normal(generator.normal(0, 1), 1, size=8) for name in names}
+    return values, accuracies, better
+
+
+def marks_slow(values, accuracies, better, p_higher, level=0.01):
+    preserving = [name for name in values if not p_higher(accuracies["uncalibrated"], accuracies[name]) < level]
+    sign = 1 if better == "lower" else -1
+    best = min(preserving, key=lambda name: sign * np.mean(values[name]))
+    together = {n for n in preserving if not p_higher(sign * values[n], sign * values[best]) < level}
+    leader = min(values, key=lambda name: sign * np.mean(values[name]))
+    return preserving, best, together, None if leader in preserving else leader
+
+
+@steady
+@given(seed=st.integers(0, 10_000), better=st.sampled_from(["lower", "higher"]))
+def test_the_marks_equal_those_from_the_tests_of_scipy(seed, better):
+    values, accuracies, better = random_data(seed, better)
+    comparison = compare_methods(values, accuracies, better=better, n_calibration=50, n_test=25)
+
+    def pooled(first, second):
+        return stats.ttest_ind(first, second, alternative="greater").pvalue
+
+    def corrected(first, second):
+        differences = first - second
+        if not differences.any():
+            return 0.5
+        t = differences.mean() / math.sqrt(differences.var(ddof=1) * (1 / len(differences) + 25 / 50))
+        return stats.t.sf(t, len(differences) - 1)
+
+    for marks, test in ((comparison.pooled, pooled), (comparison.corrected, corrected)):
+        preserving, best, together, underlined = marks_slow(values, accuracies, better, test)
+        assert list(marks.accuracy_preserving) == preserving
+        assert marks.best[0] == best
+        assert set(marks.best) == together
+        assert marks.underlined == underlined
+
+
+@steady
+@given(seed=st.integers(0, 10_000), better=st.sampled_from(["lower", "higher"]))
+def test_neither_the_order_of_methods_nor_the_sign_of_the_metric_matters(seed, better):
+    values, accuracies, better = random_data(seed, better)
+    marks = compare_methods(values, accuracies, better=better).pooled
+    reordered = dict(reversed(values.items()))
+    mirrored = {name: -entry for name, entry in values.items()}
+    opposite = "higher" if better == "lower" else "lower"
+    assert set(compare_methods(reordered, accuracies, better=better).pooled.best) == set(marks.best)
+    assert compare_methods(mirrored, accuracies, better=opposite).pooled.best == marks.best
+
+
+def test_the_corrected_test_finds_fewer_differences():
+    generator = np.random.default_rng(0)
+    values = {"uncalibrated": 0.1 + generator.normal(0, 0.01, 10), "a": 0.08 + generator.normal(0, 0.01, 10)}
+    accuracies = {name: np.full(10, 0.9) for name in values}
+    comparison = compare_methods(values, accuracies, n_calibration=100, n_test=900)
+    assert comparison.pooled.best == ("a",)
+    assert comparison.corrected.best == ("a", "uncalibrated")
+
+
+def test_equal_values_over_all_reshuffles_are_compared_exactly():
+    values = {"uncalibrated": [0.3] * 4, "a": [0.2] * 4, "b": [0.2] * 4, "c": [0.1] * 4}
+    accuracies = {"uncalibrated": [0.9] * 4, "a": [0.9] * 4, "b": [0.95] * 4, "c": [0.8] * 4}
+    comparison = compare_methods(values, accuracies, n_calibration=10, n_test=10)
+    for marks in (comparison.pooled, comparison.corrected):
+        assert marks.accuracy_preserving == ("uncalibrated", "a", "b")
+        assert marks.best == ("a", "b")
+        assert marks.underlined == "c"
+
+
+def test_one_reshuffle_is_marked_by_the_plain_numbers():
+    values = {"uncalibrated": [0.3], "a": [0.2], "b": [0.25], "c": [0.1]}
+    accuracies = {"uncalibrated": [0.9], "a": [0.9], "b": [0.95], "c": [0.8]}
+    comparison = compare_methods(values, accuracies, n_calibration=10, n_test=10)
+    assert math.isnan(comparison.summaries["a"].std)
+    for marks in (comparison.pooled, comparison.corrected):
+        assert math.isnan(marks.p_values["b"])
+        assert marks.accuracy_preserving == ("uncalibrated", "a", "b")
+        assert marks.best == ("a",)
+        assert marks.underlined == "c"
+
+
+def test_an_inaccurate_method_that_only_ties_with_the_best_is_not_underlined():
+    values = {"sharp": [0.2] * 4, "uncalibrated": [0.2] * 4}
+    marks = compare_methods(values, {"sharp": [0.8] * 4, "uncalibrated": [0.9] * 4}).pooled
+    assert marks.best == ("uncalibrated",)
+    assert marks.underlined is None
+
+
+def test_where_no_method_preserves_accuracy_none_is_best():
+    values, accuracies = {"a": [0.2, 0.21], "b": [0.3, 0.31]}, {"a": [0.1, 0.1], "b": [0.2, 0.2], "none": [0.9, 0.9]}
+    marks = compare_methods(values, accuracies, baseline="none").pooled
+    assert marks.accuracy_preserving == marks.best == ()
+    assert marks.underlined == "a"
+
+
+def test_a_comparison_prints_as_a_table():
+    values = {"uncalibrated": [0.3] * 4, "good": [0.2] * 4, "sharp": [0.1] * 4, "bad": [0.4] * 4}
+    accuracies = {"uncalibrated": [0.9] * 4, "good": [0.9] * 4, "sharp": [0.8] * 4, "bad": [0.8] * 4}
+    lines = str(compare_methods(values, accuracies, n_calibration=10, n_test=10)).splitlines()
+    assert lines[0].split() == ["method", "mean", "±", "std", "pooled", "corrected"]
+    assert lines[1].split() == ["uncalibrated", "0.30000", "±", "0.00000"]
+    assert lines[2].split()[4:] == ["best", "best"]
+    assert lines[3].split()[4:] == ["best", "but", "inaccurate"] * 2
+    assert lines[4].split()[4:] == ["inaccurate"] * 2
+    assert lines[5].startswith("lower is better")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"better": "smaller"}, 'better must be "lower" or "higher"; got'),
+        ({"level": 0}, "level must be between 0 and 1"),
+        ({"values": {}}, "values must hold at least one method; got none"),
+        ({"values": {"a": None}}, "values must hold at least one method; got none"),
+        ({"values": {"a": [0.1, float("inf")]}}, "values of 'a' must be finite; got inf at position 1"),
+        ({"accuracies": {"a": [0.9, 0.9]}}, "'uncalibrated' is missing. Pass its accuracies, or name another baseline"),
+        ({"accuracies": {"uncalibrated": [0.9, 0.9]}}, "'a' is missing"),
+        ({"n_test": 10}, "n_calibration and n_test must both be whole numbers"),
+    ],
+)
+def test_comparisons_that_make_no_sense_are_refused(change, message):
+    arguments = {"values": {"a": [0.1, 0.2]}, "accuracies": {"a": [0.9, 0.9], "uncalibrated": [0.9, 0.9]}} | change
+    with pytest.raises(InvalidInputError, match=message):
+        compare_methods(**arguments)

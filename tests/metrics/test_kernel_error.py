@@ -1,0 +1,259 @@
+"""The kernel calibration error against a double loop, by hand, and its test under the null and off it."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kcal.metrics.kernel_error
+from kcal.errors import InvalidInputError
+from kcal.metrics.kernel_error import kernel_calibration_error
+
+steady = settings(deadline=None, max_examples=40)  # a slow run is no failure
+
+ESTIMATORS = ["unbiased-quadratic", "unbiased-linear", "biased"]
+
+
+def draw_labels(probs, generator):
+    return (probs.cumsum(axis=1) > generator.random((len(probs), 1))).argmax(axis=1).clip(max=probs.shape[1] - 1)
+
+
+@st.composite
+def predictions(draw):
+    n, k = draw(st.integers(2, 25)), draw(st.integers(2, 5))
+    generator = np.random.default_rng(draw(st.integers(0, 10_000)))
+    return generator.dirichlet(np.full(k, 0.5), size=n), generator.integers(0, k, size=n)
+
+
+def distance_slow(p, q, kernel):
+    if kernel == "total-variation":
+        return sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
+    return math.sqrt(sum((a - b) ** 2 for a, b in zip(p, q, strict=True)))
+
+
+def products_slow(probs, labels, kernel, bandwidth):
+    n, k = probs.shape
+    h = np.zeros((n, n))
+    for i in range(n):
+        for j in range(n):
+            inner = sum(((labels[i] == c) - probs[i, c]) * ((labels[j] == c) - probs[j, c]) for c in range(k))
+            h[i, j] = math.exp(-distance_slow(probs[i], probs[j], kernel) / bandwidth) * inner
+    return h
+
+
+def estimate_slow(h, estimator):
+    n = len(h)
+    if estimator == "biased":
+        pairs = [(i, j) for i in range(n) for j in range(n)]
+    elif estimator == "unbiased-quadratic":
+        pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
+    else:
+        pairs = [(2 * i, 2 * i + 1) for i in range(n // 2)]
+    return np.mean([h[pair] for pair in pairs])
+
+
+@steady
+@given(
+    data=predictions(),
+    estimator=st.sampled_from(ESTIMATORS),
+    kernel=st.sampled_from(["total-variation", "euclidean"]),
+    bandwidth=st.sampled_from([None, 0.1, 2.0]),
+)
+def test_the_estimates_equal_the_double_loop(data, estimator, kernel, bandwidth):
+    probs, labels = data
+    result = kernel_calibration_error(
+        probs, labels, estimator=estimator, kernel=kernel, bandwidth=bandwidth, resamples=0
+    )
+    n = len(labels)
+    median = np.median([distance_slow(probs[i], probs[j], kernel) for i in range(n) for j in range(i)])
+    assert result.bandwidth == pytest.approx(median if bandwidth is None else bandwidth)
+    h = products_slow(probs, labels, kernel, result.bandwidth)
+    assert result.value == pytest.approx(estimate_slow(h, estimator), abs=1e-12)
+
+
+def test_three_samples_by_hand():
+    # Distances .5, .5, 0 and ν = .5. Residuals r1 = (0, 0), r2 = (.5, −.5), r3 = (−.5, .5).
+    # h12 = h13 = 0, h23 = e⁰·(−.5) = −.5; on the diagonal 0, .5, .5.
+    probs, labels = np.array([[1.0, 0.0], [0.5, 0.5], [0.5, 0.5]]), np.array([0, 0, 1])
+    quadratic = kernel_calibration_error(probs, labels)
+    assert quadratic.bandwidth == 0.5
+    assert quadratic.value == pytest.approx(-0.5 / 3)
+    assert kernel_calibration_error(probs, labels, estimator="biased").value == pytest.approx(0, abs=1e-15)
+    # The other way round, all residuals differ from zero: r1 = (−1, 1), h12 = h13·(−1) = e⁻¹·(−1).
+    linear = kernel_calibration_error(probs, np.array([1, 0, 1]), estimator="unbiased-linear")
+    assert linear.value == pytest.approx(-math.exp(-1))
+    assert math.isnan(linear.p_value), "one pair has no standard error"
+
+
+@pytest.mark.parametrize("estimator", ["unbiased-quadratic", "biased"])
+def test_the_bootstrap_equals_the_double_loop(estimator):
+    generator = np.random.default_rng(3)
+    probs = generator.dirichlet(np.ones(3), size=12)
+    labels = draw_labels(probs, generator)
+    result = kernel_calibration_error(probs, labels, estimator=estimator, resamples=50, seed=5)
+    order = np.lexsort((labels, *probs.T))
+    h = products_slow(probs[order], labels[order], "total-variation", result.bandwidth)
+    if estimator != "biased":
+        np.fill_diagonal(h, 0)
+    draws = np.random.default_rng(5)
+    larger = 0
+    for _ in range(50):
+        drawn = list(draws.integers(0, 12, 12))
+        w = [drawn.count(i) - 1 for i in range(12)]
+        larger += sum(w[i] * w[j] * h[i, j] for i in range(12) for j in range(12)) >= h.sum()
+    assert result.p_value == pytest.approx((1 + larger) / 51)
+    assert 0 < larger < 50
+
+
+def test_the_normal_test_of_the_linear_estimator_by_hand():
+    # Equal rows: k = 1. Residuals ±(.5, −.5): h = .5 for equal labels, −.5 for different ones.
+    probs, labels = np.full((8, 2), 0.5), np.array([0, 0, 1, 1, 0, 1, 1, 1])
+    result = kernel_calibration_error(probs, labels, estimator="unbiased-linear")
+    assert result.value == pytest.approx(0.25)  # of .5, .5, −.5, .5, with standard error .5/√4
+    assert result.p_value == pytest.approx(0.5 * math.erfc(1 / math.sqrt(2)))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_calibrated_predictions_are_rejected_as_often_as_the_level_says(estimator):
+    generator = np.random.default_rng(0)
+    p_values, values, repetitions = [], [], 300
+    for _ in range(repetitions):
+        probs = generator.dirichlet(np.full(3, 0.5), size=100)
+        result = kernel_calibration_error(probs, draw_labels(probs, generator), estimator=estimator, resamples=99)
+        p_values.append(result.p_value)
+        values.append(result.value)
+    for level in (0.05, 0.2, 0.5, 0.8):
+        rejected = np.mean(np.array(p_values) <= level)
+        assert abs(rejected - level) < 3.5 * math.sqrt(level * (1 - level) / repetitions), level
+    standard_error = np.std(values) / math.sqrt(repetitions)
+    if estimator == "biased":
+        assert np.mean(values) > 10 * standard_error
+        assert min(values) >= 0
+    else:
+        assert abs(np.mean(values)) < 3.5 * standard_error
+
+
+@pytest.mark.parametrize(
+    ("estimator", "n"), [("unbiased-quadratic", 200), ("biased", 200), ("unbiased-linear", 20_000)]
+)
+def test_overconfident_predictions_are_found(estimator, n):
+    generator = np.random.default_rng(1)
+    found = 0
+    for _ in range(20):
+        probs = generator.dirichlet(np.ones(3), size=n)
+        sharp = probs**3 / (probs**3).sum(axis=1, keepdims=True)
+        labels = draw_labels(probs, generator)
+        found += (
+            kernel_calibration_error(sharp, labels, estimator=estimator, bandwidth=0.5, resamples=99).p_value <= 0.05
+        )
+    assert found >= 19
+
+
+@steady
+@given(data=predictions(), seed=st.integers(0, 1000), estimator=st.sampled_from(["unbiased-quadratic", "biased"]))
+def test_permuting_rows_changes_not_one_bit(data, seed, estimator):
+    probs, labels = data
+    order = np.random.default_rng(seed).permutation(len(labels))
+    before = kernel_calibration_error(probs, labels, estimator=estimator, resamples=20)
+    assert kernel_calibration_error(probs[order], labels[order], estimator=estimator, resamples=20) == before
+
+
+@steady
+@given(data=predictions(), seed=st.integers(0, 1000), estimator=st.sampled_from(ESTIMATORS))
+def test_permuting_classes_does_not_change_the_value(data, seed, estimator):
+    probs, labels = data
+    order = np.random.default_rng(seed).permutation(probs.shape[1])
+    before = kernel_calibration_error(probs, labels, estimator=estimator, resamples=0)
+    after = kernel_calibration_error(probs[:, order], np.argsort(order)[labels], estimator=estimator, resamples=0)
+    assert after.value == pytest.approx(before.value, abs=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_blocks_give_the_same_as_one_block(estimator, monkeypatch):
+    generator = np.random.default_rng(0)
+    probs = generator.dirichlet(np.ones(4), size=53)
+    labels = generator.integers(0, 4, size=53)
+    whole = kernel_calibration_error(probs, labels, estimator=estimator)
+    monkeypatch.setattr(kcal.metrics.kernel_error, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(kcal.metrics.kernel_error, "BLOCK_ENTRIES", 12)
+    blocked = kernel_calibration_error(probs, labels, estimator=estimator)
+    assert blocked.value == pytest.approx(whole.value, abs=1e-15)
+    assert blocked.p_value == whole.p_value
+
+
+def test_the_median_of_drawn_pairs_is_near_that_of_all_pairs(monkeypatch):
+    generator = np.random.default_rng(0)
+    probs = generator.dirichlet(np.ones(3), size=400)
+    labels = generator.integers(0, 3, size=400)
+    exact = kernel_calibration_error(probs, labels, resamples=0).bandwidth
+    monkeypatch.setattr(kcal.metrics.kernel_error, "ALL_PAIRS_ROWS", 399)
+    monkeypatch.setattr(kcal.metrics.kernel_error, "SAMPLED_PAIRS", 20_000)
+    drawn = kernel_calibration_error(probs, labels, resamples=0)
+    assert drawn.bandwidth == pytest.approx(exact, rel=0.03)
+    assert drawn.bandwidth != exact
+    assert kernel_calibration_error(probs, labels, resamples=0, seed=1).bandwidth != drawn.bandwidth
+    assert kernel_calibration_error(probs, labels, resamples=0).bandwidth == drawn.bandwidth
+
+
+def test_one_sample_has_only_a_biased_estimate():
+    result = kernel_calibration_error([[0.7, 0.3]], [0], estimator="biased")
+    assert result.value == pytest.approx(0.3**2 + 0.3**2)
+    assert math.isnan(result.p_value)
+    for estimator in ("unbiased-quadratic", "unbiased-linear"):
+        with pytest.raises(InvalidInputError, match="needs at least 2 samples; got 1"):
+            kernel_calibration_error([[0.7, 0.3]], [0], estimator=estimator)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_certain_predictions_are_fully_credible_when_right_and_not_at_all_when_wrong(estimator):
+    probs = np.tile(np.eye(2), (10, 1))
+    labels = np.tile([0, 1], 10)
+    right = kernel_calibration_error(probs, labels, estimator=estimator)
+    assert (right.value, right.p_value) == (0, 1)
+    wrong = kernel_calibration_error(probs[::2], labels[::2] + 1, estimator=estimator)
+    assert wrong.value == pytest.approx(2)  # equal rows: k = 1, and |(−1, 1)|² = 2
+    assert wrong.p_value < 0.01
+    assert wrong.bandwidth == 1, "equal rows have no distance"
+
+
+def test_where_most_rows_are_equal_the_mean_distance_is_the_bandwidth():
+    probs = np.array([[1.0, 0.0]] * 5 + [[0.5, 0.5]])
+    assert kernel_calibration_error(probs, [0] * 6).bandwidth == pytest.approx(5 * 0.5 / 15)
+
+
+def test_a_thousand_classes_are_as_good_as_few():
+    generator = np.random.default_rng(0)
+    few = generator.dirichlet(np.ones(4), size=40)
+    labels = draw_labels(few, generator)
+    many = np.zeros((40, 1000))
+    many[:, 100:104] = few
+    expected = kernel_calibration_error(few, labels, resamples=0).value
+    assert kernel_calibration_error(many, labels + 100, resamples=0).value == pytest.approx(expected)
+
+
+def test_the_result_is_a_number_and_prints_what_it_is():
+    result = kernel_calibration_error(np.full((4, 2), 0.5), [0, 1, 0, 0], estimator="biased", resamples=9)
+    assert float(result) == result.value == pytest.approx(0.125)
+    assert str(result) == (
+        f"squared kernel calibration error 1.250e-01, p-value {result.p_value:.4f} "
+        "(biased, total-variation kernel, bandwidth 1, 4 samples)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"estimator": "quadratic"}, 'estimator must be one of "unbiased-quadratic", "unbiased-linear", "biased"; got'),
+        ({"kernel": "rbf"}, 'kernel must be "total-variation" or "euclidean"; got'),
+        ({"bandwidth": 0}, "bandwidth must be a positive number"),
+        ({"bandwidth": float("nan")}, "bandwidth must be a positive number"),
+        ({"bandwidth": "median"}, "bandwidth must be a positive number"),
+        ({"resamples": -1}, "resamples must be a whole number, at least 0"),
+        ({"resamples": 10.5}, "resamples must be a whole number, at least 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(InvalidInputError, match=message):
+        kernel_calibration_error([[0.5, 0.5], [0.4, 0.6]], [0, 1], **options)

@@ -1,0 +1,109 @@
+"""Average ranks against scipy, by hand, and as the KCal paper averages them."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import rankdata
+
+from kcal.errors import InvalidInputError
+from kcal.metrics.ranks import AverageRank, AverageRanks, average_ranks, overall_ranks
+
+steady = settings(deadline=None)  # a slow run is no failure
+
+
+def test_average_ranks_by_hand():
+    # Task 1: a 1, b 2.5, c 2.5. Task 2, without c: b 1, a 2.
+    tasks = {"one": {"a": 0.1, "b": 0.2, "c": 0.2}, "two": {"a": 0.3, "b": 0.1, "c": None}}
+    averages = average_ranks(tasks)
+    assert averages.ranks["a"] == AverageRank(1.5, pytest.approx(math.sqrt(0.5)), 2)
+    assert averages.ranks["b"] == AverageRank(1.75, pytest.approx(math.sqrt(2 * 0.75**2)), 2)
+    assert averages.ranks["c"].mean == 2.5
+    assert math.isnan(averages.ranks["c"].std)
+    assert averages.best == ("a",)
+    assert str(averages).splitlines() == ["a  1.50 ± 0.71", "b  1.75 ± 1.06", "c  2.50 ± nan"]
+
+
+@steady
+@given(
+    seed=st.integers(0, 10_000),
+    n_tasks=st.integers(1, 6),
+    n_reshuffles=st.integers(1, 4),
+    better=st.sampled_from(["lower", "higher"]),
+)
+def test_average_ranks_equal_those_of_scipy(seed, n_tasks, n_reshuffles, better):
+    generator = np.random.default_rng(seed)
+    values = generator.integers(0, 4, size=(n_tasks, 5, n_reshuffles)).astype(float)  # ties are common
+    values[generator.random(values.shape) < 0.2] = np.nan
+    values[:, 0] = 2  # so that one is always there
+    tasks = {str(t): {f"m{m}": values[t, m] for m in range(5)} for t in range(n_tasks)}
+    ranks = rankdata(values if better == "lower" else -values, axis=1, nan_policy="omit")
+    averages = average_ranks(tasks, better=better).ranks
+    for m in range(5):
+        present = ranks[:, m][~np.isnan(ranks[:, m])]
+        assert (f"m{m}" in averages) == (present.size > 0)
+        if present.size:
+            assert averages[f"m{m}"].mean == pytest.approx(present.mean())
+            assert averages[f"m{m}"].n_ranks == present.size
+            expected = present.std(ddof=1) if present.size > 1 else np.nan
+            assert averages[f"m{m}"].std == pytest.approx(expected, nan_ok=True, abs=1e-12)
+
+
+def test_each_reshuffle_is_ranked_by_itself():
+    # 99 ranks of 2 and one of 1: the standard deviation of the paper's 8.99 ± 0.10.
+    worse = np.full(100, 0.5)
+    worse[7] = 0.1
+    rank = average_ranks({"task": {"good": np.full(100, 0.2), "worse": worse}}).ranks["worse"]
+    assert (round(rank.mean, 2), round(rank.std, 2), rank.n_ranks) == (1.99, 0.10, 100)
+
+
+@steady
+@given(seed=st.integers(0, 1000))
+def test_the_order_of_tasks_and_methods_does_not_matter(seed):
+    generator = np.random.default_rng(seed)
+    tasks = {t: {m: generator.integers(0, 5) for m in "abcd"} for t in "xyz"}
+    turned = {t: dict(reversed(methods.items())) for t, methods in reversed(tasks.items())}
+    before, after = average_ranks(tasks).ranks, average_ranks(turned).ranks
+    for name in "abcd":
+        assert after[name].mean == pytest.approx(before[name].mean)
+        assert after[name].std == pytest.approx(before[name].std)
+
+
+def test_the_overall_average_is_that_of_the_paper():
+    # ECE, accuracy, CECE and Brier of the uncalibrated predictions and of KCal; the table's last row is 7.16 and 2.61.
+    printed = {"ece": (8.42, 3.84), "accuracy": (5.03, 2.70), "cece": (6.99, 1.83), "brier": (8.18, 2.05)}
+    metrics = {
+        metric: AverageRanks({"uncalibrated": AverageRank(u, 1.0, 12), "kcal": AverageRank(k, 1.0, 12)})
+        for metric, (u, k) in printed.items()
+    }
+    overall = overall_ranks(metrics)
+    assert overall["uncalibrated"] == pytest.approx(7.16, abs=0.006)
+    assert overall["kcal"] == pytest.approx(2.61, abs=0.006)
+
+
+def test_the_overall_average_leaves_out_metrics_without_the_method():
+    overall = overall_ranks({"x": average_ranks({"t": {"a": 1, "b": 2}}), "y": average_ranks({"t": {"a": 3}})})
+    assert overall == {"a": 1.0, "b": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ({}, "tasks must hold at least one value; got none"),
+        ({"t": {"a": None}}, "tasks must hold at least one value; got none"),
+        ({"t": {"a": float("nan")}}, "tasks must hold at least one value; got none"),
+        ({"t": {"a": "best"}}, "the value of 'a' in task 't' must be a number, None, or an array over reshuffles"),
+        ({"t": {"a": [[1.0]]}}, "the value of 'a' in task 't' must be a number, None, or an array over reshuffles"),
+        ({"t": {"a": [1.0, 2.0], "b": 1.0}}, "all methods of task 't' must have values for the same reshuffles"),
+    ],
+)
+def test_tasks_that_make_no_sense_are_refused(tasks, message):
+    with pytest.raises(InvalidInputError, match=message):
+        average_ranks(tasks)
+
+
+def test_an_unknown_direction_is_refused():
+    with pytest.raises(InvalidInputError, match='better must be "lower" or "higher"; got'):
+        average_ranks({"t": {"a": 1.0}}, better="up")

@@ -1,0 +1,118 @@
+"""The tests over reshuffles against scipy and against the formula by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from kcal.errors import InvalidInputError
+from kcal.metrics.significance import ReshuffleSummary, corrected_resampled_t_test, pooled_t_test
+
+steady = settings(deadline=None)  # a slow run is no failure
+# Scipy warns about samples without variance; those are tested by themselves.
+samples = st.lists(st.integers(-50, 50), min_size=2, max_size=12).filter(lambda sample: len(set(sample)) > 1)
+
+
+@steady
+@given(first=samples, second=samples)
+def test_the_pooled_test_is_that_of_scipy(first, second):
+    expected = stats.ttest_ind(first, second, equal_var=True, alternative="greater").pvalue
+    assert pooled_t_test(first, second) == pytest.approx(expected, abs=1e-9)
+
+
+@steady
+@given(
+    means=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    stds=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)),
+    sizes=st.tuples(st.integers(2, 20), st.integers(2, 20)),
+)
+def test_the_pooled_test_of_summaries_is_that_of_scipy(means, stds, sizes):
+    expected = stats.ttest_ind_from_stats(
+        means[0], stds[0], sizes[0], means[1], stds[1], sizes[1], equal_var=True, alternative="greater"
+    ).pvalue
+    first, second = (ReshuffleSummary(*entry) for entry in zip(means, stds, sizes, strict=True))
+    assert pooled_t_test(first, second) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_corrected_test_by_hand():
+    # Differences .01, .03, .02, .02: mean .02, variance 2e-4/3. Factor 1/4 + 300/100 = 3.25, 3 degrees of freedom.
+    first, second = np.array([0.11, 0.23, 0.12, 0.32]), np.array([0.10, 0.20, 0.10, 0.30])
+    t = 0.02 / math.sqrt(2e-4 / 3 * 3.25)
+    expected = stats.t.sf(t, df=3)
+    assert corrected_resampled_t_test(first, second, n_calibration=100, n_test=300) == pytest.approx(expected)
+    assert corrected_resampled_t_test(second, first, n_calibration=100, n_test=300) == pytest.approx(1 - expected)
+
+
+@steady
+@given(data=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=12))
+def test_the_corrected_test_tends_to_the_paired_test_and_is_never_surer(data):
+    first, second = np.array(data).T
+    differences = first - second
+    if np.std(differences) > 1e-6:
+        paired = stats.ttest_rel(first, second, alternative="greater").pvalue
+        many = corrected_resampled_t_test(first, second, n_calibration=10**12, n_test=1)
+        assert many == pytest.approx(paired, abs=1e-6)
+        few = corrected_resampled_t_test(first, second, n_calibration=5, n_test=95)
+        assert abs(few - 0.5) <= abs(paired - 0.5) + 1e-12
+
+
+def corrected(first, second):
+    return corrected_resampled_t_test(first, second, n_calibration=10, n_test=90)
+
+
+@pytest.mark.parametrize("test", [pooled_t_test, corrected])
+def test_values_without_variance_differ_surely_or_not_at_all(test):
+    assert test([0.2] * 5, [0.1] * 5) < 1e-9
+    assert test([0.1] * 5, [0.2] * 5) > 1 - 1e-9
+    assert test([0.1] * 5, [0.1] * 5) == 0.5
+    assert test([0.0] * 5, [0.0] * 5) == 0.5
+
+
+@pytest.mark.parametrize("test", [pooled_t_test, corrected])
+def test_rounding_is_no_difference(test):
+    first = np.array([0.1, 0.2, 0.3])
+    assert test([0.3] * 3, [0.1 + 0.2] * 3) == pytest.approx(0.5, abs=1e-3)
+    assert test(first + 1e-16, first) == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize("test", [pooled_t_test, corrected])
+def test_one_reshuffle_cannot_be_tested(test):
+    assert math.isnan(test([0.2], [0.1]))
+
+
+def test_one_value_can_be_compared_with_several():
+    expected = stats.ttest_ind([0.5], [0.1, 0.2, 0.4], equal_var=True, alternative="greater").pvalue
+    assert pooled_t_test([0.5], [0.1, 0.2, 0.4]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], r"first must be one number for each reshuffle; got shape \(0,\)"),
+        (0.5, r"first must be one number for each reshuffle; got shape \(\)"),
+        ([[0.5, 0.4]], r"first must be one number for each reshuffle; got shape \(1, 2\)"),
+        (["a", "b"], "first must be one number for each reshuffle; got"),
+        ([0.5, float("nan")], "first must be finite; got nan at position 1. Pass None"),
+        (ReshuffleSummary(0.5, -0.1, 10), "first must have a finite mean, a std of at least 0 and a count"),
+        (ReshuffleSummary(0.5, 0.1, 0), "first must have a finite mean, a std of at least 0 and a count"),
+    ],
+)
+def test_values_that_are_no_reshuffles_are_refused(values, message):
+    with pytest.raises(InvalidInputError, match=message):
+        pooled_t_test(values, [0.1, 0.2])
+
+
+@pytest.mark.parametrize(("n_calibration", "n_test"), [(0, 10), (10, -1), (None, 10), (10, 2.5)])
+def test_sizes_that_are_no_counts_are_refused(n_calibration, n_test):
+    with pytest.raises(InvalidInputError, match="n_calibration and n_test must both be whole numbers, at least 1"):
+        corrected_resampled_t_test([0.1, 0.2], [0.1, 0.2], n_calibration=n_calibration, n_test=n_test)
+
+
+def test_the_corrected_test_wants_pairs():
+    with pytest.raises(InvalidInputError, match="the same reshuffles for every method; got 2 and 3 values"):
+        corrected([0.1, 0.2], [0.1, 0.2, 0.3])
+    with pytest.raises(InvalidInputError, match="pairs the values of each reshuffle, and got a summary"):
+        corrected(ReshuffleSummary(0.1, 0.1, 3), [0.1, 0.2, 0.3])
