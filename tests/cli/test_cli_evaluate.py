@@ -154,9 +154,18 @@ def test_figures_that_do_not_exist_are_null(run, tmp_path):
     assert found["classwise_calibration_error"] is None
 
 
-def test_weights_are_not_used_and_a_line_says_so(run, model):
-    np.savez("data.npz", **blobs(60, 2), weights=np.ones(60))
-    assert "weights are not used" in run("evaluate", model, "data.npz").stderr
+def test_a_weight_of_two_counts_as_two_rows(run, model):
+    arrays, weights = blobs(60, 2), np.ones(60)
+    weights[:20] = 2
+    np.savez("data.npz", **arrays, weights=weights)
+    probabilities = kcal.load(model).predict_proba(arrays["embeddings"])
+    expected = kcal.evaluate(probabilities, CODES, sample_weight=weights).as_dict()
+    found = figures(run, model, "data.npz")["kcal"]
+    assert found == pytest.approx(expected)
+    twice = np.r_[np.arange(60), np.arange(20)]
+    accuracy = kcal.evaluate(probabilities[twice], CODES[twice]).accuracy
+    assert found["accuracy"] == pytest.approx(accuracy)
+    assert found["accuracy"] != pytest.approx(kcal.evaluate(probabilities, CODES).accuracy)
 
 
 def test_labels_of_another_kind_or_unknown_are_named(run, model, tmp_path):

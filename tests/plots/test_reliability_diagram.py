@@ -88,6 +88,7 @@ def test_the_axes_say_what_they_show(bins):
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
         "observed frequency",
         "gap to the mean prediction",
+        "95 % confidence band",
         "perfect calibration",
         "samples (right axis)",
         "under 15 samples: no bar",
@@ -196,5 +197,14 @@ def test_without_matplotlib_importing_the_plots_says_how_to_install_it():
 
 
 def test_the_exported_names_are_these():
-    assert kcal.plots.__all__ == ["bandwidth_curve", "reliability_diagram", "reliability_grid"]
+    assert kcal.plots.__all__ == [
+        "bandwidth_curve",
+        "class_reliability_grid",
+        "rank_plot",
+        "rejection_curve",
+        "reliability_diagram",
+        "reliability_grid",
+        "simplex_plot",
+        "training_curve",
+    ]
     assert all(hasattr(kcal.plots, name) for name in kcal.plots.__all__)

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from numpy.typing import NDArray
 
-from kcal.arrays import encode_labels
-from kcal.calibrators import Calibrator, Uncalibrated
 from kcal.cli import options as o
-from kcal.cli.arrays_in import SUFFIXES, check_readable
-from kcal.cli.arrays_out import PROBABILITY_COLUMN, check_writable, named_output, refuse_to_replace
-from kcal.cli.class_order import classes_to_fit, name_labels, order_for
-from kcal.cli.model_inputs import read_for, refuse_overlap
-from kcal.cli.samples import Samples, Source, read_samples
-from kcal.cli.tables import show_evaluations
-from kcal.cli.tables_in import TableFile
-from kcal.cli.vectors import is_text
+from kcal.cli.arrays_in import SUFFIXES
+from kcal.cli.arrays_out import check_writable, named_output, refuse_to_replace
+from kcal.cli.judged import Judged, judge_model, judge_probabilities, probability_columns
+from kcal.cli.tables import METHODS, console, show_evaluations
 from kcal.errors import InvalidInputError, KcalWarning
 from kcal.metrics import Evaluation
 from kcal.metrics import evaluate as measure
 from kcal.persistence import load, write_whole
+
+REPORT = "report.html"
+MANY_DRAWS = 20_000_000
+"""Rows times resamples beyond which a line says what takes so long."""
 
 
 def evaluate(
@@ -39,87 +38,152 @@ def evaluate(
     data: Annotated[
         Path | None, typer.Argument(metavar="DATA", help="An npz, npy, parquet or csv file.", show_default=False)
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help=f"Write a page with tables and pictures, {REPORT}, into this folder.",
+            show_default=False,
+        ),
+    ] = None,
     json_file: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Write all figures as JSON too; - for standard output instead."),
     ] = None,
+    before: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Probabilities for the same rows to compare with, in place of the logits'.",
+            show_default=False,
+        ),
+    ] = None,
     allow_overlap: Annotated[
         bool, typer.Option("--allow-overlap", help="Evaluate on rows that the model was fitted on, too.")
     ] = False,
+    confidence: o.Confidence = None,
+    resamples: o.Resamples = None,
+    seed: o.ResamplingSeed = None,
+    no_intervals: o.NoIntervals = False,
     labels: o.Labels = None,
     logits: o.Logits = None,
+    groups: o.RowGroups = None,
+    weights: o.Weights = None,
     classes: o.Classes = None,
     label_column: o.LabelColumn = None,
+    group_column: o.GroupColumn = None,
+    weight_column: o.WeightColumn = None,
+    id_column: o.IdColumn = None,
     feature_columns: o.FeatureColumns = None,
     logit_columns: o.LogitColumns = None,
 ) -> None:
-    """Measure a model on labelled data: accuracy, calibration errors, Brier losses, log-loss.
+    """Measure a model on labelled data: accuracy, calibration errors, Brier losses, log-loss, with intervals.
 
     Where the data hold [cyan]logits[/] too, the network's own probabilities stand beside the model's. Data that the
-    model was fitted on are refused. Keys of an npz file may begin with [cyan]test_[/].
+    model was fitted on are refused. Keys of an npz file may begin with [cyan]test_[/]. Where there are
+    [cyan]groups[/], intervals come from drawing whole groups; [cyan]weights[/] are how much each row counts.
 
     [bold]Examples[/]
 
-    [green]kcal evaluate model.kcal test.npz[/]
+    [green]kcal evaluate model.kcal test.npz --report report[/]
 
     [green]kcal evaluate model.kcal test.csv --label-column diagnosis --logit-columns 'z_*' --json metrics.json[/]
 
-    [green]kcal evaluate probabilities.csv --labels labels.npy[/]
+    [green]kcal evaluate after.csv --labels labels.npy --before before.csv[/]
     """
+    inputs = (model, data, labels, logits, groups, weights, before)
     written = None if json_file in (None, "-") else Path(str(json_file))
     if written is not None:
         check_writable(written, option="--json")
-        refuse_to_replace(written, model, data, labels, logits)
-    columns = {"labels": label_column, "features": feature_columns, "logits": logit_columns}
+        refuse_to_replace(written, *inputs)
+    if report is not None:
+        _check_report(report)
+        refuse_to_replace(report / REPORT, *inputs)
+    drawing = Drawing.typed(confidence, resamples, seed, no_intervals, grouped=bool(groups or group_column))
+    if before is not None and (logits is not None or (data is not None and logit_columns is not None)):
+        raise typer.BadParameter("--before and the logits both say what to compare with; give one of them.")
+    columns = {"labels": label_column, "groups": group_column, "weights": weight_column, "ids": id_column}
+    patterns = {"features": feature_columns, "logits": logit_columns}
     if data is None:
         _refuse_what_needs_a_model(model, logits, logit_columns, allow_overlap)
-        columns["features"] = feature_columns or _probability_columns(model)
-    files = {"labels": labels, "logits": logits}
-    source = o.source_of(data or model, columns=columns, files=files, prefixes=("", "test_"), classes=classes)
+        patterns["features"] = feature_columns or probability_columns(model)
+    files = {"labels": labels, "logits": logits, "groups": groups, "weights": weights}
+    prefixes = ("", "test_")
+    source = o.source_of(data or model, columns=columns | patterns, files=files, prefixes=prefixes, classes=classes)
+    other = None
+    if before is not None:
+        patterns = {"features": probability_columns(before) or (feature_columns if data is None else None)}
+        other = o.source_of(before, columns=columns | patterns, prefixes=prefixes, classes=classes)
     if data is None:
-        evaluations = {"probabilities": evaluate_probabilities(source)}
+        judged = judge_probabilities(source, before=other)
     else:
-        evaluations = evaluate_model(load(model), source, allow_overlap=allow_overlap)
+        judged = judge_model(load(model), source, before=other, allow_overlap=allow_overlap)
+    evaluations = measured(judged, drawing, before)
     text = json.dumps(as_json(evaluations, model, data), indent=2, allow_nan=False)
     if json_file == "-":
         typer.echo(text)
-        return
-    show_evaluations(evaluations)
+    else:
+        show_evaluations(evaluations)
     if written is not None:
         with named_output(written):
             write_whole(written, f"{text}\n".encode())
+    if report is not None:
+        sources = {"model": model, "data": data} if data is not None else {"probabilities": model}
+        page = _write_report(report, judged, evaluations, drawing, {**sources, "before": before})
+        if json_file != "-":
+            console().print(f"The report is {page}", markup=False, soft_wrap=True)
 
 
-def evaluate_model(calibrator: Calibrator, source: Source, *, allow_overlap: bool) -> dict[str, Evaluation]:
-    """Return the metrics of the network's own probabilities, where there are logits, and of the calibrator's."""
-    if calibrator.inputs == "logits" and "logits" in source.files:
-        raise typer.BadParameter("--logits is of no use here: this model takes logits itself, and DATA holds them.")
-    samples = read_for(calibrator, source, vectors=("labels", "weights"), labelled=True, with_logits=True)
-    if samples.weights is not None:
-        warnings.warn(f"{samples.name}: the metrics count every sample once; weights are not used.", KcalWarning, 2)
-    if not allow_overlap:
-        refuse_overlap(calibrator, samples)
-    codes = _codes(samples, calibrator.classes_)
-    evaluations: dict[str, Evaluation] = {}
-    before = _uncalibrated(samples, calibrator)
-    if before is not None:
-        evaluations["uncal"] = measure(before, codes)
-    if calibrator.method != "uncal":
-        evaluations[calibrator.method] = measure(calibrator.predict_proba(samples.matrix), codes)
+@dataclass(frozen=True)
+class Drawing:
+    """How rows are drawn anew for the intervals; there are none where the confidence is None."""
+
+    confidence: float | None
+    resamples: int
+    seed: int
+
+    @classmethod
+    def typed(
+        cls, confidence: float | None, resamples: int | None, seed: int | None, none: bool, *, grouped: bool
+    ) -> Drawing:
+        """Return what was typed, or the defaults; refuse what has no effect."""
+        if none and (confidence, resamples, seed, grouped) != (None, None, None, False):
+            raise typer.BadParameter(
+                "--no-intervals leaves nothing to do for --confidence, --resamples, --seed, --groups or --group-column."
+            )
+        if confidence is not None and not 0 < confidence < 1:
+            raise typer.BadParameter(f"--confidence must lie between 0 and 1, like 0.95; got {confidence:g}.")
+        chosen = 0.95 if confidence is None else confidence
+        return cls(None if none else chosen, 1000 if resamples is None else resamples, seed or 0)
+
+
+def measured(judged: Judged, drawing: Drawing, before: Path | None) -> dict[str, Evaluation]:
+    """Return the metrics of every method, with intervals where there is anything to draw from."""
+    n_samples, groups, confidence = len(judged.labels), judged.groups, drawing.confidence
+    n_drawn = n_samples if groups is None else len(np.unique(groups))
+    if confidence is not None and n_drawn < 2:
+        what = "sample" if groups is None else "group"
+        warnings.warn(f"there are no intervals, because there is only one {what} to draw from.", KcalWarning, 2)
+        confidence = None
+    if confidence is not None and n_samples * drawing.resamples * len(judged.probabilities) > MANY_DRAWS:
+        typer.echo(f"Drawing {drawing.resamples:,} resamples for the intervals; --no-intervals saves it.", err=True)
+    evaluations = {}
+    for name, probabilities in judged.probabilities.items():
+        try:
+            evaluations[name] = measure(
+                probabilities,
+                judged.labels,
+                sample_weight=judged.weights,
+                confidence=confidence,
+                resamples=drawing.resamples,
+                groups=None if confidence is None else groups,
+                seed=drawing.seed,
+            )
+        except InvalidInputError as error:
+            if name != "before":
+                raise
+            raise InvalidInputError(f"{before}: {error}") from error
     return evaluations
-
-
-def evaluate_probabilities(source: Source) -> Evaluation:
-    """Return the metrics of probabilities that are already there."""
-    samples = name_labels(read_samples(source, inputs="probabilities", vectors=("labels",), labelled=True))
-    classes = classes_to_fit(samples, "logits")
-    if classes is None:
-        classes = np.arange(samples.matrix.shape[1])
-    if len(classes) != samples.matrix.shape[1]:
-        raise InvalidInputError(
-            f"{samples.name} has {samples.matrix.shape[1]:,} columns of probabilities for {len(classes):,} classes."
-        )
-    return measure(samples.matrix, _codes(samples, classes))
 
 
 def as_json(evaluations: dict[str, Evaluation], model: Path, data: Path | None) -> dict[str, Any]:
@@ -133,55 +197,60 @@ def as_json(evaluations: dict[str, Evaluation], model: Path, data: Path | None) 
         "bins": any_one.bins,
         "threshold": any_one.threshold,
         "clip": any_one.clip,
+        "confidence": any_one.confidence,
         "metrics": {
-            name: {metric: value if math.isfinite(value) else None for metric, value in found.as_dict().items()}
+            name: {metric: _finite(value) for metric, value in found.as_dict().items()}
+            for name, found in evaluations.items()
+        },
+        "intervals": {
+            name: {metric: [_finite(end) for end in interval] for metric, interval in found.intervals.items()}
             for name, found in evaluations.items()
         },
     }
 
 
-def _codes(samples: Samples, classes: NDArray[Any]) -> NDArray[np.int64]:
-    labels = samples.true_labels
-    if is_text(labels) != is_text(classes):
-        raise InvalidInputError(
-            f"{samples.name}: labels are {'text' if is_text(labels) else 'numbers'}, such as "
-            f"{labels[0].item()!r}, but the classes are not, such as {classes[0].item()!r}. Write the labels as the "
-            "classes are called, or list the classes in order with --classes."
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _write_report(
+    folder: Path,
+    judged: Judged,
+    evaluations: dict[str, Evaluation],
+    drawing: Drawing,
+    sources: dict[str, Path | None],
+) -> Path:
+    from kcal.report import write_report
+
+    told = {term: str(path) for term, path in sources.items() if path is not None}
+    if judged.groups is not None:
+        told["groups"] = f"{len(np.unique(judged.groups)):,}; whole groups are drawn for the intervals"
+    drawn = next(iter(evaluations.values())).confidence is not None
+    with named_output(folder / REPORT):
+        return write_report(
+            folder,
+            {METHODS.get(name, name): probabilities for name, probabilities in judged.probabilities.items()},
+            judged.labels,
+            class_names=judged.classes.tolist(),
+            evaluations={METHODS.get(name, name): found for name, found in evaluations.items()},
+            sample_weight=judged.weights,
+            sources=told,
+            settings={"resamples": f"{drawing.resamples:,}", "seed": str(drawing.seed)} if drawn else {},
         )
-    return encode_labels(labels, classes, f"{samples.name}: labels")
 
 
-def _uncalibrated(samples: Samples, calibrator: Calibrator) -> NDArray[Any] | None:
-    """Return the network's own probabilities in the order of the model's classes, or None."""
-    if calibrator.inputs == "logits":
-        return _softmax(samples.matrix, getattr(calibrator, "representation", "logits"), calibrator.classes_)
-    if samples.logits is None:
-        return None
-    order = order_for(samples, calibrator.classes_, samples.logits.shape[1], known=False)
-    if order is None:
-        warnings.warn(
-            f"{samples.name}: nothing tells which column of the logits is which class, so the network's own "
-            "probabilities are left out. List the classes in their order with --classes.",
-            KcalWarning,
-            stacklevel=2,
-        )
-        return None
-    return _softmax(samples.logits[:, order], "logits", calibrator.classes_)
+def _check_report(folder: Path) -> None:
+    """Refuse early a report that could not be drawn or written after long work."""
+    import kcal.report  # noqa: F401 - says how to install matplotlib where it is missing
 
-
-def _softmax(logits: NDArray[Any], representation: str, classes: NDArray[Any]) -> NDArray[Any]:
-    any_label = np.repeat(classes[:1], len(logits))
-    network = Uncalibrated(representation=representation).fit(logits, any_label, classes=classes)
-    probabilities: NDArray[Any] = network.predict_proba(logits)
-    return probabilities
-
-
-def _probability_columns(path: Path) -> str | None:
-    """Return the pattern of the columns that kcal predict writes, if the file has any."""
-    if check_readable(path) not in (".csv", ".parquet"):
-        return None
-    named = any(name.startswith(PROBABILITY_COLUMN) for name in TableFile(path).columns)
-    return f"{PROBABILITY_COLUMN}*" if named else None
+    if folder.is_dir():
+        check_writable(folder / REPORT, option="--report")
+        return
+    above = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+    if not above.is_dir():
+        raise InvalidInputError(f"{above} is not a folder; give the name of one with --report.")
+    if not os.access(above, os.W_OK):
+        raise InvalidInputError(f"{folder} cannot be made: {above} cannot be written to. Choose another folder.")
 
 
 def _refuse_what_needs_a_model(path: Path, logits: Path | None, logit_columns: str | None, allow_overlap: bool) -> None:

@@ -32,6 +32,7 @@ def _option(panel: str) -> Callable[..., Any]:
 _file = _option("Data in files of their own")
 _column = _option("Columns of csv and parquet files")
 _parameter = _option("The method")
+_interval = _option("Confidence intervals")
 
 Data = Annotated[Path, typer.Argument(metavar="DATA", help="An npz, npy, parquet or csv file.", show_default=False)]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="What kcal fit wrote.", show_default=False)]
@@ -51,6 +52,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no
 Labels = Annotated[Path | None, _file("FILE", "Labels.")]
 Logits = Annotated[Path | None, _file("FILE", "Logits, to show the network's own probabilities beside the model's.")]
 Groups = Annotated[Path | None, _file("FILE", "Patients, speakers, sites: a sample is never judged by its own group.")]
+RowGroups = Annotated[
+    Path | None, _file("FILE", "Patients, speakers, sites: for the intervals, whole groups are drawn.")
+]
 Weights = Annotated[Path | None, _file("FILE", "How many samples each one counts for.")]
 Ids = Annotated[Path | None, _file("FILE", "A name for each sample.")]
 Train = Annotated[
@@ -115,6 +119,17 @@ Representation = Annotated[
     ),
 ]
 Seed = Annotated[int | None, _parameter("N", "Same seed, same result: at least 0. (default: 0)")]
+
+Confidence = Annotated[
+    float | None, _interval("SHARE", "How many of the intervals are to hold the truth. (default: 0.95)")
+]
+Resamples = Annotated[
+    int | None, _interval("N", "How often the rows are drawn anew: at least 20. (default: 1000)", min=20)
+]
+ResamplingSeed = Annotated[int | None, _interval("N", "Same seed, same intervals. (default: 0)", "--seed", min=0)]
+NoIntervals = Annotated[
+    bool, typer.Option("--no-intervals", help="Only the values.", rich_help_panel="Confidence intervals")
+]
 
 
 def source_of(

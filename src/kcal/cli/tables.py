@@ -37,8 +37,10 @@ def console() -> Console:
     return Console(highlight=False)
 
 
-def metrics_table(evaluations: Mapping[str, Evaluation], metrics: Sequence[str] = tuple(TITLES)) -> Table:
-    """Return metrics as rows and methods as columns, the best of each row in bold."""
+def metrics_table(
+    evaluations: Mapping[str, Evaluation], metrics: Sequence[str] = tuple(TITLES), *, stacked: bool = False
+) -> Table:
+    """Return metrics as rows and methods as columns, the best of each row in bold; intervals beside or below them."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("metric", no_wrap=True)
     for name in evaluations:
@@ -50,6 +52,12 @@ def metrics_table(evaluations: Mapping[str, Evaluation], metrics: Sequence[str] 
         pairs = list(zip(texts, shown, strict=True))
         best = (max if higher else min)(shown)
         cells = [f"[bold]{text}[/]" if value == best and len(texts) > 1 else text for text, value in pairs]
+        between = "\n" if stacked else " "
+        intervals = [_interval(found, metric) for found in evaluations.values()]
+        cells = [
+            f"{cell}{between}[dim]{escape(ends)}[/]" if ends else cell
+            for cell, ends in zip(cells, intervals, strict=True)
+        ]
         table.add_row(f"{TITLES[metric]} {'↑' if higher else '↓'}", *cells)
     return table
 
@@ -59,12 +67,20 @@ def show_evaluations(evaluations: Mapping[str, Evaluation]) -> None:
     any_one = next(iter(evaluations.values()))
     out = console()
     out.print(f"{any_one.n_samples:,} samples, {any_one.n_classes:,} classes")
-    out.print(metrics_table(evaluations))
+    table = metrics_table(evaluations)
+    unbounded = out.options.update(width=10_000)
+    fits = out.measure(table, options=unbounded).maximum <= out.width
+    out.print(table if fits else metrics_table(evaluations, stacked=True))
     best = ", bold is best" if len(evaluations) > 1 else ""
     out.print(
         f"↑ higher is better, ↓ lower is better{best}. {any_one.bins} bins, of equal count unless said; class-wise "
         f"errors over probabilities of at least {any_one.threshold:.4g}."
     )
+    if any_one.confidence is not None:
+        out.print(
+            f"In brackets, {100 * any_one.confidence:.6g} % confidence intervals by resampling; those of calibration "
+            "errors leave out what chance alone adds, so that they may lie below the value."
+        )
 
 
 def show_fitted(calibrator: Calibrator, samples: Samples, path: Path, seconds: float) -> None:
@@ -120,6 +136,14 @@ def _leave_out_loss(calibrator: KCal, samples: Samples) -> float:
 
 def _number(value: float, metric: str) -> str:
     return f"{100 * value:.2f}" if TITLES[metric].endswith("%") else f"{value:.4f}"
+
+
+def _interval(found: Evaluation, metric: str) -> str:
+    """Return the ends of a metric's interval, as wide in every row; nothing where there is none."""
+    if metric not in found.intervals:
+        return ""
+    low, high = (_number(end, metric) for end in found.intervals[metric])
+    return f"[{low}, {high}]"
 
 
 def _size(path: Path) -> str:

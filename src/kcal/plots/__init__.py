@@ -4,7 +4,12 @@ from kcal.errors import MissingExtraError
 
 try:
     from kcal.plots.bandwidth import bandwidth_curve
-    from kcal.plots.reliability import reliability_diagram, reliability_grid
+    from kcal.plots.ranks import rank_plot
+    from kcal.plots.rejection import rejection_curve
+    from kcal.plots.reliability import reliability_diagram
+    from kcal.plots.reliability_grids import class_reliability_grid, reliability_grid
+    from kcal.plots.simplex import simplex_plot
+    from kcal.plots.training import training_curve
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "matplotlib":
         raise
@@ -12,4 +17,13 @@ except ModuleNotFoundError as error:
         "kcal.plots draws with matplotlib, which is not installed. Run: pip install 'kcal[plots]'"
     ) from error
 
-__all__ = ["bandwidth_curve", "reliability_diagram", "reliability_grid"]
+__all__ = [
+    "bandwidth_curve",
+    "class_reliability_grid",
+    "rank_plot",
+    "rejection_curve",
+    "reliability_diagram",
+    "reliability_grid",
+    "simplex_plot",
+    "training_curve",
+]

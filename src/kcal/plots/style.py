@@ -1,4 +1,4 @@
-"""Colours, names and empty axes that every picture shares."""
+"""Colours, marks, names and empty axes that every picture shares."""
 
 import textwrap
 
@@ -10,13 +10,20 @@ OBSERVED = "#56B4E9"  # sky blue
 OBSERVED_EDGE = "#0072B2"  # blue
 GAP = "#D55E00"  # vermilion
 GAP_FILL = "#F9D9C3"  # vermilion, pale
+BAND = "#000000"
 COUNTS = "#4D4D4D"
 GUIDE = "#000000"
 
+SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
+LINES = ("-", "--", "-.", ":")
+"""Methods and classes take these in turn; their lengths share no factor, so that no pair comes back soon."""
 
-def plain(name: str, *, width: int = 70) -> str:
-    """Return a name as it is to be read: broken into lines, and dollar signs are no mathematics."""
-    return textwrap.fill(name, width).replace("$", r"\$")
+
+def plain(name: str, *, width: int = 70, lines: int = 3) -> str:
+    """Return a name as it is to be read: broken into lines, cut with … after some, dollar signs no mathematics."""
+    shown = textwrap.wrap(str(name), width, max_lines=lines, placeholder="…")
+    return "\n".join(shown).replace("$", r"\$")
 
 
 def new_axes(width: float, height: float) -> Axes:

@@ -1,0 +1,145 @@
+"""Predictions of three classes in a triangle, and how far the observed frequencies are from them."""
+
+from collections.abc import Sequence
+from math import ceil, sqrt
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from numpy.typing import ArrayLike, NDArray
+
+from kcal.errors import InvalidInputError
+from kcal.metrics.checks import check_bins, check_predictions
+from kcal.plots.style import MARKERS, SERIES, new_axes, plain
+
+CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, sqrt(3) / 2]])  # of the first, second and third class
+POINTS = 2000  # at most so many are drawn: more would only be a cloud
+CLASS_COLOURS = (SERIES[0], SERIES[4], SERIES[2])
+
+
+def simplex_plot(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    class_names: Sequence[str] | None = None,
+    ax: Axes | None = None,
+    bins: int = 5,
+    minimum_count: int = 15,
+    title: str | None = None,
+) -> Axes:
+    """Draw predictions of three classes in a triangle, with arrows to what was observed.
+
+    A corner is a class that is certain, the middle of the triangle is one third each. Points are samples, marked by
+    their true class. An arrow leads from the mean prediction of a cell's samples to the frequencies of the classes
+    among them: no arrow to speak of, no error. Cells are those of the canonical calibration error: the triangle's
+    sides cut into equal parts.
+
+    Parameters
+    ----------
+    probs
+        Probabilities, (n_samples, 3); each row sums to 1.
+    labels
+        True classes as column indices of probs, (n_samples,).
+    class_names
+        What to call the three classes; "class 0" and so on if None.
+    ax
+        Where to draw; a new figure if None.
+    bins
+        Parts into which each side is cut.
+    minimum_count
+        Cells with fewer samples have no arrow, because it would be mostly chance.
+    title
+        Heading of the picture.
+    """
+    predictions = check_predictions(probs, labels)
+    if predictions.n_classes != 3:
+        raise InvalidInputError(
+            f"a simplex plot needs probabilities of three classes; got {predictions.n_classes}. "
+            "Draw reliability diagrams of each class for any other number."
+        )
+    names = [f"class {k}" for k in range(3)] if class_names is None else [str(name) for name in class_names]
+    if len(names) != 3:
+        raise InvalidInputError(f"class_names must be three names; got {len(names)}.")
+    number = check_bins(bins)
+    if ax is None:
+        ax = new_axes(6.4, 6.2)
+    _draw_triangle(ax, number)
+    handles = _draw_points(ax, predictions.probs, predictions.labels, names)
+    tails, heads = _cell_arrows(predictions.probs, predictions.labels, number, minimum_count)
+    if len(tails):
+        starts, moves = tails @ CORNERS, (heads - tails) @ CORNERS
+        ax.quiver(
+            *starts.T, *moves.T, angles="xy", scale_units="xy", scale=1, width=0.007, headwidth=4, headlength=4.5,
+            headaxislength=4.2, minlength=0.1, color="black", edgecolor="white", linewidth=0.6, zorder=4,
+        )  # fmt: skip
+        handles.append(
+            Line2D([], [], color="black", linestyle="none", marker=r"$\rightarrow$", markersize=14, markeredgewidth=0.2)
+        )
+        handles[-1].set_label("mean prediction → observed frequency")
+    _name_corners(ax, names)
+    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, frameon=False)
+    if title is not None:
+        ax.set_title(title)
+    return ax
+
+
+def _draw_triangle(ax: Axes, bins: int) -> None:
+    # The names at the corners lie within the limits, so that nothing is cut or covered.
+    ax.set_aspect("equal")
+    ax.set(xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    ax.set(xlim=(-0.04, 1.04), ylim=(-0.12, sqrt(3) / 2 + 0.12))
+    for k in range(3):
+        first, second = (k + 1) % 3, (k + 2) % 3
+        for share in np.arange(1, bins) / bins:  # lines of equal probability of class k
+            ends = np.zeros((2, 3))
+            ends[:, k], ends[0, first], ends[1, second] = share, 1 - share, 1 - share
+            ax.plot(*(ends @ CORNERS).T, color="#B0B0B0", linewidth=0.6, zorder=1)
+    ax.plot(*CORNERS[[0, 1, 2, 0]].T, color="black", linewidth=1.2, zorder=2)
+
+
+def _draw_points(ax: Axes, probs: NDArray[np.floating], labels: NDArray[np.intp], names: list[str]) -> list[Line2D]:
+    """Draw samples by true class, no more than can be told apart; return their legend."""
+    every = ceil(len(probs) / POINTS)
+    places, true = probs[::every] @ CORNERS, labels[::every]
+    size = 4 if len(places) > 300 else 6
+    handles = []
+    for k, name in enumerate(names):
+        style: dict[str, Any] = {"color": CLASS_COLOURS[k], "marker": MARKERS[k], "linestyle": "none"}
+        of_class = places[true == k]
+        ax.plot(*of_class.T, markersize=size, markeredgewidth=0, alpha=0.45, zorder=3, clip_on=False, **style)
+        label = plain(f"truly {name}", width=30, lines=2)
+        handles.append(Line2D([], [], markersize=7, label=label, **style))
+    if every > 1:
+        handles.append(Line2D([], [], linestyle="none", label=f"one sample of {every} is drawn"))
+    return handles
+
+
+def _cell_arrows(
+    probs: NDArray[np.floating], labels: NDArray[np.intp], bins: int, minimum_count: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean predictions and class frequencies of the cells with enough samples, (n_cells, 3) each."""
+    edges = (np.arange(1, bins) / bins).astype(probs.dtype)
+    cells = np.searchsorted(edges, probs, side="right") @ np.array([bins**2, bins, 1])
+    _, of_row, counts = np.unique(cells, return_inverse=True, return_counts=True)
+    of_row = of_row.reshape(-1)
+    means = np.stack([np.bincount(of_row, weights=probs[:, k]) for k in range(3)], axis=1) / counts[:, None]
+    observed = np.stack([np.bincount(of_row, weights=labels == k) for k in range(3)], axis=1) / counts[:, None]
+    enough = counts >= max(minimum_count, 1)
+    return means[enough], observed[enough]
+
+
+def _name_corners(ax: Axes, names: list[str]) -> None:
+    places = ((-8, -6, "left", "top"), (8, -6, "right", "top"), (0, 6, "center", "bottom"))
+    for k, (name, (x, y, horizontal, vertical)) in enumerate(zip(names, places, strict=True)):
+        ax.annotate(
+            plain(name, width=24, lines=2),
+            tuple(CORNERS[k]),
+            xytext=(x, y),
+            textcoords="offset points",
+            ha=horizontal,
+            va=vertical,
+            fontsize=11,
+            fontweight="bold",
+        )

@@ -1,0 +1,93 @@
+"""Text as HTML: names escaped and shortened, tables, and the frame of a page; knows no metrics."""
+
+import html
+import unicodedata
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kcal.report.style import STYLE
+
+LONGEST_NAME = 120
+"""Longer names are cut; the whole of them shows when the pointer rests on it."""
+
+
+class Column(NamedTuple):
+    """The heading of a table's column, as text, and whether its cells are numbers."""
+
+    heading: str
+    number: bool = True
+
+
+def readable(name: object) -> str:
+    """Return a name without what no page can hold: control characters and halves of characters become �."""
+    text = str(name).encode("utf-8", "replace").decode("utf-8")
+    return "".join("\ufffd" if unicodedata.category(sign) == "Cc" and sign not in "\t\n" else sign for sign in text)
+
+
+def escaped(text: object) -> str:
+    """Return text that means nothing to a browser but itself, in content as in attributes."""
+    return html.escape(readable(text), quote=True)
+
+
+def named(name: object) -> str:
+    """Return the HTML of a name, kept apart from the direction in which the text around it is written."""
+    text = readable(name)
+    if len(text) <= LONGEST_NAME:
+        return f"<bdi>{escaped(text) or '(no name)'}</bdi>"
+    return f'<bdi title="{escaped(text)}">{escaped(text[:LONGEST_NAME])}…</bdi>'
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, label: str) -> str:
+    """Return a table of cells that are HTML; the first of each row is its heading. It scrolls where it is too wide."""
+    heads = "".join(f'<th scope="col"{_kind(column)}>{escaped(column.heading)}</th>' for column in columns)
+    body = "\n".join(f"<tr>{_row(columns, row)}</tr>" for row in rows)
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escaped(label)}">\n<table>\n'
+        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>"
+    )
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return terms and what is to be said of them (HTML)."""
+    return "<dl>\n" + "\n".join(f"<dt>{escaped(term)}</dt><dd>{said}</dd>" for term, said in pairs) + "\n</dl>"
+
+
+def section(identity: str, heading: str, *parts: str) -> str:
+    """Return a section of the page, with a place to link to."""
+    inside = "\n".join(part for part in parts if part)
+    return f'<section id="{escaped(identity)}">\n<h2>{escaped(heading)}</h2>\n{inside}\n</section>'
+
+
+def page(title: str, lead: str, sections: Sequence[str]) -> str:
+    """Return a whole HTML5 page that asks for nothing from anywhere, and may not."""
+    inside = "\n".join(sections)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta name="color-scheme" content="light dark">
+<title>{escaped(title)}</title>
+<style>
+{STYLE}</style>
+</head>
+<body>
+<main>
+<h1>{named(title)}</h1>
+<p class="lead">{lead}</p>
+{inside}
+</main>
+</body>
+</html>
+"""
+
+
+def _row(columns: Sequence[Column], cells: Sequence[str]) -> str:
+    first = f'<th scope="row">{cells[0]}</th>'
+    rest = zip(columns[1:], cells[1:], strict=True)
+    return first + "".join(f"<td{_kind(column)}>{cell}</td>" for column, cell in rest)
+
+
+def _kind(column: Column) -> str:
+    return ' class="number"' if column.number else ""

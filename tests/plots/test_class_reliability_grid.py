@@ -1,0 +1,95 @@
+"""The structure of the grid of all classes of one method."""
+
+import pytest
+from matplotlib.figure import Figure
+from pictures import bars, boxes_inside, overconfident, rendered
+
+from kcal.errors import InvalidInputError
+from kcal.metrics import reliability
+from kcal.plots import class_reliability_grid, reliability_diagram
+from kcal.plots.style import OBSERVED
+
+LONG = "acute exacerbation of a chronic disease, unspecified, withaverylongwordthathasnospaceatall " * 3
+
+
+def bins_of(n_classes, n_samples=400):
+    probs, labels = overconfident(n_samples, n_classes)
+    return [reliability(probs, labels, of=k, bins=5) for k in range(n_classes)]
+
+
+def panels_of(figure):
+    """The panels that show something."""
+    return [ax for ax in figure.axes if ax.get_yscale() == "linear" and ax.axison]
+
+
+def headings(figure):
+    return [ax.get_title().strip() for ax in panels_of(figure)]
+
+
+def suptitle(figure):
+    return figure.subfigs[0].get_suptitle()
+
+
+@pytest.mark.parametrize(("n_classes", "shape"), [(2, (1, 2)), (6, (2, 5))])
+def test_classes_keep_their_order_in_rows_of_five(n_classes, shape):
+    figure = class_reliability_grid(bins_of(n_classes), [f"c{k}" for k in range(n_classes)], title="before")
+    assert isinstance(figure, Figure)
+    assert headings(figure) == [f"c{k}" for k in range(n_classes)]
+    grid = panels_of(figure)[0].get_subplotspec().get_gridspec()
+    assert (grid.nrows, grid.ncols) == shape
+    assert suptitle(figure) == "before"
+
+
+def test_each_panel_shows_the_bars_and_the_error_of_its_class():
+    bins = bins_of(3)
+    for ax, of_class in zip(panels_of(class_reliability_grid(bins, list("abc"))), bins, strict=True):
+        assert len(bars(ax, OBSERVED)) == (of_class.counts >= 15).sum()
+        assert [text.get_text() for text in ax.texts] == [f"error {of_class.calibration_error:.3f}"]
+
+
+def test_of_too_many_classes_the_worst_are_shown_and_the_title_says_so():
+    bins = bins_of(30, n_samples=300)
+    figure = class_reliability_grid(bins, [str(k) for k in range(30)], limit=6, title="uncalibrated")
+    errors = [of_class.calibration_error for of_class in bins]
+    assert headings(figure) == [str(k) for k in sorted(range(30), key=lambda k: -errors[k])[:6]]
+    assert suptitle(figure) == "uncalibrated: the 6 classes of largest error, of 30"
+
+
+def test_classes_without_samples_come_last_and_say_so():
+    probs, labels = overconfident(100, 2)
+    nothing = reliability(probs, labels, of=0, threshold=1.0)
+    assert nothing.total == 0
+    figure = class_reliability_grid([nothing, *bins_of(3)], list("abcd"), limit=3)
+    assert "a" not in headings(figure)
+    only = class_reliability_grid([nothing], ["a"])
+    assert [text.get_text() for text in panels_of(only)[0].texts] == ["no samples"]
+    assert rendered(only)
+
+
+def test_long_names_are_cut_and_stay_within_the_picture():
+    figure = class_reliability_grid(bins_of(3), [LONG, "$x$", LONG])
+    shown = headings(figure)
+    assert shown[0].endswith("…")
+    assert shown[0].count("\n") == 1
+    assert shown[1] == r"\$x\$"
+    assert boxes_inside(figure, [ax.title for ax in panels_of(figure)])
+
+
+def test_nothing_of_a_diagram_with_a_long_name_is_cut():
+    ax = reliability_diagram(bins_of(2)[1], class_name=LONG, minimum_count=200)
+    assert boxes_inside(ax.figure, [ax.title, ax.xaxis.label, ax.get_legend()])
+    label, legend = ax.xaxis.label.get_window_extent(), ax.get_legend().get_window_extent()
+    assert legend.y1 <= label.y0 + 8  # the frame of the legend is empty at its edge
+
+
+@pytest.mark.parametrize("limit", [0, 2.5, True])
+def test_a_limit_that_is_no_number_of_classes_is_refused(limit):
+    with pytest.raises(InvalidInputError, match="limit must be a whole number, at least 1"):
+        class_reliability_grid(bins_of(2), ["a", "b"], limit=limit)
+
+
+def test_names_and_bins_must_be_as_many():
+    with pytest.raises(InvalidInputError, match="bins of all 3 classes; 'the method' has 2"):
+        class_reliability_grid(bins_of(2), ["a", "b", "c"])
+    with pytest.raises(InvalidInputError, match="at least one method and one class"):
+        class_reliability_grid([], [])

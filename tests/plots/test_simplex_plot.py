@@ -1,0 +1,86 @@
+"""The structure of the picture of three classes in a triangle."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.quiver import Quiver
+from pictures import boxes_inside, legend_texts, overconfident, rendered
+
+from kcal.errors import InvalidInputError
+from kcal.plots import simplex_plot
+from kcal.plots.simplex import CORNERS
+
+NAMES = ["healthy", "seizure", "periodic discharge"]
+
+
+def clouds(ax):
+    """The samples of each class."""
+    return [line for line in ax.lines if line.get_linestyle() == "None"]
+
+
+def arrows(ax):
+    return [quiver for quiver in ax.collections if isinstance(quiver, Quiver)]
+
+
+def test_samples_lie_where_their_probabilities_say_by_true_class():
+    probs = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]])
+    ax = simplex_plot(probs, [0, 1, 2, 0], class_names=NAMES)
+    first, second, third = clouds(ax)
+    assert np.column_stack(first.get_data()) == pytest.approx(np.array([CORNERS[0], [0.5, 0.0]]))
+    assert np.column_stack(second.get_data()) == pytest.approx(CORNERS[[1]])
+    assert np.column_stack(third.get_data()) == pytest.approx(CORNERS[[2]])
+    assert len({(cloud.get_color(), cloud.get_marker()) for cloud in (first, second, third)}) == 3
+    assert [text.get_text() for text in ax.texts] == NAMES
+
+
+def test_an_arrow_leads_from_the_mean_prediction_of_a_cell_to_what_was_observed():
+    probs = np.concatenate([np.tile([0.7, 0.25, 0.05], (20, 1)), np.tile([0.05, 0.05, 0.9], (14, 1))])
+    labels = np.array([0] * 10 + [1] * 10 + [2] * 14)
+    ax = simplex_plot(probs, labels)
+    (drawn,) = arrows(ax)
+    assert drawn.get_offsets() == pytest.approx(np.array([[0.7, 0.25, 0.05]]) @ CORNERS)  # the cell of 14 has none
+    move = (np.array([0.5, 0.5, 0.0]) - [0.7, 0.25, 0.05]) @ CORNERS
+    assert (drawn.U[0], drawn.V[0]) == pytest.approx(tuple(move))
+    assert len(arrows(simplex_plot(probs, labels, minimum_count=14))[0].U) == 2
+
+
+def test_without_enough_samples_there_are_no_arrows_and_the_legend_names_none():
+    ax = simplex_plot([[0.2, 0.3, 0.5]], [2])
+    assert arrows(ax) == []
+    assert legend_texts(ax) == ["truly class 0", "truly class 1", "truly class 2"]
+    assert rendered(ax.figure)
+
+
+def test_of_many_samples_some_are_drawn_and_the_legend_says_how_many():
+    probs, labels = overconfident(5000, 3)
+    ax = simplex_plot(probs, labels, class_names=NAMES, title="before")
+    assert sum(len(cloud.get_xdata()) for cloud in clouds(ax)) == 1667
+    assert "one sample of 3 is drawn" in legend_texts(ax)
+    assert "mean prediction → observed frequency" in legend_texts(ax)
+    assert boxes_inside(ax.figure, [ax.title, ax.get_legend(), *ax.texts])
+
+
+def test_long_names_neither_leave_the_picture_nor_cover_each_other():
+    ax = simplex_plot(*overconfident(50, 3), class_names=["a very long name of a class " * 5] * 3, title="before")
+    assert boxes_inside(ax.figure, [ax.get_legend(), *ax.texts])
+    left, right, top = (text.get_window_extent() for text in ax.texts)
+    assert left.x1 < right.x0
+    assert top.y1 <= ax.title.get_window_extent().y0
+
+
+def test_it_draws_on_the_axes_that_are_given():
+    ax = Figure().add_subplot()
+    assert simplex_plot([[0.2, 0.3, 0.5]], [2], ax=ax) is ax
+
+
+@pytest.mark.parametrize(
+    ("probs", "names", "message"),
+    [
+        ([[0.4, 0.6]], None, "three classes; got 2"),
+        ([[0.2, 0.3, 0.5]], ["a"], "must be three names; got 1"),
+        ([[0.2, 0.3, 0.9]], None, "sum to 1"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(probs, names, message):
+    with pytest.raises(InvalidInputError, match=message):
+        simplex_plot(probs, [0], class_names=names)

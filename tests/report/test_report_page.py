@@ -1,0 +1,212 @@
+"""The HTML report: its parts, its numbers, what it must never contain."""
+
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from pages import Page, svg_texts
+
+from kcal.errors import InvalidInputError
+from kcal.metrics import class_errors, evaluate
+from kcal.report import report_page, write_report
+
+SCRIPT = '<script>alert("x")</script>'
+NAMES = [SCRIPT, "\"quoted\" & 'single' $1$", "猫 قط ☃ \x07", "long " * 60]
+
+
+def sharpened(n_samples, n_classes, seed=0):
+    generator = np.random.default_rng(seed)
+    true = generator.dirichlet(np.ones(n_classes), size=n_samples)
+    labels = (true.cumsum(axis=1) > generator.random((n_samples, 1))).argmax(axis=1)
+    sharp = true**2
+    return sharp / sharp.sum(axis=1, keepdims=True), true, labels
+
+
+@pytest.fixture(scope="module")
+def judged():
+    before, after, labels = sharpened(300, 4)
+    evaluations = {
+        name: evaluate(probs, labels, confidence=0.9, resamples=50, bins=10)
+        for name, probs in (("before", before), ("after", after))
+    }
+    return {"before": before, "after": after}, labels, evaluations
+
+
+@pytest.fixture(scope="module")
+def html(judged):
+    probabilities, labels, evaluations = judged
+    return report_page(
+        probabilities, labels, class_names=NAMES, evaluations=evaluations, sources={"data": "<b>.npz"}, limit=3
+    )
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
+
+
+def test_it_is_one_whole_html5_page_with_its_sections_in_order(html, page):
+    assert html.startswith("<!DOCTYPE html>\n")
+    assert page.open == []
+    assert list(page.sections) == ["data", "metrics", "confidence", "classes", "rejection", "settings"]
+    assert len(page.ids) == len(set(page.ids))
+    for tag in ("html", "head", "title", "body", "main", "h1"):
+        assert page.tags.count(tag) == 1
+    assert ("html", "lang", "en") in page.attributes
+    assert ("meta", "charset", "utf-8") in page.attributes
+
+
+def test_it_asks_for_nothing_and_runs_nothing(page):
+    assert not {"script", "link", "iframe", "object", "form"} & set(page.tags)
+    for tag, name, value in page.attributes:
+        assert not name.startswith("on"), (tag, name)
+        if name in ("src", "href", "action", "srcset"):
+            assert value.startswith("data:image/svg+xml;base64,")
+    (policy,) = [value for _, name, value in page.attributes if name == "content" and "default-src" in value]
+    assert policy.startswith("default-src 'none';")
+
+
+def test_names_are_text_whatever_they_hold(html, page):
+    assert SCRIPT not in html
+    assert SCRIPT in page.sections["classes"] + page.sections["data"]
+    assert "\"quoted\" & 'single' $1$" in page.sections["data"]
+    assert "猫 قط ☃ �" in page.sections["data"]
+    assert "<b>.npz" in page.sections["data"]
+
+
+def test_long_names_are_cut_and_kept_whole_for_the_pointer(page):
+    assert NAMES[3] not in page.text
+    assert NAMES[3][:120] + "…" in page.sections["data"]
+    assert ("bdi", "title", NAMES[3]) in page.attributes
+
+
+def test_the_data_section_counts_the_classes(page, judged):
+    _, labels, _ = judged
+    counts = np.bincount(labels)
+    heading, *rows = page.tables[0]
+    assert heading == ["class", "samples", "share, %"]
+    assert [int(row[1]) for row in rows] == sorted(counts, reverse=True)
+    assert float(rows[0][2]) == pytest.approx(100 * counts.max() / 300, abs=0.006)
+
+
+def test_the_metrics_stand_before_and_after_with_intervals_and_the_best_in_bold(html, page, judged):
+    _, _, evaluations = judged
+    heading, *rows = page.tables[1]
+    assert heading == ["metric", "before", "after"]
+    assert len(rows) == 8
+    assert rows[0][0] == "accuracy, % ↑"
+    loss = rows[-1]
+    assert loss[0] == "negative log-likelihood ↓"
+    for cell, found in zip(loss[1:], evaluations.values(), strict=True):
+        low, high = found.intervals["negative_log_likelihood"]
+        assert cell == f"{found.negative_log_likelihood:.4f} [{low:.4f}, {high:.4f}]"
+    assert f"<strong>{evaluations['after'].negative_log_likelihood:.4f}</strong>" in html
+    assert f"<strong>{evaluations['before'].negative_log_likelihood:.4f}</strong>" not in html
+    assert "90 % confidence intervals" in page.sections["metrics"]
+
+
+def test_classes_come_worst_first_up_to_the_limit_that_is_stated(page, judged):
+    probabilities, labels, evaluations = judged
+    errors = class_errors(probabilities["after"], labels, bins=10, threshold=evaluations["after"].threshold)
+    assert "The 3 classes of the largest calibration error, of 4, worst first" in page.sections["classes"]
+    heading, *rows = page.tables[2]
+    assert heading[2:4] == ["error, %, before", "error, %, after"]
+    worst = np.argsort(-errors.error)[:3]
+    assert [float(row[3]) for row in rows] == pytest.approx(100 * errors.error[worst], abs=0.006)
+    for row, k in zip(rows, worst, strict=True):
+        signed = 100 * errors.signed_error[k]
+        assert row[-1] == f"too {'low' if signed > 0 else 'high'} by {abs(signed):.2f}"
+
+
+def test_every_picture_is_inside_described_and_well_formed(page):
+    described = [picture["alt"] for picture in page.pictures]
+    assert len(described) == 2 + 3 * 2 + 1
+    assert described[0] == "Reliability diagram of the confidence, before"
+    assert all(described)
+    texts = [svg_texts(picture) for picture in page.pictures]
+    assert "confidence" in texts[0]
+    assert "predicted probability" in texts[2]
+    assert "samples rejected, least confident first" in texts[-1]
+    for picture in page.pictures:
+        assert int(picture["width"]) > 0
+        assert int(picture["height"]) > 0
+
+
+def test_settings_are_told(page, judged):
+    told = page.sections["settings"]
+    _, _, evaluations = judged
+    for text in ("bins10", f"threshold{evaluations['after'].threshold:.4g}", "1e-12", "kcal", "numpy", "Python"):
+        assert text in told
+
+
+def test_the_same_input_gives_the_same_bytes(judged):
+    probabilities, labels, evaluations = judged
+    alone = {"after": probabilities["after"]}
+    assert report_page(alone, labels, evaluations=evaluations, limit=1) == report_page(
+        alone, labels, evaluations=evaluations, limit=1
+    )
+
+
+def test_three_classes_get_their_triangle_and_one_method_one_column():
+    probs, _, labels = sharpened(60, 3)
+    found = Page(report_page({"probabilities": probs}, labels, evaluations={"probabilities": evaluate(probs, labels)}))
+    assert "simplex" in found.sections
+    assert found.tables[1][0] == ["metric", "probabilities"]
+    assert "[" not in "".join(cell for row in found.tables[1] for cell in row)
+    assert "All 3 classes" in found.sections["classes"]
+    assert "no intervals" in found.sections["settings"]
+
+
+def test_one_sample_of_many_classes_can_be_told():
+    probs = np.full((1, 30), 1 / 30)
+    found = Page(report_page({"p": probs}, [3], evaluations={"p": evaluate(probs, [3])}, limit=2))
+    assert "Samples of each of the 30 classes" in found.sections["data"]
+    assert "details" in found.tags
+    assert "classes without a sample29" in found.sections["data"]
+
+
+def test_it_is_written_into_a_folder_that_is_made(tmp_path):
+    probs, _, labels = sharpened(40, 2)
+    written = write_report(tmp_path / "deep" / "er", {"p": probs}, labels, evaluations={"p": evaluate(probs, labels)})
+    assert written == tmp_path / "deep" / "er" / "report.html"
+    assert [path.name for path in written.parent.iterdir()] == ["report.html"]
+    assert "Calibration report" in Page(written.read_text(encoding="utf-8")).text
+
+
+def test_a_failure_leaves_the_old_report_and_no_other_trace(tmp_path):
+    probs, _, labels = sharpened(40, 2)
+    (tmp_path / "report.html").write_text("old")
+    with pytest.raises(InvalidInputError, match="class_names must name all 2"):
+        write_report(tmp_path, {"p": probs}, labels, class_names=["a"], evaluations={"p": evaluate(probs, labels)})
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.html", "old")]
+    with pytest.raises(InvalidInputError, match="at least one"):
+        write_report(tmp_path / "new", {}, labels)
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_does_not_fit_together_is_refused(judged, tmp_path):
+    probabilities, labels, evaluations = judged
+    with pytest.raises(InvalidInputError, match="'after' is missing"):
+        report_page(probabilities, labels, evaluations={"before": evaluations["before"]})
+    other = evaluate(probabilities["after"], labels)
+    with pytest.raises(InvalidInputError, match="same settings; got 2 different"):
+        report_page(probabilities, labels, evaluations={**evaluations, "after": other})
+    with pytest.raises(InvalidInputError, match="limit must be"):
+        report_page(probabilities, labels, evaluations=evaluations, limit=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInputError, match="is not a folder"):
+        write_report(tmp_path / "file", probabilities, labels)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_sees_the_same_elements(html, page, tmp_path):
+    (tmp_path / "report.html").write_text(html, encoding="utf-8")
+    seen = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+         "--dump-dom", f"file://{tmp_path / 'report.html'}"],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    found = Page(seen.stdout)
+    assert found.tags == page.tags
+    assert found.sections == page.sections
