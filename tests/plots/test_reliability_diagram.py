@@ -183,17 +183,18 @@ def test_an_empty_grid_is_refused(rows, names):
         reliability_grid(rows, names)
 
 
-def test_without_matplotlib_importing_the_plots_says_how_to_install_it():
+def test_without_matplotlib_importing_the_plots_or_the_report_says_how_to_install_it():
     program = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "from kcal.errors import MissingExtraError\n"
-        "try:\n    import kcal.plots.reliability\n"
-        "except MissingExtraError as error:\n    print(error)\n"
+        "for name in ('kcal.plots.reliability', 'kcal.report'):\n"
+        "    try:\n        __import__(name)\n"
+        "    except MissingExtraError as error:\n        print(error)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=dict(os.environ)
     )
-    assert "pip install 'kcal[plots]'" in done.stdout
+    assert done.stdout.count("pip install 'kcal[plots]'") == 2
 
 
 def test_the_exported_names_are_these():
