@@ -143,3 +143,34 @@ def test_bad_settings_are_refused(options, words):
 def test_one_sample_has_no_interval():
     with pytest.raises(InvalidInputError, match="at least two samples"):
         evaluate([[0.4, 0.6]], [1], confidence=0.95)
+
+
+def many_classes(n, flatter, generator):
+    """Predictions p whose true distribution is p^(1 − flatter), normalised: overconfident for every class."""
+    logits = 2.2 * generator.normal(size=(n, 5))
+    logits[np.arange(n), generator.integers(5, size=n)] += 2.0
+    probs, truth = (np.exp(logits * (1 - s)) for s in (0.0, flatter))
+    probs, truth = probs / probs.sum(axis=1, keepdims=True), truth / truth.sum(axis=1, keepdims=True)
+    labels = (generator.random(n)[:, None] > truth.cumsum(axis=1)).sum(axis=1).clip(max=4)
+    return probs, truth, labels
+
+
+@pytest.mark.parametrize("flatter", [0.0, 0.15, 0.4])
+def test_intervals_of_class_wise_errors_hold_the_truth(flatter):
+    """40 data sets of 1,000 samples, with 16 in a bin: the value itself is two to many times the truth."""
+    probs, rates, _ = many_classes(200_000, flatter, np.random.default_rng(0))
+    errors = []
+    for k in range(5):
+        kept = probs[:, k] >= 0.2
+        gaps = (rates - probs)[kept, k][np.argsort(probs[kept, k])]
+        errors.append(sum(abs(part.sum()) for part in np.array_split(gaps, 20)) / len(gaps))
+    truth, generator = float(np.mean(errors)), np.random.default_rng(19)
+    held, values = [], []
+    for _ in range(40):
+        probs, _, labels = many_classes(1000, flatter, generator)
+        result = evaluate(probs, labels, confidence=0.95, resamples=100)
+        low, high = result.intervals["classwise_calibration_error"]
+        held.append(low <= truth <= high)
+        values.append(result.classwise_calibration_error)
+    assert np.mean(held) >= 0.85
+    assert np.mean(values) > 1.3 * truth

@@ -56,36 +56,31 @@ class WeightedPredictions:
         return ReliabilityBins(np.diff(ranks), mean_prediction, observed_frequency, edges, of, adaptive, weights)
 
     def masses(self, weights: NDArray[np.float64], *, bins: int, adaptive: bool) -> BinMasses:
-        """Sum what falls into each bin, for each row of ``weights`` (n_vectors, n)."""
+        """Sum what falls into each bin, for each row of ``weights`` (n_vectors, n).
+
+        The bins are those of the predictions' own weights, whatever is summed: if they moved with every resample, the
+        samples that change bins would look like chance twice.
+        """
         if len(self.values) == 0:
             empty = np.zeros((len(weights), bins))
             return BinMasses(empty, empty, empty)
         below = [_cumulative(weights), _cumulative(weights * self.values), _cumulative(weights * self.occurred)]
         if adaptive:
-            lower, upper, share = self._cuts_of_equal_weight(below[0], bins)
+            lower, upper, share = self._cuts_of_equal_weight(bins)
         else:
-            ranks = equal_width_cuts(self.values, equal_width_edges(bins))
-            lower = upper = np.broadcast_to(ranks, (len(weights), bins + 1))
+            lower = upper = equal_width_cuts(self.values, equal_width_edges(bins))
             share = np.zeros(1)
-        at_cuts = [
-            np.take_along_axis(sums, lower, axis=1) * (1 - share) + np.take_along_axis(sums, upper, axis=1) * share
-            for sums in below
-        ]
+        at_cuts = [sums[:, lower] * (1 - share) + sums[:, upper] * share for sums in below]
         return BinMasses(*(np.diff(sums, axis=1) for sums in at_cuts))
 
-    def _cuts_of_equal_weight(
-        self, below: NDArray[np.float64], bins: int
-    ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]:
+    def _cuts_of_equal_weight(self, bins: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]:
         """Return, for each cut, the ranks at which its ties begin and end, and the share of them below the cut."""
-        wanted = below[:, -1:] * (np.arange(bins + 1) / bins)  # (n_vectors, bins + 1)
-        ranks = np.stack(
-            [np.searchsorted(sums, row, side="right") - 1 for sums, row in zip(below, wanted, strict=True)]
-        )
-        ranks = np.clip(ranks, 0, len(self.values) - 1)
+        below = _cumulative(self.weights[None, :])[0]
+        wanted = below[-1] * (np.arange(bins + 1) / bins)
+        ranks = np.clip(np.searchsorted(below, wanted, side="right") - 1, 0, len(self.values) - 1)
         lower, upper = self._ties[0][ranks], self._ties[1][ranks]
-        before = np.take_along_axis(below, lower, axis=1)
-        mass = np.take_along_axis(below, upper, axis=1) - before
-        share = np.divide(wanted - before, mass, out=np.zeros_like(mass), where=mass > 0)
+        mass = below[upper] - below[lower]
+        share = np.divide(wanted - below[lower], mass, out=np.zeros_like(mass), where=mass > 0)
         return lower, upper, np.clip(share, 0.0, 1.0)
 
     @cached_property
