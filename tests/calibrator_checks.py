@@ -141,9 +141,12 @@ def check_hard_inputs_give_valid_rows_or_a_clear_error(make: Factory, problem: A
         "five samples": generator.normal(size=(10, 3)),
         "two classes": generator.normal(size=(10, 2)),
         "many classes": generator.normal(size=(400, 200)),
+        "a missing class": generator.normal(size=(10, 3)),
+        "tied scores": generator.integers(0, 2, size=(10, 3)).astype(float),
     }
     for name, rows in cases.items():
-        own = {"two classes": labels % 2, "many classes": np.arange(400) % 200}.get(name, labels)
+        others = {"two classes": labels % 2, "many classes": np.arange(400) % 200, "a missing class": labels % 2}
+        own = others.get(name, labels)
         keep = slice(0, 5) if name == "five samples" else slice(None)
         queries = rows + 0.25
         try:

@@ -12,6 +12,14 @@ import kcal.projection
 
 EXPORTED = {
     "CALIBRATORS",
+    "BetaCalibration",
+    "EnsembleTemperatureScaling",
+    "HistogramBinning",
+    "IsotonicRegression",
+    "MatrixScaling",
+    "PlattScaling",
+    "ScalingBinning",
+    "VectorScaling",
     "ClassifierOutputs",
     "FastRecipe",
     "KCal",

@@ -4,11 +4,19 @@ from importlib.metadata import version as _version
 
 from kcal.calibrators import (
     CALIBRATORS,
+    BetaCalibration,
     ClassifierOutputs,
+    EnsembleTemperatureScaling,
+    HistogramBinning,
+    IsotonicRegression,
     KCal,
     KCalLogits,
+    MatrixScaling,
+    PlattScaling,
+    ScalingBinning,
     TemperatureScaling,
     Uncalibrated,
+    VectorScaling,
 )
 from kcal.datasets import load_example
 from kcal.errors import KcalError, KcalWarning
@@ -20,16 +28,24 @@ __version__ = _version("kcal")
 
 __all__ = [
     "CALIBRATORS",
+    "BetaCalibration",
     "ClassifierOutputs",
+    "EnsembleTemperatureScaling",
     "FastRecipe",
+    "HistogramBinning",
+    "IsotonicRegression",
     "KCal",
     "KCalLogits",
     "KcalError",
     "KcalWarning",
+    "MatrixScaling",
     "PaperRecipe",
+    "PlattScaling",
+    "ScalingBinning",
     "TemperatureScaling",
     "TrainedProjection",
     "Uncalibrated",
+    "VectorScaling",
     "__version__",
     "evaluate",
     "load",

@@ -6,8 +6,15 @@ from collections.abc import Callable
 from functools import partial
 
 from kcal.calibrators.base import Calibrator
+from kcal.calibrators.beta import BetaCalibration
+from kcal.calibrators.ensemble_temperature import EnsembleTemperatureScaling
+from kcal.calibrators.histogram import HistogramBinning
+from kcal.calibrators.isotonic import IsotonicRegression
 from kcal.calibrators.kcal import KCal
 from kcal.calibrators.kcal_logits import KCalLogits
+from kcal.calibrators.platt import PlattScaling
+from kcal.calibrators.scaling import MatrixScaling, VectorScaling
+from kcal.calibrators.scaling_binning import ScalingBinning
 from kcal.calibrators.temperature import TemperatureScaling
 from kcal.calibrators.uncalibrated import Uncalibrated
 from kcal.errors import FileFormatError, InvalidInputError
@@ -15,6 +22,14 @@ from kcal.errors import FileFormatError, InvalidInputError
 CALIBRATORS: dict[str, Callable[..., Calibrator]] = {
     "uncal": Uncalibrated,
     "ts": TemperatureScaling,
+    "ets": EnsembleTemperatureScaling,
+    "vector": VectorScaling,
+    "matrix": MatrixScaling,
+    "platt": PlattScaling,
+    "beta": BetaCalibration,
+    "isotonic": IsotonicRegression,
+    "histogram": HistogramBinning,
+    "scaling-binning": ScalingBinning,
     "kcal": KCal,
     "kcal-linear": partial(KCal, projection="linear"),
     "kcal-logits": KCalLogits,
