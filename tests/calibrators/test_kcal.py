@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GroupKFold, cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -18,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
-from kcal import FastRecipe, KCal, PaperRecipe, train_projection
+from kcal import FastRecipe, KCal, PaperRecipe, TemperatureScaling, train_projection
 from kcal.errors import HeldOutWarning, InvalidInputError, LeakageWarning, MissingClassWarning
 from kcal.kernels import KERNELS
 from synthetic import CENTRES, make_problem
@@ -561,3 +562,27 @@ def test_groups_are_held_out_even_where_every_sample_is_a_class_of_its_own(probl
     held_out = np.setdiff1d(np.arange(40), calibrator.support_indices_)
     assert len(held_out) == 20
     assert not set(groups[held_out]) & set(groups[calibrator.support_indices_])
+
+
+def test_a_fit_that_fails_leaves_nothing_behind(problem: Any) -> None:
+    for calibrator in (identity(), TemperatureScaling()):
+        rows = problem.embeddings if isinstance(calibrator, KCal) else problem.logits
+        calibrator.fit(rows, problem.labels)
+        with pytest.raises(InvalidInputError):
+            calibrator.fit(rows[:, :2], problem.labels[:-1])
+        with pytest.raises(NotFittedError):
+            calibrator.predict_proba(rows)
+        calibrator.fit(rows, problem.labels).predict_proba(rows[:3] + 0.1)
+
+
+def test_a_prior_over_tiny_frequencies_is_no_trouble_in_single_precision() -> None:
+    rows, labels = np.array([[0.0], [1.0], [0.2], [1.1]]), [0, 1, 0, 1]
+    weights = [1.0, 1e-30, 1.0, 1e-30]
+    single, double = (
+        identity(prior="uniform", bandwidth=0.5)
+        .fit(rows.astype(dtype), labels, sample_weight=weights)
+        .predict_proba(np.array([[0.9], [0.1]], dtype=dtype))
+        for dtype in (np.float32, np.float64)
+    )
+    np.testing.assert_allclose(single, double, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(double[0], [0.2315, 0.7685], atol=1e-4)

@@ -175,3 +175,10 @@ def test_the_rule_keeps_its_reference_and_falls_with_the_count():
 def test_the_rule_refuses_what_is_not_positive(reference, count):
     with pytest.raises(InvalidInputError, match="positive bandwidth and counts"):
         scaled_bandwidth(reference, count, 3)
+
+
+@pytest.mark.parametrize("interval", [(5.0, 5.1), (1e2, 1.01e2), (1e-2, 1.1e-2)])
+def test_a_narrow_interval_far_from_the_minimum_is_widened_in_growing_steps(interval):
+    curve = search_bandwidth(lambda bandwidth: (math.log(bandwidth) - 0.3) ** 2, interval=interval)
+    assert math.log(curve.bandwidth) == pytest.approx(0.3, abs=0.01)
+    assert len(curve.losses) < 45

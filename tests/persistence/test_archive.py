@@ -272,3 +272,42 @@ def test_the_home_folder_may_be_a_tilde(problem: Any, tmp_path: Path, monkeypatc
     calibrator = KCal(projection="identity", bandwidth=1.0).fit(problem.embeddings, problem.labels)
     assert save(calibrator, "~/model.kcal") == tmp_path / "model.kcal"
     assert load("~/model.kcal").bandwidth_ == 1.0
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("values", "classes", "dtype"), "<U400000000"),
+        (("values", "classes", "dtype"), "M8[s]"),
+        (("values", "n_features"), 300_000_000),
+        (("values", "ids"), {"dtype": "<i8", "labels": [1, 2]}),
+    ],
+)
+def test_a_header_that_asks_for_the_absurd_is_refused(fitted: KCal, tmp_path: Path, place: Any, value: Any) -> None:
+    path = save(fitted, tmp_path / "model.kcal")
+    header = header_of(path)
+    inner = header
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    with pytest.raises(FileFormatError):
+        load(rewrite(path, header))
+
+
+def test_a_number_of_thousands_of_digits_is_a_damaged_file(fitted: KCal, tmp_path: Path) -> None:
+    path = save(fitted, tmp_path / "model.kcal")
+    text = json.dumps(header_of(path)).replace('"format_version": 1', '"format_version": ' + "1" * 5000)
+    path.write_bytes(write_tensors(read_tensors(path.read_bytes()), metadata={"kcal": text}))
+    with pytest.raises(FileFormatError):
+        load(path)
+
+
+def test_the_module_that_a_caller_passes_stays_as_it_was(problem: Any, tmp_path: Path) -> None:
+    module = nn.Linear(6, 4)
+    fitted = KCal(projection=nn.Linear(6, 4).double(), recipe=TINY).fit(
+        problem.embeddings, problem.labels, train_embeddings=problem.train_embeddings, train_labels=problem.train_labels
+    )
+    loaded = load(save(fitted, tmp_path / "model.kcal"), projection=module)
+    assert loaded.projection_ is not module
+    assert module.weight.dtype == torch.float32
+    assert module.weight.requires_grad

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,6 +16,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kcal.arrays import check_matrix, kind_of, row_fingerprints
 from kcal.errors import FileFormatError, InvalidInputError
+
+LONGEST_LABEL = 1_000_000
+"""Bytes of a label in a file; more is no label."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,11 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     classes_: NDArray[Any]
     n_features_in_: int
     _fingerprints: NDArray[np.uint64]  # of the rows that it was fitted on, ascending
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "fit" in vars(cls):
+            cls.fit = _whole_or_not_at_all(cls.fit)  # type: ignore[method-assign]
 
     @abstractmethod
     def fit(self, X: Any, y: Any) -> Self:
@@ -135,6 +145,21 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return checked, kind_of(X, checked)
 
 
+def _whole_or_not_at_all(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a fit that fails leave the calibrator unfitted, not half of what it was and half of what it was to be."""
+
+    @wraps(fit)
+    def whole(self: Calibrator, *values: Any, **options: Any) -> Any:
+        try:
+            return fit(self, *values, **options)
+        except BaseException:
+            for name in vars(self).keys() - self.get_params(deep=False).keys():
+                delattr(self, name)
+            raise
+
+    return whole
+
+
 def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
     """Refuse a problem of one class: there is nothing to calibrate."""
     if len(classes) < 2:
@@ -161,4 +186,10 @@ def encode_classes(classes: NDArray[Any]) -> dict[str, Any]:
 
 def decode_classes(stored: dict[str, Any]) -> NDArray[Any]:
     """Return the class labels that :func:`encode_classes` wrote."""
-    return np.array(stored["labels"], dtype=np.dtype(stored["dtype"]))
+    dtype = np.dtype(stored["dtype"])
+    if dtype.kind not in "biufU" or dtype.itemsize > LONGEST_LABEL:
+        raise FileFormatError(f"stored labels are of dtype {dtype}, which kcal does not write.")
+    labels = np.array(stored["labels"], dtype=dtype)
+    if labels.ndim != 1 or (dtype.kind == "f" and not np.isfinite(labels).all()):
+        raise FileFormatError("stored labels are damaged: one finite value each is expected.")
+    return labels

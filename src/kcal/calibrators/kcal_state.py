@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +140,10 @@ def _check_support(tensors: dict[str, torch.Tensor], n_classes: int, values: dic
     )
     for name in ("codes", "weights", "keys", "indices"):
         fits = fits and tensors.get(f"support.{name}", codes).shape == points.shape[:1]
+    indices = tensors["support.indices"]
+    fits = fits and indices.dtype == torch.int64 and bool((indices >= 0).all())
+    fits = fits and (values["ids"] is None or len(values["ids"]["labels"]) == len(points))
+    fits = fits and tensors.get("support.weights", points).dtype.is_floating_point
     if not fits or len(points) == 0 or not bool(torch.isfinite(points).all()):
         raise FileFormatError("the stored support is damaged: its parts do not fit together.")
     frequencies = np.array(values["frequencies"], dtype=np.float64)
@@ -169,9 +174,11 @@ def _rebuild_projection(
     if kind != OWN_MODULE and given is not None:
         raise InvalidInputError(f'this calibrator has a "{kind}" projection, stored whole; leave projection= out.')
     if given is not None:
-        module = given
+        module = deepcopy(given)
     elif kind == "identity":
-        module = nn.Identity()
+        if values["n_features"] != values["dimension"]:
+            raise FileFormatError("the stored projection does not lead to the space of the stored support.")
+        return nn.Identity()
     else:
         reduce = tensors["projection.reduce.weight"]
         if tuple(reduce.shape) != (values["dimension"], values["n_features"]):

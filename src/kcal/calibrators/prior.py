@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
+from kcal.kernels import in_double
 
 
 def check_prior(prior: Any, classes: NDArray[Any]) -> NDArray[np.float64] | None:
@@ -51,11 +52,12 @@ def apply_prior(
         return probabilities
     seen = frequencies > 0
     ratios = np.divide(prior, frequencies, out=np.zeros_like(prior), where=seen)
-    corrected = probabilities * torch.as_tensor(ratios).to(probabilities)
+    wide = in_double(probabilities)  # a prior over tiny frequencies is huge
+    corrected = wide * torch.as_tensor(ratios).to(wide)
     # All evidence for classes that the prior rules out: the prior is all that is left.
-    fallback = torch.as_tensor(np.where(seen, prior, 0.0)).to(probabilities)
+    fallback = torch.as_tensor(np.where(seen, prior, 0.0)).to(wide)
     corrected = torch.where(corrected.sum(dim=1, keepdim=True) > 0, corrected, fallback)
-    return corrected / corrected.sum(dim=1, keepdim=True)
+    return (corrected / corrected.sum(dim=1, keepdim=True)).to(probabilities)
 
 
 def smooth(probabilities: torch.Tensor, share: float) -> torch.Tensor:

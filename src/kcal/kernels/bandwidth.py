@@ -89,14 +89,15 @@ def search_bandwidth(
         places = sorted([*places, outwards])
         if loss_at(outwards) >= loss_at(best):
             break
-        best = outwards
+        best, step = outwards, 1.5 * step
     at_edge = best in (places[0], places[-1])
     if max(seen.values()) - min(seen.values()) < FLAT:
         _warn_of_flatness(interval)
     elif at_edge:
         _warn_of_edge(exp(best), interval)
     else:
-        best = _refine(loss_at, (best - step, best, best + step), tolerance)
+        middle = places.index(best)
+        best = _refine(loss_at, (places[middle - 1], best, places[middle + 1]), tolerance)
     order = sorted(seen)
     return BandwidthCurve(np.exp(order), np.array([seen[place] for place in order]), exp(best), seen[best], at_edge)
 

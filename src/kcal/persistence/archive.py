@@ -143,7 +143,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
             header = json.loads(metadata[FORMAT])
             _check_header(header, path)
             return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
+    except FileFormatError:
+        raise
+    except (SafetensorError, ValueError, OSError, RecursionError) as error:
         raise FileFormatError(f"{path} is not a kcal file, or it is truncated or corrupt ({error}).") from error
 
 
