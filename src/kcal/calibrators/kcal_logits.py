@@ -13,8 +13,8 @@ class KCalLogits(KCal):
     """KCal on the network's logits in place of its embeddings.
 
     Log-softmax of the logits is the embedding, so that a constant added to a row changes nothing. ``X`` and
-    ``train_embeddings`` are logits; all else is as in :class:`KCal`: columns of the probabilities follow the labels seen
-    or ``classes``, not the columns of the logits.
+    ``train_embeddings`` are logits; all else is as in :class:`KCal`: columns of the probabilities follow the labels
+    seen or ``classes``, not the columns of the logits.
     """
 
     inputs: ClassVar[str] = "logits"
