@@ -14,6 +14,7 @@ from kcal.arrays import encode_labels
 from kcal.calibrators import Calibrator, KCal
 from kcal.cli.arrays_out import Predictions
 from kcal.cli.samples import Samples
+from kcal.cli.tables_in import listed
 from kcal.metrics import Evaluation, negative_log_likelihood
 from kcal.metrics.evaluation import METRICS
 
@@ -113,7 +114,9 @@ def _details(calibrator: Calibrator, samples: Samples) -> list[tuple[str, str]]:
     if samples.weights is not None:
         support += ", weighted"
     dimension = calibrator.dimension_
+    names = getattr(calibrator, "feature_names_in_", [])  # so that a column of ids among them does not go unseen
     return [
+        *([("features", listed(list(names)))] if len(names) else []),
         ("support", support),
         ("dimension", f"{calibrator.n_features_in_:,} → {dimension:,}"),
         ("bandwidth", f"{calibrator.bandwidth_:.4g}"),
