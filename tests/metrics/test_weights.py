@@ -1,4 +1,6 @@
-"""Sample weights: a weight counts as repetition, whatever the metric."""
+"""Sample weights: a weight counts as repetition where that is what it means, and as a slow loop says elsewhere."""
+
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,14 +10,25 @@ from hypothesis import strategies as st
 from kcal.errors import InvalidInputError
 from kcal.metrics import (
     accuracy,
+    accuracy_rejection,
+    accuracy_rejection_area,
+    canonical_calibration_error,
     class_errors,
     classwise_calibration_error,
+    confidence_interval,
+    debiased_squared_calibration_error,
     evaluate,
     expected_calibration_error,
+    kde_calibration_error,
+    kernel_calibration_error,
+    marginal_calibration_error,
     multiclass_brier_loss,
+    murphy_decomposition,
     negative_log_likelihood,
     reliability,
+    smooth_calibration_error,
     top_label_brier_loss,
+    top_label_calibration_error,
 )
 
 steady = settings(deadline=None, derandomize=True, max_examples=50)
@@ -85,6 +98,210 @@ def test_rows_of_weight_0_might_as_well_not_be_there():
     np.testing.assert_allclose(one.error, other.error, atol=1e-12)
 
 
+def kernel_biased(probs, labels, sample_weight=None):
+    return kernel_calibration_error(
+        probs, labels, estimator="biased", bandwidth=0.3, resamples=0, sample_weight=sample_weight
+    ).value
+
+
+def kernel_quadratic(probs, labels, sample_weight=None):
+    return kernel_calibration_error(probs, labels, bandwidth=0.3, resamples=0, sample_weight=sample_weight).value
+
+
+def kernel_linear(probs, labels, sample_weight=None):
+    return kernel_calibration_error(
+        probs, labels, estimator="unbiased-linear", bandwidth=0.3, sample_weight=sample_weight
+    ).value
+
+
+def murphy_reliability(probs, labels, sample_weight=None):
+    return murphy_decomposition(probs, labels, sample_weight=sample_weight).reliability
+
+
+WEIGHTED = [
+    canonical_calibration_error,
+    smooth_calibration_error,
+    kde_calibration_error,
+    kernel_biased,
+    kernel_quadratic,
+    kernel_linear,
+    accuracy_rejection_area,
+    debiased_squared_calibration_error,
+    marginal_calibration_error,
+    top_label_calibration_error,
+    murphy_reliability,
+]
+
+
+@pytest.mark.parametrize("metric", WEIGHTED)
+def test_equal_weights_are_no_weights_and_their_scale_does_not_matter(metric):
+    probs, labels, weights = problem(5, n=113)
+    plain = metric(probs, labels)
+    for equal in (np.ones(113), np.full(113, 0.1), np.full(113, 7, dtype=np.int32)):
+        assert metric(probs, labels, sample_weight=equal) == pytest.approx(plain, abs=1e-12)
+    weights = weights + 0.5
+    weighted = metric(probs, labels, sample_weight=weights)
+    assert metric(probs, labels, sample_weight=0.01 * weights) == pytest.approx(weighted, abs=1e-12)
+    assert abs(weighted - plain) > 1e-5
+
+
+@pytest.mark.parametrize("metric", [metric for metric in WEIGHTED if metric is not kernel_linear])
+def test_rows_of_weight_0_and_the_order_of_rows_change_no_metric(metric):
+    probs, labels, weights = problem(6, digits=3)
+    kept = np.flatnonzero(weights)
+    order = np.random.default_rng(7).permutation(kept)
+    weights = weights * np.random.default_rng(8).random(len(weights))
+    whole = metric(probs, labels, sample_weight=weights)
+    assert metric(probs[order], labels[order], sample_weight=weights[order]) == pytest.approx(whole, abs=1e-10)
+
+
+@pytest.mark.parametrize("metric", [canonical_calibration_error, smooth_calibration_error, kernel_biased])
+def test_whole_weights_are_repeated_rows(metric):
+    probs, labels, weights = problem(9)
+    repeated = metric(np.repeat(probs, weights, axis=0), np.repeat(labels, weights))
+    assert metric(probs, labels, sample_weight=weights) == pytest.approx(repeated, abs=1e-10)
+
+
+def test_the_curve_of_whole_weights_is_that_of_repeated_rows():
+    probs, labels, weights = problem(10)
+    weighted = accuracy_rejection(probs, labels, sample_weight=weights)
+    repeated = accuracy_rejection(np.repeat(probs, weights, axis=0), np.repeat(labels, weights))
+    for name in ("rejected", "accuracies", "thresholds"):
+        np.testing.assert_allclose(getattr(weighted, name), getattr(repeated, name), atol=1e-12)
+
+
+def test_the_weighted_area_is_a_loop_over_the_samples_that_are_rejected():
+    probs, labels, _ = problem(11, n=40, digits=9)  # no ties
+    weights = np.random.default_rng(12).random(40)
+    confidence, right = probs.max(axis=1), probs.argmax(axis=1) == labels
+    area = 0.0
+    for i in range(40):
+        kept = confidence >= confidence[i]
+        area += weights[i] * np.average(right[kept], weights=weights[kept]) / weights.sum()
+    assert accuracy_rejection_area(probs, labels, sample_weight=weights) == pytest.approx(area, abs=1e-12)
+
+
+def test_weighted_kernel_errors_are_double_loops():
+    probs, labels, _ = problem(13, n=41)
+    weights = np.random.default_rng(14).random(41)
+    residuals = np.eye(3)[labels] - probs
+    sums = dict.fromkeys(["all", "distinct", "linear"], 0.0)
+    masses = dict.fromkeys(sums, 0.0)
+    for i, j in product(range(41), repeat=2):
+        h = np.exp(-0.5 * np.abs(probs[i] - probs[j]).sum() / 0.3) * (residuals[i] @ residuals[j])
+        for name, counts in (("all", True), ("distinct", i != j), ("linear", i % 2 == 0 and j == i + 1)):
+            sums[name] += counts * weights[i] * weights[j] * h
+            masses[name] += counts * weights[i] * weights[j]
+    for name, metric in (("all", kernel_biased), ("distinct", kernel_quadratic), ("linear", kernel_linear)):
+        assert metric(probs, labels, sample_weight=weights) == pytest.approx(sums[name] / masses[name], abs=1e-12)
+
+
+def calibrated(generator, n=150):
+    probs = generator.dirichlet(np.ones(3), n)
+    return probs, (generator.random(n)[:, None] > probs.cumsum(axis=1)).sum(axis=1)
+
+
+@pytest.mark.parametrize("estimator", ["unbiased-quadratic", "unbiased-linear", "biased"])
+def test_the_weighted_kernel_test_keeps_its_level(estimator):
+    generator = np.random.default_rng(15)
+    p_values = [
+        kernel_calibration_error(
+            *calibrated(generator), estimator=estimator, resamples=200, sample_weight=0.1 + 3 * generator.random(150)
+        ).p_value
+        for _ in range(150)
+    ]
+    assert 0.03 < np.mean(np.array(p_values) < 0.1) < 0.175  # 3 standard errors around 0.1
+
+
+def test_the_weighted_kernel_test_sees_the_rows_that_the_weights_bring_to_the_fore():
+    generator = np.random.default_rng(25)
+    random_rows, calibrated_rows = [], []
+    for _ in range(20):
+        probs, labels = calibrated(generator, n=400)
+        wrong = generator.random(400) < 0.5
+        labels[wrong] = generator.integers(3, size=wrong.sum())
+        for found, heavy in ((random_rows, wrong), (calibrated_rows, ~wrong)):
+            weights = np.where(heavy, 1.0, 0.01)
+            found.append(kernel_calibration_error(probs, labels, resamples=200, sample_weight=weights).p_value)
+    assert max(random_rows) < 0.05
+    assert np.mean(np.array(calibrated_rows) < 0.1) < 0.3
+
+
+def test_the_weighted_debiased_error_is_a_loop_over_equal_width_bins():
+    probs, labels, _ = problem(16, n=200, digits=3)
+    weights = np.random.default_rng(17).random(200)
+    values, right = probs.max(axis=1), probs.argmax(axis=1) == labels
+    total, mass = 0.0, 0.0
+    for b in range(5):
+        inside = (values > b / 5) & (values <= (b + 1) / 5)
+        if inside.sum() < 2:
+            continue
+        w, r = weights[inside], right[inside] - values[inside]
+        gap = np.average(r, weights=w)
+        spread = np.sum(w * (r - gap) ** 2) / (w.sum() - np.sum(w**2) / w.sum())
+        total += w.sum() * (gap**2 - spread * np.sum(w**2) / w.sum() ** 2)
+        mass += w.sum()
+    measured = debiased_squared_calibration_error(probs, labels, bins=5, adaptive=False, sample_weight=weights)
+    assert measured == pytest.approx(total / mass, abs=1e-12)
+
+
+def test_the_weighted_debiased_error_of_calibrated_predictions_is_0_on_average():
+    generator = np.random.default_rng(18)
+    errors = []
+    for _ in range(400):
+        p = generator.random(100)
+        labels = (generator.random(100) < p).astype(int)
+        weights = 0.1 + 3 * generator.random(100) ** 2
+        errors.append(
+            debiased_squared_calibration_error(
+                np.column_stack([1 - p, p]), labels, bins=5, adaptive=False, of=1, sample_weight=weights
+            )
+        )
+    assert abs(np.mean(errors)) < 3 * np.std(errors) / 20
+
+
+def test_the_weighted_kde_error_is_an_integral_of_kernel_sums():
+    probs, labels, _ = problem(19, n=60, digits=3)
+    weights = np.random.default_rng(20).random(60)
+    values, right = probs[:, 1], labels == 1
+    at = np.linspace(0, 1, 4001)
+    half_width = 3 * 0.05
+    images = np.stack([values, -values, 2 - values])  # reflected at both ends
+    heights = 35 / 32 / half_width * np.clip(1 - ((at[:, None, None] - images) / half_width) ** 2, 0, None) ** 3
+    kernel = heights.sum(axis=1) * weights / weights.sum()  # (points, n)
+    expected = np.trapezoid(np.abs(kernel @ right - at * kernel.sum(axis=1)), at)
+    measured = kde_calibration_error(probs, labels, of=1, bandwidth=0.05, sample_weight=weights)
+    assert measured == pytest.approx(expected, abs=2e-5)
+
+
+def test_murphys_parts_of_weighted_samples_add_up():
+    probs, labels, _ = problem(21)
+    weights = np.random.default_rng(22).random(120)
+    parts = murphy_decomposition(probs, labels, sample_weight=weights)
+    assert parts.brier == pytest.approx(multiclass_brier_loss(probs, labels, sample_weight=weights), abs=1e-12)
+    total = parts.reliability - parts.resolution + parts.uncertainty + parts.within_bins
+    assert total == pytest.approx(parts.brier, abs=1e-12)
+
+
+def test_bands_widen_as_weights_grow_unequal():
+    probs, labels, _ = problem(23, n=400)
+    even = reliability(probs, labels, bins=4, sample_weight=np.ones(400))
+    uneven = reliability(probs, labels, bins=4, sample_weight=np.where(np.arange(400) % 10, 0.01, 1.0))
+    np.testing.assert_allclose(even.effective_counts, even.counts)
+    filled = even.counts > 50
+    assert (uneven.effective_counts[filled] < 0.4 * uneven.counts[filled]).all()
+    assert (np.diff(uneven.frequency_bands(0.95), axis=0) > np.diff(even.frequency_bands(0.95), axis=0))[
+        0, filled
+    ].all()
+
+
+def test_intervals_of_any_metric_take_weights():
+    probs, labels, weights = problem(24)
+    interval = confidence_interval(accuracy, probs, labels, sample_weight=weights, resamples=100)
+    assert interval.low < accuracy(probs, labels, sample_weight=weights) < interval.high
+    assert interval != confidence_interval(accuracy, probs, labels, resamples=100)
+
+
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
@@ -92,6 +309,8 @@ def test_rows_of_weight_0_might_as_well_not_be_there():
         (np.full(120, -1.0), "not negative; got -1.0 at row 0"),
         (np.r_[np.ones(5), np.nan, np.ones(114)], "got nan at row 5"),
         (np.zeros(120), "must not be 0 for every row"),
+        (np.full(120, 1e-200), "Divide the weights by their mean"),
+        (np.full(120, 1e200), "Divide the weights by their mean"),
         (np.array(["a"] * 120), "one number a row"),
     ],
 )

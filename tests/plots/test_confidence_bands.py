@@ -10,7 +10,6 @@ from scipy.stats import binomtest
 from kcal.errors import InvalidInputError
 from kcal.metrics import ReliabilityBins, reliability
 from kcal.plots import reliability_diagram
-from kcal.plots.bands import frequency_bands
 from kcal.plots.style import BAND
 
 
@@ -40,7 +39,7 @@ def bands(ax):
 
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
 def test_bands_are_wilsons_intervals(bins, confidence):
-    low, high = frequency_bands(bins, confidence)
+    low, high = bins.frequency_bands(confidence)
     assert np.isnan(low[0])
     assert np.isnan(high[0])
     for b in range(1, 5):
@@ -51,7 +50,7 @@ def test_bands_are_wilsons_intervals(bins, confidence):
 
 def test_a_band_is_drawn_in_the_middle_of_every_bar_and_nowhere_else(bins):
     middles, begins, ends = bands(reliability_diagram(bins))
-    low, high = frequency_bands(bins, 0.95)
+    low, high = bins.frequency_bands(0.95)
     assert middles == pytest.approx([0.5, 0.7, 0.9])
     assert begins == pytest.approx(low[2:])
     assert ends == pytest.approx(high[2:])

@@ -15,6 +15,7 @@ between its two sides in proportion.
 """
 
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -45,6 +46,8 @@ class ReliabilityBins:
         Whether the bins hold equal counts; otherwise they have equal widths.
     weights
         Weight of the samples in each bin, (bins,), where samples were weighted.
+    squared_weights
+        Sum of their squared weights.
     """
 
     counts: NDArray[np.intp]
@@ -54,6 +57,31 @@ class ReliabilityBins:
     of: Literal["confidence"] | int
     adaptive: bool
     weights: NDArray[np.float64] | None = None
+    squared_weights: NDArray[np.float64] | None = None
+
+    @property
+    def effective_counts(self) -> NDArray[np.float64]:
+        """How many samples of equal weight say as much as those of each bin: (Σw)² / Σw², the count without weights."""
+        if self.weights is None or self.squared_weights is None:
+            return self.counts.astype(np.float64)
+        squares = np.where(self.squared_weights > 0, self.squared_weights, 1.0)
+        return np.asarray(self.weights**2 / squares)
+
+    def frequency_bands(self, confidence: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the lower and upper ends, (bins,) each, of Wilson's interval of every observed frequency.
+
+            (f + z²/2n ± z·√(f·(1 − f)/n + z²/4n²)) / (1 + z²/n),
+
+        f being the observed frequency of n samples (the effective count) and z the (1 + confidence)/2 quantile of the
+        normal distribution. nan in an empty bin.
+        """
+        z = NormalDist().inv_cdf((1 + confidence) / 2)
+        counts = np.where(self.effective_counts > 0, self.effective_counts, np.nan)
+        frequency = np.clip(self.observed_frequency, 0.0, 1.0)
+        scale = 1 + z**2 / counts
+        middle = (frequency + z**2 / (2 * counts)) / scale
+        half = z * np.sqrt(frequency * (1 - frequency) / counts + z**2 / (4 * counts**2)) / scale
+        return np.clip(middle - half, 0.0, 1.0), np.clip(middle + half, 0.0, 1.0)
 
     @property
     def total(self) -> int:
@@ -145,7 +173,7 @@ def bin_sorted(
     """Cut sorted predictions into equal-count (adaptive) or equal-width bins."""
     values = predictions.values
     if adaptive:
-        cuts = _equal_count_cuts(values.shape[0], bins)  # (bins + 1,)
+        cuts = equal_count_cuts(values.shape[0], bins)  # (bins + 1,)
         edges = edges_between(values, cuts)
     else:
         edges = equal_width_edges(bins)
@@ -167,7 +195,7 @@ def equal_width_edges(bins: int) -> NDArray[np.float64]:
     return np.asarray(np.arange(bins + 1) / bins)
 
 
-def _equal_count_cuts(n: int, bins: int) -> NDArray[np.intp]:
+def equal_count_cuts(n: int, bins: int) -> NDArray[np.intp]:
     """Ranks at which n sorted predictions are cut; the last n mod bins bins hold one more."""
     sizes = np.full(bins, n // bins, dtype=np.intp)
     sizes[bins - n % bins :] += 1

@@ -9,7 +9,9 @@ from kcal.metrics.checks import Floats, check_bins, check_predictions
 BLOCK_ENTRIES = 1_000_000
 
 
-def canonical_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bins: int = 10) -> float:
+def canonical_calibration_error(
+    probs: ArrayLike, labels: ArrayLike, *, bins: int = 10, sample_weight: ArrayLike | None = None
+) -> float:
     """Σ_c (n_c / n)·½·Σ_k |mean of p_k in cell c − frequency of class k in cell c|, over cells of the simplex.
 
     Two rows are in one cell if each of their probabilities falls into the same of the bins
@@ -23,6 +25,8 @@ def canonical_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bins: in
         True classes as column indices of probs, (n_samples,).
     bins
         Number of bins B of every probability.
+    sample_weight
+        How much each row counts, (n_samples,).
 
     Returns
     -------
@@ -31,7 +35,7 @@ def canonical_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bins: in
         tells how far predictions are from certain and right, rather than how calibrated they are:
         compare it only between methods on the same samples.
     """
-    predictions = check_predictions(probs, labels)
+    predictions = check_predictions(probs, labels, sample_weight)
     cells = _cells(predictions.probs, check_bins(bins))
     order = np.argsort(cells, kind="stable")
     starts = np.flatnonzero(np.diff(cells[order], prepend=-1))  # where each cell begins among the sorted rows
@@ -43,8 +47,10 @@ def canonical_calibration_error(probs: ArrayLike, labels: ArrayLike, *, bins: in
         column = labels_in_order - first
         rows = np.flatnonzero((column >= 0) & (column < differences.shape[1]))
         differences[rows, column[rows]] -= 1
+        if predictions.weights is not None:
+            differences *= predictions.weights[order, None]
         total += float(np.abs(np.add.reduceat(differences, starts, axis=0)).sum())
-    return total / (2 * predictions.n_samples)
+    return total / (2 * predictions.total_weight)
 
 
 def _cells(probs: Floats, bins: int) -> NDArray[np.intp]:

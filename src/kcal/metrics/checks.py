@@ -1,5 +1,6 @@
 """What probabilities, labels and bins may look like; checked once, at the border of the metrics."""
 
+import math
 import operator
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,8 @@ Threshold = float | Literal["max", "min"]
 # Half precision rounds every entry by up to 1 part in 500 (bfloat16), so that its rows miss 1 by more.
 SUM_TOLERANCE = 1e-3
 HALF_PRECISION_SUM_TOLERANCE = 1e-2
+
+SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-100, 1e100
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +60,11 @@ class Predictions:
         """The probability that each row gives to its label."""
         return self._at(self.labels)
 
+    @property
+    def total_weight(self) -> float:
+        """Sum of the weights; the number of rows without any."""
+        return float(self.n_samples if self.weights is None else self.weights.sum())
+
     def mean(self, values: NDArray[Any]) -> float:
         """Return the (weighted) mean over the rows of one value a row."""
         return float(np.mean(values) if self.weights is None else np.average(values, weights=self.weights))
@@ -66,6 +74,11 @@ class Predictions:
         if of == "confidence":
             return self.confidences, self.correct
         return self.probs[:, of], self.labels == of
+
+    def rows(self, chosen: NDArray[Any]) -> "Predictions":
+        """Return some of the rows: a mask, or indices in any order."""
+        weights = None if self.weights is None else self.weights[chosen]
+        return Predictions(self.probs[chosen], self.labels[chosen], weights)
 
     def _at(self, columns: NDArray[np.intp]) -> Floats:
         return self.probs[np.arange(self.n_samples), columns]
@@ -227,12 +240,24 @@ def _check_weights(sample_weight: ArrayLike | None, n_samples: int) -> NDArray[n
         raise InvalidInputError(f"sample_weight must be finite and not negative; got {weights[row]} at row {row}.")
     if not weights.any():
         raise InvalidInputError("sample_weight must not be 0 for every row: nothing would count.")
+    if not SMALLEST_WEIGHT <= weights.max() <= LARGEST_WEIGHT:
+        raise InvalidInputError(
+            f"the largest sample_weight must lie between {SMALLEST_WEIGHT:g} and {LARGEST_WEIGHT:g}, so that squares "
+            f"and sums stay numbers; got {weights.max():g}. Divide the weights by their mean."
+        )
     return weights
 
 
 def check_event(of: Literal["confidence"] | int, n_classes: int) -> Literal["confidence"] | int:
     """Check the event that a metric is about: "confidence" or the index of a class."""
     return "confidence" if isinstance(of, str) and of == "confidence" else check_class_index(of, n_classes)
+
+
+def check_bandwidth(bandwidth: float) -> float:
+    """Check the width of a kernel."""
+    if isinstance(bandwidth, Real) and 0 < bandwidth < math.inf:
+        return float(bandwidth)
+    raise InvalidInputError(f"bandwidth must be a positive number, or None for the default; got {bandwidth!r}.")
 
 
 def check_group_codes(groups: ArrayLike, n_samples: int) -> NDArray[np.intp]:

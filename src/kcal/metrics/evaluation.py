@@ -49,6 +49,9 @@ METRICS = {
 }
 
 
+BELOW_THE_VALUE = "chance adds to calibration errors, so that theirs can lie below the value"
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """The paper's metrics of one set of probabilities.
@@ -97,7 +100,11 @@ class Evaluation:
         ]
         number = "1 bin" if self.bins == 1 else f"{self.bins} bins"
         clipping = "as published" if self.clip == "published" else f"at {self.clip:g}"
-        intervals = [] if self.confidence is None else [f"{self.confidence:.4g} confidence intervals in brackets"]
+        intervals = (
+            []
+            if self.confidence is None
+            else [f"{self.confidence:.4g} confidence intervals in brackets; {BELOW_THE_VALUE}"]
+        )
         return "\n".join(
             [
                 f"{self.n_samples:,} samples, {self.n_classes:,} classes",

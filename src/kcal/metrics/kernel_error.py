@@ -13,7 +13,6 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal, get_args
 
 import numpy as np
@@ -21,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.spatial.distance import cdist, pdist
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.checks import Floats, Predictions, check_predictions
+from kcal.metrics.checks import Floats, Predictions, check_bandwidth, check_predictions
 
 Estimator = Literal["unbiased-quadratic", "unbiased-linear", "biased"]
 Kernel = Literal["total-variation", "euclidean"]
@@ -79,6 +78,7 @@ def kernel_calibration_error(
     bandwidth: float | None = None,
     resamples: int = 1000,
     seed: int = 0,
+    sample_weight: ArrayLike | None = None,
 ) -> KernelCalibrationError:
     """Mean of h_ij = k(p_i, p_j)·⟨e_{y_i} − p_i, e_{y_j} − p_j⟩ over pairs of samples, with k = exp(−d(p_i, p_j)/ν).
 
@@ -102,6 +102,9 @@ def kernel_calibration_error(
         Draws of the bootstrap behind the p-value of the quadratic estimators; 0 leaves it out (nan).
     seed
         Of the drawn pairs and of the bootstrap.
+    sample_weight
+        How much each row counts, (n_samples,): a pair counts w_i·w_j. Rows of weight 0 are left out; in the median
+        distance the others count alike.
 
     Returns
     -------
@@ -121,13 +124,15 @@ def kernel_calibration_error(
     The quadratic estimators and their p-values do not depend on the order of the rows. They take time in
     n²·(n_classes + resamples), and memory for a sorted copy of the input and n·resamples numbers.
     """
-    predictions = check_predictions(probs, labels)
+    predictions = check_predictions(probs, labels, sample_weight)
+    if predictions.weights is not None:
+        predictions = predictions.rows(predictions.weights > 0)
     _check_options(estimator, kernel, predictions.n_samples)
     number = _check_resamples(resamples)
     generator = np.random.default_rng(seed)
     if estimator != "unbiased-linear":
         predictions = _in_canonical_order(predictions)
-    width = _median_distance(predictions.probs, kernel, generator) if bandwidth is None else _check_bandwidth(bandwidth)
+    width = _median_distance(predictions.probs, kernel, generator) if bandwidth is None else check_bandwidth(bandwidth)
     if estimator == "unbiased-linear":
         value, p_value = _linear_estimate(predictions, kernel, width)
     else:
@@ -141,17 +146,19 @@ def _linear_estimate(predictions: Predictions, kernel: Kernel, bandwidth: float)
     """Mean of h over consecutive disjoint pairs, and the upper tail of the normal distribution."""
     height = max(1, BLOCK_ENTRIES // predictions.n_classes)
     n_pairs = predictions.n_samples // 2
-    products = np.empty(n_pairs)
+    products, masses = np.empty(n_pairs), np.ones(n_pairs)
     for start in range(0, n_pairs, height):
         stop = min(start + height, n_pairs)
         first, second = slice(2 * start, 2 * stop, 2), slice(2 * start + 1, 2 * stop + 1, 2)
         similarity = np.exp(-_row_distances(predictions.probs[first], predictions.probs[second], kernel) / bandwidth)
         inner = np.einsum("ik,ik->i", _residuals(predictions, first), _residuals(predictions, second))
         products[start:stop] = similarity * inner
-    value = float(products.mean())
+    if predictions.weights is not None:
+        masses = predictions.weights[0 : 2 * n_pairs : 2] * predictions.weights[1 : 2 * n_pairs : 2]
+    value = float(products.sum() / masses.sum())
     if n_pairs < 2:
         return value, float("nan")
-    standard_error = float(products.std(ddof=1)) / math.sqrt(n_pairs)
+    standard_error = float((products - value * masses).std(ddof=1)) * math.sqrt(n_pairs) / float(masses.sum())
     if standard_error == 0:
         return value, 0.0 if value > 0 else 1.0
     return value, 0.5 * math.erfc(value / standard_error / math.sqrt(2))
@@ -178,7 +185,10 @@ def _quadratic_estimate(
         if resamples:
             sums = products.astype(np.float32) @ multipliers[columns]  # (rows, resamples)
             resampled += times * np.einsum("ir,ir->r", multipliers[rows], sums, dtype=np.float64)
-    value = total / (n * n if with_diagonal else n * (n - 1))
+    pairs = predictions.total_weight**2
+    if not with_diagonal:
+        pairs -= n if predictions.weights is None else float(np.sum(predictions.weights**2))
+    value = total / pairs
     if not resamples or n < 2:
         return value, float("nan")
     return value, (1 + int(np.count_nonzero(resampled >= total))) / (1 + resamples)
@@ -211,11 +221,11 @@ def _centred_counts(n: int, resamples: int, generator: np.random.Generator) -> N
 
 
 def _residuals(predictions: Predictions, rows: slice) -> NDArray[np.float64]:
-    """One-hot labels minus probabilities, (rows, n_classes)."""
+    """One-hot labels minus probabilities, times the rows' weights, (rows, n_classes)."""
     residuals = -predictions.probs[rows].astype(np.float64)
     labels = predictions.labels[rows]
     residuals[np.arange(labels.shape[0]), labels] += 1
-    return residuals
+    return residuals if predictions.weights is None else residuals * predictions.weights[rows, None]
 
 
 def _row_distances(first: Floats, second: Floats, kernel: Kernel) -> NDArray[np.float64]:
@@ -245,8 +255,8 @@ def _median_distance(probs: Floats, kernel: Kernel, generator: np.random.Generat
 
 def _in_canonical_order(predictions: Predictions) -> Predictions:
     """Sort the rows, so that neither sums nor draws depend on the order in which they came."""
-    order = np.lexsort((predictions.labels, *predictions.probs.T))
-    return Predictions(predictions.probs[order], predictions.labels[order])
+    weights = () if predictions.weights is None else (predictions.weights,)
+    return predictions.rows(np.lexsort((*weights, predictions.labels, *predictions.probs.T)))
 
 
 def _check_options(estimator: str, kernel: str, n_samples: int) -> None:
@@ -273,11 +283,3 @@ def _check_resamples(resamples: int) -> int:
             f"resamples must be a whole number, at least 0 (0 leaves the p-value out); got {resamples!r}."
         )
     return number
-
-
-def _check_bandwidth(bandwidth: float) -> float:
-    if isinstance(bandwidth, Real) and 0 < bandwidth < math.inf:
-        return float(bandwidth)
-    raise InvalidInputError(
-        f"bandwidth must be a positive number, or None for the median distance of two rows; got {bandwidth!r}."
-    )

@@ -19,14 +19,15 @@ class RejectionCurve:
     Attributes
     ----------
     rejected
-        Share of the samples that is rejected, (points,); ascending from 0.
+        Share of the samples (of their weight) that is rejected, (points,); ascending from 0.
     accuracies
         Accuracy of the samples that are kept, (points,).
     thresholds
         The lowest confidence that is kept, (points,); ascending.
     area
         Mean accuracy of the kept samples when 0, 1, …, n − 1 are rejected, the least confident first;
-        in expectation over the order of equal confidences. 1 − area is known as AURC.
+        in expectation over the order of equal confidences. 1 − area is known as AURC. With weights, each step
+        counts as much as the sample that it rejects.
     n_samples
         Number of samples before any is rejected.
     """
@@ -45,7 +46,9 @@ class RejectionCurve:
         return "\n".join([summary, f"{'rejected':>8}  {'threshold':>9}  {'accuracy':>8}", *rows])
 
 
-def accuracy_rejection(probs: ArrayLike, labels: ArrayLike) -> RejectionCurve:
+def accuracy_rejection(
+    probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None
+) -> RejectionCurve:
     """Accuracy among the samples with confidence ≥ t, beside the share with confidence < t, for every threshold t.
 
     Parameters
@@ -54,6 +57,8 @@ def accuracy_rejection(probs: ArrayLike, labels: ArrayLike) -> RejectionCurve:
         Probabilities, (n_samples, n_classes); each row sums to 1.
     labels
         True classes as column indices of probs, (n_samples,).
+    sample_weight
+        How much each row counts, (n_samples,).
 
     Returns
     -------
@@ -61,24 +66,28 @@ def accuracy_rejection(probs: ArrayLike, labels: ArrayLike) -> RejectionCurve:
         The curve and the area under it. The confidence is the largest probability of a row.
         The order of the rows does not matter.
     """
-    predictions = check_predictions(probs, labels)
-    n = predictions.n_samples
+    predictions = check_predictions(probs, labels, sample_weight)
+    if predictions.weights is not None:
+        predictions = predictions.rows(predictions.weights > 0)
+    weights = np.ones(predictions.n_samples) if predictions.weights is None else predictions.weights
     thresholds, level, counts = np.unique(predictions.confidences, return_inverse=True, return_counts=True)
-    correct = np.bincount(level.reshape(-1), weights=predictions.correct)  # (points,), right ones of each confidence
-    kept = np.cumsum(counts[::-1])[::-1]  # (points,)
+    level = level.reshape(-1)
+    mass = np.bincount(level, weights=weights)  # (points,), weight at each confidence
+    correct = np.bincount(level, weights=weights * predictions.correct)
+    kept = np.cumsum(mass[::-1])[::-1]
     kept_correct = np.cumsum(correct[::-1])[::-1]
-    # With m samples kept, the m-th comes from a group of ties and is right as often as the group is.
-    expected_correct = np.cumsum(np.repeat((correct / counts)[::-1], counts[::-1]))  # (n,)
+    # Tied samples are added one by one, each with an equal part of what their group weighs and has right.
+    steps, right = (np.repeat((sums / counts)[::-1], counts[::-1]) for sums in (mass, correct))  # (n,) each
     return RejectionCurve(
-        rejected=(n - kept) / n,
-        accuracies=kept_correct / kept,
+        rejected=np.maximum(kept[0] - kept, 0.0) / kept[0],
+        accuracies=np.minimum(kept_correct / kept, 1.0),
         thresholds=thresholds.astype(np.float64),
-        area=float(np.mean(expected_correct / np.arange(1, n + 1))),
-        n_samples=n,
+        area=min(float(np.average(np.cumsum(right) / np.cumsum(steps), weights=steps)), 1.0),
+        n_samples=predictions.n_samples,
     )
 
 
-def accuracy_rejection_area(probs: ArrayLike, labels: ArrayLike) -> float:
+def accuracy_rejection_area(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
     """(1/n)·Σ_m accuracy of the m most confident samples: the area under the accuracy–rejection curve.
 
     Parameters
@@ -87,6 +96,8 @@ def accuracy_rejection_area(probs: ArrayLike, labels: ArrayLike) -> float:
         Probabilities, (n_samples, n_classes); each row sums to 1.
     labels
         True classes as column indices of probs, (n_samples,).
+    sample_weight
+        How much each row counts, (n_samples,).
 
     Returns
     -------
@@ -94,4 +105,4 @@ def accuracy_rejection_area(probs: ArrayLike, labels: ArrayLike) -> float:
         From 0 to 1, higher is better; 1 only if every prediction is right. Where equal confidences are cut,
         the expectation over their order.
     """
-    return accuracy_rejection(probs, labels).area
+    return accuracy_rejection(probs, labels, sample_weight=sample_weight).area

@@ -57,7 +57,7 @@ def resampled_weights(
     groups: NDArray[np.intp] | None = None,
     weights: NDArray[np.float64] | None = None,
 ) -> Iterator[NDArray[np.float64]]:
-    """Yield blocks (n_vectors, n_samples) of how often each row is drawn, times its own weight."""
+    """Yield blocks (n_samples, n_vectors) of how often each row is drawn, times its own weight."""
     generator = np.random.default_rng(seed)
     n_drawn = n_samples if groups is None else int(groups.max()) + 1
     if n_drawn < 2:
@@ -65,11 +65,11 @@ def resampled_weights(
         raise InvalidInputError(f"an interval needs at least two {what} to resample; got {n_drawn}.")
     height = max(1, ENTRIES_AT_ONCE // n_samples)
     for start in range(0, resamples, height):
-        block = np.empty((min(height, resamples - start), n_samples))
-        for row in block:
+        block = np.empty((n_samples, min(height, resamples - start)))
+        for column in range(block.shape[1]):
             drawn = np.bincount(generator.integers(n_drawn, size=n_drawn), minlength=n_drawn)
-            row[:] = drawn if groups is None else drawn[groups]
-        yield block if weights is None else block * weights
+            block[:, column] = drawn if groups is None else drawn[groups]
+        yield block if weights is None else block * weights[:, None]
 
 
 def percentile_interval(values: NDArray[np.float64], confidence: float) -> Interval:
@@ -112,6 +112,7 @@ def confidence_interval(
     confidence: float = 0.95,
     resamples: int = 200,
     groups: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
     seed: int = 0,
 ) -> Interval:
     """Interval of any metric by resampling the rows: the basic ("reverse percentile") bootstrap.
@@ -132,22 +133,30 @@ def confidence_interval(
         How many times the metric is computed anew.
     groups
         Patients, speakers, sites, (n_samples,): whole groups are drawn, because their rows are not independent.
+    sample_weight
+        How much each row counts, (n_samples,); handed to the metric as its ``sample_weight``.
     seed
         Same seed, same interval.
     """
-    predictions = check_predictions(probs, labels)
+    predictions = check_predictions(probs, labels, sample_weight)
     tails = _tails(check_confidence(confidence))
     codes = None if groups is None else check_group_codes(groups, predictions.n_samples)
     blocks = resampled_weights(predictions.n_samples, resamples=check_resamples(resamples), seed=seed, groups=codes)
-    measured = float(metric(predictions.probs, predictions.labels))
-    values = [_at_drawn_rows(metric, predictions, drawn) for block in blocks for drawn in block]
+    measured = _value_of(metric, predictions)
+    everyone = np.arange(predictions.n_samples)
+    values = [
+        _value_of(metric, predictions.rows(np.repeat(everyone, drawn.astype(np.intp))))
+        for block in blocks
+        for drawn in block.T
+    ]
     low, high = np.nanquantile(values, tails)
     return Interval(float(2 * measured - high), float(2 * measured - low))
 
 
-def _at_drawn_rows(metric: Callable[..., float], predictions: Predictions, drawn: NDArray[np.float64]) -> float:
-    rows = np.repeat(np.arange(predictions.n_samples), drawn.astype(np.intp))
-    return float(metric(predictions.probs[rows], predictions.labels[rows]))
+def _value_of(metric: Callable[..., float], predictions: Predictions) -> float:
+    if predictions.weights is None:
+        return float(metric(predictions.probs, predictions.labels))
+    return float(metric(predictions.probs, predictions.labels, sample_weight=predictions.weights))
 
 
 def _tails(confidence: float) -> tuple[float, float]:

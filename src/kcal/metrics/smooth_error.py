@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.fft import dct
 
-from kcal.metrics.checks import check_class_index, check_predictions
+from kcal.metrics.checks import check_bandwidth, check_event, check_predictions
 
 Array = NDArray[np.float64]
 
@@ -22,7 +22,11 @@ SMALLEST_HALF_WIDTH = 1e-4  # so that the grid stays below three million points
 
 
 def smooth_calibration_error(
-    probs: ArrayLike, labels: ArrayLike, *, of: Literal["confidence"] | int = "confidence"
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    of: Literal["confidence"] | int = "confidence",
+    sample_weight: ArrayLike | None = None,
 ) -> float:
     """Smooth ECE: the σ at which ∫₀¹ |(1/n)·Σ_i K_σ(t, z_i)·(o_i − z_i)| dt = σ.
 
@@ -39,14 +43,16 @@ def smooth_calibration_error(
     of
         "confidence": the probability of the top class, and whether it is right;
         the index of a class: its probability, and whether it is the label.
+    sample_weight
+        How much each row counts, (n_samples,); its share of their sum takes the place of 1/n.
 
     Returns
     -------
     float
         From 0 to 1, lower is better. At least |mean of o − mean of z|. The order of the rows does not matter.
     """
-    values, outcomes = _sorted_event(probs, labels, of)
-    residuals = (outcomes - values) / values.shape[0]
+    values, outcomes, shares = _sorted_event(probs, labels, of, sample_weight)
+    residuals = (outcomes - values) * shares
     on_grid = _shared_between_neighbours(values * GRID_INTERVALS, residuals, GRID_INTERVALS + 1)
     # Reflected at both ends, a function is a sum of cosines, and the Gaussian damps the m-th by exp(−(σπm)²/2).
     on_grid[1:-1] /= 2
@@ -64,14 +70,19 @@ def smooth_calibration_error(
 
 
 def kde_calibration_error(
-    probs: ArrayLike, labels: ArrayLike, *, of: Literal["confidence"] | int = "confidence"
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    of: Literal["confidence"] | int = "confidence",
+    bandwidth: float | None = None,
+    sample_weight: ArrayLike | None = None,
 ) -> float:
     """∫₀¹ |π(z) − z|·f(z) dz, with the density f and the frequency π of the event estimated by kernels: KDE-ECE.
 
     f(z) = (1/n)·Σ_i K_h(z, z_i) is the density of the predictions and π(z) = Σ_i o_i·K_h(z, z_i) / Σ_i K_h(z, z_i)
     how often the event occurred near z (Zhang, Kailkhura and Han, "Mix-n-Match", ICML 2020). K_h is the
-    triweight kernel (35/32)·(1 − u²)³/w for |u| ≤ 1, u = (z − z_i)/w, reflected at 0 and 1. Its standard deviation
-    is h = w/3 = 1.06·s·n^(−1/5), s being that of the predictions; w is kept between 1e-4 and 1.
+    triweight kernel (35/32)·(1 − u²)³/w for |u| ≤ 1, u = (z − z_i)/w, reflected at 0 and 1; h = w/3 is its standard
+    deviation, and w is kept between 1e-4 and 1.
 
     Parameters
     ----------
@@ -82,6 +93,11 @@ def kde_calibration_error(
     of
         "confidence": the probability of the top class, and whether it is right;
         the index of a class: its probability, and whether it is the label.
+    bandwidth
+        h; by default 1.06·s·n^(−1/5), s being the standard deviation of the predictions. (The authors' code takes
+        (2n)^(−1/5) times the standard deviation of the predictions whose event occurred, which is narrower.)
+    sample_weight
+        How much each row counts, (n_samples,); n in the bandwidth is then (Σw)² / Σw².
 
     Returns
     -------
@@ -89,35 +105,50 @@ def kde_calibration_error(
         From 0 to 1, lower is better. If all predictions are equal, their distance from the observed frequency.
         The order of the rows does not matter.
     """
-    values, outcomes = _sorted_event(probs, labels, of)
-    n = values.shape[0]
+    values, outcomes, shares = _sorted_event(probs, labels, of, sample_weight)
     if values[0] == values[-1]:
-        return float(abs(outcomes.mean() - values[0]))
-    half_width = min(max(3 * 1.06 * float(values.std()) * n**-0.2, SMALLEST_HALF_WIDTH), 1.0)
+        return float(abs(np.dot(shares, outcomes) - values[0]))
+    width = _rule_of_thumb(values, shares) if bandwidth is None else check_bandwidth(bandwidth)
+    half_width = min(max(3 * width, SMALLEST_HALF_WIDTH), 1.0)
     intervals = max(math.ceil(INTERVALS_PER_HALF_WIDTH / half_width), 2**12)
     reach = math.ceil(half_width * intervals)  # points on either side that a prediction can touch
     kernel = np.clip(1 - (np.arange(-reach, reach + 1) / (half_width * intervals)) ** 2, 0, None) ** 3
-    kernel *= intervals / (n * kernel.sum())
+    kernel *= intervals / kernel.sum()
     density, occurred = (
         np.convolve(
             _reflected(_shared_between_neighbours(values * intervals, masses, intervals + 1), reach), kernel, "valid"
         )
-        for masses in (np.ones(n), outcomes)
+        for masses in (shares, shares * outcomes)
     )  # (intervals + 1,) each; occurred is the density times the frequency
     points = np.arange(intervals + 1) / intervals
     return _trapezoid(np.abs(occurred - points * density), 1 / intervals)
 
 
-def _sorted_event(probs: ArrayLike, labels: ArrayLike, of: Literal["confidence"] | int) -> tuple[Array, Array]:
-    """Predictions of the event and whether it occurred (0 or 1), in an order that the rows' order cannot change."""
-    predictions = check_predictions(probs, labels)
-    if of == "confidence":
-        values, occurred = predictions.confidences, predictions.correct
-    else:
-        column = check_class_index(of, predictions.n_classes)
-        values, occurred = predictions.probs[:, column], predictions.labels == column
-    order = np.lexsort((occurred, values))
-    return np.minimum(values[order].astype(np.float64), 1.0), occurred[order].astype(np.float64)
+def _sorted_event(
+    probs: ArrayLike, labels: ArrayLike, of: Literal["confidence"] | int, sample_weight: ArrayLike | None
+) -> tuple[Array, Array, Array]:
+    """Predictions of the event, whether it occurred (0 or 1), and the share of each row in their total weight.
+
+    They come in an order that the rows' order cannot change.
+    """
+    predictions = check_predictions(probs, labels, sample_weight)
+    if predictions.weights is not None:
+        predictions = predictions.rows(predictions.weights > 0)
+    values, occurred = predictions.event(check_event(of, predictions.n_classes))
+    weights = np.ones(len(values)) if predictions.weights is None else predictions.weights
+    order = np.lexsort((weights, occurred, values))
+    weights = weights[order]
+    return (
+        np.minimum(values[order].astype(np.float64), 1.0),
+        occurred[order].astype(np.float64),
+        weights / weights.sum(),
+    )
+
+
+def _rule_of_thumb(values: Array, shares: Array) -> float:
+    """1.06·s·n^(−1/5), n being the number of rows of equal weight that say as much."""
+    spread = math.sqrt(float(np.dot(shares, (values - np.dot(shares, values)) ** 2)))
+    return 1.06 * spread * math.pow(np.dot(shares, shares), 0.2)
 
 
 def _shared_between_neighbours(positions: Array, masses: Array, size: int) -> Array:

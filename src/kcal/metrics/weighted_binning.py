@@ -1,32 +1,36 @@
-"""Bins of weighted predictions, for one vector of weights or for many at once, as resampling needs them.
+"""Bins of weighted predictions, as a sparse matrix of which share of which sample falls into which bin.
 
-All values are masses: Σ w, Σ w·p and Σ w·y up to a cut, read off cumulative sums. Tied predictions that a cut of
-equal weight divides go to both sides in proportion, so that the order of the rows cannot matter.
+Tied predictions that a cut of equal weight divides go to both sides in proportion, so that the order of the rows
+cannot matter. Every sum over the bins is then one product with that matrix, for one vector of weights or for many.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
-from kcal.metrics.binning import ReliabilityBins, edges_between, equal_width_cuts, equal_width_edges
-from kcal.metrics.checks import Floats
+from kcal.metrics.binning import (
+    ReliabilityBins,
+    edges_between,
+    equal_count_cuts,
+    equal_width_cuts,
+    equal_width_edges,
+)
+from kcal.metrics.checks import Floats, Predictions
+
+Array = NDArray[np.float64]
+
+ROUNDING = 1e-12  # how far a sum of weights may be off the cut that it is meant to reach
 
 
-class BinMasses(NamedTuple):
-    """What falls into each bin, for every vector of weights: (n_vectors, bins) each."""
+class Cuts(NamedTuple):
+    """Where sorted predictions are cut: (bins + 1,) each."""
 
-    weights: NDArray[np.float64]  # Σ w
-    predictions: NDArray[np.float64]  # Σ w·p
-    outcomes: NDArray[np.float64]  # Σ w·y
-
-    @property
-    def gap_shares(self) -> NDArray[np.float64]:
-        """(w_b / w)·(frequency_b − mean prediction_b), as `ReliabilityBins.gap_shares`; 0 without any weight."""
-        total = self.weights.sum(axis=1, keepdims=True)
-        return np.asarray((self.outcomes - self.predictions) / np.where(total > 0, total, 1.0))
+    lower: NDArray[np.intp]  # rank at which the ties of the cut begin
+    upper: NDArray[np.intp]  # rank past their last
+    share: Array  # how much of them is below the cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,63 +39,67 @@ class WeightedPredictions:
 
     values: Floats  # (n,)
     occurred: NDArray[np.bool_]  # (n,)
-    weights: NDArray[np.float64]  # (n,)
+    weights: Array  # (n,)
     order: NDArray[np.intp]  # (n,): the rows they come from
+
+    @property
+    def residuals(self) -> Array:
+        """Outcome minus prediction, (n,)."""
+        return np.asarray(self.occurred - self.values.astype(np.float64))
 
     def bin(self, *, bins: int, adaptive: bool, of: Literal["confidence"] | int) -> ReliabilityBins:
         """Cut the predictions into bins of equal weight (adaptive) or of equal width."""
-        masses = self.masses(self.weights[None, :], bins=bins, adaptive=adaptive)
-        if adaptive:
-            shares = np.cumsum(masses.weights[0])[:-1]
-            inner = np.searchsorted(np.cumsum(self.weights), shares, side="left")
-            ranks = np.concatenate([[0], inner, [len(self.values)]]).astype(np.intp)
-            edges = edges_between(self.values, ranks)
-        else:
-            edges = equal_width_edges(bins)
-            ranks = equal_width_cuts(self.values, edges)
-        weights = masses.weights[0]
+        edges, counts = self._edges_and_counts(bins, adaptive)
+        memberships = self.memberships(bins=bins, adaptive=adaptive)
+        weights = memberships @ self.weights
         with np.errstate(invalid="ignore", divide="ignore"):
-            mean_prediction = np.where(weights > 0, masses.predictions[0] / weights, np.nan)
-            observed_frequency = np.where(weights > 0, masses.outcomes[0] / weights, np.nan)
-        return ReliabilityBins(np.diff(ranks), mean_prediction, observed_frequency, edges, of, adaptive, weights)
+            mean_prediction = np.where(weights > 0, memberships @ (self.weights * self.values) / weights, np.nan)
+            observed_frequency = np.where(weights > 0, memberships @ (self.weights * self.occurred) / weights, np.nan)
+        squares = memberships @ self.weights**2
+        return ReliabilityBins(counts, mean_prediction, observed_frequency, edges, of, adaptive, weights, squares)
 
-    def masses(self, weights: NDArray[np.float64], *, bins: int, adaptive: bool) -> BinMasses:
-        """Sum what falls into each bin, for each row of ``weights`` (n_vectors, n).
+    def memberships(self, *, bins: int, adaptive: bool) -> csr_array:
+        """Return the share of each sample that falls into each bin, (bins, n); the shares of a sample sum to 1."""
+        n = len(self.values)
+        if n == 0:
+            return csr_array((bins, 0))
+        cuts = self._cuts_of_equal_weight(bins) if adaptive else _at_ranks(self._equal_width_ranks(bins))
+        ranks = [np.arange(cuts.lower[b], cuts.upper[b + 1]) for b in range(bins)]
+        shares = [_share_below(cuts, b + 1, ranks[b]) - _share_below(cuts, b, ranks[b]) for b in range(bins)]
+        ends = np.concatenate([[0], np.cumsum([len(part) for part in ranks])])
+        return csr_array((np.concatenate(shares), np.concatenate(ranks), ends), shape=(bins, n))
 
-        The bins are those of the predictions' own weights, whatever is summed: if they moved with every resample, the
-        samples that change bins would look like chance twice.
-        """
-        if len(self.values) == 0:
-            empty = np.zeros((len(weights), bins))
-            return BinMasses(empty, empty, empty)
-        below = [_cumulative(weights), _cumulative(weights * self.values), _cumulative(weights * self.occurred)]
-        if adaptive:
-            lower, upper, share = self._cuts_of_equal_weight(bins)
-        else:
-            lower = upper = equal_width_cuts(self.values, equal_width_edges(bins))
-            share = np.zeros(1)
-        at_cuts = [sums[:, lower] * (1 - share) + sums[:, upper] * share for sums in below]
-        return BinMasses(*(np.diff(sums, axis=1) for sums in at_cuts))
+    def _edges_and_counts(self, bins: int, adaptive: bool) -> tuple[Array, NDArray[np.intp]]:
+        if not adaptive:
+            return equal_width_edges(bins), np.diff(self._equal_width_ranks(bins))
+        wanted = self._wanted_weights(bins)[1:-1] * (1 + ROUNDING)
+        inner = np.searchsorted(np.cumsum(self.weights), wanted, side="right")  # samples wholly below each cut
+        ranks = np.concatenate([[0], inner, [len(self.values)]]).astype(np.intp)
+        return edges_between(self.values, ranks), np.diff(ranks)
 
-    def _cuts_of_equal_weight(self, bins: int) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]:
-        """Return, for each cut, the ranks at which its ties begin and end, and the share of them below the cut."""
-        below = _cumulative(self.weights[None, :])[0]
-        wanted = below[-1] * (np.arange(bins + 1) / bins)
+    def _equal_width_ranks(self, bins: int) -> NDArray[np.intp]:
+        return equal_width_cuts(self.values, equal_width_edges(bins))
+
+    def _wanted_weights(self, bins: int) -> Array:
+        """Weight below each cut; equal weights are cut between samples, as samples without weights are."""
+        if len(self.weights) and (self.weights == self.weights[0]).all():
+            return np.asarray(self.weights[0] * equal_count_cuts(len(self.weights), bins))
+        return np.asarray(self.weights.sum() * (np.arange(bins + 1) / bins))
+
+    def _cuts_of_equal_weight(self, bins: int) -> Cuts:
+        below = np.concatenate([[0.0], np.cumsum(self.weights)])
+        wanted = self._wanted_weights(bins)
         ranks = np.clip(np.searchsorted(below, wanted, side="right") - 1, 0, len(self.values) - 1)
-        lower, upper = self._ties[0][ranks], self._ties[1][ranks]
+        lower = np.searchsorted(self.values, self.values[ranks], side="left")
+        upper = np.searchsorted(self.values, self.values[ranks], side="right")
         mass = below[upper] - below[lower]
         share = np.divide(wanted - below[lower], mass, out=np.zeros_like(mass), where=mass > 0)
-        return lower, upper, np.clip(share, 0.0, 1.0)
-
-    @cached_property
-    def _ties(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """First rank of each prediction's ties, and the rank past the last, (n,) each."""
-        first = np.searchsorted(self.values, self.values, side="left")
-        return first.astype(np.intp), np.searchsorted(self.values, self.values, side="right").astype(np.intp)
+        share[-1] = 1.0
+        return Cuts(lower.astype(np.intp), upper.astype(np.intp), np.clip(share, 0.0, 1.0))
 
 
 def sort_weighted(
-    values: Floats, occurred: NDArray[np.bool_], weights: NDArray[np.float64], *, threshold: float = 0.0
+    values: Floats, occurred: NDArray[np.bool_], weights: Array, *, threshold: float = 0.0
 ) -> WeightedPredictions:
     """Sort the predictions that reach the threshold, with their outcomes and weights."""
     order = np.argsort(values, kind="stable")
@@ -99,7 +107,20 @@ def sort_weighted(
     return WeightedPredictions(values[order], occurred[order], weights[order], order)
 
 
-def _cumulative(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    sums = np.zeros((values.shape[0], values.shape[1] + 1))
-    np.cumsum(values, axis=1, out=sums[:, 1:])
-    return sums
+def weighted_event(
+    predictions: Predictions, of: Literal["confidence"] | int, *, threshold: float = 0.0
+) -> WeightedPredictions:
+    """Sort the predictions of one event that reach the threshold; each counts 1 where there are no weights."""
+    weights = np.ones(predictions.n_samples) if predictions.weights is None else predictions.weights
+    return sort_weighted(*predictions.event(of), weights, threshold=threshold)
+
+
+def _at_ranks(ranks: NDArray[np.intp]) -> Cuts:
+    """Cuts between samples, whatever their ties."""
+    return Cuts(ranks, ranks, np.zeros(len(ranks)))
+
+
+def _share_below(cuts: Cuts, cut: int, ranks: NDArray[np.intp]) -> Array:
+    """Share of the samples of some ranks that is below a cut."""
+    tied = np.where(ranks < cuts.upper[cut], cuts.share[cut], 0.0)
+    return np.where(ranks < cuts.lower[cut], 1.0, tied)

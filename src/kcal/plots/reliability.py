@@ -36,7 +36,7 @@ def reliability_diagram(
     minimum_count
         Bins with fewer samples have no bar, because their gap is mostly chance; their counts are hollow dots.
     confidence
-        Share of the bands that are to hold the true frequency; no bands if None. Weighted samples count as one each.
+        Share of the bands that are to hold the true frequency; no bands if None.
     title
         Heading of the picture; the default names the event and its calibration error (of all bins).
     class_name

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from kcal.errors import InvalidInputError
 from kcal.metrics import ReliabilityBins
 from kcal.metrics.resampling import check_confidence
-from kcal.plots.bands import frequency_bands
 from kcal.plots.style import BAND, COUNTS, GAP, GAP_FILL, GUIDE, OBSERVED, OBSERVED_EDGE
 
 # Equal-count bins can be too narrow to see: a bar is at least this wide.
@@ -42,7 +41,7 @@ def draw_panel(
     left, right = middles_shown - widths_shown / 2, middles_shown + widths_shown / 2
     ax.hlines(observed, left, right, color=OBSERVED_EDGE, linewidth=2)
     if confidence is not None:
-        low, high = frequency_bands(bins, confidence)
+        low, high = bins.frequency_bands(confidence)
         ax.vlines(middles_shown, low[shown], high[shown], color=BAND, linewidth=0.4 + marker_size / 5, zorder=3)
     ax.plot([0, 1], [0, 1], color=GUIDE, linestyle="--", linewidth=1)
     ax.set(xlim=(0, 1), ylim=(0, 1))
