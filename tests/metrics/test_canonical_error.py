@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 import kcal.metrics.canonical_error
 from kcal.errors import InvalidInputError
-from kcal.metrics.canonical_error import canonical_calibration_error
+from kcal.metrics.canonical_error import canonical_calibration_error, canonical_cells
 
 steady = settings(deadline=None)  # a slow run is no failure
 
@@ -53,6 +53,20 @@ def test_the_error_equals_the_loop_over_cells(data, bins):
     assert canonical_calibration_error(shares(whole), labels, bins=bins) == pytest.approx(expected, abs=1e-12)
     single = shares(whole).astype(np.float32)
     assert canonical_calibration_error(single, labels, bins=bins) == pytest.approx(expected, abs=1e-5)
+
+
+@steady
+@given(data=counts(), bins=st.integers(1, 12), weighted=st.booleans())
+def test_the_cells_sum_up_to_the_error(data, bins, weighted):
+    whole, labels = data
+    weights = 1.0 + np.arange(len(labels)) % 3 if weighted else None
+    cells = canonical_cells(shares(whole), labels, bins=bins, sample_weight=weights)
+    error = canonical_calibration_error(shares(whole), labels, bins=bins, sample_weight=weights)
+    assert cells.calibration_error == pytest.approx(error, abs=1e-12)
+    assert cells.counts.sum() == len(labels)
+    np.testing.assert_allclose(cells.mean_prediction.sum(axis=1), 1)
+    np.testing.assert_allclose(cells.observed_frequency.sum(axis=1), 1)
+    assert f"{len(cells.counts):,} cells" in str(cells)
 
 
 def test_two_cells_by_hand():

@@ -7,6 +7,7 @@ from matplotlib.quiver import Quiver
 from pictures import boxes_inside, legend_texts, overconfident, rendered
 
 from kcal.errors import InvalidInputError
+from kcal.metrics import canonical_cells
 from kcal.plots import simplex_plot
 from kcal.plots.simplex import CORNERS
 
@@ -24,7 +25,7 @@ def arrows(ax):
 
 def test_samples_lie_where_their_probabilities_say_by_true_class():
     probs = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]])
-    ax = simplex_plot(probs, [0, 1, 2, 0], class_names=NAMES)
+    ax = simplex_plot(canonical_cells(probs, [0, 1, 2, 0], bins=5), class_names=NAMES)
     first, second, third = clouds(ax)
     assert np.column_stack(first.get_data()) == pytest.approx(np.array([CORNERS[0], [0.5, 0.0]]))
     assert np.column_stack(second.get_data()) == pytest.approx(CORNERS[[1]])
@@ -36,16 +37,16 @@ def test_samples_lie_where_their_probabilities_say_by_true_class():
 def test_an_arrow_leads_from_the_mean_prediction_of_a_cell_to_what_was_observed():
     probs = np.concatenate([np.tile([0.7, 0.25, 0.05], (20, 1)), np.tile([0.05, 0.05, 0.9], (14, 1))])
     labels = np.array([0] * 10 + [1] * 10 + [2] * 14)
-    ax = simplex_plot(probs, labels)
+    ax = simplex_plot(canonical_cells(probs, labels, bins=5))
     (drawn,) = arrows(ax)
     assert drawn.get_offsets() == pytest.approx(np.array([[0.7, 0.25, 0.05]]) @ CORNERS)  # the cell of 14 has none
     move = (np.array([0.5, 0.5, 0.0]) - [0.7, 0.25, 0.05]) @ CORNERS
     assert (drawn.U[0], drawn.V[0]) == pytest.approx(tuple(move))
-    assert len(arrows(simplex_plot(probs, labels, minimum_count=14))[0].U) == 2
+    assert len(arrows(simplex_plot(canonical_cells(probs, labels, bins=5), minimum_count=14))[0].U) == 2
 
 
 def test_without_enough_samples_there_are_no_arrows_and_the_legend_names_none():
-    ax = simplex_plot([[0.2, 0.3, 0.5]], [2])
+    ax = simplex_plot(canonical_cells([[0.2, 0.3, 0.5]], [2], bins=5))
     assert arrows(ax) == []
     assert legend_texts(ax) == ["truly class 0", "truly class 1", "truly class 2"]
     assert rendered(ax.figure)
@@ -53,7 +54,7 @@ def test_without_enough_samples_there_are_no_arrows_and_the_legend_names_none():
 
 def test_of_many_samples_some_are_drawn_and_the_legend_says_how_many():
     probs, labels = overconfident(5000, 3)
-    ax = simplex_plot(probs, labels, class_names=NAMES, title="before")
+    ax = simplex_plot(canonical_cells(probs, labels, bins=5), class_names=NAMES, title="before")
     assert sum(len(cloud.get_xdata()) for cloud in clouds(ax)) == 1667
     assert "one sample of 3 is drawn" in legend_texts(ax)
     assert "mean prediction → observed frequency" in legend_texts(ax)
@@ -61,7 +62,11 @@ def test_of_many_samples_some_are_drawn_and_the_legend_says_how_many():
 
 
 def test_long_names_neither_leave_the_picture_nor_cover_each_other():
-    ax = simplex_plot(*overconfident(50, 3), class_names=["a very long name of a class " * 5] * 3, title="before")
+    ax = simplex_plot(
+        canonical_cells(*overconfident(50, 3), bins=5),
+        class_names=["a very long name of a class " * 5] * 3,
+        title="before",
+    )
     assert boxes_inside(ax.figure, [ax.get_legend(), *ax.texts])
     left, right, top = (text.get_window_extent() for text in ax.texts)
     assert left.x1 < right.x0
@@ -70,7 +75,7 @@ def test_long_names_neither_leave_the_picture_nor_cover_each_other():
 
 def test_it_draws_on_the_axes_that_are_given():
     ax = Figure().add_subplot()
-    assert simplex_plot([[0.2, 0.3, 0.5]], [2], ax=ax) is ax
+    assert simplex_plot(canonical_cells([[0.2, 0.3, 0.5]], [2], bins=5), ax=ax) is ax
 
 
 @pytest.mark.parametrize(
@@ -83,4 +88,9 @@ def test_it_draws_on_the_axes_that_are_given():
 )
 def test_what_cannot_be_drawn_is_refused(probs, names, message):
     with pytest.raises(InvalidInputError, match=message):
-        simplex_plot(probs, [0], class_names=names)
+        simplex_plot(canonical_cells(probs, [0]), class_names=names)
+
+
+def test_anything_but_cells_is_refused_with_what_to_call():
+    with pytest.raises(InvalidInputError, match="canonical_cells"):
+        simplex_plot(np.full((2, 3), 1 / 3))

@@ -6,7 +6,7 @@ and labels that are column indices.
 
 from kcal.metrics.binning import ReliabilityBins
 from kcal.metrics.calibration import classwise_calibration_error, expected_calibration_error, reliability
-from kcal.metrics.canonical_error import canonical_calibration_error
+from kcal.metrics.canonical_error import CanonicalCells, canonical_calibration_error, canonical_cells
 from kcal.metrics.class_errors import ClassErrors, class_errors
 from kcal.metrics.comparison import ComparisonMarks, MethodComparison, compare_methods
 from kcal.metrics.evaluation import Evaluation, evaluate
@@ -33,6 +33,7 @@ from kcal.metrics.squared_errors import (
 __all__ = [
     "AverageRank",
     "AverageRanks",
+    "CanonicalCells",
     "ClassErrors",
     "ComparisonMarks",
     "Evaluation",
@@ -48,6 +49,7 @@ __all__ = [
     "accuracy_rejection_area",
     "average_ranks",
     "canonical_calibration_error",
+    "canonical_cells",
     "class_errors",
     "classwise_calibration_error",
     "compare_methods",

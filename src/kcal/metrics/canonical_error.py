@@ -1,5 +1,7 @@
 """The canonical calibration error: whole distributions, predicted and observed, in cells of the simplex."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -51,6 +53,87 @@ def canonical_calibration_error(
             differences *= predictions.weights[order, None]
         total += float(np.abs(np.add.reduceat(differences, starts, axis=0)).sum())
     return total / (2 * predictions.total_weight)
+
+
+@dataclass(frozen=True, eq=False)
+class CanonicalCells:
+    """Predicted and observed distributions, in the cells of the simplex that hold samples.
+
+    Attributes
+    ----------
+    counts
+        Samples in each cell, (n_cells,).
+    mean_prediction
+        Their mean prediction, (n_cells, n_classes).
+    observed_frequency
+        The frequencies of the classes among them, (n_cells, n_classes).
+    weights
+        Their weight, (n_cells,); their count where samples were not weighted.
+    bins
+        Into how many parts each probability was cut.
+    probs, labels
+        The samples themselves, for pictures.
+    """
+
+    counts: NDArray[np.intp]
+    mean_prediction: NDArray[np.float64]
+    observed_frequency: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    bins: int
+    probs: Floats
+    labels: NDArray[np.intp]
+
+    @property
+    def distances(self) -> NDArray[np.float64]:
+        """Total variation between prediction and observation in each cell, (n_cells,)."""
+        return np.asarray(0.5 * np.abs(self.mean_prediction - self.observed_frequency).sum(axis=1))
+
+    @property
+    def calibration_error(self) -> float:
+        """Mean distance over the samples: `canonical_calibration_error`."""
+        return float(np.average(self.distances, weights=self.weights))
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.labels):,} samples in {len(self.counts):,} cells of the simplex of {self.probs.shape[1]:,} "
+            f"classes, canonical calibration error {self.calibration_error:.4f}"
+        )
+
+
+def canonical_cells(
+    probs: ArrayLike, labels: ArrayLike, *, bins: int = 10, sample_weight: ArrayLike | None = None
+) -> CanonicalCells:
+    """Return what `canonical_calibration_error` sums up, cell by cell; cells without weight are left out.
+
+    Parameters
+    ----------
+    probs
+        Probabilities, (n_samples, n_classes); each row sums to 1.
+    labels
+        True classes as column indices of probs, (n_samples,).
+    bins
+        Number of bins of every probability.
+    sample_weight
+        How much each row counts, (n_samples,).
+    """
+    predictions = check_predictions(probs, labels, sample_weight)
+    if predictions.weights is not None:
+        predictions = predictions.rows(predictions.weights > 0)
+    number, n_classes = check_bins(bins), predictions.n_classes
+    cells = _cells(predictions.probs, number)
+    weights = np.ones(predictions.n_samples) if predictions.weights is None else predictions.weights
+    mass = np.bincount(cells, weights=weights)
+    predicted = np.stack([np.bincount(cells, weights=weights * column) for column in predictions.probs.T], axis=1)
+    of_pair = np.bincount(cells * n_classes + predictions.labels, weights=weights, minlength=len(mass) * n_classes)
+    return CanonicalCells(
+        counts=np.bincount(cells),
+        mean_prediction=predicted / mass[:, None],
+        observed_frequency=of_pair.reshape(len(mass), n_classes) / mass[:, None],
+        weights=np.asarray(mass, dtype=np.float64),
+        bins=number,
+        probs=predictions.probs,
+        labels=predictions.labels,
+    )
 
 
 def _cells(probs: Floats, bins: int) -> NDArray[np.intp]:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.checks import check_bins, check_predictions
+from kcal.metrics import CanonicalCells
 from kcal.plots.style import MARKERS, SERIES, new_axes, plain
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, sqrt(3) / 2]])  # of the first, second and third class
@@ -19,12 +19,10 @@ CLASS_COLOURS = (SERIES[0], SERIES[4], SERIES[2])
 
 
 def simplex_plot(
-    probs: ArrayLike,
-    labels: ArrayLike,
+    cells: CanonicalCells,
     *,
     class_names: Sequence[str] | None = None,
     ax: Axes | None = None,
-    bins: int = 5,
     minimum_count: int = 15,
     title: str | None = None,
 ) -> Axes:
@@ -32,42 +30,40 @@ def simplex_plot(
 
     A corner is a class that is certain, the middle of the triangle is one third each. Points are samples, marked by
     their true class. An arrow leads from the mean prediction of a cell's samples to the frequencies of the classes
-    among them: no arrow to speak of, no error. Cells are those of the canonical calibration error: the triangle's
-    sides cut into equal parts.
+    among them: no arrow to speak of, no error.
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, 3); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
+    cells
+        What `kcal.metrics.canonical_cells` returns, of three classes; ``bins=5`` leaves enough samples in a cell.
     class_names
         What to call the three classes; "class 0" and so on if None.
     ax
         Where to draw; a new figure if None.
-    bins
-        Parts into which each side is cut.
     minimum_count
         Cells with fewer samples have no arrow, because it would be mostly chance.
     title
         Heading of the picture.
     """
-    predictions = check_predictions(probs, labels)
-    if predictions.n_classes != 3:
+    if not isinstance(cells, CanonicalCells):
         raise InvalidInputError(
-            f"a simplex plot needs probabilities of three classes; got {predictions.n_classes}. "
+            f"cells must be what kcal.metrics.canonical_cells(probs, labels, bins=5) returns; got {type(cells)}."
+        )
+    if cells.probs.shape[1] != 3:
+        raise InvalidInputError(
+            f"a simplex plot needs probabilities of three classes; got {cells.probs.shape[1]}. "
             "Draw reliability diagrams of each class for any other number."
         )
     names = [f"class {k}" for k in range(3)] if class_names is None else [str(name) for name in class_names]
     if len(names) != 3:
         raise InvalidInputError(f"class_names must be three names; got {len(names)}.")
-    number = check_bins(bins)
     if ax is None:
         ax = new_axes(6.4, 6.2)
-    _draw_triangle(ax, number)
-    handles = _draw_points(ax, predictions.probs, predictions.labels, names)
-    tails, heads = _cell_arrows(predictions.probs, predictions.labels, number, minimum_count)
-    if len(tails):
+    _draw_triangle(ax, cells.bins)
+    handles = _draw_points(ax, cells.probs, cells.labels, names)
+    enough = cells.counts >= max(minimum_count, 1)
+    if enough.any():
+        tails, heads = cells.mean_prediction[enough], cells.observed_frequency[enough]
         starts, moves = tails @ CORNERS, (heads - tails) @ CORNERS
         ax.quiver(
             *starts.T, *moves.T, angles="xy", scale_units="xy", scale=1, width=0.007, headwidth=4, headlength=4.5,
@@ -114,20 +110,6 @@ def _draw_points(ax: Axes, probs: NDArray[np.floating], labels: NDArray[np.intp]
     if every > 1:
         handles.append(Line2D([], [], linestyle="none", label=f"one sample of {every} is drawn"))
     return handles
-
-
-def _cell_arrows(
-    probs: NDArray[np.floating], labels: NDArray[np.intp], bins: int, minimum_count: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean predictions and class frequencies of the cells with enough samples, (n_cells, 3) each."""
-    edges = (np.arange(1, bins) / bins).astype(probs.dtype)
-    cells = np.searchsorted(edges, probs, side="right") @ np.array([bins**2, bins, 1])
-    _, of_row, counts = np.unique(cells, return_inverse=True, return_counts=True)
-    of_row = of_row.reshape(-1)
-    means = np.stack([np.bincount(of_row, weights=probs[:, k]) for k in range(3)], axis=1) / counts[:, None]
-    observed = np.stack([np.bincount(of_row, weights=labels == k) for k in range(3)], axis=1) / counts[:, None]
-    enough = counts >= max(minimum_count, 1)
-    return means[enough], observed[enough]
 
 
 def _name_corners(ax: Axes, names: list[str]) -> None:

@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from kcal.metrics import RejectionCurve, ReliabilityBins
+from kcal.metrics import CanonicalCells, RejectionCurve, ReliabilityBins
 from kcal.plots import rejection_curve, reliability_diagram, simplex_plot
 from kcal.plots.style import new_axes, plain
 from kcal.report.markup import escaped
@@ -73,13 +73,10 @@ def rejection_picture(curves: Mapping[str, RejectionCurve], minimum_count: int) 
     return picture(ax.figure, "Accuracy of the samples that are kept, against the share that is rejected")
 
 
-def simplex_picture(
-    name: str, probabilities: object, labels: object, class_names: Sequence[str], minimum_count: int
-) -> str:
+def simplex_picture(name: str, cells: CanonicalCells, class_names: Sequence[str], minimum_count: int) -> str:
     """Return predictions of three classes in a triangle."""
     ax = simplex_plot(
-        probabilities,  # type: ignore[arg-type]
-        labels,  # type: ignore[arg-type]
+        cells,
         class_names=class_names,
         ax=new_axes(4.8, 4.8),
         minimum_count=minimum_count,

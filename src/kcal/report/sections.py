@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from kcal.metrics import Evaluation
+from kcal.metrics import Evaluation, canonical_cells
 from kcal.metrics.evaluation import METRICS
 from kcal.report.contents import Contents
 from kcal.report.markup import Column, escaped, facts, named, section, table
@@ -110,7 +110,7 @@ def simplex_section(contents: Contents, minimum_count: int) -> str:
         "was observed among them: short arrows are honest probabilities.</p>"
     )
     pictures = [
-        simplex_picture(name, probs, contents.labels, contents.class_names, minimum_count)
+        simplex_picture(name, canonical_cells(probs, contents.labels, bins=5), contents.class_names, minimum_count)
         for name, probs in contents.probabilities.items()
     ]
     return section(
