@@ -34,5 +34,15 @@ def progress_bar(title: str, total: int, *, show: bool | None = None) -> Iterato
         yield advance
 
 
+@contextmanager
+def working(title: str) -> Iterator[None]:
+    """Show that something goes on, where a person can see it and its steps cannot be counted."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True).status(title):
+        yield
+
+
 def _silent(note: str = "") -> None:
     """Advance nothing."""

@@ -57,7 +57,7 @@ def test_of_many_samples_some_are_drawn_and_the_legend_says_how_many():
     ax = simplex_plot(canonical_cells(probs, labels, bins=5), class_names=NAMES, title="before")
     assert sum(len(cloud.get_xdata()) for cloud in clouds(ax)) == 1667
     assert "one sample of 3 is drawn" in legend_texts(ax)
-    assert "mean prediction → observed frequency" in legend_texts(ax)
+    assert "predicted → observed" in legend_texts(ax)
     assert boxes_inside(ax.figure, [ax.title, ax.get_legend(), *ax.texts])
 
 

@@ -22,6 +22,7 @@ from kcal.errors import InvalidInputError, KcalWarning
 from kcal.metrics import Evaluation
 from kcal.metrics import evaluate as measure
 from kcal.persistence import load, write_whole
+from kcal.progress import working
 
 REPORT = "report.html"
 MANY_DRAWS = 20_000_000
@@ -118,7 +119,8 @@ def evaluate(
         judged = judge_probabilities(source, before=other)
     else:
         judged = judge_model(load(model), source, before=other, allow_overlap=allow_overlap)
-    evaluations = measured(judged, drawing, before)
+    with working("Measuring"):
+        evaluations = measured(judged, drawing, before)
     text = json.dumps(as_json(evaluations, model, data), indent=2, allow_nan=False)
     if json_file == "-":
         typer.echo(text)
@@ -129,7 +131,8 @@ def evaluate(
             write_whole(written, f"{text}\n".encode())
     if report is not None:
         sources = {"model": model, "data": data} if data is not None else {"probabilities": model}
-        page = _write_report(report, judged, evaluations, drawing, {**sources, "before": before})
+        with working("Drawing the report"):
+            page = _write_report(report, judged, evaluations, drawing, {**sources, "before": before})
         if json_file != "-":
             console().print(f"The report is {page}", markup=False, soft_wrap=True)
 

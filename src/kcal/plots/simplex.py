@@ -15,6 +15,7 @@ from kcal.plots.style import MARKERS, SERIES, new_axes, plain
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, sqrt(3) / 2]])  # of the first, second and third class
 POINTS = 2000  # at most so many are drawn: more would only be a cloud
+SHORT_LABEL = 20  # characters of a legend's text; beyond, the legend has one column
 CLASS_COLOURS = (SERIES[0], SERIES[4], SERIES[2])
 
 
@@ -72,9 +73,11 @@ def simplex_plot(
         handles.append(
             Line2D([], [], color="black", linestyle="none", marker=r"$\rightarrow$", markersize=14, markeredgewidth=0.2)
         )
-        handles[-1].set_label("mean prediction → observed frequency")
+        handles[-1].set_label("predicted → observed")
     _name_corners(ax, names)
-    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, frameon=False)
+    longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
+    columns = 2 if longest <= SHORT_LABEL else 1  # a wide legend would leave the triangle no room
+    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, frameon=False)
     if title is not None:
         ax.set_title(title)
     return ax
@@ -105,7 +108,7 @@ def _draw_points(ax: Axes, probs: NDArray[np.floating], labels: NDArray[np.intp]
         style: dict[str, Any] = {"color": CLASS_COLOURS[k], "marker": MARKERS[k], "linestyle": "none"}
         of_class = places[true == k]
         ax.plot(*of_class.T, markersize=size, markeredgewidth=0, alpha=0.45, zorder=3, clip_on=False, **style)
-        label = plain(f"truly {name}", width=30, lines=2)
+        label = plain(f"truly {name}", width=36, lines=1)
         handles.append(Line2D([], [], markersize=7, label=label, **style))
     if every > 1:
         handles.append(Line2D([], [], linestyle="none", label=f"one sample of {every} is drawn"))
@@ -116,7 +119,7 @@ def _name_corners(ax: Axes, names: list[str]) -> None:
     places = ((-8, -6, "left", "top"), (8, -6, "right", "top"), (0, 6, "center", "bottom"))
     for k, (name, (x, y, horizontal, vertical)) in enumerate(zip(names, places, strict=True)):
         ax.annotate(
-            plain(name, width=24, lines=2),
+            plain(name, width=16, lines=2),
             tuple(CORNERS[k]),
             xytext=(x, y),
             textcoords="offset points",

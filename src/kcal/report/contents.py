@@ -9,16 +9,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import (
+    CanonicalCells,
     ClassErrors,
     Evaluation,
     RejectionCurve,
     ReliabilityBins,
     accuracy_rejection,
+    canonical_cells,
     class_errors,
     evaluate,
     reliability,
 )
 from kcal.report.markup import readable
+
+SIMPLEX_BINS = 5  # so that cells hold enough samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +37,7 @@ class Contents:
     confidence_bins: dict[str, ReliabilityBins]
     class_bins: dict[int, dict[str, ReliabilityBins]]  # of the classes that are shown, worst first
     rejection: dict[str, RejectionCurve]
+    cells: dict[str, CanonicalCells]  # of three classes; otherwise empty
     weighted: bool
 
     @property
@@ -97,7 +102,14 @@ def gather(
             k: {name: _bins_of_class(probs, codes, k, any_one, sample_weight) for name, probs in by_name.items()}
             for k in shown
         },
-        rejection={name: accuracy_rejection(probs, codes) for name, probs in by_name.items()},
+        rejection={
+            name: accuracy_rejection(probs, codes, sample_weight=sample_weight) for name, probs in by_name.items()
+        },
+        cells={
+            name: canonical_cells(probs, codes, bins=SIMPLEX_BINS, sample_weight=sample_weight)
+            for name, probs in by_name.items()
+            if any_one.n_classes == 3
+        },
         weighted=sample_weight is not None,
     )
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from kcal.metrics import Evaluation, canonical_cells
+from kcal.metrics import Evaluation
 from kcal.metrics.evaluation import METRICS
 from kcal.report.contents import Contents
 from kcal.report.markup import Column, escaped, facts, named, section, table
@@ -110,8 +110,7 @@ def simplex_section(contents: Contents, minimum_count: int) -> str:
         "was observed among them: short arrows are honest probabilities.</p>"
     )
     pictures = [
-        simplex_picture(name, canonical_cells(probs, contents.labels, bins=5), contents.class_names, minimum_count)
-        for name, probs in contents.probabilities.items()
+        simplex_picture(name, cells, contents.class_names, minimum_count) for name, cells in contents.cells.items()
     ]
     return section(
         "simplex", "All three classes at once", text, '<div class="pictures">\n' + "\n".join(pictures) + "\n</div>"
@@ -120,10 +119,9 @@ def simplex_section(contents: Contents, minimum_count: int) -> str:
 
 def rejection_section(contents: Contents, minimum_count: int) -> str:
     """Show what rejecting unsure predictions gains."""
-    weights = " Every sample counts once here, whatever its weight." if contents.weighted else ""
     text = (
         "<p>How accurate the rest is if the least confident predictions are left to someone else. The area is the "
-        f"mean accuracy over all such shares; higher is better.{weights}</p>"
+        "mean accuracy over all such shares; higher is better.</p>"
     )
     return section("rejection", "Accuracy under rejection", text, rejection_picture(contents.rejection, minimum_count))
 
