@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pandas
 import pytest
 
 import kcal.metrics
@@ -87,6 +88,7 @@ def test_the_exported_names_are_these():
     assert kcal.metrics.__all__ == [
         "AverageRank",
         "AverageRanks",
+        "CanonicalCells",
         "ClassErrors",
         "ComparisonMarks",
         "Evaluation",
@@ -102,6 +104,7 @@ def test_the_exported_names_are_these():
         "accuracy_rejection_area",
         "average_ranks",
         "canonical_calibration_error",
+        "canonical_cells",
         "class_errors",
         "classwise_calibration_error",
         "compare_methods",
@@ -124,3 +127,22 @@ def test_the_exported_names_are_these():
         "top_label_calibration_error",
     ]
     assert all(hasattr(kcal.metrics, name) for name in kcal.metrics.__all__)
+
+
+@pytest.mark.parametrize("classes", [["a", "b"], ["a", "b", "c", "d"], [["a", "b", "c"]]])
+def test_classes_must_name_every_column(classes):
+    with pytest.raises(InvalidInputError, match="name all 3 columns"):
+        evaluate(np.full((2, 3), 1 / 3), ["a", "b"], classes=classes)
+
+
+def test_labels_and_classes_may_come_from_pandas():
+    labels = pandas.Series(["b", "a", "b"], dtype=object)
+    found = evaluate([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]], labels, classes=pandas.Series(["a", "b"], dtype=object))
+    assert found.accuracy == pytest.approx(2 / 3)
+    with pytest.raises(InvalidInputError, match="got None at row 1"):
+        evaluate([[0.1, 0.9], [0.8, 0.2]], pandas.Series(["b", None], dtype=object), classes=["a", "b"])
+
+
+def test_a_result_can_be_hashed_with_its_intervals():
+    probs, labels = [[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]], [1, 0, 1]
+    assert len({evaluate(probs, labels, confidence=0.9), evaluate(probs, labels, confidence=0.9)}) == 1

@@ -21,8 +21,8 @@ def test_named_labels_count_for_their_columns() -> None:
     ("labels", "classes", "message"),
     [
         (["b", "x", "a"], ["b", "c", "a"], "got 'x' at row 1"),
-        ([0, 1, 2], ["b", "c", "a"], "same kind"),
-        (["b", "c", "a"], ["b", "b", "a"], "once"),
+        ([0, 1, 2], ["b", "c", "a"], "of one kind"),
+        (["b", "c", "a"], ["b", "b", "a"], "some are equal"),
     ],
 )
 def test_labels_that_no_column_has_are_refused(labels: list, classes: list, message: str) -> None:

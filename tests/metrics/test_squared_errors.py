@@ -75,10 +75,28 @@ def test_ties_do_not_let_the_order_of_the_rows_matter(seed):
         assert metric(probs, labels, bins=7) == pytest.approx(metric(probs[order], labels[order], bins=7), abs=1e-12)
 
 
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_the_top_label_error_is_a_loop_over_top_classes(adaptive):
+    probs, labels = problem(8, n=157)
+    top = probs.argmax(axis=1)
+    total = 0.0
+    for k in range(probs.shape[1]):
+        rows = top == k
+        if rows.any():
+            error = expected_calibration_error(probs[rows], labels[rows], bins=6, adaptive=adaptive)
+            total += rows.sum() / len(labels) * error
+    found = top_label_calibration_error(probs, labels, bins=6, adaptive=adaptive)
+    assert found == pytest.approx(total, abs=1e-12)
+    other = top_label_calibration_error(probs, labels, bins=6, adaptive=not adaptive)
+    assert abs(found - other) > 1e-4
+
+
 def test_bins_of_one_sample_say_nothing():
     assert np.isnan(debiased_squared_calibration_error([[0.4, 0.6]], [0]))
     probs, labels = problem(3, n=20)
-    assert np.isnan(debiased_squared_calibration_error(probs, labels, bins=20))
+    fewer = debiased_squared_calibration_error(probs, labels, bins=10)  # of two samples each
+    assert debiased_squared_calibration_error(probs, labels, bins=20) == fewer
+    assert np.isnan(debiased_squared_calibration_error([[0.1, 0.9], [0.3, 0.7]], [0, 1], bins=20, adaptive=False))
 
 
 def test_the_marginal_error_is_the_root_of_the_mean_over_classes():

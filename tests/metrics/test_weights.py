@@ -98,6 +98,41 @@ def test_rows_of_weight_0_might_as_well_not_be_there():
     np.testing.assert_allclose(one.error, other.error, atol=1e-12)
 
 
+def test_a_class_whose_rows_all_weigh_0_is_left_out():
+    probs = np.array([[0.9, 0.05, 0.05]] * 10 + [[0.05, 0.9, 0.05]] * 10 + [[0.02, 0.02, 0.96]] * 10)
+    labels, weights = np.repeat([0, 1, 2], 10), np.repeat([1.0, 2.0, 0.0], 10)
+    labels[::7] = 1
+    found = evaluate(probs, labels, sample_weight=weights, confidence=0.9, resamples=50)
+    kept = evaluate(probs[:20], labels[:20], sample_weight=weights[:20], confidence=0.9, resamples=50)
+    assert found.as_dict() == pytest.approx(kept.as_dict(), abs=1e-12)
+    assert set(found.intervals) == set(kept.intervals)
+    assert class_errors(probs, labels, sample_weight=weights).mean == pytest.approx(found.classwise_calibration_error)
+
+
+@pytest.mark.parametrize("k", [3, 7, 50, 100])
+def test_weights_do_not_move_the_threshold_of_single_precision(k):
+    probs = np.full((40, k), 1 / k, dtype=np.float32)
+    labels, weights = np.arange(40) % k, np.ones(40)
+    weights[0] = 1.5
+    plain = classwise_calibration_error(probs, labels)
+    assert np.isfinite(plain)
+    assert classwise_calibration_error(probs, labels, sample_weight=np.ones(40)) == pytest.approx(plain, abs=1e-7)
+    assert np.isfinite(classwise_calibration_error(probs, labels, sample_weight=weights))
+    intervals = evaluate(probs, labels, confidence=0.9, resamples=50).intervals
+    assert "classwise_calibration_error" in intervals
+
+
+@pytest.mark.parametrize("n", [5, 25, 30, 110])
+def test_equal_weights_are_binned_as_no_weights_are(n):
+    probs, labels, _ = problem(26, n=n, digits=6)
+    plain = reliability(probs, labels, adaptive=True)
+    equal = reliability(probs, labels, adaptive=True, sample_weight=np.full(n, 0.3))
+    np.testing.assert_array_equal(equal.counts, plain.counts)
+    np.testing.assert_allclose(equal.edges, plain.edges)
+    assert equal.calibration_error == pytest.approx(plain.calibration_error, abs=1e-12)
+    assert len(str(equal).splitlines()) == len(str(plain).splitlines())
+
+
 def kernel_biased(probs, labels, sample_weight=None):
     return kernel_calibration_error(
         probs, labels, estimator="biased", bandwidth=0.3, resamples=0, sample_weight=sample_weight

@@ -36,3 +36,8 @@ def boxes_inside(figure, artists):
     edges = figure.bbox.padded(1)
     boxes = [artist.get_window_extent() for artist in artists]
     return all(edges.x0 <= box.x0 and box.x1 <= edges.x1 and edges.y0 <= box.y0 and box.y1 <= edges.y1 for box in boxes)
+
+
+def whole(axes):
+    """The figure that an array of axes belongs to."""
+    return axes.flat[0].get_figure(root=True)

@@ -80,6 +80,27 @@ def test_methods_differ_in_more_than_colour_and_no_accuracy_is_cut():
     assert rendered(ax.figure)
 
 
+@pytest.mark.parametrize("n_methods", [1, 3, 9])
+def test_the_legend_of_rejection_curves_hides_no_line(n_methods):
+    """Lines rise to the right: a few methods' legend has room below them, that of many stands below the axes."""
+    generator = np.random.default_rng(0)
+    curves = {}
+    for place in range(n_methods):
+        confidence = generator.uniform(0.5, 1, 2000)
+        right = generator.random(2000) < confidence
+        curves[f"method {place}"] = accuracy_rejection(
+            np.column_stack([confidence, 1 - confidence]), np.where(right, 0, 1)
+        )
+    ax = rejection_curve(curves)
+    assert rendered(ax.figure)
+    box = ax.get_legend().get_window_extent()
+    for line in ax.lines:
+        places = ax.transData.transform(np.column_stack(line.get_data()))
+        assert not any(box.contains(x, y) for x, y in places)
+    assert boxes_inside(ax.figure, [ax.get_legend(), ax.xaxis.label])
+    assert not box.overlaps(ax.xaxis.label.get_window_extent())
+
+
 def test_one_sample_gives_a_point_and_readable_ticks():
     ax = rejection_curve({"one": accuracy_rejection([[0.3, 0.7]], [1])})
     assert list(ax.lines[0].get_ydata()) == [1.0]

@@ -8,14 +8,15 @@ import sys
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.colors import same_color
+from matplotlib.colors import same_color, to_rgb
 from matplotlib.figure import Figure
+from pictures import whole
 
 import kcal.plots
 from kcal.errors import InvalidInputError
 from kcal.metrics import ReliabilityBins, reliability
 from kcal.plots import reliability_diagram, reliability_grid
-from kcal.plots.style import GAP_FILL, OBSERVED
+from kcal.plots.style import GAP, GAP_FILL, OBSERVED, OBSERVED_EDGE
 
 
 @pytest.fixture
@@ -147,7 +148,7 @@ def methods():
 
 
 def test_a_grid_has_a_row_for_each_method_and_a_column_for_each_class(methods):
-    figure = reliability_grid(methods, ["cat", "dog", "bird"], title="all")
+    figure = whole(reliability_grid(methods, ["cat", "dog", "bird"], title="all"))
     assert isinstance(figure, Figure)
     panels = [ax for ax in figure.axes if ax.get_yscale() == "linear"]
     counts = [ax for ax in figure.axes if ax.get_yscale() == "log"]
@@ -159,7 +160,7 @@ def test_a_grid_has_a_row_for_each_method_and_a_column_for_each_class(methods):
 
 
 def test_each_panel_of_a_grid_shows_its_bins_and_error(methods):
-    figure = reliability_grid(methods, ["cat", "dog", "bird"], minimum_count=20)
+    figure = whole(reliability_grid(methods, ["cat", "dog", "bird"], minimum_count=20))
     panels = [ax for ax in figure.axes if ax.get_yscale() == "linear"]
     drawn = [bins for row in methods.values() for bins in row]
     for ax, bins in zip(panels, drawn, strict=True):
@@ -167,8 +168,23 @@ def test_each_panel_of_a_grid_shows_its_bins_and_error(methods):
         assert [text.get_text() for text in ax.texts] == [f"error {bins.calibration_error:.3f}"]
 
 
+def test_a_grid_returns_its_axes_and_draws_on_the_figure_that_is_given(methods):
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    axes = reliability_grid(methods, ["cat", "dog", "bird"], figure=figure)
+    assert axes.shape == (2, 3)
+    assert whole(axes) is figure
+    assert len(figure.axes) == 12
+
+
+def test_observed_and_gap_differ_for_every_eye():
+    """In lightness, which all see, and in blue against yellow."""
+    for one, other in ((OBSERVED, GAP_FILL), (OBSERVED_EDGE, GAP), (GAP, GAP_FILL)):
+        difference = np.abs(np.array(to_rgb(one)) - to_rgb(other))
+        assert difference.max() > 0.35
+
+
 def test_a_grid_of_one_panel_and_names_in_an_array_can_be_drawn(methods):
-    assert rendered(reliability_grid({"one": methods["before"][:1]}, np.array(["cat"])))
+    assert rendered(whole(reliability_grid({"one": methods["before"][:1]}, np.array(["cat"]))))
 
 
 def test_a_grid_that_lacks_a_class_is_refused(methods):

@@ -109,10 +109,10 @@ def test_the_metrics_stand_before_and_after_with_intervals_and_the_best_in_bold(
 def test_classes_come_worst_first_up_to_the_limit_that_is_stated(page, judged):
     probabilities, labels, evaluations = judged
     errors = class_errors(probabilities["after"], labels, bins=10, threshold=evaluations["after"].threshold)
-    assert "The 3 classes of the largest calibration error, of 4, worst first" in page.sections["classes"]
+    assert "All 4 classes, the largest calibration error first; pictures of the 3 worst" in page.sections["classes"]
     heading, *rows = page.tables[2]
     assert heading[2:4] == ["error, %, before", "error, %, after"]
-    worst = np.argsort(-errors.error)[:3]
+    worst = np.argsort(-errors.error)
     assert [float(row[3]) for row in rows] == pytest.approx(100 * errors.error[worst], abs=0.006)
     for row, k in zip(rows, worst, strict=True):
         signed = 100 * errors.signed_error[k]

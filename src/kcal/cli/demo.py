@@ -131,9 +131,9 @@ def draw(example: Example, outcome: Outcome, path: Path) -> Path | None:
         for name, probs in outcome.probabilities.items()
     }
     title = f"Every class on {len(example.test):,} test images: bars that end on the diagonal are honest probabilities"
-    figure = reliability_grid(rows, example.classes, title=title)
+    axes = reliability_grid(rows, example.classes, title=title)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
+    axes[0, 0].get_figure(root=True).savefig(buffer, format="png", dpi=110)
     return write_whole(path, buffer.getvalue())
 
 

@@ -59,6 +59,10 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    pictures: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many classes the report shows in pictures, worst first.", show_default="20"),
+    ] = None,
     allow_overlap: Annotated[
         bool, typer.Option("--allow-overlap", help="Evaluate on rows that the model was fitted on, too.")
     ] = False,
@@ -97,6 +101,8 @@ def evaluate(
     if written is not None:
         check_writable(written, option="--json")
         refuse_to_replace(written, *inputs)
+    if pictures is not None and report is None:
+        raise typer.BadParameter("--pictures is about the report; give --report FOLDER too.")
     if report is not None:
         _check_report(report)
         refuse_to_replace(report / REPORT, *inputs)
@@ -132,7 +138,7 @@ def evaluate(
     if report is not None:
         sources = {"model": model, "data": data} if data is not None else {"probabilities": model}
         with working("Drawing the report"):
-            page = _write_report(report, judged, evaluations, drawing, {**sources, "before": before})
+            page = _write_report(report, judged, evaluations, drawing, {**sources, "before": before}, pictures or 20)
         if json_file != "-":
             console().print(f"The report is {page}", markup=False, soft_wrap=True)
 
@@ -222,6 +228,7 @@ def _write_report(
     evaluations: dict[str, Evaluation],
     drawing: Drawing,
     sources: dict[str, Path | None],
+    limit: int,
 ) -> Path:
     from kcal.report import write_report
 
@@ -238,6 +245,7 @@ def _write_report(
             evaluations={METHODS.get(name, name): found for name, found in evaluations.items()},
             sample_weight=judged.weights,
             sources=told,
+            limit=limit,
             settings={"resamples": f"{drawing.resamples:,}", "seed": str(drawing.seed)} if drawn else {},
         )
 

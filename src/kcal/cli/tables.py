@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def metrics_table(
         texts = [_number(found.as_dict()[metric], metric) for found in evaluations.values()]
         shown = [float(text) for text in texts]
         pairs = list(zip(texts, shown, strict=True))
-        best = (max if higher else min)(shown)
+        finite = [value for value in shown if math.isfinite(value)]
+        best = (max if higher else min)(finite) if finite else math.nan
         cells = [f"[bold]{text}[/]" if value == best and len(texts) > 1 else text for text, value in pairs]
         between = "\n" if stacked else " "
         intervals = [_interval(found, metric) for found in evaluations.values()]

@@ -4,6 +4,7 @@ Every function takes probabilities (n_samples, n_classes) whose rows sum to 1,
 and labels that are column indices.
 """
 
+from kcal.metrics.any_interval import confidence_interval
 from kcal.metrics.binning import ReliabilityBins
 from kcal.metrics.calibration import classwise_calibration_error, expected_calibration_error, reliability
 from kcal.metrics.canonical_error import CanonicalCells, canonical_calibration_error, canonical_cells
@@ -13,7 +14,7 @@ from kcal.metrics.evaluation import Evaluation, evaluate
 from kcal.metrics.kernel_error import KernelCalibrationError, kernel_calibration_error
 from kcal.metrics.ranks import AverageRank, AverageRanks, average_ranks, overall_ranks
 from kcal.metrics.rejection import RejectionCurve, accuracy_rejection, accuracy_rejection_area
-from kcal.metrics.resampling import Interval, confidence_interval
+from kcal.metrics.resampling import Interval
 from kcal.metrics.scores import (
     accuracy,
     multiclass_brier_loss,

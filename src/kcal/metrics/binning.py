@@ -15,13 +15,13 @@ between its two sides in proportion.
 """
 
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kcal.metrics.checks import Floats
+from kcal.metrics.wilson import wilson_interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,18 +70,9 @@ class ReliabilityBins:
     def frequency_bands(self, confidence: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the lower and upper ends, (bins,) each, of Wilson's interval of every observed frequency.
 
-            (f + z²/2n ± z·√(f·(1 − f)/n + z²/4n²)) / (1 + z²/n),
-
-        f being the observed frequency of n samples (the effective count) and z the (1 + confidence)/2 quantile of the
-        normal distribution. nan in an empty bin.
+        Weighted samples count as many as they are worth (`effective_counts`). nan in an empty bin.
         """
-        z = NormalDist().inv_cdf((1 + confidence) / 2)
-        counts = np.where(self.effective_counts > 0, self.effective_counts, np.nan)
-        frequency = np.clip(self.observed_frequency, 0.0, 1.0)
-        scale = 1 + z**2 / counts
-        middle = (frequency + z**2 / (2 * counts)) / scale
-        half = z * np.sqrt(frequency * (1 - frequency) / counts + z**2 / (4 * counts**2)) / scale
-        return np.clip(middle - half, 0.0, 1.0), np.clip(middle + half, 0.0, 1.0)
+        return wilson_interval(self.observed_frequency, self.effective_counts, confidence)
 
     @property
     def total(self) -> int:
@@ -121,9 +112,9 @@ class ReliabilityBins:
 
     def mean_of(self, values: NDArray[np.float64]) -> float:
         """Return the mean over all samples of one value a bin; nan if there are none."""
-        if self.total == 0:
-            return float("nan")
         masses = self.counts if self.weights is None else self.weights
+        if not masses.any():
+            return float("nan")
         return float(np.nansum(masses * values) / masses.sum())
 
     def __str__(self) -> str:
@@ -151,6 +142,11 @@ class SortedPredictions:
 
     values: Floats  # (n,)
     positives: Floats  # (n_positive,)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing counts."""
+        return len(self.values) == 0
 
     def bin(self, *, bins: int, adaptive: bool, of: Literal["confidence"] | int) -> ReliabilityBins:
         """Cut the predictions into equal-count (adaptive) or equal-width bins."""

@@ -146,7 +146,7 @@ def mean_class_errors(
     errors = [
         [ordered.bin(bins=bins, adaptive=kind, of=k).calibration_error for kind in adaptive]
         for k, ordered in enumerate(sorted_classes(predictions, threshold=threshold))
-        if ordered.values.shape[0]
+        if not ordered.is_empty
     ]  # one row for each class that keeps any
     if not errors:
         return [float("nan")] * len(adaptive)

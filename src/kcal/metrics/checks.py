@@ -95,11 +95,11 @@ def check_predictions(probs: ArrayLike, labels: ArrayLike, sample_weight: ArrayL
 def check_bins(bins: int) -> int:
     """Check a number of bins."""
     try:
-        number = operator.index(bins)
+        number = 0 if isinstance(bins, bool) else operator.index(bins)
     except TypeError:
-        raise InvalidInputError(f"bins must be a whole number, at least 1; got {bins!r}.") from None
+        number = 0
     if number < 1:
-        raise InvalidInputError(f"bins must be a whole number, at least 1; got {number}.")
+        raise InvalidInputError(f"bins must be a whole number, at least 1; got {bins!r}.")
     return number
 
 
@@ -207,6 +207,9 @@ def _check_labels(labels: ArrayLike, *, n_samples: int, n_classes: int) -> NDArr
             f"probs and labels must have one row for each sample; got {n_samples} rows of probs "
             f"and {array.shape[0]} labels."
         )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        row = int(np.argmin(np.isfinite(array)))
+        raise InvalidInputError(f"labels must be integers; got {array[row]} at row {row}. Leave unlabelled rows out.")
     if array.dtype.kind not in "iu":
         remedy = (
             "Pass labels.astype(int)."
@@ -265,18 +268,27 @@ def check_group_codes(groups: ArrayLike, n_samples: int) -> NDArray[np.intp]:
     array, _ = _as_array(groups, "groups")
     if array.shape != (n_samples,):
         raise InvalidInputError(f"groups must be one label a row, {n_samples} of them; got shape {array.shape}.")
-    return np.unique(array, return_inverse=True)[1].astype(np.intp, copy=False)
+    try:
+        return np.unique(array, return_inverse=True)[1].astype(np.intp, copy=False)
+    except TypeError as error:
+        raise InvalidInputError(f"groups must be all numbers or all text; they cannot be compared ({error}).") from None
 
 
-def columns_of(labels: ArrayLike, classes: ArrayLike) -> NDArray[np.intp]:
-    """Return the column of every label, given the label of every column."""
-    names, values = np.asarray(classes), np.asarray(labels)
-    if (
-        names.ndim != 1
-        or len(np.unique(names)) != len(names)
-        or (names.dtype.kind in "US") != (values.dtype.kind in "US")
-    ):
-        raise InvalidInputError("classes must name every column once, by labels of the same kind as the samples'.")
+def columns_of(labels: ArrayLike, classes: ArrayLike, probs: ArrayLike) -> NDArray[np.intp]:
+    """Return the column of every label, given the label of every column of the probabilities."""
+    names, values = _as_names(classes, "classes"), _as_names(labels, "labels")
+    n_columns = np.shape(probs)[1] if np.ndim(probs) == 2 else len(names)
+    if names.ndim != 1 or len(names) != n_columns:
+        raise InvalidInputError(
+            f"classes must name all {n_columns} columns of probs, in their order; got shape {names.shape}."
+        )
+    if len(np.unique(names)) != len(names):
+        raise InvalidInputError("classes must name every column by a label of its own; some are equal.")
+    if (names.dtype.kind in "US") != (values.dtype.kind in "US"):
+        raise InvalidInputError(
+            f"classes and labels must be of one kind; got {names.dtype} and {values.dtype}. "
+            "Pass both as text or both as numbers."
+        )
     order = np.argsort(names, kind="stable")
     columns = order[np.minimum(np.searchsorted(names[order], values), len(names) - 1)]
     wrong = np.flatnonzero(names[columns] != values)
@@ -284,3 +296,21 @@ def columns_of(labels: ArrayLike, classes: ArrayLike) -> NDArray[np.intp]:
         label = values.ravel()[wrong[0] : wrong[0] + 1].tolist()[0]
         raise InvalidInputError(f"labels must be in classes ({len(names)} of them); got {label!r} at row {wrong[0]}.")
     return columns
+
+
+def _as_names(values: Any, name: str) -> NDArray[Any]:
+    """Return labels as an array of numbers or of text; pandas gives text as objects."""
+    array, _ = _as_array(values, name)
+    if array.dtype.kind == "O":
+        if all(isinstance(value, str) for value in array.ravel()):
+            return array.astype(str)
+        row = next(i for i, value in enumerate(array.ravel()) if not isinstance(value, str))
+        raise InvalidInputError(f"{name} must be text or numbers, all alike; got {array.ravel()[row]!r} at row {row}.")
+    return array
+
+
+def check_seed(seed: int) -> int:
+    """Check the seed of a random generator."""
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool) and seed >= 0:
+        return int(seed)
+    raise InvalidInputError(f"seed must be a whole number, at least 0; got {seed!r}.")

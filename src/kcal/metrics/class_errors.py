@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.errors import InvalidInputError
 from kcal.metrics.calibration import sorted_classes
 from kcal.metrics.checks import Threshold, check_bins, check_predictions, columns_of, resolve_threshold
 
@@ -54,7 +53,7 @@ class ClassErrors:
     @property
     def mean(self) -> float:
         """The class-wise calibration error: the mean over the classes that keep any row."""
-        return float(np.nanmean(self.error)) if (self.counts > 0).any() else float("nan")
+        return float(np.nanmean(self.error)) if np.isfinite(self.error).any() else float("nan")
 
     def worst(self, n: int = 10) -> NDArray[np.intp]:
         """Return the columns of the n classes with the largest errors, worst first; classes without rows come last."""
@@ -106,13 +105,11 @@ def class_errors(
     sample_weight
         How much each row counts, (n_samples,).
     """
-    columns = labels if classes is None else columns_of(labels, classes)
+    columns = labels if classes is None else columns_of(labels, classes, probs)
     predictions = check_predictions(probs, columns, sample_weight)
     number = check_bins(bins)
     lowest = resolve_threshold(threshold, predictions.n_classes)
     names = np.arange(predictions.n_classes) if classes is None else np.asarray(classes)
-    if len(names) != predictions.n_classes:
-        raise InvalidInputError(f"classes must name all {predictions.n_classes} columns of probs; got {len(names)}.")
     binned = [
         ordered.bin(bins=number, adaptive=adaptive, of=k)
         for k, ordered in enumerate(sorted_classes(predictions, threshold=lowest))

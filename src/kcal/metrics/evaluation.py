@@ -12,6 +12,7 @@ from kcal.metrics.checks import (
     check_bins,
     check_group_codes,
     check_predictions,
+    check_seed,
     columns_of,
     resolve_threshold,
 )
@@ -74,7 +75,7 @@ class Evaluation:
     threshold: float  # resolved: a number, never "max" or "min"
     clip: Clip
     confidence: float | None = None
-    intervals: Mapping[str, Interval] = field(default_factory=dict)  # by metric; empty unless asked for
+    intervals: Mapping[str, Interval] = field(default_factory=dict, hash=False)  # by metric; empty unless asked for
 
     def as_dict(self) -> dict[str, float]:
         """Return the metrics by name, without the settings they were computed with."""
@@ -164,7 +165,7 @@ def evaluate(
     seed
         Same seed, same intervals.
     """
-    columns = labels if classes is None else columns_of(labels, classes)
+    columns = labels if classes is None else columns_of(labels, classes, probs)
     predictions = check_predictions(probs, columns, sample_weight)
     number = check_bins(bins)
     lowest = resolve_threshold(threshold, predictions.n_classes)
@@ -172,9 +173,9 @@ def evaluate(
     adaptive, static = confidence_errors(predictions, bins=number, adaptive=(True, False))
     class_adaptive, class_static = mean_class_errors(predictions, bins=number, threshold=lowest, adaptive=(True, False))
     intervals: dict[str, Interval] = {}
+    codes = None if groups is None else check_group_codes(groups, predictions.n_samples)
     if confidence is not None:
-        codes = None if groups is None else check_group_codes(groups, predictions.n_samples)
-        settings = Resampling(check_confidence(confidence), check_resamples(resamples), codes, seed)
+        settings = Resampling(check_confidence(confidence), check_resamples(resamples), codes, check_seed(seed))
         intervals = metric_intervals(predictions, settings, bins=number, threshold=lowest, clip=clip)
     return Evaluation(
         accuracy=accuracy_of(predictions),

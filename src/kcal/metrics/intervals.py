@@ -16,9 +16,11 @@ from kcal.metrics.resampling import (
     resampled_weights,
 )
 from kcal.metrics.scores import Clip, log_losses, multiclass_brier_losses, top_label_brier_losses
-from kcal.metrics.weighted_binning import weighted_event
+from kcal.metrics.weighted_binning import WeightedPredictions, weighted_event
+from kcal.metrics.wilson import wilson_interval
 
 Event = Literal["confidence"] | int
+TINY = np.finfo(np.float64).tiny
 
 
 class Resampling(NamedTuple):
@@ -42,15 +44,29 @@ def metric_intervals(
     }
     resampled = _resampled_means(predictions, np.stack(list(losses.values()), axis=1), settings)
     intervals = {name: percentile_interval(resampled[:, i], settings.confidence) for i, name in enumerate(losses)}
+    intervals["accuracy"] = _accuracy_interval(predictions, resampled[:, 0], settings)
     events_of: dict[str, Sequence[Event]] = {"expected": ["confidence"], "classwise": range(predictions.n_classes)}
     for prefix, adaptive in (("", True), ("static_", False)):
         kind = _Binning(bins, adaptive, threshold)
         for name, events in events_of.items():
-            gaps, drawn = _resampled_gaps(predictions, events, kind, settings)
-            if len(gaps):
-                key = f"{prefix}{name}_calibration_error"
-                intervals[key] = absolute_sum_interval(gaps, drawn, settings.confidence)
+            gaps = _resampled_gaps(predictions, events, kind, settings)
+            if gaps is not None:
+                intervals[f"{prefix}{name}_calibration_error"] = absolute_sum_interval(
+                    gaps.measured, gaps.resampled, settings.confidence, if_calibrated=gaps.if_calibrated(settings.seed)
+                )
     return intervals
+
+
+def _accuracy_interval(predictions: Predictions, resampled: NDArray[np.float64], settings: Resampling) -> Interval:
+    """Wilson's interval, of as many independent samples as would vary like the resamples do.
+
+    Where all are right (or all wrong) resamples do not vary at all, and each sample, or group, counts as one.
+    """
+    accuracy, variance = predictions.mean(predictions.correct), float(resampled.var())
+    drawn = predictions.n_samples if settings.groups is None else int(settings.groups.max()) + 1
+    count = accuracy * (1 - accuracy) / variance if variance > 0 else drawn
+    low, high = wilson_interval(accuracy, count, settings.confidence)
+    return Interval(float(low), float(high))
 
 
 class _Binning(NamedTuple):
@@ -79,24 +95,47 @@ def _resampled_means(
     return np.concatenate(means)
 
 
+class _Gaps(NamedTuple):
+    """Shares (n_b / n)·gap_b of all bins of some events, each event counting alike; (n_gaps,) unless said."""
+
+    measured: NDArray[np.float64]
+    resampled: NDArray[np.float32]  # (resamples, n_gaps)
+    shares: NDArray[np.float64]  # n_b / n
+    predictions: NDArray[np.float64]  # mean prediction of the bin
+    counts: NDArray[np.float64]  # how many samples of equal weight say as much as those of the bin
+
+    def if_calibrated(self, seed: int) -> NDArray[np.float32]:
+        """Draw what the gaps would be if events occurred as often as predicted, (resamples, n_gaps)."""
+        generator = np.random.default_rng([seed, 1])
+        counts = np.maximum(np.rint(self.counts), 1).astype(np.int64)
+        rates = np.clip(self.predictions, 0.0, 1.0)
+        drawn = np.empty(self.resampled.shape, dtype=np.float32)
+        for row in drawn:
+            row[:] = self.shares * (generator.binomial(counts, rates) / counts - rates)
+        return drawn
+
+
 def _resampled_gaps(
     predictions: Predictions, events: Sequence[Event], kind: _Binning, settings: Resampling
-) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-    """Shares (n_b / n)·gap_b of all bins of the events that keep rows, each event counting alike.
+) -> _Gaps | None:
+    """Return the gaps of the events that keep any weight, or None if there are none.
 
-    Returned as measured, (n_events·bins,), and in each resample, (resamples, n_events·bins). The bins are those of the
-    measured predictions: if they moved with every resample, the samples that change bins would look like chance twice.
+    The bins are those of the measured predictions: if they moved with every resample, the samples that change bins
+    would look like chance twice.
     """
     own = np.ones(predictions.n_samples) if predictions.weights is None else predictions.weights
-    measured, resampled = [], []
+    parts = []
     for matrices in _gap_matrices(predictions, events, kind):
-        measured.append(matrices.gap_shares(own[:, None])[:, 0])
-        parts = [matrices.gap_shares(drawn).astype(np.float32) for drawn in _draws(predictions, settings)]
-        resampled.append(np.concatenate(parts, axis=1))
-    if not measured:
-        return np.zeros(0), np.zeros((settings.resamples, 0), dtype=np.float32)
-    kept = sum(map(len, measured)) // kind.bins
-    return np.concatenate(measured) / kept, np.concatenate(resampled).T / np.float32(kept)
+        resampled = [matrices.gap_shares(drawn).astype(np.float32) for drawn in _draws(predictions, settings)]
+        measured = matrices.gap_shares(own[:, None])[:, 0]
+        parts.append((measured, np.concatenate(resampled, axis=1), *matrices.bin_sums))
+    if not parts:
+        return None
+    measured, drawn, shares, means, counts = (np.concatenate(each) for each in zip(*parts, strict=True))
+    n_events = len(measured) // kind.bins
+    return _Gaps(
+        measured / n_events, np.asarray(drawn.T / n_events, dtype=np.float32), shares / n_events, means, counts
+    )
 
 
 class _GapMatrices(NamedTuple):
@@ -104,6 +143,7 @@ class _GapMatrices(NamedTuple):
 
     residuals: csr_array  # (n_events·bins, n_samples): outcome minus prediction, where a row falls into the bin
     kept: csr_array  # (n_events, n_samples): 1 where a row reaches the threshold
+    bin_sums: tuple[NDArray[np.float64], ...]  # share of the event, mean prediction and effective count of each bin
     bins: int
 
     def gap_shares(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -112,23 +152,43 @@ class _GapMatrices(NamedTuple):
         return np.asarray((self.residuals @ weights) / np.where(totals > 0, totals, 1.0))
 
 
+class _EventMatrices(NamedTuple):
+    """The part of one event."""
+
+    residuals: csr_array
+    kept: csr_array
+    bin_sums: NDArray[np.float64]  # (3, bins)
+
+    @classmethod
+    def of(cls, event: WeightedPredictions, kind: _Binning, n_samples: int) -> "_EventMatrices":
+        shares = event.memberships(bins=kind.bins, adaptive=kind.adaptive)
+        mass, squares = shares @ event.weights, shares @ event.weights**2
+        filled = np.where(mass > 0, mass, 1.0)
+        sums = [mass / mass.sum(), shares @ (event.weights * event.values) / filled, mass**2 / np.fmax(squares, TINY)]
+        shares.data *= event.residuals[shares.indices]
+        everyone = csr_array(np.ones((1, len(event.order))))
+        return cls(_at_rows(shares, event.order, n_samples), _at_rows(everyone, event.order, n_samples), np.stack(sums))
+
+
 def _gap_matrices(predictions: Predictions, events: Sequence[Event], kind: _Binning) -> Iterator[_GapMatrices]:
     """Yield the matrices of as many events at a time as memory allows; events that keep no weight are left out."""
-    residuals: list[csr_array] = []
-    kept: list[csr_array] = []
+    waiting: list[_EventMatrices] = []
     for of in events:
         event = weighted_event(predictions, of, threshold=0.0 if of == "confidence" else kind.threshold)
-        if not event.weights.any():
+        if event.is_empty:
             continue
-        shares = event.memberships(bins=kind.bins, adaptive=kind.adaptive)
-        shares.data *= event.residuals[shares.indices]
-        residuals.append(_at_rows(shares, event.order, predictions.n_samples))
-        kept.append(_at_rows(csr_array(np.ones((1, len(event.order)))), event.order, predictions.n_samples))
-        if sum(part.nnz for part in residuals) >= ENTRIES_AT_ONCE:
-            yield _GapMatrices(vstack(residuals, format="csr"), vstack(kept, format="csr"), kind.bins)
-            residuals, kept = [], []
-    if residuals:
-        yield _GapMatrices(vstack(residuals, format="csr"), vstack(kept, format="csr"), kind.bins)
+        waiting.append(_EventMatrices.of(event, kind, predictions.n_samples))
+        if sum(part.residuals.nnz for part in waiting) >= ENTRIES_AT_ONCE:
+            yield _stacked(waiting, kind.bins)
+            waiting = []
+    if waiting:
+        yield _stacked(waiting, kind.bins)
+
+
+def _stacked(parts: list[_EventMatrices], bins: int) -> _GapMatrices:
+    residuals = vstack([part.residuals for part in parts], format="csr")
+    kept = vstack([part.kept for part in parts], format="csr")
+    return _GapMatrices(residuals, kept, tuple(np.concatenate([part.bin_sums for part in parts], axis=1)), bins)
 
 
 def _at_rows(matrix: csr_array, order: NDArray[np.intp], n_samples: int) -> csr_array:

@@ -1,27 +1,31 @@
 """Confidence intervals by resampling the rows, or whole groups of them, with replacement.
 
-Means over the rows (accuracy, Brier losses, log-loss) get the plain percentile interval. A binned calibration error
-does not: it is a sum of absolute gaps, chance alone makes every gap larger, and a resample adds that chance a second
-time. Its percentile interval therefore lies above the truth, and near perfect calibration never holds it. Here the
-test of every possible error is inverted instead:
+Means over the rows (Brier losses, log-loss) get the plain percentile interval. A binned calibration error does not: it
+is a sum of absolute gaps, chance alone makes every gap larger, and a resample adds that chance a second time. Its
+percentile interval therefore lies above the truth, and near perfect calibration never holds it. Here the test of every
+possible error is inverted instead:
 
-    T(s) = Σ_b |s·g_b + ε_b|,     ε the deviations of the resampled gaps from their mean,
+    T(s) = Σ_b |s·g_b + ε_b(s)|
 
 is what one would measure if the true gaps were s times those seen. The interval holds the errors s·Σ|g_b| under which
-the measured error is not extreme: s from where it is the upper quantile of T(s) to where it is the lower one.
+the measured error is not extreme: s from where it is the upper quantile of T(s) to where it is the lower one. ε(s) is
+chance: the deviations of the resampled gaps from their mean, and where these vary less than outcomes drawn with the
+predicted probabilities would (a bin in which all outcomes agree does not vary at all), the variance that lacks is made
+up by such outcomes, in full for s = 0 and less and less up to s = 1.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.checks import Floats, Predictions, check_group_codes, check_predictions
+from kcal.metrics.checks import Floats
 
 ENTRIES_AT_ONCE = 4_000_000
-SCALES = np.concatenate([np.linspace(0.0, 1.0, 21), np.linspace(1.1, 2.0, 10), [2.5, 3.0, 5.0, 10.0]])
+SCALES = np.concatenate([np.linspace(0.0, 1.0, 11), [1.2, 1.5, 2.0, 3.0, 5.0, 10.0]])
 """The s that are tried; in between, quantiles are interpolated."""
 
 
@@ -74,11 +78,13 @@ def resampled_weights(
 
 def percentile_interval(values: NDArray[np.float64], confidence: float) -> Interval:
     """Return the plain interval of resampled values."""
-    low, high = np.quantile(values, _tails(confidence))
+    low, high = np.quantile(values, tails_of(confidence))
     return Interval(float(low), float(high))
 
 
-def absolute_sum_interval(gaps: Floats, resampled: Floats, confidence: float, *, at_most: float = 1.0) -> Interval:
+def absolute_sum_interval(
+    gaps: Floats, resampled: Floats, confidence: float, *, if_calibrated: Floats | None = None, at_most: float = 1.0
+) -> Interval:
     """Return the interval of Σ|gaps| by inverting its test.
 
     Parameters
@@ -89,75 +95,37 @@ def absolute_sum_interval(gaps: Floats, resampled: Floats, confidence: float, *,
         The gaps in each resample, (resamples, n_gaps).
     confidence
         Share of such intervals that are to hold the truth.
+    if_calibrated
+        The gaps that chance would show if all true ones were 0, (resamples, n_gaps).
     at_most
         The largest value that the sum can have.
     """
     measured = float(np.abs(gaps).sum())
     noise = resampled - resampled.mean(axis=0)
-    if measured == 0.0:
-        return Interval(0.0, float(np.quantile(np.abs(noise).sum(axis=1), confidence)))
-    tails = _tails(confidence)
-    quantiles = np.array([np.quantile(np.abs(scale * gaps + noise).sum(axis=1), tails) for scale in SCALES])
-    quantiles = np.maximum.accumulate(quantiles, axis=0)  # (n_scales, 2)
-    low = np.interp(measured, quantiles[:, 1], SCALES, left=0.0)
-    high = np.interp(measured, quantiles[:, 0], SCALES, left=0.0)
-    return Interval(float(low * measured), min(float(high * measured), at_most))
+    lacking = np.zeros(1, dtype=noise.dtype) if if_calibrated is None else _lacking_noise(noise, if_calibrated)
+    low_tail, high_tail = tails_of(confidence)
+    quantiles = np.array(
+        [
+            np.quantile(
+                np.abs(scale * gaps + noise + math.sqrt(max(1 - scale, 0.0)) * lacking).sum(axis=1),
+                (low_tail, 0.5, high_tail),
+            )
+            for scale in SCALES
+        ]
+    )
+    quantiles = np.maximum.accumulate(quantiles, axis=0)  # (n_scales, 3)
+    low = float(np.interp(measured, quantiles[:, 2], SCALES, left=0.0)) * measured
+    high = float(np.interp(measured, quantiles[:, 0], SCALES, left=0.0)) * measured
+    cannot_be_told_from_0 = float(quantiles[0, 2] - quantiles[0, 1])
+    return Interval(low, min(max(high, cannot_be_told_from_0), at_most))
 
 
-def confidence_interval(
-    metric: Callable[..., float],
-    probs: ArrayLike,
-    labels: ArrayLike,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 200,
-    groups: ArrayLike | None = None,
-    sample_weight: ArrayLike | None = None,
-    seed: int = 0,
-) -> Interval:
-    """Interval of any metric by resampling the rows: the basic ("reverse percentile") bootstrap.
-
-    [2·m − q_high, 2·m − q_low], m being the metric and q the quantiles of the resampled ones: where resampling shifts a
-    metric to one side, as it does with most calibration errors, the interval leans to the other. It is a first-order
-    remedy; the intervals of `evaluate` go further for binned errors.
-
-    Parameters
-    ----------
-    metric
-        Maps probabilities and labels to a number: any function of ``kcal.metrics``, or your own.
-    probs, labels
-        As the metric takes them.
-    confidence
-        Share of such intervals that are to hold the truth.
-    resamples
-        How many times the metric is computed anew.
-    groups
-        Patients, speakers, sites, (n_samples,): whole groups are drawn, because their rows are not independent.
-    sample_weight
-        How much each row counts, (n_samples,); handed to the metric as its ``sample_weight``.
-    seed
-        Same seed, same interval.
-    """
-    predictions = check_predictions(probs, labels, sample_weight)
-    tails = _tails(check_confidence(confidence))
-    codes = None if groups is None else check_group_codes(groups, predictions.n_samples)
-    blocks = resampled_weights(predictions.n_samples, resamples=check_resamples(resamples), seed=seed, groups=codes)
-    measured = _value_of(metric, predictions)
-    everyone = np.arange(predictions.n_samples)
-    values = [
-        _value_of(metric, predictions.rows(np.repeat(everyone, drawn.astype(np.intp))))
-        for block in blocks
-        for drawn in block.T
-    ]
-    low, high = np.nanquantile(values, tails)
-    return Interval(float(2 * measured - high), float(2 * measured - low))
+def _lacking_noise(noise: Floats, if_calibrated: Floats) -> Floats:
+    """Scale the noise of calibrated predictions to the variance that the resamples are short of, gap by gap."""
+    expected = np.maximum(if_calibrated.var(axis=0), np.finfo(np.float32).tiny)
+    return np.asarray(if_calibrated * np.sqrt(np.clip(1 - noise.var(axis=0) / expected, 0.0, 1.0)))
 
 
-def _value_of(metric: Callable[..., float], predictions: Predictions) -> float:
-    if predictions.weights is None:
-        return float(metric(predictions.probs, predictions.labels))
-    return float(metric(predictions.probs, predictions.labels, sample_weight=predictions.weights))
-
-
-def _tails(confidence: float) -> tuple[float, float]:
+def tails_of(confidence: float) -> tuple[float, float]:
+    """Return the quantiles between which a share of ``confidence`` lies."""
     return (1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0

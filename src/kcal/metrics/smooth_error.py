@@ -66,7 +66,7 @@ def smooth_calibration_error(
             low = width
         else:
             high = width
-    return low
+    return high
 
 
 def kde_calibration_error(

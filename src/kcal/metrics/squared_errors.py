@@ -23,7 +23,8 @@ def debiased_squared_calibration_error(
 
     A gap is a mean of n_b residuals y − p, so that chance alone makes its square larger by their variance over n_b;
     s_b² is their sample variance. With equal predictions in a bin this is the estimator of Kumar, Liang and Ma (2019).
-    Bins of one sample say nothing and are left out. It can be negative: calibrated predictions give 0 on average.
+    Bins of one sample say nothing and are left out; equal-count bins are so few that each holds two. It can be
+    negative: calibrated predictions give 0 on average. nan if no bin holds two samples.
 
     Parameters
     ----------
@@ -185,6 +186,7 @@ def _plain(predictions: Predictions, of: int, bins: int, adaptive: bool) -> floa
 
 def _debiased(predictions: Predictions, of: Literal["confidence"] | int, bins: int, adaptive: bool) -> float:
     event = weighted_event(predictions, of)
+    bins = max(min(bins, predictions.n_samples // 2), 1) if adaptive else bins
     memberships = event.memberships(bins=bins, adaptive=adaptive)
     sums = event.weights[:, None] ** np.array([1, 1, 1, 2]) * event.residuals[:, None] ** np.array([0, 1, 2, 0])
     mass, residual, square, squared_mass = (memberships @ sums).T  # Σw, Σwr, Σwr², Σw² of each bin

@@ -43,6 +43,11 @@ class WeightedPredictions:
     order: NDArray[np.intp]  # (n,): the rows they come from
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing counts."""
+        return not self.weights.any()
+
+    @property
     def residuals(self) -> Array:
         """Outcome minus prediction, (n,)."""
         return np.asarray(self.occurred - self.values.astype(np.float64))
@@ -103,7 +108,8 @@ def sort_weighted(
 ) -> WeightedPredictions:
     """Sort the predictions that reach the threshold, with their outcomes and weights."""
     order = np.argsort(values, kind="stable")
-    order = order[np.searchsorted(values[order], threshold, side="left") :]
+    lowest = values.dtype.type(threshold)  # compared in the predictions' precision
+    order = order[np.searchsorted(values[order], lowest, side="left") :]
     return WeightedPredictions(values[order], occurred[order], weights[order], order)
 
 

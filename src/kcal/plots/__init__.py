@@ -1,4 +1,8 @@
-"""Pictures of results: they draw, they compute nothing. Importing them needs matplotlib."""
+"""Pictures of results: they draw, they compute nothing. Importing them needs matplotlib.
+
+Each takes computed results and an optional ``ax``, and returns it; the two grids take a ``figure`` and return an array
+of axes.
+"""
 
 from kcal.errors import MissingExtraError
 

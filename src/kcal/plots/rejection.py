@@ -9,6 +9,9 @@ from kcal.errors import InvalidInputError
 from kcal.metrics.rejection import RejectionCurve
 from kcal.plots.style import LINES, MARKERS, SERIES, new_axes, plain
 
+FEW = 3
+"""Methods whose legend has room beside the lines."""
+
 
 def rejection_curve(
     curves: Mapping[str, RejectionCurve],
@@ -60,7 +63,10 @@ def rejection_curve(
     ax.set_xlabel("samples rejected, least confident first")
     ax.set_ylabel("accuracy of the rest")
     ax.grid(alpha=0.25)
-    ax.legend(loc="lower right", frameon=True, framealpha=0.9)
+    if len(curves) <= FEW:
+        ax.legend(loc="lower right", frameon=True, framealpha=0.9)
+    else:  # a long legend would hide the lines
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
     if title is not None:
         ax.set_title(title)
     return ax

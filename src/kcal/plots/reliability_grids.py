@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from math import ceil
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
+from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import ReliabilityBins
@@ -23,7 +25,8 @@ def reliability_grid(
     minimum_count: int = 15,
     confidence: float | None = 0.95,
     title: str | None = None,
-) -> Figure:
+    figure: Figure | SubFigure | None = None,
+) -> NDArray[Any]:
     """Draw methods beside classes: a row of reliability diagrams for each method, a column for each class.
 
     Parameters
@@ -38,13 +41,20 @@ def reliability_grid(
         Share of the bands that are to hold the true frequency, as in `reliability_diagram`; no bands if None.
     title
         Heading of the whole picture.
+    figure
+        Where to draw; a new one of fitting size if None.
+
+    Returns
+    -------
+    array of Axes
+        (methods, classes). The picture is ``axes[0, 0].get_figure(root=True)``.
     """
     _check_grid(rows, class_names)
     everything = [bins for row in rows.values() for bins in row]
     check_panels(everything, minimum_count=minimum_count, confidence=confidence)
     handles = legend_handles(everything, minimum_count=minimum_count, confidence=confidence)
     n_rows, n_columns = len(rows), len(class_names)
-    figure, panels = _figure_with_legend(n_rows, n_columns, 1.6, handles)
+    panels = _panels_above_legend(figure, n_rows, n_columns, 1.6, handles)
     axes = panels.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)  # (n_rows, n_columns)
     for i, (method, row) in enumerate(rows.items()):
         for j, bins in enumerate(row):
@@ -56,7 +66,7 @@ def reliability_grid(
                 ax.set_title(f"{_heading(class_names[j])}\n", fontsize=10, fontweight="bold")
         axes[i, 0].set_ylabel(plain(method, width=14), fontsize=11, fontweight="bold")
     _label_all(panels, title)
-    return figure
+    return np.asarray(axes)
 
 
 def class_reliability_grid(
@@ -67,7 +77,8 @@ def class_reliability_grid(
     minimum_count: int = 15,
     confidence: float | None = 0.95,
     title: str | None = None,
-) -> Figure:
+    figure: Figure | SubFigure | None = None,
+) -> NDArray[Any]:
     """Draw the reliability diagrams of all classes of one method, in rows of up to five.
 
     Parameters
@@ -85,6 +96,13 @@ def class_reliability_grid(
         Share of the bands that are to hold the true frequency, as in `reliability_diagram`; no bands if None.
     title
         Heading of the whole picture.
+    figure
+        Where to draw; a new one of fitting size if None.
+
+    Returns
+    -------
+    array of Axes
+        One a class that is drawn. The picture is ``axes[0].get_figure(root=True)``.
     """
     _check_grid({"the method": bins}, class_names)
     check_panels(bins, minimum_count=minimum_count, confidence=confidence)
@@ -98,7 +116,7 @@ def class_reliability_grid(
     handles = legend_handles(drawn, minimum_count=minimum_count, confidence=confidence)
     n_columns = min(PANELS_A_ROW, len(drawn))
     n_rows = ceil(len(drawn) / n_columns)
-    figure, panels = _figure_with_legend(n_rows, n_columns, 2.0, handles)
+    panels = _panels_above_legend(figure, n_rows, n_columns, 2.0, handles)
     axes = panels.subplots(n_rows, n_columns, sharey=True, squeeze=False)  # (n_rows, n_columns)
     for place, ax in enumerate(axes.flat):
         if place >= len(drawn):
@@ -110,7 +128,7 @@ def class_reliability_grid(
         ax.set_title(f"{_heading(class_names[chosen[place]])}\n", fontsize=10, fontweight="bold")
         ax.tick_params(axis="x", labelbottom=place + n_columns >= len(drawn))
     _label_all(panels, title)
-    return figure
+    return np.asarray(axes.ravel()[: len(drawn)])
 
 
 def _worst(bins: Sequence[ReliabilityBins], limit: int) -> list[int]:
@@ -119,17 +137,19 @@ def _worst(bins: Sequence[ReliabilityBins], limit: int) -> list[int]:
     return [int(k) for k in np.argsort(-errors, kind="stable")[:limit]]
 
 
-def _figure_with_legend(
-    n_rows: int, n_columns: int, row_height: float, handles: list[Artist]
-) -> tuple[Figure, SubFigure]:
-    """Return a figure with its legend below, and the part of it that is left for panels."""
+def _panels_above_legend(
+    figure: Figure | SubFigure | None, n_rows: int, n_columns: int, row_height: float, handles: list[Artist]
+) -> SubFigure:
+    """Put the legend at the foot of a figure, a new one if None, and return the part that is left for panels."""
     width = max(1.2 + 1.5 * n_columns, 5.4)  # inches
     legend_columns = min(int(width / 2.6), len(handles))
     heights = (0.9 + row_height * n_rows, 0.2 + 0.2 * ceil(len(handles) / legend_columns))  # panels, legend
-    figure = Figure(figsize=(width, sum(heights)), layout="constrained")
+    if figure is None:
+        figure = Figure(figsize=(width, sum(heights)), layout="constrained")
+    panels: SubFigure
     panels, below = figure.subfigures(2, 1, height_ratios=heights, squeeze=False).flat
     below.legend(handles=handles, loc="center", ncols=legend_columns, frameon=False)
-    return figure, panels
+    return panels
 
 
 def _label_panel(ax: Axes, counts_ax: Axes, bins: ReliabilityBins, *, last_column: bool) -> None:
@@ -154,7 +174,9 @@ def _label_all(panels: SubFigure, title: str | None) -> None:
 
 
 def _heading(class_name: str) -> str:
-    return plain(class_name, width=16, lines=2)
+    """Break a name into two lines; of one that is too long, the end is what tells it from its like."""
+    name = " ".join(str(class_name).split())
+    return plain(name if len(name) <= 30 else f"{name[:14]}… {name[-13:]}", width=16, lines=2)
 
 
 def _highest(drawn: Sequence[ReliabilityBins]) -> float:

@@ -119,7 +119,7 @@ def _name_corners(ax: Axes, names: list[str]) -> None:
     places = ((-8, -6, "left", "top"), (8, -6, "right", "top"), (0, 6, "center", "bottom"))
     for k, (name, (x, y, horizontal, vertical)) in enumerate(zip(names, places, strict=True)):
         ax.annotate(
-            plain(name, width=16, lines=2),
+            plain(name, width=19, lines=2),
             tuple(CORNERS[k]),
             xytext=(x, y),
             textcoords="offset points",

@@ -20,7 +20,7 @@ from kcal.report.pictures import (
 )
 
 ROWS_SHOWN = 20
-"""A longer table of class counts is folded away."""
+"""What a longer table of classes holds beyond is folded away."""
 
 IN_PERCENT = frozenset(METRICS) - {"negative_log_likelihood"}
 
@@ -71,7 +71,8 @@ def confidence_section(contents: Contents, minimum_count: int, band: float) -> s
     text = (
         "<p>Where the top class was predicted with confidence p, was it right with frequency p? Bars that end on the "
         "diagonal can be taken at their word; the hatched gap above the strong line was promised too much, "
-        "below it too little.</p>"
+        f"below it too little. Bars are over bins of equal width, calibration errors over {_bins(contents.evaluation)} "
+        "of equal count.</p>"
     )
     pictures = [
         confidence_picture(name, bins, minimum_count, band, _confidence_caption(contents.evaluations[name]))
@@ -86,7 +87,9 @@ def classes_section(contents: Contents, minimum_count: int, band: float) -> str:
     """Show the reliability of each class, worst first."""
     found, n_shown = contents.evaluation, len(contents.class_bins)
     if n_shown < found.n_classes:
-        which = f"The {n_shown:,} classes of the largest calibration error, of {found.n_classes:,}, worst first"
+        which = (
+            f"All {found.n_classes:,} classes, the largest calibration error first; pictures of the {n_shown:,} worst"
+        )
     else:
         which = f"All {found.n_classes:,} classes, the largest calibration error first"
     alone = len(contents.probabilities) == 1
@@ -204,9 +207,18 @@ def _class_table(contents: Contents) -> str:
             _percent(errors.frequency[k]),
             _direction(errors.signed_error[k]),
         ]
-        for k in contents.class_bins
+        for k in errors.worst(len(errors.error)).tolist()
     ]
-    return table(columns, rows, label="Calibration errors of classes, worst first")
+    label = "Calibration errors of classes, worst first"
+    if len(rows) <= ROWS_SHOWN:
+        return table(columns, rows, label=label)
+    rest = f"<details><summary>The other {len(rows) - ROWS_SHOWN:,} classes</summary>\n"
+    return (
+        table(columns, rows[:ROWS_SHOWN], label=label)
+        + f"\n{rest}"
+        + table(columns, rows[ROWS_SHOWN:], label="Calibration errors of the other classes")
+        + "\n</details>"
+    )
 
 
 def _class_card(contents: Contents, k: int, minimum_count: int, band: float) -> str:
