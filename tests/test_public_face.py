@@ -7,6 +7,7 @@ import sys
 
 import kcal
 import kcal.kernels
+import kcal.losses
 import kcal.metrics
 import kcal.projection
 
@@ -21,12 +22,17 @@ EXPORTED = {
     "ScalingBinning",
     "VectorScaling",
     "ClassifierOutputs",
+    "DirichletCalibration",
     "FastRecipe",
+    "IMaxBinning",
+    "GaussianProcessCalibration",
     "KCal",
     "KCalLogits",
     "KcalError",
     "KcalWarning",
+    "OrderPreservingCalibration",
     "PaperRecipe",
+    "SplineCalibration",
     "TemperatureScaling",
     "TrainedProjection",
     "Uncalibrated",
@@ -41,12 +47,12 @@ EXPORTED = {
 
 def test_the_public_names_are_these() -> None:
     assert set(kcal.__all__) == EXPORTED
-    for module in (kcal, kcal.kernels, kcal.metrics, kcal.projection):
+    for module in (kcal, kcal.kernels, kcal.losses, kcal.metrics, kcal.projection):
         assert sorted(set(module.__all__)) == sorted(module.__all__)
         assert all(hasattr(module, name) for name in module.__all__)
 
 
-def test_importing_kcal_loads_no_plotting() -> None:
-    code = "import sys, kcal; print('matplotlib' in sys.modules)"
+def test_importing_kcal_loads_no_plotting_and_no_gpytorch() -> None:
+    code = "import sys, kcal; print('matplotlib' in sys.modules or 'gpytorch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

@@ -1,0 +1,184 @@
+"""I-Max binning: log-odds fall into a few bins that keep the most information, and each bin answers with its rate.
+
+λ_k = z_k − logsumexp_{j≠k} z_j,   r_k = rate of the bin of λ_k,   p_k ∝ r_k / (1 − r_k)
+"""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
+
+from kcal.arrays import check_weights
+from kcal.calibrators.base import Calibrator, CalibratorState, refuse_extra
+from kcal.calibrators.information_bins import find_bins, place
+from kcal.calibrators.logits import encode_columns, log_probabilities
+from kcal.calibrators.top_label import rightness, spread_top
+from kcal.errors import FileFormatError, InvalidInputError
+
+FORMS = ("shared", "classwise", "top")
+
+
+class IMaxBinning(Calibrator):
+    """Bin log-odds so that bin and label share the most information; a bin's output is its share of positives.
+
+    r_b = positives / samples of bin b, clipped to [1/(n_b + 2), 1 − 1/(n_b + 2)];   p_k ∝ r / (1 − r)
+
+    Bins that see one class against the rest do not give rates that sum to 1: :meth:`predict_proba` normalises their
+    odds, :meth:`binned_scores` gives the rates themselves.
+
+    Parameters
+    ----------
+    form : "shared", "classwise" or "top"
+        "shared" pools all classes into one binary problem (sCW); "classwise" bins every class by itself (CW);
+        "top" bins the top class's log-odds, and the other classes share the rest as the network had it.
+    bins : int
+        How many at most.
+    representation : "logits" or "probabilities"
+        What ``X`` holds; it is never guessed.
+    seed : int
+        Draws where the alternation starts.
+
+    Attributes
+    ----------
+    boundaries_ : list of array
+        Log-odds between bins, ascending: one array for all classes or the top class, or one a class.
+    rates_ : list of array
+        Output of every bin, one longer each than the boundaries.
+    """
+
+    inputs: ClassVar[str] = "logits"
+    method: ClassVar[str] = "imax"
+    boundaries_: list[NDArray[np.float64]]
+    rates_: list[NDArray[np.float64]]
+
+    def __init__(self, *, form: str = "shared", bins: int = 15, representation: str = "logits", seed: int = 0) -> None:
+        self.form = form
+        self.bins = bins
+        self.representation = representation
+        self.seed = seed
+
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
+        """Find bins and rates for logits ``X`` (n, n_classes) and labels ``y``; integer labels are columns.
+
+        A weight counts as that many samples.
+        """
+        self._check_parameters()
+        rows, _ = self._check_rows(X, fitting=True)
+        self._remember(rows)
+        logs = log_probabilities(rows, self.representation)
+        codes, self.classes_ = encode_columns(y, len(logs), logs.shape[1], classes)
+        weights = np.ones(len(logs)) if sample_weight is None else check_weights(sample_weight, len(logs))
+        scores, targets, counts = self._binary_problems(logs, codes, weights)
+        self.boundaries_, self.rates_ = [], []
+        for column in range(scores.shape[1]):
+            # every class starts from the same draws, so that their order plays no part
+            generator = np.random.default_rng(self.seed)
+            found = find_bins(scores[:, column], counts, self.bins, generator)
+            self.boundaries_.append(found.boundaries)
+            places = found.place(scores[:, column])
+            self.rates_.append(bin_rates(places, targets[:, column], counts, len(found.boundaries) + 1))
+        return self
+
+    def binned_scores(self, X: Any) -> Any:
+        """Return the rate of each class's bin, (n, n_classes), which need not sum to 1.
+
+        The form "top" has rates of the top class only, and gives probabilities here too.
+        """
+        rows, kind = self._check_rows(X)
+        logs = log_probabilities(rows, self.representation)
+        return kind.give_back(torch.exp(self._top(logs)) if self.form == "top" else self._rates(logs))
+
+    def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
+        logs = log_probabilities(rows, self.representation)
+        if self.form == "top":
+            return self._top(logs)
+        return torch.log_softmax(torch.logit(self._rates(logs)), dim=1)
+
+    def _top(self, logs: torch.Tensor) -> torch.Tensor:
+        top = log_odds(logs).amax(dim=1)
+        rates = torch.from_numpy(self.rates_[0][place(self.boundaries_[0], top.numpy())])
+        return spread_top(logs, torch.log(rates), torch.log1p(-rates))
+
+    def _rates(self, logs: torch.Tensor) -> torch.Tensor:
+        scores = log_odds(logs).numpy()
+        if self.form == "shared":
+            return torch.from_numpy(self.rates_[0][place(self.boundaries_[0], scores)])
+        columns = zip(self.boundaries_, self.rates_, scores.T, strict=True)
+        return torch.from_numpy(np.stack([rates[place(edges, column)] for edges, rates, column in columns], axis=1))
+
+    def _binary_problems(
+        self, logs: torch.Tensor, codes: NDArray[np.int64], weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return scores and targets, one column a problem, and the weight of each of their rows."""
+        scores = log_odds(logs)
+        if self.form == "top":
+            return scores.amax(dim=1, keepdim=True).numpy(), rightness(logs, codes)[:, None], weights
+        targets = np.zeros(scores.shape)
+        targets[np.arange(len(codes)), codes] = 1.0
+        if self.form == "classwise":
+            return scores.numpy(), targets, weights
+        return scores.numpy().reshape(-1, 1), targets.reshape(-1, 1), np.repeat(weights, scores.shape[1])
+
+    def _check_parameters(self) -> None:
+        if self.form not in FORMS:
+            raise InvalidInputError(f"form must be one of {FORMS}; got {self.form!r}.")
+        if not isinstance(self.bins, Integral) or isinstance(self.bins, bool) or self.bins < 1:
+            raise InvalidInputError(f"bins must be an integer of at least 1; got {self.bins!r}.")
+
+    def state(self) -> CalibratorState:
+        """Return what the fitted calibrator is made of."""
+        check_is_fitted(self)
+        tensors = {
+            "boundaries": torch.from_numpy(np.concatenate(self.boundaries_)),
+            "rates": torch.from_numpy(np.concatenate(self.rates_)),
+        }
+        return self._state(self.get_params(), {"n_bins": [len(rates) for rates in self.rates_]}, **tensors)
+
+    @classmethod
+    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
+        """Return the fitted calibrator that ``state`` describes."""
+        refuse_extra(cls, extra)
+        calibrator = cls(**state.parameters)._restore(state)
+        calibrator._check_parameters()
+        sizes = np.array(state.values["n_bins"])
+        boundaries, rates = state.tensors["boundaries"], state.tensors["rates"]
+        problems = len(calibrator.classes_) if calibrator.form == "classwise" else 1
+        if sizes.shape != (problems,) or sizes.dtype.kind != "i" or (sizes < 1).any():
+            raise FileFormatError(f"the stored numbers of bins are damaged: {state.values['n_bins']!r}.")
+        if tuple(rates.shape) != (sizes.sum(),) or tuple(boundaries.shape) != (sizes.sum() - problems,):
+            raise FileFormatError("the stored bins are damaged.")
+        if rates.dtype != torch.float64 or boundaries.dtype != torch.float64 or not bool(boundaries.isfinite().all()):
+            raise FileFormatError("the stored bins are damaged.")
+        if not bool(((rates > 0) & (rates < 1)).all()):
+            raise FileFormatError("the stored rates are not between 0 and 1.")
+        calibrator.rates_ = np.split(rates.numpy(), np.cumsum(sizes)[:-1])
+        calibrator.boundaries_ = np.split(boundaries.numpy(), np.cumsum(sizes - 1)[:-1])
+        if any((np.diff(edges) < 0).any() for edges in calibrator.boundaries_):
+            raise FileFormatError("the stored boundaries do not ascend.")
+        return calibrator
+
+
+def log_odds(logs: torch.Tensor) -> torch.Tensor:
+    """Return λ_k = log p_k − log(1 − p_k) from log-probabilities (n, n_classes), exact at both ends."""
+    first = logs.argmax(dim=1, keepdim=True)
+    others = torch.logsumexp(logs.scatter(1, first, -torch.inf), dim=1, keepdim=True)
+    small = logs.scatter(1, first, -1.0)  # the largest is written apart; all others are at most a half
+    return (logs - torch.log1p(-torch.exp(small))).scatter(1, first, logs.gather(1, first) - others)
+
+
+def bin_rates(
+    places: NDArray[np.int64], targets: NDArray[np.float64], counts: NDArray[np.float64], n_bins: int
+) -> NDArray[np.float64]:
+    """Return every bin's share of positives, kept from 0 and 1 by its size; an empty bin has that of all samples."""
+    sizes = np.bincount(places, counts, n_bins)
+    positives = np.bincount(places, counts * targets, n_bins)
+    empty = sizes == 0
+    sizes[empty], positives[empty] = counts.sum(), (counts * targets).sum()
+    least = 1 / (sizes + 2)
+    rates: NDArray[np.float64] = np.clip(positives / sizes, least, 1 - least)
+    return rates

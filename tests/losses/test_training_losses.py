@@ -1,0 +1,216 @@
+"""Losses equal direct loops and hand-worked examples, and their gradients are right and finite at every edge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+
+from kcal.errors import InvalidInputError
+from kcal.losses import MMCE, FocalLoss, MMCELoss, focal_loss, mmce, mmce_loss
+
+LOSSES: dict[str, Callable[..., torch.Tensor]] = {
+    "focal 0.5": lambda z, y: focal_loss(z, y, gamma=0.5),
+    "focal 3": lambda z, y: focal_loss(z, y, gamma=3.0),
+    "flsd-53": lambda z, y: focal_loss(z, y),
+    "mmce plain": lambda z, y: mmce(z, y, weighted=False),
+    "mmce weighted": lambda z, y: mmce(z, y),
+    "mmce loss": lambda z, y: mmce_loss(z, y),
+}
+EDGES: dict[str, tuple[list[list[float]], list[int]]] = {
+    "all right": ([[2.0, 0, 0], [0, 3, 1]], [0, 1]),
+    "all wrong": ([[2.0, 0, 0], [0, 3, 1]], [1, 2]),
+    "one sample": ([[1.0, 2, 0]], [1]),
+    "p = 1": ([[1e4, 0, 0], [0, 500, 0], [0, 0, 200]], [0, 1, 2]),
+    "p = 0": ([[1e4, 0, -1e4], [0, 500, 0], [300, 0, 200]], [2, 0, 1]),
+    "right and wrong, both sure": ([[1e4, 0], [0, 1e4]], [0, 0]),
+    "ties": ([[1.0, 1, 1], [0, 0, 0]], [0, 2]),
+}
+
+
+def batch(seed: int, n: int = 9, n_classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(n, n_classes, generator=generator, dtype=torch.float64)
+    return logits.requires_grad_(), torch.randint(0, n_classes, (n,), generator=generator)
+
+
+def focal_by_loop(logits: torch.Tensor, labels: torch.Tensor, gamma: float | str) -> list[torch.Tensor]:
+    losses = []
+    for row, label in zip(logits, labels, strict=True):
+        p = (row - row.max()).exp()[label] / (row - row.max()).exp().sum()
+        power = gamma if not isinstance(gamma, str) else (5 if float(p.detach()) < 0.2 else 3)
+        losses.append(-((1 - p) ** power) * p.log())
+    return losses
+
+
+def mmce_by_loop(logits: torch.Tensor, labels: torch.Tensor, *, weighted: bool) -> torch.Tensor:
+    tops = [(row.softmax(0).max(), int(row.argmax()) == int(y)) for row, y in zip(logits, labels, strict=True)]
+
+    def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (-(a - b).abs() / 0.4).exp()
+
+    def mean(terms: list[torch.Tensor]) -> torch.Tensor:
+        return sum(terms, torch.zeros(())) / len(terms)
+
+    if not weighted:
+        square = mean([(int(c) - r) * (int(d) - s) * kernel(r, s) for r, c in tops for s, d in tops])
+    else:
+        right, wrong = [r for r, c in tops if c], [r for r, c in tops if not c]
+        square = torch.zeros(())
+        if right and wrong:
+            square = mean([(1 - r) * (1 - s) * kernel(r, s) for r in right for s in right])
+            square = square + mean([r * s * kernel(r, s) for r in wrong for s in wrong])
+            square = square - 2 * mean([(1 - r) * s * kernel(r, s) for r in right for s in wrong])
+    return (square.clamp_min(0) + 1e-10).sqrt()
+
+
+def slope(loss: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(loss, logits)[0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 1.0, 3.0, "flsd-53"]))
+def test_focal_loss_and_its_slope_equal_the_loop(seed: int, gamma: float | str) -> None:
+    logits, labels = batch(seed)
+    expected = sum(focal_by_loop(logits, labels, gamma)) / len(labels)
+    found = focal_loss(logits, labels, gamma=gamma)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(slope(found, logits), slope(expected, logits), rtol=1e-8, atol=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.booleans())
+def test_mmce_and_its_slope_equal_the_loop(seed: int, weighted: bool) -> None:
+    logits, labels = batch(seed)
+    expected, found = mmce_by_loop(logits, labels, weighted=weighted), mmce(logits, labels, weighted=weighted)
+    torch.testing.assert_close(found, expected.double(), rtol=1e-9, atol=1e-12)
+    if float(found.detach()) > 1e-4:
+        torch.testing.assert_close(slope(found, logits), slope(expected, logits), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_slopes_pass_the_check_by_differences(name: str) -> None:
+    for seed in range(3):
+        logits, labels = batch(seed, n=6)
+        assert torch.autograd.gradcheck(lambda z, y=labels: LOSSES[name](z, y), (logits,))
+
+
+def test_focal_loss_by_hand() -> None:
+    logits = torch.tensor([[math.log(3.0), 0.0], [0.0, math.log(9.0)]], dtype=torch.float64)  # p = 3/4 and 1/10
+    labels = torch.tensor([0, 0])
+    losses = focal_loss(logits, labels, gamma=2, reduction="none")
+    assert losses.tolist() == pytest.approx([math.log(4 / 3) / 16, 0.81 * math.log(10)])
+    schedule = focal_loss(logits, labels, reduction="none")  # γ = 3 and 5
+    assert schedule.tolist() == pytest.approx([math.log(4 / 3) / 64, 0.9**5 * math.log(10)])
+
+
+def test_mmce_by_hand() -> None:
+    logits = torch.tensor([[math.log(4.0), 0.0], [math.log(1.5), 0.0]], dtype=torch.float64)  # r = 0.8 and 0.6
+    k = math.exp(-0.5)
+    for labels, gaps in (([0, 1], (0.2, -0.6)), ([1, 0], (-0.8, 0.4)), ([0, 0], (0.2, 0.4))):
+        square = gaps[0] ** 2 + gaps[1] ** 2 + 2 * gaps[0] * gaps[1] * k
+        plain = mmce(logits, torch.tensor(labels), weighted=False)
+        assert float(plain) == pytest.approx(math.sqrt(square / 4 + 1e-10))
+        weighted = mmce(logits, torch.tensor(labels))  # one right and one wrong: the means are single terms
+        assert float(weighted) == pytest.approx(math.sqrt(square + 1e-10) if labels != [0, 0] else 1e-5)
+
+
+def test_gamma_of_zero_and_a_coefficient_of_zero_are_cross_entropy() -> None:
+    logits, labels = batch(0)
+    for reduction in ("none", "mean", "sum"):
+        expected = cross_entropy(logits, labels, reduction=reduction)
+        torch.testing.assert_close(focal_loss(logits, labels, gamma=0, reduction=reduction), expected)
+        torch.testing.assert_close(mmce_loss(logits, labels, coefficient=0, reduction=reduction), expected)
+
+
+@pytest.mark.parametrize("function", [focal_loss, mmce_loss])
+def test_reductions_are_those_of_torch(function: Any) -> None:
+    logits, labels = batch(1)
+    single = function(logits, labels, reduction="none")
+    assert single.shape == labels.shape
+    torch.testing.assert_close(function(logits, labels), single.mean())
+    torch.testing.assert_close(function(logits, labels, reduction="sum"), single.sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("name", LOSSES)
+def test_value_and_slope_are_finite_at_every_edge(name: str, edge: str, dtype: torch.dtype) -> None:
+    rows, labels = EDGES[edge]
+    logits = torch.tensor(rows, dtype=dtype, requires_grad=True)
+    loss = LOSSES[name](logits, torch.tensor(labels))
+    loss.backward()
+    assert logits.grad is not None
+    assert bool(torch.isfinite(loss))
+    assert bool(torch.isfinite(logits.grad).all())
+
+
+@pytest.mark.parametrize("edge", ["all right", "all wrong", "one sample"])
+def test_weighted_mmce_of_one_kind_only_is_zero_with_no_slope(edge: str) -> None:
+    rows, labels = EDGES[edge]
+    logits = torch.tensor(rows, requires_grad=True)
+    error = mmce(logits, torch.tensor(labels))
+    error.backward()
+    assert float(error.detach()) == pytest.approx(1e-5)
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("module", [FocalLoss(), FocalLoss(gamma=2), MMCE(), MMCE(weighted=False), MMCELoss()])
+def test_mixed_precision_computes_in_single(module: torch.nn.Module, half: torch.dtype) -> None:
+    torch.manual_seed(0)
+    network, rows = torch.nn.Linear(5, 4), torch.randn(64, 5)
+    labels = torch.randint(0, 4, (64,))
+    with torch.autocast("cpu", dtype=half):
+        logits = network(rows)
+        loss = module(logits, labels)
+    assert logits.dtype == half
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, module(logits.float(), labels))
+    loss.backward()
+    assert bool(torch.isfinite(network.weight.grad).all())
+
+
+def test_training_with_the_losses_lowers_them() -> None:
+    for module in (FocalLoss(), MMCELoss()):
+        logits, labels = batch(2, n=40)
+        free = logits.detach().clone().requires_grad_()
+        optimiser = torch.optim.Adam([free], lr=0.05)
+        first = float(module(free, labels).detach())
+        for _ in range(50):
+            optimiser.zero_grad()
+            loss = module(free, labels)
+            loss.backward()
+            optimiser.step()
+        assert float(loss.detach()) < 0.5 * first
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FocalLoss(gamma=-1.0), "gamma must be"),
+        (lambda: FocalLoss(gamma="flsd"), 'gamma must be "flsd-53"'),
+        (lambda: FocalLoss(reduction="median"), "reduction must be one of none, mean, sum; got 'median'"),
+        (lambda: MMCELoss(coefficient=float("nan")), "coefficient must be"),
+        (lambda: focal_loss(torch.zeros(3), torch.tensor([0])), r"got logits of shape \(3,\)"),
+        (lambda: mmce(torch.zeros(3, 2), torch.tensor([0, 1])), r"labels of shape \(2,\)"),
+        (lambda: mmce(torch.zeros(2, 2), torch.tensor([0.0, 1.0])), "dtype int64"),
+        (lambda: mmce(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)), r"shape \(0, 2\)"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        make()
+
+
+def test_the_modules_print_their_parameters() -> None:
+    assert repr(FocalLoss(gamma=2)) == "FocalLoss(gamma=2, reduction='mean')"
+    assert repr(MMCE()) == "MMCE(weighted=True)"
+    assert repr(MMCELoss()) == "MMCELoss(coefficient=0.2, weighted=True, reduction='mean')"
