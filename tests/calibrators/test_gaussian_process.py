@@ -18,6 +18,7 @@ from kcal.calibrators.gaussian_process import (
     expected_softmax,
     require_latent_process,
 )
+from kcal.calibrators.score_grid import SPACING, ScoreGrid, spread_scores
 from kcal.errors import FileFormatError, InvalidInputError, MissingExtraError
 from synthetic import warped
 
@@ -49,12 +50,14 @@ def dense_bound(
     return total - torch.distributions.kl_divergence(q, p)
 
 
+@pytest.mark.parametrize("points_at_once", [6, 2**16])
+@pytest.mark.parametrize("spacing", [None, 1e-4])
 @pytest.mark.parametrize("representation", ["logits", "probabilities"])
 def test_the_bound_and_its_slope_equal_the_dense_computation(
-    representation: str, monkeypatch: pytest.MonkeyPatch
+    representation: str, spacing: float | None, points_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = require_latent_process()
-    monkeypatch.setattr(process, "POINTS_AT_ONCE", 6)  # several blocks
+    monkeypatch.setattr(process, "POINTS_AT_ONCE", points_at_once)
     generator = torch.Generator().manual_seed(0)
     scores = torch.log_softmax(2 * torch.randn(7, 3, generator=generator, dtype=torch.float64), dim=1)
     scores = scores if representation == "logits" else scores.exp()
@@ -65,13 +68,81 @@ def test_the_bound_and_its_slope_equal_the_dense_computation(
     with torch.no_grad():
         for parameter in named.values():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    value = process.negative_bound(function, scores, own, weights)
+    grid = spread_scores(scores, 1.0) if spacing is None else scores_between_nodes(scores, spacing, monkeypatch)
+    assert grid.exact == (spacing is None)
+    value = process.negative_bound(function, grid, own, weights)
     twins = {name: parameter.detach().clone().requires_grad_() for name, parameter in named.items()}
     expected = -dense_bound(scores, own, weights, inducing, twins, representation) / weights.sum()
     expected.backward()
-    assert value == pytest.approx(float(expected.detach()), rel=1e-9)
+    assert value == pytest.approx(float(expected.detach()), rel=1e-9 if spacing is None else 1e-7)
     for name, parameter in named.items():
-        torch.testing.assert_close(parameter.grad, twins[name].grad, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(parameter.grad, twins[name].grad, rtol=1e-6, atol=1e-9 if spacing is None else 1e-6)
+
+
+def scores_between_nodes(scores: torch.Tensor, spacing: float, monkeypatch: pytest.MonkeyPatch) -> ScoreGrid:
+    """Spread scores over a grid however few they are: each is there three times, a hair apart."""
+    monkeypatch.setattr("kcal.calibrators.score_grid.FEW", 0)
+    near = torch.cat([scores, *(scores + step * 1e-9 for step in (1, 2, 3, 4))])
+    grid = spread_scores(near, spacing)
+    n = len(scores)
+    assert grid.share is not None
+    return ScoreGrid(scores, grid.nodes, grid.below[:n], grid.share[:n])
+
+
+def test_a_function_on_a_grid_is_linear_between_nodes_and_its_slopes_are_the_transpose() -> None:
+    generator = np.random.default_rng(0)
+    scores = torch.from_numpy(-generator.exponential(size=(5_000, 4)))
+    grid = spread_scores(scores, SPACING)
+    assert not grid.exact
+    assert len(grid.nodes) < 5_000
+    torch.testing.assert_close(grid.take(grid.nodes, slice(None)), scores)
+    error = (grid.take(torch.sin(3 * grid.nodes), slice(None)) - torch.sin(3 * scores)).abs().max()
+    assert error <= 9 * SPACING**2 / 8
+    values, parts = (
+        torch.from_numpy(generator.normal(size=len(grid.nodes))),
+        torch.from_numpy(generator.normal(size=scores.shape)),
+    )
+    slopes = torch.zeros_like(values)
+    for rows in (slice(0, 100), slice(100, 5_000)):
+        grid.give_back(slopes, parts[rows], rows)
+    assert float(slopes @ values) == pytest.approx(float((parts * grid.take(values, slice(None))).sum()))
+
+
+def test_scores_that_lie_far_apart_or_are_few_are_their_own_nodes() -> None:
+    far = torch.from_numpy(-(10.0 ** np.linspace(0, 150, 20_000))).reshape(-1, 2)
+    for scores in (far, torch.arange(60.0).double().reshape(20, 3) / 1000):
+        grid = spread_scores(scores, SPACING)
+        assert grid.exact
+        torch.testing.assert_close(grid.take(grid.nodes, slice(None)), scores, rtol=0, atol=0)
+
+
+def test_the_fit_on_a_grid_is_the_fit_on_the_scores_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels, _ = warped(600, seed=0)
+    exact = GaussianProcessCalibration().fit(logits, labels).predict_proba(logits)
+    monkeypatch.setattr("kcal.calibrators.score_grid.FEW", 0)
+    monkeypatch.setattr(require_latent_process(), "SPACING", 1 / 32)
+    gridded = GaussianProcessCalibration().fit(logits, labels).predict_proba(logits)
+    np.testing.assert_allclose(gridded, exact, atol=1e-3)  # the bound is flat at its top
+    assert np.abs(gridded - exact).mean() < 1e-4
+
+
+def test_a_function_that_wanders_faster_than_the_grid_is_learned_on_a_finer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = require_latent_process()
+    monkeypatch.setattr("kcal.calibrators.score_grid.FEW", 0)
+    logits, labels, _ = warped(600, seed=0)
+    spacings, spread = [], process.spread_scores
+
+    def record(scores: torch.Tensor, spacing: float) -> ScoreGrid:
+        spacings.append(spacing)
+        return spread(scores, spacing)
+
+    monkeypatch.setattr(process, "spread_scores", record)
+    monkeypatch.setattr(process, "SPACING", 0.5)
+    fitted = GaussianProcessCalibration().fit(logits, labels)
+    assert len(spacings) > 1
+    assert spacings[-1] <= fitted.lengthscale_ / 50
 
 
 def test_predictions_are_the_integral_of_softmax() -> None:
@@ -124,6 +195,23 @@ def test_predictions_do_not_depend_on_the_batch(problem: Any, monkeypatch: pytes
     np.testing.assert_allclose(fitted.predict_proba(problem.test_logits[:20]), whole[:20], atol=1e-13)
 
 
+def test_a_prediction_never_draws_more_numbers_at_once_than_it_says(
+    problem: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted = GaussianProcessCalibration().fit(problem.logits, problem.labels)
+    sizes, multiply = [], torch.bmm
+
+    def record(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        sizes.append(max(first.numel(), second.numel()))
+        return multiply(first, second)
+
+    monkeypatch.setattr(torch, "bmm", record)
+    monkeypatch.setattr("kcal.calibrators.gaussian_process.NUMBERS_AT_ONCE", 3_000)
+    fitted.predict_proba(problem.test_logits)
+    assert max(sizes) == 3_000  # ten rows of 100 draws of 3 classes
+    assert len(sizes) == 2 * 60
+
+
 def test_classes_of_equal_score_get_equal_probabilities(problem: Any) -> None:
     fitted = GaussianProcessCalibration().fit(problem.logits, problem.labels)
     rows = fitted.predict_proba(np.array([[1.0, 1.0, 1.0], [0.0, 2.0, 2.0], [-1.0, 3.0, -1.0]]))
@@ -159,6 +247,10 @@ def test_inducing_points_are_the_k_means_whatever_the_order_or_multiplicity() ->
     nearest = np.abs(scores.ravel()[:, None] - points).argmin(axis=1)
     np.testing.assert_allclose(points, [scores.ravel()[nearest == i].mean() for i in range(10)], atol=1e-2)
     assert choose_inducing_points(np.zeros((5, 3)), np.ones(5), 10, 0).tolist() == [0.0]
+    many = np.random.default_rng(0).normal(size=(30_000, 4))
+    points = choose_inducing_points(many, np.ones(30_000), 10, 0)
+    nearest = np.abs(many.ravel()[:, None] - points).argmin(axis=1)
+    np.testing.assert_allclose(points, [many.ravel()[nearest == i].mean() for i in range(10)], atol=1e-2)
 
 
 def test_probabilities_are_taken_only_when_named(problem: Any) -> None:

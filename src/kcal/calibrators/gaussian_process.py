@@ -6,7 +6,6 @@ f ~ GP,   p = E[softmax(f(s_1), …, f(s_K))],   f(s_k) independent N(m(s_k), v(
 from __future__ import annotations
 
 import warnings
-from math import log
 from numbers import Integral
 from types import ModuleType
 from typing import Any, ClassVar, Self
@@ -23,8 +22,12 @@ from kcal.calibrators.logits import REPRESENTATIONS, encode_columns, log_probabi
 from kcal.errors import ConvergenceWarning, FileFormatError, InvalidInputError, MissingExtraError
 
 ITERATIONS = 1000
-NUMBERS_AT_ONCE = 2**21
-"""Latent values drawn at once: bounds the memory of a prediction at any number of rows and classes."""
+NUMBERS_AT_ONCE = 2**18
+"""Scores looked at, and latent values drawn, at once: bounds the memory of a prediction at any number of rows."""
+MANY = 2**16
+"""More scores than this are rounded before their k-means is sought."""
+FARTHEST = 300.0
+"""A latent value strays no farther from its mean, so that no exponential overflows."""
 
 
 class GaussianProcessCalibration(Calibrator):
@@ -112,7 +115,7 @@ class GaussianProcessCalibration(Calibrator):
         n_classes = rows.shape[1]
         normals = _standard_normals(self.samples, n_classes, self.seed)
         answer = torch.empty(rows.shape, dtype=torch.float64)
-        step = max(1, NUMBERS_AT_ONCE // (n_classes * self.samples))
+        step = max(1, NUMBERS_AT_ONCE // n_classes)
         for start in range(0, len(rows), step):
             scores, order = self._scores(rows[start : start + step])
             means, variances = latent_process.marginals(self._learned, scores, self.representation)
@@ -174,8 +177,11 @@ def require_latent_process() -> ModuleType:
 def choose_inducing_points(
     scores: NDArray[np.float64], weights: NDArray[np.float64], count: int, seed: int
 ) -> NDArray[np.float64]:
-    """Return the k-means of all scores together, ascending; it depends neither on their order nor on repetition."""
-    values, places = np.unique(scores, return_inverse=True)
+    """Return the k-means of all scores together, ascending; it depends neither on their order nor on repetition.
+
+    Many scores are rounded first, to 1/512.
+    """
+    values, places = np.unique(scores if scores.size <= MANY else np.round(scores * 512) / 512, return_inverse=True)
     masses = np.bincount(places.ravel(), weights=np.repeat(weights, scores.shape[1]))
     values, masses = values[masses > 0], masses[masses > 0]
     if len(values) <= count:
@@ -186,9 +192,20 @@ def choose_inducing_points(
 
 
 def expected_softmax(means: torch.Tensor, variances: torch.Tensor, normals: torch.Tensor) -> torch.Tensor:
-    """Return the logarithm of the mean of softmax over the draws ``normals`` (draws, n_classes), (n, n_classes)."""
-    latent = means[:, None] + variances.sqrt()[:, None] * normals  # (n, draws, n_classes)
-    return torch.logsumexp(torch.log_softmax(latent, dim=2), dim=1) - log(len(normals))
+    """Return the logarithm of the mean of softmax over the draws ``normals`` (draws, n_classes), (n, n_classes).
+
+    Σ_s softmax(m + e_s)_k = exp(m_k) Σ_s exp(e_sk) / Σ_j exp(m_j + e_sj): one exponential a draw, exact in the tails
+    """
+    relative = means - means.amax(dim=1, keepdim=True)
+    odds, deviations = torch.exp(relative), variances.sqrt()
+    factors = torch.empty_like(means)
+    step = max(1, NUMBERS_AT_ONCE // normals.numel())
+    for start in range(0, len(means), step):
+        rows = slice(start, start + step)
+        strayed = (deviations[rows, None] * normals).clamp_(-FARTHEST, FARTHEST).exp_()  # (rows, draws, n_classes)
+        totals = torch.bmm(strayed, odds[rows, :, None])  # (rows, draws, 1)
+        factors[rows] = torch.bmm(totals.reciprocal_().mT, strayed)[:, 0]
+    return relative + torch.log(factors / len(normals))
 
 
 def _standard_normals(draws: int, n_classes: int, seed: int) -> torch.Tensor:
