@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from scipy.interpolate import CubicSpline
 from kcal import SplineCalibration
 from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.spline import correct_scores, keep_within, slope_matrix
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError, MissingClassWarning
+
+FORMS = ["one-versus-rest", "rank", "top"]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -37,7 +40,7 @@ def truncated_powers(places: np.ndarray, knots: np.ndarray) -> tuple[np.ndarray,
 def test_the_slope_is_that_of_explicit_least_squares_in_another_basis() -> None:
     generator = np.random.default_rng(0)
     heights = np.cumsum(generator.normal(size=80)) / 80
-    to_knots, to_slopes = slope_matrix(80, 6)
+    to_knots, to_slopes = slope_matrix(np.ones(80), 6)
     values, slopes = truncated_powers(np.linspace(0, 1, 80), np.linspace(0, 1, 6))
     expected = slopes @ np.linalg.lstsq(values, heights, rcond=None)[0]
     np.testing.assert_allclose(to_slopes @ (to_knots @ heights), expected, atol=1e-9)
@@ -45,7 +48,7 @@ def test_the_slope_is_that_of_explicit_least_squares_in_another_basis() -> None:
 
 def test_the_fit_is_scipys_natural_spline_where_that_passes_through_every_point() -> None:
     heights = np.random.default_rng(0).normal(size=6)
-    to_knots, to_slopes = slope_matrix(6, 6)
+    to_knots, to_slopes = slope_matrix(np.ones(6), 6)
     spline = CubicSpline(np.linspace(0, 1, 6), heights, bc_type="natural")
     np.testing.assert_allclose(to_knots @ heights, heights, atol=1e-12)
     np.testing.assert_allclose(to_slopes @ (to_knots @ heights), spline(np.linspace(0, 1, 6), 1), atol=1e-12)
@@ -62,7 +65,7 @@ def test_the_corrected_scores_are_those_of_a_loop_over_the_definition() -> None:
         heights.append(total / 60)
     values, slopes = truncated_powers(np.arange(60) / 59, np.linspace(0, 1, 6))
     expected = scores[order] + slopes @ np.linalg.lstsq(values, np.array(heights), rcond=None)[0]
-    found, corrected = correct_scores(np.log(scores), labels, slope_matrix(60, 6))
+    found, corrected = correct_scores(np.log(scores), labels, np.ones(60), 6, None)
     np.testing.assert_allclose(found, scores[order], atol=1e-12)
     np.testing.assert_allclose(corrected, expected, atol=1e-9)
 
@@ -83,9 +86,9 @@ def test_tied_scores_get_one_value_whatever_the_order_of_the_rows() -> None:
     generator = np.random.default_rng(0)
     scores = generator.choice([0.1, 0.3, 0.8], size=120)
     labels = (generator.random(120) < 0.5).astype(float)
-    found = correct_scores(np.log(scores), labels, slope_matrix(120, 6))
+    found = correct_scores(np.log(scores), labels, np.ones(120), 6, None)
     order = generator.permutation(120)
-    again = correct_scores(np.log(scores[order]), labels[order], slope_matrix(120, 6))
+    again = correct_scores(np.log(scores[order]), labels[order], np.ones(120), 6, None)
     np.testing.assert_allclose(found[0], [0.1, 0.3, 0.8], atol=1e-12)
     np.testing.assert_allclose(again[1], found[1], atol=1e-12)
 
@@ -94,28 +97,100 @@ def test_tied_logits_are_corrected_alike_however_they_are_shifted() -> None:
     generator = np.random.default_rng(0)
     logits = generator.integers(-2, 3, size=(200, 3)).astype(float)
     labels = generator.integers(0, 3, 200)
-    for form in ("one-versus-rest", "top"):
+    for form in FORMS:
         plain = SplineCalibration(form=form).fit(logits, labels).predict_proba(logits)
         shift = generator.normal(scale=50, size=(200, 1))
         shifted = SplineCalibration(form=form).fit(logits + shift, labels).predict_proba(logits - 0.7)
         np.testing.assert_allclose(shifted, plain, atol=1e-9)
 
 
+def error_of_recovery(n: int, seed: int, correction: Any) -> float:
+    """Fit the top form to n samples whose rightness is s + correction(t) at top score s, and measure what it finds."""
+    generator = np.random.default_rng(seed)
+    scores = generator.uniform(0.4, 0.9, n)
+    right = generator.random(n) < scores + correction((scores - 0.4) / 0.5)
+    labels = np.where(right, 0, generator.integers(1, 3, n))
+    fitted = SplineCalibration(form="top").fit(rows_with_top(scores), labels)
+    grid = np.linspace(0.41, 0.89, 200)
+    found = fitted.predict_proba(rows_with_top(grid))[:, 0]
+    return float(np.sqrt(((found - grid - correction((grid - 0.4) / 0.5)) ** 2).mean()))
+
+
+def rows_with_top(scores: np.ndarray) -> np.ndarray:
+    return np.log(np.stack([scores, (1 - scores) / 2, (1 - scores) / 2], axis=1))
+
+
+def test_a_warp_that_is_a_spline_is_found_at_the_rate_of_a_parametric_model() -> None:
+    heights = CubicSpline(np.linspace(0, 1, 6), [0.0, -0.01, -0.03, -0.02, -0.04, -0.04], bc_type="natural")
+    sizes = np.array([1_000, 4_000, 16_000, 64_000])
+    errors = [np.mean([error_of_recovery(n, seed, lambda t: heights(t, 1)) for seed in range(12)]) for n in sizes]
+    rate = np.polyfit(np.log(sizes), np.log(errors), 1)[0]
+    assert rate == pytest.approx(-0.5, abs=0.1)
+    assert errors[-1] < 0.01
+
+
 def test_a_smooth_warp_of_the_top_score_is_undone_as_samples_grow() -> None:
-    generator = np.random.default_rng(0)
-    errors = []
-    for n in (1_000, 100_000):
-        scores = generator.uniform(0.35, 0.99, n)
-        truth = 0.3 + 0.6 * ((scores - 0.35) / 0.64) ** 2
-        labels = np.where(generator.random(n) < truth, 0, generator.integers(1, 3, n))
-        logits = np.log(np.stack([scores, (1 - scores) / 2, (1 - scores) / 2], axis=1))
-        fitted = SplineCalibration(form="top").fit(logits, labels)
-        grid = np.linspace(0.36, 0.98, 100)
-        rows = np.log(np.stack([grid, (1 - grid) / 2, (1 - grid) / 2], axis=1))
-        found = fitted.predict_proba(rows)[:, 0]
-        errors.append(np.sqrt(((found - 0.3 - 0.6 * ((grid - 0.35) / 0.64) ** 2) ** 2).mean()))
-    assert errors[1] < 0.02
+    errors = [error_of_recovery(n, 0, lambda t: -0.3 * t**2) for n in (1_000, 100_000)]
+    assert errors[1] < 0.02  # the spline is straight at its ends, the warp is not
     assert errors[1] < 0.5 * errors[0]
+
+
+@pytest.mark.skipif(find_spec("probmetrics") is None, reason="compares with probmetrics")
+def test_probmetrics_corrects_scores_alike() -> None:
+    splines = pytest.importorskip("probmetrics.calibrators.splines", exc_type=ImportError)
+    generator = np.random.default_rng(0)
+    scores = generator.random(500)
+    labels = generator.random(500) < scores**2
+    theirs = splines.CDFSplineCalibrator().fit(np.stack([1 - scores, scores], axis=1), labels.astype(np.int64))
+    ours = correct_scores(np.log(scores), labels.astype(float), np.ones(500), 6, None)
+    np.testing.assert_allclose(theirs.calib_scores_, ours[0], atol=1e-6)
+    np.testing.assert_allclose(theirs.calib_acc_, ours[1], atol=1e-5)
+
+
+def test_the_rank_form_is_a_spline_of_each_rank_by_itself(problem: Any) -> None:
+    fitted = SplineCalibration(form="rank").fit(problem.logits, problem.labels)
+    descending = -np.sort(-softmax(problem.logits), axis=1)
+    order = np.argsort(-problem.logits, axis=1)
+    expected = np.empty((240, 3))
+    for rank in range(3):
+        hits = (order[:, rank] == problem.labels).astype(float)
+        scores, corrected = correct_scores(np.log(descending[:, rank]), hits, np.ones(240), 6, None)
+        kept = keep_within(corrected, scores, 1 / 240)
+        np.put_along_axis(expected, order[:, [rank]], np.interp(descending[:, rank], scores, kept)[:, None], 1)
+    expected /= expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(fitted.predict_proba(problem.logits), expected, atol=1e-9)
+
+
+def test_classes_that_tie_are_corrected_alike_by_rank(problem: Any) -> None:
+    tied = np.concatenate([problem.logits, np.tile([2.0, 2.0, 0.0], (20, 1)), np.zeros((20, 3))])
+    labels = np.concatenate([problem.labels, np.arange(40) % 3])
+    p = SplineCalibration(form="rank").fit(tied, labels).predict_proba(np.array([[2.0, 2.0, 0.0], [1.0, 1.0, 1.0]]))
+    assert p[0, 0] == p[0, 1]
+    np.testing.assert_allclose(p[1], 1 / 3, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_count_in_relation_to_one_another_and_much_as_repetition(form: str) -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(scale=2, size=(3_000, 3))
+    labels = (0.5 * logits + generator.gumbel(size=logits.shape)).argmax(axis=1)
+    weights = generator.integers(0, 4, 3_000)
+    fitted = SplineCalibration(form=form).fit(logits, labels, sample_weight=weights).predict_proba(logits)
+    scaled = SplineCalibration(form=form).fit(logits, labels, sample_weight=weights / 7).predict_proba(logits)
+    kept = SplineCalibration(form=form).fit(
+        logits[weights > 0], labels[weights > 0], sample_weight=weights[weights > 0]
+    )
+    repeated = SplineCalibration(form=form).fit(np.repeat(logits, weights, axis=0), np.repeat(labels, weights))
+    np.testing.assert_allclose(scaled, fitted, atol=1e-9)
+    np.testing.assert_allclose(kept.predict_proba(logits), fitted, atol=1e-12)
+    np.testing.assert_allclose(repeated.predict_proba(logits), fitted, atol=2e-3)
+
+
+def test_a_class_without_samples_is_warned_of(problem: Any) -> None:
+    logits = np.hstack([problem.logits, problem.logits.mean(axis=1, keepdims=True) - 3])
+    with pytest.warns(MissingClassWarning, match="1 of 4 classes"):
+        fitted = SplineCalibration().fit(logits, problem.labels)
+    assert (fitted.predict_proba(logits) > 0).all()
 
 
 def test_calibrated_scores_stay_as_they_are() -> None:
@@ -144,8 +219,9 @@ def test_a_row_corrected_to_nothing_keeps_its_input(problem: Any) -> None:
     np.testing.assert_allclose(fitted.predict_proba(problem.test_logits), softmax(problem.test_logits), atol=1e-12)
 
 
-@pytest.mark.parametrize("form", ["one-versus-rest", "top"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.filterwarnings("ignore::kcal.errors.MissingClassWarning")
 def test_a_few_samples_give_valid_rows(form: str, n: int, problem: Any) -> None:
     fitted = SplineCalibration(form=form).fit(problem.logits[:n], problem.labels[:n])
     p = fitted.predict_proba(problem.test_logits)
@@ -153,10 +229,11 @@ def test_a_few_samples_give_valid_rows(form: str, n: int, problem: Any) -> None:
     np.testing.assert_allclose(p.sum(axis=1), 1.0, atol=1e-12)
 
 
-def test_permuting_classes_permutes_columns_of_the_top_form(problem: Any) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_permuting_classes_permutes_columns_in_every_form(form: str, problem: Any) -> None:
     columns = np.array([1, 2, 0])
-    plain = SplineCalibration(form="top").fit(problem.logits, problem.labels).predict_proba(problem.test_logits)
-    turned = SplineCalibration(form="top").fit(problem.logits[:, columns], np.argsort(columns)[problem.labels])
+    plain = SplineCalibration(form=form).fit(problem.logits, problem.labels).predict_proba(problem.test_logits)
+    turned = SplineCalibration(form=form).fit(problem.logits[:, columns], np.argsort(columns)[problem.labels])
     np.testing.assert_allclose(turned.predict_proba(problem.test_logits[:, columns]), plain[:, columns], atol=1e-9)
 
 
@@ -169,7 +246,7 @@ def test_parameters_that_cannot_be_meant_are_refused(parameters: dict[str, Any],
         SplineCalibration(**parameters).fit(problem.logits, problem.labels)
 
 
-@pytest.mark.parametrize("form", ["one-versus-rest", "top"])
+@pytest.mark.parametrize("form", FORMS)
 def test_every_form_comes_back_and_damage_is_refused(form: str, problem: Any) -> None:
     fitted = SplineCalibration(form=form).fit(problem.logits, problem.labels)
     state = fitted.state()

@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline
 from sklearn.utils.validation import check_is_fitted
 
+from kcal.arrays import check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, refuse_extra
 from kcal.calibrators.logits import encode_columns, log_probabilities
-from kcal.calibrators.top_label import TIED, rightness, spread_top
+from kcal.calibrators.one_versus_rest import warn_of_missing_classes
+from kcal.calibrators.top_label import TIED, by_rank, rightness, share_between_ties, spread_top
 from kcal.errors import FileFormatError, InvalidInputError
 
-FORMS = ("one-versus-rest", "top")
+Floats = NDArray[np.float64]
+
+FORMS = ("one-versus-rest", "rank", "top")
 
 
 class SplineCalibration(Calibrator):
@@ -31,14 +35,16 @@ class SplineCalibration(Calibrator):
 
     Parameters
     ----------
-    form : "one-versus-rest" or "top"
-        "one-versus-rest" corrects every class and normalises the row; a row whose scores are all corrected to 0 stays
-        as it was. "top" corrects the top class, and the others share the rest as the network had it.
+    form : "one-versus-rest", "rank" or "top"
+        "one-versus-rest" corrects every class by a spline of its own and normalises the row; a row whose scores are
+        all corrected to 0 stays as it was. "rank" does the same with a spline for the highest score of a row, one for
+        the second, and so on. "top" corrects the top class, and the others share the rest as the network had it.
     knots : int
         Of the spline, at least 2.
     floor : bool
         True keeps a corrected score within [min(s, 1/n), max(s, 1 − 1/n)]: n calibration scores cannot tell less than
-        1/n from 0. False clips to [0, 1], as published, and gives the probability 0 to classes that do occur.
+        1/n from 0 (of unequal weights, n is the effective number). False clips to [0, 1], as published, and gives the
+        probability 0 to classes that do occur.
     representation : "logits" or "probabilities"
         What ``X`` holds; it is never guessed.
     seed : int
@@ -47,15 +53,15 @@ class SplineCalibration(Calibrator):
     Attributes
     ----------
     scores_ : list of array
-        Distinct calibration scores, ascending; one array a class, or one for the top class.
+        Distinct calibration scores, ascending; one array a class or a rank, or one for the top class.
     corrected_ : list of array
         What they are corrected to.
     """
 
     inputs: ClassVar[str] = "logits"
     method: ClassVar[str] = "spline"
-    scores_: list[NDArray[np.float64]]
-    corrected_: list[NDArray[np.float64]]
+    scores_: list[Floats]
+    corrected_: list[Floats]
 
     def __init__(
         self,
@@ -72,34 +78,56 @@ class SplineCalibration(Calibrator):
         self.representation = representation
         self.seed = seed
 
-    def fit(self, X: Any, y: Any, *, classes: Any = None) -> Self:
-        """Fit the splines to logits ``X`` (n, n_classes) and labels ``y``; integer labels are columns."""
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
+        """Fit the splines to logits ``X`` (n, n_classes) and labels ``y``; integer labels are columns.
+
+        Weights count in relation to one another.
+        """
         self._check_parameters()
         rows, _ = self._check_rows(X, fitting=True)
         self._remember(rows)
         logs = log_probabilities(rows, self.representation)
         codes, self.classes_ = encode_columns(y, len(logs), logs.shape[1], classes)
-        if self.form == "top":
-            log_scores, targets = logs.amax(dim=1, keepdim=True).numpy(), rightness(logs, codes)[:, None]
-        else:
-            log_scores, targets = logs.numpy(), np.eye(logs.shape[1])[codes]
-        slopes = slope_matrix(len(logs), int(self.knots))
-        pairs = [correct_scores(scores, labels, slopes) for scores, labels in zip(log_scores.T, targets.T, strict=True)]
+        weights = np.ones(len(codes)) if sample_weight is None else check_weights(sample_weight, len(codes))
+        used = weights > 0
+        logs, codes, weights = logs[torch.from_numpy(used)], codes[used], weights[used]
+        log_scores, targets = self._binary_problems(logs, codes)
+        even = slope_matrix(np.ones(len(logs)), int(self.knots)) if np.ptp(weights) == 0 else None
+        columns = zip(log_scores.T, targets.T, strict=True)
+        pairs = [correct_scores(scores, labels, weights, int(self.knots), even) for scores, labels in columns]
         self.scores_ = [scores for scores, _ in pairs]
-        least = 1 / len(logs) if self.floor else 0.0
+        least = float((weights**2).sum() / weights.sum() ** 2) if self.floor else 0.0
         self.corrected_ = [keep_within(corrected, scores, least) for scores, corrected in pairs]
         return self
 
+    def _binary_problems(self, logs: torch.Tensor, codes: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Return logarithms of scores, and how far each is the label's, one column a spline."""
+        if self.form == "top":
+            return logs.amax(dim=1, keepdim=True).numpy(), rightness(logs, codes)[:, None]
+        if self.form == "rank":
+            descending, order = by_rank(logs)
+            hits = (order == torch.from_numpy(codes)[:, None]).double()
+            return descending.numpy(), share_between_ties(hits, descending).numpy()
+        warn_of_missing_classes(codes, self.classes_)
+        return logs.numpy(), np.eye(logs.shape[1])[codes]
+
     def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
         logs = log_probabilities(rows, self.representation)
-        scores = torch.exp(logs)
         if self.form == "top":
-            top = torch.from_numpy(np.interp(scores.amax(dim=1).numpy(), self.scores_[0], self.corrected_[0]))
+            top = self._correct(logs.amax(dim=1, keepdim=True))[:, 0]
             return torch.exp(spread_top(logs, torch.log(top), torch.log1p(-top)))
-        columns = zip(scores.numpy().T, self.scores_, self.corrected_, strict=True)
-        corrected = torch.from_numpy(np.stack([np.interp(*column) for column in columns], axis=1))
+        if self.form == "rank":
+            descending, order = by_rank(logs)
+            shared = share_between_ties(self._correct(descending), descending)
+            corrected = torch.empty_like(logs).scatter_(1, order, shared)
+        else:
+            corrected = self._correct(logs)
         sums = corrected.sum(dim=1, keepdim=True)
-        return torch.where(sums > 0, corrected / sums, scores)
+        return torch.where(sums > 0, corrected / sums, torch.exp(logs))
+
+    def _correct(self, logs: torch.Tensor) -> torch.Tensor:
+        columns = zip(torch.exp(logs).numpy().T, self.scores_, self.corrected_, strict=True)
+        return torch.from_numpy(np.stack([np.interp(*column) for column in columns], axis=1))
 
     def _check_parameters(self) -> None:
         if self.form not in FORMS:
@@ -116,7 +144,8 @@ class SplineCalibration(Calibrator):
             "scores": torch.from_numpy(np.concatenate(self.scores_)),
             "corrected": torch.from_numpy(np.concatenate(self.corrected_)),
         }
-        return self._state(self.get_params(), {"n_scores": [len(scores) for scores in self.scores_]}, **tensors)
+        parameters = self.get_params() | {"knots": int(self.knots)}
+        return self._state(parameters, {"n_scores": [len(scores) for scores in self.scores_]}, **tensors)
 
     @classmethod
     def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
@@ -124,12 +153,9 @@ class SplineCalibration(Calibrator):
         refuse_extra(cls, extra)
         calibrator = cls(**state.parameters)._restore(state)
         calibrator._check_parameters()
-        sizes, scores, corrected = (
-            np.array(state.values["n_scores"]),
-            state.tensors["scores"],
-            state.tensors["corrected"],
-        )
-        problems = len(calibrator.classes_) if calibrator.form == "one-versus-rest" else 1
+        sizes = np.array(state.values["n_scores"])
+        scores, corrected = state.tensors["scores"], state.tensors["corrected"]
+        problems = 1 if calibrator.form == "top" else len(calibrator.classes_)
         if sizes.shape != (problems,) or sizes.dtype.kind != "i" or (sizes < 1).any():
             raise FileFormatError(f"the stored numbers of scores are damaged: {state.values['n_scores']!r}.")
         for stored in (scores, corrected):
@@ -144,37 +170,42 @@ class SplineCalibration(Calibrator):
         return calibrator
 
 
-def slope_matrix(n: int, n_knots: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def slope_matrix(weights: Floats, n_knots: int) -> tuple[Floats, Floats]:
     """Return two matrices, (n_knots, n) and (n, n_knots), whose product takes values at the n places t to h′ there.
 
-    The first gives the least-squares natural cubic spline by its values at the knots, the second its slope.
+    The first gives the least-squares natural cubic spline by its values at the knots, the second its slope. t is the
+    share of the weight that lies below, (i − 1)/(n − 1) for equal weights.
     """
-    places = np.linspace(0, 1, n) if n > 1 else np.zeros(1)
+    typical, reached = weights.mean(), np.cumsum(weights)
+    places = (reached - (weights + typical) / 2) / max(reached[-1] - typical, np.finfo(np.float64).tiny)
+    places = np.clip(places, 0.0, 1.0)
     basis = CubicSpline(np.linspace(0, 1, n_knots), np.eye(n_knots), bc_type="natural")
-    return np.linalg.pinv(basis(places)), basis(places, 1)
+    roots = np.sqrt(weights / typical)
+    return np.linalg.pinv(roots[:, None] * basis(places)) * roots, basis(places, 1)
 
 
 def correct_scores(
-    log_scores: NDArray[np.float64],
-    labels: NDArray[np.float64],
-    slopes: tuple[NDArray[np.float64], NDArray[np.float64]],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    log_scores: Floats, labels: Floats, weights: Floats, n_knots: int, even: tuple[Floats, Floats] | None
+) -> tuple[Floats, Floats]:
     """Return the distinct scores, ascending, and s + h′ of each, from logarithms of scores and labels.
 
     Tied scores count with their mean label, so that the order of the rows plays no part, and get their mean output.
+    ``even`` is the :func:`slope_matrix` of equal weights, if these are equal.
     """
     order = np.argsort(log_scores, kind="stable")
-    ordered = log_scores[order]
+    ordered, masses = log_scores[order], weights[order]
     tie = np.concatenate([[0], np.cumsum(np.diff(ordered) > TIED)])  # (n,): which run of equal scores
-    counts = np.bincount(tie)
-    scores = np.bincount(tie, np.exp(ordered)) / counts
-    rates = np.bincount(tie, labels[order]) / counts
-    differences = np.cumsum(rates[tie] - scores[tie]) / len(ordered)
-    to_knots, to_slopes = slopes
-    return scores, scores + np.bincount(tie, to_slopes @ (to_knots @ differences)) / counts
+    sizes = np.bincount(tie, masses)
+    scores = np.bincount(tie, masses * np.exp(ordered)) / sizes
+    rates = np.bincount(tie, masses * labels[order]) / sizes
+    differences = (rates - scores)[tie]
+    to_knots, to_slopes = slope_matrix(masses, n_knots) if even is None else even
+    typical = weights.mean()
+    heights = (np.cumsum(masses * differences) - (masses - typical) / 2 * differences) / weights.sum()
+    return scores, scores + np.bincount(tie, masses * (to_slopes @ (to_knots @ heights))) / sizes
 
 
-def keep_within(corrected: NDArray[np.float64], scores: NDArray[np.float64], least: float) -> NDArray[np.float64]:
+def keep_within(corrected: Floats, scores: Floats, least: float) -> Floats:
     """Return corrected scores clipped to [min(s, least), max(s, 1 − least)]; with ``least`` 0 that is [0, 1]."""
-    clipped: NDArray[np.float64] = np.clip(corrected, np.minimum(scores, least), np.maximum(scores, 1 - least))
+    clipped: Floats = np.clip(corrected, np.minimum(scores, least), np.maximum(scores, 1 - least))
     return clipped

@@ -1,4 +1,4 @@
-"""The most probable class of each row: its score, whether it is right, and how the rest shares what it leaves."""
+"""Classes by their rank in a row, ties and all: the top one, whether it is right, what it leaves to the rest."""
 
 from __future__ import annotations
 
@@ -36,3 +36,19 @@ def spread_top(logs: torch.Tensor, log_top: torch.Tensor, log_rest: torch.Tensor
     in_other_cases = torch.log((count - 1).double()) + below
     at_top = torch.logaddexp(log_top[:, None].expand_as(logs), in_other_cases) - torch.log(count.double())
     return torch.log_softmax(torch.where(tops, at_top, below), dim=1)
+
+
+def by_rank(logs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probabilities (n, n_classes) in descending order, and the class that each belongs to."""
+    descending, order = torch.sort(logs, dim=1, descending=True, stable=True)
+    return descending, order
+
+
+def share_between_ties(values: torch.Tensor, descending: torch.Tensor) -> torch.Tensor:
+    """Give the ranks whose log-probabilities tie, given in descending order, the mean of their values."""
+    breaks = descending[:, :-1] - descending[:, 1:] > TIED
+    group = torch.nn.functional.pad(breaks, (1, 0)).long().cumsum(dim=1)  # (n, n_classes): which run of ties
+    zeros = torch.zeros_like(values)
+    sums = zeros.scatter_add(1, group, values)
+    counts = zeros.scatter_add(1, group, torch.ones_like(values))
+    return (sums / counts.clamp_min(1)).gather(1, group)
