@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcal import IMaxBinning
 from kcal.calibrators.base import CalibratorState
-from kcal.calibrators.imax import bin_rates, log_odds
+from kcal.calibrators.imax import bin_rates
 from kcal.calibrators.information_bins import (
     boundaries_between,
     find_bins,
     mutual_information,
     seed_distance,
 )
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.calibrators.one_versus_rest import log_odds
+from kcal.errors import FileFormatError, InvalidInputError, MissingClassWarning
 
 
 def sigmoid(values: Any) -> Any:
@@ -38,18 +38,11 @@ def partition_information(scores: np.ndarray, cuts: tuple[int, ...]) -> float:
     return mutual_information(np.array([p.sum() for p in parts]), np.array([(1 - p).sum() for p in parts]))
 
 
-def test_log_odds_are_those_of_each_class_against_the_rest() -> None:
-    logits = np.random.default_rng(0).normal(scale=4, size=(50, 5))
-    found = log_odds(torch.log_softmax(torch.from_numpy(logits), dim=1)).numpy()
-    for k in range(5):
-        rest = np.log(np.exp(np.delete(logits, k, axis=1)).sum(axis=1))
-        np.testing.assert_allclose(found[:, k], logits[:, k] - rest, atol=1e-9)
-
-
-def test_log_odds_keep_their_size_where_probabilities_are_one() -> None:
-    found = log_odds(torch.log_softmax(torch.tensor([[1e4, -1e4, -1e4]], dtype=torch.float64), dim=1))
-    np.testing.assert_allclose(found[0, 0], 2e4 - np.log(2), rtol=1e-12)
-    np.testing.assert_allclose(found[0, 1], -2e4, rtol=1e-12)
+def test_a_certain_row_falls_into_the_outer_bins_and_stays_finite(problem: Any) -> None:
+    fitted = IMaxBinning().fit(problem.logits, problem.labels)
+    rates = fitted.binned_scores(np.array([[1e4, -1e4, -1e4]]))
+    np.testing.assert_array_equal(rates[0], [fitted.rates_[0][-1], fitted.rates_[0][0], fitted.rates_[0][0]])
+    assert np.isfinite(fitted.predict_log_proba(np.array([[1e4, -1e4, -1e4]]))).all()
 
 
 @settings(max_examples=100, deadline=None)
@@ -98,6 +91,41 @@ def test_the_best_of_a_few_starts_is_the_brute_force_optimum_on_small_data() -> 
         assert np.mean(found) > 0.95 * best
 
 
+def best_information(scores: np.ndarray, bins: int) -> float:
+    """Find by dynamic programming the most information that so many runs of sorted scores keep."""
+    shares = sigmoid(np.sort(scores))
+    n = len(shares)
+    sums = np.concatenate([[0.0], np.cumsum(shares)])
+    starts, ends = np.triu_indices(n + 1, 1)
+    mean = (sums[ends] - sums[starts]) / (ends - starts)
+    entropy = np.full((n + 1, n + 1), np.inf)
+    entropy[starts, ends] = -(ends - starts) * (mean * np.log(mean) + (1 - mean) * np.log(1 - mean))
+    best = entropy[0]
+    for _ in range(bins - 1):
+        best = np.minimum(best, (best[:, None] + entropy).min(axis=0))
+    return float((entropy[0, n] - best[n]) / n)
+
+
+def test_the_published_number_of_bins_keeps_nearly_what_the_best_would() -> None:
+    for seed in range(6):
+        scores = np.random.default_rng(seed).normal(loc=-3, scale=4, size=300)
+        best = best_information(scores, 15)
+        found = find_bins(scores, np.ones(300), 15, np.random.default_rng(seed))
+        assert 0.998 * best < found.information[-1] <= best + 1e-12
+
+
+def test_a_bin_that_is_empty_while_fitting_takes_the_overall_mean_and_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts = np.array([-9.0, -8.5, -8.0, 8.0])  # three at one end where no score lies
+    monkeypatch.setattr("kcal.calibrators.information_bins._seeds", lambda *_: starts)
+    scores = np.random.default_rng(0).normal(scale=2, size=400)
+    found = find_bins(scores, np.ones(400), 4, np.random.default_rng(0))
+    assert (np.diff(found.information) >= -1e-12).all()
+    assert found.information[-1] > 0.98 * best_information(scores, 4)
+    assert (np.bincount(found.place(scores), minlength=4) > 0).all()
+
+
 def test_a_bin_answers_with_its_rate_kept_from_nought_and_one_by_its_size() -> None:
     places = np.array([0, 0, 0, 0, 1, 1, 1, 3, 3])
     targets = np.array([0.0, 1, 0, 0, 1, 1, 1, 0, 0])
@@ -130,7 +158,8 @@ def test_probabilities_are_normalised_odds_of_the_binned_scores(problem: Any) ->
 
 def test_the_shared_form_pools_all_classes(problem: Any) -> None:
     fitted = IMaxBinning().fit(problem.logits, problem.labels)
-    scores = log_odds(torch.log_softmax(torch.from_numpy(problem.logits), dim=1)).numpy().ravel()
+    logs = problem.logits - np.logaddexp.reduce(problem.logits, axis=1, keepdims=True)
+    scores = log_odds(logs).ravel()
     targets = np.eye(3)[problem.labels].ravel()
     assert len(fitted.boundaries_[0]) == 14
     edges = np.concatenate([[-np.inf], fitted.boundaries_[0], [np.inf]])
@@ -189,7 +218,8 @@ def test_a_weight_counts_as_that_many_samples() -> None:
 
 def test_a_class_without_samples_gets_little(problem: Any) -> None:
     logits = np.hstack([problem.logits, problem.logits.mean(axis=1, keepdims=True) - 3])
-    fitted = IMaxBinning(form="classwise").fit(logits, problem.labels)
+    with pytest.warns(MissingClassWarning, match="1 of 4 classes"):
+        fitted = IMaxBinning(form="classwise").fit(logits, problem.labels)
     assert (fitted.binned_scores(logits)[:, 3] <= 1 / 3).all()
     assert (fitted.predict_proba(logits) > 0).all()
 

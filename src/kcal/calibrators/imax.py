@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,8 +16,11 @@ from kcal.arrays import check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, refuse_extra
 from kcal.calibrators.information_bins import find_bins, place
 from kcal.calibrators.logits import encode_columns, log_probabilities
+from kcal.calibrators.one_versus_rest import SCORE_DECIMALS, check_bins, log_odds, warn_of_missing_classes
 from kcal.calibrators.top_label import rightness, spread_top
 from kcal.errors import FileFormatError, InvalidInputError
+
+Floats = NDArray[np.float64]
 
 FORMS = ("shared", "classwise", "top")
 
@@ -28,7 +30,8 @@ class IMaxBinning(Calibrator):
 
     r_b = positives / samples of bin b, clipped to [1/(n_b + 2), 1 − 1/(n_b + 2)];   p_k ∝ r / (1 − r)
 
-    Bins that see one class against the rest do not give rates that sum to 1: :meth:`predict_proba` normalises their
+    Where the bins lie depends on the scores alone, what they answer on the labels. Bins that see one class against
+    the rest do not give rates that sum to 1: :meth:`predict_proba` normalises their
     odds, :meth:`binned_scores` gives the rates themselves.
 
     Parameters
@@ -53,8 +56,8 @@ class IMaxBinning(Calibrator):
 
     inputs: ClassVar[str] = "logits"
     method: ClassVar[str] = "imax"
-    boundaries_: list[NDArray[np.float64]]
-    rates_: list[NDArray[np.float64]]
+    boundaries_: list[Floats]
+    rates_: list[Floats]
 
     def __init__(self, *, form: str = "shared", bins: int = 15, representation: str = "logits", seed: int = 0) -> None:
         self.form = form
@@ -78,7 +81,7 @@ class IMaxBinning(Calibrator):
         for column in range(scores.shape[1]):
             # every class starts from the same draws, so that their order plays no part
             generator = np.random.default_rng(self.seed)
-            found = find_bins(scores[:, column], counts, self.bins, generator)
+            found = find_bins(scores[:, column], counts, int(self.bins), generator)
             self.boundaries_.append(found.boundaries)
             places = found.place(scores[:, column])
             self.rates_.append(bin_rates(places, targets[:, column], counts, len(found.boundaries) + 1))
@@ -100,35 +103,35 @@ class IMaxBinning(Calibrator):
         return torch.log_softmax(torch.logit(self._rates(logs)), dim=1)
 
     def _top(self, logs: torch.Tensor) -> torch.Tensor:
-        top = log_odds(logs).amax(dim=1)
-        rates = torch.from_numpy(self.rates_[0][place(self.boundaries_[0], top.numpy())])
+        top = _rounded_log_odds(logs).max(axis=1)
+        rates = torch.from_numpy(self.rates_[0][place(self.boundaries_[0], top)])
         return spread_top(logs, torch.log(rates), torch.log1p(-rates))
 
     def _rates(self, logs: torch.Tensor) -> torch.Tensor:
-        scores = log_odds(logs).numpy()
+        scores = _rounded_log_odds(logs)
         if self.form == "shared":
             return torch.from_numpy(self.rates_[0][place(self.boundaries_[0], scores)])
         columns = zip(self.boundaries_, self.rates_, scores.T, strict=True)
         return torch.from_numpy(np.stack([rates[place(edges, column)] for edges, rates, column in columns], axis=1))
 
     def _binary_problems(
-        self, logs: torch.Tensor, codes: NDArray[np.int64], weights: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        self, logs: torch.Tensor, codes: NDArray[np.int64], weights: Floats
+    ) -> tuple[Floats, Floats, Floats]:
         """Return scores and targets, one column a problem, and the weight of each of their rows."""
-        scores = log_odds(logs)
+        scores = _rounded_log_odds(logs)
         if self.form == "top":
-            return scores.amax(dim=1, keepdim=True).numpy(), rightness(logs, codes)[:, None], weights
+            return scores.max(axis=1, keepdims=True), rightness(logs, codes)[:, None], weights
         targets = np.zeros(scores.shape)
         targets[np.arange(len(codes)), codes] = 1.0
         if self.form == "classwise":
-            return scores.numpy(), targets, weights
-        return scores.numpy().reshape(-1, 1), targets.reshape(-1, 1), np.repeat(weights, scores.shape[1])
+            warn_of_missing_classes(codes, self.classes_)
+            return scores, targets, weights
+        return scores.reshape(-1, 1), targets.reshape(-1, 1), np.repeat(weights, scores.shape[1])
 
     def _check_parameters(self) -> None:
         if self.form not in FORMS:
             raise InvalidInputError(f"form must be one of {FORMS}; got {self.form!r}.")
-        if not isinstance(self.bins, Integral) or isinstance(self.bins, bool) or self.bins < 1:
-            raise InvalidInputError(f"bins must be an integer of at least 1; got {self.bins!r}.")
+        check_bins(self.bins)
 
     def state(self) -> CalibratorState:
         """Return what the fitted calibrator is made of."""
@@ -137,7 +140,8 @@ class IMaxBinning(Calibrator):
             "boundaries": torch.from_numpy(np.concatenate(self.boundaries_)),
             "rates": torch.from_numpy(np.concatenate(self.rates_)),
         }
-        return self._state(self.get_params(), {"n_bins": [len(rates) for rates in self.rates_]}, **tensors)
+        parameters = self.get_params() | {"bins": int(self.bins)}
+        return self._state(parameters, {"n_bins": [len(rates) for rates in self.rates_]}, **tensors)
 
     @classmethod
     def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
@@ -163,22 +167,17 @@ class IMaxBinning(Calibrator):
         return calibrator
 
 
-def log_odds(logs: torch.Tensor) -> torch.Tensor:
-    """Return λ_k = log p_k − log(1 − p_k) from log-probabilities (n, n_classes), exact at both ends."""
-    first = logs.argmax(dim=1, keepdim=True)
-    others = torch.logsumexp(logs.scatter(1, first, -torch.inf), dim=1, keepdim=True)
-    small = logs.scatter(1, first, -1.0)  # the largest is written apart; all others are at most a half
-    return (logs - torch.log1p(-torch.exp(small))).scatter(1, first, logs.gather(1, first) - others)
+def _rounded_log_odds(logs: torch.Tensor) -> Floats:
+    """Return λ of log-probabilities, (n, n_classes), rounded so that a shifted row has the same."""
+    return np.round(log_odds(logs.numpy()), SCORE_DECIMALS)
 
 
-def bin_rates(
-    places: NDArray[np.int64], targets: NDArray[np.float64], counts: NDArray[np.float64], n_bins: int
-) -> NDArray[np.float64]:
+def bin_rates(places: NDArray[np.int64], targets: Floats, counts: Floats, n_bins: int) -> Floats:
     """Return every bin's share of positives, kept from 0 and 1 by its size; an empty bin has that of all samples."""
     sizes = np.bincount(places, counts, n_bins)
     positives = np.bincount(places, counts * targets, n_bins)
     empty = sizes == 0
     sizes[empty], positives[empty] = counts.sum(), (counts * targets).sum()
     least = 1 / (sizes + 2)
-    rates: NDArray[np.float64] = np.clip(positives / sizes, least, 1 - least)
+    rates: Floats = np.clip(positives / sizes, least, 1 - least)
     return rates

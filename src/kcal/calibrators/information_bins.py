@@ -1,10 +1,11 @@
-"""Bins of log-odds that keep the most information about the label; knows no classes.
+"""Bins of log-odds that keep the most information about the label; knows no classes and no labels.
 
 boundary         g_b = log[(sp(φ_{b+1}) − sp(φ_b)) / (sp(−φ_b) − sp(−φ_{b+1}))],   sp = softplus
 representative   φ_b = logit of the mean of σ(λ) in the bin
 
-Each step is the exact minimiser of the mean KL(σ(λ)‖σ(φ)) given the other, so that the mutual information between
-bin and label never falls.
+The label is the one that the network believes in: 1 with probability σ(λ). The information that bins lose about it is
+the mean of KL(σ(λ)‖σ(φ)) if every φ is the mean of its bin, and more if not. Each step minimises that mean exactly,
+given the other, so that the mutual information of bin and label never falls; that it reaches the highest is not said.
 """
 
 from __future__ import annotations
