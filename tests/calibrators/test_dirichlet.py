@@ -1,4 +1,4 @@
-"""Dirichlet calibration minimises its loss exactly, chooses its penalties fairly, and learns W and b."""
+"""Dirichlet calibration chooses its penalties fairly and learns W and b."""
 
 from __future__ import annotations
 
@@ -8,99 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 
 from kcal import DirichletCalibration, TemperatureScaling
-from kcal.calibrators import dirichlet_solver
+from kcal.calibrators import dirichlet_training
 from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.dirichlet_grid import MOST_POINTS, published_grid, search_penalty, stratified_folds
-from kcal.calibrators.dirichlet_solver import FoldProblem, Penalty, identity, solve_folds
+from kcal.calibrators.dirichlet_solver import FoldProblem, Penalty
+from kcal.calibrators.dirichlet_training import train_folds
 from kcal.errors import ConvergenceWarning, FileFormatError, InvalidInputError
-
-PENALTY = Penalty(0.03, 0.2, 0.05)
-
-
-def make_fold_problem(n: int = 60, n_classes: int = 4, n_folds: int = 3) -> FoldProblem:
-    generator = np.random.default_rng(0)
-    logs = torch.log_softmax(torch.from_numpy(generator.normal(scale=2, size=(n, n_classes))), dim=1)
-    codes = torch.from_numpy(generator.integers(0, n_classes, n))
-    shares = torch.from_numpy(generator.random((n_folds, n)))
-    shares[0, :10] = 0
-    return FoldProblem(torch.nn.functional.pad(logs, (0, 1), value=1.0), codes, shares / shares.sum(1, keepdim=True))
 
 
 def draw_labels(logits: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     return (logits + generator.gumbel(size=logits.shape)).argmax(axis=1)
-
-
-def plain_loss(problem: FoldProblem, coefficients: torch.Tensor, penalty: Penalty) -> torch.Tensor:
-    """The sum over folds, written as the formula is."""
-    total = torch.zeros((), dtype=torch.float64)
-    for shares, model in zip(problem.shares, coefficients, strict=True):
-        weights, intercepts = model[:, :-1], model[:, -1]
-        logits = problem.features[:, :-1] @ weights.T + intercepts
-        losses = torch.nn.functional.cross_entropy(logits, problem.codes, reduction="none")
-        outside = weights - torch.diag(torch.diagonal(weights))
-        diagonal = torch.diagonal(weights)
-        total = total + (shares * losses).sum() + penalty.off_diagonal * (outside**2).sum()
-        total = total + penalty.intercept * (intercepts**2).sum()
-        total = total + penalty.diagonal * ((diagonal - diagonal.mean()) ** 2).sum()
-    return total
-
-
-def test_loss_gradient_and_curvature_are_those_of_the_formula() -> None:
-    problem = make_fold_problem()
-    generator = torch.Generator().manual_seed(0)
-    point = torch.randn(3, 4, 5, dtype=torch.float64, generator=generator)
-    direction = torch.randn(3, 4, 5, dtype=torch.float64, generator=generator)
-    log_p = problem.log_probabilities(point)
-    expected = plain_loss(problem, point, PENALTY)
-    torch.testing.assert_close(problem.loss(point, log_p, PENALTY).sum(), expected, rtol=1e-12, atol=0)
-    gradient = problem.gradient(point, log_p.exp(), PENALTY)
-    step = 1e-5
-    ahead, behind = (plain_loss(problem, point + sign * step * direction, PENALTY) for sign in (1, -1))
-    assert float((gradient * direction).sum()) == pytest.approx(float(ahead - behind) / (2 * step), rel=1e-7)
-    by_torch = torch.autograd.functional.vhp(lambda at: plain_loss(problem, at, PENALTY), point, direction)[1]
-    torch.testing.assert_close(problem.curvature(direction, log_p.exp(), PENALTY), by_torch, rtol=1e-9, atol=1e-12)
-
-
-def test_the_loss_of_a_hand_computed_example_is_in_sums() -> None:
-    features = torch.tensor([[-1.0, -2.0, 1.0]], dtype=torch.float64)
-    problem = FoldProblem(features, torch.tensor([0]), torch.ones(1, 1, dtype=torch.float64))
-    model = torch.tensor([[[2.0, 0.5, 0.1], [-1.0, 1.0, 0.3]]], dtype=torch.float64)
-    first, second = -2.0 - 1.0 + 0.1, 1.0 - 2.0 + 0.3
-    expected = np.log(np.exp(first) + np.exp(second)) - first + 3.0 * (0.25 + 1.0) + 7.0 * (0.01 + 0.09)
-    loss = problem.loss(model, problem.log_probabilities(model), Penalty(3.0, 7.0))
-    assert float(loss) == pytest.approx(expected, rel=1e-12)
-    tied = problem.loss(model, problem.log_probabilities(model), Penalty(3.0, 7.0, 11.0))
-    assert float(tied - loss) == pytest.approx(11.0 * (0.25 + 0.25), rel=1e-12)
-
-
-@pytest.mark.parametrize("penalty", [PENALTY, Penalty(1e-3, 1e-3), Penalty(100.0, 1e-3, 10.0), Penalty(1e-2, 100.0)])
-def test_the_solver_finds_the_minimum_that_scipy_finds(penalty: Penalty) -> None:
-    problem = make_fold_problem()
-
-    def value_and_slope(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        point = torch.from_numpy(flat).reshape(3, 4, 5).requires_grad_()
-        loss = plain_loss(problem, point, penalty)
-        loss.backward()
-        return float(loss.detach()), point.grad.numpy().ravel()
-
-    options = {"maxiter": 20_000, "maxfun": 50_000, "ftol": 1e-15, "gtol": 1e-9}
-    reference = minimize(value_and_slope, identity(3, 4).numpy().ravel(), jac=True, method="L-BFGS-B", options=options)
-    found = solve_folds(problem, penalty, identity(3, 4), tolerance=1e-12)
-    assert found.converged
-    assert float(plain_loss(problem, found.coefficients, penalty)) <= reference.fun + 1e-9
-    np.testing.assert_allclose(found.coefficients.numpy().ravel(), reference.x, atol=2e-3)
-
-
-def test_folds_that_follow_one_another_give_what_folds_together_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = make_fold_problem()
-    together = solve_folds(problem, PENALTY, identity(3, 4), tolerance=1e-13)
-    monkeypatch.setattr(dirichlet_solver, "LARGEST_PRODUCT", 1)
-    apart = solve_folds(problem, PENALTY, identity(3, 4), tolerance=1e-13)
-    torch.testing.assert_close(apart.coefficients, together.coefficients, rtol=0, atol=1e-6)
-    torch.testing.assert_close(apart.own_log, together.own_log, rtol=0, atol=1e-6)
 
 
 def standard_errors(logs: np.ndarray, logits: np.ndarray) -> np.ndarray:
@@ -173,6 +92,30 @@ def test_the_losses_of_the_search_are_those_of_held_out_rows(problem: Any) -> No
     assert again.search_[0][3] == pytest.approx(losses.mean(), abs=1e-4)
 
 
+def test_the_choice_of_training_reaches_the_models(problem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dirichlet_training, "EPOCHS", 10)
+    fitted = DirichletCalibration(grid=[(1.0, 1.0), (0.1, 0.1)], training="published", folds=2, seed=3)
+    fitted.fit(problem.logits, problem.labels)
+    folds = stratified_folds(problem.labels, 2, 3)
+    shares = torch.from_numpy((folds[None] != np.arange(2)[:, None]) / 120.0)
+    logs = torch.log_softmax(torch.from_numpy(problem.logits), dim=1).clamp_min(np.log(2.2e-16))
+    rows = FoldProblem(torch.nn.functional.pad(logs, (0, 1), value=1.0), torch.from_numpy(problem.labels), shares)
+    expected = train_folds(rows, Penalty(fitted.off_diagonal_, fitted.intercept_), seed=3).coefficients.numpy()
+    np.testing.assert_allclose(fitted.weights_, expected[..., :-1], atol=1e-9)
+    np.testing.assert_allclose(fitted.intercepts_, expected[..., -1], atol=1e-9)
+
+
+def test_a_held_diagonal_costs_less_than_a_free_one_with_a_few_samples_a_class() -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(scale=3, size=(1_200, 15))
+    labels = draw_labels(logits, generator)
+    nll = []
+    for grid in ("tied", [(1e4, 1.0)]):
+        fitted = DirichletCalibration(grid=grid).fit(1.5 * logits[:90], labels[:90])
+        nll.append(-fitted.predict_log_proba(1.5 * logits[90:])[np.arange(1_110), labels[90:]].mean())
+    assert nll[0] < nll[1] - 0.02
+
+
 def test_the_default_grid_has_at_most_twenty_points_and_the_published_one_all_of_them(problem: Any) -> None:
     for grid in ("tied", "odir"):
         fitted = DirichletCalibration(grid=grid).fit(problem.logits, problem.labels)
@@ -222,19 +165,6 @@ def test_separable_samples_warn_and_stay_finite() -> None:
     assert (fitted.predict(np.eye(3)) == [0, 1, 2]).all()
 
 
-def test_saturated_logits_stay_finite_and_take_few_steps() -> None:
-    logs = torch.log_softmax(torch.from_numpy(np.where(np.eye(3)[np.arange(12) % 3] > 0, 1e4, -1e4)), dim=1)
-    features = torch.nn.functional.pad(logs.clamp_min(np.log(2.2e-16)), (0, 1), value=1.0)
-    problem = FoldProblem(features, torch.arange(12) % 3, torch.full((1, 12), 1 / 12, dtype=torch.float64))
-    coefficients = identity(1, 3)
-    for penalty in (Penalty(100.0, 0.01, 1.0), Penalty(1.0, 1e-6, 1e-6), Penalty(1e-6, 1e4), PENALTY):
-        for _ in range(5):  # from where the last one stopped, as the search does
-            found = solve_folds(problem, penalty, coefficients, tolerance=1e-5, steps=5)
-            coefficients = found.coefficients
-            assert found.converged
-            assert bool(torch.isfinite(coefficients).all())
-
-
 def test_weights_of_zero_leave_samples_out_and_the_unit_of_weights_is_free(problem: Any) -> None:
     kept = np.arange(240) < 200
     weighted = DirichletCalibration().fit(problem.logits, problem.labels, sample_weight=3.0 * kept)
@@ -258,6 +188,9 @@ def test_fitting_leaves_the_parameters_as_they_were(problem: Any) -> None:
         ({"grid": [(1.0, -1.0)]}, "two or three numbers"),
         ({"grid": [(0.0, 1.0)]}, "must be positive"),
         ({"folds": 1}, "folds must be"),
+        ({"folds": True}, "folds must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"training": "sgd"}, "training must be"),
     ],
 )
 def test_parameters_that_cannot_be_meant_are_refused(parameters: dict[str, Any], message: str, problem: Any) -> None:

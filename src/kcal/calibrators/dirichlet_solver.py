@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import log
+from math import inf, log
 
 import torch
 
@@ -18,8 +18,10 @@ LARGEST_PRODUCT = 2**25
 LEAST_CURVATURE = 1e-10  # keeps directions without curvature from steps without bound
 NO_BEND = 1e-200
 HALVINGS = 30
+MOST_ITERATIONS = 60  # of conjugate gradients, in one Newton step
 SMALLEST = 1e-9  # stands for no penalty where only the order matters
 KEPT_CURVATURE = 0.99  # of the Hessian; the gradient and the line search see every row
+MANY_ITERATIONS = 15  # of conjugate gradients: the preconditioner has grown old
 
 
 @dataclass(frozen=True)
@@ -128,11 +130,13 @@ def _solve(
     frozen = _frozen(problem, penalty)
     log_p = problem.log_probabilities(coefficients)
     loss = problem.loss(coefficients, log_p, penalty)
-    converged = False
+    converged, iterations = False, inf
     for _ in range(steps):
         p = log_p.exp()
         gradient = problem.gradient(coefficients, p, penalty).masked_fill(frozen, 0.0)
-        direction = _newton_direction(problem, penalty, p, gradient, frozen)
+        if iterations > MANY_ITERATIONS:
+            precondition = _preconditioner(problem, penalty, p)
+        direction, iterations = _newton_direction(problem, penalty, p, gradient, frozen, precondition)
         decrease = -(gradient * direction).sum(dim=(1, 2))
         coefficients, log_p, loss = _line_search(problem, penalty, coefficients, log_p, loss, direction, decrease)
         if bool((decrease / 2 < tolerance).all()):
@@ -156,20 +160,24 @@ def _frozen(problem: FoldProblem, penalty: Penalty) -> torch.Tensor:
 
 
 def _newton_direction(
-    problem: FoldProblem, penalty: Penalty, p: torch.Tensor, gradient: torch.Tensor, frozen: torch.Tensor
-) -> torch.Tensor:
-    """Solve for the Newton step of every fold by conjugate gradients, to a tenth of the residual."""
+    problem: FoldProblem,
+    penalty: Penalty,
+    p: torch.Tensor,
+    gradient: torch.Tensor,
+    frozen: torch.Tensor,
+    precondition: Callable[[torch.Tensor], torch.Tensor],
+) -> tuple[torch.Tensor, int]:
+    """Solve for the Newton step of every fold by conjugate gradients, to a tenth of the residual; count iterations."""
 
     def dot(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return (left * right).sum(dim=(1, 2), keepdim=True)
 
     tiny = torch.finfo(torch.float64).tiny
-    precondition = _preconditioner(problem, penalty, p)
     problem, p = _uncertain_rows(problem, p)
     direction, residual = torch.zeros_like(gradient), -gradient
     step = precondition(residual).masked_fill_(frozen, 0.0)
     size = first = dot(residual, step)
-    for _ in range(60):
+    for iteration in range(1, MOST_ITERATIONS + 1):
         bent = (problem.curvature(step, p, penalty) + LEAST_CURVATURE * step).masked_fill_(frozen, 0.0)
         bend = dot(step, bent)
         length = torch.where(bend > NO_BEND, size / bend, 0.0)  # where nothing bends there is nothing left to gain
@@ -178,10 +186,10 @@ def _newton_direction(
         improved = precondition(residual).masked_fill_(frozen, 0.0)
         new_size = dot(residual, improved)
         if bool((new_size <= 1e-2 * first).all()):
-            break
+            return direction, iteration
         step = improved + new_size / size.clamp_min(tiny) * step
         size = new_size
-    return direction
+    return direction, MOST_ITERATIONS
 
 
 def _uncertain_rows(problem: FoldProblem, p: torch.Tensor) -> tuple[FoldProblem, torch.Tensor]:

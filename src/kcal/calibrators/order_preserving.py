@@ -49,6 +49,8 @@ class OrderPreservingCalibration(Calibrator):
         What ``X`` holds; it is never guessed.
     seed : int
         Of the folds, the initial weights and the batches.
+    progress : bool, optional
+        Show a progress bar; None shows it in a terminal only.
 
     Attributes
     ----------
@@ -74,6 +76,7 @@ class OrderPreservingCalibration(Calibrator):
         epochs: int = 50,
         representation: str = "logits",
         seed: int = 0,
+        progress: bool | None = None,
     ) -> None:
         self.form = form
         self.width = width
@@ -81,6 +84,7 @@ class OrderPreservingCalibration(Calibrator):
         self.epochs = epochs
         self.representation = representation
         self.seed = seed
+        self.progress = progress
 
     def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
         """Learn the map from logits ``X`` (n, n_classes) and labels ``y``; integer labels are columns."""
@@ -105,7 +109,7 @@ class OrderPreservingCalibration(Calibrator):
         folds = min(int(self.folds), len(data.own))
         steps = sum(len(self._widths(form)) * (folds if form == "diag" else self.epochs) for form in forms)
         found: list[tuple[OrderMap, OrderChoice]] = []
-        with progress_bar("Order-preserving maps", steps) as advance:
+        with progress_bar("Order-preserving maps", steps, show=self.progress) as advance:
             for form in forms:
                 least = inf
                 for width in self._widths(form):
@@ -153,7 +157,8 @@ class OrderPreservingCalibration(Calibrator):
         """Return what the fitted calibrator is made of."""
         check_is_fitted(self)
         parameters = {
-            name: int(value) if isinstance(value, Integral) else value for name, value in self.get_params().items()
+            name: int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+            for name, value in self.get_params().items()
         }
         values = {"form": self.form_, "width": self.width_, "choices": [asdict(choice) for choice in self.choices_]}
         return self._state(parameters, values, **_tensors_of(self._map))
