@@ -23,6 +23,11 @@ from kcal.errors import FileFormatError, InvalidInputError, MissingExtraError
 from synthetic import warped
 
 
+@pytest.fixture(scope="module")
+def fitted(problem: Any) -> GaussianProcessCalibration:
+    return GaussianProcessCalibration().fit(problem.logits, problem.labels)
+
+
 def dense_bound(
     scores: Any, own: Any, weights: Any, inducing: Any, learned: dict[str, torch.Tensor], representation: str
 ) -> torch.Tensor:
@@ -186,8 +191,9 @@ def test_it_finds_a_monotone_warp_as_samples_grow() -> None:
     assert losses[1] < 0.5 * divergence(TemperatureScaling().fit(*warped(4_000, seed=1)[:2]))
 
 
-def test_predictions_do_not_depend_on_the_batch(problem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fitted = GaussianProcessCalibration().fit(problem.logits, problem.labels)
+def test_predictions_do_not_depend_on_the_batch(
+    fitted: GaussianProcessCalibration, problem: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = fitted.predict_proba(problem.test_logits)
     alone = np.concatenate([fitted.predict_proba(problem.test_logits[i : i + 1]) for i in range(20)])
     np.testing.assert_allclose(alone, whole[:20], atol=1e-13)
@@ -196,9 +202,8 @@ def test_predictions_do_not_depend_on_the_batch(problem: Any, monkeypatch: pytes
 
 
 def test_a_prediction_never_draws_more_numbers_at_once_than_it_says(
-    problem: Any, monkeypatch: pytest.MonkeyPatch
+    fitted: GaussianProcessCalibration, problem: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fitted = GaussianProcessCalibration().fit(problem.logits, problem.labels)
     sizes, multiply = [], torch.bmm
 
     def record(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -212,8 +217,7 @@ def test_a_prediction_never_draws_more_numbers_at_once_than_it_says(
     assert len(sizes) == 2 * 60
 
 
-def test_classes_of_equal_score_get_equal_probabilities(problem: Any) -> None:
-    fitted = GaussianProcessCalibration().fit(problem.logits, problem.labels)
+def test_classes_of_equal_score_get_equal_probabilities(fitted: GaussianProcessCalibration) -> None:
     rows = fitted.predict_proba(np.array([[1.0, 1.0, 1.0], [0.0, 2.0, 2.0], [-1.0, 3.0, -1.0]]))
     np.testing.assert_allclose(rows[0], 1 / 3, rtol=1e-14)
     assert rows[1, 1] == rows[1, 2]
@@ -221,8 +225,7 @@ def test_classes_of_equal_score_get_equal_probabilities(problem: Any) -> None:
     np.testing.assert_allclose(rows.sum(axis=1), 1.0, rtol=1e-13)
 
 
-def test_a_certain_row_far_from_the_data_has_finite_logarithms(problem: Any) -> None:
-    fitted = GaussianProcessCalibration().fit(problem.logits, problem.labels)
+def test_a_certain_row_far_from_the_data_has_finite_logarithms(fitted: GaussianProcessCalibration) -> None:
     logarithms = fitted.predict_log_proba(np.array([[1e4, 0.0, -1e4]]))
     np.testing.assert_allclose(logarithms, [[0.0, -1e4, -2e4]], atol=20)
 
@@ -296,8 +299,7 @@ def test_without_gpytorch_the_message_says_how_to_install_it(problem: Any, monke
         GaussianProcessCalibration().fit(problem.logits, problem.labels)
 
 
-def test_a_damaged_state_is_refused(problem: Any, tmp_path: Path) -> None:
-    fitted = GaussianProcessCalibration().fit(problem.logits, problem.labels)
+def test_a_damaged_state_is_refused(fitted: GaussianProcessCalibration, tmp_path: Path) -> None:
     loaded = load(save(fitted, tmp_path / "gp.kcal"))
     assert loaded.lengthscale_ == fitted.lengthscale_
     state = fitted.state()

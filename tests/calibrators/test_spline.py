@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.interpolate import CubicSpline
 
-from kcal import SplineCalibration
+from kcal import SplineCalibration, TemperatureScaling
 from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.spline import correct_scores, keep_within, slope_matrix
 from kcal.errors import FileFormatError, InvalidInputError, MissingClassWarning
@@ -199,6 +199,24 @@ def test_calibrated_scores_stay_as_they_are() -> None:
     labels = (logits + generator.gumbel(size=logits.shape)).argmax(axis=1)
     fitted = SplineCalibration().fit(logits, labels)
     assert np.abs(fitted.predict_proba(logits[:2000]) - softmax(logits[:2000])).mean() < 0.01
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_on_an_overconfident_network_it_does_best_after_temperature_scaling(form: str) -> None:
+    generator = np.random.default_rng(0)
+    true = generator.normal(scale=2.5, size=(12_000, 10))
+    labels = (true + generator.gumbel(size=true.shape)).argmax(axis=1)
+    logits, tempered = 5 * true, TemperatureScaling().fit(5 * true[:3000], labels[:3000])
+    own = np.arange(9_000), labels[3000:]
+
+    def loss(calibrator: Any, scores: np.ndarray) -> float:
+        return float(-np.log(calibrator.predict_proba(scores)[own]).mean())
+
+    plain = SplineCalibration(form=form).fit(logits[:3000], labels[:3000])
+    scores = tempered.predict_log_proba(logits)
+    after = SplineCalibration(form=form).fit(scores[:3000], labels[:3000])
+    assert loss(after, scores[3000:]) < 1.02 * loss(tempered, logits[3000:])
+    assert loss(after, scores[3000:]) < loss(plain, logits[3000:]) - 0.01
 
 
 def test_the_published_clip_is_from_nought_to_one_and_the_floor_keeps_above_it(problem: Any) -> None:

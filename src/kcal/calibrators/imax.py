@@ -31,8 +31,8 @@ class IMaxBinning(Calibrator):
     r_b = positives / samples of bin b, clipped to [1/(n_b + 2), 1 − 1/(n_b + 2)];   p_k ∝ r / (1 − r)
 
     Where the bins lie depends on the scores alone, what they answer on the labels. Bins that see one class against
-    the rest do not give rates that sum to 1: :meth:`predict_proba` normalises their
-    odds, :meth:`binned_scores` gives the rates themselves.
+    the rest do not give rates that sum to 1: :meth:`predict_proba` normalises their odds, :meth:`binned_scores` gives
+    the rates themselves.
 
     Parameters
     ----------

@@ -33,6 +33,11 @@ class SplineCalibration(Calibrator):
 
     Between calibration scores the corrected score is interpolated linearly, outside them it keeps its end value.
 
+    A correction that is added, and smooth in the rank of a score, mends how often a class is right but not how far
+    below its true value a tiny probability lies, which is what the log-loss of an overconfident network is made of;
+    more calibration samples do not help there. Scores that are tempered first do not have that fault:
+    ``SplineCalibration().fit(tempered.predict_log_proba(X), y)`` with a fitted :class:`TemperatureScaling`.
+
     Parameters
     ----------
     form : "one-versus-rest", "rank" or "top"
