@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 
-from kcal import DirichletCalibration, TemperatureScaling
+from kcal import DirichletCalibration, TemperatureScaling, load, save
 from kcal.calibrators import dirichlet_training
 from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.dirichlet_grid import MOST_POINTS, published_grid, search_penalty, stratified_folds
@@ -208,7 +210,17 @@ def test_one_sample_cannot_be_cross_validated_and_two_can() -> None:
     np.testing.assert_allclose(fitted.predict_proba([[3.0, 1.0]]).sum(), 1.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("damage", ["shape", "nan", "dtype", "columns"])
+def test_whole_numbers_of_any_kind_come_back_from_the_file(problem: Any, tmp_path: Path) -> None:
+    made = DirichletCalibration(grid=((np.int64(1), 1.0),), folds=np.int64(3), seed=np.int32(1), progress=False)
+    fitted = made.fit(problem.logits, problem.labels)
+    loaded = load(save(fitted, tmp_path / "dircal.kcal"))
+    assert (loaded.grid, loaded.folds, loaded.seed, loaded.progress) == ([[1.0, 1.0]], 3, 1, False)
+    assert loaded.search_ == fitted.search_
+    again = clone(loaded).fit(problem.logits, problem.labels)
+    np.testing.assert_array_equal(again.weights_, fitted.weights_)
+
+
+@pytest.mark.parametrize("damage", ["shape", "nan", "dtype", "columns", "folds"])
 def test_damaged_files_are_refused(damage: str, problem: Any) -> None:
     state = DirichletCalibration(grid=[(1.0, 1.0)]).fit(problem.logits, problem.labels).state()
     tensors, values = dict(state.tensors), dict(state.values)
@@ -218,6 +230,8 @@ def test_damaged_files_are_refused(damage: str, problem: Any) -> None:
         tensors["intercepts"] = tensors["intercepts"] * np.nan
     elif damage == "dtype":
         tensors["weights"] = tensors["weights"].float()
+    elif damage == "folds":
+        state.parameters["folds"] = "five"
     else:
         values["n_features"] = 4
     with pytest.raises(FileFormatError):

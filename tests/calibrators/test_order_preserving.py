@@ -255,6 +255,15 @@ def test_a_parameter_that_cannot_be_meant_is_named(name: str, value: Any, proble
         OrderPreservingCalibration(**{name: value}).fit(problem.logits, problem.labels)
 
 
+def test_whole_numbers_of_any_kind_come_back_from_the_file(problem: Any, tmp_path: Path) -> None:
+    made = OrderPreservingCalibration(
+        form="oi", width=np.int64(3), epochs=np.int32(2), seed=np.int64(1), progress=False
+    )
+    loaded = load(save(made.fit(problem.logits, problem.labels), tmp_path / "iop.kcal"))
+    assert (loaded.width, loaded.epochs, loaded.seed, loaded.progress) == (3, 2, 1, False)
+    assert loaded.progress is False
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_everything_comes_back_from_the_file_and_damage_is_refused(form: str, fitted: Any, tmp_path: Path) -> None:
     calibrator = fitted[form]

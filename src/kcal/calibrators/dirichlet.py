@@ -178,7 +178,8 @@ class DirichletCalibration(Calibrator):
             "search": [list(point) for point in self.search_],
         }
         tensors = {"weights": torch.from_numpy(self.weights_), "intercepts": torch.from_numpy(self.intercepts_)}
-        parameters = {**self.get_params(), "folds": int(self.folds), "seed": int(self.seed)}
+        grid = self.grid if isinstance(self.grid, str) else [[float(number) for number in point] for point in self.grid]
+        parameters = {**self.get_params(), "grid": grid, "folds": int(self.folds), "seed": int(self.seed)}
         return self._state(parameters, values, **tensors)
 
     @classmethod
@@ -186,6 +187,10 @@ class DirichletCalibration(Calibrator):
         """Return the fitted calibrator that ``state`` describes."""
         refuse_extra(cls, extra)
         calibrator = cls(**state.parameters)._restore(state)
+        try:
+            calibrator._check_parameters()
+        except InvalidInputError as error:
+            raise FileFormatError(f"a stored parameter is damaged: {error}") from error
         weights, intercepts = state.tensors["weights"], state.tensors["intercepts"]
         n_classes, n_folds = len(calibrator.classes_), len(weights)
         shapes = tuple(weights.shape), tuple(intercepts.shape)
