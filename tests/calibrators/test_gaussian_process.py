@@ -18,7 +18,7 @@ from kcal.calibrators.gaussian_process import (
     expected_softmax,
     require_latent_process,
 )
-from kcal.calibrators.score_grid import SPACING, ScoreGrid, spread_scores
+from kcal.calibrators.score_grid import ScoreGrid, spread_scores
 from kcal.errors import FileFormatError, InvalidInputError, MissingExtraError
 from synthetic import warped
 
@@ -92,62 +92,6 @@ def scores_between_nodes(scores: torch.Tensor, spacing: float, monkeypatch: pyte
     n = len(scores)
     assert grid.share is not None
     return ScoreGrid(scores, grid.nodes, grid.below[:n], grid.share[:n])
-
-
-def test_a_function_on_a_grid_is_linear_between_nodes_and_its_slopes_are_the_transpose() -> None:
-    generator = np.random.default_rng(0)
-    scores = torch.from_numpy(-generator.exponential(size=(5_000, 4)))
-    grid = spread_scores(scores, SPACING)
-    assert not grid.exact
-    assert len(grid.nodes) < 5_000
-    torch.testing.assert_close(grid.take(grid.nodes, slice(None)), scores)
-    error = (grid.take(torch.sin(3 * grid.nodes), slice(None)) - torch.sin(3 * scores)).abs().max()
-    assert error <= 9 * SPACING**2 / 8
-    values, parts = (
-        torch.from_numpy(generator.normal(size=len(grid.nodes))),
-        torch.from_numpy(generator.normal(size=scores.shape)),
-    )
-    slopes = torch.zeros_like(values)
-    for rows in (slice(0, 100), slice(100, 5_000)):
-        grid.give_back(slopes, parts[rows], rows)
-    assert float(slopes @ values) == pytest.approx(float((parts * grid.take(values, slice(None))).sum()))
-
-
-def test_scores_that_lie_far_apart_or_are_few_are_their_own_nodes() -> None:
-    far = torch.from_numpy(-(10.0 ** np.linspace(0, 150, 20_000))).reshape(-1, 2)
-    for scores in (far, torch.arange(60.0).double().reshape(20, 3) / 1000):
-        grid = spread_scores(scores, SPACING)
-        assert grid.exact
-        torch.testing.assert_close(grid.take(grid.nodes, slice(None)), scores, rtol=0, atol=0)
-
-
-def test_the_fit_on_a_grid_is_the_fit_on_the_scores_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, labels, _ = warped(600, seed=0)
-    exact = GaussianProcessCalibration().fit(logits, labels).predict_proba(logits)
-    monkeypatch.setattr("kcal.calibrators.score_grid.FEW", 0)
-    monkeypatch.setattr(require_latent_process(), "SPACING", 1 / 32)
-    gridded = GaussianProcessCalibration().fit(logits, labels).predict_proba(logits)
-    np.testing.assert_allclose(gridded, exact, atol=1e-3)  # the bound is flat at its top
-    assert np.abs(gridded - exact).mean() < 1e-4
-
-
-def test_a_function_that_wanders_faster_than_the_grid_is_learned_on_a_finer_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    process = require_latent_process()
-    monkeypatch.setattr("kcal.calibrators.score_grid.FEW", 0)
-    logits, labels, _ = warped(600, seed=0)
-    spacings, spread = [], process.spread_scores
-
-    def record(scores: torch.Tensor, spacing: float) -> ScoreGrid:
-        spacings.append(spacing)
-        return spread(scores, spacing)
-
-    monkeypatch.setattr(process, "spread_scores", record)
-    monkeypatch.setattr(process, "SPACING", 0.5)
-    fitted = GaussianProcessCalibration().fit(logits, labels)
-    assert len(spacings) > 1
-    assert spacings[-1] <= fitted.lengthscale_ / 50
 
 
 def test_predictions_are_the_integral_of_softmax() -> None:
@@ -314,6 +258,15 @@ def test_a_damaged_state_is_refused(fitted: GaussianProcessCalibration, tmp_path
             GaussianProcessCalibration.from_state(
                 CalibratorState(state.method, state.parameters, state.values, {**state.tensors, name: tensor})
             )
+    with pytest.raises(FileFormatError, match="not as many as the columns"):
+        GaussianProcessCalibration.from_state(
+            CalibratorState(state.method, state.parameters, state.values | {"n_features": 4}, state.tensors)
+        )
+    nothing = {name: torch.zeros(0).double() for name in ("inducing", "mean", "deviation")}
+    with pytest.raises(FileFormatError, match="inducing"):
+        GaussianProcessCalibration.from_state(
+            CalibratorState(state.method, state.parameters, state.values, state.tensors | nothing)
+        )
     with pytest.raises(FileFormatError, match="a stored parameter is damaged"):
         GaussianProcessCalibration.from_state(
             CalibratorState(state.method, {**state.parameters, "samples": 0}, state.values, state.tensors)

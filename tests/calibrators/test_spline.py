@@ -280,6 +280,9 @@ def test_every_form_comes_back_and_damage_is_refused(form: str, problem: Any) ->
         damaged = CalibratorState(state.method, state.parameters, state.values, state.tensors | {name: values})
         with pytest.raises(FileFormatError):
             SplineCalibration.from_state(damaged)
+    columns = CalibratorState(state.method, state.parameters, state.values | {"n_features": 4}, state.tensors)
+    with pytest.raises(FileFormatError, match="not as many as the columns"):
+        SplineCalibration.from_state(columns)
     sizes = CalibratorState(state.method, state.parameters, state.values | {"n_scores": [-1]}, state.tensors)
     with pytest.raises(FileFormatError):
         SplineCalibration.from_state(sizes)

@@ -47,6 +47,8 @@ class GaussianProcessCalibration(Calibrator):
         Draws for a prediction.
     representation : "logits" or "probabilities"
         What ``X`` holds, and what the process is a function of: the log probability of a class, or its probability.
+    progress : bool, optional
+        Show a progress bar; None shows it in a terminal only.
     seed : int
         Of the k-means and of the draws.
 
@@ -61,11 +63,18 @@ class GaussianProcessCalibration(Calibrator):
     _learned: dict[str, torch.Tensor]
 
     def __init__(
-        self, *, inducing_points: int = 10, samples: int = 100, representation: str = "logits", seed: int = 0
+        self,
+        *,
+        inducing_points: int = 10,
+        samples: int = 100,
+        representation: str = "logits",
+        progress: bool | None = None,
+        seed: int = 0,
     ) -> None:
         self.inducing_points = inducing_points
         self.samples = samples
         self.representation = representation
+        self.progress = progress
         self.seed = seed
 
     @property
@@ -95,6 +104,7 @@ class GaussianProcessCalibration(Calibrator):
             torch.from_numpy(choose_inducing_points(scores.numpy(), weights, self.inducing_points, self.seed)),
             representation=self.representation,
             iterations=ITERATIONS,
+            show=self.progress,
         )
         if not content:
             warnings.warn(
@@ -135,7 +145,7 @@ class GaussianProcessCalibration(Calibrator):
         """Return what the fitted calibrator is made of."""
         check_is_fitted(self)
         numbers = {name: int(getattr(self, name)) for name in ("inducing_points", "samples", "seed")}
-        return self._state(numbers | {"representation": self.representation}, {}, **self._learned)
+        return self._state(self.get_params() | numbers, {}, **self._learned)
 
     @classmethod
     def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
@@ -147,6 +157,8 @@ class GaussianProcessCalibration(Calibrator):
             calibrator._check_parameters()
         except InvalidInputError as error:
             raise FileFormatError(f"a stored parameter is damaged: {error}") from error
+        if calibrator.n_features_in_ != len(calibrator.classes_):
+            raise FileFormatError("the stored classes are not as many as the columns.")
         names = ("inducing", *latent_process.BOUNDS)
         calibrator._learned = {name: state.tensors[name] for name in names}
         n_points = state.tensors["inducing"].numel()
@@ -154,7 +166,7 @@ class GaussianProcessCalibration(Calibrator):
             lowest, highest = latent_process.BOUNDS.get(name, latent_process.FREE)
             size = 1 if name.startswith("log_") else n_points
             sound = tensor.dtype == torch.float64 and tensor.shape == (size,) and bool(torch.isfinite(tensor).all())
-            if not sound or not bool(((tensor >= lowest) & (tensor <= highest)).all()):
+            if size < 1 or not sound or not bool(((tensor >= lowest) & (tensor <= highest)).all()):
                 raise FileFormatError(f"the stored Gaussian process is damaged: its {name} cannot be.")
         return calibrator
 

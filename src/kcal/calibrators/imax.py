@@ -78,13 +78,11 @@ class IMaxBinning(Calibrator):
         weights = np.ones(len(logs)) if sample_weight is None else check_weights(sample_weight, len(logs))
         scores, targets, counts = self._binary_problems(logs, codes, weights)
         self.boundaries_, self.rates_ = [], []
-        for column in range(scores.shape[1]):
+        for column, hits in zip(scores.T, targets.T, strict=True):
             # every class starts from the same draws, so that their order plays no part
-            generator = np.random.default_rng(self.seed)
-            found = find_bins(scores[:, column], counts, int(self.bins), generator)
+            found = find_bins(column, counts, int(self.bins), np.random.default_rng(self.seed))
             self.boundaries_.append(found.boundaries)
-            places = found.place(scores[:, column])
-            self.rates_.append(bin_rates(places, targets[:, column], counts, len(found.boundaries) + 1))
+            self.rates_.append(bin_rates(found.place(column), hits, counts, len(found.boundaries) + 1))
         return self
 
     def binned_scores(self, X: Any) -> Any:
@@ -149,6 +147,8 @@ class IMaxBinning(Calibrator):
         refuse_extra(cls, extra)
         calibrator = cls(**state.parameters)._restore(state)
         calibrator._check_parameters()
+        if calibrator.n_features_in_ != len(calibrator.classes_):
+            raise FileFormatError("the stored classes are not as many as the columns.")
         sizes = np.array(state.values["n_bins"])
         boundaries, rates = state.tensors["boundaries"], state.tensors["rates"]
         problems = len(calibrator.classes_) if calibrator.form == "classwise" else 1

@@ -95,6 +95,7 @@ def learn(
     *,
     representation: str,
     iterations: int,
+    show: bool | None,
 ) -> tuple[dict[str, torch.Tensor], bool]:
     """Return what maximises the bound, and whether the solver was content with it.
 
@@ -112,11 +113,13 @@ def learn(
         What the scores are.
     iterations : int
         Of L-BFGS, at most.
+    show : bool, optional
+        Whether to show a progress bar; None shows it in a terminal only.
     """
     spacing = SPACING
     while True:
         grid = spread_scores(scores, spacing)
-        learned, content = _learn_on(grid, own, weights, inducing, representation, iterations)
+        learned, content = _learn_on(grid, own, weights, inducing, representation, iterations, show)
         needed = float(learned["log_lengthscale"].exp()) / SPACINGS_A_LENGTHSCALE
         if grid.exact or needed >= spacing:
             return learned, content
@@ -130,10 +133,11 @@ def _learn_on(
     inducing: torch.Tensor,
     representation: str,
     iterations: int,
+    show: bool | None,
 ) -> tuple[dict[str, torch.Tensor], bool]:
     function = LatentFunction(inducing, representation=representation).train()
     named = function.parameters_by_name()
-    with progress_bar("Gaussian process", iterations) as advance:
+    with progress_bar("Gaussian process", iterations, show=show) as advance:
 
         def evaluate() -> float:
             loss = negative_bound(function, grid, own, weights)

@@ -158,6 +158,8 @@ class SplineCalibration(Calibrator):
         refuse_extra(cls, extra)
         calibrator = cls(**state.parameters)._restore(state)
         calibrator._check_parameters()
+        if calibrator.n_features_in_ != len(calibrator.classes_):
+            raise FileFormatError("the stored classes are not as many as the columns.")
         sizes = np.array(state.values["n_scores"])
         scores, corrected = state.tensors["scores"], state.tensors["corrected"]
         problems = 1 if calibrator.form == "top" else len(calibrator.classes_)
