@@ -39,3 +39,14 @@ def make_problem(seed: int = 0, n: int = 240, n_train: int = 400, n_test: int = 
             odds = np.exp(log_odds)
             parts["test_probabilities"] = odds / odds.sum(axis=1, keepdims=True)
     return Problem(**parts)
+
+
+def warped(n: int, seed: int, n_classes: int = 4) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
+    """Return logits, labels and true probabilities: the truth is one rising, concave warp of each log probability."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(scale=3.0, size=(n, n_classes))
+    scores = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    true = -2.0 * np.log1p(-scores / 2.0)
+    labels = (true + generator.gumbel(size=true.shape)).argmax(axis=1)
+    odds = np.exp(true)
+    return logits, labels, odds / odds.sum(axis=1, keepdims=True)

@@ -15,6 +15,11 @@ import kcal.projection
 EXPORTED = {
     "CALIBRATORS",
     "BetaCalibration",
+    "DirichletCalibration",
+    "GaussianProcessCalibration",
+    "IMaxBinning",
+    "OrderPreservingCalibration",
+    "SplineCalibration",
     "EnsembleTemperatureScaling",
     "HistogramBinning",
     "IsotonicRegression",

@@ -19,6 +19,8 @@ def quick(name: str) -> Calibrator:
     calibrator = make_calibrator(name)
     if "recipe" in calibrator.get_params():
         calibrator.set_params(recipe=FastRecipe(steps=12, batch_size=120, checkpoints=3))
+    if name == "iop":
+        calibrator.set_params(width=4, epochs=10, folds=3)
     return calibrator
 
 

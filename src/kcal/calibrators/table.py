@@ -7,14 +7,19 @@ from functools import partial
 
 from kcal.calibrators.base import Calibrator
 from kcal.calibrators.beta import BetaCalibration
+from kcal.calibrators.dirichlet import DirichletCalibration
 from kcal.calibrators.ensemble_temperature import EnsembleTemperatureScaling
+from kcal.calibrators.gaussian_process import GaussianProcessCalibration
 from kcal.calibrators.histogram import HistogramBinning
+from kcal.calibrators.imax import IMaxBinning
 from kcal.calibrators.isotonic import IsotonicRegression
 from kcal.calibrators.kcal import KCal
 from kcal.calibrators.kcal_logits import KCalLogits
+from kcal.calibrators.order_preserving import OrderPreservingCalibration
 from kcal.calibrators.platt import PlattScaling
 from kcal.calibrators.scaling import MatrixScaling, VectorScaling
 from kcal.calibrators.scaling_binning import ScalingBinning
+from kcal.calibrators.spline import SplineCalibration
 from kcal.calibrators.temperature import TemperatureScaling
 from kcal.calibrators.uncalibrated import Uncalibrated
 from kcal.errors import FileFormatError, InvalidInputError
@@ -30,6 +35,11 @@ CALIBRATORS: dict[str, Callable[..., Calibrator]] = {
     "isotonic": IsotonicRegression,
     "histogram": HistogramBinning,
     "scaling-binning": ScalingBinning,
+    "dircal": DirichletCalibration,
+    "imax": IMaxBinning,
+    "spline": SplineCalibration,
+    "gp": GaussianProcessCalibration,
+    "iop": OrderPreservingCalibration,
     "kcal": KCal,
     "kcal-linear": partial(KCal, projection="linear"),
     "kcal-logits": KCalLogits,

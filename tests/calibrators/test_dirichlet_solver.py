@@ -1,0 +1,184 @@
+"""The solver of Dirichlet calibration finds the minimum of its formula; the published training comes near it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kcal.calibrators import dirichlet_solver, dirichlet_training
+from kcal.calibrators.dirichlet_solver import FoldProblem, Penalty, identity, solve_folds
+from kcal.calibrators.dirichlet_training import train_folds
+
+PENALTY = Penalty(0.03, 0.2, 0.05)
+
+
+def make_fold_problem(n: int = 60, n_classes: int = 4, n_folds: int = 3) -> FoldProblem:
+    generator = np.random.default_rng(0)
+    logs = torch.log_softmax(torch.from_numpy(generator.normal(scale=2, size=(n, n_classes))), dim=1)
+    codes = torch.from_numpy(generator.integers(0, n_classes, n))
+    shares = torch.from_numpy(generator.random((n_folds, n)))
+    shares[0, :10] = 0
+    return FoldProblem(torch.nn.functional.pad(logs, (0, 1), value=1.0), codes, shares / shares.sum(1, keepdim=True))
+
+
+def plain_loss(problem: FoldProblem, coefficients: torch.Tensor, penalty: Penalty) -> torch.Tensor:
+    """The sum over folds, written as the formula is."""
+    total = torch.zeros((), dtype=torch.float64)
+    for shares, model in zip(problem.shares, coefficients, strict=True):
+        weights, intercepts = model[:, :-1], model[:, -1]
+        logits = problem.features[:, :-1] @ weights.T + intercepts
+        losses = torch.nn.functional.cross_entropy(logits, problem.codes, reduction="none")
+        outside = weights - torch.diag(torch.diagonal(weights))
+        diagonal = torch.diagonal(weights)
+        total = total + (shares * losses).sum() + penalty.off_diagonal * (outside**2).sum()
+        total = total + penalty.intercept * (intercepts**2).sum()
+        total = total + penalty.diagonal * ((diagonal - diagonal.mean()) ** 2).sum()
+    return total
+
+
+def test_loss_gradient_and_curvature_are_those_of_the_formula() -> None:
+    problem = make_fold_problem()
+    generator = torch.Generator().manual_seed(0)
+    point = torch.randn(3, 4, 5, dtype=torch.float64, generator=generator)
+    direction = torch.randn(3, 4, 5, dtype=torch.float64, generator=generator)
+    log_p = problem.log_probabilities(point)
+    expected = plain_loss(problem, point, PENALTY)
+    torch.testing.assert_close(problem.loss(point, log_p, PENALTY).sum(), expected, rtol=1e-12, atol=0)
+    gradient = problem.gradient(point, log_p.exp(), PENALTY)
+    step = 1e-5
+    ahead, behind = (plain_loss(problem, point + sign * step * direction, PENALTY) for sign in (1, -1))
+    assert float((gradient * direction).sum()) == pytest.approx(float(ahead - behind) / (2 * step), rel=1e-7)
+    by_torch = torch.autograd.functional.vhp(lambda at: plain_loss(problem, at, PENALTY), point, direction)[1]
+    torch.testing.assert_close(problem.curvature(direction, log_p.exp(), PENALTY), by_torch, rtol=1e-9, atol=1e-12)
+
+
+def test_the_loss_of_a_hand_computed_example_is_in_sums() -> None:
+    features = torch.tensor([[-1.0, -2.0, 1.0]], dtype=torch.float64)
+    problem = FoldProblem(features, torch.tensor([0]), torch.ones(1, 1, dtype=torch.float64))
+    model = torch.tensor([[[2.0, 0.5, 0.1], [-1.0, 1.0, 0.3]]], dtype=torch.float64)
+    first, second = -2.0 - 1.0 + 0.1, 1.0 - 2.0 + 0.3
+    expected = np.log(np.exp(first) + np.exp(second)) - first + 3.0 * (0.25 + 1.0) + 7.0 * (0.01 + 0.09)
+    loss = problem.loss(model, problem.log_probabilities(model), Penalty(3.0, 7.0))
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
+    tied = problem.loss(model, problem.log_probabilities(model), Penalty(3.0, 7.0, 11.0))
+    assert float(tied - loss) == pytest.approx(11.0 * (0.25 + 0.25), rel=1e-12)
+
+
+@pytest.mark.parametrize("penalty", [PENALTY, Penalty(1e-3, 1e-3), Penalty(100.0, 1e-3, 10.0), Penalty(1e-2, 100.0)])
+def test_the_solver_finds_the_minimum_that_scipy_finds(penalty: Penalty) -> None:
+    problem = make_fold_problem()
+
+    def value_and_slope(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        point = torch.from_numpy(flat).reshape(3, 4, 5).requires_grad_()
+        loss = plain_loss(problem, point, penalty)
+        loss.backward()
+        return float(loss.detach()), point.grad.numpy().ravel()
+
+    options = {"maxiter": 20_000, "maxfun": 50_000, "ftol": 1e-15, "gtol": 1e-9}
+    reference = minimize(value_and_slope, identity(3, 4).numpy().ravel(), jac=True, method="L-BFGS-B", options=options)
+    found = solve_folds(problem, penalty, identity(3, 4), tolerance=1e-12)
+    assert found.converged
+    assert float(plain_loss(problem, found.coefficients, penalty)) <= reference.fun + 1e-9
+    np.testing.assert_allclose(found.coefficients.numpy().ravel(), reference.x, atol=2e-3)
+
+
+@pytest.mark.parametrize(("off_diagonal", "intercept"), [(1e-3, 1e-3), (0.05, 0.2)])
+def test_the_minimum_is_that_of_dirichletcal(off_diagonal: float, intercept: float) -> None:
+    package = pytest.importorskip("dirichletcal.calib.fulldirichlet")
+    generator = np.random.default_rng(2)
+    logits = generator.normal(scale=2, size=(300, 4))
+    labels = (0.6 * logits + [0.5, 0, 0, -0.5] + generator.gumbel(size=logits.shape)).argmax(axis=1)
+    logs = torch.log_softmax(torch.from_numpy(logits), dim=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = package.FullDirichletCalibrator(reg_lambda=off_diagonal, reg_mu=intercept, ref_row=False)
+        theirs.fit(logs.exp().numpy(), labels)
+        expected = np.asarray(theirs.predict_proba(logs.exp().numpy()))
+        model = torch.from_numpy(np.array(theirs.weights))[None]
+    shares = torch.full((1, 300), 1 / 300, dtype=torch.float64)
+    problem = FoldProblem(torch.nn.functional.pad(logs, (0, 1), value=1.0), torch.from_numpy(labels), shares)
+    penalty = Penalty(off_diagonal, intercept)
+    found = solve_folds(problem, penalty, identity(1, 4), tolerance=1e-12).coefficients
+    assert float(plain_loss(problem, found, penalty)) <= float(plain_loss(problem, model, penalty)) + 1e-9
+    np.testing.assert_allclose(problem.log_probabilities(found)[0].exp(), expected, atol=1e-4)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers how many numbers the largest tensor made so far holds."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        parts = made if isinstance(made, tuple | list) else (made,)
+        self.numbers = max([self.numbers, *(part.numel() for part in parts if isinstance(part, torch.Tensor))])
+        return made
+
+
+def test_nothing_larger_than_rows_times_classes_is_made() -> None:
+    problem = make_fold_problem(n=90, n_classes=40, n_folds=1)
+    with LargestTensor() as largest:
+        solve_folds(problem, PENALTY, identity(1, 40), tolerance=1e-6)
+    assert 90 * 40 <= largest.numbers <= 90 * 41
+
+
+def test_folds_that_follow_one_another_give_what_folds_together_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_fold_problem()
+    together = solve_folds(problem, PENALTY, identity(3, 4), tolerance=1e-13)
+    monkeypatch.setattr(dirichlet_solver, "LARGEST_PRODUCT", 1)
+    apart = solve_folds(problem, PENALTY, identity(3, 4), tolerance=1e-13)
+    torch.testing.assert_close(apart.coefficients, together.coefficients, rtol=0, atol=1e-6)
+    torch.testing.assert_close(apart.own_log, together.own_log, rtol=0, atol=1e-6)
+
+
+def test_the_published_training_in_one_batch_reaches_the_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dirichlet_training, "LEARNING_RATES", (0.05, 0.005))
+    problem = make_fold_problem(n=dirichlet_training.BATCH, n_folds=2)
+    least = solve_folds(problem, PENALTY, identity(2, 4), tolerance=1e-12).coefficients
+    found = train_folds(problem, PENALTY, seed=0).coefficients
+    losses = [float(plain_loss(problem, model, PENALTY)) for model in (least, found)]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-3)
+
+
+def test_the_published_training_is_drawn_by_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dirichlet_training, "EPOCHS", 5)
+    problem = make_fold_problem(n=300)
+    found, again, other = (train_folds(problem, PENALTY, seed=seed).coefficients for seed in (0, 0, 1))
+    assert torch.equal(found, again)
+    assert not torch.equal(found, other)
+
+
+def test_the_published_training_sees_no_row_that_is_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dirichlet_training, "EPOCHS", 20)
+    problem = make_fold_problem()
+    short = FoldProblem(problem.features[10:], problem.codes[10:], problem.shares[:1, 10:])
+    found = train_folds(problem, PENALTY, seed=0)
+    torch.testing.assert_close(found.coefficients[:1], train_folds(short, PENALTY, seed=0).coefficients)
+    torch.testing.assert_close(found.own_log, problem.own(problem.log_probabilities(found.coefficients)))
+
+
+def test_the_published_training_stops_when_nothing_is_gained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the minimum the first epoch is the best, and the second learning rate starts from there."""
+    epochs = []
+    monkeypatch.setattr(dirichlet_training, "_epoch", lambda *_: epochs.append(1) or 1.0)
+    train_folds(make_fold_problem(n_folds=1), PENALTY, seed=0)
+    assert len(epochs) == 2 * (1 + dirichlet_training.PATIENCE)
+
+
+def test_saturated_logits_stay_finite_and_take_few_steps() -> None:
+    logs = torch.log_softmax(torch.from_numpy(np.where(np.eye(3)[np.arange(12) % 3] > 0, 1e4, -1e4)), dim=1)
+    features = torch.nn.functional.pad(logs.clamp_min(np.log(2.2e-16)), (0, 1), value=1.0)
+    problem = FoldProblem(features, torch.arange(12) % 3, torch.full((1, 12), 1 / 12, dtype=torch.float64))
+    coefficients = identity(1, 3)
+    for penalty in (Penalty(100.0, 0.01, 1.0), Penalty(1.0, 1e-6, 1e-6), Penalty(1e-6, 1e4), PENALTY):
+        for _ in range(5):  # from where the last one stopped, as the search does
+            found = solve_folds(problem, penalty, coefficients, tolerance=1e-5, steps=5)
+            coefficients = found.coefficients
+            assert found.converged
+            assert bool(torch.isfinite(coefficients).all())

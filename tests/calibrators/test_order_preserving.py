@@ -1,0 +1,286 @@
+"""Order-preserving calibration keeps every order exactly, and learns distances."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import softplus
+
+from kcal import OrderPreservingCalibration, TemperatureScaling, load, save
+from kcal.calibrators.base import CalibratorState
+from kcal.calibrators.order_maps import GridPlaces, MonotoneMap, grid_depths, in_exact_order, integrate, new_gap_map
+from kcal.calibrators.order_training import split_folds
+from kcal.errors import FileFormatError, InvalidInputError
+from synthetic import warped
+
+FORMS = ("diag", "oi", "op")
+
+
+@pytest.fixture(scope="module")
+def fitted() -> dict[str, OrderPreservingCalibration]:
+    logits, labels, _ = warped(400, seed=0, n_classes=5)
+    return {form: OrderPreservingCalibration(form=form, width=10, epochs=40).fit(logits, labels) for form in FORMS}
+
+
+def same_order(before: Any, after: Any) -> bool:
+    """Compare every pair of a row: less, equal or greater, before and after."""
+    pairs = [np.sign(values[:, :, None].astype(float) - values[:, None, :].astype(float)) for values in (before, after)]
+    return bool((pairs[0] == pairs[1]).all())
+
+
+rows_of_five = st.lists(
+    st.lists(
+        st.one_of(
+            st.sampled_from([-1e4, 1e4, 0.0, 1.0, np.nextafter(1.0, 2), -3.0, 1e4 - 1e-11, 5e-324, 1e-300]),
+            st.floats(-50, 50),
+        ),
+        min_size=5,
+        max_size=5,
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=40, deadline=None)
+@given(rows=rows_of_five)
+def test_the_order_is_kept_exactly(fitted: Any, form: str, dtype: Any, rows: list[list[float]]) -> None:
+    logits = np.array(rows).astype(dtype)
+    calibrator = fitted[form]
+    probabilities, logarithms = calibrator.predict_proba(logits), calibrator.predict_log_proba(logits)
+    assert probabilities.dtype == dtype
+    assert same_order(logits, probabilities)
+    assert (np.diff(np.take_along_axis(logarithms, logits.argsort(axis=1), axis=1)) >= 0).all()
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, atol=1e-12 if dtype == np.float64 else 1e-6)
+    np.testing.assert_array_equal(calibrator.predict(logits), logits.argmax(axis=1))
+    for k in range(1, 6):
+        top = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+        np.testing.assert_array_equal(top, np.argsort(-probabilities, axis=1, kind="stable")[:, :k])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), scale=st.sampled_from([1e-15, 1e-8, 1.0, 30.0, 1e4]), base=st.floats(-100, 100))
+def test_near_ties_stay_apart(fitted: Any, form: str, seed: int, scale: float, base: float) -> None:
+    generator = np.random.default_rng(seed)
+    logits = base * (1 + scale * generator.normal(size=(20, 5)))
+    assert same_order(logits, fitted[form].predict_proba(logits))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_maps_themselves_never_fall(fitted: Any, form: str) -> None:
+    """The last step would mend a fall; none is to be mended but for rounding."""
+    logits = torch.from_numpy(np.random.default_rng(0).normal(scale=10, size=(500, 5)))
+    scores, order = fitted[form]._sorted(logits)
+    assert bool((fitted[form]._map(scores, order).diff(dim=1) <= 0).all())
+
+
+def test_exact_order_moves_values_by_the_least_steps() -> None:
+    keys = torch.tensor([[1.0, 2.0, 2.0, 3.0, 0.5]])
+    values = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    assert (in_exact_order(values, keys) / 5e-324).tolist() == [[1, 2, 2, 3, 0]]
+    distinct = torch.tensor([[0.2, 0.3, 0.3, 0.9, 0.1]], dtype=torch.float64)
+    assert torch.equal(in_exact_order(distinct, keys), distinct)
+
+
+def test_the_gap_map_equals_the_loop() -> None:
+    generator = np.random.default_rng(0)
+    logits = torch.from_numpy(generator.normal(size=(6, 4)))
+    scores, order = logits.log_softmax(1).sort(dim=1, descending=True)
+    for sees_order in (False, True):
+        learned = new_gap_map(scores, order, torch.tensor([2.0, 0.5]), width=3, sees_order=sees_order, seed=0)
+        for layer in learned.layers:
+            layer.add_(torch.from_numpy(generator.normal(size=layer.shape)))
+        found = learned(scores, order)
+        for row, (z, o) in enumerate(zip(scores, order, strict=True)):
+            seen = torch.empty(4).double().scatter(0, o, z) if sees_order else z
+            expected = torch.zeros(4).double()
+            for fold, temperature in enumerate((2.0, 0.5)):
+                w = [layer[fold] for layer in learned.layers]
+                x = ((seen - learned.centre) / learned.scale)[None]
+                m = torch.tanh(torch.tanh(x @ w[0] + w[1]) @ w[2] + w[3]) @ w[4] + w[5]
+                level = 0.0
+                for j in (2, 1, 0):
+                    offset = np.log(np.expm1(1 / temperature))
+                    level = level + float((z[j] - z[j + 1]) * softplus(m[0, j] + offset))
+                    expected[j] += level / 2
+            torch.testing.assert_close(found[row], expected)
+
+
+def test_the_monotone_map_is_the_integral_of_its_density() -> None:
+    depths = grid_depths(torch.tensor([-20.0]))
+    density = 0.2 + torch.exp(-depths / 3) + 0.1 * torch.sin(depths)
+    scores = np.array([[0.0, -1e-3, -0.7, -5.0, -19.9, -25.0]])
+    found = MonotoneMap(depths, density)(torch.from_numpy(scores), torch.zeros(1, 6))[0]
+    for score, value in zip(scores[0], found, strict=True):
+        points = np.linspace(0.0, -score, 200_001)
+        area = np.trapezoid(np.interp(points, depths.numpy(), density.numpy()), points)
+        assert float(value) == pytest.approx(-area, abs=1e-6)
+
+
+def test_the_monotone_maps_slopes_are_those_of_autograd() -> None:
+    generator = np.random.default_rng(0)
+    scores = -generator.exponential(size=(5, 3)) * 4
+    depths = grid_depths(torch.tensor([-6.0]))  # some scores lie below
+    density = torch.from_numpy(generator.uniform(0.1, 1, len(depths))).requires_grad_()
+    places, slopes = GridPlaces.of(scores, depths.numpy()), generator.normal(size=15)
+    heights = integrate(density, depths)
+    out = heights[places.cell] - torch.from_numpy(places.near) * density[places.cell]
+    out = out - torch.from_numpy(places.far) * torch.cat([density[1:], torch.zeros(1)])[places.cell]
+    expected = torch.autograd.grad(out @ torch.from_numpy(slopes), density, retain_graph=True)[0]
+    in_heights, in_density = places.pull_back(slopes, len(depths))
+    surrogate = heights @ torch.from_numpy(in_heights) + density @ torch.from_numpy(in_density)
+    torch.testing.assert_close(torch.autograd.grad(surrogate, density)[0], expected)
+
+
+def test_folds_part_the_rows() -> None:
+    parts = split_folds(23, 5, seed=0)
+    assert sorted(np.concatenate([held for _, held in parts]).tolist()) == list(range(23))
+    assert all(not set(kept) & set(held) and len(kept) + len(held) == 23 for kept, held in parts)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_finds_a_monotone_warp_as_samples_grow(form: str) -> None:
+    logits, _, truth = warped(4_000, seed=99)
+
+    def divergence(calibrator: Any) -> float:
+        return float((truth * np.log(truth / calibrator.predict_proba(logits))).sum(axis=1).mean())
+
+    def make() -> OrderPreservingCalibration:
+        return OrderPreservingCalibration(form=form, width=10)
+
+    losses = [divergence(make().fit(*warped(n, seed=1)[:2])) for n in (100, 4_000)]
+    assert losses[1] < 0.5 * losses[0]
+    assert losses[1] < 0.01
+    assert losses[1] < divergence(TemperatureScaling().fit(*warped(4_000, seed=1)[:2]))
+
+
+def test_auto_takes_the_least_cross_validated_loss(problem: Any) -> None:
+    calibrator = OrderPreservingCalibration(epochs=5).fit(problem.logits, problem.labels)
+    for form, widths in (("diag", [10]), ("oi", [2, 10, 50]), ("op", [2, 10, 50])):
+        tried = [choice for choice in calibrator.choices_ if choice.form == form]
+        losses = [choice.log_loss for choice in tried]
+        assert [choice.width for choice in tried] == widths[: len(tried)]
+        assert all(np.diff(losses[:-1]) < 0)  # ever wider, until that no longer helps
+        assert len(tried) == len(widths) or losses[-1] >= losses[-2]
+    best = min(calibrator.choices_, key=lambda choice: choice.log_loss)
+    assert (calibrator.form_, calibrator.width_) == (best.form, best.width)
+    alone = OrderPreservingCalibration(epochs=5, form=best.form, width=best.width).fit(problem.logits, problem.labels)
+    np.testing.assert_array_equal(
+        alone.predict_proba(problem.test_logits), calibrator.predict_proba(problem.test_logits)
+    )
+
+
+def test_only_op_can_tell_classes_apart() -> None:
+    """One class is overconfident, the others are not: a row-wise map of sorted scores cannot know which."""
+    generator = np.random.default_rng(0)
+    true = generator.normal(scale=2, size=(6_000, 3))
+    labels = (true + generator.gumbel(size=true.shape)).argmax(axis=1)
+    logits = true + np.array([3.0, 0.0, 0.0])
+    nll = {}
+    for form in FORMS:
+        calibrator = OrderPreservingCalibration(form=form, width=10).fit(logits[:3000], labels[:3000])
+        nll[form] = -calibrator.predict_log_proba(logits[3000:])[np.arange(3000), labels[3000:]].mean()
+    assert nll["op"] < min(nll["oi"], nll["diag"]) - 0.01
+
+
+@pytest.mark.parametrize("form", ["diag", "oi"])
+def test_permuting_classes_permutes_columns_bit_for_bit(form: str, problem: Any) -> None:
+    columns = np.array([1, 2, 0])
+    make = OrderPreservingCalibration(form=form, width=4, epochs=5)
+    plain = make.fit(problem.logits, problem.labels).predict_proba(problem.test_logits)
+    turned = make.fit(problem.logits[:, columns], np.argsort(columns)[problem.labels])
+    np.testing.assert_array_equal(turned.predict_proba(problem.test_logits[:, columns]), plain[:, columns])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_missing_class_zero_weights_and_few_samples_are_no_trouble(form: str, problem: Any) -> None:
+    make = OrderPreservingCalibration(form=form, width=4, epochs=5)
+    keep = problem.labels != 2
+    for rows, labels, weights in (
+        (problem.logits[keep], problem.labels[keep], None),
+        (problem.logits, problem.labels, (problem.labels == 1).astype(float)),
+        (problem.logits[:2], problem.labels[:2], [0.5, 1.0]),
+    ):
+        found = make.fit(rows, labels, sample_weight=weights).predict_proba(problem.test_logits)
+        np.testing.assert_allclose(found.sum(axis=1), 1.0, atol=1e-12)
+    for few in ({"sample_weight": [0.0, 1.0]}, {}):
+        n = len(few.get("sample_weight", [1.0]))
+        with pytest.raises(InvalidInputError, match="at least two samples"):
+            make.fit(problem.logits[:n], problem.labels[:n], **few)
+
+
+def test_weights_matter(problem: Any) -> None:
+    make = OrderPreservingCalibration(form="diag")
+    top = problem.logits.argmax(axis=1) == problem.labels
+    confidences = [
+        make.fit(problem.logits, problem.labels, sample_weight=weights).predict_proba(problem.logits).max(axis=1).mean()
+        for weights in (np.where(top, 0.1, 1.0), np.where(top, 1.0, 0.1))
+    ]
+    assert confidences[0] < confidences[1] - 0.2
+
+
+def test_probabilities_are_taken_only_when_named(problem: Any) -> None:
+    odds = np.exp(problem.logits - problem.logits.max(axis=1, keepdims=True))
+    probabilities = odds / odds.sum(axis=1, keepdims=True)
+    fitted = OrderPreservingCalibration(representation="probabilities", form="diag").fit(probabilities, problem.labels)
+    assert same_order(probabilities, fitted.predict_proba(probabilities))
+    with pytest.raises(InvalidInputError, match="row 0 sums to"):
+        fitted.fit(problem.logits, problem.labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("form", "up"),
+        ("form", np.array(["oi"])),
+        ("width", 0),
+        ("width", "wide"),
+        ("folds", 1),
+        ("epochs", 0),
+        ("seed", -1),
+        ("representation", "scores"),
+    ],
+)
+def test_a_parameter_that_cannot_be_meant_is_named(name: str, value: Any, problem: Any) -> None:
+    with pytest.raises(InvalidInputError, match=f"{name} must be"):
+        OrderPreservingCalibration(**{name: value}).fit(problem.logits, problem.labels)
+
+
+def test_whole_numbers_of_any_kind_come_back_from_the_file(problem: Any, tmp_path: Path) -> None:
+    made = OrderPreservingCalibration(
+        form="oi", width=np.int64(3), epochs=np.int32(2), seed=np.int64(1), progress=False
+    )
+    loaded = load(save(made.fit(problem.logits, problem.labels), tmp_path / "iop.kcal"))
+    assert (loaded.width, loaded.epochs, loaded.seed, loaded.progress) == (3, 2, 1, False)
+    assert loaded.progress is False
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_everything_comes_back_from_the_file_and_damage_is_refused(form: str, fitted: Any, tmp_path: Path) -> None:
+    calibrator = fitted[form]
+    loaded = load(save(calibrator, tmp_path / "iop.kcal"))
+    assert (loaded.form_, loaded.width_, loaded.choices_) == (form, 10, calibrator.choices_)
+    rows = np.random.default_rng(0).normal(size=(50, 5))
+    np.testing.assert_array_equal(loaded.predict_proba(rows), calibrator.predict_proba(rows))
+    state = calibrator.state()
+    for name, tensor in state.tensors.items():
+        if name == "fingerprints":
+            continue
+        for damaged in (tensor * torch.nan, tensor[:-1], tensor.float()):
+            with pytest.raises(FileFormatError, match="the stored map is damaged"):
+                OrderPreservingCalibration.from_state(
+                    CalibratorState(state.method, state.parameters, state.values, {**state.tensors, name: damaged})
+                )
+    with pytest.raises(FileFormatError, match="the stored form must be"):
+        OrderPreservingCalibration.from_state(
+            CalibratorState(state.method, state.parameters, {**state.values, "form": "up"}, state.tensors)
+        )

@@ -1,0 +1,288 @@
+"""Spline calibration adds the slope of the least-squares spline, and nothing else."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.interpolate import CubicSpline
+
+from kcal import SplineCalibration, TemperatureScaling
+from kcal.calibrators.base import CalibratorState
+from kcal.calibrators.spline import correct_scores, keep_within, slope_matrix
+from kcal.errors import FileFormatError, InvalidInputError, MissingClassWarning
+
+FORMS = ["one-versus-rest", "rank", "top"]
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return odds / odds.sum(axis=1, keepdims=True)
+
+
+def truncated_powers(places: np.ndarray, knots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return another basis of natural cubic splines, and its slope: linear beyond the outer knots."""
+
+    def cube(k: int) -> tuple[np.ndarray, np.ndarray]:
+        parts = [np.maximum(places - knots[j], 0) for j in (k, -1)]
+        value = (parts[0] ** 3 - parts[1] ** 3) / (knots[-1] - knots[k])
+        return value, 3 * (parts[0] ** 2 - parts[1] ** 2) / (knots[-1] - knots[k])
+
+    last = cube(len(knots) - 2)
+    bends = [cube(k) for k in range(len(knots) - 2)]
+    values = [np.ones_like(places), places] + [bend[0] - last[0] for bend in bends]
+    slopes = [np.zeros_like(places), np.ones_like(places)] + [bend[1] - last[1] for bend in bends]
+    return np.stack(values, axis=1), np.stack(slopes, axis=1)
+
+
+def test_the_slope_is_that_of_explicit_least_squares_in_another_basis() -> None:
+    generator = np.random.default_rng(0)
+    heights = np.cumsum(generator.normal(size=80)) / 80
+    to_knots, to_slopes = slope_matrix(np.ones(80), 6)
+    values, slopes = truncated_powers(np.linspace(0, 1, 80), np.linspace(0, 1, 6))
+    expected = slopes @ np.linalg.lstsq(values, heights, rcond=None)[0]
+    np.testing.assert_allclose(to_slopes @ (to_knots @ heights), expected, atol=1e-9)
+
+
+def test_the_fit_is_scipys_natural_spline_where_that_passes_through_every_point() -> None:
+    heights = np.random.default_rng(0).normal(size=6)
+    to_knots, to_slopes = slope_matrix(np.ones(6), 6)
+    spline = CubicSpline(np.linspace(0, 1, 6), heights, bc_type="natural")
+    np.testing.assert_allclose(to_knots @ heights, heights, atol=1e-12)
+    np.testing.assert_allclose(to_slopes @ (to_knots @ heights), spline(np.linspace(0, 1, 6), 1), atol=1e-12)
+
+
+def test_the_corrected_scores_are_those_of_a_loop_over_the_definition() -> None:
+    generator = np.random.default_rng(0)
+    scores = generator.random(60)
+    labels = (generator.random(60) < scores**2).astype(float)
+    order = np.argsort(scores)
+    total, heights = 0.0, []
+    for i in order:
+        total += labels[i] - scores[i]
+        heights.append(total / 60)
+    values, slopes = truncated_powers(np.arange(60) / 59, np.linspace(0, 1, 6))
+    expected = scores[order] + slopes @ np.linalg.lstsq(values, np.array(heights), rcond=None)[0]
+    found, corrected = correct_scores(np.log(scores), labels, np.ones(60), 6, None)
+    np.testing.assert_allclose(found, scores[order], atol=1e-12)
+    np.testing.assert_allclose(corrected, expected, atol=1e-9)
+
+
+def test_scores_between_two_are_interpolated_by_their_distance_and_outside_keep_the_ends(problem: Any) -> None:
+    fitted = SplineCalibration(form="top").fit(problem.logits, problem.labels)
+    scores, corrected = fitted.scores_[0], fitted.corrected_[0]
+    place = int(np.argmax(np.diff(scores) * (scores[:-1] > 0.6)))  # there the first class stays the top one
+    quarter = scores[place] + 0.25 * (scores[place + 1] - scores[place])
+    rows = np.log([[quarter, 1 - quarter - 1e-6, 1e-6], [1 - 1e-14, 5e-15, 5e-15]])
+    p = fitted.predict_proba(rows)
+    assert p[0, 0] == pytest.approx(0.75 * corrected[place] + 0.25 * corrected[place + 1], abs=1e-9)
+    assert p[1, 0] == pytest.approx(corrected[-1], abs=1e-9)
+    np.testing.assert_allclose(p[0, 1:] / p[0, 2], [(1 - quarter - 1e-6) / 1e-6, 1.0], rtol=1e-6)
+
+
+def test_tied_scores_get_one_value_whatever_the_order_of_the_rows() -> None:
+    generator = np.random.default_rng(0)
+    scores = generator.choice([0.1, 0.3, 0.8], size=120)
+    labels = (generator.random(120) < 0.5).astype(float)
+    found = correct_scores(np.log(scores), labels, np.ones(120), 6, None)
+    order = generator.permutation(120)
+    again = correct_scores(np.log(scores[order]), labels[order], np.ones(120), 6, None)
+    np.testing.assert_allclose(found[0], [0.1, 0.3, 0.8], atol=1e-12)
+    np.testing.assert_allclose(again[1], found[1], atol=1e-12)
+
+
+def test_tied_logits_are_corrected_alike_however_they_are_shifted() -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.integers(-2, 3, size=(200, 3)).astype(float)
+    labels = generator.integers(0, 3, 200)
+    for form in FORMS:
+        plain = SplineCalibration(form=form).fit(logits, labels).predict_proba(logits)
+        shift = generator.normal(scale=50, size=(200, 1))
+        shifted = SplineCalibration(form=form).fit(logits + shift, labels).predict_proba(logits - 0.7)
+        np.testing.assert_allclose(shifted, plain, atol=1e-9)
+
+
+def error_of_recovery(n: int, seed: int, correction: Any) -> float:
+    """Fit the top form to n samples whose rightness is s + correction(t) at top score s, and measure what it finds."""
+    generator = np.random.default_rng(seed)
+    scores = generator.uniform(0.4, 0.9, n)
+    right = generator.random(n) < scores + correction((scores - 0.4) / 0.5)
+    labels = np.where(right, 0, generator.integers(1, 3, n))
+    fitted = SplineCalibration(form="top").fit(rows_with_top(scores), labels)
+    grid = np.linspace(0.41, 0.89, 200)
+    found = fitted.predict_proba(rows_with_top(grid))[:, 0]
+    return float(np.sqrt(((found - grid - correction((grid - 0.4) / 0.5)) ** 2).mean()))
+
+
+def rows_with_top(scores: np.ndarray) -> np.ndarray:
+    return np.log(np.stack([scores, (1 - scores) / 2, (1 - scores) / 2], axis=1))
+
+
+def test_a_warp_that_is_a_spline_is_found_at_the_rate_of_a_parametric_model() -> None:
+    heights = CubicSpline(np.linspace(0, 1, 6), [0.0, -0.01, -0.03, -0.02, -0.04, -0.04], bc_type="natural")
+    sizes = np.array([1_000, 4_000, 16_000, 64_000])
+    errors = [np.mean([error_of_recovery(n, seed, lambda t: heights(t, 1)) for seed in range(12)]) for n in sizes]
+    rate = np.polyfit(np.log(sizes), np.log(errors), 1)[0]
+    assert rate == pytest.approx(-0.5, abs=0.1)
+    assert errors[-1] < 0.01
+
+
+def test_a_smooth_warp_of_the_top_score_is_undone_as_samples_grow() -> None:
+    errors = [error_of_recovery(n, 0, lambda t: -0.3 * t**2) for n in (1_000, 100_000)]
+    assert errors[1] < 0.02  # the spline is straight at its ends, the warp is not
+    assert errors[1] < 0.5 * errors[0]
+
+
+@pytest.mark.skipif(find_spec("probmetrics") is None, reason="compares with probmetrics")
+def test_probmetrics_corrects_scores_alike() -> None:
+    splines = pytest.importorskip("probmetrics.calibrators.splines", exc_type=ImportError)
+    generator = np.random.default_rng(0)
+    scores = generator.random(500)
+    labels = generator.random(500) < scores**2
+    theirs = splines.CDFSplineCalibrator().fit(np.stack([1 - scores, scores], axis=1), labels.astype(np.int64))
+    ours = correct_scores(np.log(scores), labels.astype(float), np.ones(500), 6, None)
+    np.testing.assert_allclose(theirs.calib_scores_, ours[0], atol=1e-6)
+    np.testing.assert_allclose(theirs.calib_acc_, ours[1], atol=1e-5)
+
+
+def test_the_rank_form_is_a_spline_of_each_rank_by_itself(problem: Any) -> None:
+    fitted = SplineCalibration(form="rank").fit(problem.logits, problem.labels)
+    descending = -np.sort(-softmax(problem.logits), axis=1)
+    order = np.argsort(-problem.logits, axis=1)
+    expected = np.empty((240, 3))
+    for rank in range(3):
+        hits = (order[:, rank] == problem.labels).astype(float)
+        scores, corrected = correct_scores(np.log(descending[:, rank]), hits, np.ones(240), 6, None)
+        kept = keep_within(corrected, scores, 1 / 240)
+        np.put_along_axis(expected, order[:, [rank]], np.interp(descending[:, rank], scores, kept)[:, None], 1)
+    expected /= expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(fitted.predict_proba(problem.logits), expected, atol=1e-9)
+
+
+def test_classes_that_tie_are_corrected_alike_by_rank(problem: Any) -> None:
+    tied = np.concatenate([problem.logits, np.tile([2.0, 2.0, 0.0], (20, 1)), np.zeros((20, 3))])
+    labels = np.concatenate([problem.labels, np.arange(40) % 3])
+    p = SplineCalibration(form="rank").fit(tied, labels).predict_proba(np.array([[2.0, 2.0, 0.0], [1.0, 1.0, 1.0]]))
+    assert p[0, 0] == p[0, 1]
+    np.testing.assert_allclose(p[1], 1 / 3, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_count_in_relation_to_one_another_and_much_as_repetition(form: str) -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(scale=2, size=(3_000, 3))
+    labels = (0.5 * logits + generator.gumbel(size=logits.shape)).argmax(axis=1)
+    weights = generator.integers(0, 4, 3_000)
+    fitted = SplineCalibration(form=form).fit(logits, labels, sample_weight=weights).predict_proba(logits)
+    scaled = SplineCalibration(form=form).fit(logits, labels, sample_weight=weights / 7).predict_proba(logits)
+    kept = SplineCalibration(form=form).fit(
+        logits[weights > 0], labels[weights > 0], sample_weight=weights[weights > 0]
+    )
+    repeated = SplineCalibration(form=form).fit(np.repeat(logits, weights, axis=0), np.repeat(labels, weights))
+    np.testing.assert_allclose(scaled, fitted, atol=1e-9)
+    np.testing.assert_allclose(kept.predict_proba(logits), fitted, atol=1e-12)
+    np.testing.assert_allclose(repeated.predict_proba(logits), fitted, atol=2e-3)
+
+
+def test_a_class_without_samples_is_warned_of(problem: Any) -> None:
+    logits = np.hstack([problem.logits, problem.logits.mean(axis=1, keepdims=True) - 3])
+    with pytest.warns(MissingClassWarning, match="1 of 4 classes"):
+        fitted = SplineCalibration().fit(logits, problem.labels)
+    assert (fitted.predict_proba(logits) > 0).all()
+
+
+def test_calibrated_scores_stay_as_they_are() -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(scale=1.5, size=(50_000, 3))
+    labels = (logits + generator.gumbel(size=logits.shape)).argmax(axis=1)
+    fitted = SplineCalibration().fit(logits, labels)
+    assert np.abs(fitted.predict_proba(logits[:2000]) - softmax(logits[:2000])).mean() < 0.01
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_on_an_overconfident_network_it_does_best_after_temperature_scaling(form: str) -> None:
+    generator = np.random.default_rng(0)
+    true = generator.normal(scale=2.5, size=(12_000, 10))
+    labels = (true + generator.gumbel(size=true.shape)).argmax(axis=1)
+    logits, tempered = 5 * true, TemperatureScaling().fit(5 * true[:3000], labels[:3000])
+    own = np.arange(9_000), labels[3000:]
+
+    def loss(calibrator: Any, scores: np.ndarray) -> float:
+        return float(-np.log(calibrator.predict_proba(scores)[own]).mean())
+
+    plain = SplineCalibration(form=form).fit(logits[:3000], labels[:3000])
+    scores = tempered.predict_log_proba(logits)
+    after = SplineCalibration(form=form).fit(scores[:3000], labels[:3000])
+    assert loss(after, scores[3000:]) < 1.02 * loss(tempered, logits[3000:])
+    assert loss(after, scores[3000:]) < loss(plain, logits[3000:]) - 0.01
+
+
+def test_the_published_clip_is_from_nought_to_one_and_the_floor_keeps_above_it(problem: Any) -> None:
+    corrected, scores = np.array([-0.3, 0.2, 1.4]), np.array([0.001, 0.1, 0.999])
+    np.testing.assert_array_equal(keep_within(corrected, scores, 0.0), [0.0, 0.2, 1.0])
+    np.testing.assert_array_equal(keep_within(corrected, scores, 0.01), [0.001, 0.2, 0.999])
+    np.testing.assert_array_equal(keep_within(corrected, np.array([0.1, 0.1, 0.9]), 0.01), [0.01, 0.2, 0.99])
+    published = SplineCalibration(floor=False).fit(problem.logits, problem.labels)
+    floored = SplineCalibration().fit(problem.logits, problem.labels)
+    assert (published.predict_proba(problem.test_logits) == 0).any()
+    assert (floored.predict_proba(problem.test_logits) > 0).all()
+    assert np.isneginf(published.predict_log_proba(problem.test_logits)).any()
+
+
+def test_a_row_corrected_to_nothing_keeps_its_input(problem: Any) -> None:
+    fitted = SplineCalibration().fit(problem.logits, problem.labels)
+    fitted.corrected_ = [np.zeros_like(column) for column in fitted.corrected_]
+    np.testing.assert_allclose(fitted.predict_proba(problem.test_logits), softmax(problem.test_logits), atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.filterwarnings("ignore::kcal.errors.MissingClassWarning")
+def test_a_few_samples_give_valid_rows(form: str, n: int, problem: Any) -> None:
+    fitted = SplineCalibration(form=form).fit(problem.logits[:n], problem.labels[:n])
+    p = fitted.predict_proba(problem.test_logits)
+    assert np.isfinite(p).all()
+    np.testing.assert_allclose(p.sum(axis=1), 1.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_permuting_classes_permutes_columns_in_every_form(form: str, problem: Any) -> None:
+    columns = np.array([1, 2, 0])
+    plain = SplineCalibration(form=form).fit(problem.logits, problem.labels).predict_proba(problem.test_logits)
+    turned = SplineCalibration(form=form).fit(problem.logits[:, columns], np.argsort(columns)[problem.labels])
+    np.testing.assert_allclose(turned.predict_proba(problem.test_logits[:, columns]), plain[:, columns], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [({"form": "all"}, "form must be"), ({"knots": 1}, "knots must be"), ({"floor": 0.5}, "floor must be")],
+)
+def test_parameters_that_cannot_be_meant_are_refused(parameters: dict[str, Any], message: str, problem: Any) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        SplineCalibration(**parameters).fit(problem.logits, problem.labels)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_comes_back_and_damage_is_refused(form: str, problem: Any) -> None:
+    fitted = SplineCalibration(form=form).fit(problem.logits, problem.labels)
+    state = fitted.state()
+    loaded = SplineCalibration.from_state(state)
+    np.testing.assert_array_equal(loaded.predict_proba(problem.test_logits), fitted.predict_proba(problem.test_logits))
+    for name, values in (
+        ("corrected", state.tensors["corrected"] + 1),
+        ("corrected", state.tensors["corrected"] * np.nan),
+        ("scores", state.tensors["scores"][1:]),
+        ("scores", state.tensors["scores"].float()),
+        ("scores", state.tensors["scores"].flip(0)),
+    ):
+        damaged = CalibratorState(state.method, state.parameters, state.values, state.tensors | {name: values})
+        with pytest.raises(FileFormatError):
+            SplineCalibration.from_state(damaged)
+    columns = CalibratorState(state.method, state.parameters, state.values | {"n_features": 4}, state.tensors)
+    with pytest.raises(FileFormatError, match="not as many as the columns"):
+        SplineCalibration.from_state(columns)
+    sizes = CalibratorState(state.method, state.parameters, state.values | {"n_scores": [-1]}, state.tensors)
+    with pytest.raises(FileFormatError):
+        SplineCalibration.from_state(sizes)
