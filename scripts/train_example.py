@@ -1,6 +1,7 @@
 """Train the network of the embedded example on Fashion-MNIST and write the example's files.
 
     python scripts/train_example.py
+    python scripts/train_example.py --loss focal      # and smooth, mmce: the companions, same data, another loss
 
 The folder holds the four idx files, as Debian's package dataset-fashion-mnist installs them or as
 https://github.com/zalandoresearch/fashion-mnist offers them. The figures that the script shows are the
@@ -8,7 +9,9 @@ ones that src/kcal/datasets/README.md states; the validation images are there to
 """
 
 import gzip
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -21,9 +24,10 @@ from rich.progress import Progress
 from rich.table import Table
 from safetensors.torch import save
 from scipy.optimize import minimize_scalar
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from kcal.losses import FocalLoss, MMCELoss
 from kcal.networks import SmallCNN
 
 CLASSES = (
@@ -48,7 +52,18 @@ N_VALIDATION = 5_000
 N_CALIBRATION = 3_000
 N_STORED_IMAGES = 64
 BATCH_SIZE = 128
+NAME = "fashion_mnist_small_cnn"
+Loss = Callable[[Tensor, Tensor], Tensor]
 FIGURES = ("accuracy", "confidence", "ECE", "NLL", "best T", "NLL at T")
+
+
+class LossName(StrEnum):
+    """What the network is trained with."""
+
+    CROSS_ENTROPY = "cross-entropy"
+    SMOOTH = "smooth"
+    FOCAL = "focal"
+    MMCE = "mmce"
 
 
 @dataclass(frozen=True)
@@ -81,6 +96,11 @@ def main(
         "/usr/share/datasets/fashion-mnist"
     ),
     target: Annotated[Path, typer.Option(help="Folder that the example is written to.")] = Path("src/kcal/datasets"),
+    loss: Annotated[
+        LossName, typer.Option(help="What to minimise; all but cross-entropy write a companion of the example.")
+    ] = LossName.CROSS_ENTROPY,
+    smoothing: Annotated[float, typer.Option(help="Label smoothing of the loss smooth.")] = 0.05,
+    coefficient: Annotated[float, typer.Option(help="λ of the loss mmce.")] = 0.2,
     epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = 12,
     learning_rate: Annotated[float, typer.Option(help="Constant, as in a first training script.")] = 3e-3,
     weight_decay: Annotated[float, typer.Option(help="As in AdamW.")] = 1e-4,
@@ -88,12 +108,13 @@ def main(
     threads: Annotated[int, typer.Option(help="Threads of the processor.")] = 2,
     validate_only: Annotated[bool, typer.Option(help="Show validation figures, write nothing.")] = False,
 ) -> None:
-    """Train the network, show its figures, write the example."""
+    """Train the network, show its figures, write the example or a companion of it."""
     torch.set_num_threads(threads)
     console = Console()
     parts = split(read_images(source, "train"), read_images(source, "t10k"), seed=seed)
     network = train(
         parts["train"],
+        loss_of(loss, smoothing=smoothing, coefficient=coefficient),
         epochs=epochs,
         learning_rate=learning_rate,
         weight_decay=weight_decay,
@@ -104,8 +125,20 @@ def main(
     outputs = {name: network_outputs(network, parts[name]) for name in shown}
     console.print(figures_table({name: figures(outputs[name].logits, parts[name]) for name in shown}))
     if not validate_only:
-        write_example(target, network, parts, outputs)
+        if loss is LossName.CROSS_ENTROPY:
+            write_example(target, network, parts, outputs)
+        else:
+            write_companion(target, loss, parts, outputs)
         console.print(f"Written to {target}.")
+
+
+def loss_of(name: LossName, *, smoothing: float, coefficient: float) -> Loss:
+    """Give the function of logits and labels that is minimised; focal is FLSD-53, MMCE is weighted."""
+    if name is LossName.FOCAL:
+        return FocalLoss()
+    if name is LossName.MMCE:
+        return MMCELoss(coefficient=coefficient)
+    return nn.CrossEntropyLoss(label_smoothing=smoothing if name is LossName.SMOOTH else 0.0)
 
 
 def read_images(folder: Path, prefix: str) -> Images:
@@ -138,9 +171,16 @@ def split(training: Images, unseen: Images, *, seed: int) -> dict[str, Images]:
 
 
 def train(
-    images: Images, *, epochs: int, learning_rate: float, weight_decay: float, seed: int, console: Console
+    images: Images,
+    loss_of_batch: Loss,
+    *,
+    epochs: int,
+    learning_rate: float,
+    weight_decay: float,
+    seed: int,
+    console: Console,
 ) -> SmallCNN:
-    """Minimise the cross-entropy without augmentation, for longer than calibration would like."""
+    """Minimise a loss without augmentation, for longer than calibration would like."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     network = SmallCNN(n_classes=len(CLASSES))
@@ -149,7 +189,7 @@ def train(
     with Progress(console=console, transient=True) as progress:
         for epoch in progress.track(range(epochs), description="Training"):
             for batch in torch.randperm(len(labels), generator=generator).split(BATCH_SIZE):
-                loss = functional.cross_entropy(network(inputs[batch]), labels[batch])
+                loss = loss_of_batch(network(inputs[batch]), labels[batch])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -210,8 +250,17 @@ def write_example(folder: Path, network: SmallCNN, parts: dict[str, Images], out
         arrays[f"{name}_logits"] = outputs[name].logits.half().numpy()
         arrays[f"{name}_labels"] = parts[name].labels.astype(np.int16)
         arrays[f"{name}_rows"] = parts[name].rows.astype(np.uint16)
-    np.savez_compressed(folder / "fashion_mnist_small_cnn.npz", **arrays)
-    (folder / "fashion_mnist_small_cnn.safetensors").write_bytes(save(network.state_dict()))
+    np.savez_compressed(folder / f"{NAME}.npz", **arrays)
+    (folder / f"{NAME}.safetensors").write_bytes(save(network.state_dict()))
+
+
+def write_companion(folder: Path, loss: LossName, parts: dict[str, Images], outputs: dict[str, Outputs]) -> None:
+    """Write the logits of the same unseen images under a network that was trained with another loss."""
+    arrays: dict[str, NDArray[np.generic]] = {"provenance": np.array(f"{PROVENANCE} Trained with the loss {loss}.")}
+    for name in ("calibration", "test"):
+        arrays[f"{name}_logits"] = outputs[name].logits.half().numpy()
+        arrays[f"{name}_rows"] = parts[name].rows.astype(np.uint16)
+    np.savez_compressed(folder / f"{NAME}@{loss}.npz", **arrays)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def sample(a: float, b: float, c: float, n: int, seed: int = 0) -> tuple[Any, An
 @pytest.mark.parametrize("truth", [(1.0, 0.5, 0.3), (2.0, 0.0, 1.0), (0.0, 1.5, -1.0)])
 def test_no_point_of_a_grid_within_the_bounds_is_better(truth: Any) -> None:
     scores, labels = sample(*truth, n=400)
-    found = BetaCalibration(penalty=0.0).fit(two_columns(scores), labels).coefficients_[1]
+    found = BetaCalibration(penalty=0.0, maps="class").fit(two_columns(scores), labels).coefficients_[1]
     assert (found[:2] >= 0).all()
     best = min(
         minimize(lambda c, a=a, b=b: plain_loss(scores, labels, (a, b, c[0])), [0.0], tol=1e-8).fun
@@ -47,7 +47,7 @@ def test_it_recovers_the_map_as_samples_grow() -> None:
     truth = (0.4, 1.2, 0.5)
     scores, labels = sample(*truth, n=100_000)
     errors = [
-        np.abs(BetaCalibration().fit(two_columns(scores[:n]), labels[:n]).coefficients_[1] - truth).max()
+        np.abs(BetaCalibration(maps="class").fit(two_columns(scores[:n]), labels[:n]).coefficients_[1] - truth).max()
         for n in (2_000, 100_000)
     ]
     assert errors[1] < 0.03
@@ -56,8 +56,8 @@ def test_it_recovers_the_map_as_samples_grow() -> None:
 
 def test_the_penalty_keeps_separable_scores_finite() -> None:
     scores = np.concatenate([np.linspace(-3, -1, 20), np.linspace(1, 3, 20)])
-    fitted = BetaCalibration().fit(two_columns(scores), np.repeat([0, 1], 20))
+    fitted = BetaCalibration(maps="class").fit(two_columns(scores), np.repeat([0, 1], 20))
     assert (np.abs(fitted.coefficients_[1]) < 10).all()
     for wrong in (-1.0, np.nan, "one", True):
         with pytest.raises(InvalidInputError, match="penalty must be a finite number"):
-            BetaCalibration(penalty=wrong).fit(two_columns(scores), np.repeat([0, 1], 20))  # type: ignore[arg-type]
+            BetaCalibration(penalty=wrong, maps="class").fit(two_columns(scores), np.repeat([0, 1], 20))  # type: ignore[arg-type]

@@ -29,7 +29,11 @@ def softmax(logits: Any) -> Any:
 
 @pytest.mark.parametrize("bins", [1, 4, 15])
 def test_equal_width_bins_equal_the_slow_count(problem: Any, bins: int) -> None:
-    found = HistogramBinning(bins=bins).fit(problem.logits, problem.labels).predict_proba(problem.test_logits[:80])
+    found = (
+        HistogramBinning(bins=bins, maps="class")
+        .fit(problem.logits, problem.labels)
+        .predict_proba(problem.test_logits[:80])
+    )
     p, queries = softmax(problem.logits), softmax(problem.test_logits[:80])
     expected = np.array([[slow_rates(p[:, k], problem.labels == k, bins, row[k]) for k in range(3)] for row in queries])
     np.testing.assert_allclose(found, expected / expected.sum(axis=1, keepdims=True), atol=1e-12)
@@ -37,7 +41,7 @@ def test_equal_width_bins_equal_the_slow_count(problem: Any, bins: int) -> None:
 
 def test_equal_mass_bins_worked_by_hand() -> None:
     scores = np.array([-3.0, -2.0, -1.0, 1.0, 2.0, 3.0])
-    fitted = HistogramBinning(bins=3, binning="equal-mass").fit(two_columns(scores), [0, 0, 0, 1, 1, 1])
+    fitted = HistogramBinning(bins=3, binning="equal-mass", maps="class").fit(two_columns(scores), [0, 0, 0, 1, 1, 1])
     np.testing.assert_allclose(fitted.edges_[1], [-1.5, 1.5])
     np.testing.assert_allclose(fitted.rates_[1], [1 / 4, 1 / 2, 3 / 4])  # 0/2, 1/2 and 2/2, clipped at 1/(2 + 2)
 
@@ -45,7 +49,7 @@ def test_equal_mass_bins_worked_by_hand() -> None:
 def test_a_bin_of_only_positives_is_near_one() -> None:
     for binning in ("equal-mass", "equal-width"):
         scores = np.repeat([-4.0, 4.0], 500)
-        fitted = HistogramBinning(binning=binning).fit(two_columns(scores), np.repeat([0, 1], 500))
+        fitted = HistogramBinning(binning=binning, maps="class").fit(two_columns(scores), np.repeat([0, 1], 500))
         found = fitted.predict_proba(two_columns(np.array([-4.0, 4.0])))
         np.testing.assert_allclose(found, [[501 / 502, 1 / 502], [1 / 502, 501 / 502]], atol=1e-12)
 
@@ -54,8 +58,8 @@ def test_tied_scores_share_a_bin_whatever_the_order() -> None:
     scores = np.array([0.0] * 7 + [1.0] * 2 + [2.0])
     labels = np.array([0, 1, 0, 0, 1, 0, 0, 1, 0, 1])
     order = np.random.default_rng(0).permutation(10)
-    first = HistogramBinning(bins=5, binning="equal-mass").fit(two_columns(scores), labels)
-    second = HistogramBinning(bins=5, binning="equal-mass").fit(two_columns(scores[order]), labels[order])
+    first = HistogramBinning(bins=5, binning="equal-mass", maps="class").fit(two_columns(scores), labels)
+    second = HistogramBinning(bins=5, binning="equal-mass", maps="class").fit(two_columns(scores[order]), labels[order])
     np.testing.assert_array_equal(first.edges_[1], second.edges_[1])
     np.testing.assert_allclose(first.edges_[1], [0.5, 1.5])  # no cut inside the run of seven
     np.testing.assert_array_equal(first.rates_[1], second.rates_[1])
@@ -79,7 +83,7 @@ def test_it_approaches_a_truth_that_is_constant_in_bins_as_samples_grow() -> Non
     labels = (generator.uniform(size=len(p)) < steps).astype(np.int64)
     errors = []
     for n in (1_000, 100_000):
-        fitted = HistogramBinning(bins=4).fit(two_columns(scores[:n]), labels[:n])
+        fitted = HistogramBinning(bins=4, maps="class").fit(two_columns(scores[:n]), labels[:n])
         errors.append(np.abs(fitted.predict_proba(two_columns(scores[:1000]))[:, 1] - steps[:1000]).mean())
     assert errors[1] < 0.01
     assert errors[1] < errors[0] / 3  # the rate is the square root of n
@@ -100,11 +104,11 @@ def test_bad_parameters_and_a_missing_class_are_told() -> None:
     logits = two_columns(np.linspace(-1, 1, 8))
     for bins in (0, 2.5, True, "ten"):
         with pytest.raises(InvalidInputError, match="bins must be a whole number"):
-            HistogramBinning(bins=bins).fit(logits, draw(logits[:, 1]))  # type: ignore[arg-type]
+            HistogramBinning(bins=bins, maps="class").fit(logits, draw(logits[:, 1]))  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="binning must be one of"):
-        HistogramBinning(binning="quantile").fit(logits, draw(logits[:, 1]))
+        HistogramBinning(binning="quantile", maps="class").fit(logits, draw(logits[:, 1]))
     with pytest.raises(InvalidInputError, match="maps must be one of"):
         HistogramBinning(maps="all").fit(logits, draw(logits[:, 1]))
     with pytest.warns(MissingClassWarning, match="1 of 2 classes"):
-        found = HistogramBinning().fit(logits, np.zeros(8, dtype=int)).predict_proba(logits)
+        found = HistogramBinning(maps="class").fit(logits, np.zeros(8, dtype=int)).predict_proba(logits)
     assert (found[:, 0] > found[:, 1]).all()

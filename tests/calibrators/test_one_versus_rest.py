@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from kcal import (
     VectorScaling,
 )
 from kcal.calibrators.one_versus_rest import equal_mass_edges, log_odds
-from kcal.errors import FileFormatError
+from kcal.errors import FileFormatError, MissingClassWarning
 
 METHODS = (HistogramBinning, IsotonicRegression, PlattScaling, BetaCalibration, ScalingBinning)
 
@@ -52,7 +53,7 @@ def test_equal_rows_that_differ_by_a_constant_stay_tied(kind: Any) -> None:
     np.testing.assert_allclose(shifted.predict_proba(logits + shift[::-1]), plain.predict_proba(logits), atol=1e-6)
 
 
-@pytest.mark.parametrize("maps", ["class", "shared"])
+@pytest.mark.parametrize("maps", ["class", "shared", "auto"])
 @pytest.mark.parametrize("kind", METHODS)
 def test_a_state_comes_back_and_a_damaged_one_is_told(kind: Any, maps: str, problem: Any) -> None:
     fitted = kind(maps=maps).fit(problem.logits, problem.labels)
@@ -93,3 +94,24 @@ def test_damaged_shares_and_temperatures_are_told(problem: Any) -> None:
     state = ScalingBinning().fit(problem.logits, problem.labels).state()
     with pytest.raises(FileFormatError, match="temperature"):
         ScalingBinning.from_state(replace(state, values=state.values | {"temperature": -1.0}))
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_auto_shares_a_map_where_classes_are_many_and_samples_few_and_else_gives_each_its_own(kind: Any) -> None:
+    """Class 0 of three is overconfident, the others not; of forty classes with five samples each all are alike."""
+    generator = np.random.default_rng(0)
+    truth = generator.normal(size=(4000, 3)) * 2
+    labels = (truth + generator.gumbel(size=truth.shape)).argmax(axis=1)
+    uneven = truth + np.where(np.arange(3) == 0, 1.5, 0.0) * np.sign(truth)
+    chosen = kind().fit(uneven, labels)
+    assert chosen.maps_ == ("shared" if kind is ScalingBinning else "class")  # its maps cannot shift a class
+    np.testing.assert_array_equal(
+        chosen.predict_proba(uneven[:50]), kind(maps=chosen.maps_).fit(uneven, labels).predict_proba(uneven[:50])
+    )
+    few = generator.normal(size=(200, 40)) * 2
+    labels = (few + generator.gumbel(size=few.shape)).argmax(axis=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MissingClassWarning)
+        if kind is not HistogramBinning:  # whose fifteen bins are too many either way
+            assert kind().fit(1.5 * few, labels, classes=range(40)).maps_ == "shared"
+        assert kind().fit(1.5 * few[:4], labels[:4], classes=range(40)).maps_ == "shared"

@@ -22,7 +22,7 @@ def test_the_curve_minimises_the_plain_loss_with_platts_targets() -> None:
         return float(-(targets * np.log(p) + (1 - targets) * np.log(1 - p)).sum())
 
     slow = minimize(loss, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12, "maxiter": 4000})
-    fitted = PlattScaling().fit(two_columns(scores), labels)
+    fitted = PlattScaling(maps="class").fit(two_columns(scores), labels)
     np.testing.assert_allclose(fitted.coefficients_[1], slow.x, atol=1e-5)
 
 
@@ -30,7 +30,7 @@ def test_it_recovers_the_curve_as_samples_grow() -> None:
     scores = np.random.default_rng(0).normal(scale=2, size=200_000)
     labels = draw(0.5 * scores - 1, seed=1)
     errors = [
-        np.abs(PlattScaling().fit(two_columns(scores[:n]), labels[:n]).coefficients_[1] - [0.5, -1]).max()
+        np.abs(PlattScaling(maps="class").fit(two_columns(scores[:n]), labels[:n]).coefficients_[1] - [0.5, -1]).max()
         for n in (2_000, 200_000)
     ]
     assert errors[1] < 0.02
@@ -39,13 +39,15 @@ def test_it_recovers_the_curve_as_samples_grow() -> None:
 def test_separable_and_saturated_scores_have_a_finite_curve() -> None:
     for size in (1.0, 1e4):
         scores = np.repeat([-size, size], 50)
-        fitted = PlattScaling().fit(two_columns(scores), np.repeat([0, 1], 50))
+        fitted = PlattScaling(maps="class").fit(two_columns(scores), np.repeat([0, 1], 50))
         found = fitted.predict_proba(two_columns(scores))
         np.testing.assert_allclose(found[[0, -1], [0, 1]], 51 / 52, atol=1e-5)  # Platt's targets themselves
 
 
 def test_weights_equal_repetition(problem: Any) -> None:
     weights = np.random.default_rng(0).integers(0, 4, len(problem.labels))
-    weighted = PlattScaling().fit(problem.logits, problem.labels, sample_weight=weights)
-    repeated = PlattScaling().fit(np.repeat(problem.logits, weights, axis=0), np.repeat(problem.labels, weights))
+    weighted = PlattScaling(maps="class").fit(problem.logits, problem.labels, sample_weight=weights)
+    repeated = PlattScaling(maps="class").fit(
+        np.repeat(problem.logits, weights, axis=0), np.repeat(problem.labels, weights)
+    )
     np.testing.assert_allclose(weighted.coefficients_, repeated.coefficients_, atol=1e-5)

@@ -12,7 +12,7 @@ from kcal.errors import InvalidInputError
 
 
 def test_a_bin_gives_the_mean_of_its_scaled_scores(problem: Any) -> None:
-    fitted = ScalingBinning(bins=8).fit(problem.logits, problem.labels)
+    fitted = ScalingBinning(bins=8, maps="class").fit(problem.logits, problem.labels)
     scaling = TemperatureScaling().fit(problem.logits, problem.labels)
     assert fitted.temperature_ == scaling.temperature_
     scaled, queries = scaling.predict_proba(problem.logits), scaling.predict_proba(problem.test_logits)
@@ -29,7 +29,7 @@ def test_a_bin_gives_the_mean_of_its_scaled_scores(problem: Any) -> None:
 
 
 def test_maps_keep_the_mean_score_of_every_class(problem: Any) -> None:
-    fitted = ScalingBinning(bins=6).fit(problem.logits, problem.labels)
+    fitted = ScalingBinning(bins=6, maps="class").fit(problem.logits, problem.labels)
     scaled = TemperatureScaling().fit(problem.logits, problem.labels).predict_proba(problem.logits)
     scores = fitted._scores(np.log(scaled) * fitted.temperature_)
     for k in range(3):
@@ -44,7 +44,7 @@ def test_it_recovers_scaled_logits_as_samples_and_bins_grow() -> None:
     p = np.exp(truth) / np.exp(truth).sum(axis=1, keepdims=True)
     errors = []
     for n, bins in ((500, 10), (50_000, 100)):
-        fitted = ScalingBinning(bins=bins).fit(2.5 * truth[:n], labels[:n])
+        fitted = ScalingBinning(bins=bins, maps="class").fit(2.5 * truth[:n], labels[:n])
         errors.append(np.abs(fitted.predict_proba(2.5 * truth[:2000]) - p[:2000]).mean())
     assert errors[1] < 0.01
     assert errors[1] < errors[0] / 3
@@ -52,8 +52,8 @@ def test_it_recovers_scaled_logits_as_samples_and_bins_grow() -> None:
 
 def test_saturated_ties_and_bad_bins(problem: Any) -> None:
     with pytest.raises(InvalidInputError, match="bins must be a whole number"):
-        ScalingBinning(bins=0).fit(problem.logits, problem.labels)
+        ScalingBinning(bins=0, maps="class").fit(problem.logits, problem.labels)
     logits = np.where(np.eye(3)[[0, 1, 2, 0, 1, 2]] > 0, 1e4, -1e4)
     with pytest.warns(UserWarning, match="bound"):
-        found = ScalingBinning().fit(logits, [0, 1, 2, 0, 2, 1]).predict_proba(logits)
+        found = ScalingBinning(maps="class").fit(logits, [0, 1, 2, 0, 2, 1]).predict_proba(logits)
     np.testing.assert_allclose(found.sum(axis=1), 1)

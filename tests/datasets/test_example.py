@@ -1,7 +1,7 @@
 """The embedded example is what its README says it is."""
 
 import itertools
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from importlib import resources
 
 import numpy as np
@@ -9,7 +9,9 @@ import pytest
 import torch
 from scipy.special import log_softmax
 
-from kcal.datasets import Example, ExamplePart, load_example
+from kcal.calibrators import TemperatureScaling
+from kcal.datasets import COMPANIONS, Example, ExamplePart, load_example
+from kcal.errors import InvalidInputError
 from kcal.networks import SmallCNN
 
 SIZES = {"train": 20_000, "calibration": 3_000, "test": 7_000}
@@ -185,5 +187,36 @@ def test_provenance_and_readme_name_the_source_and_its_licence(example: Example,
 
 def test_the_files_stay_small() -> None:
     folder = resources.files("kcal.datasets")
-    files = ("fashion_mnist_small_cnn.npz", "fashion_mnist_small_cnn.safetensors")
+    companions = [f"fashion_mnist_small_cnn@{loss}.npz" for loss in COMPANIONS]
+    files = ("fashion_mnist_small_cnn.npz", "fashion_mnist_small_cnn.safetensors", *companions)
     assert sum(len((folder / name).read_bytes()) for name in files) < 5_000_000
+
+
+@pytest.mark.parametrize("loss", COMPANIONS)
+def test_companions_are_the_same_images_and_what_the_readme_states(example: Example, readme: str, loss: str) -> None:
+    companion = example.companion(loss)
+    with np.load(str(resources.files("kcal.datasets") / f"fashion_mnist_small_cnn@{loss}.npz")) as stored:
+        for name in ("calibration", "test"):
+            np.testing.assert_array_equal(stored[f"{name}_rows"], getattr(example, name).rows)
+            assert stored[f"{name}_logits"].dtype == np.float16
+    assert companion.name == f"fashion_mnist_small_cnn@{loss}"
+    assert repr(companion).startswith(f"Companion {companion.name}: 10 logits")
+    assert loss in companion.provenance
+    scaling = TemperatureScaling().fit(companion.calibration_logits, example.calibration.labels)
+    part = replace(example.test, logits=companion.test_logits)
+    measured = [
+        confidences_and_hits(part)[1].mean(),
+        calibration_error(part),
+        negative_log_likelihood(part),
+        scaling.temperature_,
+        negative_log_likelihood(part, scaling.temperature_),
+    ]
+    row = next(line for line in readme.splitlines() if line.startswith(f"| {loss} |"))
+    stated = [float(cell) for cell in row.strip("|").split("|")[1:]]
+    assert stated[3] == pytest.approx(measured[3], abs=5.1e-3)
+    np.testing.assert_allclose(np.delete(stated, 3), np.delete(measured, 3), atol=5.1e-5)
+
+
+def test_a_companion_that_is_not_there_is_named(example: Example) -> None:
+    with pytest.raises(InvalidInputError, match="one of focal, mmce, smooth; got 'hinge'"):
+        example.companion("hinge")

@@ -32,12 +32,13 @@ class BetaCalibration(OneVersusRest):
         penalty/2·((a − 1)² + (b − 1)² + c²) is added to the summed log-loss: a normal prior around the curve that
         changes nothing, as strong as one sample or so. It keeps the curve of a class with few or separable samples
         finite and vanishes as samples grow; 0 is the published loss.
-    maps : "class" or "shared"
-        A curve for every class, or one for the scores of all classes together.
+    maps : "auto", "class" or "shared"
+        A curve for every class, or one for the scores of all classes together. "auto" takes
+        whichever has the lower cross-validated log-loss.
     representation : "logits" or "probabilities"
         What ``X`` holds; it is never guessed.
     seed : int
-        Accepted by every calibrator; nothing here is random.
+        Of the folds that "auto" is decided by.
 
     Attributes
     ----------
@@ -50,7 +51,7 @@ class BetaCalibration(OneVersusRest):
     coefficients_: list[Floats]
 
     def __init__(
-        self, *, penalty: float = 1.0, maps: str = "class", representation: str = "logits", seed: int = 0
+        self, *, penalty: float = 1.0, maps: str = "auto", representation: str = "logits", seed: int = 0
     ) -> None:
         self.penalty = penalty
         self.maps = maps

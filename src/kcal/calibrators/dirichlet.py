@@ -23,10 +23,10 @@ from kcal.calibrators.dirichlet_grid import (
     is_better,
     published_grid,
     search_penalty,
-    stratified_folds,
 )
 from kcal.calibrators.dirichlet_solver import FoldProblem, FoldSolution, Penalty, identity, solve_folds
 from kcal.calibrators.dirichlet_training import train_folds
+from kcal.calibrators.holdout import stratified_folds
 from kcal.calibrators.logits import encode_columns, log_probabilities
 from kcal.errors import ConvergenceWarning, FileFormatError, InvalidInputError
 from kcal.progress import progress_bar

@@ -7,9 +7,6 @@ from math import inf
 from numbers import Real
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kcal.calibrators.dirichlet_solver import Penalty
 from kcal.errors import InvalidInputError
 
@@ -90,16 +87,3 @@ def _penalty_of(point: Any) -> Penalty:
     if penalty.off_diagonal <= 0 or penalty.intercept <= 0:
         raise InvalidInputError(f"λ and μ must be positive, or there may be no minimiser; got {point!r}.")
     return penalty
-
-
-def stratified_folds(codes: NDArray[np.int64], n_folds: int, seed: int) -> NDArray[np.int64]:
-    """Return the fold of every row, (n,): random, each class spread evenly.
-
-    Classes come in the order in which shuffled rows show them, so that their names and numbers play no part.
-    """
-    shuffled = np.random.default_rng(seed).permutation(len(codes))
-    _, first, inverse = np.unique(codes[shuffled], return_index=True, return_inverse=True)
-    order = np.argsort(first[inverse.reshape(-1)], kind="stable")
-    folds = np.empty(len(codes), dtype=np.int64)
-    folds[shuffled[order]] = np.arange(len(codes)) % n_folds
-    return folds

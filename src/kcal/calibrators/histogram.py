@@ -29,13 +29,14 @@ class HistogramBinning(OneVersusRest):
     binning : "equal-width" or "equal-mass"
         [0, 1] cut evenly (closed on the right), or bins that hold as many samples each. With many more classes than
         bins all samples of a class share its highest equal-mass bin with as many of others, and accuracy suffers.
-    maps : "class" or "shared"
+    maps : "auto", "class" or "shared"
         Bins of its own for every class, or one set of bins for the scores of all classes together, which needs far
-        fewer samples a class.
+        fewer samples a class. "auto" takes
+        whichever has the lower cross-validated log-loss.
     representation : "logits" or "probabilities"
         What ``X`` holds; it is never guessed.
     seed : int
-        Accepted by every calibrator; nothing here is random.
+        Of the folds that "auto" is decided by.
 
     Attributes
     ----------
@@ -55,7 +56,7 @@ class HistogramBinning(OneVersusRest):
         *,
         bins: int = 15,
         binning: str = "equal-width",
-        maps: str = "class",
+        maps: str = "auto",
         representation: str = "logits",
         seed: int = 0,
     ) -> None:

@@ -72,3 +72,16 @@ def fold_codes(codes: Index, folds: int, groups: Index | None, seed: int) -> Ind
         result[by_class] = np.arange(len(codes)) % folds
         return result
     return _deal_groups(codes, groups, int(folds), seed)
+
+
+def stratified_folds(codes: Index, n_folds: int, seed: int) -> Index:
+    """Return the fold of every row, (n,): random, each class spread evenly.
+
+    Classes come in the order in which shuffled rows show them, so that their names and numbers play no part.
+    """
+    shuffled = np.random.default_rng(seed).permutation(len(codes))
+    _, first, inverse = np.unique(codes[shuffled], return_index=True, return_inverse=True)
+    order = np.argsort(first[inverse.reshape(-1)], kind="stable")
+    folds = np.empty(len(codes), dtype=np.int64)
+    folds[shuffled[order]] = np.arange(len(codes)) % n_folds
+    return folds

@@ -24,13 +24,14 @@ class IsotonicRegression(OneVersusRest):
 
     Parameters
     ----------
-    maps : "class" or "shared"
+    maps : "auto", "class" or "shared"
         A function for every class, or one for the scores of all classes together, which needs far fewer samples a
-        class.
+        class. "auto" takes
+        whichever has the lower cross-validated log-loss.
     representation : "logits" or "probabilities"
         What ``X`` holds; it is never guessed.
     seed : int
-        Accepted by every calibrator; nothing here is random.
+        Of the folds that "auto" is decided by.
 
     Attributes
     ----------
@@ -45,7 +46,7 @@ class IsotonicRegression(OneVersusRest):
     knots_: list[Floats]
     values_: list[Floats]
 
-    def __init__(self, *, maps: str = "class", representation: str = "logits", seed: int = 0) -> None:
+    def __init__(self, *, maps: str = "auto", representation: str = "logits", seed: int = 0) -> None:
         self.maps = maps
         self.representation = representation
         self.seed = seed

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
+from itertools import product
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
@@ -14,16 +15,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import logsumexp
+from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
 from kcal.arrays import check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, refuse_extra
+from kcal.calibrators.holdout import stratified_folds
 from kcal.calibrators.logits import encode_columns, log_probabilities
 from kcal.errors import FileFormatError, InvalidInputError, MissingClassWarning
 
 Floats = NDArray[np.float64]
 
-MAPS = ("class", "shared")
+MAPS = ("auto", "class", "shared")
+FOLDS = 3
+"""To choose between a map for every class and a shared one; the two are rarely close."""
 SCORE_DECIMALS = 9
 """Scores are rounded to so many decimals, so that rounding errors in a shifted row neither make nor break a tie."""
 
@@ -40,6 +45,7 @@ class OneVersusRest(Calibrator):
     parts: ClassVar[tuple[str, ...]]
     maps: str
     representation: str
+    seed: int
 
     def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
         """Fit the maps to logits ``X`` (n, n_classes) and labels ``y``; integer labels are columns.
@@ -52,18 +58,42 @@ class OneVersusRest(Calibrator):
         logarithms = log_probabilities(rows, self.representation).numpy()
         codes, self.classes_ = encode_columns(y, len(logarithms), logarithms.shape[1], classes)
         weights = np.ones(len(codes)) if sample_weight is None else check_weights(sample_weight, len(codes))
-        logarithms, codes, weights = logarithms[weights > 0], codes[weights > 0], weights[weights > 0]
+        counted = weights > 0
+        rows, logarithms, codes, weights = rows[counted], logarithms[counted], codes[counted], weights[counted]
         warn_of_missing_classes(codes, self.classes_)
+        maps = self._best_maps(rows, codes, weights) if self.maps == "auto" else self.maps
         self._prepare(logarithms, codes, weights)
         scores = self._scores(logarithms)  # (n, n_classes)
         hits = codes[:, None] == np.arange(len(self.classes_))
-        if self.maps == "shared":
+        if maps == "shared":
             fitted = [self._fit_map(scores.ravel(), hits.ravel(), np.repeat(weights, len(self.classes_)))]
         else:
             fitted = [self._fit_map(scores[:, k], hits[:, k], weights) for k in range(len(self.classes_))]
         for name, arrays in zip(self.parts, zip(*fitted, strict=True), strict=True):
             setattr(self, f"{name}_", list(arrays))
         return self
+
+    @property
+    def maps_(self) -> str:
+        """Which maps were fitted: "class" or "shared"."""
+        check_is_fitted(self)
+        return "shared" if len(getattr(self, f"{self.parts[0]}_")) == 1 else "class"
+
+    def _best_maps(self, rows: torch.Tensor, codes: NDArray[np.int64], weights: Floats) -> str:
+        """Return which maps have the lower log-loss on samples that they were not fitted on."""
+        if len(codes) < 2 * FOLDS:
+            return "shared"
+        folds = stratified_folds(codes, FOLDS, self.seed)
+        losses = dict.fromkeys(("shared", "class"), 0.0)
+        for maps, fold in product(losses, range(FOLDS)):
+            inside, outside = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+            candidate = clone(self).set_params(maps=maps)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the whole set is warned about where it is fitted
+                candidate.fit(rows[inside], codes[inside], sample_weight=weights[inside])
+            logarithms = candidate._log_probabilities(rows[outside]).numpy()
+            losses[maps] -= float(weights[outside] @ logarithms[np.arange(len(outside)), codes[outside]])
+        return min(losses, key=losses.__getitem__)
 
     @abstractmethod
     def _fit_map(self, scores: Floats, hits: NDArray[np.bool_], weights: Floats) -> tuple[Floats, ...]:
@@ -113,9 +143,10 @@ class OneVersusRest(Calibrator):
         refuse_extra(cls, extra)
         calibrator = cls(**state.parameters)._restore(state)
         calibrator._check_parameters()
-        expected = 1 if calibrator.maps == "shared" else len(calibrator.classes_)
+        allowed = {"shared": [1], "class": [len(calibrator.classes_)], "auto": [1, len(calibrator.classes_)]}
         for name in cls.parts:
-            arrays = _split(state.tensors[f"map.{name}"], state.tensors[f"map.{name}.lengths"], expected)
+            flat, lengths = state.tensors[f"map.{name}"], state.tensors[f"map.{name}.lengths"]
+            arrays = _split(flat, lengths, allowed[calibrator.maps])
             setattr(calibrator, f"{name}_", arrays)
         for parts in zip(*(getattr(calibrator, f"{name}_") for name in cls.parts), strict=True):
             if not calibrator._is_map(*parts):
@@ -178,10 +209,16 @@ def equal_mass_edges(scores: Floats, weights: Floats, bins: int) -> Floats:
     return np.asarray((values[cuts] + values[cuts + 1]) / 2, dtype=np.float64)
 
 
-def _split(flat: torch.Tensor, lengths: torch.Tensor, expected: int) -> list[Floats]:
+def _split(flat: torch.Tensor, lengths: torch.Tensor, allowed: list[int]) -> list[Floats]:
     """Return the arrays that were joined to one tensor."""
     fits = flat.dtype == torch.float64 and flat.ndim == 1 and lengths.dtype == torch.int64
-    if not (fits and lengths.shape == (expected,) and (lengths >= 0).all() and int(lengths.sum()) == len(flat)):
+    if not (
+        fits
+        and lengths.ndim == 1
+        and len(lengths) in allowed
+        and (lengths >= 0).all()
+        and int(lengths.sum()) == len(flat)
+    ):
         raise FileFormatError("the stored maps do not fit the classes.")
     if not flat.isfinite().all():
         raise FileFormatError("the stored maps hold numbers that are not finite.")

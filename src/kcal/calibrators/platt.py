@@ -30,12 +30,13 @@ class PlattScaling(OneVersusRest):
 
     Parameters
     ----------
-    maps : "class" or "shared"
-        A curve for every class, or one for the scores of all classes together.
+    maps : "auto", "class" or "shared"
+        A curve for every class, or one for the scores of all classes together. "auto" takes
+        whichever has the lower cross-validated log-loss.
     representation : "logits" or "probabilities"
         What ``X`` holds; it is never guessed.
     seed : int
-        Accepted by every calibrator; nothing here is random.
+        Of the folds that "auto" is decided by.
 
     Attributes
     ----------
@@ -47,7 +48,7 @@ class PlattScaling(OneVersusRest):
     parts: ClassVar[tuple[str, ...]] = ("coefficients",)
     coefficients_: list[Floats]
 
-    def __init__(self, *, maps: str = "class", representation: str = "logits", seed: int = 0) -> None:
+    def __init__(self, *, maps: str = "auto", representation: str = "logits", seed: int = 0) -> None:
         self.maps = maps
         self.representation = representation
         self.seed = seed

@@ -30,12 +30,13 @@ class ScalingBinning(OneVersusRest):
     bins : int, optional
         Bins a map, at most; ties can leave fewer. If not given, ten for every class and at least 100: the samples of
         one of K equally frequent classes fill one bin in K, and many bins cost little where no labels are averaged.
-    maps : "class" or "shared"
-        Bins of its own for every class, or one set of bins for the scores of all classes together.
+    maps : "auto", "class" or "shared"
+        Bins of its own for every class, or one set of bins for the scores of all classes together. "auto" takes
+        whichever has the lower cross-validated log-loss.
     representation : "logits" or "probabilities"
         What ``X`` holds; it is never guessed.
     seed : int
-        Accepted by every calibrator; nothing here is random.
+        Of the folds that "auto" is decided by.
 
     Attributes
     ----------
@@ -54,7 +55,7 @@ class ScalingBinning(OneVersusRest):
     means_: list[Floats]
 
     def __init__(
-        self, *, bins: int | None = None, maps: str = "class", representation: str = "logits", seed: int = 0
+        self, *, bins: int | None = None, maps: str = "auto", representation: str = "logits", seed: int = 0
     ) -> None:
         self.bins = bins
         self.maps = maps

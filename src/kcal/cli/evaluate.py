@@ -16,6 +16,7 @@ import typer
 from kcal.cli import options as o
 from kcal.cli.arrays_in import SUFFIXES
 from kcal.cli.arrays_out import check_writable, named_output, refuse_to_replace
+from kcal.cli.comparing import judge_methods, parse_methods
 from kcal.cli.judged import Judged, judge_model, judge_probabilities, probability_columns
 from kcal.cli.tables import METHODS, console, show_evaluations
 from kcal.errors import InvalidInputError, KcalWarning
@@ -33,12 +34,17 @@ def evaluate(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="What kcal fit wrote; or a file of probabilities, without DATA.", show_default=False
+            metavar="MODEL",
+            help="What kcal fit wrote; or a file of probabilities, without DATA; or, with --methods, calibration data.",
+            show_default=False,
         ),
     ],
     data: Annotated[
         Path | None, typer.Argument(metavar="DATA", help="An npz, npy, parquet or csv file.", show_default=False)
     ] = None,
+    methods: o.Methods = None,
+    train: o.Train = None,
+    train_labels: o.TrainLabels = None,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -95,8 +101,11 @@ def evaluate(
     [green]kcal evaluate model.kcal test.csv --label-column diagnosis --logit-columns 'z_*' --json metrics.json[/]
 
     [green]kcal evaluate after.csv --labels labels.npy --before before.csv[/]
+
+    [green]kcal evaluate calibration.npz test.npz --methods ts,dircal,kcal[/]
     """
-    inputs = (model, data, labels, logits, groups, weights, before)
+    inputs = (model, data, labels, logits, groups, weights, before, train, train_labels)
+    _check_methods(methods, data, before, logits, train, train_labels)
     written = None if json_file in (None, "-") else Path(str(json_file))
     if written is not None:
         check_writable(written, option="--json")
@@ -121,7 +130,16 @@ def evaluate(
     if before is not None:
         patterns = {"features": probability_columns(before) or (feature_columns if data is None else None)}
         other = o.source_of(before, columns=columns | patterns, prefixes=prefixes, classes=classes)
-    if data is None:
+    if methods is not None:
+        judged = judge_methods(
+            parse_methods(methods),
+            o.source_of(model, columns=columns | patterns, prefixes=("", "calibration_"), classes=classes),
+            source,
+            train=train,
+            train_labels=train_labels,
+            allow_overlap=allow_overlap,
+        )
+    elif data is None:
         judged = judge_probabilities(source, before=other)
     else:
         judged = judge_model(load(model), source, before=other, allow_overlap=allow_overlap)
@@ -136,7 +154,9 @@ def evaluate(
         with named_output(written):
             write_whole(written, f"{text}\n".encode())
     if report is not None:
-        sources = {"model": model, "data": data} if data is not None else {"probabilities": model}
+        sources = {"model" if methods is None else "calibration": model, "data": data}
+        if data is None:
+            sources = {"probabilities": model}
         with working("Drawing the report"):
             page = _write_report(report, judged, evaluations, drawing, {**sources, "before": before}, pictures or 20)
         if json_file != "-":
@@ -262,6 +282,20 @@ def _check_report(folder: Path) -> None:
         raise InvalidInputError(f"{above} is not a folder; give the name of one with --report.")
     if not os.access(above, os.W_OK):
         raise InvalidInputError(f"{folder} cannot be made: {above} cannot be written to. Choose another folder.")
+
+
+def _check_methods(methods: str | None, data: Path | None, before: Path | None, *unused: Path | None) -> None:
+    """Refuse what does not go with methods that are yet to be fitted, and what goes with nothing else."""
+    logits, train, train_labels = unused
+    if methods is None:
+        if train is not None or train_labels is not None:
+            raise typer.BadParameter("--train and --train-labels are for --methods, which fits what it evaluates.")
+        return
+    parse_methods(methods)
+    if data is None:
+        raise typer.BadParameter("--methods needs two files: kcal evaluate CALIBRATION DATA --methods ts,kcal.")
+    if before is not None or logits is not None:
+        raise typer.BadParameter("--before and --logits are of no use with --methods; DATA holds the logits.")
 
 
 def _refuse_what_needs_a_model(path: Path, logits: Path | None, logit_columns: str | None, allow_overlap: bool) -> None:

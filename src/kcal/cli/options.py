@@ -57,6 +57,14 @@ RowGroups = Annotated[
 ]
 Weights = Annotated[Path | None, _file("FILE", "How many samples each one counts for.")]
 Ids = Annotated[Path | None, _file("FILE", "A name for each sample.")]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B,C",
+        help="Fit these methods on the first file and evaluate them on the second: any that kcal fit takes, or all.",
+        show_default=False,
+    ),
+]
 Train = Annotated[
     Path | None, _file("FILE", "Outputs for the network's own training data; kcal learns its projection there.")
 ]

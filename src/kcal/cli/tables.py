@@ -31,7 +31,37 @@ TITLES = {
 }
 """In the order of a table's rows; losses in percent are the paper's numbers times 10⁻²."""
 
-METHODS = {"uncal": "uncalibrated", "ts": "temperature scaling", "kcal": "KCal"}
+METHODS = {
+    "uncal": "uncalibrated",
+    "ts": "temperature scaling",
+    "ets": "ensemble temperature",
+    "vector": "vector scaling",
+    "matrix": "matrix scaling",
+    "platt": "Platt scaling",
+    "beta": "beta calibration",
+    "isotonic": "isotonic regression",
+    "histogram": "histogram binning",
+    "scaling-binning": "scaling-binning",
+    "dircal": "Dirichlet",
+    "imax": "I-Max",
+    "spline": "spline",
+    "gp": "Gaussian process",
+    "iop": "order-preserving",
+    "kcal": "KCal",
+    "kcal-linear": "KCal, linear",
+    "kcal-logits": "KCal, logits",
+}
+"""What people read instead of the names that they type."""
+
+SHORT_TITLES = {
+    "accuracy": "acc., %",
+    "classwise_calibration_error": "CECE, %",
+    "expected_calibration_error": "ECE, %",
+    "top_label_brier_loss": "Brier, %",
+    "negative_log_likelihood": "NLL",
+}
+MANY_METHODS = 4
+"""Beyond, methods stand below each other, without intervals."""
 
 
 def console() -> Console:
@@ -49,12 +79,7 @@ def metrics_table(
         table.add_column(escape(METHODS.get(name, name)), justify="right")
     for metric in metrics:
         higher = METRICS[metric].better == "higher"
-        texts = [_number(found.as_dict()[metric], metric) for found in evaluations.values()]
-        shown = [float(text) for text in texts]
-        pairs = list(zip(texts, shown, strict=True))
-        finite = [value for value in shown if math.isfinite(value)]
-        best = (max if higher else min)(finite) if finite else math.nan
-        cells = [f"[bold]{text}[/]" if value == best and len(texts) > 1 else text for text, value in pairs]
+        cells = _best_in_bold([_number(found.as_dict()[metric], metric) for found in evaluations.values()], higher)
         between = "\n" if stacked else " "
         intervals = [_interval(found, metric) for found in evaluations.values()]
         cells = [
@@ -65,21 +90,48 @@ def metrics_table(
     return table
 
 
+def methods_table(evaluations: Mapping[str, Evaluation]) -> Table:
+    """Return methods as rows and the paper's main metrics as columns, the best of each column in bold."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("method")
+    columns = []
+    for metric, title in SHORT_TITLES.items():
+        higher = METRICS[metric].better == "higher"
+        table.add_column(f"{title} {'↑' if higher else '↓'}", justify="right", no_wrap=True)
+        columns.append(
+            _best_in_bold([_number(found.as_dict()[metric], metric) for found in evaluations.values()], higher)
+        )
+    for name, cells in zip(evaluations, zip(*columns, strict=True), strict=True):
+        table.add_row(escape(METHODS.get(name, name)), *cells)
+    return table
+
+
+def _best_in_bold(texts: list[str], higher: bool) -> list[str]:
+    """Mark the best of several numbers, all of them where they look alike; nothing where there is one only."""
+    shown = [float(text) for text in texts]
+    finite = [value for value in shown if math.isfinite(value)]
+    best = (max if higher else min)(finite) if finite and len(texts) > 1 else math.nan
+    return [f"[bold]{text}[/]" if value == best else text for text, value in zip(texts, shown, strict=True)]
+
+
 def show_evaluations(evaluations: Mapping[str, Evaluation]) -> None:
     """Print all metrics, and what they were computed with."""
     any_one = next(iter(evaluations.values()))
     out = console()
     out.print(f"{any_one.n_samples:,} samples, {any_one.n_classes:,} classes")
-    table = metrics_table(evaluations)
+    many = len(evaluations) > MANY_METHODS
+    table = methods_table(evaluations) if many else metrics_table(evaluations)
     unbounded = out.options.update(width=10_000)
-    fits = out.measure(table, options=unbounded).maximum <= out.width
+    fits = many or out.measure(table, options=unbounded).maximum <= out.width
     out.print(table if fits else metrics_table(evaluations, stacked=True))
     best = ", bold is best" if len(evaluations) > 1 else ""
     out.print(
         f"↑ higher is better, ↓ lower is better{best}. {any_one.bins} bins, of equal count unless said; class-wise "
         f"errors over probabilities of at least {any_one.threshold:.4g}."
     )
-    if any_one.confidence is not None:
+    if many:
+        out.print("All metrics, and their intervals, are in --json FILE and --report FOLDER.")
+    elif any_one.confidence is not None:
         out.print(
             f"In brackets, {100 * any_one.confidence:.6g} % confidence intervals by resampling; those of calibration "
             "errors leave out what chance alone adds, so that they may lie below the value."

@@ -1,5 +1,5 @@
 """Data that comes with the package; knows no network and no calibrator."""
 
-from kcal.datasets.example import Example, ExamplePart, load_example
+from kcal.datasets.example import COMPANIONS, Companion, Example, ExamplePart, load_example
 
-__all__ = ["Example", "ExamplePart", "load_example"]
+__all__ = ["COMPANIONS", "Companion", "Example", "ExamplePart", "load_example"]

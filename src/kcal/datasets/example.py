@@ -3,14 +3,18 @@
 from dataclasses import dataclass
 from importlib import resources
 from io import BytesIO
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import safetensors.torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kcal.errors import InvalidInputError
+
 NAME: Final = "fashion_mnist_small_cnn"
+COMPANIONS: Final = ("focal", "mmce", "smooth")
+"""Losses that the same network was trained with on the same images: FLSD-53, weighted MMCE, label smoothing."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,6 +50,30 @@ class ExamplePart:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Companion:
+    """The same images under the same network, trained with another loss.
+
+    Attributes
+    ----------
+    name
+        Of the example and the loss: ``fashion_mnist_small_cnn@focal``.
+    calibration_logits, test_logits
+        Rows as in the example's parts, (n, 10), float32.
+    provenance
+        Where the data come from, their licence, and the loss.
+    """
+
+    name: str
+    calibration_logits: NDArray[np.float32]
+    test_logits: NDArray[np.float32]
+    provenance: str
+
+    def __repr__(self) -> str:
+        rows = f"{len(self.calibration_logits):,} and {len(self.test_logits):,} rows"
+        return f"Companion {self.name}: {self.test_logits.shape[1]} logits, calibration and test of {rows}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Example:
     """A trained classifier's outputs on what it was trained on and on images that it never saw.
 
@@ -77,6 +105,24 @@ class Example:
         """Read the network's tensors, for ``kcal.networks.SmallCNN().load_state_dict``."""
         return safetensors.torch.load(read_resource(f"{self.name}.safetensors"))
 
+    def companion(self, loss: str) -> Companion:
+        """Read the logits of the network that was trained with another loss: "focal", "mmce" or "smooth".
+
+        Examples
+        --------
+        >>> load_example().companion("focal")
+        Companion fashion_mnist_small_cnn@focal: 10 logits, calibration and test of 3,000 and 7,000 rows
+        """
+        if loss not in COMPANIONS:
+            raise InvalidInputError(f"loss must be one of {', '.join(COMPANIONS)}; got {loss!r}.")
+        arrays = read_arrays(f"{self.name}@{loss}.npz")
+        return Companion(
+            name=f"{self.name}@{loss}",
+            calibration_logits=arrays["calibration_logits"].astype(np.float32),
+            test_logits=arrays["test_logits"].astype(np.float32),
+            provenance=str(arrays["provenance"]),
+        )
+
     def __repr__(self) -> str:
         return "\n".join(
             (
@@ -100,8 +146,7 @@ def load_example() -> Example:
     >>> load_example().test
     ExamplePart(7,000 rows: embeddings of 64 dimensions, 10 logits, labels)
     """
-    with np.load(BytesIO(read_resource(f"{NAME}.npz")), allow_pickle=False) as stored:
-        arrays = {name: stored[name] for name in stored.files}
+    arrays = read_arrays(f"{NAME}.npz")
     return Example(
         name=NAME,
         classes=tuple(str(name) for name in arrays["classes"]),
@@ -113,7 +158,7 @@ def load_example() -> Example:
     )
 
 
-def part_of(arrays: dict[str, NDArray[np.generic]], name: str) -> ExamplePart:
+def part_of(arrays: dict[str, NDArray[Any]], name: str) -> ExamplePart:
     """Give one part in the precision to compute with; the file keeps floats in half precision."""
     return ExamplePart(
         embeddings=arrays[f"{name}_embeddings"].astype(np.float32),
@@ -121,6 +166,12 @@ def part_of(arrays: dict[str, NDArray[np.generic]], name: str) -> ExamplePart:
         labels=arrays[f"{name}_labels"].astype(np.int64),
         rows=arrays[f"{name}_rows"].astype(np.int64),
     )
+
+
+def read_arrays(filename: str) -> dict[str, NDArray[Any]]:
+    """Read the arrays of an npz file that lies beside this module."""
+    with np.load(BytesIO(read_resource(filename)), allow_pickle=False) as stored:
+        return {name: stored[name] for name in stored.files}
 
 
 def read_resource(filename: str) -> bytes:

@@ -1,0 +1,108 @@
+"""Every method of the table through the commands: fitted, stored, applied, and side by side."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from animals import blobs, columns_of, write_columns
+
+import kcal
+from kcal.calibrators import CALIBRATORS, make_calibrator
+from kcal.cli.tables import METHODS
+
+CODES = np.arange(60) % 3
+
+
+def metrics(run, *words: object) -> dict[str, dict[str, float]]:
+    run("evaluate", *words, "--no-intervals", "--json", "figures.json")
+    return json.loads(Path("figures.json").read_text())["metrics"]
+
+
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_every_method_can_be_fitted_stored_and_judged(run, calibration, test_set, name):
+    output = run("fit", calibration, "--method", name, "--out", "model.kcal").stdout
+    stored = kcal.load("model.kcal")
+    assert METHODS[stored.method] in output
+    run("predict", "model.kcal", test_set, "--out", "probabilities.npy")
+    assert np.load("probabilities.npy").sum(axis=1) == pytest.approx(np.ones(60), abs=1e-5)
+    found = metrics(run, "model.kcal", test_set)
+    assert set(found) == {"uncal", stored.method}
+
+
+def test_methods_side_by_side_are_each_what_the_library_gives(run, calibration, test_set):
+    found = metrics(run, calibration, test_set, "--methods", "ts,beta,kcal")
+    assert list(found) == ["uncal", "ts", "beta", "kcal"]
+    one, other = blobs(90, 1), blobs(60, 2)
+    for name in ("ts", "beta", "kcal"):
+        calibrator = make_calibrator(name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            calibrator.fit(one[calibrator.inputs], np.arange(90) % 3)
+        expected = kcal.evaluate(calibrator.predict_proba(other[calibrator.inputs]), CODES)
+        assert found[name] == pytest.approx(expected.as_dict(), abs=1e-6)
+
+
+def test_many_methods_stand_below_each_other_with_the_paper_s_metrics(run, calibration, test_set):
+    output = run("evaluate", calibration, test_set, "--methods", "ts,ets,vector,platt,kcal-linear").stdout
+    lines = output.splitlines()
+    heading = next(place for place, line in enumerate(lines) if "CECE, % ↓" in line)
+    for text in ("acc., % ↑", "ECE, % ↓", "Brier, % ↓", "NLL ↓"):
+        assert text in lines[heading]
+    shown = [line.strip().split("  ")[0] for line in lines[heading + 2 : heading + 8]]
+    wanted = ("uncal", "ts", "ets", "vector", "platt", "kcal-linear")
+    assert shown == [METHODS[name] for name in wanted]
+    assert "--json FILE" in output
+
+
+def test_methods_read_tables_and_a_training_set_of_its_own(run, tmp_path):
+    for name, rows, seed in (("calibration", 90, 1), ("test", 60, 2), ("train", 120, 3)):
+        write_columns(tmp_path / f"{name}.csv", columns_of(blobs(rows, seed)))
+    options = ["--feature-columns", "e_*", "--logit-columns", "z_*", "--train", "train.csv"]
+    found = metrics(run, "calibration.csv", "test.csv", "--methods", "ts,kcal", *options)
+    assert list(found) == ["uncal", "ts", "kcal"]
+    without = metrics(run, "calibration.csv", "test.csv", "--methods", "kcal", *options[:-2])
+    assert without["kcal"]["negative_log_likelihood"] != found["kcal"]["negative_log_likelihood"]
+
+
+def test_a_report_compares_the_methods(run, calibration, test_set):
+    run("evaluate", calibration, test_set, "--methods", "ts,kcal", "--report", "page", "--pictures", "1")
+    page = Path("page/report.html").read_text()
+    for text in ("uncalibrated", "temperature scaling", "KCal", "calibration.npz", "pictures of the 1 worst"):
+        assert text in page
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--methods", "ts,hal"], "'hal' is not one of all, uncal, ts"),
+        (["--methods", "ts,ts"], "names ts more than once"),
+        (["--methods", ""], "'' is not one of all"),
+        (["--methods", "ts", "--before", "test.npz"], "of no use with --methods"),
+        (["--train", "calibration.npz"], "are for --methods"),
+        (["--pictures", "3"], "give --report FOLDER too"),
+    ],
+)
+def test_what_does_not_go_with_methods_is_refused(run, calibration, test_set, words, message):
+    result = run("evaluate", calibration, test_set, *words, code=2)
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_methods_need_two_files_and_no_shared_rows(run, calibration):
+    result = run("evaluate", calibration, "--methods", "ts", code=2)
+    assert "kcal evaluate CALIBRATION DATA --methods" in " ".join(result.output.replace("│", " ").split())
+    result = run("evaluate", calibration, calibration, "--methods", "ts", code=3)
+    assert "90 of the 90 rows" in result.output
+    assert "ts" in metrics(run, calibration, calibration, "--methods", "ts", "--allow-overlap")
+
+
+def test_an_error_names_the_method(run, calibration, test_set, tmp_path):
+    arrays = blobs(90, 1)
+    del arrays["embeddings"]
+    np.savez(tmp_path / "logits.npz", **arrays)
+    result = run("evaluate", "logits.npz", test_set, "--methods", "ts,kcal", code=1)
+    assert "kcal: " in result.output
+    assert "embeddings" in result.output
