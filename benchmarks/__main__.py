@@ -9,7 +9,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks import bandwidth_search, class_sums, metrics, recipes, storage
+from benchmarks import bandwidth_search, class_sums, methods, metrics, recipes, storage
 
 SECTIONS = {
     "sums": class_sums.main,
@@ -17,22 +17,24 @@ SECTIONS = {
     "metrics": metrics.main,
     "storage": storage.main,
 }
+ON_TASKS = {"recipes": recipes.main, "methods": methods.main}
 
 
 def main(
     sections: Annotated[
-        list[str] | None, typer.Argument(help="sums, search, metrics, storage, recipes; all by default.")
+        list[str] | None, typer.Argument(help="sums, search, metrics, storage, recipes, methods; all by default.")
     ] = None,
-    tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for the recipes.")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes and methods.")] = None,
 ) -> None:
     """Print tables of ratios, each measured in one run."""
     console = Console(width=120)
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
-    for name in sections or [*SECTIONS, "recipes"]:
-        if name == "recipes":
-            recipes.main(console, tasks)
+    for name in sections or [*SECTIONS, *ON_TASKS]:
+        if name in ON_TASKS:
+            ON_TASKS[name](console, tasks)
         elif name not in SECTIONS:
-            raise typer.BadParameter(f"no section is called {name!r}; there are {', '.join(SECTIONS)} and recipes.")
+            known = ", ".join([*SECTIONS, *ON_TASKS])
+            raise typer.BadParameter(f"no section is called {name!r}; there are {known}.")
         else:
             SECTIONS[name](console)
 
