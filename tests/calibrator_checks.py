@@ -134,6 +134,28 @@ def check_a_constant_added_to_logits_changes_nothing(make: Factory, problem: Any
     np.testing.assert_allclose(shifted.predict_proba(problem.test_logits + 17.0), expected, atol=1e-6)
 
 
+def check_order_is_preserved_where_that_is_promised(make: Factory, problem: Any) -> None:
+    if not make().preserves_order:
+        return
+    fitted = fit(make(), problem)
+    generator = np.random.default_rng(0)
+    cases = {
+        "random": 3 * generator.normal(size=(200, 3)),
+        "tied": generator.integers(-2, 3, size=(200, 3)).astype(float),
+        "nearly tied": 1e-7 * generator.normal(size=(200, 3)),
+        "far apart": 1e4 * generator.integers(-1, 2, size=(200, 3)),
+    }
+    for name, logits in cases.items():
+        probabilities = fitted.predict_proba(logits)
+        higher = logits[:, :, None] > logits[:, None, :]  # (n, 3, 3)
+        equal = logits[:, :, None] == logits[:, None, :]
+        difference = probabilities[:, :, None] - probabilities[:, None, :]
+        assert (difference[higher] >= 0).all(), name
+        assert (difference[equal] == 0).all(), name
+        if name == "random":
+            assert (difference[higher] > 0).all()
+
+
 def check_hard_inputs_give_valid_rows_or_a_clear_error(make: Factory, problem: Any) -> None:
     generator = np.random.default_rng(0)
     labels = np.array([0, 0, 1, 1, 2, 2, 0, 1, 2, 0])

@@ -41,6 +41,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     inputs: ClassVar[str]
     method: ClassVar[str]
     """Name under which a saved calibrator is found again."""
+    preserves_order: ClassVar[bool] = False
+    """Whether classes always rank as their logits do, equal ones equal: accuracy and top-k accuracy cannot change."""
     classes_: NDArray[Any]
     n_features_in_: int
     _fingerprints: NDArray[np.uint64]  # of the rows that it was fitted on, ascending

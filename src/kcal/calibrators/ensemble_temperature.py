@@ -47,6 +47,7 @@ class EnsembleTemperatureScaling(Calibrator):
 
     inputs: ClassVar[str] = "logits"
     method: ClassVar[str] = "ets"
+    preserves_order: ClassVar[bool] = True
     temperature_: float
     weights_: NDArray[np.float64]
 

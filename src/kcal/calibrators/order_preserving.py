@@ -62,6 +62,7 @@ class OrderPreservingCalibration(Calibrator):
 
     inputs: ClassVar[str] = "logits"
     method: ClassVar[str] = "iop"
+    preserves_order: ClassVar[bool] = True
     form_: str
     width_: int
     choices_: tuple[OrderChoice, ...]

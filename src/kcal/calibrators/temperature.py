@@ -45,6 +45,7 @@ class TemperatureScaling(Calibrator):
 
     inputs: ClassVar[str] = "logits"
     method: ClassVar[str] = "ts"
+    preserves_order: ClassVar[bool] = True
     temperature_: float
 
     def __init__(self, *, representation: str = "logits", seed: int = 0) -> None:

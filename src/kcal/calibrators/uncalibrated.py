@@ -24,6 +24,7 @@ class Uncalibrated(Calibrator):
 
     inputs: ClassVar[str] = "logits"
     method: ClassVar[str] = "uncal"
+    preserves_order: ClassVar[bool] = True
 
     def __init__(self, *, representation: str = "logits", seed: int = 0) -> None:
         self.representation = representation
