@@ -1,0 +1,8 @@
+"""The paper's experiments: tasks, reshuffles, all methods, tables."""
+
+from kcal.benchmark.cells import Cell, Outcome
+from kcal.benchmark.entrants import ENTRANTS, PAPER
+from kcal.benchmark.running import Plan, run
+from kcal.benchmark.tasks import Task, example_task, read_task, read_tasks
+
+__all__ = ["ENTRANTS", "PAPER", "Cell", "Outcome", "Plan", "Task", "example_task", "read_task", "read_tasks", "run"]

@@ -1,0 +1,100 @@
+"""Who takes part: every calibrator, and networks that were trained to be calibrated, on equal terms.
+
+An entrant sees the calibration rows of a reshuffle with their labels, then the test rows without: nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kcal.benchmark.tasks import Task
+from kcal.calibrators import CALIBRATORS, Calibrator, ClassifierOutputs, KCal, fit_on, make_calibrator, predict_on
+from kcal.calibrators.training_set import is_to_be_learned
+from kcal.errors import InvalidInputError
+from kcal.projection import TrainedProjection, train_projection
+
+TRAINED = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
+"""Networks trained with another loss, which companions of a task bring, and what calibrates them, as in the paper."""
+PAPER = ("uncal", "ts", "dircal", "imax", "focal", "spline", "iop", "gp", "mmce", "kcal")
+"""The columns of the paper's tables."""
+ENTRANTS = (*CALIBRATORS, *TRAINED)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method of the table, or a companion; with the projection that it was given, if it learns one."""
+
+    name: str
+    seed: int = 0
+    projection: TrainedProjection | None = None
+
+    def fit(self, task: Task, rows: NDArray[np.intp], *, by_group: bool) -> Calibrator:
+        """Fit on some rows of the pool."""
+        calibrator = make_calibrator(TRAINED.get(self.name, self.name), seed=self.seed)
+        if self.projection is not None:
+            calibrator.set_params(projection=self.projection)
+        if "progress" in calibrator.get_params():
+            calibrator.set_params(progress=False)
+        return fit_on(calibrator, outputs_of(self.name, task, rows, by_group=by_group, labelled=True))
+
+    def predict(self, calibrator: Calibrator, task: Task, rows: NDArray[np.intp]) -> NDArray[Any]:
+        """Return probabilities of some rows of the pool, columns as the logits'."""
+        probabilities: NDArray[Any] = predict_on(calibrator, outputs_of(self.name, task, rows))
+        if len(calibrator.classes_) == len(task.classes):
+            return probabilities
+        every = np.zeros((len(rows), len(task.classes)), dtype=probabilities.dtype)
+        every[:, calibrator.classes_] = probabilities  # a class that nobody has seen is not expected
+        return every
+
+
+def outputs_of(
+    name: str, task: Task, rows: NDArray[np.intp], *, by_group: bool = False, labelled: bool = False
+) -> ClassifierOutputs:
+    """Return what an entrant may see of some rows of the pool."""
+    pool = task.pool
+    logits = task.companions[name] if name in TRAINED else pool.logits
+    groups = pool.groups[rows] if by_group and pool.groups is not None else None
+    return ClassifierOutputs(pool.embeddings[rows], logits[rows], pool.labels[rows] if labelled else None, groups)
+
+
+def takes_part(name: str, task: Task) -> bool:
+    """Say whether a task has what an entrant needs."""
+    return name in CALIBRATORS or name in task.companions
+
+
+def train_for(name: str, task: Task, *, seed: int, by_group: bool) -> TrainedProjection | None:
+    """Train the projection of an entrant that learns one, on training data alone; None for all others."""
+    if name not in CALIBRATORS:
+        return None
+    calibrator = make_calibrator(name, seed=seed)
+    parameters = calibrator.get_params()
+    if not is_to_be_learned(parameters.get("projection")):
+        return None
+    rows = torch.from_numpy(task.train.matrix(calibrator.inputs))
+    return train_projection(
+        calibrator._as_embeddings(rows) if isinstance(calibrator, KCal) else rows,  # of logits, their log-softmax
+        task.train.labels,
+        projection=parameters["projection"],
+        dimension=parameters["dimension"],
+        recipe=parameters["recipe"],
+        groups=task.train.groups if by_group else None,
+        seed=seed,
+        progress=False,
+    )
+
+
+def check_entrants(names: list[str]) -> list[str]:
+    """Refuse what does not take part, or takes part twice."""
+    for name in names:
+        if name not in ENTRANTS:
+            raise InvalidInputError(f"methods must be among {', '.join(ENTRANTS)}; got {name!r}.")
+        if names.count(name) > 1:
+            raise InvalidInputError(f"methods names {name} more than once.")
+    if "uncal" not in names:
+        return ["uncal", *names]  # whose accuracy is to be kept
+    return names

@@ -1,0 +1,176 @@
+"""Benchmark tasks: a trained classifier's outputs on its training data and on a pool that it never saw.
+
+A task is one npz file, NAME.npz:
+
+    train_embeddings (n, h), train_logits (n, K), train_labels (n,)     what the network was trained on
+    pool_embeddings, pool_logits, pool_labels                           what it never saw
+    calibration_share                                                   of the pool, in each reshuffle
+    train_groups, pool_groups, classes                                  if there are any
+
+Beside it may lie companions, NAME@focal.npz and the like: ``pool_logits`` of a network trained with another loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.calibrators import ClassifierOutputs
+from kcal.datasets import COMPANIONS, load_example
+from kcal.errors import FileFormatError, InvalidInputError
+
+PARTS = ("train", "pool")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A classifier's outputs, checked; labels are columns of the logits."""
+
+    name: str
+    train: ClassifierOutputs = field(repr=False)
+    pool: ClassifierOutputs = field(repr=False)
+    calibration_share: float
+    classes: tuple[str, ...] = field(repr=False)
+    companions: Mapping[str, NDArray[np.floating[Any]]] = field(default_factory=dict, repr=False)  # pool logits by loss
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether it is known which samples of the pool belong together."""
+        return self.pool.groups is not None
+
+    def __str__(self) -> str:
+        groups = f", {len(np.unique(self.pool.groups))} groups" if self.has_groups else ""
+        companions = f"; companions {', '.join(self.companions)}" if self.companions else ""
+        return (
+            f"{self.name}: {len(self.classes)} classes, embeddings of {self.pool.embeddings.shape[1]} dimensions, "
+            f"{len(self.train.labels):,} training and {len(self.pool.labels):,} unseen samples{groups}, "
+            f"{self.calibration_share:.0%} of them to calibrate{companions}"
+        )
+
+
+def example_task() -> Task:
+    """Return the embedded example; both of its unseen parts are the pool."""
+    example = load_example()
+    unseen = (example.calibration, example.test)
+    pool = [np.concatenate([getattr(part, name) for part in unseen]) for name in ("embeddings", "logits", "labels")]
+    read = {loss: example.companion(loss) for loss in COMPANIONS}
+    return Task(
+        example.name,
+        ClassifierOutputs(example.train.embeddings, example.train.logits, example.train.labels),
+        ClassifierOutputs(*pool),
+        len(example.calibration) / len(pool[-1]),
+        example.classes,
+        {loss: np.concatenate([found.calibration_logits, found.test_logits]) for loss, found in read.items()},
+    )
+
+
+def read_tasks(folder: str | Path) -> Iterator[Task]:
+    """Yield the tasks of a folder, by name; one at a time, because they can be large."""
+    place = Path(folder)
+    paths = task_paths(place)
+    if not paths:
+        raise InvalidInputError(f"{place} holds no task: no file NAME.npz. Make one with kcal task.")
+    yield from (read_task(path) for path in paths)
+
+
+def task_paths(folder: Path) -> list[Path]:
+    """Return the files of the tasks in a folder, by name, without companions."""
+    if not folder.is_dir():
+        raise InvalidInputError(f"{folder} is not a folder; give one that holds tasks, NAME.npz.")
+    return sorted(path for path in folder.glob("*.npz") if "@" not in path.stem)
+
+
+def read_task(path: str | Path) -> Task:
+    """Read and check one task and its companions."""
+    place = Path(path)
+    arrays = _read(place)
+    parts = {part: _part(arrays, part, place.name) for part in PARTS}
+    n_classes = parts["pool"].logits.shape[1]
+    _check_alike(parts, place.name)
+    share = _share(arrays, place.name)
+    names = arrays.get("classes", np.arange(n_classes))
+    if names.shape != (n_classes,):
+        raise FileFormatError(f"{place.name}: classes must name all {n_classes} columns; got shape {names.shape}.")
+    beside = {found.stem.partition("@")[2]: found for found in sorted(place.parent.glob(f"{place.stem}@*.npz"))}
+    companions = {loss: _companion(found, parts["pool"]) for loss, found in beside.items()}
+    classes = tuple(str(name) for name in names.tolist())
+    return Task(place.stem, parts["train"], parts["pool"], share, classes, companions)
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except FileNotFoundError:
+        raise FileFormatError(f"{path} is not there.") from None
+    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
+        raise FileFormatError(f"{path} is no npz file of arrays, or a damaged one ({error}).") from error
+
+
+def _part(arrays: Mapping[str, NDArray[Any]], part: str, name: str) -> ClassifierOutputs:
+    missing = [f"{part}_{what}" for what in ("embeddings", "logits", "labels") if f"{part}_{what}" not in arrays]
+    if missing:
+        raise FileFormatError(f"{name}: {', '.join(missing)} missing; a task needs them. It has {', '.join(arrays)}.")
+    matrices = [_matrix(arrays[f"{part}_{what}"], f"{name}: {part}_{what}") for what in ("embeddings", "logits")]
+    labels = arrays[f"{part}_labels"]
+    groups = arrays.get(f"{part}_groups")
+    n_samples, n_classes = matrices[1].shape
+    for what, vector in (("labels", labels), ("groups", groups)):
+        if vector is not None and vector.shape != (n_samples,):
+            raise FileFormatError(
+                f"{name}: {part}_{what} must be one a row, {n_samples:,} of them; got shape {vector.shape}."
+            )
+    if len(matrices[0]) != n_samples:
+        raise FileFormatError(
+            f"{name}: {part}_embeddings has {len(matrices[0]):,} rows, but {part}_logits has {n_samples:,}."
+        )
+    if labels.dtype.kind not in "iu" or not ((labels >= 0) & (labels < n_classes)).all():
+        raise FileFormatError(f"{name}: {part}_labels must be columns of the logits, 0 to {n_classes - 1}.")
+    return ClassifierOutputs(matrices[0], matrices[1], labels.astype(np.int64), groups)
+
+
+def _matrix(values: NDArray[Any], name: str) -> NDArray[np.float32]:
+    if values.ndim != 2 or 0 in values.shape or values.dtype.kind != "f":
+        raise FileFormatError(f"{name} must be a matrix of floats; got shape {values.shape}, dtype {values.dtype}.")
+    finite = np.isfinite(values).all(axis=1)
+    if not finite.all():
+        raise FileFormatError(f"{name} must be finite; row {int(np.argmin(finite))} is not.")
+    return values.astype(np.float32)
+
+
+def _check_alike(parts: Mapping[str, ClassifierOutputs], name: str) -> None:
+    for what in ("embeddings", "logits"):
+        widths = [getattr(parts[part], what).shape[1] for part in PARTS]
+        if widths[0] != widths[1]:
+            raise FileFormatError(f"{name}: train and pool {what} have {widths[0]} and {widths[1]} columns.")
+    if (parts["train"].groups is None) != (parts["pool"].groups is None):
+        raise FileFormatError(f"{name}: groups are there for one of train and pool only; give both or none.")
+
+
+def _share(arrays: Mapping[str, NDArray[Any]], name: str) -> float:
+    if "calibration_share" not in arrays:
+        raise FileFormatError(f"{name}: calibration_share is missing: the share of the pool to calibrate with.")
+    share = arrays["calibration_share"]
+    if share.shape != () or share.dtype.kind != "f" or not 0 < float(share) < 1:
+        raise FileFormatError(f"{name}: calibration_share must be a number between 0 and 1; got {share!r}.")
+    return float(share)
+
+
+def _companion(path: Path, pool: ClassifierOutputs) -> NDArray[np.float32]:
+    arrays = _read(path)
+    if "pool_logits" not in arrays:
+        raise FileFormatError(f"{path.name}: pool_logits is missing; a companion needs it.")
+    logits = _matrix(arrays["pool_logits"], f"{path.name}: pool_logits")
+    if logits.shape != pool.logits.shape:
+        raise FileFormatError(
+            f"{path.name}: pool_logits must be for the same rows and classes, {pool.logits.shape}; got {logits.shape}."
+        )
+    if "pool_labels" in arrays and not np.array_equal(arrays["pool_labels"], pool.labels):
+        raise FileFormatError(f"{path.name}: pool_labels are not those of the task; the rows differ, or their order.")
+    return logits
