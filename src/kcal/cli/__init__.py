@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from kcal.cli.bench import bench
 from kcal.cli.demo import demo
 from kcal.cli.evaluate import evaluate
 from kcal.cli.fit import fit
@@ -52,7 +53,7 @@ def _page(command: Callable[..., None]) -> str:
 
 
 app.callback(help=_page(kcal), epilog=EXIT_CODES)(kcal)
-for _command in (demo, fit, predict, evaluate):
+for _command in (demo, fit, predict, evaluate, bench):
     app.command(help=_page(_command), epilog=EXIT_CODES)(_command)
 
 

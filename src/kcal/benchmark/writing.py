@@ -1,0 +1,88 @@
+"""What a run leaves in its folder: every number as JSON, the tables in three formats, reliability grids."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kcal.benchmark.cells import Cell
+from kcal.benchmark.results import Results, Row
+from kcal.benchmark.running import Plan, settings_of, versions
+from kcal.benchmark.tables import NOTE, Table, all_tables
+from kcal.errors import MissingExtraError
+from kcal.metrics import ReliabilityBins
+from kcal.persistence import write_whole
+
+SHOWN_CLASSES = 10
+"""Columns of a reliability grid, at most."""
+
+
+def write_results(results: Results, plan: Plan, folder: str | Path) -> list[Path]:
+    """Write results.json, tables.md, tables.tex, a csv a table and a picture a task; return the files."""
+    place = Path(folder)
+    (place / "csv").mkdir(parents=True, exist_ok=True)
+    tables = all_tables(results)
+    files = [
+        write_whole(place / "results.json", json.dumps(as_json(results, plan), indent=1, allow_nan=False).encode()),
+        write_whole(place / "tables.md", markdown(tables).encode()),
+        write_whole(place / "tables.tex", "\n".join(table.as_latex() for table in tables).encode()),
+    ]
+    files += [write_whole(place / "csv" / f"{table.name}.csv", table.as_csv().encode()) for table in tables]
+    return files + [path for row in results.rows if (path := _draw(results, row, place)) is not None]
+
+
+def as_json(results: Results, plan: Plan) -> dict[str, Any]:
+    """Return every number, with what it depends on."""
+    return {
+        "settings": {**settings_of(plan), "methods": list(plan.methods), "reshuffles": plan.reshuffles},
+        "versions": versions(),
+        "outcomes": [outcome.as_json() for outcome in results.outcomes],
+    }
+
+
+def markdown(tables: list[Table]) -> str:
+    """Return all tables as one text."""
+    notes = dict.fromkeys(table.note for table in tables if table.note and table.note != NOTE)
+    return "\n".join([*(table.as_markdown() for table in tables), NOTE, "", *notes, ""])
+
+
+def _draw(results: Results, row: Row, place: Path) -> Path | None:
+    """Draw methods beside classes, of the first reshuffle; without matplotlib there is no picture."""
+    try:
+        from kcal.plots import reliability_grid
+    except MissingExtraError:
+        return None
+    stored = {}
+    for method in results.methods:
+        outcome = results.by_cell.get(Cell(row.task, row.by_group, 0, method))
+        if outcome is not None and outcome.reliability is not None:
+            stored[method] = outcome.reliability
+    if not stored:
+        return None
+    events = [of for of in next(iter(stored.values())) if of != "confidence"][:SHOWN_CLASSES]
+    rows = {
+        method: [_bins_of(found["confidence"], "confidence"), *(_bins_of(found[of], int(of)) for of in events)]
+        for method, found in stored.items()
+    }
+    axes = reliability_grid(
+        rows, ["top class", *(f"class {of}" for of in events)], title=f"{row.label}, first reshuffle"
+    )
+    buffer = io.BytesIO()
+    axes[0, 0].get_figure(root=True).savefig(buffer, format="png", dpi=90)
+    name = f"{row.task}-by-group.png" if row.by_group else f"{row.task}.png"
+    (place / "reliability").mkdir(exist_ok=True)
+    return write_whole(place / "reliability" / name, buffer.getvalue())
+
+
+def _bins_of(stored: Mapping[str, Any], of: Any) -> ReliabilityBins:
+    means, frequencies = (
+        np.array([np.nan if value is None else value for value in stored[name]], dtype=np.float64)
+        for name in ("mean_prediction", "observed_frequency")
+    )
+    counts = np.array(stored["counts"], dtype=np.intp)
+    return ReliabilityBins(counts, means, frequencies, np.arange(len(counts) + 1) / len(counts), of, adaptive=False)

@@ -1,0 +1,120 @@
+"""The command ``kcal bench``: the paper's experiments on a folder of tasks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from kcal.benchmark import PAPER, Plan, example_task, read_tasks, run
+from kcal.benchmark.entrants import ENTRANTS
+from kcal.benchmark.results import Results
+from kcal.benchmark.running import Watch
+from kcal.benchmark.tables import NOTE, all_tables
+from kcal.benchmark.writing import write_results
+from kcal.cli.tables import console
+
+FIRST_SHOWN = 5
+"""Tables of metrics that are printed; the others are in the files."""
+
+
+def bench(
+    tasks: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[TASKS]", help="A folder of tasks, NAME.npz; the embedded example if left out.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where numbers, tables and pictures go.")
+    ] = Path("kcal-bench"),
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,C", help=f"Methods, or all. (default: {','.join(PAPER)})", show_default=False),
+    ] = None,
+    reshuffles: Annotated[int, typer.Option(min=1, help="How often a pool is dealt into calibration and test.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same reshuffles and results.")] = 0,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Cells measured at a time. (default: one a processor)", show_default=False)
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no tables.")] = False,
+) -> None:
+    """Run all methods on all tasks as the paper does, and write its tables.
+
+    A run that was stopped goes on where it was: give the same folder again. A method that fails says so in its cells.
+
+    [bold]Examples[/]
+
+    [green]kcal bench --methods ts,dircal,kcal --reshuffles 3[/]
+
+    [green]kcal bench tasks --out results[/]
+    """
+    names = _parse_methods(methods)
+    plan = Plan(tuple(names), reshuffles, seed, jobs or os.cpu_count() or 1)
+    with _watching(quiet) as watch:
+        outcomes = run([example_task()] if tasks is None else read_tasks(tasks), plan, out, watch=watch)
+    results = Results.of(outcomes, plan.methods)
+    files = write_results(results, plan, out)
+    if quiet:
+        return
+    tables = all_tables(results)
+    screen = console()
+    for table in (
+        *tables[:FIRST_SHOWN],
+        *(table for table in tables if table.name in ("ranks", "seconds", "failures")),
+    ):
+        screen.print((table if table.name == "failures" else table.turned()).as_rich())
+    screen.print(NOTE)
+    screen.print(f"{len(files)} files in {out}: results.json, tables.md, tables.tex, csv/, reliability/", markup=False)
+
+
+def _parse_methods(text: str | None) -> list[str]:
+    if text is None:
+        return list(PAPER)
+    names = list(ENTRANTS) if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in ENTRANTS:
+            raise typer.BadParameter(f"--methods: {name!r} is not one of all, {', '.join(ENTRANTS)}.")
+        if names.count(name) > 1:
+            raise typer.BadParameter(f"--methods names {name} more than once.")
+    return names
+
+
+@contextmanager
+def _watching(quiet: bool) -> Iterator[Watch]:
+    """Yield what shows how far the run is: a bar in a terminal, nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def watch(what: str, done: int, total: int) -> None:
+            name = what.partition(":")[0]
+            if name not in bars:
+                bars[name] = progress.add_task(name, total=total)
+            progress.update(bars[name], completed=done, description=what)
+
+        yield watch
