@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 from scipy.special import softmax
+from scipy.stats import norm, t
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import (
@@ -21,7 +22,8 @@ from kcal.metrics import (
     top_label_calibration_error,
 )
 from kcal.metrics.evaluation import METRICS
-from kcal.metrics.resampling import absolute_sum_interval, percentile_interval
+from kcal.metrics.gap_intervals import Gaps, gap_interval, shared_gaps
+from kcal.metrics.resampling import percentile_interval
 
 
 def confidences(n, generator):
@@ -64,7 +66,7 @@ def test_intervals_of_means_hold_the_truth():
     held = 0
     for _ in range(120):
         probs, labels = two_classes(400, 0.0, generator)
-        low, high = evaluate(probs, labels, confidence=0.9, resamples=200).intervals["accuracy"]
+        low, high = evaluate(probs, labels, confidence=0.9, resamples=50, bins=2).intervals["accuracy"]
         held += low <= truth <= high
     assert 0.82 <= held / 120 <= 0.97
 
@@ -108,7 +110,8 @@ def test_groups_are_resampled_whole():
     by_row = evaluate(*again, confidence=0.9, resamples=400).intervals["top_label_brier_loss"]
     by_group = evaluate(*again, confidence=0.9, resamples=400, groups=groups).intervals["top_label_brier_loss"]
     small = evaluate(probs, labels, confidence=0.9, resamples=400).intervals["top_label_brier_loss"]
-    assert tuple(by_group) == pytest.approx(tuple(small), abs=1e-9)  # the same draws
+    wider = t.ppf(0.95, 19) / norm.ppf(0.95) * np.sqrt(20 / 19)  # what is not known of the spread of 20 groups
+    assert by_group.high - by_group.low == pytest.approx(wider * (small.high - small.low), abs=1e-9)  # the same draws
     assert (by_group.high - by_group.low) > 4 * (by_row.high - by_row.low)
 
 
@@ -120,16 +123,101 @@ def test_weights_and_repetition_give_intervals_of_the_same_metric():
         assert tuple(weighted[name]) == pytest.approx(tuple(interval), rel=1e-6)
 
 
+def one_gap(size, noise, count):
+    """A single bin of all samples, at a prediction of one half, whose resamples lie `noise` to either side."""
+    resampled = size + np.repeat([[-noise], [noise]], 500, axis=0)
+    ones = np.ones(1)
+    return Gaps(size * ones, resampled.astype(np.float32), ones, 0.5 * ones, count * ones, 1)
+
+
 def test_the_inverted_test_in_a_case_worked_by_hand():
-    """One gap g with noise ±ε: T(s) = |s·g ± ε|, so that s·g runs from g − ε to g + ε."""
-    noise = np.repeat([[-0.1], [0.1]], 50, axis=0)
-    low, high = absolute_sum_interval(np.array([0.3]), 0.3 + noise, 0.9)
-    assert low == pytest.approx(0.2)
-    assert high == pytest.approx(0.4)
-    low, high = absolute_sum_interval(np.array([0.05]), 0.05 + noise, 0.9)
-    assert low == 0.0  # a gap of 0 would show ±0.1: more than was measured
-    assert absolute_sum_interval(np.zeros(1), noise, 0.9).low == 0.0
+    """One gap g with noise ±ε√t: t·g + ε√t = g at the lower end, t·g − ε = g at the upper one."""
+    low, high = gap_interval(one_gap(0.3, 0.1, 1e9), 0.9, seed=0)  # so many samples that only resamples vary
+    assert (low, high) == pytest.approx((0.3 * 0.7176, 0.4), abs=0.01)
+    low, high = gap_interval(one_gap(0.05, 0.03, 100), 0.9, seed=0)
+    assert low == 0.0  # of 100 samples one half, chance alone shows 0.08
+    assert 0.05 < high < 0.15
+    assert gap_interval(one_gap(0.0, 0.02, 100), 0.9, seed=0).high > 0.02
     assert tuple(percentile_interval(np.arange(101.0), 0.9)) == pytest.approx((5.0, 95.0))
+
+
+def test_shared_gaps_are_the_mean_of_all_events_at_like_predictions():
+    predictions = np.tile([0.1, 0.5, 0.9], 40)
+    sizes = np.where(predictions == 0.5, -0.2, 0.1) + np.random.default_rng(0).normal(scale=0.05, size=120)
+    shares = np.full(120, 1 / 120)
+    gaps = Gaps(shares * sizes, np.zeros((2, 120), dtype=np.float32), shares, predictions, np.full(120, 30.0), 40)
+    found = shared_gaps(gaps) / shares
+    for place in (0.1, 0.5, 0.9):
+        here = predictions == place
+        assert found[here] == pytest.approx(np.full(40, sizes[here].mean()), abs=0.03)
+
+
+@pytest.mark.parametrize("how", ["sharpened", "half random", "calibrated"])
+def test_intervals_hold_the_truth_with_many_classes_and_few_samples_of_each(how):
+    """12 data sets of 1,000 samples and 100 classes: bins of some ten samples, most without any positive."""
+    generator, held = np.random.default_rng(36), {"adaptive": 0, "static": 0}
+    for _ in range(12):
+        logits = 2 * generator.normal(size=(1000, 100))
+        probs = softmax(1.5 * logits if how == "sharpened" else logits, axis=1)
+        true = 0.5 * probs + 0.005 if how == "half random" else softmax(logits, axis=1)
+        labels = np.minimum((generator.random(1000)[:, None] > true.cumsum(axis=1)).sum(axis=1), 99)
+        found = evaluate(probs, labels, confidence=0.95, resamples=100).intervals
+        for kind, name in (
+            ("adaptive", "classwise_calibration_error"),
+            ("static", "static_classwise_calibration_error"),
+        ):
+            low, high = found[name]
+            held[kind] += low <= mean_true_error(probs, true, adaptive=kind == "adaptive") <= high
+    assert min(held.values()) >= 9  # of a nominal 11.4, three standard errors less are 9.1
+
+
+def mean_true_error(probs, true, *, adaptive, bins=20, threshold=0.01):
+    """The class-wise error over the same bins if every frequency were what it is on average."""
+    errors = []
+    for k in range(probs.shape[1]):
+        kept = np.flatnonzero(probs[:, k] >= threshold)
+        order = kept[np.argsort(probs[kept, k])]
+        sizes = [len(kept) // bins + (b >= bins - len(kept) % bins) for b in range(bins)]
+        cuts = (
+            np.cumsum(sizes)[:-1] if adaptive else np.searchsorted(probs[order, k], np.arange(1, bins) / bins, "right")
+        )
+        gaps = [(true[part, k] - probs[part, k]).sum() for part in np.split(order, cuts)]
+        errors.append(np.abs(gaps).sum() / len(kept))
+    return float(np.mean(errors))
+
+
+def test_rows_of_weight_0_change_no_interval():
+    probs, labels = two_classes(300, 0.2, np.random.default_rng(37))
+    weights = np.where(np.arange(300) < 40, 1.0, 0.0)
+    some = evaluate(probs, labels, sample_weight=weights, confidence=0.9, resamples=100).intervals
+    alone = evaluate(probs[:40], labels[:40], sample_weight=weights[:40], confidence=0.9, resamples=100).intervals
+    for name, interval in some.items():
+        assert tuple(interval) == pytest.approx(tuple(alone[name]), abs=1e-9), name
+    one = confidence_interval(accuracy, probs, labels, sample_weight=weights, resamples=50)
+    other = confidence_interval(accuracy, probs[:40], labels[:40], sample_weight=weights[:40], resamples=50)
+    assert one == other
+    heavy = np.where(np.arange(300) == 0, 1e6, 1.0)
+    right = np.zeros(300, dtype=int)
+    interval = evaluate(np.tile([0.9, 0.1], (300, 1)), right, sample_weight=heavy, confidence=0.95).intervals[
+        "accuracy"
+    ]
+    assert interval.low < 0.25  # one sample says nearly all
+
+
+@pytest.mark.parametrize("n_groups", [2, 3, 5, 10])
+def test_intervals_from_few_groups_hold_the_truth(n_groups):
+    """60 data sets whose groups differ in accuracy; resampling alone holds the truth in 32 of them with two groups."""
+    generator, held = np.random.default_rng(38), 0
+    for _ in range(60):
+        rates = np.clip(generator.normal(0.75, 0.1, size=n_groups), 0.05, 0.95)
+        groups = np.repeat(np.arange(n_groups), 40)
+        right = generator.random(len(groups)) < rates[groups]
+        probs = np.tile([0.75, 0.25], (len(groups), 1))
+        low, high = evaluate(probs, np.where(right, 0, 1), groups=groups, confidence=0.95, resamples=100).intervals[
+            "accuracy"
+        ]
+        held += low <= 0.75 <= high
+    assert held >= 51  # of a nominal 57, three standard errors less are 51.9
 
 
 def sharp_classes(n, bias, temperature, generator):

@@ -21,6 +21,7 @@ from kcal.metrics.resampling import (
     Interval,
     check_confidence,
     check_resamples,
+    few_groups_factor,
     percentile_interval,
     resampled_weights,
     tails_of,
@@ -75,14 +76,18 @@ def confidence_interval(
     100 of 100 data sets, calibrated and not; with 200 rows in bins of 20 each in 85 to 90, all misses being too low.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    found, measure = _kind_of(metric, kind), _measure_of(metric)
     codes = None if groups is None else check_group_codes(groups, predictions.n_samples)
+    if predictions.weights is not None and not predictions.weights.all():  # rows of weight 0 say nothing
+        counts = predictions.weights > 0
+        codes = None if codes is None else np.unique(codes[counts], return_inverse=True)[1].reshape(-1)
+        predictions = predictions.rows(counts)
+    found, measure = _kind_of(metric, kind), _measure_of(metric)
     check_confidence(confidence)
     settings: dict[str, Any] = {"resamples": check_resamples(resamples), "seed": check_seed(seed), "groups": codes}
     if found == "score":
         blocks = resampled_weights(predictions.n_samples, weights=predictions.weights, **settings)
         values = [measure(predictions, drawn) for block in blocks for drawn in block.T]
-        return percentile_interval(np.array(values), confidence)
+        return percentile_interval(np.array(values), confidence, widened=few_groups_factor(codes, confidence))
     measured = measure(predictions, predictions.weights)
     quantiles = np.array(
         [_quantiles(measure, predictions, scale, confidence=confidence, **settings) for scale in SCALES]

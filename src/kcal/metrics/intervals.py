@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
 from kcal.metrics.checks import Predictions
+from kcal.metrics.gap_intervals import Gaps, gap_interval
 from kcal.metrics.resampling import (
     ENTRIES_AT_ONCE,
     Interval,
-    absolute_sum_interval,
+    few_groups_factor,
     percentile_interval,
     resampled_weights,
 )
@@ -36,6 +37,7 @@ def metric_intervals(
     predictions: Predictions, settings: Resampling, *, bins: int, threshold: float, clip: Clip
 ) -> dict[str, Interval]:
     """Return the interval of every metric of an `Evaluation`, by name; class-wise ones only where classes keep rows."""
+    predictions, settings = _rows_that_count(predictions, settings)
     losses = {
         "accuracy": predictions.correct.astype(np.float64),
         "top_label_brier_loss": top_label_brier_losses(predictions),
@@ -43,7 +45,10 @@ def metric_intervals(
         "negative_log_likelihood": log_losses(predictions, clip=clip),
     }
     resampled = _resampled_means(predictions, np.stack(list(losses.values()), axis=1), settings)
-    intervals = {name: percentile_interval(resampled[:, i], settings.confidence) for i, name in enumerate(losses)}
+    few = few_groups_factor(settings.groups, settings.confidence)
+    intervals = {
+        name: percentile_interval(resampled[:, i], settings.confidence, widened=few) for i, name in enumerate(losses)
+    }
     intervals["accuracy"] = _accuracy_interval(predictions, resampled[:, 0], settings)
     events_of: dict[str, Sequence[Event]] = {"expected": ["confidence"], "classwise": range(predictions.n_classes)}
     for prefix, adaptive in (("", True), ("static_", False)):
@@ -51,10 +56,29 @@ def metric_intervals(
         for name, events in events_of.items():
             gaps = _resampled_gaps(predictions, events, kind, settings)
             if gaps is not None:
-                intervals[f"{prefix}{name}_calibration_error"] = absolute_sum_interval(
-                    gaps.measured, gaps.resampled, settings.confidence, if_calibrated=gaps.if_calibrated(settings.seed)
+                intervals[f"{prefix}{name}_calibration_error"] = gap_interval(
+                    gaps, settings.confidence, seed=settings.seed, clustered=settings.groups is not None
                 )
     return intervals
+
+
+def _rows_that_count(predictions: Predictions, settings: Resampling) -> tuple[Predictions, Resampling]:
+    """Leave out rows of weight 0, which say nothing, however often they are drawn."""
+    if predictions.weights is None or predictions.weights.all():
+        return predictions, settings
+    counts = predictions.weights > 0
+    groups = settings.groups
+    if groups is not None:
+        groups = np.unique(groups[counts], return_inverse=True)[1].reshape(-1)
+    return predictions.rows(counts), settings._replace(groups=groups)
+
+
+def _independent_parts(predictions: Predictions, settings: Resampling) -> float:
+    """Return how many samples, or groups, of equal weight say as much as all."""
+    weights = np.ones(predictions.n_samples) if predictions.weights is None else predictions.weights
+    if settings.groups is not None:
+        weights = np.bincount(settings.groups, weights=weights).astype(np.float64)
+    return float(weights.sum() ** 2 / np.sum(weights**2))
 
 
 def _accuracy_interval(predictions: Predictions, resampled: NDArray[np.float64], settings: Resampling) -> Interval:
@@ -62,9 +86,9 @@ def _accuracy_interval(predictions: Predictions, resampled: NDArray[np.float64],
 
     Where all are right (or all wrong) resamples do not vary at all, and each sample, or group, counts as one.
     """
-    accuracy, variance = predictions.mean(predictions.correct), float(resampled.var())
-    drawn = predictions.n_samples if settings.groups is None else int(settings.groups.max()) + 1
-    count = accuracy * (1 - accuracy) / variance if variance > 0 else drawn
+    accuracy = predictions.mean(predictions.correct)
+    variance = float(resampled.var()) * few_groups_factor(settings.groups, settings.confidence) ** 2
+    count = accuracy * (1 - accuracy) / variance if variance > 0 else _independent_parts(predictions, settings)
     low, high = wilson_interval(accuracy, count, settings.confidence)
     return Interval(float(low), float(high))
 
@@ -95,29 +119,9 @@ def _resampled_means(
     return np.concatenate(means)
 
 
-class _Gaps(NamedTuple):
-    """Shares (n_b / n)·gap_b of all bins of some events, each event counting alike; (n_gaps,) unless said."""
-
-    measured: NDArray[np.float64]
-    resampled: NDArray[np.float32]  # (resamples, n_gaps)
-    shares: NDArray[np.float64]  # n_b / n
-    predictions: NDArray[np.float64]  # mean prediction of the bin
-    counts: NDArray[np.float64]  # how many samples of equal weight say as much as those of the bin
-
-    def if_calibrated(self, seed: int) -> NDArray[np.float32]:
-        """Draw what the gaps would be if events occurred as often as predicted, (resamples, n_gaps)."""
-        generator = np.random.default_rng([seed, 1])
-        counts = np.maximum(np.rint(self.counts), 1).astype(np.int64)
-        rates = np.clip(self.predictions, 0.0, 1.0)
-        drawn = np.empty(self.resampled.shape, dtype=np.float32)
-        for row in drawn:
-            row[:] = self.shares * (generator.binomial(counts, rates) / counts - rates)
-        return drawn
-
-
 def _resampled_gaps(
     predictions: Predictions, events: Sequence[Event], kind: _Binning, settings: Resampling
-) -> _Gaps | None:
+) -> Gaps | None:
     """Return the gaps of the events that keep any weight, or None if there are none.
 
     The bins are those of the measured predictions: if they moved with every resample, the samples that change bins
@@ -126,16 +130,15 @@ def _resampled_gaps(
     own = np.ones(predictions.n_samples) if predictions.weights is None else predictions.weights
     parts = []
     for matrices in _gap_matrices(predictions, events, kind):
-        resampled = [matrices.gap_shares(drawn).astype(np.float32) for drawn in _draws(predictions, settings)]
+        blocks = [matrices.gap_shares(drawn).astype(np.float32) for drawn in _draws(predictions, settings)]
         measured = matrices.gap_shares(own[:, None])[:, 0]
-        parts.append((measured, np.concatenate(resampled, axis=1), *matrices.bin_sums))
+        parts.append((measured, np.concatenate(blocks, axis=1), *matrices.bin_sums))
     if not parts:
         return None
     measured, drawn, shares, means, counts = (np.concatenate(each) for each in zip(*parts, strict=True))
     n_events = len(measured) // kind.bins
-    return _Gaps(
-        measured / n_events, np.asarray(drawn.T / n_events, dtype=np.float32), shares / n_events, means, counts
-    )
+    resampled = np.asarray(drawn.T / n_events, dtype=np.float32)
+    return Gaps(measured / n_events, resampled, shares / n_events, means, counts, n_events)
 
 
 class _GapMatrices(NamedTuple):
