@@ -195,3 +195,42 @@ def test_a_method_given_probabilities_has_its_before_from_them(run):
     run("fit", "calibration.npz", "-o", "ts.kcal", "-m", "ts", "--representation", "probabilities")
     found = figures(run, "ts.kcal", "test.npz")
     assert found["uncal"]["negative_log_likelihood"] > found["ts"]["negative_log_likelihood"]
+
+
+def probabilities_csv(path, labels, *, order=slice(None), names=("a", "b", "c"), with_labels=True):
+    """Sixty rows of probabilities, the label's class at 0.8; columns p_a and so on."""
+    probs = np.full((60, 3), 0.1)
+    probs[np.arange(60), labels] = 0.8
+    columns = {f"p_{name}": probs[order, k] for k, name in enumerate(names)}
+    if with_labels:
+        columns["label"] = np.array(["a", "b", "c"])[labels][order].tolist()
+    return write_columns(path, columns)
+
+
+def test_rows_of_before_that_contradict_those_of_after_are_refused(run, tmp_path):
+    labels = np.arange(60) % 3
+    after = probabilities_csv(tmp_path / "after.csv", labels)
+    turned = probabilities_csv(tmp_path / "turned.csv", labels, order=slice(None, None, -1))
+    assert "row 0 is labelled 'c', not 'a'" in run("evaluate", after, "--before", turned, code=1).output
+    run("evaluate", after, "--before", probabilities_csv(tmp_path / "same.csv", labels), "--no-intervals")
+    other = probabilities_csv(tmp_path / "other.csv", labels, names=("x", "b", "c"), with_labels=False)
+    assert "has columns for x, b, c, but the classes are a, b, c" in " ".join(
+        run("evaluate", after, "--before", other, code=1).output.split()
+    )
+
+
+def test_classes_that_contradict_the_columns_are_refused(run, tmp_path):
+    after = probabilities_csv(tmp_path / "after.csv", np.arange(60) % 3)
+    result = run("evaluate", after, "--classes", "c,b,a", code=1)
+    assert "--classes says c, b, a, but the columns are called a, b, c" in " ".join(result.output.split())
+    run("evaluate", after, "--classes", "a,b,c", "--no-intervals")
+
+
+def test_rows_of_weight_0_are_not_counted_for_intervals(run, tmp_path):
+    labels = np.arange(60) % 3
+    path = probabilities_csv(tmp_path / "data.csv", labels)
+    text = path.read_text().splitlines()
+    path.write_text("\n".join([f"{text[0]},weight", f"{text[1]},1", *(f"{line},0" for line in text[2:])]) + "\n")
+    result = run("evaluate", path)
+    assert "only one sample to draw from" in result.output
+    assert "100.00" in result.output

@@ -171,7 +171,7 @@ def test_columns_that_were_named_must_be_there(run, tmp_path):
 def test_a_feature_that_is_text_is_named_with_the_remedy(run, tmp_path):
     path = write_columns(tmp_path / "data.csv", columns_of(blobs(90, 1)) | {"site": ["north"] * 90})
     text = message(run, path)
-    assert "column 'site' is to be a feature, but it holds text ('north')" in text
+    assert "column 'site' is to be a feature, but it holds text ('north' in row 0" in text
     assert "--feature-columns" in text
 
 

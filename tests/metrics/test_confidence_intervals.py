@@ -411,3 +411,11 @@ def test_intervals_of_class_wise_errors_hold_the_truth(flatter):
         values.append(result.classwise_calibration_error)
     assert np.mean(held) >= 0.85
     assert np.mean(values) > 1.3 * truth
+
+
+def test_a_metric_must_be_a_function_that_returns_a_number():
+    probs, labels = two_classes(30, 0.0, np.random.default_rng(39))
+    with pytest.raises(InvalidInputError, match="metric must be a function"):
+        confidence_interval("accuracy", probs, labels)
+    with pytest.raises(InvalidInputError, match="must return a number; got NoneType"):
+        confidence_interval(lambda p, y: None, probs, labels)

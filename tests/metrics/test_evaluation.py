@@ -146,3 +146,33 @@ def test_labels_and_classes_may_come_from_pandas():
 def test_a_result_can_be_hashed_with_its_intervals():
     probs, labels = [[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]], [1, 0, 1]
     assert len({evaluate(probs, labels, confidence=0.9), evaluate(probs, labels, confidence=0.9)}) == 1
+
+
+def test_pandas_own_kinds_of_numbers_are_numbers():
+    frame = pandas.DataFrame([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]])
+    labels = pandas.Series([1, 0, 1])
+    expected = evaluate(frame, labels)
+    assert evaluate(frame.convert_dtypes(), labels.convert_dtypes()) == expected
+    missing = frame.convert_dtypes()
+    missing.iloc[1, 0] = pandas.NA
+    with pytest.raises(InvalidInputError, match="got nan at row 1"):
+        evaluate(missing, labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0.5, 1.0, 0.0], "also take classes="),
+        ([0.0, 1.0, 0.0], r"Pass labels.astype\(int\)"),
+        ([0.0, np.nan, 0.0], "got nan at row 1"),
+        ([1, 2, 1], "also take classes="),
+    ],
+)
+def test_labels_that_are_no_columns_get_the_remedy_that_fits(labels, words):
+    with pytest.raises(InvalidInputError, match=words):
+        evaluate([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]], labels)
+
+
+def test_groups_must_be_known():
+    with pytest.raises(InvalidInputError, match="row 2 has none"):
+        evaluate([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]], [1, 0, 1], confidence=0.9, groups=[1.0, 2.0, np.nan])

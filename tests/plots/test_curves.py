@@ -10,7 +10,7 @@ from kcal.errors import InvalidInputError
 from kcal.metrics import accuracy_rejection, average_ranks
 from kcal.metrics.ranks import AverageRanks
 from kcal.plots import rank_plot, rejection_curve, training_curve
-from kcal.plots.style import GAP
+from kcal.plots.style import GAP, plain
 from kcal.projection import TrainingCurve
 
 LEARNING = TrainingCurve((100, 200, 300), (0.9, 0.5, 0.4), (1e-2, 1e-2, 1e-3))
@@ -154,3 +154,16 @@ def test_ranks_are_drawn_on_the_axes_that_are_given():
 def test_ranks_that_cannot_be_drawn_are_refused(ranks, message):
     with pytest.raises(InvalidInputError, match=message):
         rank_plot(ranks)
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet50_pretrained_on_imagenet_and_calibrated_{}", "ResNet pretrained on ImageNet, method {}"]
+)
+def test_long_names_that_differ_at_the_end_can_be_told_apart(name):
+    for width, lines in ((14, 3), (16, 2), (19, 2), (32, 1), (40, 1)):
+        shown = [plain(name.format(end), width=width, lines=lines) for end in ("one", "two")]
+        assert shown[0] != shown[1]
+        for text in shown:
+            assert len(text.splitlines()) <= lines
+            assert max(map(len, text.splitlines())) <= width
+    assert plain("short", width=14) == "short"

@@ -209,3 +209,10 @@ def test_a_browser_sees_the_same_elements(html, page, tmp_path):
     found = Page(seen.stdout)
     assert found.tags == page.tags
     assert found.sections == page.sections
+
+
+def test_evaluations_of_other_samples_are_refused(judged):
+    probabilities, labels, _ = judged
+    others = {name: evaluate(probs[:50], labels[:50]) for name, probs in probabilities.items()}
+    with pytest.raises(InvalidInputError, match="must be of its probabilities: 50 samples of 4 classes"):
+        report_page(probabilities, labels, evaluations=others)

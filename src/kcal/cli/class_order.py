@@ -36,6 +36,13 @@ def name_labels(samples: Samples) -> Samples:
 
 def classes_to_fit(samples: Samples, inputs: str) -> NDArray[Any] | None:
     """Return the order of classes to fit with: as the file or the user says, or as the logits' columns are called."""
+    if samples.classes is not None and samples.logit_columns and inputs == "logits":
+        typed = [str(label) for label in samples.classes.tolist()]
+        if sorted(typed) == sorted(samples.logit_columns) and typed != list(samples.logit_columns):
+            raise InvalidInputError(
+                f"{samples.name}: --classes says {listed(typed)}, but the columns are called "
+                f"{listed(list(samples.logit_columns))}, in this order. Leave --classes out."
+            )
     if samples.classes is not None or samples.labels is None or inputs != "logits" or samples.logit_columns is None:
         return samples.classes
     names, labels = samples.logit_columns, samples.labels

@@ -189,7 +189,8 @@ class Drawing:
 def measured(judged: Judged, drawing: Drawing, before: Path | None) -> dict[str, Evaluation]:
     """Return the metrics of every method, with intervals where there is anything to draw from."""
     n_samples, groups, confidence = len(judged.labels), judged.groups, drawing.confidence
-    n_drawn = n_samples if groups is None else len(np.unique(groups))
+    counted = slice(None) if judged.weights is None else np.asarray(judged.weights) > 0
+    n_drawn = len(judged.labels[counted]) if groups is None else len(np.unique(groups[counted]))
     if confidence is not None and n_drawn < 2:
         what = "sample" if groups is None else "group"
         warnings.warn(f"there are no intervals, because there is only one {what} to draw from.", KcalWarning, 2)

@@ -18,7 +18,7 @@ from kcal.cli.arrays_out import PROBABILITY_COLUMN
 from kcal.cli.class_order import classes_to_fit, name_labels, order_for
 from kcal.cli.model_inputs import read_for, refuse_overlap
 from kcal.cli.samples import Samples, Source, read_samples
-from kcal.cli.tables_in import TableFile
+from kcal.cli.tables_in import TableFile, listed
 from kcal.cli.vectors import is_text
 from kcal.errors import InvalidInputError, KcalWarning
 
@@ -81,7 +81,7 @@ def probability_columns(path: Path) -> str | None:
 
 def _read_before(source: Source, after: Samples, classes: NDArray[Any]) -> NDArray[Any]:
     """Return the probabilities of another file for the same rows, their columns in the order of ``classes``."""
-    samples = read_samples(source, inputs="probabilities", vectors=("ids",))
+    samples = read_samples(source, inputs="probabilities", vectors=("ids", "labels"))
     if len(samples) != len(after):
         raise InvalidInputError(
             f"{samples.name} must hold the same rows as {after.name}; it has {len(samples):,}, not {len(after):,}."
@@ -94,6 +94,8 @@ def _read_before(source: Source, after: Samples, classes: NDArray[Any]) -> NDArr
                 f"{samples.name} must hold the rows of {after.name} in the same order; row {row} is "
                 f"{samples.ids[row].item()!r}, not {after.ids[row].item()!r}."
             )
+    _refuse_other_rows(samples, after)
+    _refuse_other_classes(samples, classes)
     order = order_for(samples, classes, samples.matrix.shape[1], known=True)
     if order is None:
         raise InvalidInputError(
@@ -101,6 +103,30 @@ def _read_before(source: Source, after: Samples, classes: NDArray[Any]) -> NDArr
         )
     probabilities: NDArray[Any] = samples.matrix[:, order]
     return probabilities
+
+
+def _refuse_other_rows(samples: Samples, after: Samples) -> None:
+    """Refuse rows whose labels are not those of the rows that they are put beside."""
+    if samples.labels is None or after.labels is None:
+        return
+    mine, theirs = (part.true_labels.astype(str) for part in (name_labels(samples), after))
+    differ = mine != theirs
+    if differ.any() and set(mine.tolist()) <= set(theirs.tolist()):  # called alike, so that they can be compared
+        row = int(np.argmax(differ))
+        raise InvalidInputError(
+            f"{samples.name} must hold the rows of {after.name} in the same order; row {row} is labelled "
+            f"{mine[row].item()!r}, not {theirs[row].item()!r}."
+        )
+
+
+def _refuse_other_classes(samples: Samples, classes: NDArray[Any]) -> None:
+    """Refuse columns that are named after other classes, where all are named."""
+    names, wanted = samples.logit_columns, [str(label) for label in classes.tolist()]
+    if samples.classes is None and names and set(names) != set(wanted) and set(names) & set(wanted):
+        raise InvalidInputError(
+            f"{samples.name} has columns for {listed(list(names))}, but the classes are {listed(wanted)}. Rename its "
+            "columns, or list its classes in their order with --classes."
+        )
 
 
 def _codes(samples: Samples, classes: NDArray[Any]) -> NDArray[np.int64]:

@@ -187,7 +187,16 @@ def _kind(values: Any) -> str:
     kinds = require_pyarrow().types
     if kinds.is_string(values.type) or kinds.is_large_string(values.type):
         try:
-            return f"text ({values.drop_null()[0].as_py()!r})"
-        except (UnicodeDecodeError, IndexError):
+            row, text = next((row, text) for row, text in enumerate(values.to_pylist()) if not _is_number(text))
+            return f"text ({text!r} in row {row}, counted from 0)"
+        except (UnicodeDecodeError, StopIteration):
             return "text"
     return "nothing" if kinds.is_null(values.type) else str(values.type)
+
+
+def _is_number(text: str | None) -> bool:
+    try:
+        float(text or "0")
+    except ValueError:
+        return False
+    return True

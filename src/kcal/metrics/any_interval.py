@@ -52,8 +52,10 @@ def confidence_interval(
     metric
         Maps probabilities and labels to a number: any function of ``kcal.metrics``, or your own, or
         ``functools.partial`` of one to set its options. A metric without ``sample_weight`` is given rows repeatedly.
-    probs, labels
-        As the metric takes them.
+    probs
+        Probabilities, (n_samples, n_classes); the metric is given them as a numpy array.
+    labels
+        True classes as column indices of probs, (n_samples,).
     kind
         "score": a mean of something over the rows, like accuracy or log-loss; "error": a calibration error, which
         grows with the gaps between prediction and outcome; "squared error": one that grows with their square. "auto"
@@ -96,6 +98,8 @@ def confidence_interval(
 
 
 def _kind_of(metric: Callable[..., float], kind: str) -> str:
+    if not callable(metric):
+        raise InvalidInputError(f"metric must be a function of probabilities and labels; got {metric!r}.")
     if kind not in get_args(Kind):
         raise InvalidInputError(f"kind must be one of {', '.join(map(repr, get_args(Kind)))}; got {kind!r}.")
     if kind != "auto":
@@ -119,15 +123,22 @@ def _measure_of(metric: Callable[..., float]) -> Callable[[Predictions, NDArray[
 
     def measure(predictions: Predictions, counts: NDArray[np.float64] | None) -> float:
         if counts is None:
-            return float(metric(predictions.probs, predictions.labels))
+            return _number(metric(predictions.probs, predictions.labels))
         if "sample_weight" in parameters:
-            return float(metric(predictions.probs, predictions.labels, sample_weight=counts))
+            return _number(metric(predictions.probs, predictions.labels, sample_weight=counts))
         if predictions.weights is not None:
             raise InvalidInputError("the metric takes no sample_weight; give one that does, or no weights.")
         rows = np.repeat(np.arange(predictions.n_samples), counts.astype(np.intp))
-        return float(metric(predictions.probs[rows], predictions.labels[rows]))
+        return _number(metric(predictions.probs[rows], predictions.labels[rows]))
 
     return measure
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidInputError(f"metric must return a number; got {type(value).__name__}.") from None
 
 
 def _quantiles(

@@ -118,7 +118,7 @@ def resolve_threshold(threshold: Threshold, n_classes: int) -> float:
 def check_class_index(index: int, n_classes: int) -> int:
     """Check the index of a column of the probabilities."""
     try:
-        column = operator.index(index)
+        column = -1 if isinstance(index, bool) else operator.index(index)
     except TypeError:
         raise InvalidInputError(
             f'of must be "confidence" or the index of a class, 0 to {n_classes - 1}; got {index!r}.'
@@ -138,9 +138,20 @@ def _as_array(values: Any, name: str) -> tuple[NDArray[Any], bool]:
             values = values.float()  # numpy has no bfloat16
     try:
         array = np.asarray(values)
+        if array.dtype.kind == "O" and hasattr(values, "to_numpy"):  # pandas' own kinds of numbers
+            array = _numbers_of(values, array)
     except ValueError as error:
         raise InvalidInputError(f"{name} must be an array; its rows differ in length or kind ({error}).") from error
     return array, half or array.dtype == np.float16
+
+
+def _numbers_of(values: Any, otherwise: NDArray[Any]) -> NDArray[Any]:
+    """Return what pandas holds as numbers, if it does."""
+    kinds = np.ravel(np.asarray(getattr(values, "dtypes", getattr(values, "dtype", None)), dtype=object))
+    if not all(getattr(kind, "kind", "O") in "iuf" for kind in kinds):
+        return otherwise
+    whole = all(kind.kind in "iu" for kind in kinds)
+    return np.asarray(values.to_numpy(dtype=np.int64 if whole else np.float64, na_value=None if whole else np.nan))
 
 
 def _check_probs(probs: ArrayLike) -> Floats:
@@ -213,8 +224,8 @@ def _check_labels(labels: ArrayLike, *, n_samples: int, n_classes: int) -> NDArr
     if array.dtype.kind not in "iu":
         remedy = (
             "Pass labels.astype(int)."
-            if array.dtype.kind in "fb"
-            else "Pass each label's position among the columns of probs."
+            if array.dtype.kind == "b" or (array.dtype.kind == "f" and (array % 1 == 0).all())
+            else "Pass each label's position among the columns of probs; evaluate and class_errors also take classes=."
         )
         raise InvalidInputError(f"labels must be integers, column indices of probs; got dtype {array.dtype}. {remedy}")
     outside = (array < 0) | (array >= n_classes)
@@ -222,7 +233,7 @@ def _check_labels(labels: ArrayLike, *, n_samples: int, n_classes: int) -> NDArr
         row = int(np.argmax(outside))
         raise InvalidInputError(
             f"labels must be column indices of probs, 0 to {n_classes - 1}; got {array[row]} at row {row}. "
-            "Labels that count from 1 or are class names must be mapped to columns first."
+            "Labels that count from 1 must be mapped to columns first; evaluate and class_errors also take classes=."
         )
     return array.astype(np.intp, copy=False)
 
@@ -268,6 +279,8 @@ def check_group_codes(groups: ArrayLike, n_samples: int) -> NDArray[np.intp]:
     array, _ = _as_array(groups, "groups")
     if array.shape != (n_samples,):
         raise InvalidInputError(f"groups must be one label a row, {n_samples} of them; got shape {array.shape}.")
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        raise InvalidInputError(f"groups must be known for every row; row {int(np.argmax(np.isnan(array)))} has none.")
     try:
         return np.unique(array, return_inverse=True)[1].astype(np.intp, copy=False)
     except TypeError as error:

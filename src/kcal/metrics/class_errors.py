@@ -68,9 +68,10 @@ class ClassErrors:
         return pandas.DataFrame(columns, index=pandas.Index(self.classes, name="class"))
 
     def __str__(self) -> str:
-        heading = f"{'class':<20}  {'samples':>8}  {'kept':>8}  {'prediction':>10}  {'frequency':>9}  {'error':>7}"
+        width = min(max(len(str(name)) for name in [*self.classes, "class"]), 60)
+        heading = f"{'class':<{width}}  {'samples':>8}  {'kept':>8}  {'prediction':>10}  {'frequency':>9}  {'error':>7}"
         rows = [
-            f"{str(self.classes[k])[:20]:<20}  {self.positives[k]:>8,}  {self.counts[k]:>8,}  "
+            f"{str(self.classes[k])[:width]:<{width}}  {self.positives[k]:>8,}  {self.counts[k]:>8,}  "
             f"{self.mean_prediction[k]:>10.4f}  {self.frequency[k]:>9.4f}  {self.error[k]:>7.4f}"
             for k in self.worst(20)
         ]

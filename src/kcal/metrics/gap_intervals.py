@@ -28,7 +28,7 @@ PATH = np.concatenate([np.linspace(0.0, 2.0, 17), [2.2, 2.5, 3.0, 4.0, 6.0, 11.0
 FINE = 2001
 SHARED_BINS = 20
 ROUNDING = 1e-3
-"""Share of the measured error by which it may pass a quantile: where few outcomes are possible, both are often equal."""
+"""Share of the measured error by which it may pass a quantile: where few outcomes are possible, both are often one."""
 ENOUGH = 1.5
 """Samples of equal weight that a bin must be worth for its resamples to show how much it varies."""
 

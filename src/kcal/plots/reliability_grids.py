@@ -174,9 +174,7 @@ def _label_all(panels: SubFigure, title: str | None) -> None:
 
 
 def _heading(class_name: str) -> str:
-    """Break a name into two lines; of one that is too long, the end is what tells it from its like."""
-    name = " ".join(str(class_name).split())
-    return plain(name if len(name) <= 30 else f"{name[:14]}… {name[-13:]}", width=16, lines=2)
+    return plain(class_name, width=16, lines=2)
 
 
 def _highest(drawn: Sequence[ReliabilityBins]) -> float:

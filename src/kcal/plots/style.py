@@ -21,8 +21,16 @@ LINES = ("-", "--", "-.", ":")
 
 
 def plain(name: str, *, width: int = 70, lines: int = 3) -> str:
-    """Return a name as it is to be read: broken into lines, cut with … after some, dollar signs no mathematics."""
-    shown = textwrap.wrap(str(name), width, max_lines=lines, placeholder="…")
+    """Return a name as it is to be read: broken into lines, dollar signs no mathematics.
+
+    One that is too long is cut in the middle: its end is what tells it from its like.
+    """
+    text = " ".join(str(name).split())
+    shown = textwrap.wrap(text, width)
+    kept = lines * width - 1
+    while len(shown) > lines:
+        kept -= 1
+        shown = textwrap.wrap(f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}", width)
     return "\n".join(shown).replace("$", r"\$")
 
 

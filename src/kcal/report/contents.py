@@ -133,6 +133,13 @@ def _check_alike(probabilities: Mapping[str, ArrayLike], evaluations: Mapping[st
     missing = [name for name in probabilities if name not in evaluations]
     if missing:
         raise InvalidInputError(f"evaluations must hold every method of probabilities; {missing[0]!r} is missing.")
+    for name, probs in probabilities.items():
+        found, shape = evaluations[name], np.shape(probs)
+        if shape != (found.n_samples, found.n_classes):
+            raise InvalidInputError(
+                f"the evaluation of {name!r} must be of its probabilities: {found.n_samples:,} samples of "
+                f"{found.n_classes:,} classes are not of shape {shape}."
+            )
     settings = {
         (found.n_samples, found.n_classes, found.bins, found.threshold, found.clip, found.confidence)
         for found in (evaluations[name] for name in probabilities)
