@@ -106,3 +106,13 @@ def test_an_error_names_the_method(run, calibration, test_set, tmp_path):
     result = run("evaluate", "logits.npz", test_set, "--methods", "ts,kcal", code=1)
     assert "kcal: " in result.output
     assert "embeddings" in result.output
+
+
+def test_of_all_methods_those_that_lack_their_inputs_are_left_out_with_a_word(run, test_set, tmp_path):
+    arrays = blobs(90, 1)
+    del arrays["embeddings"]
+    np.savez(tmp_path / "logits.npz", **arrays)
+    result = run("evaluate", "logits.npz", test_set, "--methods", "all", "--no-intervals", "--json", "figures.json")
+    found = json.loads(Path("figures.json").read_text())["metrics"]
+    assert set(CALIBRATORS) - set(found) == {"kcal", "kcal-linear"}
+    assert "kcal-linear is left out" in result.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from kcal.calibrators.training_set import is_to_be_learned
 from kcal.cli.class_order import classes_to_fit
 from kcal.cli.fitting import fit_samples, read_to_fit
 from kcal.cli.judged import Judged, judge_model
+from kcal.cli.messages import OverlapError
 from kcal.cli.samples import Source
-from kcal.errors import InvalidInputError, KcalError
+from kcal.errors import InvalidInputError, KcalError, KcalWarning
 from kcal.progress import working
 
 
@@ -39,20 +41,30 @@ def judge_methods(
     train: Path | None,
     train_labels: Path | None,
     allow_overlap: bool,
+    leave_out: bool = False,
 ) -> Judged:
-    """Fit every method on the calibration set, and return their probabilities for the test set, uncalibrated first."""
+    """Fit every method on the calibration set, and return their probabilities for the test set, uncalibrated first.
+
+    With ``leave_out`` a method that cannot be fitted or judged is left out with a warning.
+    """
     found: dict[str, NDArray[Any]] = {}
     first: Judged | None = None
     for name in names:
-        with working(f"Fitting {name}"):
-            calibrator = _fitted(name, calibration, train, train_labels)
-            judged = judge_model(calibrator, test, before=None, allow_overlap=allow_overlap)
+        try:
+            with working(f"Fitting {name}"):
+                calibrator = _fitted(name, calibration, train, train_labels)
+                judged = judge_model(calibrator, test, before=None, allow_overlap=allow_overlap)
+            order = _order(first or judged, judged, name)
+        except KcalError as error:
+            if isinstance(error, OverlapError) or not leave_out:
+                raise
+            warnings.warn(f"{name} is left out: {error}", KcalWarning, stacklevel=2)
+            continue
         first = first or judged
-        order = _order(first, judged, name)
         for method, probabilities in judged.probabilities.items():
             found.setdefault(name if method == calibrator.method else method, probabilities[:, order])
     if first is None:
-        raise InvalidInputError("there is no method to judge.")
+        raise InvalidInputError("no method could be fitted; the warnings say why.")
     ordered = {name: found[name] for name in sorted(found, key=lambda name: name != "uncal")}
     return Judged(ordered, first.labels, first.classes, first.groups, first.weights)
 

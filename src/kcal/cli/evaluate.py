@@ -138,6 +138,7 @@ def evaluate(
             train=train,
             train_labels=train_labels,
             allow_overlap=allow_overlap,
+            leave_out=methods.strip() == "all",
         )
     elif data is None:
         judged = judge_probabilities(source, before=other)
