@@ -18,6 +18,7 @@ from kcal.losses import MMCE, FocalLoss, MMCELoss, focal_loss, mmce, mmce_loss
 LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "focal 0.5": lambda z, y: focal_loss(z, y, gamma=0.5),
     "focal 3": lambda z, y: focal_loss(z, y, gamma=3.0),
+    "focal 1000": lambda z, y: focal_loss(z, y, gamma=1000),
     "flsd-53": lambda z, y: focal_loss(z, y),
     "mmce plain": lambda z, y: mmce(z, y, weighted=False),
     "mmce weighted": lambda z, y: mmce(z, y),
@@ -30,6 +31,7 @@ EDGES: dict[str, tuple[list[list[float]], list[int]]] = {
     "p = 1": ([[1e4, 0, 0], [0, 500, 0], [0, 0, 200]], [0, 1, 2]),
     "p = 0": ([[1e4, 0, -1e4], [0, 500, 0], [300, 0, 200]], [2, 0, 1]),
     "right and wrong, both sure": ([[1e4, 0], [0, 1e4]], [0, 0]),
+    "as large as is promised": ([[1e30, -1e30, 0], [0, 1e30, -1e30], [-1e30, 0, 1e30]], [0, 2, 1]),
     "ties": ([[1.0, 1, 1], [0, 0, 0]], [0, 2]),
 }
 
@@ -151,6 +153,16 @@ def test_value_and_slope_are_finite_at_every_edge(name: str, edge: str, dtype: t
     assert bool(torch.isfinite(logits.grad).all())
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_mmce_is_finite_for_the_largest_logits_that_there_are(weighted: bool) -> None:
+    logits = torch.tensor([[3e38, -3e38], [-3e38, 3e38]], requires_grad=True)
+    error = mmce(logits, torch.tensor([0, 0]), weighted=weighted)
+    error.backward()
+    assert logits.grad is not None
+    assert bool(torch.isfinite(error))
+    assert bool(torch.isfinite(logits.grad).all())
+
+
 @pytest.mark.parametrize("edge", ["all right", "all wrong", "one sample"])
 def test_weighted_mmce_of_one_kind_only_is_zero_with_no_slope(edge: str) -> None:
     rows, labels = EDGES[edge]
@@ -202,6 +214,11 @@ def test_training_with_the_losses_lowers_them() -> None:
         (lambda: focal_loss(torch.zeros(3), torch.tensor([0])), r"got logits of shape \(3,\)"),
         (lambda: mmce(torch.zeros(3, 2), torch.tensor([0, 1])), r"labels of shape \(2,\)"),
         (lambda: mmce(torch.zeros(2, 2), torch.tensor([0.0, 1.0])), "dtype int64"),
+        (lambda: mmce(torch.zeros(2, 3), torch.tensor([0, 3])), "columns of the logits, 0 to 2; got 3"),
+        (lambda: mmce(torch.zeros(2, 3), torch.tensor([-1, 2])), "columns of the logits, 0 to 2; got -1"),
+        (lambda: mmce_loss(torch.zeros(2, 3), torch.tensor([0, -100])), "0 to 2; got -100"),
+        (lambda: focal_loss(torch.zeros(2, 3), torch.tensor([0, 3])), "0 to 2; got 3"),
+        (lambda: focal_loss(torch.zeros(2, 3), torch.tensor([-100, 0])), "0 to 2; got -100"),
         (lambda: mmce(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)), r"shape \(0, 2\)"),
     ],
 )

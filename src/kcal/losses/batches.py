@@ -24,11 +24,22 @@ def full_precision(logits: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def check_batch(logits: torch.Tensor, labels: torch.Tensor) -> None:
-    """Refuse shapes and kinds that cannot be meant; values are the network's own, and torch looks at the labels."""
+    """Refuse shapes and kinds that cannot be meant, and labels that are no columns; logits are the network's own.
+
+    The least and the greatest label are looked at. On the CPU that is nothing beside the loss; on another device the
+    host waits for them, once a call, and a compiled graph breaks there.
+    """
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or labels.dtype != torch.int64 or 0 in logits.shape:
         raise InvalidInputError(
             "a loss needs logits (n, n_classes) and n labels that are columns, of dtype int64; got logits of shape "
             f"{tuple(logits.shape)} and labels of shape {tuple(labels.shape)} and dtype {labels.dtype}."
+        )
+    least, greatest = torch.stack(torch.aminmax(labels)).tolist()
+    if least < 0 or greatest >= logits.shape[1]:
+        wrong = least if least < 0 else greatest
+        raise InvalidInputError(
+            f"labels must be columns of the logits, 0 to {logits.shape[1] - 1}; got {wrong}. "
+            "Leave out samples without a label: no number stands for them."
         )
 
 

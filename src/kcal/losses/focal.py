@@ -26,9 +26,11 @@ def focal_loss(
     Parameters
     ----------
     logits : tensor
-        Half precision is computed in single; loss and gradient are finite wherever the logits are.
+        Half precision is computed in single. Loss and gradient are finite for logits up to 1e30 in size and γ up to
+        1000; beyond that single precision can overflow.
     labels : tensor of int64
-        Columns.
+        Columns, from 0 to n_classes − 1; others are refused, for which a device other than the CPU is waited for once
+        a call.
     gamma : float or "flsd-53"
         γ, or the published schedule: 5 where p_y < 0.2, else 3.
     reduction : "mean", "sum" or "none"
@@ -60,6 +62,9 @@ def _check_gamma(gamma: float | str) -> None:
 
 class FocalLoss(nn.Module):
     """:func:`focal_loss` as a module.
+
+    It is called as ``nn.CrossEntropyLoss`` is, with labels (n,), but has none of its options ``weight``,
+    ``ignore_index`` and ``label_smoothing``.
 
     Parameters
     ----------

@@ -32,9 +32,15 @@ COEFFICIENT = 0.2
 def mmce(logits: torch.Tensor, labels: torch.Tensor, *, weighted: bool = True) -> torch.Tensor:
     """Return sqrt(max(MMCE², 0) + 1e-10) of logits (n, n_classes) and labels (n,), a scalar.
 
-    Half precision is computed in single; value and gradient are finite for every batch.
+    Half precision is computed in single; value and gradient are finite for every batch of finite logits. Labels that
+    are no columns are refused, for which a device other than the CPU is waited for once a call.
     """
     check_batch(logits, labels)
+    return _mmce(logits, labels, weighted=weighted)
+
+
+def _mmce(logits: torch.Tensor, labels: torch.Tensor, *, weighted: bool) -> torch.Tensor:
+    """Return the error of a checked batch."""
     with full_precision(logits) as wide:
         confidence, guess = torch.softmax(wide, dim=1).max(dim=1)  # (n,)
         right = (guess == labels).to(confidence.dtype)
@@ -61,7 +67,8 @@ def mmce_loss(
     Parameters
     ----------
     logits, labels : tensor
-        Labels are columns, of dtype int64.
+        Labels are columns, of dtype int64, from 0 to n_classes − 1; others are refused, for which a device other than
+        the CPU is waited for once a call.
     coefficient : float
         λ: tune it on validation log-loss, a published one does not transfer.
     weighted : bool
@@ -75,7 +82,7 @@ def mmce_loss(
     check_batch(logits, labels)
     with full_precision(logits) as wide:
         losses = cross_entropy(wide, labels, reduction="none")
-    return REDUCTIONS[reduction](losses + coefficient * mmce(logits, labels, weighted=weighted))
+    return REDUCTIONS[reduction](losses + coefficient * _mmce(logits, labels, weighted=weighted))
 
 
 def _check_coefficient(coefficient: float) -> None:
@@ -107,6 +114,9 @@ class MMCE(nn.Module):
 
 class MMCELoss(nn.Module):
     """:func:`mmce_loss` as a module.
+
+    It is called as ``nn.CrossEntropyLoss`` is, with labels (n,), but has none of its options ``weight``,
+    ``ignore_index`` and ``label_smoothing``.
 
     Parameters
     ----------
