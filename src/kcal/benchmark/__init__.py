@@ -3,6 +3,18 @@
 from kcal.benchmark.cells import Cell, Outcome
 from kcal.benchmark.entrants import ENTRANTS, PAPER
 from kcal.benchmark.running import Plan, run
-from kcal.benchmark.tasks import Task, example_task, read_task, read_tasks
+from kcal.benchmark.tasks import Task, example_task, read_task, read_tasks, write_task
 
-__all__ = ["ENTRANTS", "PAPER", "Cell", "Outcome", "Plan", "Task", "example_task", "read_task", "read_tasks", "run"]
+__all__ = [
+    "ENTRANTS",
+    "PAPER",
+    "Cell",
+    "Outcome",
+    "Plan",
+    "Task",
+    "example_task",
+    "read_task",
+    "read_tasks",
+    "run",
+    "write_task",
+]

@@ -12,7 +12,8 @@ Beside it may lie companions, NAME@focal.npz and the like: ``pool_logits`` of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from kcal.calibrators import ClassifierOutputs
 from kcal.datasets import COMPANIONS, load_example
 from kcal.errors import FileFormatError, InvalidInputError
+from kcal.persistence import write_whole
 
 PARTS = ("train", "pool")
 
@@ -89,7 +91,10 @@ def task_paths(folder: Path) -> list[Path]:
 def read_task(path: str | Path) -> Task:
     """Read and check one task and its companions."""
     place = Path(path)
-    arrays = _read(place)
+    return _task_of(_read(place), place)
+
+
+def _task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
     parts = {part: _part(arrays, part, place.name) for part in PARTS}
     n_classes = parts["pool"].logits.shape[1]
     _check_alike(parts, place.name)
@@ -101,6 +106,53 @@ def read_task(path: str | Path) -> Task:
     companions = {loss: _companion(found, parts["pool"]) for loss, found in beside.items()}
     classes = tuple(str(name) for name in names.tolist())
     return Task(place.stem, parts["train"], parts["pool"], share, classes, companions)
+
+
+def write_task(
+    path: str | Path,
+    train: ClassifierOutputs,
+    pool: ClassifierOutputs,
+    *,
+    calibration_share: float,
+    classes: Sequence[str] | None = None,
+) -> Task:
+    """Write a task, in half precision, and return what is read back; a file that could not be read is not left behind.
+
+    Parameters
+    ----------
+    path
+        NAME.npz.
+    train, pool
+        Embeddings, logits, labels (columns of the logits) and, if there are any, groups of both.
+    calibration_share
+        Share of the pool that calibrates in each reshuffle.
+    classes
+        Names of the columns; their numbers if None.
+    """
+    place = Path(path)
+    if place.suffix != ".npz" or "@" in place.stem:
+        raise InvalidInputError(f"a task must be called NAME.npz, without @; got {place.name!r}.")
+    arrays: dict[str, NDArray[Any]] = {"calibration_share": np.array(float(calibration_share))}
+    if classes is not None:
+        arrays["classes"] = np.array([str(name) for name in classes])
+    for name, part in zip(PARTS, (train, pool), strict=True):
+        for what in ("embeddings", "logits"):
+            values = np.asarray(getattr(part, what), dtype=np.float32)
+            arrays[f"{name}_{what}"] = _halved(values, f"{name}_{what}")
+        arrays[f"{name}_labels"] = np.asarray(part.labels).astype(np.int32)
+        if part.groups is not None:
+            arrays[f"{name}_groups"] = np.asarray(part.groups)
+    checked = _task_of(arrays, place)  # before anything is written
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    write_whole(place, buffer.getvalue())
+    return checked
+
+
+def _halved(values: NDArray[np.float32], name: str) -> NDArray[Any]:
+    """Return values in half precision where they fit in; a network's outputs hold no more digits than that."""
+    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+    return values.astype(np.float16) if largest < float(np.finfo(np.float16).max) else values
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:

@@ -17,6 +17,7 @@ from kcal.cli.evaluate import evaluate
 from kcal.cli.fit import fit
 from kcal.cli.messages import EXIT_CODES, ReadableGroup
 from kcal.cli.predict import predict
+from kcal.cli.task import task
 
 app = typer.Typer(
     cls=ReadableGroup,
@@ -53,7 +54,7 @@ def _page(command: Callable[..., None]) -> str:
 
 
 app.callback(help=_page(kcal), epilog=EXIT_CODES)(kcal)
-for _command in (demo, fit, predict, evaluate, bench):
+for _command in (demo, fit, predict, evaluate, bench, task):
     app.command(help=_page(_command), epilog=EXIT_CODES)(_command)
 
 

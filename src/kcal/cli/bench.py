@@ -37,7 +37,7 @@ def bench(
     tasks: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[TASKS]", help="A folder of tasks, NAME.npz; the embedded example if left out.", show_default=False
+            metavar="TASKS", help="A folder of tasks, NAME.npz; the embedded example if left out.", show_default=False
         ),
     ] = None,
     out: Annotated[

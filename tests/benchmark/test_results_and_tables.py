@@ -1,0 +1,115 @@
+"""Tables show means, spreads and the paper's marks, in every format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from kcal.benchmark import Cell, Outcome, Plan, Task, run
+from kcal.benchmark.results import MEASURES, Results, Row
+from kcal.benchmark.tables import Entry, Table, all_tables, metric_table, rank_table, time_table
+from kcal.benchmark.writing import write_results
+from kcal.errors import InvalidInputError
+
+METHODS = ("uncal", "ts", "imax", "focal")
+
+
+def outcome(method: str, reshuffle: int, **numbers: float) -> Outcome:
+    every = dict.fromkeys(MEASURES, 0.5) | numbers
+    return Outcome(Cell("ta_sk", False, reshuffle, method), every, 1.0 + reshuffle, 0.5)
+
+
+@pytest.fixture
+def results() -> Results:
+    """Three reshuffles: ts as accurate as uncal and better calibrated; imax best of all, but far less accurate."""
+    noise = (0.0, 0.002, -0.002)
+    found = []
+    for index, shift in enumerate(noise):
+        found += [
+            outcome("uncal", index, accuracy=0.9 + shift, expected_calibration_error=0.1 + shift),
+            outcome("ts", index, accuracy=0.9 + shift, expected_calibration_error=0.05 + shift),
+            outcome("imax", index, accuracy=0.7 + shift, expected_calibration_error=0.01 + shift),
+        ]
+    return Results.of(found, METHODS)
+
+
+def test_a_table_marks_the_best_that_keeps_the_accuracy(results: Results) -> None:
+    table = metric_table(results, "expected_calibration_error")
+    assert table.heading == ("task", *METHODS)
+    (row,) = table.rows
+    assert row == (
+        Entry("ta_sk"),
+        Entry("10.00±0.20"),
+        Entry("5.00±0.20", bold=True),
+        Entry("1.00±0.20†", underlined=True),
+        Entry("–"),
+    )
+
+
+def test_ranks_and_seconds(results: Results) -> None:
+    ranks = {row[0].text: row[1:] for row in rank_table(results).rows}
+    assert [entry.text for entry in ranks["ECE"]] == ["3.00 ± 0.00", "2.00 ± 0.00", "1.00 ± 0.00", "–"]
+    assert ranks["ECE"][2].bold
+    assert ranks["Accuracy"][0].text == "1.50 ± 0.00"
+    assert ranks["overall, without NLL"][3].text == "–"
+    assert [entry.text for entry in time_table(results).rows[0]] == ["ta_sk", *["2.00 + 0.50"] * 3, "–"]
+
+
+def test_a_failure_takes_a_method_out_of_its_row_and_is_told(results: Results) -> None:
+    broken = Outcome(Cell("ta_sk", False, 1, "ts"), error="ValueError: no")
+    found = Results.of([*(o for o in results.outcomes if o.cell != broken.cell), broken], METHODS)
+    assert metric_table(found, "expected_calibration_error").rows[0][2] == Entry("–")
+    assert all_tables(found)[-1].rows == ((Entry("ta_sk"), Entry("ts"), Entry("1"), Entry("ValueError: no")),)
+    assert found.values(Row("ta_sk", False), "accuracy", "ts") is None
+
+
+def test_every_format_says_the_same(results: Results) -> None:
+    table = metric_table(results, "expected_calibration_error")
+    markdown = table.as_markdown()
+    assert "| ta_sk | 10.00±0.20 | **5.00±0.20** | <u>1.00±0.20†</u> | – |" in markdown
+    rows = list(csv.reader(io.StringIO(table.as_csv())))
+    assert rows == [["task", *METHODS], ["ta_sk", "10.00±0.20", "5.00±0.20", "1.00±0.20†", "–"]]
+    latex = table.as_latex()
+    assert r"ta\_sk & 10.00$\pm$0.20 & \textbf{5.00$\pm$0.20} & \underline{1.00$\pm$0.20$\dagger$} & -- \\" in latex
+    assert latex.count("{") == latex.count("}")
+    console = Console(width=100, file=io.StringIO(), force_terminal=False)
+    console.print(table.turned().as_rich())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = [line.split()[0] for line in text.splitlines() if line.strip()]
+    assert shown[-len(METHODS) :] == list(METHODS)
+
+
+def test_brackets_and_bars_in_names_harm_no_format() -> None:
+    table = Table("t", "title", ("task", "a"), ((Entry("[bold]x|y&z%"), Entry("1")),))
+    assert "x\\|y" in table.as_markdown()
+    assert r"x|y\&z\%" in table.as_latex()
+    console = Console(width=60, file=io.StringIO())
+    console.print(table.as_rich())
+    assert "[bold]x|y&z%" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_run_leaves_all_its_files(task: Task, tmp_path: Path) -> None:
+    plan = Plan(("ts", "smooth"), reshuffles=2, jobs=1)
+    results = Results.of(run([task], plan, tmp_path), plan.methods)
+    files = {str(path.relative_to(tmp_path)) for path in write_results(results, plan, tmp_path)}
+    assert {"results.json", "tables.md", "tables.tex", "csv/ranks.csv", "csv/seconds.csv"} <= files
+    assert {"reliability/small.png", "reliability/small-by-group.png"} <= files
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert stored["settings"]["seed"] == 0
+    assert stored["versions"]["torch"]
+    assert len(stored["outcomes"]) == 2 * 2 * 2
+    assert "| small (by group) |" in (tmp_path / "tables.md").read_text()
+    first = metric_table(results, "accuracy").rows[0]
+    assert first[3] == Entry("–")  # there is no companion for smooth
+    assert np.isfinite(results.overall()["ts"])
+
+
+def test_nothing_to_show_is_told() -> None:
+    with pytest.raises(InvalidInputError, match="no outcomes"):
+        Results.of([], METHODS)
