@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.tasks import Task, read_tasks
+from benchmarks.tasks import all_tasks, split
+from kcal.benchmark import Task
 from kcal.calibrators import CALIBRATORS, ClassifierOutputs, fit_on, make_calibrator
 from kcal.metrics import negative_log_likelihood
 
@@ -36,7 +37,7 @@ def measure_task(task: Task, console: Console) -> dict[str, Figures]:
     """Return the median times and the mean log-loss of every method over the reshuffles."""
     figures = {}
     for name in track(CALIBRATORS, description=task.name, console=console, transient=True):
-        runs = [measure(name, task.train, *task.split(seed)) for seed in SEEDS]
+        runs = [measure(name, task.train, *split(task, seed)) for seed in SEEDS]
         fits, predictions, losses = zip(*runs, strict=True)
         figures[name] = (median(fits), median(predictions), mean(losses))
     return figures
@@ -45,7 +46,7 @@ def measure_task(task: Task, console: Console) -> dict[str, Figures]:
 def main(console: Console, tasks: Path | None = None) -> None:
     """Print a table a task, and what the log-losses over that of temperature scaling are on average."""
     ratios: dict[str, list[float]] = {name: [] for name in CALIBRATORS}
-    for task in read_tasks(tasks):
+    for task in all_tasks(tasks):
         figures = measure_task(task, console)
         fit, predict, loss = figures["ts"]
         table = Table("method", "fit, s", "over ts", "predict, s", "over ts", "test NLL", "over ts", title=task.name)

@@ -8,8 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.tasks import Task, read_tasks
+from benchmarks.tasks import all_tasks, split
 from kcal import FastRecipe, KCal, PaperRecipe
+from kcal.benchmark import Task
 from kcal.calibrators import fit_on
 from kcal.metrics import accuracy, negative_log_likelihood
 
@@ -19,7 +20,7 @@ SPLIT_SEED = 1
 
 
 def measure(task: Task, recipe: FastRecipe | PaperRecipe) -> tuple[float, float, float, str]:
-    calibration, test = task.split(SPLIT_SEED)
+    calibration, test = split(task, SPLIT_SEED)
     start = time.perf_counter()
     calibrator = fit_on(KCal(recipe=recipe, progress=None), calibration, task.train)
     seconds = time.perf_counter() - start
@@ -34,7 +35,7 @@ def main(console: Console, tasks: Path | None = None) -> None:
     table.title = (
         f"Fit with the fast recipe and the paper's, {PAPER.epochs} epochs (wanted: NLL no higher, time under 0.1)"
     )
-    for task in read_tasks(tasks):
+    for task in all_tasks(tasks):
         name = task.name
         results = {"fast": measure(task, FastRecipe()), "paper": measure(task, PAPER)}
         for recipe, (seconds, loss, share, where) in results.items():
