@@ -124,6 +124,7 @@ class KCal(Calibrator):
 
     inputs: ClassVar[str] = "embeddings"
     method: ClassVar[str] = "kcal"
+    columns_are_classes: ClassVar[bool] = False
 
     bandwidth_: float
     bandwidth_curve_: BandwidthCurve | None
