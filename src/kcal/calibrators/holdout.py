@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +57,15 @@ def _deal_groups(codes: Index, groups: Index, folds: int, seed: int) -> Index:
     return result
 
 
-def fold_codes(codes: Index, folds: int, groups: Index | None, seed: int) -> Index:
-    """Return a fold for each row: classes spread evenly over folds, or whole groups dealt out by size."""
+def check_folds(folds: Any) -> None:
+    """Refuse a number of folds that is none."""
     if not isinstance(folds, Integral) or isinstance(folds, bool) or folds < 2:
         raise InvalidInputError(f"folds must be an integer of at least 2, or None for leave-one-out; got {folds!r}.")
+
+
+def fold_codes(codes: Index, folds: int, groups: Index | None, seed: int) -> Index:
+    """Return a fold for each row: classes spread evenly over folds, or whole groups dealt out by size."""
+    check_folds(folds)
     available = len(codes) if groups is None else len(np.unique(groups))
     if available < folds:
         what = "samples" if groups is None else "groups"
