@@ -243,6 +243,25 @@ def test_without_gpytorch_the_message_says_how_to_install_it(problem: Any, monke
         GaussianProcessCalibration().fit(problem.logits, problem.labels)
 
 
+def test_the_largest_numbers_that_a_file_may_hold_give_probabilities(fitted: GaussianProcessCalibration) -> None:
+    state = fitted.state()
+    for name, number in (("inducing", -2.9e150), ("mean", -1e150), ("mean", 1e150)):
+        tensors = {**state.tensors, name: state.tensors[name].clone()}
+        tensors[name][0] = number
+        stored = CalibratorState(state.method, state.parameters, state.values, tensors)
+        logits = np.array([[1.0, 0, -2], [-9e149, 0, 9e149], [-20, -30, 0]])
+        logarithms = GaussianProcessCalibration.from_state(stored).predict_log_proba(logits)
+        assert np.isfinite(logarithms).all()
+        np.testing.assert_allclose(np.exp(logarithms).sum(axis=1), 1.0)
+
+
+@pytest.mark.parametrize(("draws", "expected"), [(1, 2), (7, 8), (8, 8)])
+def test_every_draw_has_its_negative(draws: int, expected: int) -> None:
+    normals = _standard_normals(draws, 3, seed=0)
+    assert normals.shape == (expected, 3)
+    assert torch.equal(normals.sort(dim=0).values, (-normals).sort(dim=0).values)
+
+
 def test_a_damaged_state_is_refused(fitted: GaussianProcessCalibration, tmp_path: Path) -> None:
     loaded = load(save(fitted, tmp_path / "gp.kcal"))
     assert loaded.lengthscale_ == fitted.lengthscale_
@@ -253,6 +272,9 @@ def test_a_damaged_state_is_refused(fitted: GaussianProcessCalibration, tmp_path
         ("deviation", -torch.ones(10).double()),
         ("log_lengthscale", torch.tensor([50.0]).double()),
         ("inducing", torch.zeros(10)),
+        ("inducing", torch.full((10,), -1e300, dtype=torch.float64)),
+        ("inducing", torch.full((10,), 1e6).double()),
+        ("mean", torch.full((10,), 1e300, dtype=torch.float64)),
     ):
         with pytest.raises(FileFormatError, match=f"{name}|mean"):
             GaussianProcessCalibration.from_state(
@@ -267,7 +289,7 @@ def test_a_damaged_state_is_refused(fitted: GaussianProcessCalibration, tmp_path
         GaussianProcessCalibration.from_state(
             CalibratorState(state.method, state.parameters, state.values, state.tensors | nothing)
         )
-    with pytest.raises(FileFormatError, match="a stored parameter is damaged"):
+    with pytest.raises(InvalidInputError, match="samples must be"):
         GaussianProcessCalibration.from_state(
             CalibratorState(state.method, {**state.parameters, "samples": 0}, state.values, state.tensors)
         )

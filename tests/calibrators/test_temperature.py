@@ -33,15 +33,18 @@ def test_the_temperature_matches_a_brute_force_grid(seed: int, temperature: floa
     assert loss(logits, labels, found) <= loss(logits, labels, best) + 1e-12
 
 
-def test_it_recovers_the_true_temperature_as_samples_grow() -> None:
-    generator = np.random.default_rng(0)
-    true_logits = generator.normal(scale=1.5, size=(200_000, 4))
-    labels = (true_logits + generator.gumbel(size=true_logits.shape)).argmax(axis=1)
-    errors = [
-        abs(np.log(TemperatureScaling().fit(2.5 * true_logits[:n], labels[:n]).temperature_ / 2.5))
-        for n in (2_000, 200_000)
-    ]
-    assert errors[1] < 0.01
+def test_it_recovers_the_true_temperature_at_the_rate_of_the_root_of_samples() -> None:
+    def error(n: int, seed: int) -> float:
+        generator = np.random.default_rng([n, seed])
+        true_logits = generator.normal(scale=1.5, size=(n, 4))
+        labels = (true_logits + generator.gumbel(size=true_logits.shape)).argmax(axis=1)
+        return float(np.log(TemperatureScaling().fit(2.5 * true_logits, labels).temperature_ / 2.5))
+
+    sizes = np.array([100, 400, 1_600, 6_400])
+    errors = [np.sqrt(np.mean([error(n, seed) ** 2 for seed in range(40)])) for n in sizes]
+    exponent = np.polyfit(np.log(sizes), np.log(errors), 1)[0]
+    assert exponent == pytest.approx(-0.5, abs=0.1)
+    assert errors[-1] < 0.02
 
 
 def test_weights_equal_repetition(problem: Any) -> None:
@@ -68,6 +71,15 @@ def test_saturated_single_precision_logits_are_no_trouble() -> None:
     with pytest.warns(ConvergenceWarning, match="bound, 100"):
         calibrator = TemperatureScaling().fit(logits, [0, 1, 2, 0, 2])
     assert np.isfinite(calibrator.predict_log_proba(logits)).all()
+
+
+def test_no_calibration_takes_weights_and_ignores_them(problem: Any) -> None:
+    weights = np.linspace(0, 3, len(problem.labels))
+    weighted = Uncalibrated().fit(problem.logits, problem.labels, sample_weight=weights)
+    plain = Uncalibrated().fit(problem.logits, problem.labels)
+    np.testing.assert_array_equal(weighted.predict_proba(problem.test_logits), plain.predict_proba(problem.test_logits))
+    with pytest.raises(InvalidInputError, match="sample_weight"):
+        Uncalibrated().fit(problem.logits, problem.labels, sample_weight=-weights)
 
 
 def test_probabilities_are_taken_only_when_named(problem: Any) -> None:

@@ -15,10 +15,18 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kcal.arrays import check_matrix, kind_of, row_fingerprints
+from kcal.calibrators.logits import check_representation
+from kcal.calibrators.parameters import check_seed
 from kcal.errors import FileFormatError, InvalidInputError
 
 LONGEST_LABEL = 1_000_000
 """Bytes of a label in a file; more is no label."""
+WORDS = ("representation", "form", "maps", "binning", "training")
+"""Parameters that are one word each, whichever method has them."""
+
+
+class LoadArgumentError(InvalidInputError):
+    """What :func:`kcal.load` was given beside the file is wrong or missing; the file is sound."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Name under which a saved calibrator is found again."""
     preserves_order: ClassVar[bool] = False
     """Whether classes always rank as their logits do, equal ones equal: accuracy and top-k accuracy cannot change."""
+    columns_are_classes: ClassVar[bool] = True
+    """Whether ``X`` has one column a class, as logits have and embeddings have not."""
     classes_: NDArray[Any]
     n_features_in_: int
     _fingerprints: NDArray[np.uint64]  # of the rows that it was fitted on, ascending
@@ -106,17 +116,32 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return known
 
     def _state(self, parameters: dict[str, Any], values: dict[str, Any], **tensors: torch.Tensor) -> CalibratorState:
-        """Return the state: what all calibrators share, and what is the method's own."""
+        """Return the state: what all calibrators share, and what is the method's own.
+
+        Numbers of numpy, as a search over parameters gives them, become those of Python, which JSON can hold.
+        """
         shared = {
             "classes": encode_classes(self.classes_),
             "n_features": self.n_features_in_,
             "feature_names": getattr(self, "feature_names_in_", np.array([])).tolist(),
         }
         prints = torch.from_numpy(self._fingerprints.view(np.int64))
-        return CalibratorState(self.method, parameters, shared | values, {"fingerprints": prints, **tensors})
+        tensors = {"fingerprints": prints, **tensors}
+        return CalibratorState(self.method, plain(parameters), plain(shared | values), tensors)
+
+    def _check_shared_parameters(self) -> None:
+        """Refuse a seed that is none, and what is no word where one is meant; every fit and every load begins here."""
+        parameters = self.get_params(deep=False)
+        check_seed(parameters.get("seed", 0))
+        for name in WORDS:
+            if not isinstance(parameters.get(name, ""), str):
+                raise InvalidInputError(f"{name} must be one word, as text; got {parameters[name]!r}.")
+        if "representation" in parameters:
+            check_representation(parameters["representation"])
 
     def _restore(self, state: CalibratorState) -> Self:
         """Put back what all calibrators share."""
+        self._check_shared_parameters()
         values, prints = state.values, state.tensors["fingerprints"]
         names = values["feature_names"]
         self.classes_, self.n_features_in_ = decode_classes(values["classes"]), values["n_features"]
@@ -127,6 +152,11 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         unique = len(np.unique(self.classes_)) == len(self.classes_)
         if type(self.n_features_in_) is not int or self.n_features_in_ < 1 or len(self.classes_) < 2 or not unique:
             raise FileFormatError("the stored classes or features are damaged.")
+        if self.columns_are_classes and self.n_features_in_ != len(self.classes_):
+            raise FileFormatError(
+                "the stored classes are not as many as the columns: "
+                f"{self.n_features_in_} columns are stored for {len(self.classes_)} classes."
+            )
         if prints.dtype != torch.int64 or prints.ndim != 1 or len(prints) == 0:
             raise FileFormatError("the stored fingerprints are damaged.")
         self._fingerprints = np.sort(prints.numpy().view(np.uint64))
@@ -148,11 +178,15 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _whole_or_not_at_all(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a fit that fails leave the calibrator unfitted, not half of what it was and half of what it was to be."""
+    """Make a fit that fails leave the calibrator unfitted, not half of what it was and half of what it was to be.
+
+    It also begins every fit with the check of the parameters that calibrators share.
+    """
 
     @wraps(fit)
     def whole(self: Calibrator, *values: Any, **options: Any) -> Any:
         try:
+            self._check_shared_parameters()
             return fit(self, *values, **options)
         except BaseException:
             for name in vars(self).keys() - self.get_params(deep=False).keys():
@@ -174,7 +208,18 @@ def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
 def refuse_extra(kind: type[Calibrator], extra: dict[str, Any]) -> None:
     """Refuse what a method needs nothing of when it is put together again."""
     if extra:
-        raise InvalidInputError(f"a saved {kind.__name__} takes no {', '.join(extra)}; leave it out.")
+        raise LoadArgumentError(f"a saved {kind.__name__} takes no {', '.join(extra)}; leave it out.")
+
+
+def plain(value: Any) -> Any:
+    """Return ``value`` with Python's numbers, lists and dictionaries in place of numpy's numbers, arrays and tuples."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value
 
 
 def encode_classes(classes: NDArray[Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from kcal.arrays import check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, refuse_extra
-from kcal.calibrators.logits import REPRESENTATIONS, encode_columns, log_probabilities
+from kcal.calibrators.logits import encode_columns, log_probabilities
 from kcal.errors import ConvergenceWarning, FileFormatError, InvalidInputError, MissingExtraError
 
 ITERATIONS = 1000
@@ -44,7 +44,7 @@ class GaussianProcessCalibration(Calibrator):
     inducing_points : int
         How many; they are the k-means of the scores of all classes together. Fewer if there are fewer scores.
     samples : int
-        Draws for a prediction.
+        Draws for a prediction; an odd number is rounded up, so that every draw has its negative.
     representation : "logits" or "probabilities"
         What ``X`` holds, and what the process is a function of: the log probability of a class, or its probability.
     progress : bool, optional
@@ -138,14 +138,11 @@ class GaussianProcessCalibration(Calibrator):
             value = getattr(self, name)
             if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) < 2**32:
                 raise InvalidInputError(f"{name} must be an integer from {least} to 2³² − 1; got {value!r}.")
-        if self.representation not in REPRESENTATIONS:
-            raise InvalidInputError(f"representation must be one of {REPRESENTATIONS}; got {self.representation!r}.")
 
     def state(self) -> CalibratorState:
         """Return what the fitted calibrator is made of."""
         check_is_fitted(self)
-        numbers = {name: int(getattr(self, name)) for name in ("inducing_points", "samples", "seed")}
-        return self._state(self.get_params() | numbers, {}, **self._learned)
+        return self._state(self.get_params(), {}, **self._learned)
 
     @classmethod
     def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
@@ -153,17 +150,11 @@ class GaussianProcessCalibration(Calibrator):
         refuse_extra(cls, extra)
         latent_process = require_latent_process()
         calibrator = cls(**state.parameters)._restore(state)
-        try:
-            calibrator._check_parameters()
-        except InvalidInputError as error:
-            raise FileFormatError(f"a stored parameter is damaged: {error}") from error
-        if calibrator.n_features_in_ != len(calibrator.classes_):
-            raise FileFormatError("the stored classes are not as many as the columns.")
-        names = ("inducing", *latent_process.BOUNDS)
-        calibrator._learned = {name: state.tensors[name] for name in names}
+        calibrator._check_parameters()
+        calibrator._learned = {name: state.tensors[name] for name in latent_process.STORED_BOUNDS}
         n_points = state.tensors["inducing"].numel()
         for name, tensor in calibrator._learned.items():
-            lowest, highest = latent_process.BOUNDS.get(name, latent_process.FREE)
+            lowest, highest = latent_process.STORED_BOUNDS[name]
             size = 1 if name.startswith("log_") else n_points
             sound = tensor.dtype == torch.float64 and tensor.shape == (size,) and bool(torch.isfinite(tensor).all())
             if size < 1 or not sound or not bool(((tensor >= lowest) & (tensor <= highest)).all()):
@@ -221,9 +212,12 @@ def expected_softmax(means: torch.Tensor, variances: torch.Tensor, normals: torc
 
 
 def _standard_normals(draws: int, n_classes: int, seed: int) -> torch.Tensor:
-    """Return standard normal numbers, (draws, n_classes), each with its negative, so that their mean is exactly 0."""
+    """Return standard normal numbers, (draws, n_classes), each with its negative, so that their mean is exactly 0.
+
+    An odd number of draws is rounded up.
+    """
     half = np.random.default_rng(seed).standard_normal((-(-draws // 2), n_classes))
-    return torch.from_numpy(np.concatenate([half, -half])[:draws])
+    return torch.from_numpy(np.concatenate([half, -half]))
 
 
 def _share_between_equals(logarithms: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

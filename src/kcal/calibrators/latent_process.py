@@ -24,7 +24,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.variational import MeanFieldVariationalDistribution, VariationalStrategy
 
-from kcal.arrays import ALMOST_ZERO
+from kcal.arrays import ALMOST_ZERO, LARGEST
 from kcal.calibrators.quasi_newton import FREE, Bounds, minimise
 from kcal.calibrators.score_grid import SPACING, ScoreGrid, spread_scores
 from kcal.progress import progress_bar
@@ -40,6 +40,8 @@ BOUNDS: dict[str, Bounds] = {
     "mean": FREE,
 }
 """What the solver may look at, by the name of a parameter."""
+STORED_BOUNDS: dict[str, Bounds] = {"inducing": (-3 * LARGEST, 1.0)} | BOUNDS | {"mean": (-LARGEST, LARGEST)}
+"""What a file may hold: log probabilities of logits up to ``LARGEST``, and nothing whose square overflows."""
 POINTS_AT_ONCE = 2**16
 """Scores in one block: bounds the memory at any number of samples and classes."""
 SPACINGS_A_LENGTHSCALE = 50

@@ -14,13 +14,18 @@ from kcal.errors import InvalidInputError
 REPRESENTATIONS = ("logits", "probabilities")
 
 
+def check_representation(representation: Any) -> None:
+    """Refuse what does not say what the rows are."""
+    if not isinstance(representation, str) or representation not in REPRESENTATIONS:
+        raise InvalidInputError(f"representation must be one of {REPRESENTATIONS}; got {representation!r}.")
+
+
 def log_probabilities(rows: torch.Tensor, representation: str) -> torch.Tensor:
     """Return log-softmax of the rows in float64, so that a constant added to a row changes nothing.
 
     ``representation`` says what the rows are; it is never guessed.
     """
-    if representation not in REPRESENTATIONS:
-        raise InvalidInputError(f"representation must be one of {REPRESENTATIONS}; got {representation!r}.")
+    check_representation(representation)
     rows = rows.cpu().double()
     if representation == "logits":
         return torch.log_softmax(rows, dim=1)

@@ -152,8 +152,6 @@ class OneVersusRest(Calibrator):
             if not calibrator._is_map(*parts):
                 raise FileFormatError(f"a stored map ({', '.join(cls.parts)}) is damaged.")
         calibrator._restore_more(state.values)
-        if calibrator.n_features_in_ != len(calibrator.classes_):
-            raise FileFormatError("the stored classes are not as many as the columns.")
         return calibrator
 
     @abstractmethod

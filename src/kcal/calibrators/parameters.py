@@ -1,4 +1,4 @@
-"""What the parameters of a KCal may be, checked when it is fitted and when it is loaded."""
+"""What a seed and the parameters of a KCal may be, checked when a calibrator is fitted and when it is loaded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kcal.calibrators.holdout import check_folds
 from kcal.calibrators.training_set import check_projection
 from kcal.errors import InvalidInputError
 from kcal.kernels import get_kernel
@@ -21,6 +22,12 @@ SEED_LIMIT = 2**64
 """What torch's generators take."""
 
 
+def check_seed(seed: Any) -> None:
+    """Refuse what no generator of random numbers can start from."""
+    if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= int(seed) < SEED_LIMIT:
+        raise InvalidInputError(f"seed must be an integer of at least 0 and below 2⁶⁴; got {seed!r}.")
+
+
 def check_parameters(calibrator: KCal) -> None:
     """Refuse a parameter that cannot be meant."""
     get_kernel(calibrator.kernel)
@@ -31,10 +38,11 @@ def check_parameters(calibrator: KCal) -> None:
         raise InvalidInputError('dimension applies to the projections "skip" and "linear"; leave it at "auto".')
     if calibrator.dimension != "auto":
         choose_dimension(calibrator.dimension, 1)
-    if not isinstance(calibrator.seed, Integral) or not 0 <= calibrator.seed < SEED_LIMIT:
-        raise InvalidInputError(f"seed must be an integer of at least 0 and below 2⁶⁴; got {calibrator.seed!r}.")
+    check_seed(calibrator.seed)
     if not (isinstance(calibrator.smoothing, Real) and 0 <= calibrator.smoothing < 1):
         raise InvalidInputError(f"smoothing must be at least 0 and less than 1; got {calibrator.smoothing!r}.")
+    if calibrator.folds is not None:
+        check_folds(calibrator.folds)
     _check_bandwidth(calibrator)
     _check_prior_numbers(calibrator.prior)
 

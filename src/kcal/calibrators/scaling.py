@@ -129,8 +129,6 @@ class LinearScaling(Calibrator):
             if tensor.dtype != torch.float64 or tuple(tensor.shape) != shape or not tensor.isfinite().all():
                 raise FileFormatError(f"the stored {name} are damaged.")
             setattr(calibrator, f"{name}_", tensor.numpy().copy())
-        if calibrator.n_features_in_ != n_classes:
-            raise FileFormatError("the stored classes are not as many as the columns.")
         return calibrator
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from sklearn.utils.validation import check_is_fitted
 
+from kcal.arrays import check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, refuse_extra
 from kcal.calibrators.logits import encode_columns, log_probabilities
 
@@ -30,12 +31,17 @@ class Uncalibrated(Calibrator):
         self.representation = representation
         self.seed = seed
 
-    def fit(self, X: Any, y: Any, *, classes: Any = None) -> Self:
-        """Learn the classes; integer labels are columns."""
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
+        """Learn the classes; integer labels are columns.
+
+        ``sample_weight`` changes nothing: it is taken so that weighted data can be compared with no calibration.
+        """
         rows, _ = self._check_rows(X, fitting=True)
         self._remember(rows)
         log_probabilities(rows, self.representation)
         _, self.classes_ = encode_columns(y, rows.shape[0], rows.shape[1], classes)
+        if sample_weight is not None:
+            check_weights(sample_weight, len(rows))
         return self
 
     def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
