@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kcal.arrays import ArrayKind
-from kcal.calibrators.base import CalibratorState, decode_classes, encode_classes
+from kcal.calibrators.base import CalibratorState, LoadArgumentError, decode_classes, encode_classes, plain
 from kcal.calibrators.parameters import check_parameters
 from kcal.calibrators.prior import check_prior
 from kcal.errors import FileFormatError, InvalidInputError
@@ -40,7 +40,7 @@ def describe(calibrator: KCal) -> CalibratorState:
     curve, training = calibrator.bandwidth_curve_, calibrator.training_curve_
     values = {
         "bandwidth": calibrator.bandwidth_,
-        "bandwidth_curve": None if curve is None else _plain(asdict(curve)),
+        "bandwidth_curve": None if curve is None else plain(asdict(curve)),
         "training_curve": None if training is None else asdict(training),
         "checkpoint_step": calibrator.checkpoint_step_,
         "checkpoint_losses": calibrator.checkpoint_losses_,
@@ -100,7 +100,7 @@ def _parameters(calibrator: KCal) -> dict[str, Any]:
     parameters["recipe"] = recipe if isinstance(recipe, str) else {"name": _name_of(recipe), **asdict(recipe)}
     if parameters["prior"] is not None and not isinstance(parameters["prior"], str):
         parameters["prior"] = check_prior(parameters["prior"], calibrator.classes_)  # JSON has no keys but text
-    return {name: _plain(value) for name, value in parameters.items()}
+    return {name: plain(value) for name, value in parameters.items()}
 
 
 def _name_of(recipe: Recipe) -> str:
@@ -112,19 +112,6 @@ def _recipe_from(stored: Any) -> str | Recipe:
         return stored
     numbers = dict(stored)
     return RECIPES[numbers.pop("name")](**numbers)
-
-
-def _plain(value: Any) -> Any:
-    """Return ``value`` as JSON can hold it."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, dict):
-        return {name: _plain(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return value
 
 
 def _architecture(module: nn.Module) -> str:
@@ -167,12 +154,12 @@ def _rebuild_projection(
 ) -> nn.Module:
     kind = values["projection"]
     if kind == OWN_MODULE and given is None:
-        raise InvalidInputError(
+        raise LoadArgumentError(
             "this calibrator uses a projection of your own; only its tensors are stored. "
             "Build the module again and pass it: kcal.load(path, projection=module)."
         )
     if kind != OWN_MODULE and given is not None:
-        raise InvalidInputError(f'this calibrator has a "{kind}" projection, stored whole; leave projection= out.')
+        raise LoadArgumentError(f'this calibrator has a "{kind}" projection, stored whole; leave projection= out.')
     if given is not None:
         module = deepcopy(given)
     elif kind == "identity":
