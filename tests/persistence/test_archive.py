@@ -17,7 +17,9 @@ from safetensors.torch import load as read_tensors
 from safetensors.torch import save as write_tensors
 from torch import nn
 
-from kcal import FastRecipe, KCal, TemperatureScaling, load, save, train_projection
+from calibrator_checks import quick
+from kcal import CALIBRATORS, FastRecipe, KCal, TemperatureScaling, load, save, train_projection
+from kcal.calibrators import ClassifierOutputs, fit_on
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
 
 TINY = FastRecipe(steps=4, batch_size=60, checkpoints=2)
@@ -311,3 +313,80 @@ def test_the_module_that_a_caller_passes_stays_as_it_was(problem: Any, tmp_path:
     assert loaded.projection_ is not module
     assert module.weight.dtype == torch.float32
     assert module.weight.requires_grad
+
+
+DAMAGES: list[tuple[str, Any]] = [
+    ("seed", -1),
+    ("seed", None),
+    ("representation", "scores"),
+    ("representation", ["logits"]),
+    ("maps", "all"),
+    ("maps", {}),
+    ("bins", 0),
+    ("bins", "many"),
+    ("binning", "equal"),
+    ("form", "square"),
+    ("form", []),
+    ("knots", 1.5),
+    ("floor", "x"),
+    ("penalty", -1.0),
+    ("penalty", "strong"),
+    ("training", "none"),
+    ("folds", 1),
+    ("samples", 0),
+    ("inducing_points", [3]),
+    ("width", 0),
+    ("epochs", "x"),
+    ("grid", "fine"),
+    ("bandwidth", -1.0),
+    ("smoothing", 2.0),
+    ("kernel", "square"),
+]
+
+
+def saved(name: str, problem: Any, folder: Path) -> Path:
+    calibrator = quick(name)
+    if "projection" in calibrator.get_params():
+        calibrator.set_params(projection="identity")
+    outputs = ClassifierOutputs(problem.embeddings, problem.logits, problem.labels)
+    return save(fit_on(calibrator, outputs), folder / "model.kcal")
+
+
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_a_damaged_parameter_is_a_damaged_file_of_that_name(name: str, problem: Any, tmp_path: Path) -> None:
+    path = saved(name, problem, tmp_path)
+    header = header_of(path)
+    for parameter, value in DAMAGES:
+        if parameter in header["parameters"]:
+            damaged = {**header, "parameters": {**header["parameters"], parameter: value}}
+            with pytest.raises(FileFormatError, match=parameter) as caught:
+                load(rewrite(path, damaged))
+            assert str(caught.value).startswith(str(path))
+            assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_columns_that_do_not_fit_the_classes_are_a_damaged_file(name: str, problem: Any, tmp_path: Path) -> None:
+    path = saved(name, problem, tmp_path)
+    header = header_of(path)
+    for columns in (5, 2, 0, "3", 3.0, True, None):
+        damaged = {**header, "values": {**header["values"], "n_features": columns}}
+        with pytest.raises(FileFormatError) as caught:
+            load(rewrite(path, damaged))
+        assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("form", ["diag", "oi"])
+def test_columns_that_do_not_fit_the_classes_are_seen_in_every_form(form: str, problem: Any, tmp_path: Path) -> None:
+    fitted = quick("iop").set_params(form=form).fit(problem.logits, problem.labels)
+    path = save(fitted, tmp_path / "model.kcal")
+    header = header_of(path)
+    header["values"]["n_features"] = 5
+    with pytest.raises(FileFormatError, match="5 columns are stored for 3 classes"):
+        load(rewrite(path, header))
+
+
+def test_a_module_for_a_method_without_projection_is_the_callers_mistake(problem: Any, tmp_path: Path) -> None:
+    path = saved("ts", problem, tmp_path)
+    with pytest.raises(InvalidInputError, match="takes no projection; leave it out"):
+        load(path, projection=nn.Identity())

@@ -18,6 +18,7 @@ from safetensors.torch import save as to_bytes
 from torch import nn
 
 from kcal.calibrators import Calibrator, CalibratorState, class_of
+from kcal.calibrators.base import LoadArgumentError
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
 
 FORMAT = "kcal"
@@ -68,8 +69,12 @@ def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -
     try:
         state = CalibratorState(header["method"], header["parameters"], header["values"], tensors)
         return class_of(state.method).from_state(state, **extra)
+    except LoadArgumentError:
+        raise
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
+    except InvalidInputError as error:  # what a fit would have refused, so that no fit can have written it
+        raise FileFormatError(f"{path}: a stored parameter is damaged: {error}") from error
     except KcalError:
         raise
     except (
