@@ -6,22 +6,17 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from sklearn.model_selection import GridSearchCV
 
 import calibrator_checks
-from kcal import CALIBRATORS, FastRecipe
-from kcal.calibrators import Calibrator, make_calibrator
+from calibrator_checks import quick
+from kcal import CALIBRATORS, load, save
+from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, make_calibrator
+from kcal.calibrators.base import WORDS
 from kcal.errors import InvalidInputError
 from synthetic import make_problem
-
-
-def quick(name: str) -> Calibrator:
-    calibrator = make_calibrator(name)
-    if "recipe" in calibrator.get_params():
-        calibrator.set_params(recipe=FastRecipe(steps=12, batch_size=120, checkpoints=3))
-    if name == "iop":
-        calibrator.set_params(width=4, epochs=10, folds=3)
-    return calibrator
 
 
 @pytest.mark.parametrize("check", calibrator_checks.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
@@ -49,3 +44,61 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_a_keyword_that_a_method_does_not_use_is_an_error(name: str, problem: Any) -> None:
     with pytest.raises(TypeError, match="train_embeddings"):
         make_calibrator(name).fit(problem.logits, problem.labels, train_embeddings=problem.train_embeddings)
+
+
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_numbers_of_numpy_as_parameters_survive_the_file(name: str, problem: Any, tmp_path: Path) -> None:
+    calibrator = quick(name).set_params(seed=1)
+    numbers = {
+        parameter: np.int64(value) if isinstance(value, int) else np.float32(value)
+        for parameter, value in calibrator.get_params(deep=False).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    calibrator.set_params(**numbers)
+    if "projection" in calibrator.get_params():
+        calibrator.set_params(projection="identity")
+    fitted = fit_on(calibrator, ClassifierOutputs(problem.embeddings, problem.logits, problem.labels))
+    loaded = load(save(fitted, tmp_path / "model.kcal"))
+    for parameter, value in numbers.items():
+        assert type(getattr(loaded, parameter)) is type(value.item())
+        assert getattr(loaded, parameter) == value
+
+
+def test_the_best_of_a_grid_search_can_be_saved(problem: Any, tmp_path: Path) -> None:
+    search = GridSearchCV(quick("histogram"), {"bins": np.arange(3, 6)}, cv=2).fit(problem.logits, problem.labels)
+    assert load(save(search.best_estimator_, tmp_path / "model.kcal")).bins == search.best_params_["bins"]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "a", None, True, np.array([1, 2])], ids=repr)
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_what_is_no_seed_is_refused_by_name(name: str, seed: Any, problem: Any) -> None:
+    calibrator = quick(name).set_params(seed=seed)
+    with pytest.raises(InvalidInputError, match="seed must be an integer"):
+        fit_on(calibrator, ClassifierOutputs(problem.embeddings, problem.logits, problem.labels))
+
+
+@pytest.mark.parametrize("value", [np.array(["logits", "shared"]), np.array([1, 2]), 3, None, "nope"], ids=repr)
+@pytest.mark.parametrize("name", CALIBRATORS)
+def test_what_is_no_word_is_refused_by_name(name: str, value: Any, problem: Any) -> None:
+    for word in set(WORDS) & set(quick(name).get_params()):
+        with pytest.raises(InvalidInputError, match=f"{word} must be"):
+            quick(name).set_params(**{word: value}).fit(problem.logits, problem.labels)
+
+
+def test_a_representation_set_after_the_fit_is_checked_too(problem: Any) -> None:
+    calibrator = make_calibrator("ts").fit(problem.logits, problem.labels)
+    with pytest.raises(InvalidInputError, match="representation must be one of"):
+        calibrator.set_params(representation=np.array(["logits", "logits"])).predict_proba(problem.logits)
+
+
+def test_weights_are_never_dropped_silently(problem: Any) -> None:
+    class Unweighted(Calibrator):
+        inputs = "logits"
+        method = "unweighted"
+
+        def fit(self, X: Any, y: Any) -> Any:
+            return self
+
+    weighted = ClassifierOutputs(None, problem.logits, problem.labels, weights=np.ones(240))
+    with pytest.raises(InvalidInputError, match="method unweighted cannot use any"):
+        fit_on(Unweighted(), weighted)
