@@ -6,7 +6,7 @@ import math
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -86,7 +86,7 @@ def measure_cell(task: Task, reshuffle: Reshuffle, entrant: Entrant, *, by_group
                 fitted - start,
                 predicted - fitted,
                 _details(calibrator),
-                _reliability(probabilities, labels) if reshuffle.index == 0 else None,
+                _reliability(probabilities, labels, task.classes) if reshuffle.index == 0 else None,
             )
     except Exception as error:  # whatever a method does, the others go on
         where = traceback.extract_tb(error.__traceback__)[-1]
@@ -126,7 +126,7 @@ def _details(calibrator: Calibrator) -> dict[str, Any]:
     }
 
 
-def _reliability(probs: NDArray[Any], labels: NDArray[np.int64]) -> dict[str, Any]:
+def _reliability(probs: NDArray[Any], labels: NDArray[np.int64], classes: Sequence[str]) -> dict[str, Any]:
     """Return what the reliability diagrams of the confidence and of every class show."""
     events: list[Any] = ["confidence", *range(min(probs.shape[1], 20))]
     binned = {
@@ -137,6 +137,7 @@ def _reliability(probs: NDArray[Any], labels: NDArray[np.int64]) -> dict[str, An
     }
     return {
         of: {
+            "name": "top class" if of == "confidence" else classes[int(of)],
             "counts": bins.counts.tolist(),
             "mean_prediction": [_finite(value) for value in bins.mean_prediction.tolist()],
             "observed_frequency": [_finite(value) for value in bins.observed_frequency.tolist()],
