@@ -15,7 +15,7 @@ from kcal import DirichletCalibration, TemperatureScaling, load, save
 from kcal.calibrators import dirichlet_training
 from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.dirichlet_grid import MOST_POINTS, published_grid, search_penalty
-from kcal.calibrators.dirichlet_solver import FoldProblem, Penalty
+from kcal.calibrators.dirichlet_solver import FoldProblem, Penalty, identity, solve_folds
 from kcal.calibrators.dirichlet_training import train_folds
 from kcal.calibrators.holdout import stratified_folds
 from kcal.errors import ConvergenceWarning, FileFormatError, InvalidInputError
@@ -79,6 +79,38 @@ def test_the_prediction_is_the_mean_of_the_folds_models(problem: Any) -> None:
     expected = np.mean([torch.softmax(torch.from_numpy(model), dim=1).numpy() for model in models], axis=0)
     assert len(models) == 5
     np.testing.assert_allclose(fitted.predict_proba(problem.test_logits), expected, atol=1e-12)
+
+
+def test_probabilities_are_clipped_at_the_published_constant_in_fitting_and_after() -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(60, 3))
+    logits[:, 2] -= np.where(np.arange(60) < 30, 200.0, 0.0)  # log q of the third class lies far below log 2.2e-16
+    labels = generator.integers(0, 3, 60)
+    clipped = torch.log_softmax(torch.from_numpy(logits), dim=1).numpy()
+    clipped = np.where(clipped < np.log(2.2e-16), np.log(2.2e-16), clipped)
+    fitted = DirichletCalibration(grid=[(0.1, 0.1)], folds=2).fit(logits, labels)
+    folds = stratified_folds(labels, 2, 0)
+    shares = torch.from_numpy((folds[None] != np.arange(2)[:, None]) / 30.0)
+    rows = FoldProblem(torch.from_numpy(np.c_[clipped, np.ones(60)]), torch.from_numpy(labels), shares)
+    expected = solve_folds(rows, Penalty(0.1, 0.1), identity(2, 3), tolerance=1e-12).coefficients.numpy()
+    np.testing.assert_allclose(fitted.weights_, expected[..., :-1], atol=1e-4)
+    models = [clipped @ w.T + b for w, b in zip(fitted.weights_, fitted.intercepts_, strict=True)]
+    mean = np.mean([torch.softmax(torch.from_numpy(model), dim=1).numpy() for model in models], axis=0)
+    np.testing.assert_allclose(fitted.predict_proba(logits), mean, atol=1e-12)
+    assert np.abs(fitted.weights_[:, :, 2]).max() > 1e-3  # the clipped column counts
+
+
+@pytest.mark.parametrize(("n", "n_classes", "scale"), [(60, 4, 1e3), (30, 3, 1e30)])
+def test_saturated_logits_reach_the_minimum(n: int, n_classes: int, scale: float) -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(n, n_classes)) * scale
+    labels = generator.integers(0, n_classes, n)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        fitted = DirichletCalibration().fit(logits, labels)
+    assert fitted.search_[0][3] < 2 * np.log(n_classes)  # a fold left at its start has twenty times that
+    assert min(point[3] for point in fitted.search_) < np.log(n_classes) + 0.1
+    assert -fitted.predict_log_proba(logits)[np.arange(n), labels].mean() < np.log(n_classes)
 
 
 def test_the_losses_of_the_search_are_those_of_held_out_rows(problem: Any) -> None:

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kcal.calibrators import dirichlet_solver, dirichlet_training
-from kcal.calibrators.dirichlet_solver import FoldProblem, Penalty, identity, solve_folds
+from kcal.calibrators.dirichlet_solver import FoldProblem, Penalty, identity, solve_folds, tempered_identity
 from kcal.calibrators.dirichlet_training import train_folds
 
 PENALTY = Penalty(0.03, 0.2, 0.05)
@@ -169,6 +169,58 @@ def test_the_published_training_stops_when_nothing_is_gained(monkeypatch: pytest
     monkeypatch.setattr(dirichlet_training, "_epoch", lambda *_: epochs.append(1) or 1.0)
     train_folds(make_fold_problem(n_folds=1), PENALTY, seed=0)
     assert len(epochs) == 2 * (1 + dirichlet_training.PATIENCE)
+
+
+def test_the_published_training_keeps_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each epoch adds 1 to every coefficient; the third is the best at the first rate, the second at the next."""
+    losses = iter([5.0, 4.0, 3.0, *[9.0] * dirichlet_training.PATIENCE, 8.0, 2.0, *[9.0] * dirichlet_training.PATIENCE])
+
+    def epoch(problem: Any, penalty: Any, coefficients: torch.Tensor, *_: Any) -> float:
+        coefficients += 1
+        return next(losses)
+
+    monkeypatch.setattr(dirichlet_training, "_epoch", epoch)
+    found = train_folds(make_fold_problem(n_folds=1), PENALTY, seed=0).coefficients
+    assert torch.equal(found, identity(1, 4) + 3 + 2)
+    assert next(losses, None) is None
+
+
+def make_saturated_problem() -> FoldProblem:
+    """Rows that are predicted with certainty, many of them wrongly; the first fold has no sample of class 3."""
+    generator = np.random.default_rng(0)
+    logs = torch.log_softmax(torch.from_numpy(generator.normal(scale=1e3, size=(60, 4))), dim=1)
+    codes = torch.where(torch.arange(60) % 3 > 0, logs.argmax(dim=1), torch.from_numpy(generator.integers(0, 4, 60)))
+    shares = torch.ones(2, 60, dtype=torch.float64)
+    shares[0, codes == 3] = 0
+    features = torch.nn.functional.pad(logs.clamp_min(np.log(2.2e-16)), (0, 1), value=1.0)
+    return FoldProblem(features, codes, shares / shares.sum(dim=1, keepdim=True))
+
+
+def test_the_tempered_start_is_the_best_power_of_two() -> None:
+    problem = make_saturated_problem()
+    start = tempered_identity(problem)
+    candidates = [identity(2, 4) / 2.0**power for power in range(15)]
+    for candidate in candidates:
+        candidate[0, 3, 3] = 1.0
+    losses = torch.stack([-(problem.shares * problem.own(problem.log_probabilities(c))).sum(1) for c in candidates])
+    for fold, best in enumerate(losses.argmin(dim=0).tolist()):
+        assert 0 < best < 14
+        torch.testing.assert_close(start[fold], candidates[best][fold])
+    calm = make_fold_problem()
+    sure = FoldProblem(calm.features, calm.features[:, :-1].argmax(dim=1), calm.shares)
+    assert torch.equal(tempered_identity(sure), identity(3, 4))
+
+
+def test_a_fold_that_cannot_move_stops_soon_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, searches = make_saturated_problem(), []
+    search = dirichlet_solver._line_search
+    monkeypatch.setattr(dirichlet_solver, "_line_search", lambda *values: searches.append(1) or search(*values))
+    stuck = solve_folds(problem, PENALTY, 1e3 * identity(2, 4), tolerance=1e-9)
+    assert not stuck.converged
+    assert len(searches) < 10
+    found = solve_folds(problem, PENALTY, tempered_identity(problem), tolerance=1e-9)
+    assert found.converged
+    assert bool((found.cross_entropy < np.log(4)).all())
 
 
 def test_saturated_logits_stay_finite_and_take_few_steps() -> None:

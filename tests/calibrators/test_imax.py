@@ -17,6 +17,7 @@ from kcal.calibrators.information_bins import (
     boundaries_between,
     find_bins,
     mutual_information,
+    place,
     seed_distance,
 )
 from kcal.calibrators.one_versus_rest import log_odds
@@ -126,6 +127,53 @@ def test_a_bin_that_is_empty_while_fitting_takes_the_overall_mean_and_loses_noth
     assert (np.bincount(found.place(scores), minlength=4) > 0).all()
 
 
+def test_one_step_gives_an_empty_bin_the_overall_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kcal.calibrators.information_bins._seeds", lambda *_: np.array([-9.0, -7.0, 0.0, 3.0]))
+    monkeypatch.setattr("kcal.calibrators.information_bins.MOST_STEPS", 1)
+    scores, weights = np.array([-2.0, -1.0, 0.5, 2.0, 4.0]), np.array([1.0, 2.0, 0.5, 1.0, 3.0])
+    means = sigmoid(scores) * weights
+    first, second, third = boundaries_between(np.array([-9.0, -7.0, 0.0, 3.0]))
+    assert scores[0] > second > first  # the two lowest bins are empty
+    members = [scores > -np.inf, scores > -np.inf, scores < third, scores >= third]
+    shares = np.array([means[own].sum() / weights[own].sum() for own in members])
+    expected = boundaries_between(np.sort(np.log(shares / (1 - shares))))
+    found = find_bins(scores, weights, 4, np.random.default_rng(0))
+    np.testing.assert_allclose(found.boundaries, expected, atol=1e-12)
+
+
+def test_a_score_at_a_boundary_belongs_to_the_upper_bin_in_fitting_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    np.testing.assert_array_equal(place(np.array([0.0, 1.0]), np.array([-0.1, 0.0, 0.5, 1.0, 1.1])), [0, 1, 1, 2, 2])
+    monkeypatch.setattr("kcal.calibrators.information_bins._seeds", lambda *_: np.array([-1.0, 1.0]))
+    monkeypatch.setattr("kcal.calibrators.information_bins.MOST_STEPS", 1)
+    scores = np.array([-1.0, 0.0, 3.0])
+    found = find_bins(scores, np.ones(3), 2, np.random.default_rng(0))  # the first boundary is 0
+    assert boundaries_between(np.array([-1.0, 1.0])) == [0.0]
+    assert found.information[0] == pytest.approx(partition_information(scores, (1,)), rel=1e-12)
+    upper = sigmoid(scores[1:]).mean()
+    expected = boundaries_between(np.array([-1.0, np.log(upper / (1 - upper))]))
+    np.testing.assert_allclose(found.boundaries, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["shared", "classwise", "top"])
+def test_a_row_at_a_boundary_gets_the_upper_bins_rate(form: str) -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(scale=2, size=(300, 2))
+    labels = (logits + generator.gumbel(size=logits.shape)).argmax(axis=1)
+    fitted = IMaxBinning(form=form, bins=4).fit(logits, labels)
+    fitted.boundaries_ = [np.array([0.5, 1.0, 1.5])] * len(fitted.rates_)
+    fitted.rates_ = [np.array([0.2, 0.55, 0.7, 0.9])] * len(fitted.rates_)
+    assert fitted.binned_scores(np.array([[1.0, 0.0]]))[0, 0] == pytest.approx(0.7)
+    assert fitted.binned_scores(np.array([[1.0 - 1e-6, 0.0]]))[0, 0] == pytest.approx(0.55)
+
+
+def test_the_seed_draws_where_the_alternation_starts(problem: Any) -> None:
+    found, again, other = (
+        IMaxBinning(seed=seed).fit(problem.logits, problem.labels).boundaries_[0] for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(found, again)
+    assert not np.array_equal(found, other)
+
+
 def test_a_bin_answers_with_its_rate_kept_from_nought_and_one_by_its_size() -> None:
     places = np.array([0, 0, 0, 0, 1, 1, 1, 3, 3])
     targets = np.array([0.0, 1, 0, 0, 1, 1, 1, 0, 0])
@@ -214,6 +262,21 @@ def test_a_weight_counts_as_that_many_samples() -> None:
     weighted = bin_rates(places, targets, np.array([3.0, 1.0, 2.0]), 2)
     repeated = bin_rates(np.array([0, 0, 0, 0, 1, 1]), np.array([1.0, 1, 1, 0, 1, 1]), np.ones(6), 2)
     np.testing.assert_array_equal(weighted, repeated)
+
+
+@pytest.mark.parametrize("form", ["shared", "classwise", "top"])
+def test_weighted_rows_give_the_bins_and_rates_of_repeated_rows(form: str, problem: Any) -> None:
+    weights = np.random.default_rng(0).integers(1, 5, 240)
+    weighted = IMaxBinning(form=form).fit(problem.logits, problem.labels, sample_weight=weights)
+    repeated = IMaxBinning(form=form).fit(
+        np.repeat(problem.logits, weights, axis=0), np.repeat(problem.labels, weights)
+    )
+    plain = IMaxBinning(form=form).fit(problem.logits, problem.labels)
+    for ours, theirs in zip(
+        weighted.boundaries_ + weighted.rates_, repeated.boundaries_ + repeated.rates_, strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-9)
+    assert np.abs(weighted.predict_proba(problem.logits) - plain.predict_proba(problem.logits)).max() > 0.01
 
 
 def test_a_class_without_samples_gets_little(problem: Any) -> None:

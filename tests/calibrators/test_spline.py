@@ -70,6 +70,43 @@ def test_the_corrected_scores_are_those_of_a_loop_over_the_definition() -> None:
     np.testing.assert_allclose(corrected, expected, atol=1e-9)
 
 
+def weighted_oracle(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray, n_knots: int) -> np.ndarray:
+    """Return s + h′ of ascending scores by weighted least squares in the other basis, row by row."""
+    typical, total, reached, places, heights, height = weights.mean(), weights.sum(), 0.0, [], [], 0.0
+    for score, label, weight in zip(scores, labels, weights, strict=True):
+        # half of a row's weight lies below its middle, and half a typical row at either end below 0 and above 1
+        places.append(min(max((reached + weight / 2 - typical / 2) / (total - typical), 0.0), 1.0))
+        heights.append((height + (weight + typical) / 2 * (label - score)) / total)
+        reached, height = reached + weight, height + weight * (label - score)
+    values, slopes = truncated_powers(np.array(places), np.linspace(0, 1, n_knots))
+    roots = np.sqrt(weights)
+    at_knots = np.linalg.lstsq(roots[:, None] * values, roots * np.array(heights), rcond=None)[0]
+    return np.asarray(scores + slopes @ at_knots)
+
+
+@pytest.mark.parametrize("n_knots", [3, 6])
+def test_weighted_scores_are_corrected_by_weighted_least_squares(n_knots: int) -> None:
+    generator = np.random.default_rng(0)
+    scores, weights = np.sort(generator.random(60)), generator.gamma(0.3, size=60)
+    weights[[0, -1]] = 1e-3  # lighter than most: their places would lie outside [0, 1]
+    labels = (generator.random(60) < scores**2).astype(float)
+    found = correct_scores(np.log(scores), labels, weights, n_knots, None)[1]
+    np.testing.assert_allclose(found, weighted_oracle(scores, labels, weights, n_knots), atol=1e-9)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_number_of_knots_is_the_one_asked_for(weighted: bool, problem: Any) -> None:
+    weights = np.random.default_rng(0).random(240) if weighted else np.ones(240)
+    scores = softmax(problem.logits)
+    for n_knots in (2, 3, 9):
+        fitted = SplineCalibration(knots=n_knots, floor=False)
+        fitted.fit(problem.logits, problem.labels, sample_weight=weights if weighted else None)
+        for k in range(3):
+            order = np.argsort(scores[:, k])
+            oracle = weighted_oracle(scores[order, k], (problem.labels == k)[order], weights[order], n_knots)
+            np.testing.assert_allclose(fitted.corrected_[k], oracle.clip(0, 1), atol=1e-8)
+
+
 def test_scores_between_two_are_interpolated_by_their_distance_and_outside_keep_the_ends(problem: Any) -> None:
     fitted = SplineCalibration(form="top").fit(problem.logits, problem.labels)
     scores, corrected = fitted.scores_[0], fitted.corrected_[0]
@@ -102,6 +139,41 @@ def test_tied_logits_are_corrected_alike_however_they_are_shifted() -> None:
         shift = generator.normal(scale=50, size=(200, 1))
         shifted = SplineCalibration(form=form).fit(logits + shift, labels).predict_proba(logits - 0.7)
         np.testing.assert_allclose(shifted, plain, atol=1e-9)
+
+
+def wide_logits(spread: str, n: int, generator: np.random.Generator) -> np.ndarray:
+    if spread == "mixed":
+        return generator.choice([-1e4, 1e4, 0.0, 3.0], size=(n, 10)) + generator.normal(size=(n, 10))
+    return generator.normal(scale=float(spread), size=(n, 10))
+
+
+@pytest.mark.parametrize("spread", ["300", "1000", "mixed"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_widely_spread_logits_give_valid_rows_and_no_nought_with_the_floor(
+    form: str, spread: str, weighted: bool
+) -> None:
+    generator = np.random.default_rng(0)
+    logits, labels = wide_logits(spread, 300, generator), generator.integers(0, 10, 300)
+    weights = generator.random(300) ** 8 if weighted else None
+    test = np.concatenate([logits, wide_logits(spread, 3_000, generator)])
+    for floor in (True, False):
+        fitted = SplineCalibration(form=form, floor=floor).fit(logits, labels, sample_weight=weights)
+        p = fitted.predict_proba(test)
+        assert all((np.diff(scores) > 0).all() for scores in fitted.scores_)
+        assert np.isfinite(p).all()
+        np.testing.assert_allclose(p.sum(axis=1), 1.0, atol=1e-12)
+        assert (p >= (0.99e-12 if floor else 0.0)).all()
+
+
+def test_scores_too_small_to_be_told_apart_get_their_mean() -> None:
+    logs = np.array([-5000.0, -2000.0, -900.0, -740.0, np.log(0.2), np.log(0.7)])
+    labels = np.array([0.0, 1.0, 0.0, 0.0, 1.0, 1.0])
+    scores, corrected = correct_scores(logs, labels, np.ones(6), 3, None)
+    tied, expected = correct_scores(np.maximum(logs, -740.0), labels, np.ones(6), 3, None)
+    assert len(scores) == 3
+    np.testing.assert_array_equal(scores, tied)
+    np.testing.assert_array_equal(corrected, expected)
 
 
 def error_of_recovery(n: int, seed: int, correction: Any) -> float:

@@ -24,7 +24,7 @@ from kcal.calibrators.dirichlet_grid import (
     published_grid,
     search_penalty,
 )
-from kcal.calibrators.dirichlet_solver import FoldProblem, FoldSolution, Penalty, identity, solve_folds
+from kcal.calibrators.dirichlet_solver import FoldProblem, FoldSolution, Penalty, solve_folds, tempered_identity
 from kcal.calibrators.dirichlet_training import train_folds
 from kcal.calibrators.holdout import stratified_folds
 from kcal.calibrators.logits import encode_columns, log_probabilities
@@ -226,7 +226,7 @@ class _Search:
         self.problem = FoldProblem(features, torch.from_numpy(codes), shares)
         self.fold_of, self.weights = torch.from_numpy(fold_of), torch.from_numpy(weights / weights.sum())
         self.published_seed = published_seed
-        start = identity(n_folds, features.shape[1] - 1)
+        start = tempered_identity(self.problem)
         self.latest = self.best = FoldSolution(start, torch.empty(0), torch.empty(0), converged=False)
         self.latest_penalty = self.best_penalty = Penalty(1.0, 1.0)
         self.best_loss = inf

@@ -22,6 +22,8 @@ MOST_ITERATIONS = 60  # of conjugate gradients, in one Newton step
 SMALLEST = 1e-9  # stands for no penalty where only the order matters
 KEPT_CURVATURE = 0.99  # of the Hessian; the gradient and the line search see every row
 MANY_ITERATIONS = 15  # of conjugate gradients: the preconditioner has grown old
+STALLED, PATIENCE = 1e-12, 2
+"""So many steps in a row, none of which lowers a loss by this share of it, are the last: rounding allows no more."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,27 @@ def identity(n_folds: int, n_classes: int) -> torch.Tensor:
     return torch.eye(n_classes, n_classes + 1, dtype=torch.float64).repeat(n_folds, 1, 1)
 
 
+def tempered_identity(problem: FoldProblem) -> torch.Tensor:
+    """Return W = I/T and b = 0 for every fold, T the power of 2, at least 1, of least log-loss.
+
+    Rows that are predicted with certainty, and wrongly, bend nothing: from there no Newton step leads anywhere.
+    The diagonal of a class without samples stays at 1.
+    """
+    start = identity(len(problem.shares), problem.n_classes)
+    for fold, shares in enumerate(problem.shares):
+        alone = FoldProblem(problem.features, problem.codes, shares[None])
+        seen = torch.bincount(problem.codes[shares > 0], minlength=problem.n_classes).nonzero()[:, 0]
+        model, least = start[[fold]], inf
+        for _ in range(HALVINGS):
+            loss = -float((alone.shares * alone.own(alone.log_probabilities(model))).sum())
+            if not loss < least:
+                break
+            start[fold], least = model[0], loss
+            model = model.clone()
+            model[0, seen, seen] /= 2
+    return start
+
+
 def solve_folds(
     problem: FoldProblem, penalty: Penalty, start: torch.Tensor, *, tolerance: float, steps: int = 60
 ) -> FoldSolution:
@@ -130,17 +153,21 @@ def _solve(
     frozen = _frozen(problem, penalty)
     log_p = problem.log_probabilities(coefficients)
     loss = problem.loss(coefficients, log_p, penalty)
-    converged, iterations = False, inf
+    converged, iterations, stalled = False, inf, 0
     for _ in range(steps):
         p = log_p.exp()
         gradient = problem.gradient(coefficients, p, penalty).masked_fill(frozen, 0.0)
         if iterations > MANY_ITERATIONS:
             precondition = _preconditioner(problem, penalty, p)
         direction, iterations = _newton_direction(problem, penalty, p, gradient, frozen, precondition)
-        decrease = -(gradient * direction).sum(dim=(1, 2))
+        decrease, before = -(gradient * direction).sum(dim=(1, 2)), loss
         coefficients, log_p, loss = _line_search(problem, penalty, coefficients, log_p, loss, direction, decrease)
-        if bool((decrease / 2 < tolerance).all()):
+        unfinished = decrease / 2 >= tolerance
+        if not bool(unfinished.any()):
             converged = True
+            break
+        stalled = 0 if bool((before - loss > STALLED * before)[unfinished].any()) else stalled + 1
+        if stalled == PATIENCE:
             break
     own = problem.own(log_p)
     return FoldSolution(coefficients, own, -(problem.shares * own).sum(dim=1), converged)

@@ -79,7 +79,9 @@ def new_gap_map(
 class MonotoneMap:
     """One rising function of a score, for all classes: minus the integral, from a score to 0, of a density on a grid.
 
-    Between the grid's points the density is linear; below its last one, constant.
+    Between the grid's points the density is linear; below its last one, constant. The trapezoid rule is therefore its
+    exact integral, and the map rises everywhere; the published form evaluates the network at Clenshaw-Curtis points
+    of every score instead.
     """
 
     depths: torch.Tensor = field(repr=False)  # (cells + 1,), −t of the grid's points: 0 and rising

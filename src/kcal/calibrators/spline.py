@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline
 from sklearn.utils.validation import check_is_fitted
 
-from kcal.arrays import check_weights
+from kcal.arrays import ALMOST_ZERO, check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, refuse_extra
 from kcal.calibrators.logits import encode_columns, log_probabilities
 from kcal.calibrators.one_versus_rest import warn_of_missing_classes
@@ -24,6 +24,8 @@ from kcal.errors import FileFormatError, InvalidInputError
 Floats = NDArray[np.float64]
 
 FORMS = ("one-versus-rest", "rank", "top")
+LEAST_LOG_SCORE = -500.0
+"""Scores below are one score: a line between two of them would be too steep for a double."""
 
 
 class SplineCalibration(Calibrator):
@@ -48,8 +50,8 @@ class SplineCalibration(Calibrator):
         Of the spline, at least 2.
     floor : bool
         True keeps a corrected score within [min(s, 1/n), max(s, 1 − 1/n)]: n calibration scores cannot tell less than
-        1/n from 0 (of unequal weights, n is the effective number). False clips to [0, 1], as published, and gives the
-        probability 0 to classes that do occur.
+        1/n from 0 (of unequal weights, n is the effective number); nor is a probability below 1e-12. False clips to
+        [0, 1], as published, and gives the probability 0 to classes that do occur.
     representation : "logits" or "probabilities"
         What ``X`` holds; it is never guessed.
     seed : int
@@ -117,7 +119,14 @@ class SplineCalibration(Calibrator):
         return logs.numpy(), np.eye(logs.shape[1])[codes]
 
     def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        logs = log_probabilities(rows, self.representation)
+        found = self._corrected_rows(log_probabilities(rows, self.representation))
+        if not self.floor:
+            return found
+        kept = found.clamp_min(ALMOST_ZERO)  # a network's own score may be so small that it is stored as 0
+        return kept / kept.sum(dim=1, keepdim=True)
+
+    def _corrected_rows(self, logs: torch.Tensor) -> torch.Tensor:
+        """Return probabilities, (n, n_classes), of log-probabilities."""
         if self.form == "top":
             top = self._correct(logs.amax(dim=1, keepdim=True))[:, 0]
             return torch.exp(spread_top(logs, torch.log(top), torch.log1p(-top)))
@@ -197,13 +206,14 @@ def correct_scores(
     """Return the distinct scores, ascending, and s + h′ of each, from logarithms of scores and labels.
 
     Tied scores count with their mean label, so that the order of the rows plays no part, and get their mean output.
+    So do scores that are too small to be told apart.
     ``even`` is the :func:`slope_matrix` of equal weights, if these are equal.
     """
     order = np.argsort(log_scores, kind="stable")
-    ordered, masses = log_scores[order], weights[order]
+    ordered, masses = np.maximum(log_scores[order], LEAST_LOG_SCORE), weights[order]
     tie = np.concatenate([[0], np.cumsum(np.diff(ordered) > TIED)])  # (n,): which run of equal scores
     sizes = np.bincount(tie, masses)
-    scores = np.bincount(tie, masses * np.exp(ordered)) / sizes
+    scores = np.exp(np.bincount(tie, masses * ordered) / sizes)  # a light weight may not make a tiny score 0
     rates = np.bincount(tie, masses * labels[order]) / sizes
     differences = (rates - scores)[tie]
     to_knots, to_slopes = slope_matrix(masses, n_knots) if even is None else even
