@@ -25,8 +25,9 @@ FORMS = ("diag", "oi", "op")
 
 @pytest.fixture(scope="module")
 def fitted() -> dict[str, OrderPreservingCalibration]:
-    logits, labels, _ = warped(400, seed=0, n_classes=5)
-    return {form: OrderPreservingCalibration(form=form, width=10, epochs=40).fit(logits, labels) for form in FORMS}
+    logits, labels, _ = warped(300, seed=0, n_classes=5)
+    made = {form: OrderPreservingCalibration(form=form, width=10, folds=2, epochs=40) for form in FORMS}
+    return {form: calibrator.fit(logits, labels) for form, calibrator in made.items()}
 
 
 def same_order(before: Any, after: Any) -> bool:
@@ -156,7 +157,7 @@ def test_it_finds_a_monotone_warp_as_samples_grow(form: str) -> None:
         return float((truth * np.log(truth / calibrator.predict_proba(logits))).sum(axis=1).mean())
 
     def make() -> OrderPreservingCalibration:
-        return OrderPreservingCalibration(form=form, width=10)
+        return OrderPreservingCalibration(form=form, width=10, folds=3)
 
     losses = [divergence(make().fit(*warped(n, seed=1)[:2])) for n in (100, 4_000)]
     assert losses[1] < 0.5 * losses[0]
@@ -188,7 +189,7 @@ def test_only_op_can_tell_classes_apart() -> None:
     logits = true + np.array([3.0, 0.0, 0.0])
     nll = {}
     for form in FORMS:
-        calibrator = OrderPreservingCalibration(form=form, width=10).fit(logits[:3000], labels[:3000])
+        calibrator = OrderPreservingCalibration(form=form, width=10, folds=2).fit(logits[:3000], labels[:3000])
         nll[form] = -calibrator.predict_log_proba(logits[3000:])[np.arange(3000), labels[3000:]].mean()
     assert nll["op"] < min(nll["oi"], nll["diag"]) - 0.01
 
@@ -196,7 +197,7 @@ def test_only_op_can_tell_classes_apart() -> None:
 @pytest.mark.parametrize("form", ["diag", "oi"])
 def test_permuting_classes_permutes_columns_bit_for_bit(form: str, problem: Any) -> None:
     columns = np.array([1, 2, 0])
-    make = OrderPreservingCalibration(form=form, width=4, epochs=5)
+    make = OrderPreservingCalibration(form=form, width=4, folds=2, epochs=5)
     plain = make.fit(problem.logits, problem.labels).predict_proba(problem.test_logits)
     turned = make.fit(problem.logits[:, columns], np.argsort(columns)[problem.labels])
     np.testing.assert_array_equal(turned.predict_proba(problem.test_logits[:, columns]), plain[:, columns])
@@ -204,7 +205,7 @@ def test_permuting_classes_permutes_columns_bit_for_bit(form: str, problem: Any)
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_missing_class_zero_weights_and_few_samples_are_no_trouble(form: str, problem: Any) -> None:
-    make = OrderPreservingCalibration(form=form, width=4, epochs=5)
+    make = OrderPreservingCalibration(form=form, width=4, folds=2, epochs=5)
     keep = problem.labels != 2
     for rows, labels, weights in (
         (problem.logits[keep], problem.labels[keep], None),
@@ -266,7 +267,7 @@ def test_weights_reach_the_training_and_not_its_start_alone(
     form: str, problem: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SortedRows, "temperature", lambda *_: 1.0)
-    make = OrderPreservingCalibration(form=form, width=4, folds=2, epochs=400)
+    make = OrderPreservingCalibration(form=form, width=4, folds=2, epochs=250)
     logits, labels = problem.logits[:80], problem.labels[:80]
     top = logits.argmax(axis=1) == labels
     confidences = [
