@@ -116,3 +116,37 @@ def test_of_all_methods_those_that_lack_their_inputs_are_left_out_with_a_word(ru
     found = json.loads(Path("figures.json").read_text())["metrics"]
     assert set(CALIBRATORS) - set(found) == {"kcal", "kcal-linear"}
     assert "kcal-linear is left out" in result.output
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "expected"),
+    [
+        ("imax", ["form=top", "bins=7"], {"form": "top", "bins": 7}),
+        ("spline", ["form=rank", "floor=false"], {"form": "rank", "floor": False}),
+        ("platt", ["maps=shared"], {"maps": "shared"}),
+        ("dircal", ["grid=[[1, 0.1]]"], {"grid": [[1, 0.1]]}),
+    ],
+)
+def test_any_parameter_of_a_method_can_be_set(run, calibration, method, settings, expected):
+    options = [word for setting in settings for word in ("--set", setting)]
+    run("fit", calibration, "--method", method, *options, "--out", "model.kcal")
+    parameters = kcal.load("model.kcal").get_params()
+    assert {name: parameters[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["form"], "must be NAME=VALUE"),
+        (["form="], "must be NAME=VALUE"),
+        (["bones=3"], "'bones' is no parameter of method imax"),
+        (["seed=3"], "has an option of its own: --seed"),
+        (["bins=3", "bins=4"], "more than once"),
+    ],
+)
+def test_settings_that_no_method_takes_are_refused(run, calibration, settings, message):
+    options = [word for setting in settings for word in ("--set", setting)]
+    result = run("fit", calibration, "--method", "imax", *options, "--out", "model.kcal", code=2)
+    assert message in " ".join(result.output.replace("│", " ").split())
+    result = run("fit", calibration, "--method", "imax", "--set", "bins=many", "--out", "model.kcal", code=1)
+    assert "bins must be" in result.output

@@ -154,9 +154,9 @@ def test_shared_gaps_are_the_mean_of_all_events_at_like_predictions():
 
 @pytest.mark.parametrize("how", ["sharpened", "half random", "calibrated"])
 def test_intervals_hold_the_truth_with_many_classes_and_few_samples_of_each(how):
-    """12 data sets of 1,000 samples and 100 classes: bins of some ten samples, most without any positive."""
+    """8 data sets of 1,000 samples and 100 classes: bins of some ten samples, most without any positive."""
     generator, held = np.random.default_rng(36), {"adaptive": 0, "static": 0}
-    for _ in range(12):
+    for _ in range(8):
         logits = 2 * generator.normal(size=(1000, 100))
         probs = softmax(1.5 * logits if how == "sharpened" else logits, axis=1)
         true = 0.5 * probs + 0.005 if how == "half random" else softmax(logits, axis=1)
@@ -168,7 +168,7 @@ def test_intervals_hold_the_truth_with_many_classes_and_few_samples_of_each(how)
         ):
             low, high = found[name]
             held[kind] += low <= mean_true_error(probs, true, adaptive=kind == "adaptive") <= high
-    assert min(held.values()) >= 9  # of a nominal 11.4, three standard errors less are 9.1
+    assert min(held.values()) >= 6  # of a nominal 7.6, three standard errors less are 5.8
 
 
 def mean_true_error(probs, true, *, adaptive, bins=20, threshold=0.01):
@@ -213,9 +213,9 @@ def test_intervals_from_few_groups_hold_the_truth(n_groups):
         groups = np.repeat(np.arange(n_groups), 40)
         right = generator.random(len(groups)) < rates[groups]
         probs = np.tile([0.75, 0.25], (len(groups), 1))
-        low, high = evaluate(probs, np.where(right, 0, 1), groups=groups, confidence=0.95, resamples=100).intervals[
-            "accuracy"
-        ]
+        low, high = evaluate(
+            probs, np.where(right, 0, 1), groups=groups, confidence=0.95, resamples=100, bins=1
+        ).intervals["accuracy"]
         held += low <= 0.75 <= high
     assert held >= 51  # of a nominal 57, three standard errors less are 51.9
 

@@ -18,6 +18,7 @@ from kcal.cli.methods import (
     parse_dimension,
     parse_prior,
     parse_seed,
+    parse_settings,
     parse_smoothing,
     prior_in_order,
 )
@@ -54,6 +55,7 @@ def fit(
     smoothing: o.Smoothing = None,
     representation: o.Representation = None,
     seed: o.Seed = None,
+    more: o.Set = None,
 ) -> None:
     """Fit a calibrator on data that the network was not trained on, and write it to a file.
 
@@ -66,6 +68,8 @@ def fit(
     [bold]Examples[/]
 
     [green]kcal fit calibration.npz --out model.kcal[/]
+
+    [green]kcal fit calibration.npz --method imax --set form=top --set bins=20 --out model.kcal[/]
 
     [green]kcal fit calibration.csv --train train.csv --label-column diagnosis --group-column patient -o model.kcal[/]
     """
@@ -93,7 +97,7 @@ def fit(
         "logits": logit_columns,
     }
     files = {"labels": labels, "groups": groups, "weights": weights, "ids": ids}
-    parameters = check_options(method, typed)
+    parameters = check_options(method, typed) | parse_settings(method, more or [], typed)
     plan = make_calibrator(method, **{name: parameters[name] for name in ("projection",) if name in parameters})
     source = o.source_of(data, columns=columns, files=files, prefixes=("", "calibration_"), classes=classes)
     samples, learned = read_to_fit(plan, source, train, train_labels)

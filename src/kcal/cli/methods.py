@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,29 @@ def parse_seed(number: int | None) -> int | None:
     if number is not None and not 0 <= number < SEED_LIMIT:
         raise typer.BadParameter(f"--seed must be a whole number, at least 0 and below 2⁶⁴; got {number}.")
     return number
+
+
+def parse_settings(method: str, texts: Sequence[str], typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that ``--set NAME=VALUE`` names; values are JSON where they can be, and words elsewhere."""
+    fixed = getattr(CALIBRATORS[method], "keywords", {})
+    own = [name for name in make_calibrator(method).get_params() if name not in {*typed, *fixed, "progress"}]
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not value:
+            raise typer.BadParameter(f"--set must be NAME=VALUE, such as bins=20; got {text!r}.")
+        if name in typed:
+            raise typer.BadParameter(f"--set {name} has an option of its own: {option_name(name)}.")
+        if name not in own:
+            known = f"which takes {', '.join(own)}" if own else "which has no others"
+            raise typer.BadParameter(f"--set: {name!r} is no parameter of method {method}, {known}.")
+        if name in found:
+            raise typer.BadParameter(f"--set names {name} more than once.")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
 
 
 def parse_classes(text: str | None) -> list[str] | None:

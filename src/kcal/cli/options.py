@@ -126,6 +126,14 @@ Representation = Annotated[
         callback=one_of(REPRESENTATIONS),
     ),
 ]
+Set = Annotated[
+    list[str] | None,
+    _parameter(
+        "NAME=VALUE",
+        "Any other parameter of the method, such as form=top or bins=20; may be given several times.",
+        "--set",
+    ),
+]
 Seed = Annotated[int | None, _parameter("N", "Same seed, same result: at least 0. (default: 0)")]
 
 Confidence = Annotated[
