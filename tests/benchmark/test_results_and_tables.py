@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from kcal.benchmark import Cell, Outcome, Plan, Task, run
+from kcal.benchmark.page import PAPER_METHODS, PAPER_RANKS, results_page, where_not_first
 from kcal.benchmark.results import MEASURES, Results, Row
 from kcal.benchmark.tables import Entry, Table, all_tables, metric_table, rank_table, time_table
 from kcal.benchmark.writing import write_results
@@ -113,3 +114,24 @@ def test_a_run_leaves_all_its_files(task: Task, tmp_path: Path) -> None:
 def test_nothing_to_show_is_told() -> None:
     with pytest.raises(InvalidInputError, match="no outcomes"):
         Results.of([], METHODS)
+
+
+def test_the_page_tells_where_kcal_is_not_first_and_what_the_paper_ranked(results: Results) -> None:
+    noise = (0.0, 0.002, -0.002)
+    kcal = [outcome("kcal", i, accuracy=0.9 + d, expected_calibration_error=0.2 + d) for i, d in enumerate(noise)]
+    found = Results.of([*results.outcomes, *kcal], ("uncal", "ts", "imax", "kcal"))
+    page = results_page(found, Plan(("ts", "imax", "kcal"), 3))
+    assert "- ta_sk, ECE: 20.00, ts 5.00" in page
+    assert "- ta_sk, Accuracy" not in page
+    assert "| ECE | 8.42 | 6.68 | 7.73 | 3.84 |" in page
+    assert page.count("### ECE ↓") == 1
+    assert where_not_first(found, "ts").count("\n") == 0
+
+
+def test_the_papers_ranks_are_those_that_it_prints() -> None:
+    overall = {
+        method: np.mean([ranks[place] for ranks in PAPER_RANKS.values()]) for place, method in enumerate(PAPER_METHODS)
+    }
+    printed = (7.16, 6.51, 3.76, 7.09, 9.46, 4.47, 4.81, 4.20, 4.51, 2.61)
+    for method, value in zip(PAPER_METHODS, printed, strict=True):
+        assert overall[method] == pytest.approx(value, abs=0.0051)

@@ -23,11 +23,14 @@ from rich.progress import (
 
 from kcal.benchmark import PAPER, Plan, example_task, read_tasks, run
 from kcal.benchmark.entrants import ENTRANTS
+from kcal.benchmark.page import results_page
 from kcal.benchmark.results import Results
 from kcal.benchmark.running import Watch
 from kcal.benchmark.tables import NOTE, all_tables
 from kcal.benchmark.writing import write_results
+from kcal.cli.arrays_out import check_writable, named_output
 from kcal.cli.tables import console
+from kcal.persistence import write_whole
 
 FIRST_SHOWN = 5
 """Tables of metrics that are printed; the others are in the files."""
@@ -52,6 +55,9 @@ def bench(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Cells measured at a time. (default: one a processor)", show_default=False)
     ] = None,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Also write a page about the run.", show_default=False)
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no tables.")] = False,
 ) -> None:
     """Run all methods on all tasks as the paper does, and write its tables.
@@ -65,11 +71,16 @@ def bench(
     [green]kcal bench tasks --out results[/]
     """
     names = _parse_methods(methods)
+    if page is not None:
+        check_writable(page, (".md",), option="--page")
     plan = Plan(tuple(names), reshuffles, seed, jobs or os.cpu_count() or 1)
     with _watching(quiet) as watch:
         outcomes = run([example_task()] if tasks is None else read_tasks(tasks), plan, out, watch=watch)
     results = Results.of(outcomes, plan.methods)
     files = write_results(results, plan, out)
+    if page is not None:
+        with named_output(page):
+            write_whole(page, results_page(results, plan).encode())
     if quiet:
         return
     tables = all_tables(results)
