@@ -29,7 +29,7 @@ def results_page(results: Results, plan: Plan, *, title: str = "Results") -> str
     parts = [
         f"# {title}",
         f"{plan.reshuffles} reshuffles of each pool into calibration and test, seed {plan.seed}; where a task has "
-        "groups, also by whole groups, all choices of groups where they are no more. Every projection is trained once on "
+        "groups, also by whole groups, each choice of them once if there are so few. A projection is trained once, on "
         "training data; each reshuffle picks its checkpoint by the leave-one-out loss of its own calibration set.",
         *(metric_table(results, metric).as_markdown() for metric in MAIN),
         NOTE,
