@@ -71,3 +71,21 @@ def test_tables_make_a_task_too(run, tmp_path):
 def test_what_cannot_be_run_or_made_is_told(run, tasks, words, code, message):
     output = run(*words, code=code).output
     assert message in " ".join(output.replace("│", " ").split())
+
+
+def test_studies_print_their_tables_and_write_them(run, tasks):
+    output = run("ablate", "sizes", "tasks", "--reshuffles", "1", "--out", "studies").stdout
+    assert "KCal by calibration samples" in output
+    assert "| uncalibrated |" in Path("studies/sizes.md").read_text()
+    assert "local minima" in run("ablate", "convexity", "tasks").stdout
+    assert "is not one of sizes, convexity" in " ".join(
+        run("ablate", "colours", code=2).output.replace("│", " ").split()
+    )
+
+
+def test_a_page_about_the_run_can_be_written(run, tasks):
+    words = ("bench", "tasks", "--methods", "ts,kcal-untrained", "--reshuffles", "2", "--jobs", "1", "--quiet")
+    run(*words, "--page", "page.md")
+    assert "# Results" in Path("page.md").read_text()
+    assert "kcal-untrained" in Path("page.md").read_text()
+    run(*words, "--page", "page.html", code=2)

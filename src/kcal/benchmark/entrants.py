@@ -5,7 +5,9 @@ An entrant sees the calibration rows of a reshuffle with their labels, then the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,11 @@ from kcal.projection import TrainedProjection, train_projection
 
 TRAINED = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
 """Networks trained with another loss, which companions of a task bring, and what calibrates them, as in the paper."""
+VARIANTS: dict[str, Callable[..., Calibrator]] = {"kcal-untrained": partial(KCal, projection="identity")}
+"""KCal without what makes it KCal: the kernel over the embeddings as they are."""
 PAPER = ("uncal", "ts", "dircal", "imax", "focal", "spline", "iop", "gp", "mmce", "kcal")
 """The columns of the paper's tables."""
-ENTRANTS = (*CALIBRATORS, *TRAINED)
+ENTRANTS = (*CALIBRATORS, *VARIANTS, *TRAINED)
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Entrant:
 
     def fit(self, task: Task, rows: NDArray[np.intp], *, by_group: bool) -> Calibrator:
         """Fit on some rows of the pool."""
-        calibrator = make_calibrator(TRAINED.get(self.name, self.name), seed=self.seed)
+        calibrator = new_calibrator(self.name, seed=self.seed)
         if self.projection is not None:
             calibrator.set_params(projection=self.projection)
         if "progress" in calibrator.get_params():
@@ -62,16 +66,21 @@ def outputs_of(
     return ClassifierOutputs(pool.embeddings[rows], logits[rows], pool.labels[rows] if labelled else None, groups)
 
 
+def new_calibrator(name: str, *, seed: int) -> Calibrator:
+    """Return the unfitted calibrator of an entrant."""
+    if name in VARIANTS:
+        return VARIANTS[name](seed=seed)
+    return make_calibrator(TRAINED.get(name, name), seed=seed)
+
+
 def takes_part(name: str, task: Task) -> bool:
     """Say whether a task has what an entrant needs."""
-    return name in CALIBRATORS or name in task.companions
+    return name not in TRAINED or name in task.companions
 
 
 def train_for(name: str, task: Task, *, seed: int, by_group: bool) -> TrainedProjection | None:
     """Train the projection of an entrant that learns one, on training data alone; None for all others."""
-    if name not in CALIBRATORS:
-        return None
-    calibrator = make_calibrator(name, seed=seed)
+    calibrator = new_calibrator(name, seed=seed)
     parameters = calibrator.get_params()
     if not is_to_be_learned(parameters.get("projection")):
         return None

@@ -69,7 +69,7 @@ def _draw(results: Results, row: Row, place: Path) -> Path | None:
         method: [_bins_of(found["confidence"], "confidence"), *(_bins_of(found[of], int(of)) for of in events)]
         for method, found in stored.items()
     }
-    names = [next(iter(stored.values()))[of]["name"] for of in ("confidence", *events)]
+    names = [next(iter(stored.values()))[of].get("name", of) for of in ("confidence", *events)]
     axes = reliability_grid(rows, names, title=f"{row.label}, first reshuffle")
     buffer = io.BytesIO()
     axes[0, 0].get_figure(root=True).savefig(buffer, format="png", dpi=90)

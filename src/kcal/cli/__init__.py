@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from kcal.cli.ablate import ablate
 from kcal.cli.bench import bench
 from kcal.cli.demo import demo
 from kcal.cli.evaluate import evaluate
@@ -54,7 +55,7 @@ def _page(command: Callable[..., None]) -> str:
 
 
 app.callback(help=_page(kcal), epilog=EXIT_CODES)(kcal)
-for _command in (demo, fit, predict, evaluate, bench, task):
+for _command in (demo, fit, predict, evaluate, bench, task, ablate):
     app.command(help=_page(_command), epilog=EXIT_CODES)(_command)
 
 

@@ -1,0 +1,55 @@
+"""The studies measure what fitting by hand gives."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from kcal import KCal, metrics
+from kcal.benchmark import Task
+from kcal.benchmark.ablations import LossShape, shape_table, study_shape, study_sizes
+from kcal.benchmark.entrants import train_for
+from kcal.benchmark.reshuffles import reshuffles_by_row
+
+
+def test_the_whole_calibration_set_is_the_last_size_and_gives_what_kcal_gives(task: Task) -> None:
+    study = study_sizes(task, n_reshuffles=2, seed=0)
+    assert study.sizes.tolist() == [4, 8, 15, 30, 60]
+    trained = train_for("kcal", task, seed=0, by_group=False)
+    for column, deal in enumerate(reshuffles_by_row(150, 0.4, 2, 0)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            calibrator = KCal(projection=trained, progress=False).fit(
+                task.pool.embeddings[deal.calibration], task.pool.labels[deal.calibration]
+            )
+        probabilities = calibrator.predict_proba(task.pool.embeddings[deal.test])
+        expected = metrics.negative_log_likelihood(probabilities, task.pool.labels[deal.test])
+        assert study.values["negative_log_likelihood"][-1, column] == pytest.approx(expected)
+        assert study.bandwidths[-1, column] == pytest.approx(calibrator.bandwidth_)
+        assert study.rarest[-1, column] == np.bincount(task.pool.labels[deal.calibration]).min()
+    assert study.predicted[-1, 0] == pytest.approx(study.rarest[-1, 0] ** (-1 / 10))  # six dimensions
+    rows = study.metrics_table().rows
+    assert [row[0].text for row in rows] == ["4", "8", "15", "30", "60", "uncalibrated"]
+    ratio = float(np.median(study.bandwidths / study.predicted))
+    assert f"{ratio:.3f}·m^(−1/10)" in study.bandwidth_table().heading
+
+
+def test_the_loss_is_looked_at_around_its_minimum(task: Task) -> None:
+    shape = study_shape(task, seed=0)
+    best = shape.bandwidths[int(np.argmin(shape.losses))]
+    assert shape.bandwidths[0] < best < shape.bandwidths[-1]
+    assert shape.valleys >= 1
+    assert shape_table([shape]).rows[0][0].text == "small"
+
+
+def test_valleys_and_convexity_of_known_curves() -> None:
+    at = np.linspace(-1, 3, 41)
+    parabola = LossShape("p", at, (at - 1) ** 2)
+    assert parabola.valleys == 1
+    assert parabola.convex_between == pytest.approx((-1, 3))
+    waves = LossShape("w", at, np.cos(2 * np.pi * at) + 0.01 * at)
+    assert waves.valleys == 4
+    low, high = waves.convex_between
+    assert high - low == pytest.approx(0.5, abs=0.25)
