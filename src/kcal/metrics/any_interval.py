@@ -74,8 +74,11 @@ def confidence_interval(
 
     Notes
     -----
-    In simulations with 400 rows of three classes, 95 % intervals of kcal's calibration errors held the truth in 93 to
-    100 of 100 data sets, calibrated and not; with 200 rows in bins of 20 each in 85 to 90, all misses being too low.
+    How often 95 % intervals held the truth in simulations of three classes: on 25 calibrated sets of 300 rows, in 24 or
+    25 for all calibration errors of kcal but the KDE error, 22. Where predictions were too sure, in 23 to 25 of 25 for
+    the expected, canonical and top-label errors; in 93 to 97 % of 60 sets of 400 rows for the expected and the debiased
+    squared error, but 83 to 90 % with 200 rows, 20 a bin, all misses being too low. The smooth error was measured on
+    calibrated sets only.
     """
     predictions = check_predictions(probs, labels, sample_weight)
     codes = None if groups is None else check_group_codes(groups, predictions.n_samples)
