@@ -217,6 +217,7 @@ def test_the_exported_names_are_these():
     assert kcal.plots.__all__ == [
         "bandwidth_curve",
         "class_reliability_grid",
+        "line_panels",
         "rank_plot",
         "rejection_curve",
         "reliability_diagram",

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from kcal.benchmark import PAPER, Plan, example_task, read_tasks, run
 from kcal.benchmark.entrants import ENTRANTS
 from kcal.benchmark.page import results_page
 from kcal.benchmark.results import Results
-from kcal.benchmark.running import Watch
 from kcal.benchmark.tables import NOTE, all_tables
 from kcal.benchmark.writing import write_results
 from kcal.cli.arrays_out import check_writable, named_output
 from kcal.cli.tables import console
+from kcal.cli.watching import watching
 from kcal.persistence import write_whole
 
 FIRST_SHOWN = 5
@@ -74,7 +61,7 @@ def bench(
     if page is not None:
         check_writable(page, (".md",), option="--page")
     plan = Plan(tuple(names), reshuffles, seed, jobs or os.cpu_count() or 1)
-    with _watching(quiet) as watch:
+    with watching(quiet) as watch:
         outcomes = run([example_task()] if tasks is None else read_tasks(tasks), plan, out, watch=watch)
     results = Results.of(outcomes, plan.methods)
     files = write_results(results, plan, out)
@@ -104,28 +91,3 @@ def _parse_methods(text: str | None) -> list[str]:
         if names.count(name) > 1:
             raise typer.BadParameter(f"--methods names {name} more than once.")
     return names
-
-
-@contextmanager
-def _watching(quiet: bool) -> Iterator[Watch]:
-    """Yield what shows how far the run is: a bar in a terminal, nothing elsewhere."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bars: dict[str, TaskID] = {}
-
-        def watch(what: str, done: int, total: int) -> None:
-            name = what.partition(":")[0]
-            if name not in bars:
-                bars[name] = progress.add_task(name, total=total)
-            progress.update(bars[name], completed=done, description=what)
-
-        yield watch

@@ -1,6 +1,6 @@
 """Pictures of results: they draw, they compute nothing. Importing them needs matplotlib.
 
-Each takes computed results and an optional ``ax``, and returns it; the two grids take a ``figure`` and return an array
+Each takes computed results and an optional ``ax``, and returns it; the grids take a ``figure`` and return an array
 of axes.
 """
 
@@ -8,6 +8,7 @@ from kcal.errors import MissingExtraError
 
 try:
     from kcal.plots.bandwidth import bandwidth_curve
+    from kcal.plots.lines import line_panels
     from kcal.plots.ranks import rank_plot
     from kcal.plots.rejection import rejection_curve
     from kcal.plots.reliability import reliability_diagram
@@ -24,6 +25,7 @@ except ModuleNotFoundError as error:
 __all__ = [
     "bandwidth_curve",
     "class_reliability_grid",
+    "line_panels",
     "rank_plot",
     "rejection_curve",
     "reliability_diagram",

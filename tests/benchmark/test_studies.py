@@ -9,13 +9,14 @@ import pytest
 
 from kcal import KCal, metrics
 from kcal.benchmark import Task
-from kcal.benchmark.ablations import LossShape, shape_table, study_shape, study_sizes
 from kcal.benchmark.entrants import train_for
 from kcal.benchmark.reshuffles import reshuffles_by_row
+from kcal.benchmark.studies.convexity import LossShape, loss_shape, shape_table
+from kcal.benchmark.studies.sizes import measure_sizes
 
 
 def test_the_whole_calibration_set_is_the_last_size_and_gives_what_kcal_gives(task: Task) -> None:
-    study = study_sizes(task, n_reshuffles=2, seed=0)
+    study = measure_sizes(task, n_reshuffles=2, seed=0)
     assert study.sizes.tolist() == [4, 8, 15, 30, 60]
     trained = train_for("kcal", task, seed=0, by_group=False)
     for column, deal in enumerate(reshuffles_by_row(150, 0.4, 2, 0)):
@@ -37,7 +38,7 @@ def test_the_whole_calibration_set_is_the_last_size_and_gives_what_kcal_gives(ta
 
 
 def test_the_loss_is_looked_at_around_its_minimum(task: Task) -> None:
-    shape = study_shape(task, seed=0)
+    shape = loss_shape(task, seed=0)
     best = shape.bandwidths[int(np.argmin(shape.losses))]
     assert shape.bandwidths[0] < best < shape.bandwidths[-1]
     assert shape.valleys >= 1

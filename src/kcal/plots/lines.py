@@ -1,0 +1,86 @@
+"""Panels of lines side by side: how numbers move with a size, a bandwidth, a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from numpy.typing import NDArray
+
+from kcal.errors import InvalidInputError
+from kcal.plots.style import COUNTS, MARKERS, SERIES, plain
+
+WIDEST = 3
+"""Panels in a row."""
+
+
+def line_panels(panels: Sequence[Any], *, columns: int | None = None, figure: Figure | None = None) -> NDArray[Any]:
+    """Draw panels of lines in a grid; returns the axes, (n_rows, n_columns), those without a panel invisible.
+
+    Parameters
+    ----------
+    panels
+        What to draw; each has ``title``, ``x_label``, ``y_label``, ``lines``, ``x_log`` and ``y_log``; each line has
+        ``label``, ``x``, ``y``, ``spread`` (half of a band, or None), ``reference`` (dashed and without marks) and
+        ``points`` (not joined).
+    columns
+        Panels in a row; three at most if None.
+    figure
+        Where to draw; a new figure if None.
+    """
+    if not panels:
+        raise InvalidInputError("line_panels needs at least one panel.")
+    across = columns or min(len(panels), WIDEST)
+    down = -(-len(panels) // across)
+    if figure is None:
+        figure = Figure(figsize=(4.2 * across, 3.2 * down), layout="constrained")
+    axes: NDArray[Any] = figure.subplots(down, across, squeeze=False)
+    for place, ax in enumerate(axes.flat):
+        if place < len(panels):
+            _draw_panel(ax, panels[place])
+        else:
+            ax.set_visible(False)
+    return axes
+
+
+def _draw_panel(ax: Axes, panel: Any) -> None:
+    for number, line in enumerate(panel.lines):
+        colour = COUNTS if line.reference else SERIES[number % len(SERIES)]
+        style = "--" if line.reference else "none" if line.points else "-"
+        few = line.points or (len(line.x) <= 12 and not line.reference)
+        marker = MARKERS[number % len(MARKERS)] if few else ""
+        ax.plot(
+            line.x,
+            line.y,
+            linestyle=style,
+            color=colour,
+            marker=marker,
+            markersize=4,
+            label=plain(line.label, width=30),
+        )
+        if line.spread is not None:
+            middle, half = np.asarray(line.y), np.asarray(line.spread)
+            ax.fill_between(line.x, middle - half, middle + half, color=colour, alpha=0.15, linewidth=0)
+    if panel.x_log:
+        ax.set_xscale("log")
+        _label_ones_twos_and_fives(ax.xaxis)
+    if panel.y_log:
+        ax.set_yscale("log")
+        _label_ones_twos_and_fives(ax.yaxis)
+    ax.set_title(plain(panel.title, width=44), fontsize=10)
+    ax.set_xlabel(panel.x_label)
+    ax.set_ylabel(panel.y_label)
+    ax.grid(alpha=0.25)
+    if len(panel.lines) > 1 or panel.lines[0].label:
+        ax.legend(frameon=False, fontsize=8)
+
+
+def _label_ones_twos_and_fives(axis: Any) -> None:
+    """Label 1, 2, 5, 10 and so on: what studies look at spans few decades."""
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
