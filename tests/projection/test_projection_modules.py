@@ -8,6 +8,7 @@ from torch import nn
 from kcal.errors import InvalidInputError
 from kcal.projection import LinearProjection, SkipProjection, build_projection, choose_dimension, project
 from kcal.projection import modules as modules_module
+from kcal.projection.modules import at_unit_length
 
 
 def embeddings(n=50, h=6, seed=0, dtype=torch.float64):
@@ -55,17 +56,17 @@ def test_an_unknown_projection_is_refused(name):
         build_projection(name, 5, 3, seed=0)
 
 
-def test_the_dimension_is_the_number_given_or_at_most_32():
-    assert choose_dimension("auto", 7) == 7
-    assert choose_dimension("auto", 32) == 32
-    assert choose_dimension("auto", 2048) == 32
-    assert choose_dimension(128, 64) == 128
+def test_the_dimension_is_the_number_given_or_at_most_the_largest():
+    assert choose_dimension("auto", 7, 32) == 7
+    assert choose_dimension("auto", 32, 32) == 32
+    assert choose_dimension("auto", 2048, 64) == 64
+    assert choose_dimension(128, 64, 32) == 128
 
 
 @pytest.mark.parametrize("dimension", [0, -1, 2.0, True, "32", None])
 def test_an_impossible_dimension_is_refused(dimension):
     with pytest.raises(InvalidInputError, match='positive integer or "auto"'):
-        choose_dimension(dimension, 10)
+        choose_dimension(dimension, 10, 32)
 
 
 @pytest.mark.parametrize("kind", [SkipProjection, LinearProjection])
@@ -83,6 +84,34 @@ def test_the_start_is_the_principal_axes_of_the_standardised_embeddings(kind):
         assert abs(correlation) == pytest.approx(1.0, abs=1e-9)
     ratio = projected.std(dim=0).numpy() / expected.std(axis=0)
     assert ratio[0] == pytest.approx(ratio[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [SkipProjection, LinearProjection])
+def test_the_start_at_unit_length_is_the_principal_axes_of_the_directions_as_they_are(kind):
+    rows = (embeddings(300, 6) * torch.tensor([1.0, 5.0, 2.0, 1.0, 1.0, 0.1])) + 2.0
+    module = kind(6, 6).double()
+    module.unit_length.fill_(True)
+    module.start_from(rows)
+    directions = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    found, expected = torch.cdist(project(module, rows), project(module, rows)), torch.cdist(directions, directions)
+    ratios = (found / expected)[~torch.eye(300, dtype=torch.bool)]
+    torch.testing.assert_close(ratios, ratios[0].expand_as(ratios), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_at_unit_length_only_the_direction_counts_and_nothing_overflows(dtype):
+    rows = embeddings(20, 5, dtype=dtype)
+    module = SkipProjection(5, 3).to(dtype)
+    before = project(module, 7.0 * rows)
+    module.unit_length.fill_(True)
+    torch.testing.assert_close(project(module, 7.0 * rows), project(module, rows))
+    assert not torch.allclose(before, project(module, rows))
+    huge, tiny = torch.finfo(dtype).max / 10, torch.finfo(dtype).tiny * 1e4
+    for scale in (huge / rows.abs().max(), tiny):
+        torch.testing.assert_close(at_unit_length(rows * scale), at_unit_length(rows), rtol=1e-3, atol=1e-3)
+    assert torch.equal(at_unit_length(torch.zeros(2, 4, dtype=dtype)), torch.zeros(2, 4, dtype=dtype))
+    lengths = torch.linalg.vector_norm(at_unit_length(rows), dim=1)
+    torch.testing.assert_close(lengths, torch.ones_like(lengths))
 
 
 @pytest.mark.parametrize("dimension", [2, 5, 9])

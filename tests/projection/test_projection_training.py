@@ -65,7 +65,7 @@ def same_bits(one, other):
 @pytest.mark.parametrize("projection", ["skip", "linear"])
 def test_training_lowers_the_loss_on_fresh_samples(recipe, projection):
     rows, labels = split_problem()
-    start = start_projection(projection, torch.from_numpy(rows), 4, 0)
+    start = start_projection(projection, torch.from_numpy(rows), 4, recipe, 0)
     if recipe is FAST:
         start.start_from(torch.from_numpy(rows))
     else:
@@ -170,13 +170,24 @@ def test_the_fast_checkpoints_are_a_path_that_more_checkpoints_only_sample_more_
 
 def test_the_first_fast_checkpoint_is_the_start():
     rows, labels = problem(dtype=np.float64)
-    start = start_projection("skip", torch.from_numpy(rows), 3, 0)
+    start = start_projection("skip", torch.from_numpy(rows), 3, FAST, 0)
     start.start_from(torch.from_numpy(rows))
     trained = train_projection(rows, labels, dimension=3, recipe=FAST)
     assert same_bits(start.state_dict(), trained.checkpoints[0].state_dict())
     random = train_projection(rows, labels, dimension=3, recipe=FastRecipe(steps=4, batch_size=60, start="random"))
-    untouched = start_projection("skip", torch.from_numpy(rows), 3, 0)
+    untouched = start_projection("skip", torch.from_numpy(rows), 3, FAST, 0)
     assert same_bits(untouched.state_dict(), random.checkpoints[0].state_dict())
+
+
+def test_the_recipe_decides_the_dimension_and_whether_lengths_count():
+    generator = np.random.default_rng(0)
+    rows, labels = generator.normal(size=(300, 80)), generator.integers(0, 3, 300)
+    fast = train_projection(rows, labels, recipe=FastRecipe(steps=2, batch_size=60)).module
+    paper = train_projection(rows, labels, recipe=PaperRecipe(epochs=1, batches_per_epoch=2)).module
+    assert (fast.reduce.out_features, bool(fast.unit_length)) == (64, True)
+    assert (paper.reduce.out_features, bool(paper.unit_length)) == (32, False)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(torch.from_numpy(rows)), fast(torch.from_numpy(3.0 * rows)))
 
 
 def test_a_class_without_training_samples_is_known_and_does_no_harm():

@@ -132,5 +132,5 @@ def test_an_impossible_recipe_is_refused_when_it_is_written(recipe, options):
 
 
 def test_numpy_integers_are_dimensions():
-    assert choose_dimension(np.int64(3), 5) == 3
-    assert type(choose_dimension(np.int64(3), 5)) is int
+    assert choose_dimension(np.int64(3), 5, 32) == 3
+    assert type(choose_dimension(np.int64(3), 5, 32)) is int

@@ -21,6 +21,7 @@ def test_the_paper_recipe_holds_the_papers_numbers():
         "patience": 10,
         "least_learning_rate": 1e-5,
         "monitor": "calibration",
+        "largest_dimension": 32,
     }
 
 
@@ -41,8 +42,19 @@ def test_checkpoints_are_kept_at_the_start_and_at_halvings_of_the_steps(steps, c
     assert FastRecipe(steps=steps, checkpoints=checkpoints).marks() == marks
 
 
+def test_directions_are_taken_from_sixteen_features_on_unless_told():
+    assert [FastRecipe().takes_directions(n) for n in (2, 15, 16, 512)] == [False, False, True, True]
+    assert FastRecipe(unit_length=True).takes_directions(2)
+    assert not FastRecipe(unit_length=False).takes_directions(512)
+    for value in ("yes", 1, None):
+        with pytest.raises(InvalidInputError, match='unit_length must be True, False or "auto"'):
+            FastRecipe(unit_length=value)
+
+
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
-@pytest.mark.parametrize("name", ["steps", "batch_size", "learning_rate", "bandwidth", "checkpoints"])
+@pytest.mark.parametrize(
+    "name", ["steps", "batch_size", "learning_rate", "bandwidth", "checkpoints", "largest_dimension"]
+)
 def test_numbers_of_the_fast_recipe_must_be_positive(name, value):
     with pytest.raises(
         InvalidInputError, match=f"FastRecipe: {name} must be (an integer of at least 1|positive and finite); got"

@@ -90,7 +90,7 @@ def train_for(name: str, task: Task, *, seed: int, by_group: bool) -> TrainedPro
         task.train.labels,
         projection=parameters["projection"],
         dimension=parameters["dimension"],
-        recipe=parameters["recipe"],
+        recipe=calibrator._training_recipe() if isinstance(calibrator, KCal) else parameters["recipe"],
         groups=task.train.groups if by_group else None,
         seed=seed,
         progress=False,

@@ -67,7 +67,7 @@ class KCal(Calibrator):
     Parameters
     ----------
     dimension : int or "auto"
-        d, the dimension of the projected space; min(h, 32) for "auto".
+        d, the dimension of the projected space; for "auto" min(h, 64), or min(h, 32) with the paper's recipe.
     kernel : str
         A mother kernel: "rbf", "laplace", "matern32", "matern52", "epanechnikov", "biweight", "triweight". The
         projection is learned with "rbf" whatever the kernel.
@@ -267,8 +267,7 @@ class KCal(Calibrator):
     @property
     def dimension_(self) -> int:
         """Dimension of the projected space."""
-        check_is_fitted(self)
-        return int(self._points.shape[1])
+        return int(self._support.dimension)
 
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; predictions then run there."""
@@ -305,6 +304,9 @@ class KCal(Calibrator):
         warn_of_known_rows(self._knows(rows))
         queries = project(self.projection_, self._here(self._as_embeddings(rows)))
         return self._finish(class_posteriors(queries, self._support, self.bandwidth_, kernel=get_kernel(self.kernel)))
+
+    def _training_recipe(self) -> Recipe:
+        return get_recipe(self.recipe)
 
     def _as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
         """Return what the kernel works on, made from what the caller gave."""
@@ -364,7 +366,7 @@ class KCal(Calibrator):
                 encode_labels(training.labels, self.classes_, "train_labels"),
                 calibration,
                 dimension=self.dimension,
-                recipe=get_recipe(self.recipe),
+                recipe=self._training_recipe(),
                 kernel=kernel,
                 loss_of=self._checkpoint_loss,
                 seed=self.seed,

@@ -172,6 +172,8 @@ def _rebuild_projection(
             raise FileFormatError("the stored projection does not fit its support.")
         module = build_projection(kind, int(values["n_features"]), int(values["dimension"]), seed=0)
     stored = {name.removeprefix("projection."): t for name, t in tensors.items() if name.startswith("projection.")}
+    if kind in ARCHITECTURES:
+        stored.setdefault("unit_length", torch.tensor(False))  # older files have none
     module = module.to(dtype=points.dtype)  # before loading, or float64 would pass through float32
     try:
         module.load_state_dict(stored)

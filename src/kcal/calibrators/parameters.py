@@ -37,7 +37,7 @@ def check_parameters(calibrator: KCal) -> None:
     if calibrator.dimension != "auto" and calibrator.projection not in ARCHITECTURES:
         raise InvalidInputError('dimension applies to the projections "skip" and "linear"; leave it at "auto".')
     if calibrator.dimension != "auto":
-        choose_dimension(calibrator.dimension, 1)
+        choose_dimension(calibrator.dimension, 1, 1)
     check_seed(calibrator.seed)
     if not (isinstance(calibrator.smoothing, Real) and 0 <= calibrator.smoothing < 1):
         raise InvalidInputError(f"smoothing must be at least 0 and less than 1; got {calibrator.smoothing!r}.")

@@ -139,7 +139,7 @@ def learn_projection(
     show: bool | None,
 ) -> LearnedProjection:
     """Train a projection, and choose among its checkpoints on the calibration set where the recipe says so."""
-    module = start_projection(projection, training.embeddings, dimension, seed)
+    module = start_projection(projection, training.embeddings, dimension, recipe, seed)
 
     def monitor(current: nn.Module) -> float:
         return calibration.leave_out_loss(current, kernel, memory_budget=0)(recipe.bandwidth)

@@ -17,40 +17,62 @@ START_SPREAD = 40.0
 
 
 class NormalisedReduction(nn.Module):
-    """What the projections of the table share: batch norm on the embedding, then a linear map h → d."""
+    """What the projections of the table share: batch norm on the embedding, then a linear map h → d.
+
+    With ``unit_length`` an embedding is divided by its length first, so that only its direction counts.
+    """
+
+    unit_length: torch.Tensor
 
     def __init__(self, n_features: int, dimension: int, *, bias: bool) -> None:
         super().__init__()
+        self.register_buffer("unit_length", torch.tensor(False))
         self.norm = nn.BatchNorm1d(n_features)
         self.reduce = nn.Linear(n_features, dimension, bias=bias)
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Map (n, h) to (n, d)."""
-        reduced: torch.Tensor = self.reduce(self.norm(embeddings))
+        rows = torch.where(self.unit_length, at_unit_length(embeddings), embeddings)
+        reduced: torch.Tensor = self.reduce(self.norm(rows))
         return reduced
 
     @torch.no_grad()
     def start_from(self, embeddings: torch.Tensor) -> None:
-        """Start as the principal axes of the standardised embeddings, spread so that b = 1 is a fair bandwidth."""
-        mean, variance = embeddings.mean(dim=0), embeddings.var(dim=0, correction=0)
-        axes, variances = _principal_axes((embeddings - mean) * torch.rsqrt(variance + self.norm.eps), self.reduce)
+        """Start as the principal axes of the embeddings, spread so that b = 1 is a fair bandwidth.
+
+        They are the axes of the standardised embeddings, or with ``unit_length`` those of the directions as they are,
+        whose features are comparable already.
+        """
+        rows = at_unit_length(embeddings) if self.unit_length else embeddings
+        mean, variance = rows.mean(dim=0), rows.var(dim=0, correction=0)
+        deviations = torch.sqrt(variance + self.norm.eps)
+        scales = deviations if self.unit_length else torch.ones_like(deviations)
+        axes, variances = _principal_axes((rows - mean) * (scales / deviations), self.reduce)
         mean_square = 2.0 * variances.sum() / self.reduce.out_features  # of the distance of two samples, per dimension
         self.norm.running_mean.copy_(mean)  # type: ignore[union-attr]
         self.norm.running_var.copy_(variance)  # type: ignore[union-attr]
         self.reduce.weight.zero_()
-        self.reduce.weight[: len(axes)] = axes * torch.sqrt(START_SPREAD / mean_square.clamp_min(1e-12))
+        self.reduce.weight[: len(axes)] = axes * scales * torch.sqrt(START_SPREAD / mean_square.clamp_min(1e-12))
         if self.reduce.bias is not None:
             self.reduce.bias.zero_()
 
 
-def _principal_axes(standardised: torch.Tensor, reduce: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+def at_unit_length(embeddings: torch.Tensor) -> torch.Tensor:
+    """Return rows divided by their length; a row of zeros stays one, and no square overflows."""
+    tiny = torch.finfo(embeddings.dtype).tiny
+    scaled = embeddings / embeddings.abs().amax(dim=1, keepdim=True).clamp_min(tiny)
+    directions: torch.Tensor = scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp_min(tiny)
+    return directions
+
+
+def _principal_axes(centred: torch.Tensor, reduce: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the leading axes, (d or fewer, h), and the variances along them; signs are fixed."""
-    covariance = (standardised.T @ standardised / len(standardised)).cpu().double()
+    covariance = (centred.T @ centred / len(centred)).cpu().double()
     variances, vectors = torch.linalg.eigh(covariance)
     count = min(reduce.out_features, len(variances))
     axes = vectors.flip(1)[:, :count].T
     axes = axes * axes.gather(1, axes.abs().argmax(dim=1, keepdim=True)).sign()
-    return axes.to(standardised), variances.flip(0)[:count].clamp_min(0.0).to(standardised)
+    return axes.to(centred), variances.flip(0)[:count].clamp_min(0.0).to(centred)
 
 
 class SkipProjection(NormalisedReduction):
@@ -107,10 +129,10 @@ def build_projection(name: str, n_features: int, dimension: int, seed: int) -> n
         return ARCHITECTURES[name](n_features, dimension)
 
 
-def choose_dimension(dimension: int | str, n_features: int) -> int:
-    """Return d: the number given, or min(h, 32) for "auto"."""
+def choose_dimension(dimension: int | str, n_features: int, largest: int) -> int:
+    """Return d: the number given, or min(h, largest) for "auto"."""
     if dimension == "auto":
-        return min(n_features, 32)
+        return min(n_features, largest)
     if not isinstance(dimension, Integral) or isinstance(dimension, bool) or dimension < 1:
         raise InvalidInputError(f'dimension must be a positive integer or "auto"; got {dimension!r}.')
     return int(dimension)

@@ -9,6 +9,9 @@ from typing import Any
 
 from kcal.errors import InvalidInputError
 
+FEATURES_OF_A_DIRECTION = 16
+"""From so many features on, embeddings are divided by their length."""
+
 
 @dataclass(frozen=True)
 class PaperRecipe:
@@ -35,9 +38,10 @@ class PaperRecipe:
     patience: int = 10
     least_learning_rate: float = 1e-5
     monitor: str = "calibration"
+    largest_dimension: int = 32
 
     def __post_init__(self) -> None:
-        _check_counts(self, "epochs", "batches_per_epoch", "predictions", "background_per_class")
+        _check_counts(self, "epochs", "batches_per_epoch", "predictions", "background_per_class", "largest_dimension")
         _check_counts(self, "patience", least=0)
         _check_numbers(self, "learning_rate", "bandwidth")
         _check_numbers(self, "factor", below=1.0)
@@ -52,7 +56,10 @@ class FastRecipe:
     One stratified batch is prediction and background at once: each sample is predicted from all the others, so that
     a step learns from ``batch_size``² pairs. AdamW; the rate rises in a line and falls as a cosine. ``start="pca"``
     begins at the principal axes of the embeddings, where the distances already mean something, in place of random
-    weights.
+    weights. With ``unit_length`` embeddings are divided by their length first: a network that fits its training set
+    stretches the embeddings of training samples, and their length says little of new ones. "auto" does so from 16
+    features on; in few dimensions the direction alone tells too little. A dimension left to KCal ("auto") is at most
+    ``largest_dimension``.
 
     Checkpoints are kept at the start and at steps, steps/2, steps/4, … ``select="calibration"`` takes the one with
     the lowest leave-one-out loss on the calibration set, so that one training serves many calibration sets. It lets Π
@@ -67,16 +74,24 @@ class FastRecipe:
     warm_up: float = 0.2
     bandwidth: float = 1.0
     start: str = "pca"
+    unit_length: bool | str = "auto"
     checkpoints: int = 7
     select: str = "calibration"
+    largest_dimension: int = 64
 
     def __post_init__(self) -> None:
-        _check_counts(self, "steps", "batch_size", "checkpoints")
+        _check_counts(self, "steps", "batch_size", "checkpoints", "largest_dimension")
         _check_numbers(self, "learning_rate", "bandwidth")
         _check_numbers(self, "weight_decay", or_zero=True)
         _check_numbers(self, "warm_up", or_zero=True, below=1.0)
         _refuse_unless_among(self, "start", ("pca", "random"))
         _refuse_unless_among(self, "select", ("calibration", "last"))
+        if not isinstance(self.unit_length, bool) and self.unit_length != "auto":
+            raise _bad(self, "unit_length", 'True, False or "auto"')
+
+    def takes_directions(self, n_features: int) -> bool:
+        """Say whether embeddings of so many features are divided by their length."""
+        return n_features >= FEATURES_OF_A_DIRECTION if self.unit_length == "auto" else bool(self.unit_length)
 
     def relative_rate(self, step: int) -> float:
         """Return the learning rate at a step relative to the highest: a linear rise, then half a cosine to zero."""

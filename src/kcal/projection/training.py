@@ -96,7 +96,7 @@ def train_projection(
     projection : "skip", "linear" or nn.Module
         What to train; a module is copied first.
     dimension : int or "auto"
-        d; min(h, 32) for "auto".
+        d; for "auto" min(h, 64), or min(h, 32) with the paper's recipe.
     recipe : "fast", "paper", FastRecipe or PaperRecipe
         How to train it. The paper's recipe watches the training loss here, for want of a calibration set.
     groups : (n,) array, optional
@@ -113,8 +113,8 @@ def train_projection(
     known = collect_classes([names], classes)
     codes = encode_labels(names, known)
     keys = None if groups is None else check_groups(groups, rows.shape[0])
-    module = start_projection(projection, rows, dimension, seed)
     numbers = get_recipe(recipe)
+    module = start_projection(projection, rows, dimension, numbers, seed)
     if isinstance(numbers, PaperRecipe):
         numbers = replace(numbers, monitor="training")  # there is no calibration set to watch
     samples = TrainingSamples(rows, codes, len(known), keys)
@@ -123,14 +123,17 @@ def train_projection(
 
 
 def start_projection(
-    projection: str | nn.Module, embeddings: torch.Tensor, dimension: int | str, seed: int
+    projection: str | nn.Module, embeddings: torch.Tensor, dimension: int | str, recipe: Recipe, seed: int
 ) -> nn.Module:
     """Return the module that training starts from, on the device and in the precision of the embeddings."""
     if isinstance(projection, nn.Module):
         module = deepcopy(projection)
     else:
         n_features = embeddings.shape[1]
-        module = build_projection(projection, n_features, choose_dimension(dimension, n_features), seed)
+        chosen = choose_dimension(dimension, n_features, recipe.largest_dimension)
+        module = build_projection(projection, n_features, chosen, seed)
+        if isinstance(recipe, FastRecipe) and isinstance(module, NormalisedReduction):
+            module.unit_length.fill_(recipe.takes_directions(n_features))
     return module.to(device=embeddings.device, dtype=embeddings.dtype)
 
 
