@@ -181,10 +181,10 @@ def test_the_first_fast_checkpoint_is_the_start():
 
 def test_the_recipe_decides_the_dimension_and_whether_lengths_count():
     generator = np.random.default_rng(0)
-    rows, labels = generator.normal(size=(300, 80)), generator.integers(0, 3, 300)
+    rows, labels = generator.normal(size=(300, 140)), generator.integers(0, 3, 300)
     fast = train_projection(rows, labels, recipe=FastRecipe(steps=2, batch_size=60)).module
     paper = train_projection(rows, labels, recipe=PaperRecipe(epochs=1, batches_per_epoch=2)).module
-    assert (fast.reduce.out_features, bool(fast.unit_length)) == (64, True)
+    assert (fast.reduce.out_features, bool(fast.unit_length)) == (128, True)
     assert (paper.reduce.out_features, bool(paper.unit_length)) == (32, False)
     with torch.no_grad():
         torch.testing.assert_close(fast(torch.from_numpy(rows)), fast(torch.from_numpy(3.0 * rows)))

@@ -67,7 +67,7 @@ class KCal(Calibrator):
     Parameters
     ----------
     dimension : int or "auto"
-        d, the dimension of the projected space; for "auto" min(h, 64), or min(h, 32) with the paper's recipe.
+        d, the dimension of the projected space; for "auto" min(h, 128), or min(h, 32) with the paper's recipe.
     kernel : str
         A mother kernel: "rbf", "laplace", "matern32", "matern52", "epanechnikov", "biweight", "triweight". The
         projection is learned with "rbf" whatever the kernel.

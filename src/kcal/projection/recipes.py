@@ -77,7 +77,7 @@ class FastRecipe:
     unit_length: bool | str = "auto"
     checkpoints: int = 7
     select: str = "calibration"
-    largest_dimension: int = 64
+    largest_dimension: int = 128
 
     def __post_init__(self) -> None:
         _check_counts(self, "steps", "batch_size", "checkpoints", "largest_dimension")

@@ -96,7 +96,7 @@ def train_projection(
     projection : "skip", "linear" or nn.Module
         What to train; a module is copied first.
     dimension : int or "auto"
-        d; for "auto" min(h, 64), or min(h, 32) with the paper's recipe.
+        d; for "auto" min(h, 128), or min(h, 32) with the paper's recipe.
     recipe : "fast", "paper", FastRecipe or PaperRecipe
         How to train it. The paper's recipe watches the training loss here, for want of a calibration set.
     groups : (n,) array, optional
