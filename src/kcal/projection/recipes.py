@@ -58,6 +58,10 @@ class FastRecipe:
     the lowest leave-one-out loss on the calibration set, so that one training serves many calibration sets. It lets Π
     depend on the calibration set through that choice among a handful, which the theorems do not allow;
     ``select="last"`` avoids it.
+
+    ``sampling="equal"`` puts the same number of samples of each class into a batch, as the paper does, and
+    "proportional" numbers in proportion to the classes' frequencies; samples are weighed so that both estimate the
+    same loss.
     """
 
     steps: int = 400
@@ -69,6 +73,7 @@ class FastRecipe:
     start: str = "pca"
     checkpoints: int = 7
     select: str = "calibration"
+    sampling: str = "equal"
 
     def __post_init__(self) -> None:
         _check_counts(self, "steps", "batch_size", "checkpoints")
@@ -77,6 +82,7 @@ class FastRecipe:
         _check_numbers(self, "warm_up", or_zero=True, below=1.0)
         _refuse_unless_among(self, "start", ("pca", "random"))
         _refuse_unless_among(self, "select", ("calibration", "last"))
+        _refuse_unless_among(self, "sampling", ("equal", "proportional"))
 
     def relative_rate(self, step: int) -> float:
         """Return the learning rate at a step relative to the highest: a linear rise, then half a cosine to zero."""
