@@ -88,7 +88,7 @@ def _run_task(
         entrants = {}
         for name in dict.fromkeys(cell.method for cell in missing):
             watch(f"{title}: preparing {name}", len(done), len(cells))
-            with _on_one_thread():
+            with on_one_thread():
                 entrants[name] = Entrant(name, plan.seed, train_for(name, task, seed=plan.seed, by_group=by_group))
         work = [(deals[cell.reshuffle], entrants[cell.method]) for cell in missing]
         for outcome in _in_parallel(task, work, by_group=by_group, jobs=plan.jobs):
@@ -118,12 +118,12 @@ def _in_parallel(
 
 
 def _measure_on_one_thread(task: Task, reshuffle: Reshuffle, entrant: Entrant, by_group: bool) -> Outcome:
-    with _on_one_thread():
+    with on_one_thread():
         return measure_cell(task, reshuffle, entrant, by_group=by_group)
 
 
 @contextmanager
-def _on_one_thread() -> Iterator[None]:
+def on_one_thread() -> Iterator[None]:
     """More threads than free processors make small steps several times slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
