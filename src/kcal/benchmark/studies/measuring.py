@@ -37,7 +37,10 @@ def fit_quietly(entrant: Entrant, task: Task, rows: NDArray[np.intp]) -> Calibra
 
 def shown_metrics(entrant: Entrant, calibrator: Calibrator, task: Task, rows: NDArray[np.intp]) -> dict[str, float]:
     """Return the shown metrics of a fitted entrant on some rows of the pool."""
-    found = metrics.evaluate(entrant.predict(calibrator, task, rows), task.pool.labels[rows]).as_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a pool may hold a row twice
+        probabilities = entrant.predict(calibrator, task, rows)
+    found = metrics.evaluate(probabilities, task.pool.labels[rows]).as_dict()
     return {name: found[name] for name in SHOWN}
 
 
