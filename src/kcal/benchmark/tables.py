@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,8 +28,8 @@ CORRECTED_NOTE = (
     "corrected test of Nadeau and Bengio (paired, p = 0.01). Reshuffles of one pool overlap: this test allows for it, "
     "the pooled one behind the bold numbers does not, so that more methods tend to tie here."
 )
-NARROWEST = 12
-"""Characters that a terminal leaves for the names of rows."""
+WIDEST_HEADING, WIDEST_NAME = 12, 20
+"""Characters of headings and names in a terminal, beyond which they take several lines."""
 
 
 class Entry(NamedTuple):
@@ -51,15 +52,13 @@ class Table:
 
     def as_rich(self) -> RichTable:
         """Return the table for a terminal."""
-        longest = max((len(row[0].text) for row in self.rows), default=0)
         table = RichTable(title=self.title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
         for place, name in enumerate(self.heading):
-            if place == 0:
-                table.add_column(escape(name), justify="left", min_width=min(longest, NARROWEST))
-            else:
-                table.add_column(escape(name), justify="right", no_wrap=True)
-        for row in self.rows:
-            table.add_row(*(_wrapped(entry, "[bold]", "[/bold]", "[underline]", "[/underline]") for entry in row))
+            heading = escape(_broken(name, WIDEST_HEADING))
+            table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=True)
+        for first, *others in self.rows:
+            shown = [first._replace(text=_broken(first.text, WIDEST_NAME)), *others]
+            table.add_row(*(_wrapped(entry, "[bold]", "[/bold]", "[underline]", "[/underline]") for entry in shown))
         return table
 
     def turned(self, corner: str = "method") -> Table:
@@ -161,7 +160,10 @@ def rank_table(results: Results) -> Table:
     for metric in (*RANKED, "negative_log_likelihood"):
         ranks = results.ranks(metric)
         entries = [
-            Entry(str(ranks.ranks[method]) if method in ranks.ranks else ABSENT, bold=method in ranks.best)
+            Entry(
+                str(ranks.ranks[method]).replace(" ± ", "±") if method in ranks.ranks else ABSENT,
+                bold=method in ranks.best,
+            )
             for method in results.methods
         ]
         rows.append((Entry(MEASURES[metric].title), *entries))
@@ -205,6 +207,11 @@ def _scaled(summary: ReshuffleSummary, scale: float) -> str:
     digits = 2 if scale == 100 else 4
     mean, std = scale * summary.mean, scale * summary.std
     return f"{mean:.{digits}f}±{std:.{digits}f}" if summary.n_reshuffles > 1 else f"{mean:.{digits}f}"
+
+
+def _broken(text: str, width: int) -> str:
+    """Break a text into lines, between words alone."""
+    return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
 
 
 def _wrapped(entry: Entry, bold: str, bold_end: str, underline: str, underline_end: str) -> str:
