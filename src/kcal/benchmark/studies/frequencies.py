@@ -31,7 +31,6 @@ ENOUGH = 200
 """Samples of a test set; below, the table says that they are too few."""
 KNOWN, ESTIMATED = ", prior known", ", prior estimated"
 PRIORS = ("", KNOWN, ESTIMATED)
-OVERVIEW = tuple((method, prior) for method in DRAWN for prior in PRIORS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,17 +84,20 @@ class Shifted:
 def overview(found: Sequence[Shifted]) -> Table:
     """Return the log-loss of all tasks as they are, and under the shift of the tables."""
     metric, severity = "negative_log_likelihood", max(TABLED)
-    rows = []
-    for each in found:
-        for at, title in ((1.0, "as it is"), (severity, f"{severity:g} times")):
-            entries = [mean_entry(each.both_ways(metric, f"{method}{prior}", at), metric) for method, prior in OVERVIEW]
-            rows.append((Entry(f"{each.task}, {title}"), *entries))
-    heading = ("task", *(f"{method}{prior}" for method, prior in OVERVIEW))
+    shown = [(1.0, "", "as it is"), *((severity, prior, f"{severity:g} times{prior}") for prior in PRIORS)]
+    rows = tuple(
+        (
+            Entry(f"{each.task}, {title}"),
+            *(mean_entry(each.both_ways(metric, f"{method}{prior}", at), metric) for method in METHODS),
+        )
+        for each in found
+        for at, prior, title in shown
+    )
     note = (
         f"“{severity:g} times”: the first class is kept {severity:g} times as often as the last, or the last as the "
-        "first; the average of both, in which classes that are hard or easy weigh alike."
+        "first; the mean of both, so that it matters less which classes are hard."
     )
-    return Table("overview", "NLL where class frequencies change", heading, tuple(rows), note)
+    return Table("overview", "NLL where class frequencies change", ("task", *METHODS), rows, note)
 
 
 def measure_frequencies(
