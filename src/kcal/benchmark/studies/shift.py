@@ -25,10 +25,12 @@ ABOUT = (
     "sample twice, so that the share kept of a class grows or falls geometrically from the first class to the last; "
     "the calibration set stays as it is. “Prior known” corrects by Bayes' rule, p_k · (frequency in the test set) / "
     "(frequency in the calibration set), which for KCal is its parameter prior: the frequencies of the test set are "
-    "taken as something that the user knows of the field. They are counted from the test labels; nothing else is. "
+    "taken as something that the user knows of the field. They are all that comes from the test labels. "
     "“Prior estimated” finds them from each method's own predictions for the unlabelled test set by expectation "
-    "maximisation (Saerens, Latinne and Decaestecker, 2002). All methods, the uncalibrated network too, are corrected "
-    "from the frequencies of the calibration set."
+    "maximisation (Saerens, Latinne and Decaestecker, 2002); that presumes probabilities that are calibrated in every "
+    "class, and can do harm where they are not. All methods, the uncalibrated network too, are corrected from the "
+    "frequencies of the calibration set. Uneven frequencies make a task easier for those who know them: compare "
+    "methods under one shift, rather than one method under several."
 )
 
 
