@@ -26,6 +26,8 @@ QUERIES = 256
 DRAWS = 200
 TRAININGS = 3
 """Seeds to train with, at most."""
+CLEARLY_BELOW = 0.8
+"""Ratios that are bold."""
 IMBALANCE = 20
 SAMPLINGS = ("equal", "proportional")
 ABOUT = (
@@ -211,7 +213,7 @@ def _pair(losses: list[list[float]]) -> list[Entry]:
 
 def _variance_row(task: str, title: str, ratios: VarianceRatios) -> tuple[Entry, ...]:
     numbers = (ratios.gradient, ratios.gradient_error, ratios.loss, ratios.class_probability)
-    return (Entry(task), Entry(title), *(Entry(f"{ratio:.2f}", bold=ratio < 1) for ratio in numbers))
+    return (Entry(task), Entry(title), *(Entry(f"{ratio:.2f}", bold=ratio < CLEARLY_BELOW) for ratio in numbers))
 
 
 def _tables(variances: list[tuple[Entry, ...]], losses: list[tuple[Entry, ...]]) -> tuple[Table, ...]:
@@ -221,7 +223,7 @@ def _tables(variances: list[tuple[Entry, ...]], losses: list[tuple[Entry, ...]])
             "Variance with equal numbers over that with proportional ones",
             ("training set", "Π", "gradient", "gradient, squared error", "loss", "own probability, by class"),
             tuple(variances),
-            "1.00 throughout: classes are equally frequent, and both draw the same numbers. "
+            f"Bold: below {CLEARLY_BELOW:g}. 1.00 throughout: classes are equally frequent, both draw alike. "
             f"From {DRAWS} draws the ratio of two variances of one number, as the loss is, is known to about 15%.",
         ),
         Table(

@@ -84,7 +84,8 @@ class Study:
     def as_markdown(self, picture: str | None = None) -> str:
         """Return the study as a section; ``picture`` is where its figure lies."""
         figure = [] if picture is None else [f"![{self.title}]({picture})", ""]
-        tables = [line for table in self.tables for line in (table.as_markdown(), table.note, "") if line]
+        noted = [(table.as_markdown(), f"{table.note}\n" if table.note else "") for table in self.tables]
+        tables = [part for parts in noted for part in parts if part]
         return "\n".join([f"## {self.title}", "", self.about, "", *figure, *tables])
 
 
