@@ -224,7 +224,7 @@ def _tables(variances: list[tuple[Entry, ...]], losses: list[tuple[Entry, ...]])
             ("training set", "Π", "gradient", "gradient, squared error", "loss", "own probability, by class"),
             tuple(variances),
             f"Bold: below {CLEARLY_BELOW:g}. 1.00 throughout: classes are equally frequent, both draw alike. "
-            f"From {DRAWS} draws the ratio of two variances of one number, as the loss is, is known to some 15% or worse.",
+            f"From {DRAWS} draws a ratio of variances of one number, such as the loss, is known to some 15% or worse.",
         ),
         Table(
             "sampling_losses",
