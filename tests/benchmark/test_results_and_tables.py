@@ -183,7 +183,7 @@ def test_the_page_shows_the_studies_and_pictures_of_its_folder(task: Task, tmp_p
     files = write_page(tmp_path / "page.md", results, plan, tmp_path / "out")
     text = (tmp_path / "page.md").read_text()
     links = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
-    names = ["sizes.png", "small.png", "small-by-group.png"]
+    names = ["sizes.png", "reliability-small.png", "reliability-small-by-group.png"]
     assert links == [f"page-pictures/{name}" for name in names]
     assert sorted(files) == sorted([tmp_path / "page.md", *(tmp_path / link for link in links)])
     assert all((tmp_path / link).read_bytes().startswith(b"\x89PNG") for link in links)

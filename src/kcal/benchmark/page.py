@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kcal.benchmark.results import MEASURES, RANKED, Results
+from kcal.benchmark.results import MEASURES, RANKED, Results, Row
 from kcal.benchmark.running import Plan, versions
 from kcal.benchmark.studies import STUDIES, Study, read_studies
 from kcal.benchmark.tables import (
@@ -48,14 +48,19 @@ def write_page(path: str | Path, results: Results, plan: Plan, folder: str | Pat
     """
     page, run = Path(path), Path(folder)
     studies = read_studies(run, STUDIES)
-    drawn = {study.name: run / f"{study.name}.png" for study in studies if study.panels}
-    drawn |= {row.label: reliability_picture(run, row) for row in results.rows}
-    found = {name: picture for name, picture in drawn.items() if picture.is_file()}
+    drawn: dict[str | Row, tuple[Path, str]] = {
+        study.name: (run / f"{study.name}.png", f"{study.name}.png") for study in studies if study.panels
+    }
+    for row in results.rows:
+        picture = reliability_picture(run, row)
+        drawn[row] = (picture, f"reliability-{picture.name}")
     beside = page.parent / f"{page.stem}-pictures"
-    if found:
-        beside.mkdir(parents=True, exist_ok=True)
-    copies = {name: write_whole(beside / picture.name, in_few_colours(picture)) for name, picture in found.items()}
-    links = {name: f"{beside.name}/{copy.name}".replace(" ", "%20") for name, copy in copies.items()}
+    copies: dict[str | Row, Path] = {}
+    for what, (picture, name) in drawn.items():
+        if picture.is_file():
+            beside.mkdir(parents=True, exist_ok=True)
+            copies[what] = write_whole(beside / name, in_few_colours(picture))
+    links = {what: f"{beside.name}/{copy.name}".replace(" ", "%20") for what, copy in copies.items()}
     text = results_page(results, plan, studies=studies, pictures=links)
     return [write_whole(page, text.encode()), *copies.values()]
 
@@ -76,9 +81,9 @@ def results_page(
     *,
     title: str = "Results",
     studies: Sequence[Study] = (),
-    pictures: Mapping[str, str] | None = None,
+    pictures: Mapping[str | Row, str] | None = None,
 ) -> str:
-    """Return the page as Markdown; ``pictures`` are links, by the names of studies and the labels of rows."""
+    """Return the page as Markdown; ``pictures`` are links, by the names of studies and the rows."""
     links = {} if pictures is None else pictures
     computed = ", ".join(f"{name} {number}" for name, number in versions().items())
     parts = [
@@ -112,9 +117,9 @@ def _corrected(results: Results) -> list[str]:
     return [corrected_table(results).as_markdown(), CORRECTED_NOTE]
 
 
-def _reliability(results: Results, links: Mapping[str, str]) -> list[str]:
+def _reliability(results: Results, links: Mapping[str | Row, str]) -> list[str]:
     """Return the reliability grids as a section."""
-    shown = [f"### {row.label}\n\n![{row.label}]({links[row.label]})" for row in results.rows if row.label in links]
+    shown = [f"### {row.label}\n\n![{row.label}]({links[row]})" for row in results.rows if row in links]
     return ["## Reliability, method by class", *shown] if shown else []
 
 
