@@ -31,12 +31,15 @@ def test_each_budget_of_the_fast_recipe_is_a_training_of_its_own(task: Task) -> 
 
 
 def test_the_table_tells_the_lowest_loss_so_far() -> None:
-    fast = LossInTime((2.0, 5.0), (0.3, 0.4))
-    paper = LossInTime((0.5, 4.0, 8.0), (0.9, 0.5, 0.25))
+    fast = LossInTime((2.0, 5.0), (0.3, 0.4), 0.35)
+    paper = LossInTime((0.5, 4.0, 10.1), (0.9, 0.5, 0.25))  # the last note is a little late
     assert [fast.best_until(at) for at in (1, 3, 10)] == [None, 0.3, 0.3]
     table = recipes_table(["t"], [{"fast": fast, "paper": paper}], [1, 3, 10])
     assert [[entry.text for entry in row[1:]] for row in table.rows] == [
-        ["–", "0.3000", "0.3000"],
-        ["0.9000", "0.9000", "0.2500"],
+        ["0.3500", "–", "0.3000", "0.3000"],
+        ["–", "0.9000", "0.9000", "0.2500"],
     ]
-    assert [[entry.bold for entry in row[1:]] for row in table.rows] == [[False, True, False], [True, False, True]]
+    assert [[entry.bold for entry in row[1:]] for row in table.rows] == [
+        [False, False, True, False],
+        [False, True, False, True],
+    ]

@@ -18,7 +18,7 @@ WIDEST = 3
 """Panels in a row."""
 NARROW = 4.0
 """Highest over lowest number of a logarithmic axis below which even steps are labelled."""
-MARKED = 12
+MARKED = 16
 """Points of a line that are marked, at most."""
 
 

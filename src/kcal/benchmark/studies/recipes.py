@@ -27,6 +27,8 @@ BATCHES_A_NOTE = 50
 GROWTH = 1.3
 """Factor from the seconds of one note of the paper's training to those of the next."""
 FIRST_NOTE = 0.5
+LATE = 1.02
+"""A note counts for a time that it is this late for: it waits for the batches under way."""
 SHOWN_SECONDS = (1.0, 3.0, 10.0, 30.0, 60.0)
 ABOUT = (
     "The leave-one-out loss of the first reshuffle's calibration set, at its best bandwidth, against seconds of a "
@@ -49,7 +51,7 @@ class LossInTime:
 
     def best_until(self, seconds: float) -> float | None:
         """Return the lowest loss that was reached in that time, or None if nothing was noted by then."""
-        reached = [loss for at, loss in zip(self.seconds, self.losses, strict=True) if at <= seconds]
+        reached = [loss for at, loss in zip(self.seconds, self.losses, strict=True) if at <= LATE * seconds]
         return min(reached, default=None)
 
 
@@ -101,7 +103,7 @@ def study_recipes(
         names.append(task.name)
         found.append({"fast": fast, "paper": paper})
     panels = tuple(_panel(name, each) for name, each in zip(names, found, strict=True))
-    table = recipes_table(names, found, [at for at in SHOWN_SECONDS if at <= seconds] or [seconds])
+    table = recipes_table(names, found, sorted({*(at for at in SHOWN_SECONDS if at < seconds), seconds}))
     return Study("recipes", "The fast recipe and the paper's", ABOUT, (table,), panels)
 
 
@@ -151,7 +153,8 @@ def recipes_table(names: list[str], found: list[dict[str, LossInTime]], times: l
     for name, recipes in zip(names, found, strict=True):
         reached = {recipe: [each.best_until(at) for at in times] for recipe, each in recipes.items()}
         for recipe, losses in reached.items():
-            entries = []
+            start = recipes[recipe].start
+            entries = [Entry(ABSENT if start is None else f"{start:.4f}")]
             for place, loss in enumerate(losses):
                 noted = [each[place] for each in reached.values()]
                 lowest = min((other for other in noted if other is not None), default=None)
@@ -159,8 +162,11 @@ def recipes_table(names: list[str], found: list[dict[str, LossInTime]], times: l
                     Entry(ABSENT if loss is None else f"{loss:.4f}", bold=loss is not None and loss == lowest)
                 )
             rows.append((Entry(f"{name}, {recipe}"), *entries))
-    heading = ("task, recipe", *(f"{at:g} s" for at in times))
-    note = f"The lowest loss so far; {ABSENT} where the shortest training was not done yet."
+    heading = ("task, recipe", "start", *(f"{at:g} s" for at in times))
+    note = (
+        f"The lowest loss so far, {ABSENT} where the shortest training was not done yet; start is the fast recipe's, "
+        "before any training."
+    )
     return Table("recipes", "Leave-one-out loss after some seconds of training", heading, tuple(rows), note)
 
 
