@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +14,14 @@ import pytest
 from rich.console import Console
 
 from kcal.benchmark import Cell, Outcome, Plan, Task, run
-from kcal.benchmark.page import PAPER_METHODS, PAPER_RANKS, results_page, where_not_first
+from kcal.benchmark.page import PAPER_METHODS, PAPER_RANKS, results_page, where_not_first, write_page
 from kcal.benchmark.results import MEASURES, Results, Row
-from kcal.benchmark.tables import Entry, Table, all_tables, metric_table, rank_table, time_table
+from kcal.benchmark.studies import Study, write_study
+from kcal.benchmark.studies.study import Line, Panel
+from kcal.benchmark.tables import Entry, Table, all_tables, corrected_table, metric_table, rank_table, time_table
 from kcal.benchmark.writing import write_results
 from kcal.errors import InvalidInputError
+from kcal.metrics import corrected_resampled_t_test
 
 METHODS = ("uncal", "ts", "imax", "focal")
 
@@ -55,9 +60,9 @@ def test_a_table_marks_the_best_that_keeps_the_accuracy(results: Results) -> Non
 
 def test_ranks_and_seconds(results: Results) -> None:
     ranks = {row[0].text: row[1:] for row in rank_table(results).rows}
-    assert [entry.text for entry in ranks["ECE"]] == ["3.00 ± 0.00", "2.00 ± 0.00", "1.00 ± 0.00", "–"]
+    assert [entry.text for entry in ranks["ECE"]] == ["3.00±0.00", "2.00±0.00", "1.00±0.00", "–"]
     assert ranks["ECE"][2].bold
-    assert ranks["Accuracy"][0].text == "1.50 ± 0.00"
+    assert ranks["Accuracy"][0].text == "1.50±0.00"
     assert ranks["overall, without NLL"][3].text == "–"
     assert [entry.text for entry in time_table(results).rows[0]] == ["ta_sk", *["2.00 + 0.50"] * 3, "–"]
 
@@ -135,3 +140,59 @@ def test_the_papers_ranks_are_those_that_it_prints() -> None:
     printed = (7.16, 6.51, 3.76, 7.09, 9.46, 4.47, 4.81, 4.20, 4.51, 2.61)
     for method, value in zip(PAPER_METHODS, printed, strict=True):
         assert overall[method] == pytest.approx(value, abs=0.0051)
+
+
+def test_the_corrected_test_ties_methods_whose_difference_scatters() -> None:
+    shifts = {"uncal": (0.1, 0.1, 0.1, 0.1), "ts": (0.05, 0.05, 0.05, 0.05), "imax": (0.055, 0.052, 0.056, 0.053)}
+    found = [
+        replace(outcome(method, place, expected_calibration_error=value), sizes=(40, 60))
+        for method, values in shifts.items()
+        for place, value in enumerate(values)
+    ]
+    results = Results.of(found, ("uncal", "ts", "imax"))
+    p_value = corrected_resampled_t_test(shifts["imax"], shifts["ts"], n_calibration=40, n_test=60)
+    assert p_value > 0.01
+    table = corrected_table(results)
+    assert table.rows[0][table.heading.index("ECE")].text == "ts, imax"
+    assert "ts" in results.comparison(Row("ta_sk", False), "expected_calibration_error").pooled.best
+    assert "imax" not in results.comparison(Row("ta_sk", False), "expected_calibration_error").pooled.best
+    assert table in all_tables(results)
+    without = Results.of([replace(each, sizes=None) for each in found], results.methods)
+    assert "corrected" not in {each.name for each in all_tables(without)}
+
+
+def test_old_cells_learn_their_sizes_when_a_run_goes_on(task: Task, tmp_path: Path) -> None:
+    plan = Plan(("ts",), reshuffles=1, jobs=1)
+    run([task], plan, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("sizes", None)
+    (tmp_path / "cells.jsonl").write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+    again = run([task], plan, tmp_path)
+    assert {each.sizes for each in again if not each.cell.by_group} == {(60, 90)}
+
+
+def test_the_page_shows_the_studies_and_pictures_of_its_folder(task: Task, tmp_path: Path) -> None:
+    plan = Plan(("ts",), reshuffles=2, jobs=1)
+    results = Results.of(run([task], plan, tmp_path / "out"), plan.methods)
+    write_results(results, plan, tmp_path / "out")
+    panel = Panel("p", "x", "y", (Line("l", (1.0, 2.0), (1.0, 2.0)),))
+    table = Table("t", "A table of it", ("a", "b"), ((Entry("1"), Entry("2")),))
+    write_study(Study("sizes", "More data", "What more data bring.", (table,), (panel,)), tmp_path / "out")
+    write_study(Study("variants", "Parts", "Without parts.", (table,)), tmp_path / "out")
+    files = write_page(tmp_path / "page.md", results, plan, tmp_path / "out")
+    text = (tmp_path / "page.md").read_text()
+    links = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
+    names = ["sizes.png", "reliability-small.png", "reliability-small-by-group.png"]
+    assert links == [f"page-pictures/{name}" for name in names]
+    assert sorted(files) == sorted([tmp_path / "page.md", *(tmp_path / link for link in links)])
+    assert all((tmp_path / link).read_bytes().startswith(b"\x89PNG") for link in links)
+    order = ["### Accuracy", "### Best by the corrected test", "## Parts", "## More data", "## Reliability", "## Other"]
+    places = [text.index(heading) for heading in order]
+    assert places == sorted(places)
+
+
+def test_a_page_of_a_folder_without_pictures_links_none(results: Results, tmp_path: Path) -> None:
+    (path,) = write_page(tmp_path / "page.md", results, Plan(("ts", "imax"), 3), tmp_path)
+    assert "![" not in path.read_text()
+    assert not (tmp_path / "page-pictures").exists()

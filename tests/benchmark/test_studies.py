@@ -12,13 +12,14 @@ from kcal.benchmark import Task
 from kcal.benchmark.entrants import train_for
 from kcal.benchmark.reshuffles import reshuffles_by_row
 from kcal.benchmark.studies.convexity import LossShape, loss_shape, shape_table
-from kcal.benchmark.studies.sizes import measure_sizes
+from kcal.benchmark.studies.sizes import Sizes, measure_sizes
 
 
 def test_the_whole_calibration_set_is_the_last_size_and_gives_what_kcal_gives(task: Task) -> None:
     study = measure_sizes(task, n_reshuffles=2, seed=0)
     assert study.sizes.tolist() == [4, 8, 15, 30, 60]
     trained = train_for("kcal", task, seed=0, by_group=False)
+    fixed = None
     for column, deal in enumerate(reshuffles_by_row(150, 0.4, 2, 0)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -28,13 +29,25 @@ def test_the_whole_calibration_set_is_the_last_size_and_gives_what_kcal_gives(ta
         probabilities = calibrator.predict_proba(task.pool.embeddings[deal.test])
         expected = metrics.negative_log_likelihood(probabilities, task.pool.labels[deal.test])
         assert study.values["negative_log_likelihood"][-1, column] == pytest.approx(expected)
-        assert study.bandwidths[-1, column] == pytest.approx(calibrator.bandwidth_)
+        fixed = fixed or calibrator.projection_  # bandwidths are of the checkpoint that the first set picks
+        with_fixed = KCal(projection=fixed, progress=False).fit(
+            task.pool.embeddings[deal.calibration], task.pool.labels[deal.calibration]
+        )
+        assert study.bandwidths[-1, column] == pytest.approx(with_fixed.bandwidth_)
         assert study.rarest[-1, column] == np.bincount(task.pool.labels[deal.calibration]).min()
     assert study.predicted[-1, 0] == pytest.approx(study.rarest[-1, 0] ** (-1 / 10))  # six dimensions
     rows = study.metrics_table().rows
     assert [row[0].text for row in rows] == ["4", "8", "15", "30", "60", "uncalibrated"]
     ratio = float(np.median(study.bandwidths / study.predicted))
     assert f"{ratio:.3f}·m^(−1/10)" in study.bandwidth_table().heading
+    assert "theory: m^(−0.100)" in study.bandwidth_table().note
+
+
+def test_the_slope_is_the_power_that_the_bandwidths_follow() -> None:
+    counts = np.array([[2.0, 3.0], [20.0, 25.0]])
+    found = Sizes("t", np.array([4, 40]), {}, {}, 0.7 * counts**-0.25, counts, 6)
+    assert found.slope == pytest.approx(-0.25)
+    assert np.isnan(Sizes("t", np.array([4, 40]), {}, {}, counts, np.ones((2, 2)), 6).slope)
 
 
 def test_the_loss_is_looked_at_around_its_minimum(task: Task) -> None:

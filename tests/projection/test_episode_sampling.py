@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from kcal.projection.episodes import ClassIndex, PaperEpisodes, StratifiedBatches
+from kcal.projection.episodes import ClassIndex, PaperEpisodes, StratifiedBatches, proportional_counts
 
 steady = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -214,3 +214,43 @@ def test_the_same_generator_draws_the_same_steps():
     ):
         assert np.array_equal(make(0), make(0))
         assert not np.array_equal(make(0), make(1))
+
+
+@steady
+@given(counts=st.lists(st.integers(0, 60), min_size=1, max_size=9).filter(any), total=st.integers(1, 200))
+def test_proportional_numbers_make_the_total_and_follow_the_frequencies(counts, total):
+    counts = np.array(counts)
+    drawn = proportional_counts(counts, total)
+    least = np.minimum(counts, 2)
+    assert (drawn >= least).all()
+    assert (drawn <= counts).all()
+    assert drawn.sum() == max(min(total, counts.sum()), least.sum())
+    order = np.argsort(counts, kind="stable")
+    assert (np.diff(drawn[order]) >= -1).all()
+
+
+@steady
+@given(codes=LABELS, batch_size=st.integers(4, 60), seed=st.integers(0, 100))
+def test_a_proportional_batch_is_as_large_and_stands_for_the_whole_training_set(codes, batch_size, seed):
+    codes = np.array(codes)
+    equal, proportional = (
+        StratifiedBatches(
+            codes, 5, batch_size=batch_size, generator=np.random.default_rng(seed), proportional=proportional
+        )
+        for proportional in (False, True)
+    )
+    rows = proportional.draw()
+    assert len(rows) == len(set(rows)) == len(equal.draw())
+    np.testing.assert_array_equal(codes[rows], proportional.codes)
+    assert proportional.shares.sum() == pytest.approx(1.0)
+    by_class = np.bincount(proportional.codes, weights=proportional.shares, minlength=5)
+    np.testing.assert_allclose(by_class, np.bincount(codes, minlength=5) / len(codes))
+
+
+def test_of_equally_frequent_classes_both_samplings_draw_the_same_rows():
+    codes = np.repeat(np.arange(4), 25)
+    batches = [
+        StratifiedBatches(codes, 4, batch_size=20, generator=np.random.default_rng(3), proportional=proportional)
+        for proportional in (False, True)
+    ]
+    np.testing.assert_array_equal(batches[0].draw(), batches[1].draw())

@@ -44,6 +44,7 @@ class Outcome:
     details: Mapping[str, Any] = field(default_factory=dict)  # what was chosen: bandwidth, temperature, …
     reliability: Mapping[str, Any] | None = None  # bins of the confidence and of every class, of the first reshuffle
     error: str | None = None
+    sizes: tuple[int, int] | None = None  # samples fitted on, and measured on
 
     def as_json(self) -> dict[str, Any]:
         """Return what JSON can hold; what is not a number becomes null."""
@@ -65,6 +66,7 @@ class Outcome:
             details=stored["details"],
             reliability=stored["reliability"],
             error=stored["error"],
+            sizes=None if stored.get("sizes") is None else (stored["sizes"][0], stored["sizes"][1]),
         )
 
 

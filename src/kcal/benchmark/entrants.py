@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from kcal.benchmark.tasks import Task
 from kcal.calibrators import CALIBRATORS, Calibrator, ClassifierOutputs, KCal, fit_on, make_calibrator, predict_on
@@ -35,7 +36,7 @@ class Entrant:
 
     name: str
     seed: int = 0
-    projection: TrainedProjection | None = None
+    projection: TrainedProjection | nn.Module | None = None
 
     def fit(self, task: Task, rows: NDArray[np.intp], *, by_group: bool) -> Calibrator:
         """Fit on some rows of the pool."""
@@ -78,10 +79,13 @@ def takes_part(name: str, task: Task) -> bool:
     return name not in TRAINED or name in task.companions
 
 
-def train_for(name: str, task: Task, *, seed: int, by_group: bool) -> TrainedProjection | None:
-    """Train the projection of an entrant that learns one, on training data alone; None for all others."""
+def train_for(name: str, task: Task, *, seed: int, by_group: bool, **changes: Any) -> TrainedProjection | None:
+    """Train the projection of an entrant that learns one, on training data alone; None for all others.
+
+    ``changes`` are parameters in place of the entrant's own: ``dimension``, ``recipe``.
+    """
     calibrator = new_calibrator(name, seed=seed)
-    parameters = calibrator.get_params()
+    parameters = calibrator.get_params() | changes
     if not is_to_be_learned(parameters.get("projection")):
         return None
     rows = torch.from_numpy(task.train.matrix(calibrator.inputs))

@@ -1,12 +1,30 @@
-"""A page about a run: its tables, the paper's ranks beside ours, and where KCal is not first."""
+"""A page about a run: its tables, the paper's ranks beside ours, where KCal is not first, studies and pictures."""
 
 from __future__ import annotations
 
-from kcal.benchmark.results import MEASURES, RANKED, Results
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kcal.benchmark.results import MEASURES, RANKED, Results, Row
 from kcal.benchmark.running import Plan, versions
-from kcal.benchmark.tables import NOTE, Entry, Table, metric_table, rank_table, time_table
+from kcal.benchmark.studies import STUDIES, Study, read_studies
+from kcal.benchmark.tables import (
+    CORRECTED_NOTE,
+    NOTE,
+    Entry,
+    Table,
+    corrected_table,
+    metric_table,
+    rank_table,
+    time_table,
+)
+from kcal.benchmark.writing import reliability_picture
+from kcal.persistence import write_whole
 
 MAIN = (*RANKED, "negative_log_likelihood")
+COLOURS = 48
+"""Of the copies of pictures beside the page."""
 
 PAPER_RANKS = {
     "accuracy": (5.03, 5.03, 4.53, 6.41, 9.99, 5.56, 5.01, 5.64, 4.74, 2.70),
@@ -23,8 +41,50 @@ classes apart on data that the network has not seen; a network that fits its tra
 embeddings that lie far from all other classes, and teach little."""
 
 
-def results_page(results: Results, plan: Plan, *, title: str = "Results") -> str:
-    """Return the page as Markdown."""
+def write_page(path: str | Path, results: Results, plan: Plan, folder: str | Path) -> list[Path]:
+    """Write the page, with the studies and pictures that the run's folder holds; return the files.
+
+    Pictures go to the folder NAME-pictures beside NAME.md, in few colours.
+    """
+    page, run = Path(path), Path(folder)
+    studies = read_studies(run, STUDIES)
+    drawn: dict[str | Row, tuple[Path, str]] = {
+        study.name: (run / f"{study.name}.png", f"{study.name}.png") for study in studies if study.panels
+    }
+    for row in results.rows:
+        picture = reliability_picture(run, row)
+        drawn[row] = (picture, f"reliability-{picture.name}")
+    beside = page.parent / f"{page.stem}-pictures"
+    copies: dict[str | Row, Path] = {}
+    for what, (picture, name) in drawn.items():
+        if picture.is_file():
+            beside.mkdir(parents=True, exist_ok=True)
+            copies[what] = write_whole(beside / name, in_few_colours(picture))
+    links = {what: f"{beside.name}/{copy.name}".replace(" ", "%20") for what, copy in copies.items()}
+    text = results_page(results, plan, studies=studies, pictures=links)
+    return [write_whole(page, text.encode()), *copies.values()]
+
+
+def in_few_colours(picture: Path) -> bytes:
+    """Return a PNG with a palette: a third of the bytes, and hardly a difference to see."""
+    from PIL import Image  # comes with matplotlib, without which there is no picture
+
+    buffer = io.BytesIO()
+    with Image.open(picture) as image:
+        image.convert("RGB").quantize(COLOURS).save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def results_page(
+    results: Results,
+    plan: Plan,
+    *,
+    title: str = "Results",
+    studies: Sequence[Study] = (),
+    pictures: Mapping[str | Row, str] | None = None,
+) -> str:
+    """Return the page as Markdown; ``pictures`` are links, by the names of studies and the rows."""
+    links = {} if pictures is None else pictures
     computed = ", ".join(f"{name} {number}" for name, number in versions().items())
     parts = [
         f"# {title}",
@@ -33,6 +93,7 @@ def results_page(results: Results, plan: Plan, *, title: str = "Results") -> str
         "training data; each reshuffle picks its checkpoint by the leave-one-out loss of its own calibration set.",
         *(metric_table(results, metric).as_markdown() for metric in MAIN),
         NOTE,
+        *_corrected(results),
         rank_table(results).as_markdown(),
         paper_ranks(results).as_markdown(),
         "The paper's ranks are over its own tasks and networks, so that only the order of the methods can be compared.",
@@ -40,10 +101,26 @@ def results_page(results: Results, plan: Plan, *, title: str = "Results") -> str
         "## Where KCal is not first",
         where_not_first(results, "kcal") if "kcal" in results.methods else "KCal was not run.",
         WHY,
+        *(study.as_markdown(links.get(study.name)) for study in studies),
+        *_reliability(results, links),
+        "## Other metrics",
         *(metric_table(results, metric).as_markdown() for metric in MEASURES if metric not in MAIN),
         f"Computed with {computed}.",
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _corrected(results: Results) -> list[str]:
+    """Return the table of the corrected test, where the sizes are known that it needs."""
+    if all(results.sizes(row) is None for row in results.rows):
+        return []
+    return [corrected_table(results).as_markdown(), CORRECTED_NOTE]
+
+
+def _reliability(results: Results, links: Mapping[str | Row, str]) -> list[str]:
+    """Return the reliability grids as a section."""
+    shown = [f"### {row.label}\n\n![{row.label}]({links[row]})" for row in results.rows if row in links]
+    return ["## Reliability, method by class", *shown] if shown else []
 
 
 def paper_ranks(results: Results) -> Table:

@@ -87,6 +87,15 @@ class Results:
         """Return how many reshuffles a row has."""
         return 1 + max(cell.reshuffle for cell in self.by_cell if (cell.task, cell.by_group) == row)
 
+    def sizes(self, row: Row) -> tuple[int, int] | None:
+        """Return how many samples calibrate and test in a row, on average over reshuffles; None if it is not known."""
+        cells = [outcome for outcome in self.outcomes if (outcome.cell.task, outcome.cell.by_group) == row]
+        known = [outcome.sizes for outcome in cells if outcome.sizes is not None]
+        if not known:
+            return None
+        n_calibration, n_test = np.rint(np.mean(known, axis=0)).astype(int).tolist()
+        return n_calibration, n_test
+
     def values(self, row: Row, metric: str, method: str) -> NDArray[np.float64] | None:
         """Return a metric over the reshuffles; None if the method did not take part or failed anywhere."""
         cells = [Cell(row.task, row.by_group, index, method) for index in range(self.reshuffles(row))]
@@ -111,10 +120,18 @@ class Results:
         return float(np.median(fits)), float(np.median(predictions))
 
     def comparison(self, row: Row, metric: str) -> MethodComparison:
-        """Compare the methods of a row as the paper marks its tables."""
+        """Compare the methods of a row as the paper marks its tables; by the corrected test too, with sizes known."""
         values = {method: self.values(row, metric, method) for method in self.methods}
         accuracies = {method: self.values(row, "accuracy", method) for method in self.methods}
-        return compare_methods(values, accuracies, better=MEASURES[metric].better, baseline="uncal")
+        n_calibration, n_test = self.sizes(row) or (None, None)
+        return compare_methods(
+            values,
+            accuracies,
+            better=MEASURES[metric].better,
+            baseline="uncal",
+            n_calibration=n_calibration,
+            n_test=n_test,
+        )
 
     def ranks(self, metric: str) -> AverageRanks:
         """Rank the methods in every reshuffle of every row, and average."""

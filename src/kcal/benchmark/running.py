@@ -12,7 +12,7 @@ import platform
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -88,14 +88,21 @@ def _run_task(
         entrants = {}
         for name in dict.fromkeys(cell.method for cell in missing):
             watch(f"{title}: preparing {name}", len(done), len(cells))
-            with _on_one_thread():
+            with on_one_thread():
                 entrants[name] = Entrant(name, plan.seed, train_for(name, task, seed=plan.seed, by_group=by_group))
         work = [(deals[cell.reshuffle], entrants[cell.method]) for cell in missing]
-        for outcome in _in_parallel(task, work, by_group=by_group, jobs=plan.jobs):
+        for measured in _in_parallel(task, work, by_group=by_group, jobs=plan.jobs):
+            outcome = _sized(measured, deals)
             keep(outcome)
             done[outcome.cell] = outcome
             watch(f"{title}: {outcome.cell.method}", len(done), len(cells))
-    return [done[cell] for cell in cells]
+    return [_sized(done[cell], deals) for cell in cells]
+
+
+def _sized(outcome: Outcome, deals: Sequence[Reshuffle]) -> Outcome:
+    """Return an outcome with the sizes of its reshuffle, which files of old runs do not hold."""
+    deal = deals[outcome.cell.reshuffle]
+    return replace(outcome, sizes=(len(deal.calibration), len(deal.test)))
 
 
 def deal(task: Task, plan: Plan, *, by_group: bool) -> list[Reshuffle]:
@@ -118,12 +125,12 @@ def _in_parallel(
 
 
 def _measure_on_one_thread(task: Task, reshuffle: Reshuffle, entrant: Entrant, by_group: bool) -> Outcome:
-    with _on_one_thread():
+    with on_one_thread():
         return measure_cell(task, reshuffle, entrant, by_group=by_group)
 
 
 @contextmanager
-def _on_one_thread() -> Iterator[None]:
+def on_one_thread() -> Iterator[None]:
     """More threads than free processors make small steps several times slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -73,9 +73,14 @@ def _draw(results: Results, row: Row, place: Path) -> Path | None:
     axes = reliability_grid(rows, names, title=f"{row.label}, first reshuffle")
     buffer = io.BytesIO()
     axes[0, 0].get_figure(root=True).savefig(buffer, format="png", dpi=90)
-    name = f"{row.task}-by-group.png" if row.by_group else f"{row.task}.png"
-    (place / "reliability").mkdir(exist_ok=True)
-    return write_whole(place / "reliability" / name, buffer.getvalue())
+    path = reliability_picture(place, row)
+    path.parent.mkdir(exist_ok=True)
+    return write_whole(path, buffer.getvalue())
+
+
+def reliability_picture(folder: Path, row: Row) -> Path:
+    """Return where the reliability grid of a row lies."""
+    return folder / "reliability" / (f"{row.task}-by-group.png" if row.by_group else f"{row.task}.png")
 
 
 def _bins_of(stored: Mapping[str, Any], of: Any) -> ReliabilityBins:

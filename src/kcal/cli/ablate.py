@@ -9,6 +9,7 @@ import typer
 
 from kcal.benchmark import example_task, read_tasks
 from kcal.benchmark.studies import STUDIES, write_study
+from kcal.benchmark.tables import Table
 from kcal.cli.methods import one_of
 from kcal.cli.tables import console
 from kcal.cli.watching import watching
@@ -54,9 +55,19 @@ def ablate(
             made = STUDIES[name](found, reshuffles=reshuffles, seed=seed, watch=watch)
         if not quiet:
             console().rule(made.title)
-            console().print(made.about)
+            console().print(made.about, markup=False)
             for table in made.tables:
-                console().print(table.as_rich())
+                console().print(_narrower(table).as_rich())
+                if table.note:
+                    console().print(table.note, markup=False)
         if out is not None:
             files = write_study(made, out)
             console().print(f"Written to {', '.join(str(path) for path in files)}", markup=False)
+
+
+def _narrower(table: Table) -> Table:
+    """Return a table, turned where it is too wide for the terminal and has fewer rows than columns."""
+    screen = console()
+    wanted = screen.measure(table.as_rich(), options=screen.options.update(max_width=1_000)).maximum
+    turn = wanted > screen.width and len(table.rows) + 1 < len(table.heading)
+    return table.turned(table.heading[0]) if turn else table

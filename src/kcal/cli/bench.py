@@ -10,14 +10,13 @@ import typer
 
 from kcal.benchmark import PAPER, Plan, example_task, read_tasks, run
 from kcal.benchmark.entrants import ENTRANTS
-from kcal.benchmark.page import results_page
+from kcal.benchmark.page import write_page
 from kcal.benchmark.results import Results
 from kcal.benchmark.tables import NOTE, all_tables
 from kcal.benchmark.writing import write_results
 from kcal.cli.arrays_out import check_writable, named_output
 from kcal.cli.tables import console
 from kcal.cli.watching import watching
-from kcal.persistence import write_whole
 
 FIRST_SHOWN = 5
 """Tables of metrics that are printed; the others are in the files."""
@@ -43,7 +42,12 @@ def bench(
         int | None, typer.Option(min=1, help="Cells measured at a time. (default: one a processor)", show_default=False)
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help="Also write a page about the run.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE.md",
+            help="Also write a page about the run, with the studies in its folder.",
+            show_default=False,
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no tables.")] = False,
 ) -> None:
@@ -67,7 +71,7 @@ def bench(
     files = write_results(results, plan, out)
     if page is not None:
         with named_output(page):
-            write_whole(page, results_page(results, plan).encode())
+            write_page(page, results, plan, out)
     if quiet:
         return
     tables = all_tables(results)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
@@ -16,6 +16,10 @@ from kcal.plots.style import COUNTS, MARKERS, SERIES, plain
 
 WIDEST = 3
 """Panels in a row."""
+NARROW = 4.0
+"""Highest over lowest number of a logarithmic axis below which even steps are labelled."""
+MARKED = 16
+"""Points of a line that are marked, at most."""
 
 
 def line_panels(panels: Sequence[Any], *, columns: int | None = None, figure: Figure | None = None) -> NDArray[Any]:
@@ -24,9 +28,10 @@ def line_panels(panels: Sequence[Any], *, columns: int | None = None, figure: Fi
     Parameters
     ----------
     panels
-        What to draw; each has ``title``, ``x_label``, ``y_label``, ``lines``, ``x_log`` and ``y_log``; each line has
+        What to draw; each has ``title``, ``x_label``, ``y_label``, ``lines``, ``x_log`` and ``y_log``, and may have
+        ``x_ticks``, where numbers are written (the axis chooses them if empty); each line has
         ``label``, ``x``, ``y``, ``spread`` (half of a band, or None), ``reference`` (dashed and without marks) and
-        ``points`` (not joined).
+        ``points`` (not joined), and may have ``plain`` (joined, without marks).
     columns
         Panels in a row; three at most if None.
     figure
@@ -51,7 +56,7 @@ def _draw_panel(ax: Axes, panel: Any) -> None:
     for number, line in enumerate(panel.lines):
         colour = COUNTS if line.reference else SERIES[number % len(SERIES)]
         style = "--" if line.reference else "none" if line.points else "-"
-        few = line.points or (len(line.x) <= 12 and not line.reference)
+        few = line.points or (len(line.x) <= MARKED and not line.reference and not getattr(line, "plain", False))
         marker = MARKERS[number % len(MARKERS)] if few else ""
         ax.plot(
             line.x,
@@ -67,10 +72,14 @@ def _draw_panel(ax: Axes, panel: Any) -> None:
             ax.fill_between(line.x, middle - half, middle + half, color=colour, alpha=0.15, linewidth=0)
     if panel.x_log:
         ax.set_xscale("log")
-        _label_ones_twos_and_fives(ax.xaxis)
+        _label_in_plain_numbers(ax.xaxis, *ax.get_xlim())
     if panel.y_log:
         ax.set_yscale("log")
-        _label_ones_twos_and_fives(ax.yaxis)
+        _label_in_plain_numbers(ax.yaxis, *ax.get_ylim())
+    ticks = getattr(panel, "x_ticks", ())
+    if ticks:
+        ax.set_xticks(ticks, [f"{value:g}" for value in ticks])
+        ax.set_xticks([], minor=True)
     ax.set_title(plain(panel.title, width=44), fontsize=10)
     ax.set_xlabel(panel.x_label)
     ax.set_ylabel(panel.y_label)
@@ -79,8 +88,9 @@ def _draw_panel(ax: Axes, panel: Any) -> None:
         ax.legend(frameon=False, fontsize=8)
 
 
-def _label_ones_twos_and_fives(axis: Any) -> None:
-    """Label 1, 2, 5, 10 and so on: what studies look at spans few decades."""
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+def _label_in_plain_numbers(axis: Any, low: float, high: float) -> None:
+    """Label 1, 2, 5, 10 and so on, as what studies look at spans few decades; even steps where it spans less."""
+    narrow = high < NARROW * low
+    axis.set_major_locator(MaxNLocator(4) if narrow else LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())

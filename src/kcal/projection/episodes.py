@@ -36,15 +36,16 @@ class ClassIndex:
         return self.rows[self.starts[k] : self.starts[k] + self.counts[k]]
 
     def draw(
-        self, per_class: int, generator: np.random.Generator, unavailable: NDArray[np.bool_] | None = None
+        self, per_class: int | Index, generator: np.random.Generator, unavailable: NDArray[np.bool_] | None = None
     ) -> tuple[Index, Index]:
-        """Draw ``per_class`` distinct rows of each class, all of them where a class has fewer.
+        """Draw ``per_class`` distinct rows of each class (one number, or one a class), all where a class has fewer.
 
         Returns the rows, grouped by class, and how many of each class were drawn. Every class is drawn uniformly
         without replacement: draws with replacement of which the first occurrences are kept; a class that comes out
         short is drawn again by a permutation.
         """
-        tries = per_class + SPARE_DRAWS
+        wanted = np.broadcast_to(np.asarray(per_class, dtype=np.int64), (self.n_classes,))
+        tries = int(wanted.max()) + SPARE_DRAWS
         offsets = (generator.random((self.n_classes, tries)) * self.counts[:, None]).astype(np.int64)
         offsets = np.minimum(offsets, np.maximum(self.counts[:, None] - 1, 0))
         rows = self.rows[np.minimum(self.starts[:, None] + offsets, len(self.rows) - 1)]  # (n_classes, tries)
@@ -52,11 +53,11 @@ class ClassIndex:
         if unavailable is not None:
             good &= ~unavailable[rows]
         good &= self.counts[:, None] > 0
-        good &= np.cumsum(good, axis=1) <= per_class
+        good &= np.cumsum(good, axis=1) <= wanted[:, None]
         drawn = good.sum(axis=1)
-        for k in np.flatnonzero(drawn < np.minimum(per_class, self.counts)).tolist():
+        for k in np.flatnonzero(drawn < np.minimum(wanted, self.counts)).tolist():
             available = self.members(k) if unavailable is None else self.members(k)[~unavailable[self.members(k)]]
-            chosen = generator.permutation(available)[:per_class]
+            chosen = generator.permutation(available)[: wanted[k]]
             drawn[k] = len(chosen)
             good[k] = np.arange(tries) < len(chosen)
             rows[k, : len(chosen)] = chosen
@@ -118,19 +119,44 @@ class PaperEpisodes:
         return self.generator.choice(group, self.predictions, replace=False, shuffle=False), group
 
 
+def proportional_counts(counts: Index, total: int) -> Index:
+    """Return how many samples of each class make ``total`` in proportion to its frequency, at least 2 where it has."""
+    shares = total * counts / max(int(counts.sum()), 1)
+    least = np.minimum(counts, 2)
+    drawn = np.clip(np.rint(shares).astype(np.int64), least, counts)
+    while drawn.sum() > total and (drawn > least).any():
+        drawn[np.argmax(np.where(drawn > least, drawn - shares, -np.inf))] -= 1
+    while drawn.sum() < min(total, counts.sum()):
+        drawn[np.argmin(np.where(drawn < counts, drawn - shares, np.inf))] += 1
+    return drawn
+
+
 class StratifiedBatches:
     """One batch that is prediction and background at once: the same number of samples of each class.
+
+    ``proportional`` draws as many samples in all, but of each class in proportion to its frequency.
 
     ``log_weights`` says how many training samples a sample of the batch stands for when it predicts another: of its
     own class n − 1 others, of which m − 1 are in the batch. ``shares`` weighs the batch's log-losses so that they
     estimate the mean over the training set.
     """
 
-    def __init__(self, codes: Index, n_classes: int, *, batch_size: int, generator: np.random.Generator) -> None:
+    def __init__(
+        self,
+        codes: Index,
+        n_classes: int,
+        *,
+        batch_size: int,
+        generator: np.random.Generator,
+        proportional: bool = False,
+    ) -> None:
         self.classes, self.generator = ClassIndex(codes, n_classes), generator
         present = int((self.classes.counts > 0).sum())
-        self.per_class = max(2, batch_size // max(present, 1))
-        drawn = np.minimum(self.classes.counts, self.per_class)
+        per_class = max(2, batch_size // max(present, 1))
+        drawn = np.minimum(self.classes.counts, per_class)
+        if proportional:
+            drawn = proportional_counts(self.classes.counts, int(drawn.sum()))
+        self.per_class: Index = drawn if proportional else np.full(n_classes, per_class)
         stands_for = self.classes.counts / np.maximum(drawn, 1)
         self.codes = np.repeat(np.arange(n_classes), drawn)
         others = (self.classes.counts - 1) / np.maximum(drawn - 1, 1)

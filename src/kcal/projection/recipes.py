@@ -65,6 +65,10 @@ class FastRecipe:
     the lowest leave-one-out loss on the calibration set, so that one training serves many calibration sets. It lets Π
     depend on the calibration set through that choice among a handful, which the theorems do not allow;
     ``select="last"`` avoids it.
+
+    ``sampling="equal"`` puts the same number of samples of each class into a batch, as the paper does, and
+    "proportional" numbers in proportion to the classes' frequencies; samples are weighed so that both estimate the
+    same loss.
     """
 
     steps: int = 400
@@ -77,6 +81,7 @@ class FastRecipe:
     unit_length: bool | str = "auto"
     checkpoints: int = 7
     select: str = "calibration"
+    sampling: str = "equal"
     largest_dimension: int = 128
 
     def __post_init__(self) -> None:
@@ -86,6 +91,7 @@ class FastRecipe:
         _check_numbers(self, "warm_up", or_zero=True, below=1.0)
         _refuse_unless_among(self, "start", ("pca", "random"))
         _refuse_unless_among(self, "select", ("calibration", "last"))
+        _refuse_unless_among(self, "sampling", ("equal", "proportional"))
         if not isinstance(self.unit_length, bool) and self.unit_length != "auto":
             raise _bad(self, "unit_length", 'True, False or "auto"')
 

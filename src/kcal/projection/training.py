@@ -223,7 +223,10 @@ def _train_fast(
     show: bool | None,
 ) -> tuple[tuple[nn.Module, ...], tuple[int, ...], TrainingCurve]:
     embeddings, groups = samples.embeddings, samples.groups
-    batches = StratifiedBatches(samples.codes, samples.n_classes, batch_size=recipe.batch_size, generator=generator)
+    batches = StratifiedBatches(
+        samples.codes, samples.n_classes, batch_size=recipe.batch_size, generator=generator,
+        proportional=recipe.sampling == "proportional",
+    )  # fmt: skip
     labels = torch.as_tensor(batches.codes, device=embeddings.device)
     log_weights = torch.as_tensor(batches.log_weights, device=embeddings.device, dtype=embeddings.dtype)
     shares = torch.as_tensor(batches.shares, device=embeddings.device, dtype=embeddings.dtype)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal import metrics
 from kcal.benchmark.entrants import Entrant, train_for
-from kcal.benchmark.reshuffles import reshuffles_by_row
 from kcal.benchmark.results import MEASURES
+from kcal.benchmark.studies.measuring import Values, deals_of, fit_quietly, gathered, shown_metrics
 from kcal.benchmark.studies.study import (
     SHOWN,
     Line,
@@ -30,16 +28,22 @@ from kcal.calibrators import KCal
 
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Of the calibration set."""
+DRAWN = ("classwise_calibration_error", "negative_log_likelihood")
 ABOUT = (
     "KCal fitted on more and more of each calibration set, the projection trained once. The dashed line is the "
     "network as it is. The theory has the bandwidth fall as m^(−1/(d + 4)), m being the samples of the rarest "
-    "class; the constant is the median of b over that power."
+    "class; the constant is the median of b over that power. Where metrics are measured, each part of a calibration "
+    "set picks its own checkpoint of the projection. Checkpoints differ in scale, so that their bandwidths cannot be "
+    "compared: bandwidths are those of one checkpoint, the one that the first calibration set picks as a whole."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """KCal fitted on more and more of a task's calibration set; values are (n_sizes, n_reshuffles)."""
+    """KCal fitted on more and more of a task's calibration set; values are (n_sizes, n_reshuffles).
+
+    Metrics are of a projection chosen anew for every part; bandwidths are of one projection.
+    """
 
     task: str
     sizes: NDArray[np.intp]
@@ -58,6 +62,13 @@ class Sizes:
     def constant(self) -> float:
         """The factor of proportion: the median of b over what it is to be in proportion to."""
         return float(np.median(self.bandwidths / self.predicted))
+
+    @property
+    def slope(self) -> float:
+        """The power of m that the chosen bandwidths follow: the least-squares slope of log b on log m."""
+        if np.ptp(self.rarest) == 0:
+            return float("nan")
+        return float(np.polyfit(np.log(self.rarest.ravel()), np.log(self.bandwidths.ravel()), 1)[0])
 
     def metrics_table(self) -> Table:
         """Return metrics by size, with the uncalibrated network below."""
@@ -81,13 +92,16 @@ class Sizes:
             for place, size in enumerate(self.sizes)
         )
         heading = ("samples", "rarest class", "b chosen", f"{self.constant:.3f}·m^(−1/{self.dimension + 4})")
-        return Table("bandwidths", f"{self.task}: bandwidth by calibration samples", heading, rows)
+        theory = -1 / (self.dimension + 4)
+        note = f"Fitted: b in proportion to m^({self.slope:.3f}); theory: m^({theory:.3f})."
+        title = f"{self.task}: bandwidth of one projection by calibration samples"
+        return Table("bandwidths", title, heading, rows, note.replace("-", "−"))
 
     def panels(self) -> tuple[Panel, ...]:
-        """Return a panel a metric, the uncalibrated network as a line across, and one of the bandwidth."""
+        """Return a panel for each drawn metric, the uncalibrated network as a line across, and one of the bandwidth."""
         ends = (float(self.sizes[0]), float(self.sizes[-1]))
         shown = []
-        for name in SHOWN:
+        for name in DRAWN:
             level = float(MEASURES[name].scale * self.uncalibrated[name].mean())
             lines = (
                 spread_line("KCal", self.sizes, self.values[name], name),
@@ -97,25 +111,37 @@ class Sizes:
         order = np.argsort(self.rarest.ravel(), kind="stable")
         counts = self.rarest.ravel()[order]
         law = self.constant * self.predicted.ravel()[order]
-        lines = (
+        of_bandwidth = (
             Line("chosen", _floats(counts), _floats(self.bandwidths.ravel()[order]), points=True),
             Line(f"{self.constant:.3g}·m^(−1/{self.dimension + 4})", _floats(counts), _floats(law), reference=True),
+            *self._fitted(counts),
         )
         label = "m, samples of the rarest class"
-        return (*shown, Panel(self.task, label, "bandwidth b", lines, x_log=True, y_log=True))
+        return (*shown, Panel(self.task, label, "bandwidth b", of_bandwidth, x_log=True, y_log=True))
+
+    def _fitted(self, counts: NDArray[np.float64]) -> tuple[Line, ...]:
+        """Return the power of m that fits the chosen bandwidths, if there is one."""
+        if np.isnan(self.slope):
+            return ()
+        level = float(np.mean(np.log(self.bandwidths)) - self.slope * np.mean(np.log(self.rarest)))
+        ends = counts[[0, -1]]
+        label = f"fitted: m^({self.slope:.3f})".replace("-", "−")
+        return (Line(label, _floats(ends), _floats(np.exp(level + self.slope * np.log(ends))), plain=True),)
 
 
 def study_sizes(tasks: Iterable[Task], *, reshuffles: int = 10, seed: int = 0, watch: StudyWatch = unwatched) -> Study:
     """Fit KCal on parts of the calibration set of every reshuffle."""
-    found = [
-        measure_sizes(
-            task,
-            n_reshuffles=reshuffles,
-            seed=seed,
-            watch=lambda done, name=task.name: watch(name, done, reshuffles * len(SHARES)),  # type: ignore[misc]
+    found, total = [], reshuffles * len(SHARES)
+    for task in tasks:
+        watch(task.name, 0, total)
+        found.append(
+            measure_sizes(
+                task,
+                n_reshuffles=reshuffles,
+                seed=seed,
+                watch=lambda done, name=task.name: watch(name, done, total),  # type: ignore[misc]
+            )
         )
-        for task in tasks
-    ]
     tables = tuple(table for each in found for table in (each.metrics_table(), each.bandwidth_table()))
     panels = tuple(panel for each in found for panel in each.panels())
     return Study("sizes", "More calibration data", ABOUT, tables, panels)
@@ -124,32 +150,33 @@ def study_sizes(tasks: Iterable[Task], *, reshuffles: int = 10, seed: int = 0, w
 def measure_sizes(task: Task, *, n_reshuffles: int, seed: int, watch: Callable[[int], None] = lambda _: None) -> Sizes:
     """Fit KCal on parts of the calibration set of every reshuffle of a task; the projection is trained once."""
     entrant = Entrant("kcal", seed, train_for("kcal", task, seed=seed, by_group=False))
-    deals = reshuffles_by_row(len(task.pool.labels), task.calibration_share, n_reshuffles, seed)
+    plain = Entrant("uncal", seed)
+    deals = deals_of(task, n_reshuffles, seed)
     sizes = np.array([max(round(share * len(deals[0].calibration)), 2) for share in SHARES])
+    first = _fit(entrant, task, deals[0].calibration)
+    fixed = Entrant("kcal", seed, first.projection_)
     values = {name: np.full((len(sizes), len(deals)), np.nan) for name in SHOWN}
-    uncalibrated = {name: np.full(len(deals), np.nan) for name in SHOWN}
     bandwidths, rarest = np.full((2, len(sizes), len(deals)), np.nan)
-    dimension = 0
+    as_it_is = []
     for column, deal in enumerate(deals):
-        labels = task.pool.labels[deal.test]
-        plain = Entrant("uncal", seed)
-        fitted = plain.fit(task, deal.calibration, by_group=False)
-        as_it_is = metrics.evaluate(plain.predict(fitted, task, deal.test), labels).as_dict()
+        as_it_is.append(shown_metrics(plain, fit_quietly(plain, task, deal.calibration), task, deal.test))
         order = np.random.default_rng([seed, deal.index, 1]).permutation(deal.calibration)
         for row, size in enumerate(sizes):
             rows = np.sort(order[:size])
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # small parts miss classes
-                calibrator = entrant.fit(task, rows, by_group=False)
-            assert isinstance(calibrator, KCal)
-            found = metrics.evaluate(entrant.predict(calibrator, task, deal.test), labels).as_dict()
-            for name in SHOWN:
-                values[name][row, column], uncalibrated[name][column] = found[name], as_it_is[name]
+            for name, value in shown_metrics(entrant, _fit(entrant, task, rows), task, deal.test).items():
+                values[name][row, column] = value
             counts = np.bincount(task.pool.labels[rows])
-            bandwidths[row, column], rarest[row, column] = calibrator.bandwidth_, counts[counts > 0].min()
-            dimension = calibrator.dimension_
+            bandwidths[row, column] = _fit(fixed, task, rows).bandwidth_
+            rarest[row, column] = counts[counts > 0].min()
             watch(column * len(sizes) + row + 1)
-    return Sizes(task.name, sizes, values, uncalibrated, bandwidths, rarest, dimension)
+    uncalibrated: Values = gathered(as_it_is)
+    return Sizes(task.name, sizes, values, uncalibrated, bandwidths, rarest, first.dimension_)
+
+
+def _fit(entrant: Entrant, task: Task, rows: NDArray[np.intp]) -> KCal:
+    calibrator = fit_quietly(entrant, task, rows)
+    assert isinstance(calibrator, KCal)
+    return calibrator
 
 
 def _floats(values: NDArray[np.float64]) -> tuple[float, ...]:

@@ -29,7 +29,10 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class Line:
-    """What to draw: ``spread`` is half of a band; a reference is dashed, without marks; ``points`` are not joined."""
+    """What to draw: ``spread`` is half of a band; a reference is dashed, without marks; ``points`` are not joined.
+
+    ``plain`` is a line without marks.
+    """
 
     label: str
     x: tuple[float, ...]
@@ -37,6 +40,7 @@ class Line:
     spread: tuple[float, ...] | None = None
     reference: bool = False
     points: bool = False
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Panel:
     lines: tuple[Line, ...]
     x_log: bool = False
     y_log: bool = False
+    x_ticks: tuple[float, ...] = ()  # where to write numbers; chosen by the axis if empty
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,8 @@ class Study:
     def as_markdown(self, picture: str | None = None) -> str:
         """Return the study as a section; ``picture`` is where its figure lies."""
         figure = [] if picture is None else [f"![{self.title}]({picture})", ""]
-        tables = [line for table in self.tables for line in (table.as_markdown(), table.note, "") if line]
+        noted = [(table.as_markdown(), f"{table.note}\n" if table.note else "") for table in self.tables]
+        tables = [part for parts in noted for part in parts if part]
         return "\n".join([f"## {self.title}", "", self.about, "", *figure, *tables])
 
 
@@ -173,7 +179,9 @@ def _panel_from(stored: Mapping[str, Any]) -> Panel:
             None if line["spread"] is None else tuple(line["spread"]),
             line["reference"],
             line["points"],
+            line.get("plain", False),
         )
         for line in stored["lines"]
     )
-    return Panel(stored["title"], stored["x_label"], stored["y_label"], lines, stored["x_log"], stored["y_log"])
+    words = (stored["title"], stored["x_label"], stored["y_label"])
+    return Panel(*words, lines, stored["x_log"], stored["y_log"], tuple(stored.get("x_ticks", ())))

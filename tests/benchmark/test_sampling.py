@@ -1,0 +1,88 @@
+"""Both samplings estimate the same loss, and their scatter is that of many draws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kcal.benchmark import Task
+from kcal.benchmark.entrants import train_for
+from kcal.benchmark.studies import sampling
+from kcal.benchmark.studies.sampling import VarianceRatios, imbalanced, study_sampling, variance_ratios
+from kcal.projection import FastRecipe, TrainedProjection
+
+
+@pytest.fixture
+def trained(task: Task) -> TrainedProjection:
+    found = train_for("kcal", task, seed=0, by_group=False, recipe=FastRecipe(steps=8))
+    assert found is not None
+    return found
+
+
+def test_classes_fall_geometrically(task: Task) -> None:
+    cut = imbalanced(task, seed=0, ratio=4)
+    counts = np.sort(np.bincount(cut.train.labels))[::-1]
+    before = np.sort(np.bincount(task.train.labels))[::-1]
+    largest = min(before[0], 2 * before[1], 4 * before[2])
+    np.testing.assert_allclose(counts, largest / np.array([1, 2, 4]), atol=0.5)
+    assert "1:4" in cut.name
+    known = {row.tobytes() for row in task.train.embeddings}
+    assert all(row.tobytes() in known for row in cut.train.embeddings)
+
+
+def test_the_whole_background_gives_the_gradient_of_the_plain_formula(task: Task, trained: TrainedProjection) -> None:
+    queries, rest = np.arange(0, 120, 4), np.setdiff1d(np.arange(120), np.arange(0, 120, 4))
+    estimator = sampling._Estimator(trained.module, task, queries)
+    gradient, losses = estimator.estimate(rest, np.zeros(len(rest)))
+    rows, labels = torch.from_numpy(task.train.embeddings), torch.from_numpy(task.train.labels)
+    points = estimator.module(rows)
+    distances = torch.cdist(points[queries], points[rest]).square() / (2 * points.shape[1])
+    own = torch.where(labels[queries][:, None] == labels[rest][None, :], 0.0, -torch.inf)
+    expected = torch.logsumexp(-distances, 1) - torch.logsumexp(own - distances, 1)
+    np.testing.assert_allclose(losses, expected.detach(), atol=1e-4)
+    parts = torch.autograd.grad(expected.mean(), estimator.parameters)
+    np.testing.assert_allclose(gradient, torch.cat([part.flatten() for part in parts]), atol=1e-4)
+
+
+def test_ratios_are_those_of_drawing_by_hand(
+    task: Task, trained: TrainedProjection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "PER_CLASS", 4)
+    cut = imbalanced(task, seed=0, ratio=8)
+    found = variance_ratios(trained.module, cut, seed=0, draws=400)
+    labels, generator = cut.train.labels, np.random.default_rng(5)
+    queries = np.sort(np.random.default_rng(0).choice(len(labels), len(labels) // 2, replace=False))
+    rest = np.setdiff1d(np.arange(len(labels)), queries)
+    points = sampling._Estimator(trained.module, cut, queries).module(torch.from_numpy(cut.train.embeddings))
+    near = np.exp(-(torch.cdist(points[queries], points[rest]).detach().numpy() ** 2) / 12)
+    counts, frequencies = np.bincount(labels[rest]), np.bincount(labels)
+    equal = np.minimum(counts, 4)
+    numbers = (equal, np.minimum(sampling.proportional_counts(frequencies, int(equal.sum())), counts))
+    scatter = []
+    for drawn in numbers:
+        means = []
+        for _ in range(400):
+            sums = np.zeros((len(queries), 3))
+            for k in range(3):
+                chosen = generator.choice(np.flatnonzero(labels[rest] == k), drawn[k], replace=False)
+                sums[:, k] = counts[k] / drawn[k] * near[:, chosen].sum(axis=1)
+            own = sums[np.arange(len(queries)), labels[queries]] / sums.sum(axis=1)
+            means.append(-np.log(own).mean())
+        scatter.append(np.var(means))
+    assert found.loss == pytest.approx(scatter[0] / scatter[1], rel=0.5)
+
+
+def test_equally_frequent_classes_are_drawn_alike(
+    task: Task, trained: TrainedProjection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "PER_CLASS", 4)
+    even = imbalanced(task, seed=0, ratio=1)
+    assert variance_ratios(trained.module, even, seed=0, draws=2) == VarianceRatios(1, 1, 1, 1)
+
+
+def test_the_study_shows_both_training_sets(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "DRAWS", 3)
+    study = study_sampling([task], reshuffles=1)
+    assert [len(table.rows) for table in study.tables] == [4, 2]
+    assert study.tables[1].rows[1][0].text == "small, training set made 1:20"
