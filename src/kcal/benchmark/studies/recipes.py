@@ -116,7 +116,7 @@ def paper_in_time(
     short = replace(numbers, epochs=n_notes, batches_per_epoch=batches)
     embeddings = torch.from_numpy(task.train.embeddings)
     samples = TrainingSamples(embeddings, task.train.labels, len(task.classes))
-    module = start_projection("skip", embeddings, "auto", seed)
+    module = start_projection("skip", embeddings, "auto", numbers, seed)
     notes = _Notes(seconds)
     with suppress(_TimeIsUpError):
         run_training(module, samples, short, seed=seed, monitor=notes, show=False)
