@@ -84,8 +84,8 @@ def train_for(name: str, task: Task, *, seed: int, by_group: bool, **changes: An
 
     ``changes`` are parameters in place of the entrant's own: ``dimension``, ``recipe``.
     """
-    calibrator = new_calibrator(name, seed=seed)
-    parameters = calibrator.get_params() | changes
+    calibrator = new_calibrator(name, seed=seed).set_params(**changes)
+    parameters = calibrator.get_params()
     if not is_to_be_learned(parameters.get("projection")):
         return None
     rows = torch.from_numpy(task.train.matrix(calibrator.inputs))
