@@ -2,6 +2,7 @@
 
 from kcal.calibrators.base import Calibrator, CalibratorState
 from kcal.calibrators.beta import BetaCalibration
+from kcal.calibrators.blend import KCalBlend
 from kcal.calibrators.dirichlet import DirichletCalibration
 from kcal.calibrators.ensemble_temperature import EnsembleTemperatureScaling
 from kcal.calibrators.gaussian_process import GaussianProcessCalibration
@@ -16,6 +17,7 @@ from kcal.calibrators.platt import PlattScaling
 from kcal.calibrators.scaling import MatrixScaling, VectorScaling
 from kcal.calibrators.scaling_binning import ScalingBinning
 from kcal.calibrators.spline import SplineCalibration
+from kcal.calibrators.structured_scaling import StructuredMatrixScaling
 from kcal.calibrators.table import CALIBRATORS, class_of, make_calibrator
 from kcal.calibrators.temperature import TemperatureScaling
 from kcal.calibrators.uncalibrated import Uncalibrated
@@ -33,12 +35,14 @@ __all__ = [
     "IMaxBinning",
     "IsotonicRegression",
     "KCal",
+    "KCalBlend",
     "KCalLogits",
     "MatrixScaling",
     "OrderPreservingCalibration",
     "PlattScaling",
     "ScalingBinning",
     "SplineCalibration",
+    "StructuredMatrixScaling",
     "TemperatureScaling",
     "Uncalibrated",
     "VectorScaling",

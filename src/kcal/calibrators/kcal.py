@@ -71,10 +71,10 @@ class KCal(Calibrator):
     kernel : str
         A mother kernel: "rbf", "laplace", "matern32", "matern52", "epanechnikov", "biweight", "triweight". The
         projection is learned with "rbf" whatever the kernel.
-    projection : "skip", "linear", "identity", TrainedProjection or nn.Module
-        Π. "skip" is the paper's, "linear" is KCal-Linear. A module is copied, and trained unless it is frozen.
-        A :class:`~kcal.projection.TrainedProjection` is used as it is: the way to use KCal in pipelines and
-        cross-validation, where a training set cannot be passed along.
+    projection : "skip", "linear", "unit", "identity", TrainedProjection or nn.Module
+        Π. "skip" is the paper's, "linear" is KCal-Linear, "unit" learns nothing and compares directions. A module is
+        copied, and trained unless it is frozen. A :class:`~kcal.projection.TrainedProjection` is used as it is: the
+        way to use KCal in pipelines and cross-validation, where a training set cannot be passed along.
     recipe : "fast", "paper", FastRecipe or PaperRecipe
         How Π is trained.
     bandwidth : "cv", "rule" or float

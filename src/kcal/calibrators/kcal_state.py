@@ -16,7 +16,7 @@ from kcal.calibrators.parameters import check_parameters
 from kcal.calibrators.prior import check_prior
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.kernels import BandwidthCurve
-from kcal.projection import ARCHITECTURES, RECIPES, Recipe, TrainingCurve, build_projection, project
+from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED, Recipe, TrainingCurve, build_projection, project
 
 if TYPE_CHECKING:
     from kcal.calibrators.kcal import KCal
@@ -55,7 +55,7 @@ def describe(calibrator: KCal) -> CalibratorState:
 def restore(cls: type[KCal], state: CalibratorState, *, projection: nn.Module | None = None) -> KCal:
     """Return the fitted KCal that ``state`` describes."""
     parameters, values, tensors = dict(state.parameters), state.values, state.tensors
-    parameters["recipe"] = _recipe_from(parameters["recipe"])
+    parameters["recipe"] = recipe_from(parameters["recipe"])
     for name in ("bandwidth_interval", "bandwidth_reference"):
         if parameters[name] is not None:
             parameters[name] = tuple(parameters[name])
@@ -96,18 +96,21 @@ def _parameters(calibrator: KCal) -> dict[str, Any]:
     parameters = dict(calibrator.get_params(deep=False))
     if not isinstance(parameters["projection"], str):
         parameters["projection"] = OWN_MODULE  # loaded as the frozen module that is in use
-    recipe = parameters["recipe"]
-    parameters["recipe"] = recipe if isinstance(recipe, str) else {"name": _name_of(recipe), **asdict(recipe)}
+    parameters["recipe"] = stored_recipe(parameters["recipe"])
     if parameters["prior"] is not None and not isinstance(parameters["prior"], str):
         parameters["prior"] = check_prior(parameters["prior"], calibrator.classes_)  # JSON has no keys but text
     return {name: plain(value) for name, value in parameters.items()}
 
 
-def _name_of(recipe: Recipe) -> str:
-    return next(name for name, kind in RECIPES.items() if type(recipe) is kind)
+def stored_recipe(recipe: str | Recipe) -> str | dict[str, Any]:
+    """Return a recipe as JSON can hold it."""
+    if isinstance(recipe, str):
+        return recipe
+    return {"name": next(name for name, kind in RECIPES.items() if type(recipe) is kind), **asdict(recipe)}
 
 
-def _recipe_from(stored: Any) -> str | Recipe:
+def recipe_from(stored: Any) -> str | Recipe:
+    """Return the recipe that :func:`stored_recipe` wrote."""
     if isinstance(stored, str):
         return stored
     numbers = dict(stored)
@@ -115,9 +118,8 @@ def _recipe_from(stored: Any) -> str | Recipe:
 
 
 def _architecture(module: nn.Module) -> str:
-    if type(module) is nn.Identity:
-        return "identity"
-    return next((name for name, kind in ARCHITECTURES.items() if type(module) is kind), OWN_MODULE)
+    known = UNTRAINED | ARCHITECTURES
+    return next((name for name, kind in known.items() if type(module) is kind), OWN_MODULE)
 
 
 def _check_support(tensors: dict[str, torch.Tensor], n_classes: int, values: dict[str, Any]) -> None:
@@ -162,10 +164,10 @@ def _rebuild_projection(
         raise LoadArgumentError(f'this calibrator has a "{kind}" projection, stored whole; leave projection= out.')
     if given is not None:
         module = deepcopy(given)
-    elif kind == "identity":
+    elif kind in UNTRAINED:
         if values["n_features"] != values["dimension"]:
             raise FileFormatError("the stored projection does not lead to the space of the stored support.")
-        return nn.Identity()
+        return UNTRAINED[kind]()
     else:
         reduce = tensors["projection.reduce.weight"]
         if tuple(reduce.shape) != (values["dimension"], values["n_features"]):

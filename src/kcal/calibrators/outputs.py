@@ -23,10 +23,11 @@ class ClassifierOutputs:
     ids: Any = field(default=None, repr=False)  # (n,)
 
     def matrix(self, inputs: str) -> Any:
-        """Return the part that a method with such ``inputs`` takes."""
-        values = self.embeddings if inputs == "embeddings" else self.logits
+        """Return the part that a method with such ``inputs`` takes first; of both, the embeddings."""
+        values = self.logits if inputs == "logits" else self.embeddings
         if values is None:
-            raise InvalidInputError(f"this method takes {inputs}, but none were given.")
+            missing = "logits" if inputs == "logits" else "embeddings"
+            raise InvalidInputError(f"this method takes {missing}, but none were given.")
         return values
 
 
@@ -46,6 +47,7 @@ def fit_on(
         "groups": calibration.groups,
         "ids": calibration.ids,
         "classes": classes,
+        "logits": calibration.logits,
     }
     if train is not None and is_to_be_learned(calibrator.get_params().get("projection")):
         offered |= {
@@ -60,4 +62,7 @@ def fit_on(
 
 def predict_on(calibrator: Calibrator, outputs: ClassifierOutputs) -> Any:
     """Return a fitted calibrator's probabilities for a classifier's outputs."""
-    return calibrator.predict_proba(outputs.matrix(calibrator.inputs))
+    rows = outputs.matrix(calibrator.inputs)
+    if calibrator.inputs == "both" and outputs.logits is not None:
+        return calibrator.predict_proba(rows, logits=outputs.logits)  # type: ignore[call-arg]
+    return calibrator.predict_proba(rows)

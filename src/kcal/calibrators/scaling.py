@@ -61,9 +61,9 @@ class LinearScaling(Calibrator):
         """Minimise over the change U from temperature scaling: heights = z/T + U·(z / size of z) + b."""
         n_classes, total = logits.shape[1], weights.sum()
         steepness = 1 / solve_temperature(logits, codes, weights)
-        size = float(np.sqrt(np.average((logits**2).mean(axis=1), weights=weights)))
+        size = self._size(logits, weights, steepness)
         features, base, rows = logits / size, logits * steepness, np.arange(len(codes))
-        strength = self.penalty * self._inputs_of_a_logit(n_classes)
+        strengths = self.penalty * self._strengths(n_classes)
 
         def loss(flat: Floats) -> tuple[float, Floats]:
             change, bias = self._unpack(flat, n_classes)
@@ -72,8 +72,8 @@ class LinearScaling(Calibrator):
             residuals[rows, codes] -= 1
             residuals *= weights[:, None]
             slopes = (self._slope(residuals, features).ravel(), residuals.sum(axis=0))
-            value = -(weights @ logarithms[rows, codes]) + strength / 2 * flat @ flat
-            return float(value / total), (np.concatenate(slopes) + strength * flat) / total
+            value = -(weights @ logarithms[rows, codes]) + (strengths * flat) @ flat / 2
+            return float(value / total), (np.concatenate(slopes) + strengths * flat) / total
 
         start = np.zeros(self._identity(n_classes).size + n_classes)
         options = {"maxiter": MOST_ITERATIONS, "maxcor": 20, "ftol": 1e-14, "gtol": 1e-8}
@@ -91,10 +91,14 @@ class LinearScaling(Calibrator):
     def _identity(n_classes: int) -> Floats:
         """Return the W that changes nothing."""
 
-    @staticmethod
-    @abstractmethod
-    def _inputs_of_a_logit(n_classes: int) -> int:
-        """Return how many entries of W a logit depends on."""
+    def _size(self, logits: Floats, weights: Floats, steepness: float) -> float:
+        """Return the unit of logits in which U is measured."""
+        return float(np.sqrt(np.average((logits**2).mean(axis=1), weights=weights)))
+
+    def _strengths(self, n_classes: int) -> Floats:
+        """Return how strongly each entry of U, then of b, is penalised, in units of ``penalty``."""
+        n_entries = self._identity(n_classes).size
+        return np.full(n_entries + n_classes, n_entries / n_classes)  # the variance of a logit's change stays the same
 
     @staticmethod
     @abstractmethod
@@ -164,10 +168,6 @@ class VectorScaling(LinearScaling):
         return np.ones(n_classes)
 
     @staticmethod
-    def _inputs_of_a_logit(n_classes: int) -> int:
-        return 1
-
-    @staticmethod
     def _times(rows: Floats, weights: Floats) -> Floats:
         return rows * weights
 
@@ -208,10 +208,6 @@ class MatrixScaling(LinearScaling):
     @staticmethod
     def _identity(n_classes: int) -> Floats:
         return np.eye(n_classes)
-
-    @staticmethod
-    def _inputs_of_a_logit(n_classes: int) -> int:
-        return n_classes
 
     @staticmethod
     def _times(rows: Floats, weights: Floats) -> Floats:

@@ -7,6 +7,7 @@ from functools import partial
 
 from kcal.calibrators.base import Calibrator
 from kcal.calibrators.beta import BetaCalibration
+from kcal.calibrators.blend import KCalBlend
 from kcal.calibrators.dirichlet import DirichletCalibration
 from kcal.calibrators.ensemble_temperature import EnsembleTemperatureScaling
 from kcal.calibrators.gaussian_process import GaussianProcessCalibration
@@ -20,6 +21,7 @@ from kcal.calibrators.platt import PlattScaling
 from kcal.calibrators.scaling import MatrixScaling, VectorScaling
 from kcal.calibrators.scaling_binning import ScalingBinning
 from kcal.calibrators.spline import SplineCalibration
+from kcal.calibrators.structured_scaling import StructuredMatrixScaling
 from kcal.calibrators.temperature import TemperatureScaling
 from kcal.calibrators.uncalibrated import Uncalibrated
 from kcal.errors import FileFormatError, InvalidInputError
@@ -30,6 +32,7 @@ CALIBRATORS: dict[str, Callable[..., Calibrator]] = {
     "ets": EnsembleTemperatureScaling,
     "vector": VectorScaling,
     "matrix": MatrixScaling,
+    "sms": StructuredMatrixScaling,
     "platt": PlattScaling,
     "beta": BetaCalibration,
     "isotonic": IsotonicRegression,
@@ -43,6 +46,7 @@ CALIBRATORS: dict[str, Callable[..., Calibrator]] = {
     "kcal": KCal,
     "kcal-linear": partial(KCal, projection="linear"),
     "kcal-logits": KCalLogits,
+    "kcal-blend": KCalBlend,
 }
 """Each value needs no arguments and accepts ``seed=``."""
 

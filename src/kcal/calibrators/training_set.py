@@ -20,6 +20,7 @@ from kcal.kernels import MEMORY_BUDGET, LeaveOutLoss, MotherKernel, sort_support
 from kcal.progress import progress_bar
 from kcal.projection import (
     ARCHITECTURES,
+    UNTRAINED,
     FastRecipe,
     Recipe,
     TrainedProjection,
@@ -75,7 +76,7 @@ class LearnedProjection:
 
 def check_projection(projection: Any) -> None:
     """Refuse what is no projection."""
-    names = (*ARCHITECTURES, "identity")
+    names = (*ARCHITECTURES, *UNTRAINED)
     if not isinstance(projection, nn.Module | TrainedProjection) and projection not in names:
         known = ", ".join(f'"{name}"' for name in names)
         raise InvalidInputError(f"projection must be {known}, a TrainedProjection or an nn.Module; got {projection!r}.")
@@ -85,7 +86,7 @@ def is_to_be_learned(projection: Any) -> bool:
     """Say whether a ``projection`` parameter asks for training."""
     if isinstance(projection, nn.Module):
         return any(parameter.requires_grad for parameter in projection.parameters())
-    return isinstance(projection, str) and projection != "identity"
+    return isinstance(projection, str) and projection not in UNTRAINED
 
 
 def given_training_set(
@@ -173,7 +174,7 @@ def choose_checkpoint(
 def adopt_projection(
     projection: Any, calibration: CalibrationSet, loss_of: CheckpointLoss, *, show: bool | None
 ) -> LearnedProjection:
-    """Return the projection that needs no training: a trained one, a frozen module, or the identity."""
+    """Return the projection that needs no training: a trained one, a frozen module, or one without parameters."""
     like = calibration.embeddings
     if isinstance(projection, TrainedProjection):
         modules = tuple(deepcopy(module).to(device=like.device, dtype=like.dtype) for module in projection.checkpoints)
@@ -181,4 +182,4 @@ def adopt_projection(
         return choose_checkpoint(*run, calibration, loss_of, show)
     if isinstance(projection, nn.Module):
         return LearnedProjection(deepcopy(projection).to(device=like.device, dtype=like.dtype).eval())
-    return LearnedProjection(nn.Identity())
+    return LearnedProjection(UNTRAINED[projection]())

@@ -14,6 +14,7 @@ from kcal.calibrators import CALIBRATORS, Calibrator, make_calibrator
 from kcal.calibrators.parameters import SEED_LIMIT
 from kcal.cli.tables_in import listed
 from kcal.errors import InvalidInputError
+from kcal.projection import UNTRAINED
 
 ALLOWED_EXCESS = 1e-3
 """How far from 1 the shares of a prior may sum, as in the library."""
@@ -54,9 +55,9 @@ def _refuse_what_does_not_fit(chosen: Mapping[str, Any]) -> None:
     if reference and not rule:
         raise typer.BadParameter("--bandwidth-reference is of no use without --bandwidth rule; add it.")
     for name in ("dimension", "recipe"):
-        if chosen.get("projection") == "identity" and name in chosen:
+        if chosen.get("projection") in UNTRAINED and name in chosen:
             raise typer.BadParameter(
-                f"{option_name(name)} is of no use with --projection identity, which learns nothing. Leave it out."
+                f"{option_name(name)} is of no use with --projection {chosen['projection']}, which learns nothing. Leave it out."
             )
 
 

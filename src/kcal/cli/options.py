@@ -12,9 +12,9 @@ from kcal.calibrators import CALIBRATORS
 from kcal.cli.methods import one_of, parse_classes
 from kcal.cli.samples import Source
 from kcal.kernels import KERNELS
-from kcal.projection import ARCHITECTURES, RECIPES
+from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED
 
-PROJECTIONS = (*ARCHITECTURES, "identity")
+PROJECTIONS = (*ARCHITECTURES, *UNTRAINED)
 REPRESENTATIONS = ("logits", "probabilities")
 
 

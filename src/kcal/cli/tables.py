@@ -37,6 +37,7 @@ METHODS = {
     "ets": "ensemble temperature",
     "vector": "vector scaling",
     "matrix": "matrix scaling",
+    "sms": "structured matrix",
     "platt": "Platt scaling",
     "beta": "beta calibration",
     "isotonic": "isotonic regression",
@@ -50,6 +51,7 @@ METHODS = {
     "kcal": "KCal",
     "kcal-linear": "KCal, linear",
     "kcal-logits": "KCal, logits",
+    "kcal-blend": "KCal, blended",
 }
 """What people read instead of the names that they type."""
 

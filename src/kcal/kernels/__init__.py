@@ -4,6 +4,7 @@ from kcal.kernels.bandwidth import INTERVAL, BandwidthCurve, scaled_bandwidth, s
 from kcal.kernels.leave_out import MEMORY_BUDGET, LeaveOutLoss, leave_out_posteriors, mean_log_loss
 from kcal.kernels.mother import KERNELS, MotherKernel, get_kernel
 from kcal.kernels.posteriors import class_posteriors, log_densities
+from kcal.kernels.scales import log_class_sums
 from kcal.kernels.sums import ClassSums, class_sums, in_double
 from kcal.kernels.support import SortedSupport, sort_support
 
@@ -21,6 +22,7 @@ __all__ = [
     "get_kernel",
     "in_double",
     "leave_out_posteriors",
+    "log_class_sums",
     "log_densities",
     "mean_log_loss",
     "scaled_bandwidth",

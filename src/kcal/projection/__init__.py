@@ -3,6 +3,7 @@
 from kcal.projection.modules import (
     ARCHITECTURES,
     START_SPREAD,
+    UNTRAINED,
     LinearProjection,
     SkipProjection,
     build_projection,
@@ -23,6 +24,7 @@ __all__ = [
     "ARCHITECTURES",
     "RECIPES",
     "START_SPREAD",
+    "UNTRAINED",
     "FastRecipe",
     "LinearProjection",
     "PaperRecipe",

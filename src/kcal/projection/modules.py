@@ -104,6 +104,16 @@ class LinearProjection(NormalisedReduction):
             self.reduce.weight /= max(dimension / 2, 1.0)
 
 
+class UnitLength(nn.Module):
+    """Nothing to learn: embeddings divided by their length, so that only their direction counts."""
+
+    def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Map (n, h) to (n, h)."""
+        return at_unit_length(embeddings)
+
+
+UNTRAINED: dict[str, type[nn.Module]] = {"identity": nn.Identity, "unit": UnitLength}
+"""Projections that have nothing to learn."""
 ARCHITECTURES: dict[str, type[nn.Module]] = {"skip": SkipProjection, "linear": LinearProjection}
 
 
@@ -123,7 +133,7 @@ def seeded(seed: int) -> Iterator[None]:
 def build_projection(name: str, n_features: int, dimension: int, seed: int) -> nn.Module:
     """Return a projection of the table with weights drawn from ``seed``, leaving the global generator as it was."""
     if name not in ARCHITECTURES:
-        names = ", ".join(repr(known) for known in (*ARCHITECTURES, "identity"))
+        names = ", ".join(repr(known) for known in (*ARCHITECTURES, *UNTRAINED))
         raise InvalidInputError(f"projection must be {names}, a trained projection or an nn.Module; got {name!r}.")
     with seeded(seed):
         return ARCHITECTURES[name](n_features, dimension)

@@ -1,0 +1,331 @@
+"""KCal blended with the network: kernel density estimates in several metrics and widths, pooled with its logits.
+
+log p(x) = g·(Σ_j w_j·log p_j(x) + Σ_i v_i·log n_i(x) + bias) + (1 − g)·log n_1(x), normalised
+
+p_j is a kernel density estimate over the calibration set (a metric, a bandwidth), with a little background mass;
+n_i is the network, calibrated; g is the share of evidence, near 1 wherever calibration samples lie.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
+
+from kcal.arrays import ArrayKind, check_groups, check_labels, check_matrix, check_weights
+from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
+from kcal.calibrators.blend_experts import Expert, fit_experts
+from kcal.calibrators.cautions import warn_of_known_rows
+from kcal.calibrators.holdout import check_folds, fold_codes
+from kcal.calibrators.logits import encode_columns
+from kcal.calibrators.partners import Partner, find_partners
+from kcal.calibrators.pooling import Pool, PoolProblem
+from kcal.calibrators.prior import apply_prior, check_prior
+from kcal.errors import InvalidInputError
+
+Floats = NDArray[np.float64]
+
+ROWS_AT_ONCE = 4096
+BACKGROUNDS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+"""Background mass, in units of the mass that reaches a typical sample; one of these is chosen."""
+SPREAD, BIAS_SPREAD = 0.5, 0.1
+"""How far weights are expected to lie from the network alone, and biases from 0: standard deviations."""
+LEAST_EVIDENCE = 0.001
+"""The share of calibration samples that have less evidence than what counts as half of enough."""
+
+
+class KCalBlend(Calibrator):
+    """KCal that does not lose what the network already knows.
+
+    Kernel density estimates over the calibration set (of the embeddings' directions and, where there is a training
+    set, of the learned projection, each at three bandwidths) are pooled with the network's own calibrated
+    probabilities: one weight each, found by a convex solver on predictions that no sample had a part in
+    (leave-one-out for the estimates, cross-fitted for the network). Where no calibration samples are near, the answer
+    is the network's; without logits, the class frequencies.
+
+    Parameters
+    ----------
+    projection : "skip", "linear", None or TrainedProjection
+        The learned metric beside the directions; left out if there is no training set to learn it from, or if None.
+    dimension, recipe
+        Of the learned projection, as in :class:`KCal`.
+    scales : sequence of float
+        Bandwidths of each metric, in units of the one with the least leave-one-out loss.
+    folds : int
+        For the network's cross-fitted predictions.
+    representation : "logits" or "probabilities"
+        What ``logits`` holds; it is never guessed.
+    prior : "uniform", sequence, mapping or None
+        Class frequencies in the field, where they differ from those of the calibration set.
+    seed : int
+        Same seed, same result.
+    progress : bool, optional
+        Progress bars; by default only in a terminal.
+
+    Attributes
+    ----------
+    classes_ : array
+        Labels, in the order of the columns; with logits, of their columns.
+    weights_ : dict
+        The weight of each expert, by name.
+    bias_ : array, (n_classes,)
+        Of each class.
+    background_ : float
+        Background mass in units of the mass that reaches a typical calibration sample.
+    bandwidths_ : dict
+        The best single bandwidth of each metric.
+
+    Examples
+    --------
+    >>> blend = KCalBlend().fit(cal_x, cal_y, logits=cal_z, train_embeddings=x, train_labels=y)  # doctest: +SKIP
+    >>> probabilities = blend.predict_proba(test_x, logits=test_z)  # doctest: +SKIP
+    """
+
+    inputs: ClassVar[str] = "both"
+    method: ClassVar[str] = "kcal-blend"
+    columns_are_classes: ClassVar[bool] = False
+
+    _experts: list[Expert]
+    _partners: list[Partner]
+    _pool: Pool
+    background_: float
+    _frequencies: Floats
+    _least_evidence: float
+    _kind: ArrayKind
+
+    def __init__(
+        self,
+        *,
+        projection: Any = "skip",
+        dimension: int | str = "auto",
+        recipe: Any = "fast",
+        scales: Any = (1 / 3, 1.0, 3.0),
+        folds: int = 5,
+        representation: str = "logits",
+        prior: Any = None,
+        seed: int = 0,
+        progress: bool | None = None,
+    ) -> None:
+        self.projection = projection
+        self.dimension = dimension
+        self.recipe = recipe
+        self.scales = scales
+        self.folds = folds
+        self.representation = representation
+        self.prior = prior
+        self.seed = seed
+        self.progress = progress
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        logits: Any = None,
+        train_embeddings: Any = None,
+        train_labels: Any = None,
+        groups: Any = None,
+        train_groups: Any = None,
+        sample_weight: Any = None,
+        classes: Any = None,
+    ) -> Self:
+        """Find metrics, bandwidths and weights on the calibration set.
+
+        Parameters
+        ----------
+        X : (n, h) array or tensor
+            Embeddings of the calibration set: data that the network was not trained on.
+        y : (n,) array
+            Their labels; with logits, integers are columns, and other labels need ``classes``.
+        logits : (n, n_classes) array or tensor, optional
+            The network's scores for them. Without, the blend is a KCal with pooled metrics and a background.
+        train_embeddings, train_labels, train_groups : arrays, optional
+            The network's training set, to learn the projection from.
+        groups : (n,) array, optional
+            Patients, speakers, sites: a sample is never judged by its own group.
+        sample_weight : (n,) array, optional
+            How many samples each one counts for.
+        classes : sequence, optional
+            All classes in the order of the columns.
+        """
+        check_folds(self.folds)
+        scales = check_scales(self.scales)
+        rows, self._kind = self._check_rows(X, fitting=True)
+        self._remember(rows)
+        labels, n = check_labels(y, rows.shape[0]), rows.shape[0]
+        scores = None if logits is None else self._check_logits(logits, n)
+        if scores is not None:
+            classes = encode_columns(labels, n, scores.shape[1], classes)[1]
+        keys = None if groups is None else check_groups(groups, n)
+        weights = np.ones(n) if sample_weight is None else check_weights(sample_weight, n)
+        if not weights.any():
+            raise InvalidInputError("every sample has weight 0; give some of them a weight.")
+        self._experts = fit_experts(
+            self,
+            rows,
+            labels,
+            scales,
+            {"groups": groups, "sample_weight": sample_weight, "classes": classes},
+            {"train_embeddings": train_embeddings, "train_labels": train_labels, "train_groups": train_groups},
+        )
+        self.classes_ = self._experts[0].estimate.classes_
+        check_at_least_two(self.classes_, type(self).__name__)
+        codes = self._experts[0].estimate._codes.cpu().numpy()
+        counts = np.bincount(codes, weights=weights, minlength=len(self.classes_))
+        self._frequencies = (counts + 0.5) / (counts + 0.5).sum()
+        check_prior(self.prior, self.classes_)
+        available = n if keys is None else len(np.unique(keys))
+        self._partners = []
+        if scores is not None:
+            folds = fold_codes(codes, min(self.folds, available), keys, self.seed)
+            self._partners = find_partners(scores, codes, weights, folds, self.representation)
+        self._fit_pool(codes, weights)
+        return self
+
+    def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
+        """Return calibrated probabilities, (n, n_classes), of embeddings and, if it was fitted so, of their logits."""
+        rows, kind = self._check_rows(X)
+        return kind.give_back(torch.exp(self._blend(rows, logits)))
+
+    def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
+        """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
+        rows, kind = self._check_rows(X)
+        return kind.give_back(self._blend(rows, logits))
+
+    def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
+        """Return the most probable class of each row, in the kind of ``classes_``."""
+        rows, _ = self._check_rows(X)
+        labels: NDArray[Any] = self.classes_[self._blend(rows, logits).argmax(dim=1).cpu().numpy()]
+        return labels
+
+    def evidence(self, X: Any) -> Any:
+        """Return g, (n,): near 1 where calibration samples lie, near 0 where the network is on its own."""
+        rows, kind = self._check_rows(X)
+        return kind.give_back(self._near(self._experts[0].log_sums(rows))[:, 0])
+
+    @property
+    def weights_(self) -> dict[str, float]:
+        """The weight of each expert, by name."""
+        check_is_fitted(self)
+        names = [name for expert in self._experts for name in expert.names]
+        names += [partner.calibrator.method for partner in self._partners]
+        return dict(zip(names, self._pool.weights.tolist(), strict=True))
+
+    @property
+    def bandwidths_(self) -> dict[str, float]:
+        """The best single bandwidth of each metric."""
+        check_is_fitted(self)
+        return {expert.metric: expert.estimate.bandwidth_ for expert in self._experts}
+
+    @property
+    def bias_(self) -> Floats:
+        """The bias of each class, (n_classes,)."""
+        check_is_fitted(self)
+        return self._pool.bias
+
+    def state(self) -> CalibratorState:
+        """Return what the fitted calibrator is made of."""
+        from kcal.calibrators.blend_state import describe
+
+        check_is_fitted(self)
+        return describe(self)
+
+    @classmethod
+    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
+        """Return the fitted calibrator that ``state`` describes."""
+        from kcal.calibrators.blend_state import restore
+
+        return restore(cls, state, **extra)
+
+    def _fit_pool(self, codes: NDArray[np.int64], weights: Floats) -> None:
+        sums = [expert.leave_out_log_sums() for expert in self._experts]
+        evidence = torch.logsumexp(sums[0][self._experts[0].middle].double(), dim=1)
+        finite = evidence[torch.isfinite(evidence)]
+        if len(finite) == 0:
+            raise InvalidInputError("no calibration sample may see another one; at least two groups are needed.")
+        self._least_evidence = float(torch.quantile(finite[: 2**24], LEAST_EVIDENCE))
+        for expert, found in zip(self._experts, sums, strict=True):
+            expert.keep_typical(found)
+        said = [partner.cross_fitted for partner in self._partners]
+        near, far = self._near(sums[0]), said[0] if said else self._log_frequencies().expand(len(codes), -1)
+        best: Pool | None = None
+        for background in BACKGROUNDS:
+            self.background_ = background
+            experts = torch.stack(self._say(sums) + said)
+            problem = PoolProblem(experts, codes, weights, near, far, self._centre(), SPREAD, BIAS_SPREAD)
+            pool = problem.solve(best)
+            if best is None or pool.loss < best.loss:
+                best, chosen = pool, background
+        assert best is not None
+        self._pool, self.background_ = best, chosen
+
+    def _centre(self) -> Floats:
+        """Return the weights that are expected before any data: the network alone, or the best bandwidth alone."""
+        centre = np.zeros(sum(len(expert.names) for expert in self._experts) + len(self._partners))
+        centre[-len(self._partners) if self._partners else self._experts[0].middle] = 1.0
+        return centre
+
+    def _blend(self, rows: torch.Tensor, logits: Any) -> torch.Tensor:
+        """Return log probabilities, (n, n_classes)."""
+        if (logits is None) != (not self._partners):
+            raise InvalidInputError(
+                "this blend was fitted with logits; pass logits= of the same rows."
+                if self._partners
+                else "this blend was fitted without logits; leave logits= out, or fit it with logits=."
+            )
+        scores = None if logits is None else self._check_logits(logits, rows.shape[0], len(self.classes_))
+        warn_of_known_rows(self._knows(rows))
+        parts = []
+        for start in range(0, rows.shape[0], ROWS_AT_ONCE):
+            part = slice(start, start + ROWS_AT_ONCE)
+            parts.append(self._blend_part(rows[part], None if scores is None else scores[part]))
+        return torch.cat(parts)
+
+    def _blend_part(self, rows: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
+        sums = [expert.log_sums(rows) for expert in self._experts]
+        said = [] if scores is None else [partner.says(scores) for partner in self._partners]
+        far = said[0] if said else self._log_frequencies()
+        near = self._near(sums[0])
+        heights = near * self._pool.heights(torch.stack(self._say(sums) + said)) + (1.0 - near) * far
+        logarithms = torch.log_softmax(heights, dim=1)
+        prior = check_prior(self.prior, self.classes_)
+        if prior is not None:
+            logarithms = apply_prior(logarithms.exp(), prior, self._frequencies).log()
+        return logarithms
+
+    def _say(self, sums: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the log posteriors of every metric and bandwidth, with background, each (n, n_classes)."""
+        frequencies = self._log_frequencies()
+        return [
+            posterior
+            for expert, found in zip(self._experts, sums, strict=True)
+            for posterior in expert.log_posteriors(found, frequencies, self.background_)
+        ]
+
+    def _near(self, sums: torch.Tensor) -> torch.Tensor:
+        """Return the share of the pool in the answer, (n, 1)."""
+        evidence = torch.logsumexp(sums[self._experts[0].middle].cpu().double(), dim=1)
+        return torch.sigmoid(evidence - self._least_evidence)[:, None]
+
+    def _log_frequencies(self) -> torch.Tensor:
+        return torch.from_numpy(np.log(self._frequencies))
+
+    def _check_logits(self, logits: Any, n: int, n_classes: int | None = None) -> torch.Tensor:
+        scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__)
+        if scores.shape[0] != n:
+            raise InvalidInputError(f"logits must have a row for each row of X, {n:,} of them; got {len(scores):,}.")
+        return scores
+
+
+def check_scales(scales: Any) -> tuple[float, ...]:
+    """Return the scales, ascending; refuse what is none."""
+    try:
+        found = tuple(sorted(float(scale) for scale in scales))
+    except (TypeError, ValueError):
+        found = ()
+    if not found or not all(0 < scale < np.inf for scale in found) or 1.0 not in found or len(set(found)) != len(found):
+        raise InvalidInputError(f"scales must be different positive numbers, 1 among them; got {scales!r}.")
+    return found

@@ -1,0 +1,114 @@
+"""The kernel density estimates of a blend: a metric each, at several bandwidths that share their distances."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kcal.calibrators.kcal import KCal
+from kcal.errors import InvalidInputError, MissingClassWarning
+from kcal.kernels import log_class_sums
+from kcal.kernels.leave_out import leave_out_rule
+from kcal.projection import ARCHITECTURES, TrainedProjection, project
+from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
+
+if TYPE_CHECKING:
+    from kcal.calibrators.blend import KCalBlend
+
+
+@dataclass
+class Expert:
+    """A KCal with its one best bandwidth, read at several."""
+
+    metric: str
+    estimate: KCal
+    scales: tuple[float, ...]
+    typical: list[float] = field(default_factory=list)  # log mass that reaches a typical sample, at each scale
+
+    @property
+    def names(self) -> list[str]:
+        """What the estimate is called at each scale."""
+        return [f"{self.metric} × {scale:.3g}" for scale in self.scales]
+
+    @property
+    def middle(self) -> int:
+        """The place of the best single bandwidth."""
+        return self.scales.index(1.0)
+
+    def log_sums(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return log class sums of other samples, (n_scales, n, n_classes)."""
+        queries = project(self.estimate.projection_, self.estimate._here(rows))
+        return log_class_sums(queries, self.estimate._support, self._bandwidths)
+
+    def leave_out_log_sums(self) -> torch.Tensor:
+        """Return log class sums of every calibration sample given the others, (n_scales, n, n_classes)."""
+        support = self.estimate._support
+        rule = leave_out_rule(support, self.estimate._keys)
+        found = log_class_sums(support.points, support, self._bandwidths, leave_out=rule)
+        return torch.stack([support.as_it_came(each) for each in found])
+
+    def keep_typical(self, sums: torch.Tensor) -> None:
+        """Note how much mass reaches a typical sample."""
+        evidence = torch.logsumexp(sums.cpu().double(), dim=2)  # (n_scales, n)
+        self.typical = [float(each[torch.isfinite(each)].median()) for each in evidence]
+
+    def log_posteriors(
+        self, sums: torch.Tensor, log_frequencies: torch.Tensor, background: float
+    ) -> list[torch.Tensor]:
+        """Return log((S_k + ε·π_k) / Σ) at each scale, (n, n_classes); ε is in units of the typical mass."""
+        found = []
+        for each, typical in zip(sums.cpu().double(), self.typical, strict=True):
+            mass = torch.logaddexp(each, log_frequencies + (typical + float(np.log(background))))
+            found.append(torch.log_softmax(mass, dim=1))
+        return found
+
+    @property
+    def _bandwidths(self) -> list[float]:
+        return [self.estimate.bandwidth_ * scale for scale in self.scales]
+
+
+def check_learned_metric(projection: Any) -> None:
+    """Refuse what is no metric to be learned."""
+    if projection is None or isinstance(projection, TrainedProjection):
+        return
+    if not isinstance(projection, str) or projection not in ARCHITECTURES:
+        known = ", ".join(f'"{name}"' for name in ARCHITECTURES)
+        raise InvalidInputError(f"projection must be {known}, a TrainedProjection or None; got {projection!r}.")
+
+
+def fit_experts(
+    blend: KCalBlend,
+    rows: torch.Tensor,
+    labels: NDArray[Any],
+    scales: tuple[float, ...],
+    described: Mapping[str, Any],
+    training: Mapping[str, Any],
+) -> list[Expert]:
+    """Return the estimates: directions (or the embeddings as they are, if they are short), and the learned metric."""
+    check_learned_metric(blend.projection)
+    plain = "unit" if rows.shape[1] >= FEATURES_OF_A_DIRECTION else "identity"
+    given = {name: values for name, values in training.items() if values is not None}
+    if given and not isinstance(blend.projection, str):
+        raise InvalidInputError(
+            f"train_embeddings are of no use with projection={blend.projection!r}: nothing is to be learned."
+        )
+    known = blend.projection.classes if isinstance(blend.projection, TrainedProjection) else training["train_labels"]
+    extra = dict(described)
+    if extra["classes"] is None and known is not None:
+        extra["classes"] = np.union1d(labels, np.asarray(known))
+    shared: dict[str, Any] = {"seed": blend.seed, "progress": blend.progress}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MissingClassWarning)  # the background knows all classes
+        experts = [Expert(plain, KCal(projection=plain, **shared).fit(rows, labels, **extra), scales)]
+        if isinstance(blend.projection, TrainedProjection) or given:
+            learned = KCal(projection=blend.projection, dimension=blend.dimension, recipe=blend.recipe, **shared)
+            learned.fit(rows, labels, **extra, **given)
+            if learned.checkpoint_step_ != 0:  # the start of the training is the plain metric once more
+                experts.append(Expert("learned", learned, scales))
+    return experts

@@ -1,0 +1,114 @@
+"""Taking a fitted blend apart into JSON and tensors, and putting it together again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from kcal.arrays import ArrayKind
+from kcal.calibrators.base import Calibrator, CalibratorState, plain, refuse_extra
+from kcal.calibrators.blend_experts import Expert
+from kcal.calibrators.kcal import KCal
+from kcal.calibrators.kcal_state import recipe_from, stored_recipe
+from kcal.calibrators.partners import Partner
+from kcal.calibrators.pooling import Pool
+from kcal.calibrators.prior import check_prior
+from kcal.calibrators.structured_scaling import StructuredMatrixScaling
+from kcal.calibrators.temperature import TemperatureScaling
+from kcal.errors import FileFormatError, InvalidInputError
+
+if TYPE_CHECKING:
+    from kcal.calibrators.blend import KCalBlend
+
+PARTNERS: dict[str, type[Calibrator]] = {kind.method: kind for kind in (TemperatureScaling, StructuredMatrixScaling)}
+
+
+def describe(blend: KCalBlend) -> CalibratorState:
+    """Return the parameters, values and tensors of a fitted blend, its parts with names before theirs."""
+    tensors = {"pool.weights": torch.from_numpy(blend._pool.weights), "pool.bias": torch.from_numpy(blend._pool.bias)}
+    parts = [(expert.metric, expert.estimate) for expert in blend._experts]
+    parts += [(partner.calibrator.method, partner.calibrator) for partner in blend._partners]
+    stored = {}
+    for name, part in parts:
+        state = part.state()
+        stored[name] = {"parameters": state.parameters, "values": state.values}
+        tensors |= {f"{name}.{key}": tensor for key, tensor in state.tensors.items()}
+    values = {
+        "parts": stored,
+        "experts": [{"metric": expert.metric, "typical": expert.typical} for expert in blend._experts],
+        "partners": [partner.calibrator.method for partner in blend._partners],
+        "scales": blend._experts[0].scales,
+        "background": blend.background_,
+        "least_evidence": blend._least_evidence,
+        "frequencies": blend._frequencies.tolist(),
+        "loss": blend._pool.loss,
+    }
+    return blend._state(_parameters(blend), values, **tensors)
+
+
+def restore(cls: type[KCalBlend], state: CalibratorState, **extra: Any) -> KCalBlend:
+    """Return the fitted blend that ``state`` describes."""
+    refuse_extra(cls, extra)
+    parameters, values = dict(state.parameters), state.values
+    parameters["recipe"] = recipe_from(parameters["recipe"])
+    parameters["scales"] = tuple(parameters["scales"])
+    blend = cls(**parameters)._restore(state)
+    scales = tuple(float(scale) for scale in values["scales"])
+    blend._experts = [
+        Expert(each["metric"], KCal.from_state(_part(state, each["metric"], "kcal")), scales, list(each["typical"]))
+        for each in values["experts"]
+    ]
+    blend._partners = [
+        Partner(PARTNERS[name].from_state(_part(state, name, name)), torch.empty(0)) for name in values["partners"]
+    ]
+    blend._pool = Pool(
+        state.tensors["pool.weights"].numpy().copy(), state.tensors["pool.bias"].numpy().copy(), float(values["loss"])
+    )
+    blend.background_, blend._least_evidence = float(values["background"]), float(values["least_evidence"])
+    blend._frequencies = np.array(values["frequencies"], dtype=np.float64)
+    blend._kind = ArrayKind(is_torch=False, device=torch.device("cpu"), dtype=torch.float64)
+    _check(blend)
+    return blend
+
+
+def _parameters(blend: KCalBlend) -> dict[str, Any]:
+    parameters = dict(blend.get_params(deep=False))
+    if parameters["projection"] is not None and not isinstance(parameters["projection"], str):
+        parameters["projection"] = "skip"  # the learned metric is stored with its tensors
+    parameters["recipe"] = stored_recipe(parameters["recipe"])
+    if parameters["prior"] is not None and not isinstance(parameters["prior"], str):
+        parameters["prior"] = check_prior(parameters["prior"], blend.classes_)
+    return {name: plain(value) for name, value in parameters.items()}
+
+
+def _part(state: CalibratorState, name: str, method: str) -> CalibratorState:
+    stored = state.values["parts"][name]
+    tensors = {key.removeprefix(f"{name}."): t for key, t in state.tensors.items() if key.startswith(f"{name}.")}
+    return CalibratorState(method, stored["parameters"], stored["values"], tensors)
+
+
+def _check(blend: KCalBlend) -> None:
+    """Refuse parts that do not fit together."""
+    from kcal.calibrators.blend import check_scales
+
+    n_classes = len(blend.classes_)
+    try:
+        check_scales(blend.scales)
+        check_prior(blend.prior, blend.classes_)
+    except InvalidInputError as error:
+        raise FileFormatError(f"a stored parameter is damaged: {error}") from error
+    n_weights = sum(len(expert.names) for expert in blend._experts) + len(blend._partners)
+    pool, frequencies = blend._pool, blend._frequencies
+    numbers = [pool.weights, pool.bias, frequencies, np.array([blend.background_, blend._least_evidence])]
+    numbers += [np.array(expert.typical) for expert in blend._experts]
+    fits = pool.weights.shape == (n_weights,) and pool.bias.shape == (n_classes,) and frequencies.shape == (n_classes,)
+    fits = fits and blend.background_ > 0 and bool((frequencies > 0).all()) and len(blend._experts) > 0
+    fits = fits and all(len(expert.typical) == len(expert.scales) and 1.0 in expert.scales for expert in blend._experts)
+    parts: list[Calibrator] = [expert.estimate for expert in blend._experts]
+    parts += [partner.calibrator for partner in blend._partners]
+    fits = fits and all(len(part.classes_) == n_classes for part in parts)
+    fits = fits and all(expert.estimate.n_features_in_ == blend.n_features_in_ for expert in blend._experts)
+    if not fits or not all(np.isfinite(values).all() for values in numbers):
+        raise FileFormatError("the stored blend is damaged: its parts do not fit together.")

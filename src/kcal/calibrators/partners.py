@@ -1,0 +1,68 @@
+"""The network's own opinion, calibrated, and what it says of samples that it was not calibrated on."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kcal.calibrators.base import Calibrator
+from kcal.calibrators.structured_scaling import StructuredMatrixScaling
+from kcal.calibrators.temperature import TemperatureScaling
+from kcal.errors import KcalWarning
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Partner:
+    """A calibrated network: its calibrator, fitted on all samples, and its cross-fitted log probabilities."""
+
+    calibrator: Calibrator
+    cross_fitted: torch.Tensor  # (n, n_classes), double
+
+    def says(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return log probabilities of other samples, (n, n_classes), double."""
+        return self.calibrator._log_probabilities(logits)
+
+
+def find_partners(
+    logits: torch.Tensor, codes: Index, weights: NDArray[np.float64], folds: Index, representation: str
+) -> list[Partner]:
+    """Return temperature scaling and, where cross-validation finds it better, structured matrix scaling.
+
+    Better is a lower log-loss by more than one standard error of the difference.
+    """
+    first, second = (_cross_fit(make, logits, codes, weights, folds) for make in _candidates(representation))
+    rows = np.arange(len(codes))
+    gains = (second.cross_fitted - first.cross_fitted).numpy()[rows, codes]
+    shares = weights / weights.sum()
+    gain = float(shares @ gains)
+    error = float(np.sqrt(shares**2 @ (gains - gain) ** 2))
+    return [first, second] if gain > error else [first]
+
+
+def _candidates(representation: str) -> tuple[Calibrator, Calibrator]:
+    return TemperatureScaling(representation=representation), StructuredMatrixScaling(representation=representation)
+
+
+def _cross_fit(
+    calibrator: Calibrator, logits: torch.Tensor, codes: Index, weights: NDArray[np.float64], folds: Index
+) -> Partner:
+    predicted = torch.empty(logits.shape, dtype=torch.float64)
+    for fold in np.unique(folds).tolist():
+        inside, outside = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
+        part = _fit(type(calibrator)(**calibrator.get_params()), logits[outside], codes[outside], weights[outside])
+        predicted[inside] = part._log_probabilities(logits[inside])
+    return Partner(_fit(calibrator, logits, codes, weights), predicted)
+
+
+def _fit(calibrator: Any, logits: torch.Tensor, codes: Index, weights: NDArray[np.float64]) -> Calibrator:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KcalWarning)  # a fold may miss a class or be separable
+        fitted: Calibrator = calibrator.fit(logits, codes, sample_weight=weights)
+    return fitted
