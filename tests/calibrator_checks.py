@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from sklearn.base import clone
 
-from kcal import FastRecipe, KCal, load, save
+from kcal import FastRecipe, KCal, KCalBlend, load, save
 from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, make_calibrator, predict_on
 from kcal.errors import KcalError, KcalWarning
 
@@ -39,6 +39,21 @@ def test_outputs(problem: Any) -> ClassifierOutputs:
 
 
 test_outputs.__test__ = False  # type: ignore[attr-defined]
+
+
+def asked(calibrator: Calibrator, outputs: ClassifierOutputs, change: Callable[[Any], Any]) -> Any:
+    """Return the arguments of a prediction: what a calibrator takes of the outputs, changed."""
+    extra = {"logits": change(outputs.logits)} if calibrator.inputs == "both" else {}
+    return (change(outputs.matrix(calibrator.inputs)),), extra
+
+
+def unlearned(calibrator: Calibrator) -> Calibrator:
+    """Return the calibrator without a learned projection."""
+    if isinstance(calibrator, KCal):
+        calibrator.set_params(projection="identity")
+    if isinstance(calibrator, KCalBlend):
+        calibrator.set_params(projection=None)
+    return calibrator
 
 
 def check_rows_are_probabilities(make: Factory, problem: Any) -> None:
@@ -83,32 +98,34 @@ def check_it_survives_the_file_bit_for_bit(make: Factory, problem: Any, folder: 
 def check_single_and_double_precision_agree(make: Factory, problem: Any) -> None:
     double = predict_on(fit(make(), problem), test_outputs(problem))
     single_fit = fit(make(), problem, change=lambda values: values.astype(np.float32))
-    single = single_fit.predict_proba(test_outputs(problem).matrix(single_fit.inputs).astype(np.float32))
+    rows, extra = asked(single_fit, test_outputs(problem), lambda values: values.astype(np.float32))
+    single = single_fit.predict_proba(*rows, **extra)
     assert single.dtype == np.float32
     np.testing.assert_allclose(single, double, atol=5e-3)
 
 
 def check_torch_in_torch_out(make: Factory, problem: Any) -> None:
     fitted = fit(make(), problem, change=torch.from_numpy)
-    rows = test_outputs(problem).matrix(fitted.inputs)
     for dtype, given_back in (
         (torch.float64, torch.float64),
         (torch.float32, torch.float32),
         (torch.half, torch.float32),
         (torch.bfloat16, torch.float32),
     ):
-        probabilities = fitted.predict_proba(torch.from_numpy(rows).to(dtype))
+        rows, extra = asked(fitted, test_outputs(problem), lambda values, to=dtype: torch.from_numpy(values).to(to))
+        probabilities = fitted.predict_proba(*rows, **extra)
         assert isinstance(probabilities, torch.Tensor)
         assert probabilities.dtype == given_back
+    rows, extra = asked(fitted, test_outputs(problem), torch.from_numpy)
     np.testing.assert_array_equal(
-        fitted.predict_proba(torch.from_numpy(rows)).numpy(), predict_on(fit(make(), problem), test_outputs(problem))
+        fitted.predict_proba(*rows, **extra).numpy(), predict_on(fit(make(), problem), test_outputs(problem))
     )
 
 
 def check_it_fits_and_predicts_in_brain_float(make: Factory, problem: Any) -> None:
     fitted = fit(make(), problem, change=lambda values: torch.from_numpy(values).bfloat16())
-    rows = torch.from_numpy(test_outputs(problem).matrix(fitted.inputs)).bfloat16()
-    probabilities = fitted.predict_proba(rows)
+    rows, extra = asked(fitted, test_outputs(problem), lambda values: torch.from_numpy(values).bfloat16())
+    probabilities = fitted.predict_proba(*rows, **extra)
     assert probabilities.dtype == torch.float32
     assert_valid(probabilities.numpy(), "bfloat16")
 
@@ -121,29 +138,23 @@ def check_a_weight_of_zero_leaves_a_sample_out(make: Factory, problem: Any) -> N
     part = ClassifierOutputs(
         problem.embeddings[kept], problem.logits[kept], problem.labels[kept], weights=weights[kept]
     )
-    calibrator, twin = make(), make()
-    if isinstance(calibrator, KCal):
-        calibrator.set_params(projection="identity")
-        twin.set_params(projection="identity")
+    calibrator, twin = unlearned(make()), unlearned(make())
     found = predict_on(fit_on(calibrator, whole), test_outputs(problem))
     np.testing.assert_allclose(found, predict_on(fit_on(twin, part), test_outputs(problem)), atol=1e-6)
 
 
 def check_log_probabilities_and_labels_agree(make: Factory, problem: Any) -> None:
     fitted = fit(make(), problem)
-    rows = test_outputs(problem).matrix(fitted.inputs)
-    probabilities = fitted.predict_proba(rows)
-    np.testing.assert_allclose(np.exp(fitted.predict_log_proba(rows)), probabilities, atol=1e-12)
-    np.testing.assert_array_equal(fitted.predict(rows), fitted.classes_[probabilities.argmax(axis=1)])
+    rows, extra = asked(fitted, test_outputs(problem), lambda values: values)
+    probabilities = fitted.predict_proba(*rows, **extra)
+    np.testing.assert_allclose(np.exp(fitted.predict_log_proba(*rows, **extra)), probabilities, atol=1e-12)
+    np.testing.assert_array_equal(fitted.predict(*rows, **extra), fitted.classes_[probabilities.argmax(axis=1)])
 
 
 def check_permuting_classes_permutes_columns(make: Factory, problem: Any) -> None:
     """Holds exactly at a fixed metric; the training of a projection draws other batches, so KCal shows it unlearned."""
     permutation = np.array([2, 0, 1])  # new code of each old class
-    calibrator, twin = make(), make()
-    if isinstance(calibrator, KCal):
-        calibrator.set_params(projection="identity")
-        twin.set_params(projection="identity")
+    calibrator, twin = unlearned(make()), unlearned(make())
     if calibrator.method == "iop":  # its other form sees which class is which
         calibrator.set_params(form="oi")
         twin.set_params(form="oi")
@@ -158,15 +169,16 @@ def check_permuting_classes_permutes_columns(make: Factory, problem: Any) -> Non
 
 
 def check_a_constant_added_to_logits_changes_nothing(make: Factory, problem: Any) -> None:
-    if make().inputs != "logits":
+    if make().inputs == "embeddings":
         return
     shift = np.random.default_rng(0).normal(scale=50, size=(len(problem.logits), 1))
     train_shift = np.random.default_rng(1).normal(scale=50, size=(len(problem.train_logits), 1))
-    calibration = ClassifierOutputs(None, problem.logits + shift, problem.labels)
-    train = ClassifierOutputs(None, problem.train_logits + train_shift, problem.train_labels)
+    calibration = ClassifierOutputs(problem.embeddings, problem.logits + shift, problem.labels)
+    train = ClassifierOutputs(problem.train_embeddings, problem.train_logits + train_shift, problem.train_labels)
     shifted = fit_on(make(), calibration, train)
     expected = predict_on(fit(make(), problem), test_outputs(problem))
-    np.testing.assert_allclose(shifted.predict_proba(problem.test_logits + 17.0), expected, atol=1e-6)
+    moved = ClassifierOutputs(problem.test_embeddings, problem.test_logits + 17.0)
+    np.testing.assert_allclose(predict_on(shifted, moved), expected, atol=1e-6)
 
 
 def check_order_is_preserved_where_that_is_promised(make: Factory, problem: Any) -> None:
@@ -200,7 +212,8 @@ def check_hard_inputs_give_valid_rows(make: Factory, problem: Any) -> None:
                 warnings.simplefilter("ignore", KcalWarning)
                 fitted = fit_on(make(), ClassifierOutputs(rows, rows, labels))
                 probabilities = predict_on(fitted, ClassifierOutputs(queries, queries))
-                logarithms = fitted.predict_log_proba(queries)
+                extra = {"logits": queries} if fitted.inputs == "both" else {}
+                logarithms = fitted.predict_log_proba(queries, **extra)
         except KcalError as error:
             if isinstance(make(), KCal):
                 continue

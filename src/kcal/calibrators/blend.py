@@ -19,7 +19,7 @@ from kcal.arrays import ArrayKind, check_groups, check_labels, check_matrix, che
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
 from kcal.calibrators.blend_experts import Expert, fit_experts
 from kcal.calibrators.cautions import warn_of_known_rows
-from kcal.calibrators.holdout import check_folds, fold_codes
+from kcal.calibrators.holdout import check_folds, fold_codes, stratified_folds
 from kcal.calibrators.logits import encode_columns
 from kcal.calibrators.partners import Partner, find_partners
 from kcal.calibrators.pooling import Pool, PoolProblem
@@ -152,37 +152,30 @@ class KCalBlend(Calibrator):
             All classes in the order of the columns.
         """
         check_folds(self.folds)
-        scales = check_scales(self.scales)
         rows, self._kind = self._check_rows(X, fitting=True)
         self._remember(rows)
-        labels, n = check_labels(y, rows.shape[0]), rows.shape[0]
-        scores = None if logits is None else self._check_logits(logits, n)
+        n = rows.shape[0]
+        labels, scores = check_labels(y, n), None if logits is None else self._check_logits(logits, n)
         if scores is not None:
             classes = encode_columns(labels, n, scores.shape[1], classes)[1]
-        keys = None if groups is None else check_groups(groups, n)
         weights = np.ones(n) if sample_weight is None else check_weights(sample_weight, n)
-        if not weights.any():
+        keys = None if groups is None else check_groups(groups, n)
+        kept = np.flatnonzero(weights > 0)
+        if len(kept) == 0:
             raise InvalidInputError("every sample has weight 0; give some of them a weight.")
-        self._experts = fit_experts(
-            self,
-            rows,
-            labels,
-            scales,
-            {"groups": groups, "sample_weight": sample_weight, "classes": classes},
-            {"train_embeddings": train_embeddings, "train_labels": train_labels, "train_groups": train_groups},
-        )
+        described = {
+            "classes": classes,
+            "groups": None if keys is None else keys[kept],
+            "sample_weight": None if sample_weight is None else weights[kept],
+        }
+        training = {"train_embeddings": train_embeddings, "train_labels": train_labels, "train_groups": train_groups}
+        self._experts = fit_experts(self, rows[kept], labels[kept], check_scales(self.scales), described, training)
         self.classes_ = self._experts[0].estimate.classes_
         check_at_least_two(self.classes_, type(self).__name__)
-        codes = self._experts[0].estimate._codes.cpu().numpy()
-        counts = np.bincount(codes, weights=weights, minlength=len(self.classes_))
-        self._frequencies = (counts + 0.5) / (counts + 0.5).sum()
         check_prior(self.prior, self.classes_)
-        available = n if keys is None else len(np.unique(keys))
-        self._partners = []
-        if scores is not None:
-            folds = fold_codes(codes, min(self.folds, available), keys, self.seed)
-            self._partners = find_partners(scores, codes, weights, folds, self.representation)
-        self._fit_pool(codes, weights)
+        codes = self._experts[0].estimate._codes.cpu().numpy()
+        self._fit_partners(None if scores is None else scores[kept], codes, weights[kept], described["groups"])
+        self._fit_pool(codes, weights[kept])
         return self
 
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
@@ -239,6 +232,23 @@ class KCalBlend(Calibrator):
         from kcal.calibrators.blend_state import restore
 
         return restore(cls, state, **extra)
+
+    def _fit_partners(
+        self,
+        scores: torch.Tensor | None,
+        codes: NDArray[np.int64],
+        weights: Floats,
+        groups: NDArray[np.int64] | None,
+    ) -> None:
+        counts = np.bincount(codes, weights=weights, minlength=len(self.classes_)) + 0.5
+        self._frequencies, self._partners = counts / counts.sum(), []
+        if scores is None:
+            return
+        if groups is None:
+            folds = stratified_folds(codes, min(self.folds, len(codes)), self.seed)
+        else:
+            folds = fold_codes(codes, min(self.folds, len(np.unique(groups))), groups, self.seed)
+        self._partners = find_partners(scores, codes, weights, folds, self.representation)
 
     def _fit_pool(self, codes: NDArray[np.int64], weights: Floats) -> None:
         sums = [expert.leave_out_log_sums() for expert in self._experts]

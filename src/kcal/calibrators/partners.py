@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from kcal.calibrators.base import Calibrator
 from kcal.calibrators.structured_scaling import StructuredMatrixScaling
 from kcal.calibrators.temperature import TemperatureScaling
-from kcal.errors import KcalWarning
 
 Index = NDArray[np.int64]
 
@@ -63,6 +62,6 @@ def _cross_fit(
 
 def _fit(calibrator: Any, logits: torch.Tensor, codes: Index, weights: NDArray[np.float64]) -> Calibrator:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", KcalWarning)  # a fold may miss a class or be separable
+        warnings.simplefilter("ignore", UserWarning)  # a fold may miss classes or be separable
         fitted: Calibrator = calibrator.fit(logits, codes, sample_weight=weights)
     return fitted

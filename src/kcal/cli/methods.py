@@ -57,7 +57,8 @@ def _refuse_what_does_not_fit(chosen: Mapping[str, Any]) -> None:
     for name in ("dimension", "recipe"):
         if chosen.get("projection") in UNTRAINED and name in chosen:
             raise typer.BadParameter(
-                f"{option_name(name)} is of no use with --projection {chosen['projection']}, which learns nothing. Leave it out."
+                f"{option_name(name)} is of no use with --projection {chosen['projection']}, which learns nothing. "
+                "Leave it out."
             )
 
 
