@@ -18,8 +18,9 @@ from sklearn.utils.validation import check_is_fitted
 from kcal.arrays import ArrayKind, check_groups, check_labels, check_matrix, check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
 from kcal.calibrators.blend_experts import Expert, fit_experts
+from kcal.calibrators.blend_parameters import check_blend_parameters, check_scales
 from kcal.calibrators.cautions import warn_of_known_rows
-from kcal.calibrators.holdout import check_folds, fold_codes, stratified_folds
+from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.calibrators.logits import encode_columns
 from kcal.calibrators.partners import Partner, find_partners
 from kcal.calibrators.pooling import Pool, PoolProblem
@@ -31,10 +32,8 @@ Floats = NDArray[np.float64]
 ROWS_AT_ONCE = 4096
 BACKGROUNDS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 """Background mass, in units of the mass that reaches a typical sample; one of these is chosen."""
-SPREAD, BIAS_SPREAD = 0.5, 0.1
-"""How far weights are expected to lie from the network alone, and biases from 0: standard deviations."""
-LEAST_EVIDENCE = 0.001
-"""The share of calibration samples that have less evidence than what counts as half of enough."""
+SPREAD = 0.5
+"""How far weights are expected to lie from the network alone, as a standard deviation."""
 
 
 class KCalBlend(Calibrator):
@@ -54,6 +53,17 @@ class KCalBlend(Calibrator):
         Of the learned projection, as in :class:`KCal`.
     scales : sequence of float
         Bandwidths of each metric, in units of the one with the least leave-one-out loss.
+    partner : "auto", "ts" or "sms"
+        The network's part: temperature scaling, and beside it structured matrix scaling where cross-validation finds
+        it better ("auto") or always ("sms").
+    bias : float
+        How far the bias of a class is expected to lie from 0, as a standard deviation; 0 for none.
+    background : "cv" or float
+        Mass that is spread over classes by their frequency, in units of the mass that reaches a typical calibration
+        sample; "cv" takes the one of a few with the least loss. It bounds how sure an estimate can be.
+    hand_over : float
+        The share of calibration samples that have less evidence than half of enough: with less and less evidence the
+        answer becomes the network's. 0 never hands over.
     folds : int
         For the network's cross-fitted predictions.
     representation : "logits" or "probabilities"
@@ -103,6 +113,10 @@ class KCalBlend(Calibrator):
         dimension: int | str = "auto",
         recipe: Any = "fast",
         scales: Any = (1 / 3, 1.0, 3.0),
+        partner: str = "auto",
+        bias: float = 0.1,
+        background: str | float = "cv",
+        hand_over: float = 0.001,
         folds: int = 5,
         representation: str = "logits",
         prior: Any = None,
@@ -113,6 +127,10 @@ class KCalBlend(Calibrator):
         self.dimension = dimension
         self.recipe = recipe
         self.scales = scales
+        self.partner = partner
+        self.bias = bias
+        self.background = background
+        self.hand_over = hand_over
         self.folds = folds
         self.representation = representation
         self.prior = prior
@@ -151,7 +169,7 @@ class KCalBlend(Calibrator):
         classes : sequence, optional
             All classes in the order of the columns.
         """
-        check_folds(self.folds)
+        check_blend_parameters(self)
         rows, self._kind = self._check_rows(X, fitting=True)
         self._remember(rows)
         n = rows.shape[0]
@@ -248,7 +266,7 @@ class KCalBlend(Calibrator):
             folds = stratified_folds(codes, min(self.folds, len(codes)), self.seed)
         else:
             folds = fold_codes(codes, min(self.folds, len(np.unique(groups))), groups, self.seed)
-        self._partners = find_partners(scores, codes, weights, folds, self.representation)
+        self._partners = find_partners(self.partner, scores, codes, weights, folds, self.representation)
 
     def _fit_pool(self, codes: NDArray[np.int64], weights: Floats) -> None:
         sums = [expert.leave_out_log_sums() for expert in self._experts]
@@ -256,16 +274,17 @@ class KCalBlend(Calibrator):
         finite = evidence[torch.isfinite(evidence)]
         if len(finite) == 0:
             raise InvalidInputError("no calibration sample may see another one; at least two groups are needed.")
-        self._least_evidence = float(torch.quantile(finite[: 2**24], LEAST_EVIDENCE))
+        lowest = float(np.quantile(finite.numpy(), self.hand_over))
+        self._least_evidence = lowest if self.hand_over > 0 else -np.inf
         for expert, found in zip(self._experts, sums, strict=True):
             expert.keep_typical(found)
         said = [partner.cross_fitted for partner in self._partners]
         near, far = self._near(sums[0]), said[0] if said else self._log_frequencies().expand(len(codes), -1)
         best: Pool | None = None
-        for background in BACKGROUNDS:
+        for background in BACKGROUNDS if self.background == "cv" else (float(self.background),):
             self.background_ = background
             experts = torch.stack(self._say(sums) + said)
-            problem = PoolProblem(experts, codes, weights, near, far, self._centre(), SPREAD, BIAS_SPREAD)
+            problem = PoolProblem(experts, codes, weights, near, far, self._centre(), SPREAD, float(self.bias))
             pool = problem.solve(best)
             if best is None or pool.loss < best.loss:
                 best, chosen = pool, background
@@ -328,14 +347,3 @@ class KCalBlend(Calibrator):
         if scores.shape[0] != n:
             raise InvalidInputError(f"logits must have a row for each row of X, {n:,} of them; got {len(scores):,}.")
         return scores
-
-
-def check_scales(scales: Any) -> tuple[float, ...]:
-    """Return the scales, ascending; refuse what is none."""
-    try:
-        found = tuple(sorted(float(scale) for scale in scales))
-    except (TypeError, ValueError):
-        found = ()
-    if not found or not all(0 < scale < np.inf for scale in found) or 1.0 not in found or len(set(found)) != len(found):
-        raise InvalidInputError(f"scales must be different positive numbers, 1 among them; got {scales!r}.")
-    return found

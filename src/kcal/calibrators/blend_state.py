@@ -10,6 +10,7 @@ import torch
 from kcal.arrays import ArrayKind
 from kcal.calibrators.base import Calibrator, CalibratorState, plain, refuse_extra
 from kcal.calibrators.blend_experts import Expert
+from kcal.calibrators.blend_parameters import check_blend_parameters
 from kcal.calibrators.kcal import KCal
 from kcal.calibrators.kcal_state import recipe_from, stored_recipe
 from kcal.calibrators.partners import Partner
@@ -41,7 +42,7 @@ def describe(blend: KCalBlend) -> CalibratorState:
         "partners": [partner.calibrator.method for partner in blend._partners],
         "scales": blend._experts[0].scales,
         "background": blend.background_,
-        "least_evidence": blend._least_evidence,
+        "least_evidence": blend._least_evidence if np.isfinite(blend._least_evidence) else None,
         "frequencies": blend._frequencies.tolist(),
         "loss": blend._pool.loss,
     }
@@ -66,7 +67,8 @@ def restore(cls: type[KCalBlend], state: CalibratorState, **extra: Any) -> KCalB
     blend._pool = Pool(
         state.tensors["pool.weights"].numpy().copy(), state.tensors["pool.bias"].numpy().copy(), float(values["loss"])
     )
-    blend.background_, blend._least_evidence = float(values["background"]), float(values["least_evidence"])
+    least = values["least_evidence"]
+    blend.background_, blend._least_evidence = float(values["background"]), -np.inf if least is None else float(least)
     blend._frequencies = np.array(values["frequencies"], dtype=np.float64)
     blend._kind = ArrayKind(is_torch=False, device=torch.device("cpu"), dtype=torch.float64)
     _check(blend)
@@ -91,17 +93,15 @@ def _part(state: CalibratorState, name: str, method: str) -> CalibratorState:
 
 def _check(blend: KCalBlend) -> None:
     """Refuse parts that do not fit together."""
-    from kcal.calibrators.blend import check_scales
-
     n_classes = len(blend.classes_)
     try:
-        check_scales(blend.scales)
+        check_blend_parameters(blend)
         check_prior(blend.prior, blend.classes_)
     except InvalidInputError as error:
         raise FileFormatError(f"a stored parameter is damaged: {error}") from error
     n_weights = sum(len(expert.names) for expert in blend._experts) + len(blend._partners)
     pool, frequencies = blend._pool, blend._frequencies
-    numbers = [pool.weights, pool.bias, frequencies, np.array([blend.background_, blend._least_evidence])]
+    numbers = [pool.weights, pool.bias, frequencies, np.array([blend.background_, max(blend._least_evidence, -1e300)])]
     numbers += [np.array(expert.typical) for expert in blend._experts]
     fits = pool.weights.shape == (n_weights,) and pool.bias.shape == (n_classes,) and frequencies.shape == (n_classes,)
     fits = fits and blend.background_ > 0 and bool((frequencies > 0).all()) and len(blend._experts) > 0

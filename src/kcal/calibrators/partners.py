@@ -29,20 +29,26 @@ class Partner:
         return self.calibrator._log_probabilities(logits)
 
 
+PARTNERS = ("auto", "ts", "sms")
+
+
 def find_partners(
-    logits: torch.Tensor, codes: Index, weights: NDArray[np.float64], folds: Index, representation: str
+    partner: str, logits: torch.Tensor, codes: Index, weights: NDArray[np.float64], folds: Index, representation: str
 ) -> list[Partner]:
     """Return temperature scaling and, where cross-validation finds it better, structured matrix scaling.
 
-    Better is a lower log-loss by more than one standard error of the difference.
+    Better is a lower log-loss by more than one standard error of the difference. "ts" never looks further, "sms"
+    always takes both.
     """
+    if partner == "ts":
+        return [_cross_fit(_candidates(representation)[0], logits, codes, weights, folds)]
     first, second = (_cross_fit(make, logits, codes, weights, folds) for make in _candidates(representation))
     rows = np.arange(len(codes))
     gains = (second.cross_fitted - first.cross_fitted).numpy()[rows, codes]
     shares = weights / weights.sum()
     gain = float(shares @ gains)
     error = float(np.sqrt(shares**2 @ (gains - gain) ** 2))
-    return [first, second] if gain > error else [first]
+    return [first, second] if gain > error or partner == "sms" else [first]
 
 
 def _candidates(representation: str) -> tuple[Calibrator, Calibrator]:

@@ -42,7 +42,7 @@ class PoolProblem:
     far: torch.Tensor  # (n, n_classes), what stands in for it
     centre: Floats  # (n_experts,)
     spread: float
-    bias_spread: float
+    bias_spread: float  # 0 for no bias
 
     def solve(self, start: Pool | None = None) -> Pool:
         """Return the pool with the least penalised log-loss; ``start`` only saves time."""
@@ -52,7 +52,8 @@ class PoolProblem:
         codes, total = torch.from_numpy(self.codes), float(self.weights.sum())
         shares = torch.from_numpy(self.weights / total)[:, None]
         near_shares = shares * self.near
-        spreads = np.r_[np.full(n_experts, self.spread), np.full(n_classes, self.bias_spread)]
+        spreads = np.r_[np.full(n_experts, self.spread), np.full(n_classes, self.bias_spread or np.inf)]
+        free = np.r_[np.ones(n_experts), np.full(n_classes, float(self.bias_spread > 0))]
         middle = np.r_[self.centre, np.zeros(n_classes)]
 
         def loss(point: Floats) -> tuple[float, Floats]:
@@ -66,7 +67,7 @@ class PoolProblem:
                 (flat @ (residuals * shares).reshape(-1)).numpy(), (residuals * near_shares).sum(dim=0).numpy()
             ]
             pull = (point - middle) / spreads
-            return value + float(pull @ pull) / (2 * total), slope + pull / spreads / total
+            return value + float(pull @ pull) / (2 * total), free * slope + pull / spreads / total
 
         begin = middle if start is None else np.r_[start.weights, start.bias]
         options = {"maxiter": MOST_ITERATIONS, "ftol": 1e-10, "gtol": 1e-6}

@@ -70,7 +70,7 @@ def _sums_of_block(
             if support.log_weights is not None:
                 values *= support.log_weights[start : start + len(values), None].to(values).exp()
             add_by_class(sums[place], values, support, start)
-    offsets = torch.tensor(units).to(points)[:, None, None] * nearest
+    offsets = points.new_tensor(units)[:, None, None] * nearest
     logarithms = sums.clamp_min(torch.finfo(sums.dtype).tiny).log() - offsets
     return logarithms.masked_fill(torch.isinf(nearest), -torch.inf).transpose(1, 2)
 

@@ -2,6 +2,7 @@
 
 from kcal.benchmark.studies.convexity import study_convexity
 from kcal.benchmark.studies.dimension import study_dimension
+from kcal.benchmark.studies.ingredients import study_ingredients
 from kcal.benchmark.studies.recipes import study_recipes
 from kcal.benchmark.studies.sampling import study_sampling
 from kcal.benchmark.studies.shift import study_shift
@@ -17,6 +18,7 @@ STUDIES: dict[str, StudyFunction] = {
     "sampling": study_sampling,
     "recipes": study_recipes,
     "shift": study_shift,
+    "ingredients": study_ingredients,
 }
 """In the order of the page about a run."""
 

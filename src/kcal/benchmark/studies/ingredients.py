@@ -1,0 +1,118 @@
+"""KCal's blend without one of its ingredients."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kcal import metrics
+from kcal.benchmark.entrants import Entrant, train_for
+from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_group
+from kcal.benchmark.studies.measuring import Values, deals_of, gathered, rows_with_the_best_bold
+from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, metric_label, unwatched
+from kcal.benchmark.tables import Table
+from kcal.benchmark.tasks import Task
+from kcal.calibrators import KCalBlend
+from kcal.projection import TrainedProjection
+
+INGREDIENTS: dict[str, dict[str, Any]] = {
+    "the whole blend": {},
+    "no learned metric": {"projection": None},
+    "one bandwidth a metric": {"scales": (1.0,)},
+    "temperature scaling only": {"partner": "ts"},
+    "matrix scaling always": {"partner": "sms"},
+    "no bias": {"bias": 0.0},
+    "next to no background": {"background": 1e-12},
+    "no hand-over": {"hand_over": 0.0},
+    "no logits": {"logits": False},
+}
+"""What tables call a blend, and its parameters."""
+PARTS = {"kcal": "KCal", "ts": "temperature scaling", "sms": "structured matrix scaling"}
+"""What the blend is made of."""
+ABOUT = (
+    "The blend (kcal-blend) beside the blend without one of its ingredients, and beside what it is made of, on the "
+    "same reshuffles. Mean ± standard deviation; bold is the best mean, whatever the accuracy and however small the "
+    "lead: compare differences with the standard deviation."
+)
+
+
+def study_ingredients(
+    tasks: Iterable[Task], *, reshuffles: int = 10, seed: int = 0, watch: StudyWatch = unwatched
+) -> Study:
+    """Measure the blend without each ingredient on every task, by rows and, where there are groups, by groups."""
+    tables = []
+    for task in tasks:
+        for by_group in (False, True) if task.has_groups else (False,):
+            label = f"{task.name} (by group)" if by_group else task.name
+            found = measure_ingredients(
+                task,
+                by_group=by_group,
+                n_reshuffles=reshuffles,
+                seed=seed,
+                watch=lambda done, total, name=label: watch(name, done, total),  # type: ignore[misc]
+            )
+            heading = ("", *(metric_label(name) for name in SHOWN))
+            rows = rows_with_the_best_bold(list(found.items()))
+            tables.append(Table("ingredients", f"{label}: the blend's ingredients", heading, rows))
+    return Study("ingredients", "The blend without its ingredients", ABOUT, tuple(tables))
+
+
+def measure_ingredients(
+    task: Task,
+    *,
+    by_group: bool,
+    n_reshuffles: int,
+    seed: int,
+    watch: Callable[[int, int], None] = lambda *_: None,
+) -> dict[str, Values]:
+    """Return the shown metrics of the blend without each ingredient; the projection is trained once."""
+    trained = train_for("kcal", task, seed=seed, by_group=by_group)
+    assert trained is not None
+    deals = _deals(task, by_group, n_reshuffles, seed)
+    total, found = (len(INGREDIENTS) + len(PARTS)) * len(deals), {}
+    for name, parameters in (INGREDIENTS | {title: {"method": part} for part, title in PARTS.items()}).items():
+        values = []
+        for deal in deals:
+            values.append(_measure(task, deal, parameters, trained, by_group=by_group, seed=seed))
+            watch(len(found) * len(deals) + len(values), total)
+        found[name] = gathered(values)
+    return found
+
+
+def _measure(
+    task: Task, deal: Reshuffle, parameters: dict[str, Any], trained: TrainedProjection, *, by_group: bool, seed: int
+) -> dict[str, float]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of rows that a pool holds twice
+        if "method" in parameters:
+            method = parameters["method"]
+            entrant = Entrant(method, seed, trained if method == "kcal" else None)
+            fitted = entrant.fit(task, deal.calibration, by_group=by_group)
+            probabilities = entrant.predict(fitted, task, deal.test)
+        else:
+            probabilities = _blend(task, deal, parameters, trained, by_group=by_group, seed=seed)
+    found = metrics.evaluate(probabilities, task.pool.labels[deal.test]).as_dict()
+    return {name: found[name] for name in SHOWN}
+
+
+def _blend(
+    task: Task, deal: Reshuffle, parameters: dict[str, Any], trained: TrainedProjection, *, by_group: bool, seed: int
+) -> Any:
+    pool, rows = task.pool, deal.calibration
+    chosen: dict[str, Any] = {"projection": trained, "seed": seed, "progress": False} | parameters
+    with_logits = chosen.pop("logits", True)
+    blend = KCalBlend(**chosen).fit(
+        pool.embeddings[rows],
+        pool.labels[rows],
+        logits=pool.logits[rows] if with_logits else None,
+        groups=pool.groups[rows] if by_group else None,
+        classes=range(len(task.classes)),
+    )
+    return blend.predict_proba(pool.embeddings[deal.test], logits=pool.logits[deal.test] if with_logits else None)
+
+
+def _deals(task: Task, by_group: bool, n_reshuffles: int, seed: int) -> list[Reshuffle]:
+    if by_group:
+        return reshuffles_by_group(task.pool.groups, task.calibration_share, n_reshuffles, seed)
+    return deals_of(task, n_reshuffles, seed)

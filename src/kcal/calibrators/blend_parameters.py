@@ -1,0 +1,47 @@
+"""What a blend's parameters may be."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kcal.calibrators.holdout import check_folds
+from kcal.calibrators.partners import PARTNERS
+from kcal.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from kcal.calibrators.blend import KCalBlend
+
+
+def check_blend_parameters(blend: KCalBlend) -> None:
+    """Refuse a parameter that cannot be meant."""
+    check_folds(blend.folds)
+    check_scales(blend.scales)
+    if not isinstance(blend.partner, str) or blend.partner not in PARTNERS:
+        raise InvalidInputError(f"partner must be one of {PARTNERS}; got {blend.partner!r}.")
+    if not is_number(blend.bias) or blend.bias < 0:
+        raise InvalidInputError(f"bias must be a number of at least 0; got {blend.bias!r}.")
+    if not (isinstance(blend.background, str) and blend.background == "cv") and not (
+        is_number(blend.background) and 0 < blend.background <= 1  # type: ignore[operator]
+    ):
+        raise InvalidInputError(f'background must be "cv" or a number above 0 and at most 1; got {blend.background!r}.')
+    if not is_number(blend.hand_over) or not 0 <= blend.hand_over < 1:
+        raise InvalidInputError(f"hand_over must be a share, at least 0 and below 1; got {blend.hand_over!r}.")
+
+
+def is_number(value: Any) -> bool:
+    """Say whether a value is a finite number."""
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(np.isfinite(float(value)))
+
+
+def check_scales(scales: Any) -> tuple[float, ...]:
+    """Return the scales, ascending; refuse what is none."""
+    try:
+        found = tuple(sorted(float(scale) for scale in scales))
+    except (TypeError, ValueError):
+        found = ()
+    if not found or not all(0 < scale < np.inf for scale in found) or 1.0 not in found or len(set(found)) != len(found):
+        raise InvalidInputError(f"scales must be different positive numbers, 1 among them; got {scales!r}.")
+    return found

@@ -1,0 +1,41 @@
+"""The study of the blend's ingredients measures what fitting by hand gives."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from kcal import KCalBlend, metrics
+from kcal.benchmark import Task
+from kcal.benchmark.entrants import train_for
+from kcal.benchmark.reshuffles import reshuffles_by_row
+from kcal.benchmark.studies.ingredients import INGREDIENTS, PARTS, measure_ingredients
+
+
+def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task) -> None:
+    found = measure_ingredients(task, by_group=False, n_reshuffles=1, seed=0)
+    assert list(found) == [*INGREDIENTS, *PARTS.values()]
+    deal = reshuffles_by_row(len(task.pool.labels), task.calibration_share, 1, 0)[0]
+    trained = train_for("kcal", task, seed=0, by_group=False)
+    cases = {
+        "the whole blend": (KCalBlend(projection=trained, progress=False), True),
+        "no bias": (KCalBlend(projection=trained, bias=0, progress=False), True),
+        "no logits": (KCalBlend(projection=trained, progress=False), False),
+    }
+    pool = task.pool
+    for name, (blend, with_logits) in cases.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            blend.fit(
+                pool.embeddings[deal.calibration],
+                pool.labels[deal.calibration],
+                logits=pool.logits[deal.calibration] if with_logits else None,
+                classes=range(len(task.classes)),
+            )
+            probabilities = blend.predict_proba(
+                pool.embeddings[deal.test], logits=pool.logits[deal.test] if with_logits else None
+            )
+        expected = metrics.negative_log_likelihood(probabilities, pool.labels[deal.test])
+        assert found[name]["negative_log_likelihood"][0] == pytest.approx(expected, rel=1e-9)
+    assert len({float(values["negative_log_likelihood"][0]) for values in found.values()}) >= 8

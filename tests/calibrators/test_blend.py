@@ -1,0 +1,376 @@
+"""KCal blended with the network: its formula, who speaks where, and what more data bring."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax, logsumexp, softmax
+
+from kcal import FastRecipe, KCal, KCalBlend, TemperatureScaling, train_projection
+from kcal.calibrators import fit_on
+from kcal.calibrators.holdout import fold_codes, stratified_folds
+from kcal.errors import FileFormatError, InvalidInputError, LeakageWarning
+from kcal.metrics import negative_log_likelihood
+
+QUICK = FastRecipe(steps=12, batch_size=120, checkpoints=3)
+
+
+def blend_of(problem: Any, **parameters: Any) -> KCalBlend:
+    return KCalBlend(recipe=QUICK, **parameters).fit(
+        problem.embeddings,
+        problem.labels,
+        logits=problem.logits,
+        train_embeddings=problem.train_embeddings,
+        train_labels=problem.train_labels,
+    )
+
+
+def kernel_sums(queries: Any, points: Any, labels: Any, bandwidth: float) -> Any:
+    """Return log Σ exp(−‖x_i − q‖²/(2·d·b²)) by class, one query after the other."""
+    result = np.full((len(queries), labels.max() + 1), -np.inf)
+    for row, query in enumerate(queries):
+        exponents = -((points - query) ** 2).sum(axis=1) / (2 * points.shape[1] * bandwidth**2)
+        for k in range(result.shape[1]):
+            if (labels == k).any():
+                result[row, k] = logsumexp(exponents[labels == k])
+    return result
+
+
+def test_predictions_are_the_documented_formula(problem: Any) -> None:
+    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    x, y, queries = problem.embeddings, problem.labels, problem.test_embeddings[:40]
+    b = blend.bandwidths_["identity"]
+    assert b == pytest.approx(KCal(projection="identity").fit(x, y).bandwidth_)
+    frequencies = (np.bincount(y) + 0.5) / (np.bincount(y) + 0.5).sum()
+    pooled = np.tile(blend.bias_, (40, 1))
+    evidence = {}
+    for scale in (1 / 3, 1.0, 3.0):
+        own = np.stack([kernel_sums(x[[i]], np.delete(x, i, 0), np.delete(y, i), b * scale)[0] for i in range(len(x))])
+        total = logsumexp(own, axis=1)
+        typical = np.sort(total)[(len(total) - 1) // 2]  # the lower of two medians
+        sums = kernel_sums(queries, x, y, b * scale)
+        mass = np.logaddexp(sums, np.log(frequencies) + typical + np.log(blend.background_))
+        pooled += blend.weights_[f"identity × {scale:.3g}"] * log_softmax(mass, axis=1)
+        evidence[scale] = (logsumexp(sums, axis=1), np.quantile(total, 0.001))
+    scaled = TemperatureScaling().fit(problem.logits, y).predict_log_proba(problem.test_logits[:40])
+    pooled += blend.weights_["ts"] * scaled
+    assert set(blend.weights_) == {"identity × 0.333", "identity × 1", "identity × 3", "ts"}
+    near = 1 / (1 + np.exp(evidence[1.0][1] - evidence[1.0][0]))[:, None]
+    expected = softmax(near * pooled + (1 - near) * scaled, axis=1)
+    np.testing.assert_allclose(blend.predict_proba(queries, logits=problem.test_logits[:40]), expected, atol=1e-6)
+    np.testing.assert_allclose(blend.evidence(queries), near[:, 0], atol=1e-6)
+
+
+def test_the_network_is_judged_on_samples_that_it_was_not_calibrated_on(problem: Any) -> None:
+    blend = KCalBlend(projection=None, seed=3).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    folds = stratified_folds(problem.labels, 5, 3)
+    for fold in range(5):
+        inside, outside = folds == fold, folds != fold
+        scaling = TemperatureScaling().fit(problem.logits[outside], problem.labels[outside])
+        np.testing.assert_allclose(
+            blend._partners[0].cross_fitted.numpy()[inside],
+            scaling.predict_log_proba(problem.logits[inside]),
+            atol=1e-12,
+        )
+
+
+def test_a_sample_has_no_part_in_what_the_estimates_say_of_it(problem: Any) -> None:
+    """Its label could be anything: the experts' opinion of it stays, at the same bandwidth."""
+    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    expert = blend._experts[0]
+    before = expert.leave_out_log_sums()[:, 5].exp()
+    labels = problem.labels.copy()
+    labels[5] = (labels[5] + 1) % 3
+    other = KCalBlend(projection=None).fit(problem.embeddings, labels, logits=problem.logits)._experts[0]
+    other.estimate.bandwidth_ = expert.estimate.bandwidth_
+    torch.testing.assert_close(other.leave_out_log_sums()[:, 5].exp(), before, rtol=1e-9, atol=1e-12)
+
+
+def test_groups_are_left_out_whole_by_estimates_and_network(problem: Any) -> None:
+    groups = np.arange(240) % 6
+    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits, groups=groups)
+    sums = blend._experts[0].leave_out_log_sums()[1, 7].numpy()
+    others = groups != groups[7]
+    expected = kernel_sums(
+        problem.embeddings[[7]], problem.embeddings[others], problem.labels[others], blend.bandwidths_["identity"]
+    )
+    np.testing.assert_allclose(sums, expected[0], atol=1e-9)
+    folds = fold_codes(problem.labels, 5, groups, 0)
+    assert all(len(np.unique(folds[groups == group])) == 1 for group in range(6))
+    inside, outside = folds == folds[7], folds != folds[7]
+    scaling = TemperatureScaling().fit(problem.logits[outside], problem.labels[outside])
+    np.testing.assert_allclose(
+        blend._partners[0].cross_fitted.numpy()[inside], scaling.predict_log_proba(problem.logits[inside]), atol=1e-12
+    )
+
+
+def test_far_from_all_samples_the_network_speaks_and_without_logits_the_frequencies(problem: Any) -> None:
+    far = np.full((3, 6), 1e3) * np.array([[1.0], [-1.0], [7.0]])
+    logits = np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.5]])
+    blend = blend_of(problem)
+    np.testing.assert_allclose(blend.evidence(far), 0.0, atol=1e-12)
+    network = TemperatureScaling().fit(problem.logits, problem.labels).predict_proba(logits)
+    np.testing.assert_allclose(blend.predict_proba(far, logits=logits), network, atol=1e-9)
+    counts = np.bincount(problem.labels) + 0.5
+    alone = KCalBlend(projection=None).fit(problem.embeddings, problem.labels)
+    np.testing.assert_allclose(alone.predict_proba(far), np.tile(counts / counts.sum(), (3, 1)), atol=1e-9)
+    plain = KCal(projection="identity").fit(problem.embeddings, problem.labels)
+    assert plain.predict_proba(far).max(axis=1).min() > 0.999  # what KCal says there: the nearest sample's class
+    assert blend.evidence(problem.test_embeddings).mean() > 0.95
+
+
+def known_problem(n: int, seed: int, *, n_test: int = 2000) -> Any:
+    """Return embeddings in the plane, a network that sees only half of the truth, labels, and the truth."""
+    generator = np.random.default_rng(seed)
+    points = generator.uniform(-2, 2, size=(n + n_test, 2))
+    true = log_softmax(
+        np.stack([2 * np.sin(2 * points[:, 0]), 2 * points[:, 1], np.cos(3 * points[:, 1])], axis=1), axis=1
+    )
+    network = 2.0 * np.stack([0 * points[:, 0], 2 * points[:, 1], np.cos(3 * points[:, 1])], axis=1)
+    labels = (true + generator.gumbel(size=true.shape)).argmax(axis=1)
+    return points, network, labels, np.exp(true)
+
+
+def test_as_samples_grow_the_estimates_gain_weight_and_the_error_goes_to_zero() -> None:
+    errors, shares = [], []
+    for n in (60, 600, 6000):
+        points, logits, labels, truth = known_problem(n, seed=1)
+        blend = KCalBlend(projection=None).fit(points[:n], labels[:n], logits=logits[:n])
+        found = blend.predict_proba(points[n:], logits=logits[n:])
+        errors.append(float(np.abs(found - truth[n:]).sum(axis=1).mean()))
+        weights = blend.weights_
+        shares.append(sum(value for name, value in weights.items() if name not in ("ts", "sms")))
+    assert errors[0] > 1.5 * errors[1] > 1.5 * 1.5 * errors[2]
+    assert errors[2] < 0.1
+    assert shares[0] < shares[2]
+    assert shares[2] > 0.6
+
+
+@pytest.mark.filterwarnings("ignore::kcal.errors.BandwidthWarning")
+def test_embeddings_that_tell_nothing_leave_the_network_and_logits_that_tell_nothing_the_estimates() -> None:
+    generator = np.random.default_rng(0)
+    points, logits, labels, _ = known_problem(1500, seed=2)
+    cal, test = slice(0, 1500), slice(1500, None)
+    noise = generator.normal(size=points.shape)
+    network = TemperatureScaling().fit(logits[cal], labels[cal]).predict_proba(logits[test])
+    blend = KCalBlend(projection=None).fit(noise[cal], labels[cal], logits=logits[cal])
+    with_noise = negative_log_likelihood(blend.predict_proba(noise[test], logits=logits[test]), labels[test])
+    assert with_noise < negative_log_likelihood(network, labels[test]) + 0.005
+    useless = generator.normal(size=logits.shape)
+    blend = KCalBlend(projection=None).fit(points[cal], labels[cal], logits=useless[cal])
+    estimate = KCal(projection="identity").fit(points[cal], labels[cal]).predict_proba(points[test])
+    without = negative_log_likelihood(blend.predict_proba(points[test], logits=useless[test]), labels[test])
+    assert without < negative_log_likelihood(estimate, labels[test]) + 0.005
+
+
+def test_the_blend_beats_both_of_its_halves(problem: Any) -> None:
+    points, logits, labels, _ = known_problem(1500, seed=3)
+    cal, test = slice(0, 1500), slice(1500, None)
+    blend = KCalBlend(projection=None).fit(points[cal], labels[cal], logits=logits[cal])
+    found = negative_log_likelihood(blend.predict_proba(points[test], logits=logits[test]), labels[test])
+    network = TemperatureScaling().fit(logits[cal], labels[cal]).predict_proba(logits[test])
+    estimate = KCal(projection="identity").fit(points[cal], labels[cal]).predict_proba(points[test])
+    assert found < negative_log_likelihood(network, labels[test])
+    assert found < negative_log_likelihood(estimate, labels[test]) + 0.002
+
+
+@pytest.mark.filterwarnings("ignore::kcal.errors.BandwidthWarning")
+def test_matrix_scaling_joins_where_it_is_better_and_only_there() -> None:
+    generator = np.random.default_rng(0)
+    true = log_softmax(2 * generator.normal(size=(2000, 3)), axis=1)
+    labels = (true + generator.gumbel(size=true.shape)).argmax(axis=1)
+    noise = generator.normal(size=(2000, 3))
+    skewed = true @ np.array([[1.0, 0.8, 0.0], [0.0, 1.0, 0.0], [-0.8, 0.0, 1.0]]).T
+    assert "sms" in KCalBlend(projection=None).fit(noise, labels, logits=skewed).weights_
+    assert "sms" not in KCalBlend(projection=None).fit(noise, labels, logits=true).weights_
+
+
+def test_each_ingredient_can_be_left_out(problem: Any) -> None:
+    far = np.full((1, 6), 1e3)
+    logits = np.array([[1.0, 0.0, 0.0]])
+
+    def fitted(**parameters: Any) -> KCalBlend:
+        blend = KCalBlend(projection=None, **parameters)
+        return blend.fit(problem.embeddings, problem.labels, logits=problem.logits)
+
+    assert (fitted(bias=0).bias_ == 0).all()
+    assert np.ptp(fitted(bias=0.1).bias_) > 0
+    assert list(fitted(scales=(1,)).weights_) == ["identity × 1", "ts"]
+    assert "sms" in fitted(partner="sms").weights_
+    assert "sms" not in fitted(partner="ts").weights_
+    assert fitted(background=0.01).background_ == 0.01
+    never = fitted(hand_over=0, background=1e-9)
+    assert never.evidence(far)[0] == 1.0
+    network = TemperatureScaling().fit(problem.logits, problem.labels).predict_proba(logits)
+    assert np.abs(never.predict_proba(far, logits=logits) - network).max() > 0.01
+    loaded = KCalBlend.from_state(never.state())
+    np.testing.assert_array_equal(loaded.predict_proba(far, logits=logits), never.predict_proba(far, logits=logits))
+
+
+def test_a_learned_metric_takes_part_and_a_trained_projection_does_as_well(problem: Any) -> None:
+    blend = blend_of(problem)
+    trained = train_projection(problem.train_embeddings, problem.train_labels, recipe=QUICK)
+    again = KCalBlend(projection=trained).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    rows = {"X": problem.test_embeddings, "logits": problem.test_logits}
+    assert set(blend.bandwidths_) <= {"identity", "learned"}
+    np.testing.assert_allclose(again.predict_proba(**rows), blend.predict_proba(**rows), atol=1e-6)
+
+
+def test_long_embeddings_are_compared_by_direction() -> None:
+    generator = np.random.default_rng(0)
+    rows, labels = generator.normal(size=(200, 20)), np.arange(200) % 2
+    rows[labels == 1, 0] += 2
+    blend = KCalBlend().fit(rows, labels)
+    assert list(blend.bandwidths_) == ["unit"]
+    queries = generator.normal(size=(10, 20))
+    np.testing.assert_allclose(blend.predict_proba(9.0 * queries), blend.predict_proba(queries), atol=1e-9)
+
+
+def test_a_prior_shifts_the_answer_as_bayes_says(problem: Any) -> None:
+    blend = blend_of(problem)
+    plain = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
+    prior = np.array([0.7, 0.2, 0.1])
+    frequencies = (np.bincount(problem.labels) + 0.5) / (len(problem.labels) + 1.5)
+    expected = plain * prior / frequencies
+    moved = blend.set_params(prior=prior).predict_proba(problem.test_embeddings, logits=problem.test_logits)
+    np.testing.assert_allclose(moved, expected / expected.sum(axis=1, keepdims=True), atol=1e-9)
+
+
+def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
+    x, y, z = problem.embeddings, problem.labels, problem.logits
+    with_logits = KCalBlend(projection=None).fit(x, y, logits=z)
+    without = KCalBlend(projection=None).fit(x, y)
+    with pytest.raises(InvalidInputError, match="fitted with logits; pass logits="):
+        with_logits.predict_proba(problem.test_embeddings)
+    with pytest.raises(InvalidInputError, match="fitted without logits"):
+        without.predict(problem.test_embeddings, logits=problem.test_logits)
+    with pytest.raises(InvalidInputError, match="a row for each row of X, 600 of them; got 599"):
+        with_logits.predict_proba(problem.test_embeddings, logits=problem.test_logits[1:])
+    with pytest.raises(InvalidInputError, match="logits"):
+        with_logits.predict_proba(problem.test_embeddings, logits=problem.test_logits[:, :2])
+    with pytest.raises(InvalidInputError, match="a row for each row of X"):
+        KCalBlend().fit(x, y, logits=z[1:])
+    broken = z.copy()
+    broken[3, 1] = np.nan
+    with pytest.raises(InvalidInputError, match=r"logits.*row 3"):
+        KCalBlend(projection=None).fit(x, y, logits=broken)
+    with pytest.warns(LeakageWarning):
+        without.predict_proba(x)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"projection": "identity"}, "projection must be"),
+        ({"projection": 3}, "projection must be"),
+        ({"scales": ()}, "scales must be"),
+        ({"scales": (0.5, 2)}, "1 among them"),
+        ({"scales": (1, -1)}, "scales must be"),
+        ({"scales": 1.0}, "scales must be"),
+        ({"scales": ("a",)}, "scales must be"),
+        ({"folds": 1}, "folds must be"),
+        ({"partner": "iop"}, "partner must be one of"),
+        ({"bias": -0.1}, "bias must be"),
+        ({"bias": float("nan")}, "bias must be"),
+        ({"background": 0.0}, "background must be"),
+        ({"background": "much"}, "background must be"),
+        ({"hand_over": 1.0}, "hand_over must be"),
+        ({"prior": [0.5, 0.5]}, "prior must have one entry a class"),
+        ({"recipe": "slow"}, "recipe must be"),
+    ],
+)
+def test_parameters_that_cannot_be_meant_are_refused(problem: Any, parameters: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        KCalBlend(**parameters).fit(
+            problem.embeddings,
+            problem.labels,
+            logits=problem.logits,
+            train_embeddings=problem.train_embeddings,
+            train_labels=problem.train_labels,
+        )
+
+
+def test_training_data_that_cannot_be_used_are_refused(problem: Any) -> None:
+    with pytest.raises(InvalidInputError, match="of no use with projection=None"):
+        KCalBlend(projection=None).fit(
+            problem.embeddings,
+            problem.labels,
+            train_embeddings=problem.train_embeddings,
+            train_labels=problem.train_labels,
+        )
+    with pytest.raises(InvalidInputError, match=r"at least two groups"):
+        KCalBlend(projection=None).fit(problem.embeddings, problem.labels, groups=np.zeros(240))
+
+
+def test_a_class_without_calibration_samples_keeps_the_networks_opinion(problem: Any) -> None:
+    rows = problem.labels < 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        blend = KCalBlend(projection=None).fit(
+            problem.embeddings[rows], problem.labels[rows], logits=problem.logits[rows]
+        )
+    found = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
+    assert found.shape == (600, 3)
+    assert (found[:, 2] > 0).all()
+
+
+def test_labels_of_any_kind_with_their_classes(problem: Any) -> None:
+    names = np.array(["b", "a", "c"])
+    blend = KCalBlend(projection=None).fit(
+        problem.embeddings, names[problem.labels], logits=problem.logits, classes=["b", "a", "c"]
+    )
+    plain = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    rows = {"X": problem.test_embeddings, "logits": problem.test_logits}
+    np.testing.assert_allclose(blend.predict_proba(**rows), plain.predict_proba(**rows), atol=1e-9)
+    np.testing.assert_array_equal(blend.predict(**rows), names[plain.predict(**rows)])
+
+
+def test_probabilities_as_logits_when_told(problem: Any) -> None:
+    plain = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    shares = softmax(problem.logits, axis=1)
+    told = KCalBlend(projection=None, representation="probabilities").fit(
+        problem.embeddings, problem.labels, logits=shares
+    )
+    np.testing.assert_allclose(
+        told.predict_proba(problem.test_embeddings, logits=softmax(problem.test_logits, axis=1)),
+        plain.predict_proba(problem.test_embeddings, logits=problem.test_logits),
+        atol=1e-5,
+    )
+
+
+def test_a_damaged_blend_is_told(problem: Any) -> None:
+    state = blend_of(problem).state()
+    for name in ("pool.weights", "pool.bias"):
+        for wrong in (state.tensors[name][:-1], torch.full_like(state.tensors[name], torch.nan)):
+            with pytest.raises(FileFormatError, match="damaged"):
+                KCalBlend.from_state(replace(state, tensors=state.tensors | {name: wrong}))
+    for wrong_value in ({"background": 0.0}, {"least_evidence": float("nan")}, {"frequencies": [1.0, 0.0, 0.0]}):
+        with pytest.raises(FileFormatError, match="damaged"):
+            KCalBlend.from_state(replace(state, values=state.values | wrong_value))
+
+
+def test_weights_count_as_copies(problem: Any) -> None:
+    """All weights alike change nothing but the penalties' share; the same samples twice are twice the samples."""
+    weighted = KCalBlend(projection=None).fit(
+        problem.embeddings, problem.labels, logits=problem.logits, sample_weight=np.full(240, 1.0)
+    )
+    plain = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    rows = {"X": problem.test_embeddings, "logits": problem.test_logits}
+    np.testing.assert_allclose(weighted.predict_proba(**rows), plain.predict_proba(**rows), atol=1e-9)
+
+
+def test_the_dispatcher_hands_it_both(problem: Any) -> None:
+    from kcal.calibrators import ClassifierOutputs, predict_on
+
+    both = ClassifierOutputs(problem.embeddings, problem.logits, problem.labels)
+    fitted = fit_on(KCalBlend(projection=None), both)
+    found = predict_on(fitted, ClassifierOutputs(problem.test_embeddings, problem.test_logits))
+    expected = fitted.predict_proba(problem.test_embeddings, logits=problem.test_logits)
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(InvalidInputError, match="takes embeddings"):
+        fit_on(KCalBlend(), ClassifierOutputs(None, problem.logits, problem.labels))

@@ -1,0 +1,84 @@
+"""Class sums at several bandwidths are those of each bandwidth alone."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_oracle import DTYPES, cloud, slow_log_sums
+
+from kcal.kernels import class_posteriors, log_class_sums, sort_support
+from kcal.kernels import scales as scales_module
+from kcal.kernels.leave_out import leave_out_rule
+
+BANDWIDTHS = (0.4, 0.9, 2.7)
+TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-10}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("small_blocks", [False, True])
+def test_log_sums_equal_the_double_loop_at_every_bandwidth(dtype, weighted, small_blocks, monkeypatch):
+    if small_blocks:
+        monkeypatch.setattr(scales_module, "SUPPORT_BLOCK", 5)
+        monkeypatch.setattr(scales_module, "QUERY_BLOCK", 3)
+    points, codes, weights = cloud(1, 43, 3, 4, dtype=dtype, weighted=weighted)
+    queries = cloud(2, 17, 3, 1, dtype=dtype)[0]
+    found = log_class_sums(queries, sort_support(points, codes, 4, weights), BANDWIDTHS)
+    assert found.shape == (3, 17, 4)
+    for place, bandwidth in enumerate(BANDWIDTHS):
+        slow = slow_log_sums(queries, points, codes, 4, bandwidth, kernel="rbf", weights=weights)
+        np.testing.assert_allclose(found[place].numpy(), slow, rtol=0, atol=TOLERANCE[dtype])
+
+
+def test_few_queries_are_in_hand_at_a_time_where_points_are_many(monkeypatch):
+    points, codes, _ = cloud(1, 40, 3, 4)
+    queries, support = cloud(2, 17, 3, 1)[0], sort_support(points, codes, 4)
+    whole = log_class_sums(queries, support, BANDWIDTHS)
+    monkeypatch.setattr(scales_module, "DISTANCES_AT_ONCE", 81)
+    torch.testing.assert_close(log_class_sums(queries, support, BANDWIDTHS), whole)
+
+
+@pytest.mark.parametrize("by_group", [False, True])
+def test_a_sample_is_left_out_of_its_own_sums(by_group):
+    points, codes, _ = cloud(3, 30, 2, 3)
+    points[7] = points[3]  # a true duplicate counts
+    support = sort_support(points, codes, 3)
+    keys = torch.arange(30) % 4 if by_group else None
+    rule = leave_out_rule(support, keys)
+    found = log_class_sums(support.points, support, BANDWIDTHS, leave_out=rule)
+    for place, bandwidth in enumerate(BANDWIDTHS):
+        rows = support.as_it_came(found[place])
+        for row in range(30):
+            others = torch.arange(30) != row if keys is None else keys != keys[row]
+            slow = slow_log_sums(points[row : row + 1], points[others], codes[others], 3, bandwidth, kernel="rbf")
+            np.testing.assert_allclose(rows[row].numpy(), slow[0], atol=1e-9)
+
+
+def test_who_may_see_nothing_gets_nothing():
+    points, codes, _ = cloud(3, 6, 2, 2)
+    support = sort_support(points, codes, 2)
+    rule = leave_out_rule(support, torch.zeros(6, dtype=torch.int64))
+    assert torch.isneginf(log_class_sums(support.points, support, (0.5, 1.0), leave_out=rule)).all()
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    distance=st.sampled_from([0.0, 3.0, 100.0, 1e4]),
+    bandwidth=st.floats(0.05, 20.0),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_posteriors_are_those_of_one_bandwidth_near_and_far(seed, distance, bandwidth, dtype):
+    points, codes, _ = cloud(seed, 25, 3, 3, dtype=dtype)
+    queries = cloud(seed + 1, 5, 3, 1, dtype=dtype)[0] + distance
+    support = sort_support(points, codes, 3)
+    found = log_class_sums(queries, support, (bandwidth, 3 * bandwidth))
+    for place, b in enumerate((bandwidth, 3 * bandwidth)):
+        shares = torch.softmax(found[place].double(), dim=1)
+        assert torch.isfinite(shares).all()
+        expected = class_posteriors(queries, support, b).double()
+        if dtype == torch.float64 and distance <= 100:
+            torch.testing.assert_close(shares, expected, atol=1e-6, rtol=0)
+        elif distance <= 3:
+            torch.testing.assert_close(shares, expected, atol=3e-3, rtol=0)
