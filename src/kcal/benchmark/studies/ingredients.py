@@ -70,7 +70,8 @@ def measure_ingredients(
     trained = train_for("kcal", task, seed=seed, by_group=by_group)
     assert trained is not None
     deals = _deals(task, by_group, n_reshuffles, seed)
-    total, found = (len(INGREDIENTS) + len(PARTS)) * len(deals), {}
+    found: dict[str, Values] = {}
+    total = (len(INGREDIENTS) + len(PARTS)) * len(deals)
     for name, parameters in (INGREDIENTS | {title: {"method": part} for part, title in PARTS.items()}).items():
         values = []
         for deal in deals:
