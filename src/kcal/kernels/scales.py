@@ -12,7 +12,6 @@ import torch
 
 from kcal.kernels.sums import (
     FINEST,
-    LARGEST_EXPONENT_ERROR,
     QUERY_BLOCK,
     SUPPORT_BLOCK,
     LeaveOut,
@@ -26,6 +25,8 @@ from kcal.kernels.support import SortedSupport
 
 DISTANCES_AT_ONCE = 8_000_000
 """Bound on (queries in hand) × (support points)."""
+LARGEST_ERROR = 1e-3
+"""Where the working precision could miss an exponent by more, float64 takes over: a pool bears what one could not."""
 
 
 def log_class_sums(
@@ -53,7 +54,7 @@ def _sums_of_block(
     queries: torch.Tensor, support: SortedSupport, bandwidths: Sequence[float], leave_out: LeaveOut | None
 ) -> torch.Tensor:
     errors = exponent_errors(queries, support, min(bandwidths), queries.dtype)
-    precise = queries.dtype != torch.float64 and not bool((errors < LARGEST_EXPONENT_ERROR).all())
+    precise = queries.dtype != torch.float64 and not bool((errors < LARGEST_ERROR).all())
     scale = support.extent or 1.0  # in units of it no square overflows
     points = in_double(queries) if precise else queries
     points = (points - support.centre.to(points)) / scale
