@@ -77,6 +77,10 @@ class KCalBlend(Calibrator):
         Background mass in units of the mass that reaches a typical calibration sample.
     bandwidths_ : dict
         The best single bandwidth of each metric.
+    takes_logits_ : bool
+        Whether it was fitted with logits, and so needs them to predict.
+    logit_names_in_ : array
+        What the columns of the logits are called, where they came as a table; empty otherwise.
 
     Examples
     --------
@@ -95,6 +99,7 @@ class KCalBlend(Calibrator):
     _frequencies: Floats
     _least_evidence: float
     _kind: ArrayKind
+    logit_names_in_: NDArray[np.object_]
 
     def __init__(
         self,
@@ -156,6 +161,7 @@ class KCalBlend(Calibrator):
         self._remember(rows)
         n = rows.shape[0]
         labels, scores = check_labels(y, n), None if logits is None else self._check_logits(logits, n)
+        self.logit_names_in_ = np.array([str(name) for name in getattr(logits, "columns", [])], dtype=object)
         if scores is not None:
             classes = encode_columns(labels, n, scores.shape[1], classes)[1]
         weights = np.ones(n) if sample_weight is None else check_weights(sample_weight, n)
@@ -212,6 +218,12 @@ class KCalBlend(Calibrator):
         """The best single bandwidth of each metric."""
         check_is_fitted(self)
         return {expert.metric: expert.estimate.bandwidth_ for expert in self._experts}
+
+    @property
+    def takes_logits_(self) -> bool:
+        """Whether it was fitted with logits, and so needs them to predict."""
+        check_is_fitted(self)
+        return bool(self._partners)
 
     @property
     def bias_(self) -> Floats:
