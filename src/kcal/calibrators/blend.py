@@ -299,7 +299,7 @@ class KCalBlend(Calibrator):
                 else "this blend was fitted without logits; leave logits= out, or fit it with logits=."
             )
         scores = None if logits is None else self._check_logits(logits, rows.shape[0], len(self.classes_))
-        warn_of_known_rows(self._knows(rows))
+        warn_of_known_rows(self._knows(rows), "Judge a blend by other data.")
         parts = []
         for start in range(0, rows.shape[0], ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)

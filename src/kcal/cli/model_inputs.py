@@ -67,8 +67,8 @@ def _logits_in_order(calibrator: Calibrator, samples: Samples) -> NDArray[Any]:
     if samples.logits is None:
         raise InvalidInputError(
             f"{samples.name} holds no logits, but method {calibrator.method} was fitted with them and needs them for "
-            "every row. Store them as logits in an npz file, name their columns in a table with --logit-columns, or "
-            "pass --logits FILE."
+            "every row. Store them as logits in an npz file, or name their columns in a table with --logit-columns; "
+            "beside a model, --logits FILE does it too."
         )
     columns, wanted = samples.logits.shape[1], len(calibrator.classes_)
     order = order_for(samples, calibrator.classes_, columns, known=True)

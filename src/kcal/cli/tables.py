@@ -78,7 +78,8 @@ def metrics_table(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("metric", no_wrap=True)
     for name in evaluations:
-        table.add_column(escape(METHODS.get(name, name)), justify="right")
+        title = METHODS.get(name, name)
+        table.add_column(escape(title), justify="right", min_width=max(len(word) for word in title.split()))
     for metric in metrics:
         higher = METRICS[metric].better == "higher"
         cells = _best_in_bold([_number(found.as_dict()[metric], metric) for found in evaluations.values()], higher)
