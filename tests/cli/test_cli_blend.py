@@ -258,6 +258,16 @@ def test_what_does_not_apply_is_refused(run, calibration, words, code, message):
     assert not Path("model.kcal").exists()
 
 
+def test_a_single_sample_or_group_is_refused_without_naming_options_that_a_blend_lacks(run):
+    arrays = blobs(90, 1)
+    np.savez("one.npz", **{key: values if key == "classes" else values[:1] for key, values in arrays.items()})
+    np.savez("group.npz", **arrays, groups=np.zeros(90, dtype=int))
+    for name, what in (("one", "samples"), ("group", "groups")):
+        message = run("fit", f"{name}.npz", *BLEND, code=1).stderr
+        assert f"it needs two {what}; got 1" in message
+        assert "--bandwidth" not in message
+
+
 def test_what_is_about_logits_is_refused_without_them(run):
     np.savez("bare.npz", **without(blobs(90, 1), "logits"))
     assert "it is about logits, and there are none" in said(run("fit", "bare.npz", *BLEND, "--folds", "3", code=2))

@@ -169,6 +169,9 @@ class KCalBlend(Calibrator):
         kept = np.flatnonzero(weights > 0)
         if len(kept) == 0:
             raise InvalidInputError("every sample has weight 0; give some of them a weight.")
+        for what, found in (("samples", len(kept)), ("groups", 2 if keys is None else len(np.unique(keys[kept])))):
+            if found < 2:
+                raise InvalidInputError(f"a blend judges calibration samples by others: it needs two {what}; got 1.")
         described = {
             "classes": classes,
             "groups": None if keys is None else keys[kept],
