@@ -114,7 +114,7 @@ def test_of_all_methods_those_that_lack_their_inputs_are_left_out_with_a_word(ru
     np.savez(tmp_path / "logits.npz", **arrays)
     result = run("evaluate", "logits.npz", test_set, "--methods", "all", "--no-intervals", "--json", "figures.json")
     found = json.loads(Path("figures.json").read_text())["metrics"]
-    assert set(CALIBRATORS) - set(found) == {"kcal", "kcal-linear"}
+    assert set(CALIBRATORS) - set(found) == {"kcal", "kcal-linear", "kcal-blend"}
     assert "kcal-linear is left out" in result.output
 
 

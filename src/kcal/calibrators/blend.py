@@ -87,6 +87,10 @@ class KCalBlend(Calibrator):
         Background mass in units of the mass that reaches a typical calibration sample.
     bandwidths_ : dict
         The best single bandwidth of each metric.
+    takes_logits_ : bool
+        Whether it was fitted with logits, and so needs them to predict.
+    logit_names_in_ : array
+        What the columns of the logits are called, where they came as a table; empty otherwise.
 
     Examples
     --------
@@ -105,6 +109,7 @@ class KCalBlend(Calibrator):
     _frequencies: Floats
     _least_evidence: float
     _kind: ArrayKind
+    logit_names_in_: NDArray[np.object_]
 
     def __init__(
         self,
@@ -174,6 +179,7 @@ class KCalBlend(Calibrator):
         self._remember(rows)
         n = rows.shape[0]
         labels, scores = check_labels(y, n), None if logits is None else self._check_logits(logits, n)
+        self.logit_names_in_ = np.array([str(name) for name in getattr(logits, "columns", [])], dtype=object)
         if scores is not None:
             classes = encode_columns(labels, n, scores.shape[1], classes)[1]
         weights = np.ones(n) if sample_weight is None else check_weights(sample_weight, n)
@@ -181,6 +187,9 @@ class KCalBlend(Calibrator):
         kept = np.flatnonzero(weights > 0)
         if len(kept) == 0:
             raise InvalidInputError("every sample has weight 0; give some of them a weight.")
+        for what, found in (("samples", len(kept)), ("groups", 2 if keys is None else len(np.unique(keys[kept])))):
+            if found < 2:
+                raise InvalidInputError(f"a blend judges calibration samples by others: it needs two {what}; got 1.")
         described = {
             "classes": classes,
             "groups": None if keys is None else keys[kept],
@@ -230,6 +239,12 @@ class KCalBlend(Calibrator):
         """The best single bandwidth of each metric."""
         check_is_fitted(self)
         return {expert.metric: expert.estimate.bandwidth_ for expert in self._experts}
+
+    @property
+    def takes_logits_(self) -> bool:
+        """Whether it was fitted with logits, and so needs them to predict."""
+        check_is_fitted(self)
+        return bool(self._partners)
 
     @property
     def bias_(self) -> Floats:
@@ -306,7 +321,7 @@ class KCalBlend(Calibrator):
                 else "this blend was fitted without logits; leave logits= out, or fit it with logits=."
             )
         scores = None if logits is None else self._check_logits(logits, rows.shape[0], len(self.classes_))
-        warn_of_known_rows(self._knows(rows))
+        warn_of_known_rows(self._knows(rows), "Judge a blend by other data.")
         parts = []
         for start in range(0, rows.shape[0], ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)

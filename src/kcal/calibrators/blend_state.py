@@ -45,6 +45,7 @@ def describe(blend: KCalBlend) -> CalibratorState:
         "least_evidence": blend._least_evidence if np.isfinite(blend._least_evidence) else None,
         "frequencies": blend._frequencies.tolist(),
         "loss": blend._pool.loss,
+        "logit_names": blend.logit_names_in_.tolist(),
     }
     return blend._state(_parameters(blend), values, **tensors)
 
@@ -70,6 +71,7 @@ def restore(cls: type[KCalBlend], state: CalibratorState, **extra: Any) -> KCalB
     least = values["least_evidence"]
     blend.background_, blend._least_evidence = float(values["background"]), -np.inf if least is None else float(least)
     blend._frequencies = np.array(values["frequencies"], dtype=np.float64)
+    blend.logit_names_in_ = np.array(values["logit_names"], dtype=object)
     blend._kind = ArrayKind(is_torch=False, device=torch.device("cpu"), dtype=torch.float64)
     _check(blend)
     return blend
@@ -110,5 +112,7 @@ def _check(blend: KCalBlend) -> None:
     parts += [partner.calibrator for partner in blend._partners]
     fits = fits and all(len(part.classes_) == n_classes for part in parts)
     fits = fits and all(expert.estimate.n_features_in_ == blend.n_features_in_ for expert in blend._experts)
+    names = blend.logit_names_in_.tolist()
+    fits = fits and len(names) in (0, n_classes) and all(isinstance(name, str) for name in names)
     if not fits or not all(np.isfinite(values).all() for values in numbers):
         raise FileFormatError("the stored blend is damaged: its parts do not fit together.")

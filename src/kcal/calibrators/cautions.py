@@ -16,12 +16,14 @@ CALLERS_CALLER = 4
 """Warnings point at the line that called ``fit`` or ``predict_proba``."""
 
 
-def warn_of_known_rows(known: NDArray[np.bool_]) -> None:
+def warn_of_known_rows(
+    known: NDArray[np.bool_], remedy: str = "Use leave_one_out_proba_ for calibration rows."
+) -> None:
     """Warn of queries that the calibrator was fitted on."""
     if known.any():
         warnings.warn(
             f"{known.sum()} of {len(known)} rows are in the calibration set, where a sample is judged by itself and "
-            "looks better than it is. Use leave_one_out_proba_ for calibration rows.",
+            "looks better than it is. " + remedy,
             LeakageWarning,
             stacklevel=CALLERS_CALLER,
         )

@@ -35,7 +35,7 @@ class Predictions:
     classes: NDArray[Any]
     ids: NDArray[Any] | None = field(default=None, repr=False)
     id_column: str = "id"
-    log_evidence: NDArray[Any] | None = field(default=None, repr=False)
+    evidence: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
 
     @property
     def prediction(self) -> NDArray[Any]:
@@ -128,7 +128,7 @@ def _by_key(predictions: Predictions) -> dict[str, NDArray[Any]]:
         "prediction": predictions.prediction,
         "probabilities": predictions.probabilities,
         "classes": predictions.classes,
-        "log_evidence": predictions.log_evidence,
+        **predictions.evidence,
     }
     return {key: array for key, array in arrays.items() if array is not None}
 
@@ -137,8 +137,7 @@ def _by_column(predictions: Predictions) -> dict[str, NDArray[Any]]:
     columns = {"prediction": predictions.prediction}
     for index, label in enumerate(predictions.classes.tolist()):
         columns[f"{PROBABILITY_COLUMN}{label}"] = predictions.probabilities[:, index]
-    if predictions.log_evidence is not None:
-        columns["log_evidence"] = predictions.log_evidence
+    columns |= predictions.evidence
     if predictions.ids is None:
         return columns
     return {"id" if predictions.id_column in columns else predictions.id_column: predictions.ids, **columns}

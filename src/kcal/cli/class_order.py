@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kcal.arrays import collect_classes
 from kcal.cli.samples import Samples
 from kcal.cli.tables_in import listed
 from kcal.errors import InvalidInputError
@@ -35,15 +36,21 @@ def name_labels(samples: Samples) -> Samples:
 
 
 def classes_to_fit(samples: Samples, inputs: str) -> NDArray[Any] | None:
-    """Return the order of classes to fit with: as the file or the user says, or as the logits' columns are called."""
-    if samples.classes is not None and samples.logit_columns and inputs == "logits":
+    """Return the order of classes to fit with: as the file or the user says, or as the logits' columns are called.
+
+    A method on "both" is fitted in the order of the logits, where there are any.
+    """
+    ordered = inputs == "logits" or (inputs == "both" and samples.logits is not None)
+    if samples.classes is not None and samples.logit_columns and ordered:
         typed = [str(label) for label in samples.classes.tolist()]
         if sorted(typed) == sorted(samples.logit_columns) and typed != list(samples.logit_columns):
             raise InvalidInputError(
                 f"{samples.name}: --classes says {listed(typed)}, but the columns are called "
                 f"{listed(list(samples.logit_columns))}, in this order. Leave --classes out."
             )
-    if samples.classes is not None or samples.labels is None or inputs != "logits" or samples.logit_columns is None:
+    if inputs == "both" and samples.logits is not None:
+        _check_columns(samples, samples.logits)
+    if samples.classes is not None or samples.labels is None or not ordered or samples.logit_columns is None:
         return samples.classes
     names, labels = samples.logit_columns, samples.labels
     if labels.dtype.kind != "U":
@@ -55,6 +62,29 @@ def classes_to_fit(samples: Samples, inputs: str) -> NDArray[Any] | None:
             f"{listed(unknown)} among {listed(names)}. Pass --classes with the class of every column, in order."
         )
     return np.array(names)
+
+
+def known_classes(samples: Samples, train: Samples | None, order: NDArray[Any] | None, inputs: str) -> NDArray[Any]:
+    """Return all classes that a method will know once it is fitted in such an order."""
+    if order is None and inputs == "both" and samples.logits is not None:
+        order = np.arange(samples.logits.shape[1])
+    return collect_classes([part.true_labels for part in (samples, train) if part is not None], order)
+
+
+def _check_columns(samples: Samples, logits: NDArray[Any]) -> None:
+    """Refuse logits of other columns than there are classes, or labels."""
+    columns, classes, labels = logits.shape[1], samples.classes, samples.true_labels
+    if classes is not None and len(classes) != columns:
+        raise InvalidInputError(
+            f"{samples.name}: logits must have a column for each of the {len(classes):,} classes "
+            f"({listed([str(label) for label in classes.tolist()])}); got {columns:,}."
+        )
+    if classes is None and labels.dtype.kind in "iu" and labels.max() >= columns and samples.logit_columns is None:
+        row = int(np.argmax(labels >= columns))
+        raise InvalidInputError(
+            f"{samples.name}: labels must be columns of the logits, 0 to {columns - 1}; got {labels[row]} at row {row}."
+            " Add the missing columns, or list the class of every column, in order, with --classes."
+        )
 
 
 def labels_for(samples: Samples, classes: NDArray[Any]) -> Samples:
@@ -83,10 +113,10 @@ def order_for(samples: Samples, classes: NDArray[Any], n_columns: int, *, known:
             raise InvalidInputError(
                 f"{samples.name}: its classes are {listed(names)}, but the model's are {listed(wanted)}."
             )
-    if sorted(names) == sorted(wanted):
-        return np.array([list(names).index(label) for label in wanted])
     if n_columns != len(wanted):
         return None
+    if sorted(names) == sorted(wanted):
+        return np.array([list(names).index(label) for label in wanted])
     counted = classes.dtype.kind in "iu" and classes.tolist() == list(range(len(wanted)))
     return np.arange(n_columns) if known or counted else None
 

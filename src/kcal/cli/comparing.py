@@ -71,9 +71,11 @@ def judge_methods(
 
 def _fitted(name: str, calibration: Source, train: Path | None, train_labels: Path | None) -> Calibrator:
     calibrator = make_calibrator(name)
-    learns = is_to_be_learned(calibrator.get_params().get("projection")) and calibrator.inputs == "embeddings"
+    learns = is_to_be_learned(calibrator.get_params().get("projection")) and calibrator.inputs != "logits"
     try:
         samples, learned = read_to_fit(calibrator, calibration, *((train, train_labels) if learns else (None, None)))
+        if calibrator.inputs == "both" and samples.logits is None:
+            warnings.warn(f"{name}: {samples.name} holds no logits; fitted on embeddings alone.", KcalWarning, 2)
         return fit_samples(calibrator, samples, learned, classes_to_fit(samples, calibrator.inputs))
     except KcalError as error:
         raise InvalidInputError(f"{name}: {error}") from error

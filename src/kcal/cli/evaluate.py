@@ -18,6 +18,7 @@ from kcal.cli.arrays_in import SUFFIXES
 from kcal.cli.arrays_out import check_writable, named_output, refuse_to_replace
 from kcal.cli.comparing import judge_methods, parse_methods
 from kcal.cli.judged import Judged, judge_model, judge_probabilities, probability_columns
+from kcal.cli.model_inputs import takes_both
 from kcal.cli.tables import METHODS, console, show_evaluations
 from kcal.errors import InvalidInputError, KcalWarning
 from kcal.metrics import Evaluation
@@ -102,7 +103,7 @@ def evaluate(
 
     [green]kcal evaluate after.csv --labels labels.npy --before before.csv[/]
 
-    [green]kcal evaluate calibration.npz test.npz --methods ts,dircal,kcal[/]
+    [green]kcal evaluate calibration.npz test.npz --methods ts,kcal,kcal-blend[/]
     """
     inputs = (model, data, labels, logits, groups, weights, before, train, train_labels)
     _check_methods(methods, data, before, logits, train, train_labels)
@@ -116,7 +117,9 @@ def evaluate(
         _check_report(report)
         refuse_to_replace(report / REPORT, *inputs)
     drawing = Drawing.typed(confidence, resamples, seed, no_intervals, grouped=bool(groups or group_column))
-    if before is not None and (logits is not None or (data is not None and logit_columns is not None)):
+    calibrator = load(model) if data is not None and methods is None else None
+    compared = logits is not None or (data is not None and logit_columns is not None)
+    if before is not None and compared and not (calibrator is not None and takes_both(calibrator)):
         raise typer.BadParameter("--before and the logits both say what to compare with; give one of them.")
     columns = {"labels": label_column, "groups": group_column, "weights": weight_column, "ids": id_column}
     patterns = {"features": feature_columns, "logits": logit_columns}
@@ -140,10 +143,10 @@ def evaluate(
             allow_overlap=allow_overlap,
             leave_out=methods.strip() == "all",
         )
-    elif data is None:
+    elif calibrator is None:
         judged = judge_probabilities(source, before=other)
     else:
-        judged = judge_model(load(model), source, before=other, allow_overlap=allow_overlap)
+        judged = judge_model(calibrator, source, before=other, allow_overlap=allow_overlap)
     with working("Measuring"):
         evaluations = measured(judged, drawing, before)
     text = json.dumps(as_json(evaluations, model, data), indent=2, allow_nan=False)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from kcal.arrays import collect_classes
 from kcal.calibrators import make_calibrator
 from kcal.cli import options as o
 from kcal.cli.arrays_out import MODEL_SUFFIXES, check_writable, named_output, refuse_to_replace
-from kcal.cli.class_order import classes_to_fit
+from kcal.cli.class_order import classes_to_fit, known_classes
 from kcal.cli.fitting import fit_samples, read_to_fit
 from kcal.cli.methods import (
     build_calibrator,
@@ -21,6 +20,7 @@ from kcal.cli.methods import (
     parse_settings,
     parse_smoothing,
     prior_in_order,
+    refuse_what_lacks_data,
 )
 from kcal.cli.tables import show_fitted
 from kcal.persistence import save
@@ -32,6 +32,7 @@ def fit(
     method: o.Method = "kcal",
     quiet: o.Quiet = False,
     labels: o.Labels = None,
+    logits: o.LogitsBeside = None,
     train: o.Train = None,
     train_labels: o.TrainLabels = None,
     groups: o.Groups = None,
@@ -59,11 +60,11 @@ def fit(
 ) -> None:
     """Fit a calibrator on data that the network was not trained on, and write it to a file.
 
-    An npz file holds [cyan]embeddings[/] and [cyan]labels[/] (for methods on logits, [cyan]logits[/]), may hold
-    [cyan]groups, weights, ids, classes[/] and, from the network's own training set, [cyan]train_embeddings,
-    train_labels, train_groups[/]; the other keys may begin with [cyan]calibration_[/]. A csv or parquet table has a
-    header and a column for each feature. A kcal model holds the calibration set's projected embeddings: personal
-    data, if the inputs were.
+    An npz file holds [cyan]embeddings[/] and [cyan]labels[/] (for methods on logits, [cyan]logits[/]; for kcal-blend,
+    both), may hold [cyan]groups, weights, ids, classes[/] and, from the network's own training set,
+    [cyan]train_embeddings, train_labels, train_groups[/]; the other keys may begin with [cyan]calibration_[/]. A csv
+    or parquet table has a header and a column for each feature. A kcal model holds the calibration set's projected
+    embeddings: personal data, if the inputs were.
 
     [bold]Examples[/]
 
@@ -71,10 +72,12 @@ def fit(
 
     [green]kcal fit calibration.npz --method imax --set form=top --set bins=20 --out model.kcal[/]
 
+    [green]kcal fit calibration.npz --method kcal-blend --out model.kcal[/]
+
     [green]kcal fit calibration.csv --train train.csv --label-column diagnosis --group-column patient -o model.kcal[/]
     """
     check_writable(out, MODEL_SUFFIXES)
-    refuse_to_replace(out, data, labels, train, train_labels, groups, weights, ids)
+    refuse_to_replace(out, data, labels, logits, train, train_labels, groups, weights, ids)
     typed = {
         "kernel": kernel,
         "projection": projection,
@@ -96,14 +99,16 @@ def fit(
         "features": feature_columns,
         "logits": logit_columns,
     }
-    files = {"labels": labels, "groups": groups, "weights": weights, "ids": ids}
+    files = {"labels": labels, "logits": logits, "groups": groups, "weights": weights, "ids": ids}
     parameters = check_options(method, typed) | parse_settings(method, more or [], typed)
     plan = make_calibrator(method, **{name: parameters[name] for name in ("projection",) if name in parameters})
     source = o.source_of(data, columns=columns, files=files, prefixes=("", "calibration_"), classes=classes)
     samples, learned = read_to_fit(plan, source, train, train_labels)
+    if plan.inputs == "both":
+        refuse_what_lacks_data(parameters, training=learned is not None, logits=samples.logits is not None)
     order = classes_to_fit(samples, plan.inputs)
     if "prior" in parameters:
-        known = collect_classes([part.true_labels for part in (samples, learned) if part is not None], order)
+        known = known_classes(samples, learned, order, plan.inputs)
         parameters["prior"] = prior_in_order(parameters["prior"], known)
     calibrator = build_calibrator(method, parameters, quiet=quiet)
     began = perf_counter()
@@ -112,4 +117,4 @@ def fit(
     with named_output(out):
         save(calibrator, out)
     if not quiet:
-        show_fitted(calibrator, samples, out, seconds)
+        show_fitted(calibrator, samples, out, seconds, learned=learned is not None)

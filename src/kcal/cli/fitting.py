@@ -10,7 +10,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on
+from kcal.calibrators import Calibrator, ClassifierOutputs, KCalBlend, fit_on
 from kcal.calibrators.training_set import is_to_be_learned
 from kcal.cli.arrays_in import ArraysFile, check_readable
 from kcal.cli.class_order import name_labels
@@ -28,11 +28,17 @@ def read_to_fit(
     learns = is_to_be_learned(plan.get_params().get("projection"))
     if train is not None and not learns:
         raise typer.BadParameter("--train is of no use here: this method learns no projection.")
-    samples = read_samples(source, inputs=plan.inputs, labelled=True)
-    origin = _training_source(source, train, train_labels, plan.inputs) if learns else None
+    both = plan.inputs == "both"
+    if "logits" in source.files and not both:
+        raise typer.BadParameter(
+            f"--logits is of no use here: method {plan.method} takes {plan.inputs}, and DATA holds them."
+        )
+    inputs = "embeddings" if both else plan.inputs
+    samples = read_samples(source, inputs=inputs, labelled=True, with_logits=both)
+    origin = _training_source(source, train, train_labels, inputs) if learns else None
     if origin is None:
         return name_labels(samples), None
-    learned = read_samples(origin, inputs=plan.inputs, labelled=True, feature_names=samples.columns)
+    learned = read_samples(origin, inputs=inputs, labelled=True, feature_names=samples.columns)
     return _with_the_same_classes(samples, learned)
 
 
@@ -42,18 +48,22 @@ def fit_samples(
     """Fit a calibrator on what it takes of the samples."""
     fit_on(
         calibrator,
-        _outputs(calibrator, samples),
-        None if train is None else _outputs(calibrator, train),
+        outputs_of(calibrator.inputs, samples),
+        None if train is None else outputs_of(calibrator.inputs, train),
         classes=classes,
     )
     if samples.columns is not None:
         calibrator.feature_names_in_ = np.array(samples.columns, dtype=object)
+    if isinstance(calibrator, KCalBlend) and samples.logits is not None and samples.logit_names is not None:
+        calibrator.logit_names_in_ = np.array(samples.logit_names, dtype=object)
     return calibrator
 
 
-def _outputs(calibrator: Calibrator, samples: Samples) -> ClassifierOutputs:
+def outputs_of(inputs: str, samples: Samples) -> ClassifierOutputs:
+    """Return what a method that takes ``inputs`` may take of the samples."""
+    both = {"embeddings": samples.matrix, "logits": samples.logits}
     return ClassifierOutputs(
-        **{calibrator.inputs: samples.matrix},
+        **(both if inputs == "both" else {inputs: samples.matrix}),
         labels=samples.labels,
         groups=samples.groups,
         weights=samples.weights,

@@ -16,7 +16,7 @@ from kcal.calibrators import Calibrator, Uncalibrated
 from kcal.cli.arrays_in import check_readable
 from kcal.cli.arrays_out import PROBABILITY_COLUMN
 from kcal.cli.class_order import classes_to_fit, name_labels, order_for
-from kcal.cli.model_inputs import read_for, refuse_overlap
+from kcal.cli.model_inputs import predicted, read_for, refuse_overlap, takes_both
 from kcal.cli.samples import Samples, Source, read_samples
 from kcal.cli.tables_in import TableFile, listed
 from kcal.cli.vectors import is_text
@@ -52,7 +52,7 @@ def judge_model(calibrator: Calibrator, source: Source, *, before: Source | None
         if network is not None:
             probabilities["uncal"] = network
     if calibrator.method not in probabilities:
-        probabilities[calibrator.method] = calibrator.predict_proba(samples.matrix)
+        probabilities[calibrator.method] = predicted(calibrator, samples)
     return Judged(probabilities, labels, calibrator.classes_, samples.groups, samples.weights)
 
 
@@ -142,15 +142,22 @@ def _codes(samples: Samples, classes: NDArray[Any]) -> NDArray[np.int64]:
 
 def _uncalibrated(samples: Samples, calibrator: Calibrator) -> NDArray[Any] | None:
     """Return the network's own probabilities in the order of the model's classes, or None."""
+    representation = getattr(calibrator, "representation", "logits")
     if calibrator.inputs == "logits":
-        return _softmax(samples.matrix, getattr(calibrator, "representation", "logits"), calibrator.classes_)
+        return _softmax(samples.matrix, representation, calibrator.classes_)
     if samples.logits is None:
         return None
+    if takes_both(calibrator):
+        return _softmax(samples.logits, representation, calibrator.classes_)
     order = order_for(samples, calibrator.classes_, samples.logits.shape[1], known=False)
     if order is None:
+        columns, n_classes = samples.logits.shape[1], len(calibrator.classes_)
+        why, remedy = f"logits have {columns:,} columns for {n_classes:,} classes", ""
+        if columns == n_classes:
+            why = "nothing tells which column of the logits is which class"
+            remedy = " List the classes in their order with --classes."
         warnings.warn(
-            f"{samples.name}: nothing tells which column of the logits is which class, so the network's own "
-            "probabilities are left out. List the classes in their order with --classes.",
+            f"{samples.name}: {why}, so the network's own probabilities are left out.{remedy}",
             KcalWarning,
             stacklevel=2,
         )

@@ -14,8 +14,10 @@ from kcal.calibrators import CALIBRATORS, Calibrator, make_calibrator
 from kcal.calibrators.parameters import SEED_LIMIT
 from kcal.cli.tables_in import listed
 from kcal.errors import InvalidInputError
-from kcal.projection import UNTRAINED
+from kcal.projection import ARCHITECTURES, UNTRAINED
 
+NO_PROJECTION = "none"
+"""What a blend is told that is to learn no metric."""
 ALLOWED_EXCESS = 1e-3
 """How far from 1 the shares of a prior may sum, as in the library."""
 
@@ -40,8 +42,38 @@ def check_options(method: str, typed: Mapping[str, Any]) -> dict[str, Any]:
         if name not in taken:
             known = ", ".join(option_name(other) for other in taken)
             raise typer.BadParameter(f"{option_name(name)} is no option of method {method}, which takes {known}.")
+    _check_projection(method, chosen)
     _refuse_what_does_not_fit(chosen)
+    if chosen.get("projection") == NO_PROJECTION:
+        chosen["projection"] = None
     return chosen
+
+
+def refuse_what_lacks_data(chosen: Mapping[str, Any], *, training: bool, logits: bool) -> None:
+    """Refuse options of a blend about a training set or logits that are not there."""
+    for name in ("projection", "dimension", "recipe"):
+        if not training and chosen.get(name) is not None:
+            raise typer.BadParameter(
+                f"{option_name(name)} is of no use here: a blend learns its projection from the network's training set "
+                "alone, and there is none. Pass --train FILE, or leave it out."
+            )
+    for name in ("representation", "folds"):
+        if not logits and chosen.get(name) is not None:
+            raise typer.BadParameter(
+                f"{option_name(name)} is of no use here: it is about logits, and there are none. Name their columns "
+                "with --logit-columns, pass --logits FILE, or leave it out."
+            )
+
+
+def _check_projection(method: str, chosen: Mapping[str, Any]) -> None:
+    """Refuse a projection that the method does not know."""
+    known = (
+        (*ARCHITECTURES, NO_PROJECTION) if make_calibrator(method).inputs == "both" else (*ARCHITECTURES, *UNTRAINED)
+    )
+    if "projection" in chosen and chosen["projection"] not in known:
+        raise typer.BadParameter(
+            f"--projection {chosen['projection']} is not for method {method}, which takes {', '.join(known)}."
+        )
 
 
 def _refuse_what_does_not_fit(chosen: Mapping[str, Any]) -> None:
@@ -55,7 +87,7 @@ def _refuse_what_does_not_fit(chosen: Mapping[str, Any]) -> None:
     if reference and not rule:
         raise typer.BadParameter("--bandwidth-reference is of no use without --bandwidth rule; add it.")
     for name in ("dimension", "recipe"):
-        if chosen.get("projection") in UNTRAINED and name in chosen:
+        if chosen.get("projection") in (*UNTRAINED, NO_PROJECTION) and name in chosen:
             raise typer.BadParameter(
                 f"{option_name(name)} is of no use with --projection {chosen['projection']}, which learns nothing. "
                 "Leave it out."
@@ -127,11 +159,19 @@ def parse_settings(method: str, texts: Sequence[str], typed: Mapping[str, Any]) 
             raise typer.BadParameter(f"--set: {name!r} is no parameter of method {method}, {known}.")
         if name in found:
             raise typer.BadParameter(f"--set names {name} more than once.")
-        try:
-            found[name] = json.loads(value)
-        except json.JSONDecodeError:
-            found[name] = value
+        found[name] = _value(value)
     return found
+
+
+def _value(text: str) -> Any:
+    """Return what JSON reads; a list also without its brackets or in round ones; all else as a word."""
+    inner = text.removeprefix("(").removesuffix(")").strip().removesuffix(",")
+    for form in (text, f"[{inner}]" if "," in text else text):
+        try:
+            return json.loads(form)
+        except json.JSONDecodeError:
+            continue
+    return text
 
 
 def parse_classes(text: str | None) -> list[str] | None:

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from kcal.calibrators import CALIBRATORS
-from kcal.cli.methods import one_of, parse_classes
+from kcal.cli.methods import NO_PROJECTION, one_of, parse_classes
 from kcal.cli.samples import Source
 from kcal.kernels import KERNELS
 from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED
 
-PROJECTIONS = (*ARCHITECTURES, *UNTRAINED)
+PROJECTIONS = (*ARCHITECTURES, *UNTRAINED, NO_PROJECTION)
 REPRESENTATIONS = ("logits", "probabilities")
 
 
@@ -50,7 +50,8 @@ ModelOut = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no summary; only errors and warnings.")]
 
 Labels = Annotated[Path | None, _file("FILE", "Labels.")]
-Logits = Annotated[Path | None, _file("FILE", "Logits, to show the network's own probabilities beside the model's.")]
+Logits = Annotated[Path | None, _file("FILE", "Logits, for kcal-blend, and to show the network's own probabilities.")]
+LogitsBeside = Annotated[Path | None, _file("FILE", "Logits of the same rows, for kcal-blend, which takes both.")]
 Groups = Annotated[Path | None, _file("FILE", "Patients, speakers, sites: a sample is never judged by its own group.")]
 RowGroups = Annotated[
     Path | None, _file("FILE", "Patients, speakers, sites: for the intervals, whole groups are drawn.")
@@ -89,7 +90,8 @@ Method = Annotated[
 ]
 Kernel = Annotated[str | None, _parameter("NAME", f"{', '.join(KERNELS)}. (default: rbf)", callback=one_of(KERNELS))]
 Projection = Annotated[
-    str | None, _parameter("NAME", f"{', '.join(PROJECTIONS)}. (default: skip)", callback=one_of(PROJECTIONS))
+    str | None,
+    _parameter("NAME", f"{', '.join(PROJECTIONS)} (kcal-blend). (default: skip)", callback=one_of(PROJECTIONS)),
 ]
 Dimension = Annotated[str | None, _parameter("D", "Of the projected space. (default: auto, at most 32)")]
 RecipeName = Annotated[
@@ -105,7 +107,10 @@ Bandwidth = Annotated[
 BandwidthReference = Annotated[
     str | None, _parameter("B,COUNT", "For the rule: a bandwidth found before and the count of the rarest class then.")
 ]
-Folds = Annotated[int | None, _parameter("N", "Choose the bandwidth by folds in place of leave-one-out.", min=2)]
+Folds = Annotated[
+    int | None,
+    _parameter("N", "Choose the bandwidth by folds in place of leave-one-out; kcal-blend cross-fits with them.", min=2),
+]
 Prior = Annotated[
     str | None,
     _parameter("SHARES", "Class shares in the field, where DATA's differ: uniform, or such as cat=0.2,dog=0.8."),
@@ -122,7 +127,7 @@ Representation = Annotated[
     str | None,
     _parameter(
         "NAME",
-        f"What a method on logits is given: {', '.join(REPRESENTATIONS)}. (default: logits)",
+        f"What the logits are: {', '.join(REPRESENTATIONS)}. (default: logits)",
         callback=one_of(REPRESENTATIONS),
     ),
 ]
@@ -130,7 +135,7 @@ Set = Annotated[
     list[str] | None,
     _parameter(
         "NAME=VALUE",
-        "Any other parameter of the method, such as form=top or bins=20; may be given several times.",
+        "Any other parameter of the method, such as form=top, bins=20 or scales=0.5,1,2; may be given several times.",
         "--set",
     ),
 ]

@@ -40,7 +40,8 @@ class Samples:
     """What was read, checked: ``matrix`` is what the method takes, all else may be missing.
 
     ``classes`` names the columns of the logits where the file or the user says so; ``columns`` are the names of the
-    matrix's columns, ``logit_columns`` those of the logits, where they come from a table.
+    matrix's columns, ``logit_columns`` those of the logits by class, where they come from a table, and
+    ``logit_names`` the same as the table has them.
     """
 
     source: Source
@@ -53,6 +54,7 @@ class Samples:
     classes: NDArray[Any] | None = None
     columns: tuple[str, ...] | None = None
     logit_columns: tuple[str, ...] | None = None
+    logit_names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.matrix)
@@ -77,6 +79,7 @@ def read_samples(
     labelled: bool = False,
     with_logits: bool = False,
     feature_names: Sequence[str] | None = None,
+    logit_names: Sequence[str] = (),
 ) -> Samples:
     """Read samples for a method that takes ``inputs`` ("embeddings", "logits" or "probabilities").
 
@@ -94,6 +97,8 @@ def read_samples(
         Read the logits too, where there are any.
     feature_names : sequence of str, optional
         The columns that a model was fitted on: a table is read in their order, whatever else it holds.
+    logit_names : sequence of str
+        The same for the logits of a model that takes both.
     """
     suffix = check_readable(source.path)
     labelled = labelled and "labels" not in source.files
@@ -105,10 +110,10 @@ def read_samples(
         if labelled:
             raise InvalidInputError(f"{source.path} holds one array and so no labels; give them with --labels FILE.")
     else:
-        parts = _parts_of_table(source, inputs, vectors, labelled, with_logits, feature_names)
+        parts = _parts_of_table(source, inputs, vectors, labelled, with_logits, feature_names, logit_names)
     for key, path in source.files.items():
         if key == "logits":
-            parts["logits"], parts["logit_columns"] = read_logits(path, source.prefixes)
+            parts |= read_logits(path, source, logit_names)
         else:
             parts[key] = read_vector(path, key, source)
     return _checked(source, parts, inputs)
@@ -129,16 +134,23 @@ def read_vector(path: Path, key: str, source: Source) -> NDArray[Any]:
     return table.get(wanted, option_of(key))
 
 
-def read_logits(path: Path, prefixes: Sequence[str]) -> tuple[NDArray[Any], tuple[str, ...] | None]:
+def read_logits(path: Path, source: Source, logit_names: Sequence[str] = ()) -> dict[str, Any]:
     """Return the logits of a file of their own, and the names of their columns if it is a table."""
     suffix = check_readable(path)
     if suffix == ".npy":
-        return read_npy(path), None
+        return {"logits": read_npy(path)}
     if suffix == ".npz":
         with ArraysFile(path) as stored:
-            return stored.get("logits", prefixes), None
+            return {"logits": stored.get("logits", source.prefixes)}
     table = TableFile(path)
-    return table.matrix(table.columns), table.columns
+    if "logits" not in source.columns and not set(logit_names) <= set(table.columns):
+        logit_names = ()
+    found = _logits_of_table(table, source, logit_names)
+    if found:
+        return found
+    taken = {source.columns.get(key, default) for key, default in VECTORS.items()}
+    columns = tuple(name for name in table.columns if name not in taken)
+    return {"logits": table.matrix(columns), "logit_columns": columns, "logit_names": columns}
 
 
 def option_of(key: str) -> str:
@@ -168,6 +180,7 @@ def _parts_of_table(
     labelled: bool,
     with_logits: bool,
     feature_names: Sequence[str] | None,
+    logit_names: Sequence[str],
 ) -> dict[str, Any]:
     table = TableFile(source.path)
     parts: dict[str, Any] = {}
@@ -177,16 +190,29 @@ def _parts_of_table(
         column = source.columns.get(key, VECTORS[key])
         parts[key] = table.get(column, option_of(key)) if must else table.find(column)
     logits: tuple[str, ...] = ()
-    if "logits" in source.columns:
+    if "logits" in source.columns and "logits" not in source.files:
         logits = table.matching(source.columns["logits"], "--logit-columns")
     columns = _feature_columns(table, source, inputs, taken, logits, feature_names)
     parts |= {"matrix": table.matrix(columns), "columns": columns}
-    if with_logits and logits and inputs != "logits":
-        parts |= {"logits": table.matrix(logits), "logit_columns": class_names(logits, source.columns["logits"])}
+    if with_logits and inputs != "logits" and "logits" not in source.files:
+        parts |= _logits_of_table(table, source, logit_names)
     elif inputs != "embeddings":
         pattern = source.columns.get("logits") or source.columns.get("features") or "*"
         parts["logit_columns"] = class_names(columns, pattern)
     return parts
+
+
+def _logits_of_table(table: TableFile, source: Source, logit_names: Sequence[str]) -> dict[str, Any]:
+    """Return the logits of columns that the user names, or of those that a model was fitted on; nothing for neither."""
+    if "logits" in source.columns:
+        names = table.matching(source.columns["logits"], "--logit-columns")
+        if sorted(names) != sorted(logit_names):
+            classes = class_names(names, source.columns["logits"])
+            return {"logits": table.matrix(names), "logit_columns": classes, "logit_names": names}
+    if not logit_names:
+        return {}
+    _refuse_missing(table, logit_names, "--logit-columns")
+    return {"logits": table.matrix(logit_names), "logit_names": tuple(logit_names)}
 
 
 def _feature_columns(
@@ -205,14 +231,18 @@ def _feature_columns(
     if named and sorted(named) != sorted(feature_names or ()):
         return named
     if feature_names is not None:
-        missing = [name for name in feature_names if name not in table.columns]
-        if missing:
-            raise InvalidInputError(
-                f"{table.path} lacks {len(missing):,} of the {len(feature_names):,} columns that the model was fitted "
-                f"on: {listed(missing)}. It has {listed(table.columns)}. Name the right ones with --feature-columns."
-            )
+        _refuse_missing(table, feature_names, "--feature-columns")
         return tuple(feature_names)
     return tuple(name for name in table.columns if name not in taken and name not in logits)
+
+
+def _refuse_missing(table: TableFile, names: Sequence[str], option: str) -> None:
+    missing = [name for name in names if name not in table.columns]
+    if missing:
+        raise InvalidInputError(
+            f"{table.path} lacks {len(missing):,} of the {len(names):,} columns that the model was fitted on: "
+            f"{listed(missing)}. It has {listed(table.columns)}. Name the right ones with {option}."
+        )
 
 
 def class_names(columns: Sequence[str], pattern: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kcal.arrays import encode_labels
-from kcal.calibrators import Calibrator, KCal
+from kcal.calibrators import Calibrator, KCal, KCalBlend
 from kcal.cli.arrays_out import Predictions
 from kcal.cli.samples import Samples
 from kcal.cli.tables_in import listed
@@ -78,7 +78,8 @@ def metrics_table(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("metric", no_wrap=True)
     for name in evaluations:
-        table.add_column(escape(METHODS.get(name, name)), justify="right")
+        title = METHODS.get(name, name)
+        table.add_column(escape(title), justify="right", min_width=max(len(word) for word in title.split()))
     for metric in metrics:
         higher = METRICS[metric].better == "higher"
         cells = _best_in_bold([_number(found.as_dict()[metric], metric) for found in evaluations.values()], higher)
@@ -140,16 +141,17 @@ def show_evaluations(evaluations: Mapping[str, Evaluation]) -> None:
         )
 
 
-def show_fitted(calibrator: Calibrator, samples: Samples, path: Path, seconds: float) -> None:
-    """Print what a fitted calibrator is like, and where it lies."""
+def show_fitted(calibrator: Calibrator, samples: Samples, path: Path, seconds: float, *, learned: bool = False) -> None:
+    """Print what a fitted calibrator is like, and where it lies; ``learned`` says that there was a training set."""
     out = console()
     method = METHODS.get(calibrator.method, calibrator.method)
     out.print(f"[bold]{method}[/] fitted in {seconds:.1f} s")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     labels = [str(label) for label in calibrator.classes_.tolist()]
     table.add_row("classes", escape(f"{len(labels):,}: {', '.join(labels[:5])}{', …' if len(labels) > 5 else ''}"))
-    for title, text in _details(calibrator, samples):
-        table.add_row(title, text)
+    blend = isinstance(calibrator, KCalBlend)
+    for title, text in _blend_details(calibrator, samples, learned) if blend else _details(calibrator, samples):
+        table.add_row(title, escape(text))
     table.add_row("file", escape(f"{path}, {_size(path)}"))
     out.print(table)
 
@@ -177,6 +179,29 @@ def _details(calibrator: Calibrator, samples: Samples) -> list[tuple[str, str]]:
         ("dimension", f"{calibrator.n_features_in_:,} → {dimension:,}"),
         ("bandwidth", f"{calibrator.bandwidth_:.4g}"),
         (_left_out(calibrator, samples), f"{_leave_out_loss(calibrator, samples):.4f}"),
+    ]
+
+
+def _blend_details(blend: KCalBlend, samples: Samples, learned: bool) -> list[tuple[str, str]]:
+    names = getattr(blend, "feature_names_in_", [])
+    counted = len(samples) if samples.weights is None else int((samples.weights > 0).sum())
+    metrics = [f"{metric}, bandwidth {bandwidth:.4g}" for metric, bandwidth in blend.bandwidths_.items()]
+    if "learned" not in blend.bandwidths_:
+        why = "no training set to learn another from" if blend.projection is not None else "no other was asked for"
+        metrics.append(f"({'what was learned is no better' if learned else why})")
+    width = max(len(name) for name in blend.weights_)
+    logits = "none: fitted on embeddings alone"
+    if samples.columns is not None:
+        logits += "; --logit-columns names those of a table"
+    if blend.takes_logits_:
+        logits = listed(blend.logit_names_in_.tolist()) or f"{len(blend.classes_):,} columns"
+    return [
+        *([("features", listed(list(names)))] if len(names) else []),
+        ("logits", logits),
+        ("samples", f"{counted:,}{'' if samples.weights is None else ', weighted'}"),
+        ("metrics", "\n".join(metrics)),
+        ("weights", "\n".join(f"{name:<{width}}  {weight: .4f}" for name, weight in blend.weights_.items())),
+        ("background", f"{blend.background_:.4g} of a typical sample's mass"),
     ]
 
 
