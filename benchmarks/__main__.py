@@ -9,7 +9,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks import bandwidth_search, class_sums, methods, metrics, recipes, storage
+from benchmarks import bandwidth_search, blend, class_sums, methods, metrics, recipes, storage
 
 SECTIONS = {
     "sums": class_sums.main,
@@ -17,14 +17,15 @@ SECTIONS = {
     "metrics": metrics.main,
     "storage": storage.main,
 }
-ON_TASKS = {"recipes": recipes.main, "methods": methods.main}
+ON_TASKS = {"recipes": recipes.main, "methods": methods.main, "blend": blend.main}
 
 
 def main(
     sections: Annotated[
-        list[str] | None, typer.Argument(help="sums, search, metrics, storage, recipes, methods; all by default.")
+        list[str] | None,
+        typer.Argument(help="sums, search, metrics, storage, recipes, methods, blend; all by default."),
     ] = None,
-    tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes and methods.")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes, methods and blend.")] = None,
 ) -> None:
     """Print tables of ratios, each measured in one run."""
     console = Console(width=120)

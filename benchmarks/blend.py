@@ -1,0 +1,59 @@
+"""The blend beside KCal: time of a prediction for each metric, and of the fit in leave-one-out evaluations."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measuring import take_turns, typical
+from benchmarks.tasks import all_tasks, split
+from kcal import KCalBlend
+from kcal.benchmark import Task
+from kcal.calibrators import fit_on, predict_on
+from kcal.kernels import LeaveOutLoss
+
+
+def measure(task: Task) -> tuple[str, ...]:
+    calibration, test = split(task, 1)
+    start = time.perf_counter()
+    blend = fit_on(KCalBlend(progress=None), calibration, task.train)
+    seconds = time.perf_counter() - start
+    assert isinstance(blend, KCalBlend)
+    estimates = [expert.estimate for expert in blend._experts]
+    contenders = {
+        "blend": lambda: predict_on(blend, test),
+        "estimates": lambda: [estimate.predict_proba(test.embeddings) for estimate in estimates],
+    }
+    times = take_turns(contenders, rounds=5)
+    loss = LeaveOutLoss(estimates[0]._support, keys=estimates[0]._keys)
+    one = typical(take_turns({"loss": lambda: loss(estimates[0].bandwidth_)}, rounds=5)["loss"])
+    tried = [len(estimate.bandwidth_curve_.losses) if estimate.bandwidth_curve_ else 0 for estimate in estimates]
+    return (
+        task.name,
+        ", ".join(expert.metric for expert in blend._experts),
+        f"{typical(times['blend']):.3f}",
+        f"{typical(times['blend'] / times['estimates']):.2f}",
+        ", ".join(str(count) for count in tried),
+        f"{seconds:.1f}",
+        f"{one:.3f}",
+    )
+
+
+def main(console: Console, tasks: Path | None = None) -> None:
+    """Print both times on the embedded example and on the tasks of a folder."""
+    table = Table(
+        "task",
+        "metrics",
+        "prediction, s",
+        "over KCal's in the same metrics",
+        "bandwidths tried",
+        "fit, s",
+        "one loss, s",
+    )
+    table.title = "The blend (wanted: a prediction at most 1.2 times KCal's, at most 20 bandwidths a metric)"
+    for task in all_tasks(tasks):
+        table.add_row(*measure(task))
+    console.print(table)
