@@ -26,9 +26,10 @@ VARIANTS = {
 }
 """Entrants, and what tables call them."""
 ABOUT = (
-    "KCal beside KCal-Linear (a linear projection), KCal-Logits (on the logits in place of the embeddings) and KCal "
-    "untrained (the kernel over the embeddings as they are, no projection), on the same reshuffles by row. Mean ± "
-    "standard deviation; bold is the best mean, whatever the accuracy and however small the lead."
+    "KCal beside KCal-Linear (a linear projection), KCal-Logits (on the logits in place of the embeddings, their "
+    "length kept) and KCal untrained (the kernel over the embeddings as they are, neither projected nor divided by "
+    "their length), on the same reshuffles by row. Mean ± standard deviation; bold is the best mean, whatever the "
+    "accuracy and however small the lead."
 )
 
 
