@@ -25,8 +25,10 @@ from kcal.benchmark.studies.remedies import (
     measure_remedies,
     overview,
     study_remedies,
+    what_helped,
 )
 from kcal.benchmark.studies.study import SHOWN
+from kcal.benchmark.tables import Entry, Table
 from kcal.projection import FastRecipe
 
 SHORTER = 40
@@ -121,6 +123,18 @@ def test_the_overview_shows_differences_from_the_default(by_rows: Remedies) -> N
     assert entries[START] == ("+0.5000", False, False)
     assert entries["d ≤ 64"] == ("0.0000", False, False)
     assert len(table.rows) == len(REMEDIES)
+
+
+def test_what_helped_is_told_from_the_table() -> None:
+    rows = {"default, NLL": ("1.0000", "0.2000"), "a": ("−0.0100", "−0.1000"), "b": ("−0.0099", "−0.0020")}
+    rows |= {"c": ("0.0000", "+0.0020"), "d": ("+0.5000", "+0.5000")}
+    entries = tuple((Entry(name), *(Entry(text) for text in texts)) for name, texts in rows.items())
+    study = Study("remedies", "t", "a", (Table("remedies_overview", "t", ("", "x", "y (by group)"), entries),))
+    assert what_helped(study).splitlines() == [
+        "- everywhere: a",
+        "- somewhere: b (y (by group))",
+        "- nowhere: c (higher on 1 of 2); d (higher on 2 of 2)",
+    ]
 
 
 def test_the_study_is_by_groups_too_where_a_task_has_enough_of_them() -> None:
