@@ -40,7 +40,7 @@ ABOUT = (
     f"{FastRecipe().largest_dimension} dimensions. The paper's recipe takes embeddings as they are, in up to "
     f"{PaperRecipe().largest_dimension} dimensions, starts from random weights and keeps its last ones. "
     "Its 100 epochs of 5,000 batches take many minutes to hours: here it is "
-    f"stopped after {SECONDS:.0f} seconds at most, too short for its learning rate to be halved; all else is as "
+    "stopped after {seconds:g} seconds at most, too short for its learning rate to be halved; all else is as "
     "published. So this tells what a short time brings, not where the paper's recipe would end."
 )
 
@@ -108,7 +108,8 @@ def study_recipes(
         found.append({"fast": fast, "paper": paper})
     panels = tuple(_panel(name, each) for name, each in zip(names, found, strict=True))
     table = recipes_table(names, found, sorted({*(at for at in SHOWN_SECONDS if at < seconds), seconds}))
-    return Study("recipes", "The fast recipe and the paper's", ABOUT, (table,), panels)
+    about = ABOUT.format(seconds=seconds)
+    return Study("recipes", "The fast recipe and the paper's", about, (table,), panels)
 
 
 def paper_in_time(
