@@ -145,5 +145,6 @@ def test_the_study_is_by_groups_too_where_a_task_has_enough_of_them() -> None:
     assert made.tables[0].heading == ("", "small", "small (by group)", "pairs")
     assert [table.title.partition(":")[0] for table in made.tables[1:]] == ["small", "small (by group)", "pairs"]
     assert [name for name, done, total in seen if done == total] == ["small", "small (by group)", "pairs"]
+    assert made.about.endswith("Here: 1 reshuffle.")
     assert Study.from_json(made.as_json()) == made
     assert STUDIES["remedies"] is study_remedies

@@ -19,6 +19,7 @@ from kcal.benchmark.studies.study import (
     Panel,
     Study,
     StudyWatch,
+    counted,
     mean_entry,
     metric_label,
     spread_line,
@@ -117,7 +118,8 @@ def study_dimension(
         )
     panels = tuple(panel for each in found for panel in each.panels())
     about = f"{ABOUT} {ABOUT_THE_NETWORK}" if any(each.network is not None for each in found) else ABOUT
-    return Study("dimension", "The dimension d", about, tuple(each.table() for each in found), panels)
+    tables = tuple(each.table() for each in found)
+    return Study("dimension", "The dimension d", counted(about, reshuffles), tables, panels)
 
 
 def dimensions_of(task: Task) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from kcal.benchmark.reshuffles import LEAST_GROUPS, Reshuffle, reshuffles_by_gro
 from kcal.benchmark.results import MEASURES, Row
 from kcal.benchmark.studies.frequencies import predict_quietly
 from kcal.benchmark.studies.measuring import Values, deals_of, gathered, rows_with_the_best_bold
-from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, metric_label, unwatched
+from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, counted, metric_label, unwatched
 from kcal.benchmark.tables import Entry, Table
 from kcal.benchmark.tasks import Task
 from kcal.projection import FastRecipe, TrainedProjection
@@ -98,7 +98,7 @@ def study_remedies(
                 )
             )
     tables = (overview(found), *(each.table() for each in found))
-    return Study("remedies", "What was tried where KCal is not first", ABOUT, tables)
+    return Study("remedies", "What was tried where KCal is not first", counted(ABOUT, reshuffles), tables)
 
 
 def measure_remedies(

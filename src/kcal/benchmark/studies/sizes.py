@@ -17,6 +17,7 @@ from kcal.benchmark.studies.study import (
     Panel,
     Study,
     StudyWatch,
+    counted,
     mean_entry,
     metric_label,
     spread_line,
@@ -144,7 +145,7 @@ def study_sizes(tasks: Iterable[Task], *, reshuffles: int = 10, seed: int = 0, w
         )
     tables = tuple(table for each in found for table in (each.metrics_table(), each.bandwidth_table()))
     panels = tuple(panel for each in found for panel in each.panels())
-    return Study("sizes", "More calibration data", ABOUT, tables, panels)
+    return Study("sizes", "More calibration data", counted(ABOUT, reshuffles), tables, panels)
 
 
 def measure_sizes(task: Task, *, n_reshuffles: int, seed: int, watch: Callable[[int], None] = lambda _: None) -> Sizes:

@@ -13,7 +13,7 @@ from kcal.benchmark.studies.measuring import (
     rows_with_the_best_bold,
     shown_metrics,
 )
-from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, metric_label, unwatched
+from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, counted, metric_label, unwatched
 from kcal.benchmark.tables import Table
 from kcal.benchmark.tasks import Task
 
@@ -49,7 +49,7 @@ def study_variants(
             watch=lambda done, name=task.name, of=total: watch(name, done, of),  # type: ignore[misc]
         )
         tables.append(variants_table(task.name, found))
-    return Study("variants", "KCal without its parts", ABOUT, tuple(tables))
+    return Study("variants", "KCal without its parts", counted(ABOUT, reshuffles), tuple(tables))
 
 
 def measure_variants(
