@@ -36,8 +36,8 @@ ABOUT = (
     "network as it is. The theory has the bandwidth fall as m^(−1/(d + 4)), m being the samples of the rarest "
     "class; the constant is the median of b over that power. Where metrics are measured, each part of a calibration "
     "set picks its own checkpoint of the projection. Checkpoints differ in scale, so that their bandwidths cannot be "
-    "compared: bandwidths are those of one checkpoint, the one that the first calibration set picks as a whole. A class "
-    "of which a part holds no sample gets probability 0 there, which the NLL punishes hard."
+    "compared: bandwidths are those of one checkpoint, the one that the first calibration set picks as a whole. A "
+    "class of which a part holds no sample gets probability 0 there, which the NLL punishes hard."
 )
 
 
