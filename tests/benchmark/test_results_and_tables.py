@@ -134,6 +134,11 @@ def test_the_page_tells_where_kcal_is_not_first_and_what_the_paper_ranked(result
     assert "### How far kcal was trained" not in page  # nobody noted it
     assert "## What helped, what did not" not in page  # nobody tried anything
     assert where_not_first(found, "ts").count("\n") == 0
+    dull = [outcome("kcal", i, accuracy=0.5 + d, expected_calibration_error=0.01 + d / 10) for i, d in enumerate(noise)]
+    found = Results.of([*results.outcomes, *dull], ("uncal", "ts", "imax", "kcal"))
+    told = where_not_first(found, "kcal")
+    assert "- ta_sk, ECE: 1.00†, ts 5.00" in told
+    assert told.endswith("however good the number.")
 
 
 def test_the_page_tells_why_and_what_helped(results: Results) -> None:

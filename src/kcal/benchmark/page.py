@@ -15,6 +15,7 @@ from kcal.benchmark.studies.remedies import CLEAR, what_helped
 from kcal.benchmark.tables import (
     ABSENT,
     CORRECTED_NOTE,
+    INACCURATE,
     NOTE,
     Entry,
     Table,
@@ -42,6 +43,10 @@ PAPER_METHODS = ("uncal", "ts", "dircal", "imax", "focal", "spline", "iop", "gp"
 CHOSEN = """KCal's default recipe was chosen with the test log-loss of reshuffles of CIFAR-10, CIFAR-100, CLINC150,
 Sleep-EDF and the embedded example in view. The reshuffles were others, the samples the same: on these tasks KCal's
 figures come from data that helped to choose it, and flatter it."""
+INACCURATE_NOTE = (
+    f"{INACCURATE} significantly less accurate than uncalibrated: such a method is not counted among the best, however "
+    "good the number."
+)
 WHY = """KCal looks at an embedding's neighbours in the calibration set, and at nothing else. Methods that repair the
 network's own scores start from all that its last layer has learned. These things can make the difference:"""
 FEW_SAMPLES = """**Many classes, few calibration samples of each.** KCal knows a class by its calibration samples
@@ -202,5 +207,7 @@ def where_not_first(results: Results, method: str) -> str:
             title, _, scale = MEASURES[metric]
             mine, theirs = (scale * comparison.summaries[name].mean for name in (method, best[0]))
             digits = 2 if scale == 100 else 4
-            lines.append(f"- {row.label}, {title}: {mine:.{digits}f}, {best[0]} {theirs:.{digits}f}")
-    return "\n".join(lines) if lines else "Nowhere."
+            mark = "" if method in comparison.pooled.accuracy_preserving else INACCURATE
+            lines.append(f"- {row.label}, {title}: {mine:.{digits}f}{mark}, {best[0]} {theirs:.{digits}f}")
+    note = f"\n\n{INACCURATE_NOTE}" if any(INACCURATE in line for line in lines) else ""
+    return "\n".join(lines) + note if lines else "Nowhere."
