@@ -8,12 +8,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal import metrics
 from kcal.benchmark.entrants import Entrant, train_for
-from kcal.benchmark.reshuffles import LEAST_GROUPS, Reshuffle, reshuffles_by_group
+from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_group
 from kcal.benchmark.results import MEASURES, Row
-from kcal.benchmark.studies.frequencies import predict_quietly
-from kcal.benchmark.studies.measuring import Values, deals_of, gathered, rows_with_the_best_bold
+from kcal.benchmark.studies.measuring import (
+    Values,
+    can_be_dealt_by_group,
+    deals_of,
+    fit_quietly,
+    gathered,
+    rows_with_the_best_bold,
+    shown_metrics,
+)
 from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, counted, metric_label, unwatched
 from kcal.benchmark.tables import Entry, Table
 from kcal.benchmark.tasks import Task
@@ -85,7 +91,7 @@ def study_remedies(
     """Measure every remedy on every task, by rows and, where there are groups, by groups."""
     found = []
     for task in tasks:
-        for by_group in (False, True) if _can_be_dealt_by_group(task) else (False,):
+        for by_group in (False, True) if can_be_dealt_by_group(task) else (False,):
             row = Row(task.name, by_group)
             watch(row.label, 0, len(REMEDIES))
             found.append(
@@ -114,7 +120,10 @@ def measure_remedies(
         else:
             trained = train(RECIPES.get(name, RECIPES[DEFAULT]))
             entrant = Entrant("kcal", seed, trained.checkpoints[0] if name == START else trained)
-        values[name] = gathered([_measured(entrant, task, deal, by_group=by_group) for deal in deals])
+        fitted = [fit_quietly(entrant, task, deal.calibration, by_group=by_group) for deal in deals]
+        values[name] = gathered(
+            [shown_metrics(entrant, each, task, deal.test) for each, deal in zip(fitted, deals, strict=True)]
+        )
         watch(done)
     return Remedies(Row(task.name, by_group), values)
 
@@ -173,21 +182,11 @@ class _Trainer:
         return replace(self.trained[same], recipe=recipe)
 
 
-def _can_be_dealt_by_group(task: Task) -> bool:
-    return task.has_groups and len(np.unique(task.pool.groups)) > LEAST_GROUPS
-
-
 def _dealt(task: Task, n_reshuffles: int, seed: int, *, by_group: bool) -> list[Reshuffle]:
     if not by_group:
         return deals_of(task, n_reshuffles, seed)
     assert task.pool.groups is not None
     return reshuffles_by_group(task.pool.groups, task.calibration_share, n_reshuffles, seed)
-
-
-def _measured(entrant: Entrant, task: Task, deal: Reshuffle, *, by_group: bool) -> dict[str, float]:
-    probabilities = predict_quietly(entrant, task, deal, by_group=by_group)
-    found = metrics.evaluate(probabilities, task.pool.labels[deal.test]).as_dict()
-    return {name: found[name] for name in SHOWN}
 
 
 def _mean(values: NDArray[np.float64]) -> Entry:
