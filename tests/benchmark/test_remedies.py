@@ -127,13 +127,14 @@ def test_the_overview_shows_differences_from_the_default(by_rows: Remedies) -> N
 
 def test_what_helped_is_told_from_the_table() -> None:
     rows = {"default, NLL": ("1.0000", "0.2000"), "a": ("−0.0100", "−0.1000"), "b": ("−0.0099", "−0.0020")}
-    rows |= {"c": ("0.0000", "+0.0020"), "d": ("+0.5000", "+0.5000")}
+    rows |= {"c": ("0.0000", "+0.0020"), "d": ("+0.5000", "+0.5000"), "e": ("0.0000", "−0.0019")}
     entries = tuple((Entry(name), *(Entry(text) for text in texts)) for name, texts in rows.items())
     study = Study("remedies", "t", "a", (Table("remedies_overview", "t", ("", "x", "y (by group)"), entries),))
     assert what_helped(study).splitlines() == [
         "- everywhere: a",
         "- somewhere: b (y (by group))",
         "- nowhere: c (higher on 1 of 2); d (higher on 2 of 2)",
+        "- no such difference anywhere: e",
     ]
 
 
