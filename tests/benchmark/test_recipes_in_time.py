@@ -7,7 +7,7 @@ import pytest
 from kcal import FastRecipe, KCal, PaperRecipe, train_projection
 from kcal.benchmark import Task
 from kcal.benchmark.reshuffles import reshuffles_by_row
-from kcal.benchmark.studies.recipes import LossInTime, fast_in_time, paper_in_time, recipes_table
+from kcal.benchmark.studies.recipes import LossInTime, fast_in_time, paper_in_time, recipes_table, study_recipes
 
 
 def loss_by_hand(task: Task, recipe: FastRecipe | PaperRecipe) -> float:
@@ -43,3 +43,9 @@ def test_the_table_tells_the_lowest_loss_so_far() -> None:
         [False, False, True, False],
         [False, True, False, True],
     ]
+
+
+def test_the_study_says_how_long_the_paper_was_given(task: Task) -> None:
+    made = study_recipes([task], seconds=0.01)
+    assert "after 0.01 seconds at most" in made.about
+    assert made.tables[0].heading == ("task, recipe", "start", "0.01 s")

@@ -130,7 +130,34 @@ def test_the_page_tells_where_kcal_is_not_first_and_what_the_paper_ranked(result
     assert "- ta_sk, Accuracy" not in page
     assert "| ECE | 8.42 | 6.68 | 7.73 | 3.84 |" in page
     assert page.count("### ECE ↓") == 1
+    assert "**New groups.**" not in page  # there are none
+    assert "### How far kcal was trained" not in page  # nobody noted it
+    assert "## What helped, what did not" not in page  # nobody tried anything
     assert where_not_first(found, "ts").count("\n") == 0
+    dull = [outcome("kcal", i, accuracy=0.5 + d, expected_calibration_error=0.01 + d / 10) for i, d in enumerate(noise)]
+    found = Results.of([*results.outcomes, *dull], ("uncal", "ts", "imax", "kcal"))
+    told = where_not_first(found, "kcal")
+    assert "- ta_sk, ECE: 1.00†, ts 5.00" in told
+    assert told.endswith("however good the number.")
+
+
+def test_the_page_tells_why_and_what_helped(results: Results) -> None:
+    steps = (0, 400, 400)
+    cells = [replace(outcome("kcal", i, accuracy=0.9), details={"checkpoint_step_": n}) for i, n in enumerate(steps)]
+    by_row = [*results.outcomes, *cells]
+    by_group = [replace(each, cell=replace(each.cell, by_group=True), sizes=(1200, 90)) for each in by_row]
+    found = Results.of([*by_row, *by_group], ("uncal", "ts", "imax", "kcal"))
+    rows = ((Entry("default, NLL"), Entry("1.0000")), (Entry("800 steps"), Entry("−0.0500")))
+    study = Study("remedies", "What was tried", "About it.", (Table("o", "An overview", ("", "ta_sk"), rows),))
+    page = results_page(found, Plan(("ts", "imax", "kcal"), 3), studies=[study])
+    assert "**New groups.**" in page
+    assert "| ta_sk | – | 0 (1 ×), 400 (2 ×) |" in page
+    assert "| ta_sk (by group) | 1,200 | 0 (1 ×), 400 (2 ×) |" in page
+    assert "- everywhere: 800 steps" in page
+    assert "[What was tried](#what-was-tried)" in page
+    order = ["# Results", "helped to choose it", "## Where KCal", "### Why", "## What helped", "## What was tried"]
+    places = [page.index(heading) for heading in order]
+    assert places == sorted(places)
 
 
 def test_the_papers_ranks_are_those_that_it_prints() -> None:

@@ -12,7 +12,8 @@ from kcal.benchmark import Task
 from kcal.benchmark.entrants import train_for
 from kcal.benchmark.reshuffles import reshuffles_by_row
 from kcal.benchmark.studies.convexity import LossShape, loss_shape, shape_table
-from kcal.benchmark.studies.sizes import Sizes, measure_sizes
+from kcal.benchmark.studies.sizes import Sizes, measure_sizes, spans_decades
+from kcal.benchmark.studies.study import Line
 
 
 def test_the_whole_calibration_set_is_the_last_size_and_gives_what_kcal_gives(task: Task) -> None:
@@ -67,3 +68,9 @@ def test_valleys_and_convexity_of_known_curves() -> None:
     assert waves.valleys == 4
     low, high = waves.convex_between
     assert high - low == pytest.approx(0.5, abs=0.25)
+
+
+def test_an_axis_is_logarithmic_where_a_plain_one_would_hide_the_lower_end() -> None:
+    assert spans_decades((Line("", (1.0, 2.0), (0.1, 0.9)), Line("", (1.0,), (1.1,))))
+    assert not spans_decades((Line("", (1.0, 2.0), (0.1, 0.9)),))
+    assert not spans_decades((Line("", (1.0, 2.0), (0.0, 0.9)),))

@@ -78,7 +78,7 @@ def test_studies_print_their_tables_and_write_them(run, tasks):
     assert "KCal by calibration samples" in output
     assert "| uncalibrated |" in Path("studies/sizes.md").read_text()
     assert "local minima" in run("ablate", "convexity", "tasks").stdout
-    assert "is not one of variants, dimension" in " ".join(
+    assert "is not one of variants, remedies, dimension" in " ".join(
         run("ablate", "colours", code=2).output.replace("│", " ").split()
     )
 

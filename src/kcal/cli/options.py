@@ -93,7 +93,9 @@ Projection = Annotated[
     str | None,
     _parameter("NAME", f"{', '.join(PROJECTIONS)} (kcal-blend). (default: skip)", callback=one_of(PROJECTIONS)),
 ]
-Dimension = Annotated[str | None, _parameter("D", "Of the projected space. (default: auto, at most 32)")]
+Dimension = Annotated[
+    str | None, _parameter("D", "Of the projected space. (default: auto, at most 128; 32 with the paper's recipe)")
+]
 RecipeName = Annotated[
     str | None,
     _parameter(

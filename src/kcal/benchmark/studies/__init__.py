@@ -4,6 +4,7 @@ from kcal.benchmark.studies.convexity import study_convexity
 from kcal.benchmark.studies.dimension import study_dimension
 from kcal.benchmark.studies.ingredients import study_ingredients
 from kcal.benchmark.studies.recipes import study_recipes
+from kcal.benchmark.studies.remedies import study_remedies
 from kcal.benchmark.studies.sampling import study_sampling
 from kcal.benchmark.studies.shift import study_shift
 from kcal.benchmark.studies.sizes import study_sizes
@@ -12,6 +13,7 @@ from kcal.benchmark.studies.variants import study_variants
 
 STUDIES: dict[str, StudyFunction] = {
     "variants": study_variants,
+    "remedies": study_remedies,
     "dimension": study_dimension,
     "sizes": study_sizes,
     "convexity": study_convexity,

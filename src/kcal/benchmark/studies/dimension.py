@@ -19,6 +19,7 @@ from kcal.benchmark.studies.study import (
     Panel,
     Study,
     StudyWatch,
+    counted,
     mean_entry,
     metric_label,
     spread_line,
@@ -29,6 +30,7 @@ from kcal.benchmark.tasks import Task
 from kcal.datasets import load_example
 from kcal.networks import SmallCNN
 from kcal.networks.small_cnn import IMAGE_SHAPE
+from kcal.projection import FastRecipe
 
 DIMENSIONS = (8, 16, 32, 64, 128)
 REPEATS = 7
@@ -37,11 +39,13 @@ IMAGES_AT_ONCE = 256
 """A batch in which the small network is fast; all images at once take it longer."""
 DRAWN = ("classwise_calibration_error", "negative_log_likelihood")
 ABOUT = (
-    "KCal with more and more dimensions, up to those of the embedding; 32 is the default. Seconds to train the "
-    "projection and to fit are of one processor, and so are microseconds a prediction, from the embedding on. "
-    "The embedded example's own network is timed beside it, on as many random images, in batches of "
-    f"{IMAGES_AT_ONCE}; of the other tasks the networks are not at hand. The example's network is small, with some "
-    "108,000 parameters."
+    "KCal with more and more dimensions, up to those of the embedding. The default is as many as the embedding has, "
+    f"but at most {FastRecipe().largest_dimension}. Seconds to train the projection and to fit are of one processor, "
+    "and so are microseconds a prediction, from the embedding on; other work on the same machine makes them scatter."
+)
+ABOUT_THE_NETWORK = (
+    "The embedded example's own network, a small one with some 108,000 parameters, is timed beside it, on as many "
+    f"random images, in batches of {IMAGES_AT_ONCE}."
 )
 
 
@@ -113,7 +117,9 @@ def study_dimension(
             )
         )
     panels = tuple(panel for each in found for panel in each.panels())
-    return Study("dimension", "The dimension d", ABOUT, tuple(each.table() for each in found), panels)
+    about = f"{ABOUT} {ABOUT_THE_NETWORK}" if any(each.network is not None for each in found) else ABOUT
+    tables = tuple(each.table() for each in found)
+    return Study("dimension", "The dimension d", counted(about, reshuffles), tables, panels)
 
 
 def dimensions_of(task: Task) -> tuple[int, ...]:

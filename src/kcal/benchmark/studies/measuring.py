@@ -11,7 +11,7 @@ from torch import nn
 
 from kcal import metrics
 from kcal.benchmark.entrants import Entrant
-from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_row
+from kcal.benchmark.reshuffles import LEAST_GROUPS, Reshuffle, reshuffles_by_row
 from kcal.benchmark.results import MEASURES
 from kcal.benchmark.studies.study import SHOWN, mean_entry
 from kcal.benchmark.tables import Entry
@@ -28,11 +28,16 @@ def deals_of(task: Task, n_reshuffles: int, seed: int) -> list[Reshuffle]:
     return reshuffles_by_row(len(task.pool.labels), task.calibration_share, n_reshuffles, seed)
 
 
-def fit_quietly(entrant: Entrant, task: Task, rows: NDArray[np.intp]) -> Calibrator:
+def can_be_dealt_by_group(task: Task) -> bool:
+    """Say whether a task has groups, and enough of them to calibrate with some and test on others."""
+    return task.has_groups and len(np.unique(task.pool.groups)) > LEAST_GROUPS
+
+
+def fit_quietly(entrant: Entrant, task: Task, rows: NDArray[np.intp], *, by_group: bool = False) -> Calibrator:
     """Fit on some rows of the pool, without warnings of what a study does on purpose: small parts miss classes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return entrant.fit(task, rows, by_group=False)
+        return entrant.fit(task, rows, by_group=by_group)
 
 
 def shown_metrics(entrant: Entrant, calibrator: Calibrator, task: Task, rows: NDArray[np.intp]) -> dict[str, float]:

@@ -18,6 +18,7 @@ from kcal.benchmark.studies.study import Line, Panel, Study, StudyWatch, unwatch
 from kcal.benchmark.tables import ABSENT, Entry, Table
 from kcal.benchmark.tasks import Task
 from kcal.projection import FastRecipe, PaperRecipe, TrainingSamples, run_training, start_projection
+from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
 
 SECONDS = 60.0
 """Of the paper's training, on each task."""
@@ -34,9 +35,12 @@ ABOUT = (
     "The leave-one-out loss of the first reshuffle's calibration set, at its best bandwidth, against seconds of a "
     "processor spent on training; measuring the loss does not count. Each point of the fast recipe is a training of "
     "its own with so many steps, the best of its checkpoints chosen on the same set; the default has 400 steps. It "
-    "starts from principal axes, whose loss before any training is the dashed line. The paper's recipe starts from "
-    "random weights and keeps its last ones. Its 100 epochs of 5,000 batches take many minutes to hours: here it is "
-    f"stopped after {SECONDS:.0f} seconds at most, too short for its learning rate to be halved; all else is as "
+    "starts from principal axes, whose loss before any training is the dashed line, and from "
+    f"{FEATURES_OF_A_DIRECTION} features on divides embeddings by their length first; it has up to "
+    f"{FastRecipe().largest_dimension} dimensions. The paper's recipe takes embeddings as they are, in up to "
+    f"{PaperRecipe().largest_dimension} dimensions, starts from random weights and keeps its last ones. "
+    "Its 100 epochs of 5,000 batches take many minutes to hours: here it is "
+    "stopped after {seconds:g} seconds at most, too short for its learning rate to be halved; all else is as "
     "published. So this tells what a short time brings, not where the paper's recipe would end."
 )
 
@@ -104,7 +108,8 @@ def study_recipes(
         found.append({"fast": fast, "paper": paper})
     panels = tuple(_panel(name, each) for name, each in zip(names, found, strict=True))
     table = recipes_table(names, found, sorted({*(at for at in SHOWN_SECONDS if at < seconds), seconds}))
-    return Study("recipes", "The fast recipe and the paper's", ABOUT, (table,), panels)
+    about = ABOUT.format(seconds=seconds)
+    return Study("recipes", "The fast recipe and the paper's", about, (table,), panels)
 
 
 def paper_in_time(

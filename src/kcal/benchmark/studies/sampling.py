@@ -13,7 +13,7 @@ from torch import nn
 
 from kcal.benchmark.entrants import train_for
 from kcal.benchmark.studies.measuring import deals_of, leave_one_out_loss
-from kcal.benchmark.studies.study import Study, StudyWatch, unwatched
+from kcal.benchmark.studies.study import Study, StudyWatch, counted, unwatched
 from kcal.benchmark.tables import Entry, Table
 from kcal.benchmark.tasks import Task
 from kcal.projection import FastRecipe, TrainedProjection
@@ -89,7 +89,8 @@ def study_sampling(
                 variances.append(_variance_row(variant.name, title, variance_ratios(module, variant, seed=seed)))
             losses.append(_loss_row(variant, trained, seed))
         watch(task.name, 2, 2)
-    return Study("sampling", "Equal-sized or proportional sampling", ABOUT, _tables(variances, losses))
+    about = counted(ABOUT, len(seeds), "training")
+    return Study("sampling", "Equal-sized or proportional sampling", about, _tables(variances, losses))
 
 
 def imbalanced(task: Task, *, seed: int, ratio: float = IMBALANCE) -> Task:

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from kcal import metrics
 from kcal.benchmark.entrants import Entrant, train_for
-from kcal.benchmark.reshuffles import LEAST_GROUPS, Reshuffle, reshuffles_by_group, reshuffles_by_row
+from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_group, reshuffles_by_row
 from kcal.benchmark.results import MEASURES
 from kcal.benchmark.studies import frequencies
-from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, mean_entry, metric_label, unwatched
+from kcal.benchmark.studies.measuring import can_be_dealt_by_group
+from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, counted, mean_entry, metric_label, unwatched
 from kcal.benchmark.tables import Entry, Table
 from kcal.benchmark.tasks import Task
 
@@ -68,7 +69,7 @@ def study_shift(tasks: Iterable[Task], *, reshuffles: int = 10, seed: int = 0, w
     tables: list[Table] = []
     shifted = []
     for task in tasks:
-        if task.has_groups and len(np.unique(task.pool.groups)) > LEAST_GROUPS:
+        if can_be_dealt_by_group(task):
             groups = measure_groups(
                 task,
                 n_reshuffles=reshuffles,
@@ -87,7 +88,8 @@ def study_shift(tasks: Iterable[Task], *, reshuffles: int = 10, seed: int = 0, w
         shifted.append(found)
     panels = tuple(each.panel() for each in shifted)
     every = (frequencies.overview(shifted), *tables)
-    return Study("shift", "When the field is not like the calibration set", ABOUT, every, panels)
+    about = counted(ABOUT, reshuffles)
+    return Study("shift", "When the field is not like the calibration set", about, every, panels)
 
 
 def measure_groups(

@@ -17,6 +17,7 @@ from kcal.benchmark.studies.study import (
     Panel,
     Study,
     StudyWatch,
+    counted,
     mean_entry,
     metric_label,
     spread_line,
@@ -28,13 +29,15 @@ from kcal.calibrators import KCal
 
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Of the calibration set."""
+DECADE = 10.0
 DRAWN = ("classwise_calibration_error", "negative_log_likelihood")
 ABOUT = (
     "KCal fitted on more and more of each calibration set, the projection trained once. The dashed line is the "
     "network as it is. The theory has the bandwidth fall as m^(−1/(d + 4)), m being the samples of the rarest "
     "class; the constant is the median of b over that power. Where metrics are measured, each part of a calibration "
     "set picks its own checkpoint of the projection. Checkpoints differ in scale, so that their bandwidths cannot be "
-    "compared: bandwidths are those of one checkpoint, the one that the first calibration set picks as a whole."
+    "compared: bandwidths are those of one checkpoint, the one that the first calibration set picks as a whole. A "
+    "class of which a part holds no sample gets probability 0 there, which the NLL punishes hard."
 )
 
 
@@ -107,7 +110,8 @@ class Sizes:
                 spread_line("KCal", self.sizes, self.values[name], name),
                 Line("uncalibrated", ends, (level, level), reference=True),
             )
-            shown.append(Panel(self.task, "calibration samples", metric_label(name), lines, x_log=True))
+            wide = spans_decades(lines)
+            shown.append(Panel(self.task, "calibration samples", metric_label(name), lines, x_log=True, y_log=wide))
         order = np.argsort(self.rarest.ravel(), kind="stable")
         counts = self.rarest.ravel()[order]
         law = self.constant * self.predicted.ravel()[order]
@@ -129,6 +133,12 @@ class Sizes:
         return (Line(label, _floats(ends), _floats(np.exp(level + self.slope * np.log(ends))), plain=True),)
 
 
+def spans_decades(lines: tuple[Line, ...]) -> bool:
+    """Say whether what is drawn differs so much that a plain axis would hide the lower end."""
+    heights = [height for line in lines for height in line.y]
+    return 0 < DECADE * min(heights) < max(heights)
+
+
 def study_sizes(tasks: Iterable[Task], *, reshuffles: int = 10, seed: int = 0, watch: StudyWatch = unwatched) -> Study:
     """Fit KCal on parts of the calibration set of every reshuffle."""
     found, total = [], reshuffles * len(SHARES)
@@ -144,7 +154,7 @@ def study_sizes(tasks: Iterable[Task], *, reshuffles: int = 10, seed: int = 0, w
         )
     tables = tuple(table for each in found for table in (each.metrics_table(), each.bandwidth_table()))
     panels = tuple(panel for each in found for panel in each.panels())
-    return Study("sizes", "More calibration data", ABOUT, tables, panels)
+    return Study("sizes", "More calibration data", counted(ABOUT, reshuffles), tables, panels)
 
 
 def measure_sizes(task: Task, *, n_reshuffles: int, seed: int, watch: Callable[[int], None] = lambda _: None) -> Sizes:

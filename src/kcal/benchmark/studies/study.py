@@ -148,6 +148,11 @@ def mean_entry(values: Sequence[float] | NDArray[np.float64], metric: str) -> En
     return Entry(f"{mean}±{found.std(ddof=1):.{digits}f}" if len(found) > 1 else mean)
 
 
+def counted(about: str, number: int, what: str = "reshuffle") -> str:
+    """Return a text that ends with how many reshuffles, or what else there is, it is about."""
+    return f"{about} Here: {number} {what}{'' if number == 1 else 's'}."
+
+
 def metric_label(metric: str) -> str:
     """Return how tables and axes call a metric, with its unit."""
     title, _, scale = MEASURES[metric]

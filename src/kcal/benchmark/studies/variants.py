@@ -13,7 +13,7 @@ from kcal.benchmark.studies.measuring import (
     rows_with_the_best_bold,
     shown_metrics,
 )
-from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, metric_label, unwatched
+from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, counted, metric_label, unwatched
 from kcal.benchmark.tables import Table
 from kcal.benchmark.tasks import Task
 
@@ -26,9 +26,11 @@ VARIANTS = {
 }
 """Entrants, and what tables call them."""
 ABOUT = (
-    "KCal beside KCal-Linear (a linear projection), KCal-Logits (on the logits in place of the embeddings) and KCal "
-    "untrained (the kernel over the embeddings as they are, no projection), on the same reshuffles by row. Mean ± "
-    "standard deviation; bold is the best mean, whatever the accuracy and however small the lead."
+    "KCal beside KCal-Linear (a linear projection), KCal-Logits (on the logits in place of the embeddings, their "
+    "length kept) and KCal untrained (the kernel over the embeddings as they are, neither projected nor divided by "
+    "their length), on the same reshuffles by row. Mean ± standard deviation; bold is the best mean, whatever the "
+    "accuracy and however small the lead. Both projections start from the same principal axes: where KCal and "
+    "KCal-Linear have the same numbers, every calibration set chose that start over what training made of it."
 )
 
 
@@ -47,7 +49,7 @@ def study_variants(
             watch=lambda done, name=task.name, of=total: watch(name, done, of),  # type: ignore[misc]
         )
         tables.append(variants_table(task.name, found))
-    return Study("variants", "KCal without its parts", ABOUT, tuple(tables))
+    return Study("variants", "KCal without its parts", counted(ABOUT, reshuffles), tuple(tables))
 
 
 def measure_variants(
