@@ -13,7 +13,7 @@ from rich.table import Table
 
 from benchmarks.tasks import all_tasks, split
 from kcal.benchmark import Task
-from kcal.calibrators import CALIBRATORS, ClassifierOutputs, fit_on, make_calibrator
+from kcal.calibrators import CALIBRATORS, ClassifierOutputs, fit_on, make_calibrator, predict_on
 from kcal.metrics import negative_log_likelihood
 
 SEEDS = (0, 1, 2)
@@ -29,7 +29,7 @@ def measure(name: str, train: ClassifierOutputs, calibration: ClassifierOutputs,
         warnings.simplefilter("ignore")
         fit_on(calibrator, calibration, train)
         fitted = time.perf_counter()
-        probabilities = calibrator.predict_proba(test.matrix(calibrator.inputs))
+        probabilities = predict_on(calibrator, test)
     return fitted - start, time.perf_counter() - fitted, negative_log_likelihood(probabilities, test.labels)
 
 
