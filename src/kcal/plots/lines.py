@@ -16,6 +16,8 @@ from kcal.plots.style import COUNTS, MARKERS, SERIES, plain
 
 WIDEST = 3
 """Panels in a row."""
+FEW_LINES = 3
+"""Beyond so many lines, panels with the same ones share a legend below them: it would cover them inside."""
 NARROW = 4.0
 """Highest over lowest number of a logarithmic axis below which even steps are labelled."""
 MARKED = 16
@@ -44,15 +46,20 @@ def line_panels(panels: Sequence[Any], *, columns: int | None = None, figure: Fi
     if figure is None:
         figure = Figure(figsize=(4.2 * across, 3.2 * down), layout="constrained")
     axes: NDArray[Any] = figure.subplots(down, across, squeeze=False)
+    labels = {tuple(line.label for line in panel.lines) for panel in panels}
+    shared = len(labels) == 1 and len(panels) > 1 and len(panels[0].lines) > FEW_LINES
     for place, ax in enumerate(axes.flat):
         if place < len(panels):
-            _draw_panel(ax, panels[place])
+            _draw_panel(ax, panels[place], legend=not shared)
         else:
             ax.set_visible(False)
+    if shared:
+        lines, names = axes.flat[0].get_legend_handles_labels()
+        figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 2 * across), frameon=False)
     return axes
 
 
-def _draw_panel(ax: Axes, panel: Any) -> None:
+def _draw_panel(ax: Axes, panel: Any, *, legend: bool) -> None:
     for number, line in enumerate(panel.lines):
         colour = COUNTS if line.reference else SERIES[number % len(SERIES)]
         style = "--" if line.reference else "none" if line.points else "-"
@@ -84,7 +91,7 @@ def _draw_panel(ax: Axes, panel: Any) -> None:
     ax.set_xlabel(panel.x_label)
     ax.set_ylabel(panel.y_label)
     ax.grid(alpha=0.25)
-    if len(panel.lines) > 1 or panel.lines[0].label:
+    if legend and (len(panel.lines) > 1 or panel.lines[0].label):
         ax.legend(frameon=False, fontsize=8)
 
 
