@@ -1,17 +1,19 @@
 """The paper's experiments: tasks, reshuffles, all methods, tables."""
 
 from kcal.benchmark.cells import Cell, Outcome
-from kcal.benchmark.entrants import ENTRANTS, PAPER
+from kcal.benchmark.entrants import DEFAULT, ENTRANTS, PAPER
 from kcal.benchmark.running import Plan, run
-from kcal.benchmark.tasks import Task, example_task, read_task, read_tasks, write_task
+from kcal.benchmark.tasks import Task, check_tasks, example_task, read_task, read_tasks, write_task
 
 __all__ = [
+    "DEFAULT",
     "ENTRANTS",
     "PAPER",
     "Cell",
     "Outcome",
     "Plan",
     "Task",
+    "check_tasks",
     "example_task",
     "read_task",
     "read_tasks",

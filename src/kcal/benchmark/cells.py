@@ -34,6 +34,15 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What the numbers of a cell depend on: the task's data, the method's parameters (both as hashes), the packages."""
+
+    fingerprint: str
+    parameters: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What was measured in a cell; where a method failed, only the error."""
 
@@ -45,6 +54,9 @@ class Outcome:
     reliability: Mapping[str, Any] | None = None  # bins of the confidence and of every class, of the first reshuffle
     error: str | None = None
     sizes: tuple[int, int] | None = None  # samples fitted on, and measured on
+    n_groups: int | None = None  # of the pool; None if it is not known which samples belong together
+    train_seconds: float | None = None  # of the projection that all cells of the row share; None without one
+    origin: Origin | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return what JSON can hold; what is not a number becomes null."""
@@ -67,6 +79,9 @@ class Outcome:
             reliability=stored["reliability"],
             error=stored["error"],
             sizes=None if stored.get("sizes") is None else (stored["sizes"][0], stored["sizes"][1]),
+            n_groups=stored.get("n_groups"),
+            train_seconds=stored.get("train_seconds"),
+            origin=None if stored.get("origin") is None else Origin(**stored["origin"]),
         )
 
 
@@ -91,8 +106,13 @@ def measure_cell(task: Task, reshuffle: Reshuffle, entrant: Entrant, *, by_group
                 _reliability(probabilities, labels, task.classes) if reshuffle.index == 0 else None,
             )
     except Exception as error:  # whatever a method does, the others go on
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        return Outcome(cell, error=f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})")
+        return Outcome(cell, error=described(error))
+
+
+def described(error: Exception) -> str:
+    """Return an error with where it came from."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
 
 
 def all_metrics(probs: NDArray[Any], labels: NDArray[np.int64]) -> dict[str, float]:

@@ -5,6 +5,7 @@ An entrant sees the calibration rows of a reshuffle with their labels, then the 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from kcal.benchmark.tasks import Task
 from kcal.calibrators import CALIBRATORS, Calibrator, ClassifierOutputs, KCal, fit_on, make_calibrator, predict_on
 from kcal.calibrators.training_set import is_to_be_learned
 from kcal.errors import InvalidInputError
-from kcal.projection import TrainedProjection, train_projection
+from kcal.projection import Recipe, TrainedProjection, get_recipe, train_projection
 
 TRAINED = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
 """Networks trained with another loss, which companions of a task bring, and what calibrates them, as in the paper."""
@@ -27,6 +28,8 @@ VARIANTS: dict[str, Callable[..., Calibrator]] = {"kcal-untrained": partial(KCal
 """KCal without what makes it KCal: the kernel over the embeddings as they are."""
 PAPER = ("uncal", "ts", "dircal", "imax", "focal", "spline", "iop", "gp", "mmce", "kcal")
 """The columns of the paper's tables."""
+DEFAULT = (*PAPER, "kcal-blend")
+"""What takes part unless told otherwise."""
 ENTRANTS = (*CALIBRATORS, *VARIANTS, *TRAINED)
 
 
@@ -74,6 +77,22 @@ def new_calibrator(name: str, *, seed: int) -> Calibrator:
     return make_calibrator(TRAINED.get(name, name), seed=seed)
 
 
+def parameters_of(name: str, *, seed: int) -> str:
+    """Return a short hash of all that an entrant's calibrator is made with, its recipe number by number."""
+    calibrator = new_calibrator(name, seed=seed)
+    parameters = {key: value for key, value in calibrator.get_params().items() if key != "progress"}
+    if "recipe" in parameters:
+        parameters["recipe"] = _recipe_of(calibrator)
+    text = repr((type(calibrator).__name__, sorted(parameters.items())))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _recipe_of(calibrator: Calibrator) -> Recipe:
+    if isinstance(calibrator, KCal):
+        return calibrator._training_recipe()
+    return get_recipe(calibrator.get_params()["recipe"])
+
+
 def takes_part(name: str, task: Task) -> bool:
     """Say whether a task has what an entrant needs."""
     return name not in TRAINED or name in task.companions
@@ -94,7 +113,7 @@ def train_for(name: str, task: Task, *, seed: int, by_group: bool, **changes: An
         task.train.labels,
         projection=parameters["projection"],
         dimension=parameters["dimension"],
-        recipe=calibrator._training_recipe() if isinstance(calibrator, KCal) else parameters["recipe"],
+        recipe=_recipe_of(calibrator),
         groups=task.train.groups if by_group else None,
         seed=seed,
         progress=False,

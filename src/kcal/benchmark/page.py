@@ -9,20 +9,22 @@ from pathlib import Path
 
 from kcal.benchmark.cells import Cell
 from kcal.benchmark.results import MEASURES, RANKED, Results, Row
-from kcal.benchmark.running import Plan, versions
+from kcal.benchmark.running import Plan
 from kcal.benchmark.studies import STUDIES, Study, read_studies
 from kcal.benchmark.studies.remedies import CLEAR, what_helped
 from kcal.benchmark.tables import (
     ABSENT,
-    CORRECTED_NOTE,
     INACCURATE,
     NOTE,
     Entry,
     Table,
     corrected_table,
+    dealing_note,
+    failure_table,
     metric_table,
     rank_table,
     time_table,
+    training_table,
 )
 from kcal.benchmark.writing import reliability_picture
 from kcal.persistence import write_whole
@@ -47,6 +49,9 @@ INACCURATE_NOTE = (
     f"{INACCURATE} significantly less accurate than uncalibrated: such a method is not counted among the best, however "
     "good the number."
 )
+TIED = "tied"
+TIED_NOTE = f"{TIED}: not significantly worse than the best mean (pooled t-test, p = 0.01)."
+NOWHERE = "Nowhere."
 WHY = """KCal looks at an embedding's neighbours in the calibration set, and at nothing else. Methods that repair the
 network's own scores start from all that its last layer has learned. These things can make the difference:"""
 FEW_SAMPLES = """**Many classes, few calibration samples of each.** KCal knows a class by its calibration samples
@@ -108,7 +113,7 @@ def results_page(
 ) -> str:
     """Return the page as Markdown; ``pictures`` are links, by the names of studies and the rows."""
     links = {} if pictures is None else pictures
-    computed = ", ".join(f"{name} {number}" for name, number in versions().items())
+    computed = ", ".join(f"{name} {number}" for name, number in results.versions.items())
     parts = [
         f"# {title}",
         f"{plan.reshuffles} reshuffles of each pool into calibration and test, seed {plan.seed}; where a task has "
@@ -117,22 +122,40 @@ def results_page(
         *([CHOSEN] if "kcal" in results.methods else []),
         *(metric_table(results, metric).as_markdown() for metric in MAIN),
         NOTE,
+        dealing_note(results),
         *_corrected(results),
-        rank_table(results).as_markdown(),
-        paper_ranks(results).as_markdown(),
-        "The paper's ranks are over its own tasks and networks, so that only the order of the methods can be compared.",
-        time_table(results).as_markdown(),
-        "## Where KCal is not first",
-        where_not_first(results, "kcal") if "kcal" in results.methods else "KCal was not run.",
-        *(_why(results) if "kcal" in results.methods else []),
+        *_noted(rank_table(results)),
+        *_noted(paper_ranks(results)),
+        *_noted(time_table(results)),
+        *_noted(training_table(results)),
+        *_noted(failure_table(results)),
+        *_where_not_first(results),
         *_what_helped(studies),
         *(study.as_markdown(links.get(study.name)) for study in studies),
         *_reliability(results, links),
         "## Other metrics",
         *(metric_table(results, metric).as_markdown() for metric in MEASURES if metric not in MAIN),
-        f"Computed with {computed}.",
+        f"Measured with {computed}." if computed else "",
     ]
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _noted(table: Table) -> list[str]:
+    """Return a table and its note; nothing of a table without rows."""
+    return [table.as_markdown(), table.note] if table.rows else []
+
+
+def _where_not_first(results: Results) -> list[str]:
+    """Return where KCal and, if it took part, the blend are not first; why, where KCal is not."""
+    parts = ["## Where KCal is not first"]
+    if "kcal" in results.methods:
+        found = where_not_first(results, "kcal")
+        parts += [found or NOWHERE, *(_why(results) if found else [])]
+    else:
+        parts.append("KCal was not run.")
+    if "kcal-blend" in results.methods:
+        parts += ["## Where the blend is not first", where_not_first(results, "kcal-blend") or NOWHERE]
+    return parts
 
 
 def _why(results: Results) -> list[str]:
@@ -141,7 +164,7 @@ def _why(results: Results) -> list[str]:
     reasons = [FEW_SAMPLES, FITTED_NETWORKS, *([NEW_GROUPS] if by_group else [])]
     told = "\n".join("- " + reason.replace("\n", "\n  ") for reason in reasons)
     table = chosen_steps(results, "kcal")
-    return ["### Why", WHY, told, *([table.as_markdown(), table.note] if table.rows else [])]
+    return ["### Why", WHY, told, *_noted(table)]
 
 
 def chosen_steps(results: Results, method: str) -> Table:
@@ -174,7 +197,7 @@ def _corrected(results: Results) -> list[str]:
     """Return the table of the corrected test, where the sizes are known that it needs."""
     if all(results.sizes(row) is None for row in results.rows):
         return []
-    return [corrected_table(results).as_markdown(), CORRECTED_NOTE]
+    return _noted(corrected_table(results))
 
 
 def _reliability(results: Results, links: Mapping[str | Row, str]) -> list[str]:
@@ -192,22 +215,35 @@ def paper_ranks(results: Results) -> Table:
         best = min(printed.values())
         entries = [Entry(f"{printed[method]:.2f}", bold=printed[method] == best) for method in shown]
         rows.append((Entry(MEASURES[metric].title), *entries))
-    return Table("paper_ranks", "Average rank in the KCal paper ↓", ("metric", *shown), tuple(rows))
+    note = "The paper's ranks are over its own tasks and networks: only the order of the methods can be compared."
+    return Table("paper_ranks", "Average rank in the KCal paper ↓", ("metric", *shown), tuple(rows), note)
 
 
 def where_not_first(results: Results, method: str) -> str:
-    """List the rows and metrics in which a method is not among the best, and who is."""
-    lines = []
-    for row in results.rows:
-        for metric in MAIN:
-            comparison = results.comparison(row, metric)
-            best = comparison.pooled.best
-            if method not in comparison.summaries or not best or method in best:
-                continue
-            title, _, scale = MEASURES[metric]
-            mine, theirs = (scale * comparison.summaries[name].mean for name in (method, best[0]))
-            digits = 2 if scale == 100 else 4
-            mark = "" if method in comparison.pooled.accuracy_preserving else INACCURATE
-            lines.append(f"- {row.label}, {title}: {mine:.{digits}f}{mark}, {best[0]} {theirs:.{digits}f}")
-    note = f"\n\n{INACCURATE_NOTE}" if any(INACCURATE in line for line in lines) else ""
-    return "\n".join(lines) + note if lines else "Nowhere."
+    """List the rows and metrics in which a method's mean is not the best of those that keep the accuracy, and whose is.
+
+    It says where the method is tied with the best, or failed; it is empty if the method is first everywhere.
+    """
+    found = [_not_first(results, row, metric, method) for row in results.rows for metric in MAIN]
+    lines = [line for line in found if line]
+    notes = [
+        note for mark, note in ((INACCURATE, INACCURATE_NOTE), (TIED, TIED_NOTE)) if any(mark in line for line in lines)
+    ]
+    return "\n\n".join(["\n".join(lines), *notes]) if lines else ""
+
+
+def _not_first(results: Results, row: Row, metric: str, method: str) -> str:
+    """Return a line of the list; empty if the method is first, or did not take part."""
+    title, _, scale = MEASURES[metric]
+    comparison = results.comparison(row, metric)
+    if comparison is None or method not in comparison.summaries:
+        failed = any(outcome.error is not None for outcome in results.of_method(row, method))
+        return f"- {row.label}, {title}: failed" if failed else ""
+    marks, summaries = comparison.pooled, comparison.summaries
+    if not marks.best or (summaries[method].mean == summaries[marks.best[0]].mean and method in marks.best):
+        return ""
+    mine, theirs = (scale * summaries[name].mean for name in (method, marks.best[0]))
+    digits = 2 if scale == 100 else 4
+    mark = "" if method in marks.accuracy_preserving else INACCURATE
+    tied = f", {TIED}" if method in marks.best else ""
+    return f"- {row.label}, {title}: {mine:.{digits}f}{mark}, {marks.best[0]} {theirs:.{digits}f}{tied}"

@@ -12,8 +12,16 @@ from numpy.typing import NDArray
 
 from kcal.benchmark.cells import Cell, Outcome
 from kcal.errors import InvalidInputError
-from kcal.metrics import AverageRanks, MethodComparison, average_ranks, compare_methods, overall_ranks
+from kcal.metrics import (
+    AverageRanks,
+    MethodComparison,
+    ReshuffleSummary,
+    average_ranks,
+    compare_methods,
+    overall_ranks,
+)
 from kcal.metrics.comparison import Better
+from kcal.metrics.significance import summarize
 
 
 class Measure(NamedTuple):
@@ -39,6 +47,8 @@ MEASURES = {
 
 RANKED = ("accuracy", "classwise_calibration_error", "expected_calibration_error", "top_label_brier_loss")
 """The metrics whose ranks the paper averages; the log-loss stands beside them."""
+BASELINE = "uncal"
+"""Whose accuracy is to be kept."""
 
 
 class Row(NamedTuple):
@@ -83,9 +93,41 @@ class Results:
         """Cells in which a method failed."""
         return tuple(outcome for outcome in self.outcomes if outcome.error is not None)
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """What the cells were measured with, by package; several versions are joined by a slash."""
+        found: dict[str, dict[str, None]] = {}
+        for outcome in self.outcomes:
+            for name, number in (outcome.origin.versions if outcome.origin is not None else {}).items():
+                found.setdefault(name, {})[number] = None
+        return {name: " / ".join(numbers) for name, numbers in found.items()}
+
+    @property
+    def dealt_by_row_only(self) -> dict[str, int]:
+        """Tasks that have groups, but fewer than can be dealt: how many, by task."""
+        by_group = {row.task for row in self.rows if row.by_group}
+        return {
+            outcome.cell.task: outcome.n_groups
+            for outcome in self.outcomes
+            if outcome.n_groups is not None and outcome.cell.task not in by_group
+        }
+
+    @cached_property
+    def _reshuffles(self) -> dict[Row, int]:
+        found: dict[Row, int] = {}
+        for cell in self.by_cell:
+            row = Row(cell.task, cell.by_group)
+            found[row] = max(found.get(row, 0), cell.reshuffle + 1)
+        return found
+
     def reshuffles(self, row: Row) -> int:
         """Return how many reshuffles a row has."""
-        return 1 + max(cell.reshuffle for cell in self.by_cell if (cell.task, cell.by_group) == row)
+        return self._reshuffles[row]
+
+    def of_method(self, row: Row, method: str) -> list[Outcome]:
+        """Return a method's outcomes over the reshuffles of a row, failures too; none if it did not take part."""
+        cells = (Cell(row.task, row.by_group, index, method) for index in range(self.reshuffles(row)))
+        return [self.by_cell[cell] for cell in cells if cell in self.by_cell]
 
     def sizes(self, row: Row) -> tuple[int, int] | None:
         """Return how many samples calibrate and test in a row, on average over reshuffles; None if it is not known."""
@@ -98,20 +140,24 @@ class Results:
 
     def values(self, row: Row, metric: str, method: str) -> NDArray[np.float64] | None:
         """Return a metric over the reshuffles; None if the method did not take part or failed anywhere."""
-        cells = [Cell(row.task, row.by_group, index, method) for index in range(self.reshuffles(row))]
-        found = [self.by_cell.get(cell) for cell in cells]
-        if any(outcome is None or outcome.error is not None for outcome in found):
+        found = self.of_method(row, method)
+        if len(found) < self.reshuffles(row) or any(outcome.error is not None for outcome in found):
             return None
-        values = np.array([outcome.metrics[metric] for outcome in found if outcome is not None])
-        return values if np.isfinite(values).all() else None
+        return _finite([outcome.metrics[metric] for outcome in found])
+
+    def partly(self, row: Row, metric: str, method: str) -> tuple[ReshuffleSummary | None, int]:
+        """Return a summary over the reshuffles in which a method did not fail, and in how many it failed.
+
+        It describes, and is not compared: other methods have numbers of other reshuffles too.
+        """
+        found = self.of_method(row, method)
+        fine = [outcome.metrics[metric] for outcome in found if outcome.error is None]
+        values = _finite(fine) if fine else None
+        return None if values is None else summarize(values), len(found) - len(fine)
 
     def seconds(self, row: Row, method: str) -> tuple[float, float] | None:
         """Return the median seconds to fit and to predict, or None."""
-        found = [
-            outcome
-            for cell, outcome in self.by_cell.items()
-            if Row(cell.task, cell.by_group) == row and cell.method == method and outcome.error is None
-        ]
+        found = [outcome for outcome in self.of_method(row, method) if outcome.error is None]
         if not found:
             return None
         fits, predictions = (
@@ -119,25 +165,50 @@ class Results:
         )
         return float(np.median(fits)), float(np.median(predictions))
 
-    def comparison(self, row: Row, metric: str) -> MethodComparison:
-        """Compare the methods of a row as the paper marks its tables; by the corrected test too, with sizes known."""
+    def training_seconds(self, row: Row, method: str) -> float | None:
+        """Return the seconds that a row's projection was trained; None for a method that learns none.
+
+        Where a run went on after it was stopped there were several trainings: the median over cells.
+        """
+        found = [outcome.train_seconds for outcome in self.of_method(row, method) if outcome.train_seconds is not None]
+        return float(np.median(found)) if found else None
+
+    def comparison(self, row: Row, metric: str) -> MethodComparison | None:
+        """Compare the methods of a row as the paper marks its tables; by the corrected test too, with sizes known.
+
+        Methods that failed anywhere are left out. None where nothing is left, or where the uncalibrated network, whose
+        accuracy is to be kept, has no numbers.
+        """
         values = {method: self.values(row, metric, method) for method in self.methods}
         accuracies = {method: self.values(row, "accuracy", method) for method in self.methods}
+        if accuracies.get(BASELINE) is None or all(each is None for each in values.values()):
+            return None
         n_calibration, n_test = self.sizes(row) or (None, None)
         return compare_methods(
             values,
             accuracies,
             better=MEASURES[metric].better,
-            baseline="uncal",
+            baseline=BASELINE,
             n_calibration=n_calibration,
             n_test=n_test,
         )
 
-    def ranks(self, metric: str) -> AverageRanks:
-        """Rank the methods in every reshuffle of every row, and average."""
+    def ranks(self, metric: str) -> AverageRanks | None:
+        """Rank the methods in every reshuffle of every row, and average; None if nobody has a number.
+
+        A method that failed in a row is not ranked there, and the others are ranked without it.
+        """
         tasks = {row.label: {method: self.values(row, metric, method) for method in self.methods} for row in self.rows}
+        if all(values is None for methods in tasks.values() for values in methods.values()):
+            return None
         return average_ranks(tasks, better=MEASURES[metric].better)
 
     def overall(self, metrics: Iterable[str] = RANKED) -> dict[str, float]:
         """Average the average ranks over metrics."""
-        return overall_ranks({metric: self.ranks(metric) for metric in metrics})
+        found = {metric: self.ranks(metric) for metric in metrics}
+        return overall_ranks({metric: ranks for metric, ranks in found.items() if ranks is not None})
+
+
+def _finite(values: list[float]) -> NDArray[np.float64] | None:
+    found = np.array(values)
+    return found if np.isfinite(found).all() else None

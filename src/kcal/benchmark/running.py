@@ -1,36 +1,32 @@
-"""All cells, in parallel, each kept as soon as it is done: a run that is stopped goes on where it was.
-
-The file ``cells.jsonl`` holds the settings in its first line and an outcome in every other. A line that was cut short
-by the end of a run is left out, and its cell measured anew.
-"""
+"""All cells, in parallel, each kept as soon as it is done: a run that is stopped goes on where it was."""
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-import zlib
+import threading
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from importlib.metadata import version
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
 
 import joblib
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from kcal.benchmark.cells import Cell, Outcome, measure_cell
-from kcal.benchmark.entrants import Entrant, check_entrants, takes_part, train_for
+from kcal.benchmark.cells import Cell, Origin, Outcome, described, measure_cell
+from kcal.benchmark.entrants import Entrant, check_entrants, parameters_of, takes_part, train_for
+from kcal.benchmark.keeping import CELLS, Kept, appending, find_again, read_cells, task_fingerprint, versions
 from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_group, reshuffles_by_row
-from kcal.benchmark.tasks import Task
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.benchmark.tasks import Task, can_be_dealt_by_group
+from kcal.errors import InvalidInputError, KcalWarning
 
-CELLS = "cells.jsonl"
-PACKAGES = ("kcal", "torch", "numpy", "scipy", "scikit-learn", "gpytorch")
+LOOK_FOR_THE_PARENT = 1.0
+"""Seconds between two looks of a worker whether the run is still there."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +50,31 @@ Watch = Callable[[str, int, int], None]
 """Told, at every step, what goes on, how many cells are done and how many there are."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """An entrant that is ready to be measured, or why it is not, and what its projection took; None without one."""
+
+    entrant: Entrant
+    seconds: float | None = None
+    error: str | None = None
+
+
 def run(tasks: Iterable[Task], plan: Plan, folder: str | Path, *, watch: Watch = lambda *_: None) -> list[Outcome]:
-    """Measure every cell that the folder does not hold yet, and return all of the tasks' outcomes."""
+    """Measure every cell that the folder does not hold yet, and return all of the tasks' outcomes.
+
+    Stored outcomes are used where data, the method's parameters and the versions of what computes are the same; others
+    are measured anew, and a warning counts them. A method that fails, in training or in a cell, says so in its
+    outcomes, and is tried again in the next run. A task with fewer groups than can be dealt is dealt by row only.
+    """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    kept = _read_cells(place / CELLS, plan)
+    kept = read_cells(place / CELLS, plan.seed)
     wanted: list[Outcome] = []
-    with _appending(place / CELLS, plan, kept) as keep:
+    with appending(place / CELLS, plan.seed, kept) as keep:
         for task in tasks:
-            fingerprint = task_fingerprint(task)
-            stored = {cell: outcome for (cell, known), outcome in kept.items() if known == fingerprint}
-            for by_group in (False, True) if task.has_groups else (False,):
-                wanted += _run_task(task, plan, by_group, stored, partial(keep, fingerprint), watch)
+            origins = _origins(task, plan)
+            for by_group in (False, True) if can_be_dealt_by_group(task) else (False,):
+                wanted += _run_task(task, plan, by_group, origins, kept, keep, watch)
     return wanted
 
 
@@ -73,36 +82,58 @@ def _run_task(
     task: Task,
     plan: Plan,
     by_group: bool,
-    stored: Mapping[Cell, Outcome],
+    origins: Mapping[str, Origin],
+    kept: Kept,
     keep: Callable[[Outcome], None],
     watch: Watch,
 ) -> list[Outcome]:
     deals = deal(task, plan, by_group=by_group)
+    sizes = [(len(each.calibration), len(each.test)) for each in deals]
     methods = [name for name in plan.methods if takes_part(name, task)]
-    cells = [Cell(task.name, by_group, deal.index, name) for deal in deals for name in methods]
-    done = {cell: stored[cell] for cell in cells if cell in stored and stored[cell].error is None}
+    cells = [Cell(task.name, by_group, each.index, name) for each in deals for name in methods]
+    done, unusable = find_again(kept, cells, origins)
     missing = [cell for cell in cells if cell not in done]
     title = f"{task.name}{', by group' if by_group else ''}"
+    if unusable:
+        warnings.warn(f"{title}: stored cells are measured anew: {unusable}.", KcalWarning, stacklevel=3)
     watch(title, len(done), len(cells))
-    if missing:
-        entrants = {}
-        for name in dict.fromkeys(cell.method for cell in missing):
-            watch(f"{title}: preparing {name}", len(done), len(cells))
-            with on_one_thread():
-                entrants[name] = Entrant(name, plan.seed, train_for(name, task, seed=plan.seed, by_group=by_group))
-        work = [(deals[cell.reshuffle], entrants[cell.method]) for cell in missing]
-        for measured in _in_parallel(task, work, by_group=by_group, jobs=plan.jobs):
-            outcome = _sized(measured, deals)
-            keep(outcome)
-            done[outcome.cell] = outcome
-            watch(f"{title}: {outcome.cell.method}", len(done), len(cells))
-    return [_sized(done[cell], deals) for cell in cells]
+    prepared = {}
+    for name in dict.fromkeys(cell.method for cell in missing):
+        watch(f"{title}: preparing {name}", len(done), len(cells))
+        prepared[name] = _prepare(name, task, plan.seed, by_group=by_group)
+    failed = [Outcome(cell, error=prepared[cell.method].error) for cell in missing if prepared[cell.method].error]
+    ready = [cell for cell in missing if not prepared[cell.method].error]
+    work = [(deals[cell.reshuffle], prepared[cell.method].entrant) for cell in ready]
+    n_groups = len(np.unique(task.pool.groups)) if task.has_groups else None
+    for measured in chain(failed, _in_parallel(task, work, by_group=by_group, jobs=plan.jobs)):
+        cell, method = measured.cell, measured.cell.method
+        done[cell] = replace(
+            measured,
+            sizes=sizes[cell.reshuffle],
+            n_groups=n_groups,
+            train_seconds=prepared[method].seconds,
+            origin=origins[method],
+        )
+        keep(done[cell])
+        watch(f"{title}: {method}", len(done), len(cells))
+    return [done[cell] for cell in cells]
 
 
-def _sized(outcome: Outcome, deals: Sequence[Reshuffle]) -> Outcome:
-    """Return an outcome with the sizes of its reshuffle, which files of old runs do not hold."""
-    deal = deals[outcome.cell.reshuffle]
-    return replace(outcome, sizes=(len(deal.calibration), len(deal.test)))
+def _origins(task: Task, plan: Plan) -> dict[str, Origin]:
+    fingerprint, packages = task_fingerprint(task), versions()
+    return {name: Origin(fingerprint, parameters_of(name, seed=plan.seed), packages) for name in plan.methods}
+
+
+def _prepare(name: str, task: Task, seed: int, *, by_group: bool) -> Prepared:
+    """Train the projection of an entrant that learns one."""
+    start = time.perf_counter()
+    try:
+        with on_one_thread():
+            projection = train_for(name, task, seed=seed, by_group=by_group)
+    except Exception as error:  # whatever a method does, the others go on
+        return Prepared(Entrant(name, seed), error=f"training the projection: {described(error)}")
+    seconds = None if projection is None else time.perf_counter() - start
+    return Prepared(Entrant(name, seed, projection), seconds)
 
 
 def deal(task: Task, plan: Plan, *, by_group: bool) -> list[Reshuffle]:
@@ -115,18 +146,36 @@ def deal(task: Task, plan: Plan, *, by_group: bool) -> list[Reshuffle]:
 def _in_parallel(
     task: Task, work: Sequence[tuple[Reshuffle, Entrant]], *, by_group: bool, jobs: int
 ) -> Iterator[Outcome]:
-    """Yield outcomes as they come; every process computes on one thread, so that they do not crowd each other out."""
+    """Yield outcomes as they come, one by one: a run that is killed loses the cells in work and no other."""
+    if not work:
+        return
     without_training = Task(task.name, task.pool, task.pool, task.calibration_share, task.classes, task.companions)
     calls = (
-        joblib.delayed(_measure_on_one_thread)(without_training, reshuffle, entrant, by_group)
+        joblib.delayed(_measure_in_worker)(without_training, reshuffle, entrant, by_group, os.getpid())
         for reshuffle, entrant in work
     )
-    yield from joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(calls)
+    yield from joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")(calls)
 
 
-def _measure_on_one_thread(task: Task, reshuffle: Reshuffle, entrant: Entrant, by_group: bool) -> Outcome:
+def _measure_in_worker(task: Task, reshuffle: Reshuffle, entrant: Entrant, by_group: bool, parent: int) -> Outcome:
+    """Measure on one thread, so that processes do not crowd each other out."""
+    _end_with(parent)
     with on_one_thread():
         return measure_cell(task, reshuffle, entrant, by_group=by_group)
+
+
+@cache
+def _end_with(parent: int) -> None:
+    """End this process when the run that it works for is gone: one that is killed cannot tell its workers."""
+    if os.getppid() != parent:
+        return
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_FOR_THE_PARENT)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()
 
 
 @contextmanager
@@ -139,85 +188,3 @@ def on_one_thread() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-def task_fingerprint(task: Task) -> str:
-    """Return a number that changes when the pool, the training set or the share do."""
-    found = zlib.crc32(repr((task.calibration_share, task.classes)).encode())
-    for part in (task.train, task.pool):
-        for values in (part.embeddings, part.logits, part.labels, part.groups):
-            if values is not None:
-                found = zlib.crc32(np.ascontiguousarray(values).view(np.uint8).tobytes(), found)
-    for name, logits in sorted(task.companions.items()):
-        found = zlib.crc32(np.ascontiguousarray(logits).view(np.uint8).tobytes() + name.encode(), found)
-    return f"{found:08x}"
-
-
-def settings_of(plan: Plan) -> dict[str, Any]:
-    """Return what outcomes depend on besides the task."""
-    return {"seed": plan.seed, "kcal": version("kcal")}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what computes."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except ModuleNotFoundError:
-            continue
-    return found
-
-
-def _read_cells(path: Path, plan: Plan) -> dict[tuple[Cell, str], Outcome]:
-    if not path.exists():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    settings = _parsed(lines[0]) if lines else None
-    if settings is None:
-        return {}
-    if settings.get("settings") != settings_of(plan):
-        raise InvalidInputError(
-            f"{path} holds a run with other settings, {settings.get('settings')}; this one has {settings_of(plan)}. "
-            "Choose another folder, or remove the file."
-        )
-    kept = {}
-    for line in lines[1:]:
-        stored = _parsed(line)
-        if stored is None:
-            continue  # cut short when the run was stopped
-        try:
-            outcome = Outcome.from_json(stored)
-            kept[outcome.cell, str(stored["fingerprint"])] = outcome
-        except (KeyError, TypeError) as error:
-            raise FileFormatError(f"{path} holds a line that is no outcome of this benchmark ({error}).") from error
-    return kept
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-@contextmanager
-def _appending(
-    path: Path, plan: Plan, kept: Mapping[tuple[Cell, str], Outcome]
-) -> Iterator[Callable[[str, Outcome], None]]:
-    """Yield a function that keeps an outcome for good: it is on disk before the next one begins."""
-    fresh = path.with_suffix(".part")
-    with fresh.open("w", encoding="utf-8") as stream:  # whole lines only
-        _write_line(stream, {"settings": settings_of(plan), "versions": versions()})
-        for (_, fingerprint), outcome in kept.items():
-            _write_line(stream, {**outcome.as_json(), "fingerprint": fingerprint})
-    fresh.replace(path)
-    with path.open("a", encoding="utf-8") as stream:
-        yield lambda fingerprint, outcome: _write_line(stream, {**outcome.as_json(), "fingerprint": fingerprint})
-
-
-def _write_line(stream: TextIO, content: Mapping[str, Any]) -> None:
-    stream.write(json.dumps(content, allow_nan=False) + "\n")
-    stream.flush()
-    os.fsync(stream.fileno())

@@ -1,26 +1,41 @@
-"""The benchmark's tables, as data and as text for the terminal, Markdown, CSV and LaTeX."""
+"""The benchmark's tables: one a metric, the best by the corrected test, ranks, seconds, failures."""
 
 from __future__ import annotations
 
-import csv
-import io
-import textwrap
-from dataclasses import dataclass
-from typing import NamedTuple
+from kcal.benchmark.reshuffles import LEAST_GROUPS
+from kcal.benchmark.results import MEASURES, RANKED, Results, Row
+from kcal.benchmark.table import Entry, Table
+from kcal.metrics import MethodComparison, ReshuffleSummary
 
-from rich import box
-from rich.markup import escape
-from rich.table import Table as RichTable
-
-from kcal.benchmark.results import MEASURES, RANKED, Results
-from kcal.metrics import ReshuffleSummary
+__all__ = [
+    "ABSENT",
+    "CORRECTED_NOTE",
+    "FAILED",
+    "FAILED_IN_SOME",
+    "INACCURATE",
+    "NOTE",
+    "Entry",
+    "Table",
+    "all_tables",
+    "corrected_table",
+    "dealing_note",
+    "failure_table",
+    "metric_table",
+    "rank_table",
+    "time_table",
+    "training_table",
+]
 
 ABSENT = "–"
+FAILED = "failed"
+FAILED_IN_SOME = "✗"
 INACCURATE = "†"
 NOTE = (
     "Mean ± standard deviation over reshuffles. Bold: the best mean among methods that keep the accuracy, and what is "
     f"not significantly worse (pooled t-test, p = 0.01); {INACCURATE} significantly less accurate than uncalibrated; "
-    f"underlined: the best mean of all, where it does not keep the accuracy; {ABSENT} did not take part or failed. "
+    f"underlined: the best mean of all, where it does not keep the accuracy; {FAILED}: in every reshuffle; "
+    f"{FAILED_IN_SOME} failed in so many reshuffles: the mean is over the others, and neither compared nor ranked; "
+    f"{ABSENT} did not take part, or has no such number. "
     "Reshuffles share samples, and the pooled test takes them for independent: it is surer than it should be."
 )
 CORRECTED_NOTE = (
@@ -28,87 +43,15 @@ CORRECTED_NOTE = (
     "corrected test of Nadeau and Bengio (paired, p = 0.01). Reshuffles of one pool overlap: this test allows for it, "
     "the pooled one behind the bold numbers does not, so that more methods tend to tie here."
 )
-WIDEST_HEADING, WIDEST_NAME = 12, 20
-"""Characters of headings and names in a terminal, beyond which they take several lines."""
-
-
-class Entry(NamedTuple):
-    """What stands in one place of a table."""
-
-    text: str
-    bold: bool = False
-    underlined: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """A title, a heading for each column, and rows whose first entry is a name."""
-
-    name: str
-    title: str
-    heading: tuple[str, ...]
-    rows: tuple[tuple[Entry, ...], ...]
-    note: str = ""
-
-    def as_rich(self) -> RichTable:
-        """Return the table for a terminal."""
-        table = RichTable(title=self.title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-        for place, name in enumerate(self.heading):
-            heading = escape(_broken(name, WIDEST_HEADING))
-            table.add_column(heading, justify="left" if place == 0 else "right", no_wrap=True)
-        for first, *others in self.rows:
-            shown = [first._replace(text=_broken(first.text, WIDEST_NAME)), *others]
-            table.add_row(*(_wrapped(entry, "[bold]", "[/bold]", "[underline]", "[/underline]") for entry in shown))
-        return table
-
-    def turned(self, corner: str = "method") -> Table:
-        """Return the table with rows as columns: methods are more than tasks, and terminals are narrow."""
-        names = [row[0].text for row in self.rows]
-        columns = zip(*(row[1:] for row in self.rows), strict=True)
-        rows = tuple((Entry(name), *entries) for name, entries in zip(self.heading[1:], columns, strict=True))
-        return Table(self.name, self.title, (corner, *names), rows, self.note)
-
-    def as_markdown(self) -> str:
-        """Return the table as GitHub shows it."""
-        lines = [f"| {' | '.join(self.heading)} |", f"|{'|'.join(['---'] + ['--:'] * (len(self.heading) - 1))}|"]
-        for row in self.rows:
-            cells = [_wrapped(entry, "**", "**", "<u>", "</u>").replace("|", "\\|") for entry in row]
-            lines.append(f"| {' | '.join(cells)} |")
-        return "\n".join([f"### {self.title}", "", *lines, ""])
-
-    def as_csv(self) -> str:
-        """Return the table for a spreadsheet; marks are left out."""
-        stream = io.StringIO()
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(self.heading)
-        writer.writerows([[entry.text for entry in row] for row in self.rows])
-        return stream.getvalue()
-
-    def as_latex(self) -> str:
-        """Return the table for a paper; it needs the package booktabs."""
-        rows = [
-            " & ".join(
-                _wrapped(entry._replace(text=_latex(entry.text)), r"\textbf{", "}", r"\underline{", "}")
-                for entry in row
-            )
-            for row in self.rows
-        ]
-        heading = " & ".join(_latex(name) for name in self.heading)
-        return "\n".join(
-            [
-                r"\begin{table}[ht]",
-                rf"\caption{{{_latex(self.title)}}}",
-                rf"\begin{{tabular}}{{l{'r' * (len(self.heading) - 1)}}}",
-                r"\toprule",
-                rf"{heading} \\",
-                r"\midrule",
-                *(rf"{row} \\" for row in rows),
-                r"\bottomrule",
-                r"\end{tabular}",
-                r"\end{table}",
-                "",
-            ]
-        )
+RANK_NOTE = (
+    "Ranks over every reshuffle of every task, among the methods that are there; 1 is the best. A method that failed "
+    "in a reshuffle is not ranked on that task."
+)
+TIME_NOTE = (
+    "Median over reshuffles, on one processor. A projection is trained once a task and way of dealing, which is not "
+    "counted here."
+)
+TRAINING_NOTE = "Once a task and way of dealing, on one processor; all reshuffles share the projection."
 
 
 def all_tables(results: Results) -> list[Table]:
@@ -116,8 +59,8 @@ def all_tables(results: Results) -> list[Table]:
     tables = [metric_table(results, metric) for metric in MEASURES]
     if any(results.sizes(row) is not None for row in results.rows):
         tables.append(corrected_table(results))
-    tables += [rank_table(results), time_table(results)]
-    return [*tables, failure_table(results)] if results.failures else tables
+    tables += [rank_table(results), time_table(results), training_table(results), failure_table(results)]
+    return [table for table in tables if table.rows]
 
 
 def metric_table(results: Results, metric: str) -> Table:
@@ -126,20 +69,24 @@ def metric_table(results: Results, metric: str) -> Table:
     rows = []
     for row in results.rows:
         comparison = results.comparison(row, metric)
-        marks = comparison.pooled
-        entries = [Entry(row.label)]
-        for method in results.methods:
-            summary = comparison.summaries.get(method)
-            if summary is None:
-                entries.append(Entry(ABSENT))
-                continue
-            mark = "" if method in marks.accuracy_preserving else INACCURATE
-            text = f"{_scaled(summary, scale)}{mark}"
-            entries.append(Entry(text, bold=method in marks.best, underlined=method == marks.underlined))
-        rows.append(tuple(entries))
+        entries = [_metric_entry(results, row, metric, method, comparison) for method in results.methods]
+        rows.append((Entry(row.label), *entries))
     arrow = "↑" if better == "higher" else "↓"
     unit = " × 10⁻²" if scale == 100 else ""
     return Table(metric, f"{title} {arrow}{unit}", ("task", *results.methods), tuple(rows), NOTE)
+
+
+def _metric_entry(results: Results, row: Row, metric: str, method: str, comparison: MethodComparison | None) -> Entry:
+    scale = MEASURES[metric].scale
+    if comparison is not None and method in comparison.summaries:
+        marks = comparison.pooled
+        mark = "" if method in marks.accuracy_preserving else INACCURATE
+        text = f"{_scaled(comparison.summaries[method], scale)}{mark}"
+        return Entry(text, bold=method in marks.best, underlined=method == marks.underlined)
+    summary, n_failed = results.partly(row, metric, method)
+    if summary is None:
+        return Entry(FAILED if n_failed else ABSENT)
+    return Entry(f"{_scaled(summary, scale)}{f' {FAILED_IN_SOME}{n_failed}' if n_failed else ''}")
 
 
 def corrected_table(results: Results) -> Table:
@@ -147,7 +94,8 @@ def corrected_table(results: Results) -> Table:
     shown = (*RANKED, "negative_log_likelihood")
     rows = []
     for row in results.rows:
-        marks = [results.comparison(row, metric).corrected for metric in shown]
+        comparisons = [results.comparison(row, metric) for metric in shown]
+        marks = [None if each is None else each.corrected for each in comparisons]
         entries = [Entry(ABSENT if each is None or not each.best else ", ".join(each.best)) for each in marks]
         rows.append((Entry(row.label), *entries))
     heading = ("task", *(MEASURES[metric].title for metric in shown))
@@ -156,76 +104,91 @@ def corrected_table(results: Results) -> Table:
 
 def rank_table(results: Results) -> Table:
     """Return average ranks: metrics as rows, methods as columns, and an overall average."""
+    failed = {method for method in results.methods if _failed_everywhere(results, method)}
     rows = []
     for metric in (*RANKED, "negative_log_likelihood"):
-        ranks = results.ranks(metric)
+        found = results.ranks(metric)
+        ranks, best = ({}, ()) if found is None else (found.ranks, found.best)
         entries = [
-            Entry(
-                str(ranks.ranks[method]).replace(" ± ", "±") if method in ranks.ranks else ABSENT,
-                bold=method in ranks.best,
-            )
+            Entry(str(ranks[method]).replace(" ± ", "±"), bold=method in best)
+            if method in ranks
+            else Entry(FAILED if method in failed else ABSENT)
             for method in results.methods
         ]
         rows.append((Entry(MEASURES[metric].title), *entries))
     overall = results.overall()
-    best = min(overall.values())
+    lowest = min(overall.values(), default=None)
     entries = [
-        Entry(f"{overall[method]:.2f}" if method in overall else ABSENT, bold=overall.get(method) == best)
+        Entry(f"{overall[method]:.2f}", bold=overall[method] == lowest)
+        if method in overall
+        else Entry(FAILED if method in failed else ABSENT)
         for method in results.methods
     ]
     rows.append((Entry("overall, without NLL"), *entries))
-    note = "Ranks over every reshuffle of every task, among the methods that are there; 1 is the best."
-    return Table("ranks", "Average rank ↓", ("metric", *results.methods), tuple(rows), note)
+    return Table("ranks", "Average rank ↓", ("metric", *results.methods), tuple(rows), RANK_NOTE)
+
+
+def _failed_everywhere(results: Results, method: str) -> bool:
+    """Say whether a method took part and has no whole row: it failed in each."""
+    taken = [found for row in results.rows if (found := results.of_method(row, method))]
+    return bool(taken) and all(any(outcome.error is not None for outcome in found) for found in taken)
 
 
 def time_table(results: Results) -> Table:
     """Return median seconds to fit and to predict."""
     rows = []
     for row in results.rows:
-        found = [results.seconds(row, method) for method in results.methods]
-        entries = [Entry(ABSENT if each is None else f"{each[0]:.2f} + {each[1]:.2f}") for each in found]
+        entries = []
+        for method in results.methods:
+            found = results.seconds(row, method)
+            absent = FAILED if results.of_method(row, method) else ABSENT
+            entries.append(Entry(absent if found is None else f"{found[0]:.2f} + {found[1]:.2f}"))
         rows.append((Entry(row.label), *entries))
-    note = "Median over reshuffles, on one processor. A projection is trained once a task, which is not counted here."
-    return Table("seconds", "Seconds to fit + to predict", ("task", *results.methods), tuple(rows), note)
+    return Table("seconds", "Seconds to fit + to predict", ("task", *results.methods), tuple(rows), TIME_NOTE)
+
+
+def training_table(results: Results) -> Table:
+    """Return the seconds of training the projections: tasks as rows, the methods that learn one as columns."""
+    found = {method: [results.training_seconds(row, method) for row in results.rows] for method in results.methods}
+    learning = [method for method, seconds in found.items() if any(each is not None for each in seconds)]
+    rows = [
+        (Entry(row.label), *(Entry(_seconds(found[method][place])) for method in learning))
+        for place, row in enumerate(results.rows)
+        if learning
+    ]
+    title = "Seconds to train the projection"
+    return Table("training", title, ("task", *learning), tuple(rows), TRAINING_NOTE)
 
 
 def failure_table(results: Results) -> Table:
     """Return what went wrong where."""
     rows = tuple(
         (
-            Entry(outcome.cell.task),
+            Entry(Row(outcome.cell.task, outcome.cell.by_group).label),
             Entry(outcome.cell.method),
             Entry(str(outcome.cell.reshuffle)),
-            Entry(str(outcome.error)),
+            Entry(" ".join(str(outcome.error).split())),
         )
         for outcome in results.failures
     )
     return Table("failures", "Failed", ("task", "method", "reshuffle", "error"), rows)
 
 
+def dealing_note(results: Results) -> str:
+    """Return which tasks have too few groups to be dealt by them; empty if none."""
+    told = [
+        f"{task} ({groups} group{'' if groups == 1 else 's'})" for task, groups in results.dealt_by_row_only.items()
+    ]
+    if not told:
+        return ""
+    return f"Dealt by row only, for fewer than {LEAST_GROUPS + 1} groups in the pool: {', '.join(told)}."
+
+
+def _seconds(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.1f}"
+
+
 def _scaled(summary: ReshuffleSummary, scale: float) -> str:
     digits = 2 if scale == 100 else 4
     mean, std = scale * summary.mean, scale * summary.std
     return f"{mean:.{digits}f}±{std:.{digits}f}" if summary.n_reshuffles > 1 else f"{mean:.{digits}f}"
-
-
-def _broken(text: str, width: int) -> str:
-    """Break a text into lines, between words alone."""
-    return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
-
-
-def _wrapped(entry: Entry, bold: str, bold_end: str, underline: str, underline_end: str) -> str:
-    text = escape(entry.text) if bold == "[bold]" else entry.text
-    if entry.underlined:
-        text = f"{underline}{text}{underline_end}"
-    return f"{bold}{text}{bold_end}" if entry.bold else text
-
-
-def _latex(text: str) -> str:
-    for plain, written in (
-        ("\\", r"\textbackslash{}"), ("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#"), ("±", r"$\pm$"),
-        ("×", r"$\times$"), ("⁻²", "$^{-2}$"), ("↑", r"$\uparrow$"), ("↓", r"$\downarrow$"), ("†", r"$\dagger$"),
-        ("–", "--"),
-    ):  # fmt: skip
-        text = text.replace(plain, written)
-    return text

@@ -7,12 +7,16 @@ A task is one npz file, NAME.npz:
     calibration_share                                                   of the pool, in each reshuffle
     train_groups, pool_groups, classes                                  if there are any
 
-Beside it may lie companions, NAME@focal.npz and the like: ``pool_logits`` of a network trained with another loss.
+Beside it may lie companions, NAME@focal.npz, NAME@mmce.npz and NAME@smooth.npz: ``pool_logits`` of a network trained
+with another loss.
 """
 
 from __future__ import annotations
 
 import io
+import struct
+import warnings
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +26,15 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from kcal.benchmark.reshuffles import LEAST_GROUPS
 from kcal.calibrators import ClassifierOutputs
 from kcal.datasets import COMPANIONS, load_example
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
 from kcal.persistence import write_whole
 
 PARTS = ("train", "pool")
+DAMAGED = (OSError, ValueError, EOFError, BadZipFile, zlib.error, NotImplementedError, RuntimeError, struct.error)
+"""What numpy and zipfile raise at damaged files, one thing or another by the byte that is wrong."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +63,11 @@ class Task:
         )
 
 
+def can_be_dealt_by_group(task: Task) -> bool:
+    """Say whether a task has groups, and enough of them to calibrate with some and test on others."""
+    return task.has_groups and len(np.unique(task.pool.groups)) > LEAST_GROUPS
+
+
 def example_task() -> Task:
     """Return the embedded example; both of its unseen parts are the pool."""
     example = load_example()
@@ -74,18 +86,42 @@ def example_task() -> Task:
 
 def read_tasks(folder: str | Path) -> Iterator[Task]:
     """Yield the tasks of a folder, by name; one at a time, because they can be large."""
+    yield from (read_task(path) for path in task_paths(folder))
+
+
+def task_paths(folder: str | Path) -> list[Path]:
+    """Return the files of the tasks in a folder, by name, without companions; there must be one."""
     place = Path(folder)
-    paths = task_paths(place)
+    if not place.is_dir():
+        raise InvalidInputError(f"{place} is not a folder; give one that holds tasks, NAME.npz.")
+    paths = sorted(path for path in place.glob("*.npz") if "@" not in path.stem)
     if not paths:
         raise InvalidInputError(f"{place} holds no task: no file NAME.npz. Make one with kcal task.")
-    yield from (read_task(path) for path in paths)
+    return paths
 
 
-def task_paths(folder: Path) -> list[Path]:
-    """Return the files of the tasks in a folder, by name, without companions."""
-    if not folder.is_dir():
-        raise InvalidInputError(f"{folder} is not a folder; give one that holds tasks, NAME.npz.")
-    return sorted(path for path in folder.glob("*.npz") if "@" not in path.stem)
+def check_tasks(folder: str | Path) -> None:
+    """Read every task of a folder, one at a time, so that a bad one is told before long work; warn of idle companions.
+
+    Raises
+    ------
+    FileFormatError
+        If a task or a companion cannot be used; the message names the file.
+    """
+    paths = task_paths(folder)
+    for path in paths:
+        try:
+            read_task(path)
+        except FileFormatError as error:
+            raise FileFormatError(f"{error} Nothing was run: mend the file, or remove it from {folder}.") from error
+    names = {path.stem for path in paths}
+    for path in sorted(Path(folder).glob("*@*.npz")):
+        name, _, loss = path.stem.partition("@")
+        if loss not in COMPANIONS:
+            known = ", ".join(COMPANIONS)
+            warnings.warn(f"{path} is not used: companions are NAME@LOSS.npz, LOSS one of {known}.", KcalWarning, 2)
+        elif name not in names:
+            warnings.warn(f"{path} is not used: there is no task {name}.npz beside it.", KcalWarning, 2)
 
 
 def read_task(path: str | Path) -> Task:
@@ -102,8 +138,10 @@ def _task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
     names = arrays.get("classes", np.arange(n_classes))
     if names.shape != (n_classes,):
         raise FileFormatError(f"{place.name}: classes must name all {n_classes} columns; got shape {names.shape}.")
-    beside = {found.stem.partition("@")[2]: found for found in sorted(place.parent.glob(f"{place.stem}@*.npz"))}
-    companions = {loss: _companion(found, parts["pool"]) for loss, found in beside.items()}
+    if len(parts["pool"].labels) < 2:
+        raise FileFormatError(f"{place.name}: the pool has 1 sample; to calibrate and to test it needs at least 2.")
+    beside = {loss: place.with_name(f"{place.stem}@{loss}.npz") for loss in COMPANIONS}
+    companions = {loss: _companion(path, parts["pool"]) for loss, path in beside.items() if path.is_file()}
     classes = tuple(str(name) for name in names.tolist())
     return Task(place.stem, parts["train"], parts["pool"], share, classes, companions)
 
@@ -157,11 +195,18 @@ def _halved(values: NDArray[np.float32], name: str) -> NDArray[Any]:
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
+        stored = np.load(path, allow_pickle=False)
+        if isinstance(stored, np.ndarray):
+            raise ValueError("it holds one array without a name, as npy files do")
+        with stored:
+            arrays = {name: stored[name] for name in stored.files}
+        foreign = [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]
+        if foreign:
+            raise ValueError(f"{foreign[0]} is no array")
+        return arrays
     except FileNotFoundError:
         raise FileFormatError(f"{path} is not there.") from None
-    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
+    except DAMAGED as error:
         raise FileFormatError(f"{path} is no npz file of arrays, or a damaged one ({error}).") from error
 
 

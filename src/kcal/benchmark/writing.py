@@ -12,8 +12,9 @@ import numpy as np
 
 from kcal.benchmark.cells import Cell
 from kcal.benchmark.results import Results, Row
-from kcal.benchmark.running import Plan, settings_of, versions
-from kcal.benchmark.tables import NOTE, Table, all_tables
+from kcal.benchmark.running import Plan
+from kcal.benchmark.spreadsheets import all_sheets
+from kcal.benchmark.tables import NOTE, Table, all_tables, dealing_note
 from kcal.errors import MissingExtraError
 from kcal.metrics import ReliabilityBins
 from kcal.persistence import write_whole
@@ -29,26 +30,28 @@ def write_results(results: Results, plan: Plan, folder: str | Path) -> list[Path
     tables = all_tables(results)
     files = [
         write_whole(place / "results.json", json.dumps(as_json(results, plan), indent=1, allow_nan=False).encode()),
-        write_whole(place / "tables.md", markdown(tables).encode()),
+        write_whole(place / "tables.md", markdown(tables, dealing_note(results)).encode()),
         write_whole(place / "tables.tex", "\n".join(table.as_latex() for table in tables).encode()),
     ]
-    files += [write_whole(place / "csv" / f"{table.name}.csv", table.as_csv().encode()) for table in tables]
+    files += [write_whole(place / "csv" / f"{name}.csv", text.encode()) for name, text in all_sheets(results).items()]
     return files + [path for row in results.rows if (path := _draw(results, row, place)) is not None]
 
 
 def as_json(results: Results, plan: Plan) -> dict[str, Any]:
-    """Return every number, with what it depends on."""
+    """Return every number, with what it depends on; the versions are those that the cells were measured with."""
     return {
-        "settings": {**settings_of(plan), "methods": list(plan.methods), "reshuffles": plan.reshuffles},
-        "versions": versions(),
+        "settings": {"seed": plan.seed, "methods": list(plan.methods), "reshuffles": plan.reshuffles},
+        "versions": results.versions,
+        "dealt_by_row_only": results.dealt_by_row_only,
         "outcomes": [outcome.as_json() for outcome in results.outcomes],
     }
 
 
-def markdown(tables: list[Table]) -> str:
-    """Return all tables as one text."""
-    notes = dict.fromkeys(table.note for table in tables if table.note and table.note != NOTE)
-    return "\n".join([*(table.as_markdown() for table in tables), NOTE, "", *notes, ""])
+def markdown(tables: list[Table], *more: str) -> str:
+    """Return all tables as one text, each with its note; the note that all metrics share comes once, after them."""
+    metrics = [table.as_markdown() for table in tables if table.note == NOTE]
+    others = [part for table in tables if table.note != NOTE for part in (table.as_markdown(), table.note)]
+    return "\n\n".join(part.strip("\n") for part in (*metrics, NOTE, *more, *others) if part) + "\n"
 
 
 def _draw(results: Results, row: Row, place: Path) -> Path | None:

@@ -67,16 +67,21 @@ def check_writable(path: Path, suffixes: tuple[str, ...] = (), *, option: str = 
     with named_output(path):
         if path.is_dir() or (path.exists() and not path.is_file()):
             raise InvalidInputError(f"{path} is not a file; give the name of one with {option}.")
-        if suffixes and path.suffix.lower() not in suffixes:
-            raise typer.BadParameter(
-                f"{option} must be a name that ends in {', '.join(suffixes)}; got {str(path)!r}. "
-                f"Try {str(path.with_suffix(suffixes[0]))!r}."
-            )
+        check_name(path, suffixes, option=option)
         if not path.parent.is_dir():
             raise InvalidInputError(f"{path} cannot be written: {path.parent} is not a folder; make it first.")
         handle, probe = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         os.close(handle)
         Path(probe).unlink()
+
+
+def check_name(path: Path, suffixes: tuple[str, ...], *, option: str = "--out") -> None:
+    """Refuse a name that does not end as it must; any may with no suffixes."""
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise typer.BadParameter(
+            f"{option} must be a name that ends in {', '.join(suffixes)}; got {str(path)!r}. "
+            f"Try {str(path.with_suffix(suffixes[0]))!r}."
+        )
 
 
 def check_predictions_file(path: Path, *, evidence: bool) -> None:

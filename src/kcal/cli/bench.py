@@ -8,18 +8,17 @@ from typing import Annotated
 
 import typer
 
-from kcal.benchmark import PAPER, Plan, example_task, read_tasks, run
+from kcal.benchmark import DEFAULT, Plan, check_tasks, example_task, read_tasks, run
 from kcal.benchmark.entrants import ENTRANTS
 from kcal.benchmark.page import write_page
 from kcal.benchmark.results import Results
-from kcal.benchmark.tables import NOTE, all_tables
+from kcal.benchmark.studies import STUDIES, read_studies
+from kcal.benchmark.tables import all_tables, dealing_note
 from kcal.benchmark.writing import write_results
-from kcal.cli.arrays_out import check_writable, named_output
+from kcal.cli.arrays_out import check_name, check_writable, named_output
+from kcal.cli.showing import show_tables
 from kcal.cli.tables import console
 from kcal.cli.watching import watching
-
-FIRST_SHOWN = 5
-"""Tables of metrics that are printed; the others are in the files."""
 
 
 def bench(
@@ -34,7 +33,11 @@ def bench(
     ] = Path("kcal-bench"),
     methods: Annotated[
         str | None,
-        typer.Option(metavar="A,B,C", help=f"Methods, or all. (default: {','.join(PAPER)})", show_default=False),
+        typer.Option(
+            metavar="A,B,C",
+            help=f"Methods, or all. (default, the paper's and the blend: {','.join(DEFAULT)})",
+            show_default=False,
+        ),
     ] = None,
     reshuffles: Annotated[int, typer.Option(min=1, help="How often a pool is dealt into calibration and test.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same reshuffles and results.")] = 0,
@@ -51,9 +54,11 @@ def bench(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no tables.")] = False,
 ) -> None:
-    """Run all methods on all tasks as the paper does, and write its tables.
+    """Run methods on all tasks as the paper does, and write its tables.
 
-    A run that was stopped goes on where it was: give the same folder again. A method that fails says so in its cells.
+    A run that was stopped goes on where it was: give the same folder again. Cells that were measured on other data,
+    with other parameters of their method or with other versions of kcal, torch, numpy, scipy, scikit-learn or (for gp)
+    gpytorch are measured anew, and a warning counts them. A method that fails says so in the tables; the others go on.
 
     [bold]Examples[/]
 
@@ -61,10 +66,11 @@ def bench(
 
     [green]kcal bench tasks --out results[/]
     """
-    names = _parse_methods(methods)
+    plan = Plan(tuple(_parse_methods(methods)), reshuffles, seed, jobs or os.cpu_count() or 1)
+    if tasks is not None:
+        check_tasks(tasks)
     if page is not None:
-        check_writable(page, (".md",), option="--page")
-    plan = Plan(tuple(names), reshuffles, seed, jobs or os.cpu_count() or 1)
+        _check_page(page, out)
     with watching(quiet) as watch:
         outcomes = run([example_task()] if tasks is None else read_tasks(tasks), plan, out, watch=watch)
     results = Results.of(outcomes, plan.methods)
@@ -74,20 +80,24 @@ def bench(
             write_page(page, results, plan, out)
     if quiet:
         return
-    tables = all_tables(results)
     screen = console()
-    for table in (
-        *tables[:FIRST_SHOWN],
-        *(table for table in tables if table.name in ("ranks", "seconds", "failures")),
-    ):
-        screen.print((table if table.name == "failures" else table.turned()).as_rich())
-    screen.print(NOTE)
+    show_tables(screen, all_tables(results), dealing_note(results))
     screen.print(f"{len(files)} files in {out}: results.json, tables.md, tables.tex, csv/, reliability/", markup=False)
+
+
+def _check_page(page: Path, out: Path) -> None:
+    """Refuse early what could not be written, or put together, after long work."""
+    check_name(page, (".md",), option="--page")
+    if out.resolve() in page.resolve().parents:
+        with named_output(page):
+            page.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(page, (".md",), option="--page")
+    read_studies(out, STUDIES)
 
 
 def _parse_methods(text: str | None) -> list[str]:
     if text is None:
-        return list(PAPER)
+        return list(DEFAULT)
     names = list(ENTRANTS) if text.strip() == "all" else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in ENTRANTS:

@@ -11,11 +11,12 @@ from torch import nn
 
 from kcal import metrics
 from kcal.benchmark.entrants import Entrant
-from kcal.benchmark.reshuffles import LEAST_GROUPS, Reshuffle, reshuffles_by_row
+from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_row
 from kcal.benchmark.results import MEASURES
 from kcal.benchmark.studies.study import SHOWN, mean_entry
 from kcal.benchmark.tables import Entry
 from kcal.benchmark.tasks import Task
+from kcal.benchmark.tasks import can_be_dealt_by_group as can_be_dealt_by_group
 from kcal.calibrators import Calibrator, KCal
 from kcal.projection import FastRecipe, PaperRecipe, TrainedProjection, train_projection
 
@@ -26,11 +27,6 @@ Values = dict[str, NDArray[np.float64]]
 def deals_of(task: Task, n_reshuffles: int, seed: int) -> list[Reshuffle]:
     """Return the reshuffles of a task's pool, row by row: the same ones in every study."""
     return reshuffles_by_row(len(task.pool.labels), task.calibration_share, n_reshuffles, seed)
-
-
-def can_be_dealt_by_group(task: Task) -> bool:
-    """Say whether a task has groups, and enough of them to calibrate with some and test on others."""
-    return task.has_groups and len(np.unique(task.pool.groups)) > LEAST_GROUPS
 
 
 def fit_quietly(entrant: Entrant, task: Task, rows: NDArray[np.intp], *, by_group: bool = False) -> Calibrator:

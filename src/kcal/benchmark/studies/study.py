@@ -113,15 +113,19 @@ def write_study(study: Study, folder: str | Path) -> list[Path]:
 
 
 def read_studies(folder: str | Path, names: Iterable[str]) -> list[Study]:
-    """Return those of the named studies that were written to a folder."""
+    """Return those of the named studies that were written to a folder; other JSON of the same name is left alone."""
     found = []
     for name in names:
         path = Path(folder) / f"{name}.json"
         if path.is_file():
             try:
-                found.append(Study.from_json(json.loads(path.read_text(encoding="utf-8"))))
+                stored = json.loads(path.read_text(encoding="utf-8"))
+                if isinstance(stored, dict) and {"name", "about", "tables"} <= stored.keys():
+                    found.append(Study.from_json(stored))
             except (ValueError, KeyError, TypeError) as error:
-                raise FileFormatError(f"{path} is no study: {error!r}. Remove it, or run the study again.") from error
+                raise FileFormatError(
+                    f"{path} is no study, or a damaged one: {error!r}. Remove it, or run the study again."
+                ) from error
     return found
 
 

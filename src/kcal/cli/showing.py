@@ -1,0 +1,32 @@
+"""The benchmark's tables in a terminal of any width."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from kcal.benchmark.tables import NOTE, Table
+
+NOT_TURNED = ("corrected", "failures")
+"""In the other tables tasks become columns, because there are more methods."""
+
+
+def show_tables(screen: Console, tables: list[Table], *more: str) -> None:
+    """Print tables, in parts where the terminal is narrow, each with its note; what all metrics share comes once."""
+    metrics = [table for table in tables if table.note == NOTE]
+    for table in metrics:
+        _show(screen, table)
+    for text in (NOTE, *more):
+        if text:
+            screen.print(text, markup=False)
+    for table in tables:
+        if table.note != NOTE:
+            _show(screen, table)
+            if table.note:
+                screen.print(table.note, markup=False)
+
+
+def _show(screen: Console, table: Table) -> None:
+    screen.print()
+    shown = table if table.name in NOT_TURNED else table.turned()
+    for part in shown.fitting(screen.width):
+        screen.print(part.as_rich())
