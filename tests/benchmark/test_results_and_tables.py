@@ -16,9 +16,21 @@ from rich.console import Console
 from kcal.benchmark import Cell, Outcome, Plan, Task, run
 from kcal.benchmark.page import PAPER_METHODS, PAPER_RANKS, results_page, where_not_first, write_page
 from kcal.benchmark.results import MEASURES, Results, Row
+from kcal.benchmark.spreadsheets import metric_sheet, rank_sheet, time_sheet
 from kcal.benchmark.studies import Study, write_study
 from kcal.benchmark.studies.study import Line, Panel
-from kcal.benchmark.tables import Entry, Table, all_tables, corrected_table, metric_table, rank_table, time_table
+from kcal.benchmark.table import latex
+from kcal.benchmark.tables import (
+    NOTE,
+    Entry,
+    Table,
+    all_tables,
+    corrected_table,
+    metric_table,
+    rank_table,
+    time_table,
+    training_table,
+)
 from kcal.benchmark.writing import write_results
 from kcal.errors import InvalidInputError
 from kcal.metrics import corrected_resampled_t_test
@@ -65,22 +77,80 @@ def test_ranks_and_seconds(results: Results) -> None:
     assert ranks["Accuracy"][0].text == "1.50±0.00"
     assert ranks["overall, without NLL"][3].text == "–"
     assert [entry.text for entry in time_table(results).rows[0]] == ["ta_sk", *["2.00 + 0.50"] * 3, "–"]
+    assert rank_sheet(results).splitlines()[3] == "ECE,3,0,2,0,1,0,,"
+    assert time_sheet(results).splitlines()[1] == "ta_sk,2,0.5,,2,0.5,,2,0.5,,,,"
 
 
-def test_a_failure_takes_a_method_out_of_its_row_and_is_told(results: Results) -> None:
-    broken = Outcome(Cell("ta_sk", False, 1, "ts"), error="ValueError: no")
-    found = Results.of([*(o for o in results.outcomes if o.cell != broken.cell), broken], METHODS)
-    assert metric_table(found, "expected_calibration_error").rows[0][2] == Entry("–")
-    assert all_tables(found)[-1].rows == ((Entry("ta_sk"), Entry("ts"), Entry("1"), Entry("ValueError: no")),)
-    assert found.values(Row("ta_sk", False), "accuracy", "ts") is None
+def test_seconds_of_training_have_a_table_of_their_own(results: Results) -> None:
+    assert training_table(results).rows == ()
+    trained = [replace(each, train_seconds=7.25) if each.cell.method == "ts" else each for each in results.outcomes]
+    found = Results.of(trained, METHODS)
+    table = training_table(found)
+    assert (table.heading, table.rows) == (("task", "ts"), ((Entry("ta_sk"), Entry("7.2")),))
+    assert table in all_tables(found)
+    assert "ts_train" in time_sheet(found)
+
+
+@pytest.mark.parametrize(
+    ("character", "written"),
+    [
+        ("\\", r"\textbackslash{}"),
+        ("{", r"\{"),
+        ("}", r"\}"),
+        ("$", r"\$"),
+        ("^", r"\textasciicircum{}"),
+        ("~", r"\textasciitilde{}"),
+        ("&", r"\&"),
+        ("%", r"\%"),
+        ("_", r"\_"),
+        ("#", r"\#"),
+        ("±", r"$\pm$"),
+        ("†", r"$\dagger$"),
+    ],
+)
+def test_latex_escapes_each_character_once(character: str, written: str) -> None:
+    assert latex(f"a{character}b") == f"a{written}b"
+    assert latex(f"{character}\\{character}") == rf"{written}\textbackslash{{}}{written}"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_is_split_rather_than_cut(width: int) -> None:
+    names = tuple(f"task-number-{place:02}" for place in range(9))
+    words = "one two three four five six seven eight nine ten eleven"
+    rows = tuple(
+        (Entry(f"method-{n}"), *(Entry(f"{n}{k}.00±10.00†") for k in range(8)), Entry(words)) for n in range(3)
+    )
+    parts = Table("t", "A title", ("method", *names), rows).fitting(width)
+    assert len(parts) > 1
+    console = Console(width=width, file=io.StringIO())
+    for part in parts:
+        console.print(part.as_rich())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    assert all(entry.text in text for row in rows for entry in row[1:-1])
+    assert all(word in text.split() for word in words.split())
+    assert [f"A title ({n} of {len(parts)})" in text for n in range(1, len(parts) + 1)] == [True] * len(parts)
+
+
+def test_notes_are_in_every_text(results: Results, tmp_path: Path) -> None:
+    plan = Plan(("ts", "imax"), 3)
+    trained = [replace(each, train_seconds=7.25) if each.cell.method == "ts" else each for each in results.outcomes]
+    found = Results.of(trained, METHODS)
+    write_results(found, plan, tmp_path)
+    texts = [results_page(found, plan), (tmp_path / "tables.md").read_text()]
+    for note in {table.note for table in all_tables(found)}:
+        assert all(text.count(note) == 1 for text in texts), note
+        assert latex(note) in (tmp_path / "tables.tex").read_text()
+    assert NOTE in texts[0]
 
 
 def test_every_format_says_the_same(results: Results) -> None:
     table = metric_table(results, "expected_calibration_error")
     markdown = table.as_markdown()
     assert "| ta_sk | 10.00±0.20 | **5.00±0.20** | <u>1.00±0.20†</u> | – |" in markdown
-    rows = list(csv.reader(io.StringIO(table.as_csv())))
-    assert rows == [["task", *METHODS], ["ta_sk", "10.00±0.20", "5.00±0.20", "1.00±0.20†", "–"]]
+    heading, row = csv.reader(io.StringIO(metric_sheet(results, "expected_calibration_error")))
+    assert heading[:4] == ["task", "uncal_mean", "uncal_std", "uncal_failed"]
+    assert row == ["ta_sk", "10", "0.2", "0", "5", "0.2", "0", "1", "0.2", "0", "", "", ""]
     latex = table.as_latex()
     assert r"ta\_sk & 10.00$\pm$0.20 & \textbf{5.00$\pm$0.20} & \underline{1.00$\pm$0.20$\dagger$} & -- \\" in latex
     assert latex.count("{") == latex.count("}")
@@ -94,7 +164,7 @@ def test_every_format_says_the_same(results: Results) -> None:
 def test_brackets_and_bars_in_names_harm_no_format() -> None:
     table = Table("t", "title", ("task", "a"), ((Entry("[bold]x|y&z%"), Entry("1")),))
     assert "x\\|y" in table.as_markdown()
-    assert r"x|y\&z\%" in table.as_latex()
+    assert r"{[}bold]x\textbar{}y\&z\%" in table.as_latex()  # \\ would take what stands in brackets for a length
     console = Console(width=60, file=io.StringIO())
     console.print(table.as_rich())
     assert "[bold]x|y&z%" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -128,6 +198,7 @@ def test_the_page_tells_where_kcal_is_not_first_and_what_the_paper_ranked(result
     page = results_page(found, Plan(("ts", "imax", "kcal"), 3))
     assert "- ta_sk, ECE: 20.00, ts 5.00" in page
     assert "- ta_sk, Accuracy" not in page
+    assert "## Where the blend is not first" not in page  # it was not run
     assert "| ECE | 8.42 | 6.68 | 7.73 | 3.84 |" in page
     assert page.count("### ECE ↓") == 1
     assert "**New groups.**" not in page  # there are none
@@ -141,9 +212,29 @@ def test_the_page_tells_where_kcal_is_not_first_and_what_the_paper_ranked(result
     assert told.endswith("however good the number.")
 
 
+def test_a_tie_is_no_first_place_and_nothing_to_explain_is_not_explained(results: Results) -> None:
+    noise = (0.0, 0.002, -0.002)
+    methods = ("uncal", "ts", "imax", "kcal", "kcal-blend")
+    near = [outcome("kcal", i, accuracy=0.9 + d, expected_calibration_error=0.051 + d) for i, d in enumerate(noise)]
+    best = [
+        outcome("kcal-blend", i, accuracy=0.9 + d, expected_calibration_error=0.05 + d) for i, d in enumerate(noise)
+    ]
+    found = Results.of([*results.outcomes, *near, *best], methods)
+    assert "kcal" in found.comparison(Row("ta_sk", False), "expected_calibration_error").pooled.best  # type: ignore[union-attr]
+    told = where_not_first(found, "kcal")
+    assert told.startswith("- ta_sk, ECE: 5.10, ts 5.00, tied\n\ntied: not significantly worse")
+    page = results_page(found, Plan(methods, 3))
+    assert "### Why" in page
+    assert "## Where the blend is not first\n\nNowhere." in page
+    first = [replace(each, cell=replace(each.cell, method="kcal")) for each in best]
+    page = results_page(Results.of([*results.outcomes, *first], methods[:4]), Plan(methods[:4], 3))
+    assert "## Where KCal is not first\n\nNowhere." in page
+    assert "### Why" not in page
+
+
 def test_the_page_tells_why_and_what_helped(results: Results) -> None:
     steps = (0, 400, 400)
-    cells = [replace(outcome("kcal", i, accuracy=0.9), details={"checkpoint_step_": n}) for i, n in enumerate(steps)]
+    cells = [replace(outcome("kcal", i, accuracy=0.89), details={"checkpoint_step_": n}) for i, n in enumerate(steps)]
     by_row = [*results.outcomes, *cells]
     by_group = [replace(each, cell=replace(each.cell, by_group=True), sizes=(1200, 90)) for each in by_row]
     found = Results.of([*by_row, *by_group], ("uncal", "ts", "imax", "kcal"))
@@ -186,17 +277,6 @@ def test_the_corrected_test_ties_methods_whose_difference_scatters() -> None:
     assert table in all_tables(results)
     without = Results.of([replace(each, sizes=None) for each in found], results.methods)
     assert "corrected" not in {each.name for each in all_tables(without)}
-
-
-def test_old_cells_learn_their_sizes_when_a_run_goes_on(task: Task, tmp_path: Path) -> None:
-    plan = Plan(("ts",), reshuffles=1, jobs=1)
-    run([task], plan, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
-    for line in lines:
-        line.pop("sizes", None)
-    (tmp_path / "cells.jsonl").write_text("\n".join(json.dumps(line) for line in lines) + "\n")
-    again = run([task], plan, tmp_path)
-    assert {each.sizes for each in again if not each.cell.by_group} == {(60, 90)}
 
 
 def test_the_page_shows_the_studies_and_pictures_of_its_folder(task: Task, tmp_path: Path) -> None:

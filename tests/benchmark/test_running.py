@@ -16,9 +16,10 @@ from kcal import metrics
 from kcal.benchmark import ENTRANTS, Plan, Task, run
 from kcal.benchmark.cells import Outcome
 from kcal.benchmark.entrants import TRAINED, Entrant, takes_part, train_for
-from kcal.benchmark.running import CELLS, deal
+from kcal.benchmark.keeping import CELLS
+from kcal.benchmark.running import deal
 from kcal.calibrators import CALIBRATORS, TemperatureScaling
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
 
 QUICK = tuple(name for name in ENTRANTS if name not in ("iop", "gp", "smooth"))
 """Without two that are slow, and one that the small task has no companion for."""
@@ -116,7 +117,8 @@ def test_another_seed_or_other_data_are_not_mixed_in(task: Task, tmp_path: Path)
     with pytest.raises(InvalidInputError, match="other settings"):
         run([task], Plan(("ts",), reshuffles=1, seed=1, jobs=1), tmp_path)
     measured: list[str] = []
-    run([make_task(seed=1)], Plan(("ts",), reshuffles=1, jobs=1), tmp_path, watch=counting(measured))
+    with pytest.warns(KcalWarning, match="2 of other data"):
+        run([make_task(seed=1)], Plan(("ts",), reshuffles=1, jobs=1), tmp_path, watch=counting(measured))
     assert len(measured) == 4  # the task has the same name, but is another one
     (tmp_path / CELLS).write_text((tmp_path / CELLS).read_text() + '{"cell": 3}\n')
     with pytest.raises(FileFormatError, match="no outcome of this benchmark"):

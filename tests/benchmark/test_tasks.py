@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmark.conftest import make_task
-from kcal.benchmark import Task, example_task, read_task, read_tasks, write_task
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.benchmark import Task, check_tasks, example_task, read_task, read_tasks, write_task
+from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
 
 
 def written(task: Task, folder: Path) -> Path:
@@ -88,6 +89,45 @@ def test_a_bad_task_is_not_written_and_files_that_are_none_are_told(task: Task, 
         list(read_tasks(tmp_path / "nothing"))
     with pytest.raises(InvalidInputError, match="is not a folder"):
         list(read_tasks(tmp_path / "broken.npz"))
+
+
+@pytest.mark.parametrize("name", ["small.npz", "small@focal.npz"])
+@pytest.mark.parametrize("damage", ["npy", "zlib", "words"])
+def test_damaged_files_are_told_of_by_name(name: str, damage: str, task: Task, tmp_path: Path) -> None:
+    path = written(task, tmp_path)
+    np.savez_compressed(tmp_path / "small@focal.npz", pool_logits=task.pool.logits)
+    broken = tmp_path / name
+    if damage == "npy":
+        with broken.open("wb") as stream:
+            np.save(stream, task.pool.logits)
+    elif damage == "zlib":
+        content = bytearray(broken.read_bytes())
+        content[100:140] = bytes(40)
+        broken.write_bytes(content)
+    else:
+        with zipfile.ZipFile(broken, "w") as archive:
+            archive.writestr("pool_logits", "words")
+    with pytest.raises(FileFormatError, match=f"{name} is no npz file of arrays, or a damaged one"):
+        read_task(path)
+    with pytest.raises(FileFormatError, match=rf"{name} .*Nothing was run: mend the file, or remove it"):
+        check_tasks(tmp_path)
+
+
+def test_companions_that_nobody_uses_are_told(task: Task, tmp_path: Path) -> None:
+    written(task, tmp_path)
+    np.savez(tmp_path / "small@foo.npz", pool_logits=task.pool.logits)
+    with pytest.warns(KcalWarning, match=r"small@foo.npz is not used.*focal, mmce, smooth"):
+        check_tasks(tmp_path)
+    assert not read_task(tmp_path / "small.npz").companions
+    (tmp_path / "small@foo.npz").rename(tmp_path / "large@focal.npz")
+    with pytest.warns(KcalWarning, match=r"large@focal.npz is not used: there is no task large.npz"):
+        check_tasks(tmp_path)
+
+
+def test_a_pool_of_one_sample_is_no_task(task: Task, tmp_path: Path) -> None:
+    pool = type(task.pool)(*(getattr(task.pool, what)[:1] for what in ("embeddings", "logits", "labels", "groups")))
+    with pytest.raises(FileFormatError, match="the pool has 1 sample"):
+        write_task(tmp_path / "one.npz", task.train, pool, calibration_share=0.5)
 
 
 def test_large_values_keep_their_precision(tmp_path: Path) -> None:

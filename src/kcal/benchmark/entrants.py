@@ -98,6 +98,11 @@ def takes_part(name: str, task: Task) -> bool:
     return name not in TRAINED or name in task.companions
 
 
+def learns_a_projection(name: str) -> bool:
+    """Say whether an entrant learns from training data."""
+    return is_to_be_learned(new_calibrator(name, seed=0).get_params().get("projection"))
+
+
 def train_for(name: str, task: Task, *, seed: int, by_group: bool, **changes: Any) -> TrainedProjection | None:
     """Train the projection of an entrant that learns one, on training data alone; None for all others.
 

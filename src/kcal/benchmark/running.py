@@ -19,7 +19,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from kcal.benchmark.cells import Cell, Origin, Outcome, described, measure_cell
-from kcal.benchmark.entrants import Entrant, check_entrants, parameters_of, takes_part, train_for
+from kcal.benchmark.entrants import Entrant, check_entrants, learns_a_projection, parameters_of, takes_part, train_for
 from kcal.benchmark.keeping import CELLS, Kept, appending, find_again, read_cells, task_fingerprint, versions
 from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_group, reshuffles_by_row
 from kcal.benchmark.tasks import Task, can_be_dealt_by_group
@@ -99,7 +99,8 @@ def _run_task(
     watch(title, len(done), len(cells))
     prepared = {}
     for name in dict.fromkeys(cell.method for cell in missing):
-        watch(f"{title}: preparing {name}", len(done), len(cells))
+        if learns_a_projection(name):
+            watch(f"{title}: preparing {name}", len(done), len(cells))
         prepared[name] = _prepare(name, task, plan.seed, by_group=by_group)
     failed = [Outcome(cell, error=prepared[cell.method].error) for cell in missing if prepared[cell.method].error]
     ready = [cell for cell in missing if not prepared[cell.method].error]

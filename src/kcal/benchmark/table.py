@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -84,20 +85,26 @@ class Table:
 
     def fitting(self, width: int) -> list[Table]:
         """Return the table in as many parts, side by side, as a terminal of this width needs to cut nothing off."""
-        parts: list[list[int]] = []
-        room = 0
-        for place in range(1, len(self.heading)):
-            needed = BETWEEN + self._width(place)
-            if not parts or needed > room:
-                parts.append([])
-                room = width - AROUND - self._width(0)
-            parts[-1].append(place)
-            room -= needed
-        if len(parts) < 2:
+        room = width - AROUND - self._width(0)
+        needed = [BETWEEN + self._width(place) for place in range(1, len(self.heading))]
+        starts, used = [0], 0
+        for place, each in enumerate(needed):
+            if place > starts[-1] and used + each > room:
+                starts.append(place)
+                used = 0
+            used += each
+        if len(starts) < 2:
             return [self]
-        return [self._part(places, f"{self.title} ({n} of {len(parts)})") for n, places in enumerate(parts, 1)]
+        even = -(-len(needed) // len(starts))
+        if all(sum(needed[start : start + even]) <= room for start in range(0, len(needed), even)):
+            starts = list(range(0, len(needed), even))
+        ends = [*starts[1:], len(needed)]
+        return [
+            self._part(range(start + 1, end + 1), f"{self.title} ({number} of {len(starts)})")
+            for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1)
+        ]
 
-    def _part(self, places: list[int], title: str) -> Table:
+    def _part(self, places: Iterable[int], title: str) -> Table:
         chosen = (0, *places)
         rows = tuple(tuple(row[place] for place in chosen) for row in self.rows)
         return Table(self.name, title, tuple(self.heading[place] for place in chosen), rows, self.note)

@@ -1,0 +1,107 @@
+"""What goes wrong in a method or a task is told where it belongs, and the rest of the run goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmark.conftest import make_task
+from kcal.benchmark import Cell, Outcome, Plan, Task, run, running
+from kcal.benchmark.page import results_page, where_not_first
+from kcal.benchmark.results import MEASURES, Results, Row
+from kcal.benchmark.tables import Entry, all_tables, dealing_note, failure_table, metric_table, rank_table, time_table
+from kcal.benchmark.writing import as_json, markdown
+
+ECE = "expected_calibration_error"
+
+
+def outcome(method: str, reshuffle: int, ece: float, error: str | None = None) -> Outcome:
+    cell = Cell("task", False, reshuffle, method)
+    return Outcome(cell, error=error) if error else Outcome(cell, dict.fromkeys(MEASURES, 0.5) | {ECE: ece}, 1.0, 0.5)
+
+
+def results_with(*failing: tuple[str, int]) -> Results:
+    levels = {"uncal": 0.3, "ts": 0.1, "kcal": 0.2}
+    found = [
+        outcome(method, index, ece + 0.01 * index, "ValueError: a|b\nc" if (method, index) in failing else None)
+        for method, ece in levels.items()
+        for index in range(3)
+    ]
+    return Results.of(found, (*levels, "focal"))
+
+
+def test_training_that_fails_stands_in_the_cells_of_its_method(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str, *_: object, **__: object) -> None:
+        if name == "kcal":
+            raise ZeroDivisionError("nothing to learn")
+
+    monkeypatch.setattr(running, "train_for", fail)
+    found = run([task], Plan(("ts", "kcal"), 2, jobs=1), tmp_path)
+    for each in found:
+        if each.cell.method == "kcal":
+            assert each.error is not None
+            assert each.error.startswith("training the projection: ZeroDivisionError: nothing to learn")
+        else:
+            assert each.error is None
+    assert len(found) == 2 * 2 * 3
+
+
+@pytest.mark.parametrize("n_groups", [1, 2])
+def test_too_few_groups_are_dealt_by_row_and_it_is_said(n_groups: int, tmp_path: Path) -> None:
+    plan = Plan(("ts",), 1, jobs=1)
+    tasks = [make_task("few", n_groups=n_groups), make_task("enough", n_groups=3)]
+    results = Results.of(run(tasks, plan, tmp_path), plan.methods)
+    assert [row.label for row in results.rows] == ["few", "enough", "enough (by group)"]
+    note = dealing_note(results)
+    assert note.startswith("Dealt by row only, for fewer than 3 groups in the pool: few (")
+    assert "enough" not in note
+    assert note in results_page(results, plan)
+    assert note in markdown(all_tables(results), note)
+    assert dealing_note(results_with()) == ""
+
+
+def test_failures_and_absences_look_different() -> None:
+    results = results_with(*(("ts", index) for index in range(3)))
+    assert [entry.text for entry in metric_table(results, ECE).rows[0]][2:] == ["failed", "21.00±1.00", "–"]
+    assert metric_table(results, ECE).rows[0][3].bold
+    assert [entry.text for entry in rank_table(results).rows[0]][2:] == ["failed", "1.50±0.00", "–"]
+    assert [entry.text for entry in time_table(results).rows[0]][2:] == ["failed", "1.00 + 0.50", "–"]
+
+
+def test_failing_now_and_then_leaves_a_mean_that_is_not_compared() -> None:
+    results = results_with(("ts", 1))
+    ts, kcal = metric_table(results, ECE).rows[0][2:4]
+    assert ts == Entry("11.00±1.41 ✗1")
+    assert kcal.bold
+    ranks = results.ranks(ECE)
+    assert ranks is not None
+    assert set(ranks.ranks) == {"uncal", "kcal"}
+    assert where_not_first(results, "kcal") == ""
+    assert "- task, ECE: failed" in where_not_first(results, "ts")
+    assert results.values(Row("task", False), ECE, "ts") is None
+
+
+def test_without_the_baseline_numbers_stand_without_marks() -> None:
+    results = results_with(("uncal", 0))
+    row = metric_table(results, ECE).rows[0]
+    assert [entry.text for entry in row] == ["task", "31.50±0.71 ✗1", "11.00±1.00", "21.00±1.00", "–"]
+    assert not any(entry.bold for entry in row)
+    assert as_json(results, Plan(("ts", "kcal"), 3))["versions"] == {}
+    nobody = results_with(*((method, index) for method in ("uncal", "ts", "kcal") for index in range(3)))
+    assert "failed" in results_page(nobody, Plan(("ts", "kcal"), 3))
+    assert all(table.rows for table in all_tables(nobody))
+
+
+def test_the_page_tells_of_failures_in_whole_lines() -> None:
+    results = results_with(("ts", 1))
+    by_group = [replace(each, cell=replace(each.cell, by_group=True)) for each in results.outcomes]
+    both = Results.of([*results.outcomes, *by_group], results.methods)
+    page = results_page(both, Plan(("ts", "kcal"), 3))
+    assert "| task | ts | 1 | ValueError: a\\|b c |" in page
+    assert "| task (by group) | ts | 1 | ValueError: a\\|b c |" in page
+    assert failure_table(results_with()).rows == ()
+    assert "### Failed" not in results_page(results_with(), Plan(("ts", "kcal"), 3))

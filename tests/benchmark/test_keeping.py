@@ -1,0 +1,129 @@
+"""Stored cells serve again where nothing that they depend on has changed, and only there."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmark.conftest import make_task
+from kcal import KCal
+from kcal.benchmark import Plan, Task, entrants, run, running
+from kcal.benchmark.entrants import parameters_of
+from kcal.benchmark.keeping import CELLS
+from kcal.benchmark.page import results_page
+from kcal.benchmark.results import Results
+from kcal.benchmark.writing import as_json
+from kcal.errors import FileFormatError, KcalWarning
+from kcal.projection import RECIPES, FastRecipe
+
+PLAN = Plan(("ts", "kcal-untrained"), reshuffles=1, jobs=1)
+
+
+def measured(task: Task, folder: Path, plan: Plan = PLAN) -> tuple[list[str], list[str]]:
+    """Run, and return the methods that were measured and the warnings."""
+    steps: list[str] = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", KcalWarning)
+        run([task], plan, folder, watch=lambda what, *_: steps.append(what))
+    done = [what.partition(": ")[2] for what in steps if ": " in what and "preparing" not in what]
+    return done, [str(each.message) for each in told]
+
+
+def change_lines(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    lines = [json.loads(line) for line in (folder / CELLS).read_text().splitlines()]
+    for line in lines[1:]:
+        change(line)
+    (folder / CELLS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    run([make_task()], PLAN, tmp_path)
+    return tmp_path
+
+
+def test_other_parameters_are_measured_anew_and_the_old_ones_serve_again(
+    task: Task, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(entrants.VARIANTS, "kcal-untrained", partial(KCal, projection="identity", smoothing=0.01))
+    done, told = measured(task, folder)
+    assert done == ["kcal-untrained"] * 2
+    by_row, by_group = told
+    assert by_row == "small: stored cells are measured anew: 1 with other parameters of kcal-untrained."
+    assert by_group.startswith("small, by group: ")
+    assert measured(task, folder) == ([], [])
+    monkeypatch.undo()
+    assert measured(task, folder) == ([], [])
+
+
+def test_a_recipe_of_other_numbers_is_another_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("kcal", "kcal-logits", "kcal-blend", "ts")
+    before = {name: parameters_of(name, seed=0) for name in names}
+    monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=7))
+    after = {name: parameters_of(name, seed=0) for name in names}
+    assert [name for name in names if before[name] == after[name]] == ["ts"]
+
+
+def test_other_versions_are_measured_anew(task: Task, folder: Path) -> None:
+    change_lines(folder, lambda line: line["origin"]["versions"].update(torch="1.0", python="2.7", gpytorch="0.1"))
+    done, told = measured(task, folder)
+    assert len(done) == 2 * 3
+    assert "3 with torch 1.0, now " in told[0]
+    assert "python" not in told[0]
+    assert "gpytorch" not in told[0]
+
+
+def test_cells_without_a_note_of_what_they_were_measured_with_are_measured_anew(task: Task, folder: Path) -> None:
+    change_lines(folder, lambda line: (line.pop("origin"), line.update(fingerprint="0")))
+    done, told = measured(task, folder)
+    assert len(done) == 2 * 3
+    assert "3 without a note of what they were measured with" in told[0]
+    assert measured(task, folder) == ([], [])
+
+
+def test_results_state_the_versions_of_the_cells(task: Task, folder: Path) -> None:
+    change_lines(folder, lambda line: line["origin"]["versions"].update(python="3.0"))
+    results = Results.of(run([task], PLAN, folder), PLAN.methods)
+    assert results.versions["python"] == "3.0"
+    assert as_json(results, PLAN)["versions"] == results.versions
+    assert "Measured with python 3.0, machine " in results_page(results, PLAN)
+
+
+def test_only_what_is_missing_is_trained_and_its_seconds_are_kept(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[str] = []
+    monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=2))
+    plain = running.train_for
+
+    def train(name: str, *given: Any, **options: Any) -> Any:
+        trained.append(name)
+        return plain(name, *given, **options)
+
+    monkeypatch.setattr(running, "train_for", train)
+    plan = Plan(("ts", "kcal"), reshuffles=1, jobs=1)
+    first = Results.of(run([task], plan, tmp_path), plan.methods)
+    assert trained.count("kcal") == 2  # by row, by group
+    trained.clear()
+    again = Results.of(run([task], plan, tmp_path), plan.methods)
+    assert trained == []
+    seconds = first.training_seconds(first.rows[0], "kcal")
+    assert seconds is not None
+    assert seconds > 0
+    assert again.training_seconds(first.rows[0], "kcal") == seconds
+    assert again.training_seconds(first.rows[0], "ts") is None
+    run([task], Plan(("ts", "kcal", "vector"), reshuffles=1, jobs=1), tmp_path)
+    assert trained == ["vector"] * 2
+
+
+def test_a_file_that_is_no_run_is_not_written_over(task: Task, tmp_path: Path) -> None:
+    (tmp_path / CELLS).write_text("my notes\n")
+    with pytest.raises(FileFormatError, match="does not begin with a run's settings"):
+        run([task], PLAN, tmp_path)
+    assert (tmp_path / CELLS).read_text() == "my notes\n"
