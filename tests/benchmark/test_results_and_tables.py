@@ -183,6 +183,12 @@ def test_a_run_leaves_all_its_files(task: Task, tmp_path: Path) -> None:
     assert "| small (by group) |" in (tmp_path / "tables.md").read_text()
     first = metric_table(results, "accuracy").rows[0]
     assert first[3] == Entry("–")  # there is no companion for smooth
+    picture = tmp_path / "reliability/small.png"
+    drawn = picture.stat().st_mtime_ns
+    write_results(results, plan, tmp_path)
+    assert picture.stat().st_mtime_ns == drawn  # it shows the same
+    write_results(Results.of(results.outcomes, ("uncal",)), plan, tmp_path)
+    assert picture.stat().st_mtime_ns > drawn
     assert np.isfinite(results.overall()["ts"])
 
 

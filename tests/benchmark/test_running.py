@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,40 @@ from kcal.benchmark.cells import Outcome
 from kcal.benchmark.entrants import TRAINED, Entrant, takes_part, train_for
 from kcal.benchmark.keeping import CELLS
 from kcal.benchmark.running import deal
-from kcal.calibrators import CALIBRATORS, TemperatureScaling
+from kcal.calibrators import (
+    CALIBRATORS,
+    OrderPreservingCalibration,
+    TemperatureScaling,
+    gaussian_process,
+    order_training,
+)
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
+from kcal.projection import RECIPES, FastRecipe
 
-QUICK = tuple(name for name in ENTRANTS if name not in ("iop", "gp", "smooth"))
-"""Without two that are slow, and one that the small task has no companion for."""
+HERE = tuple(name for name in ENTRANTS if name != "smooth")
+"""Without one that the small task has no companion for."""
+LEARNING = ("kcal", "kcal-linear", "kcal-logits", "kcal-blend")
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let slow methods take a few steps: what they may see does not depend on how many."""
+    monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=3))
+    monkeypatch.setattr(gaussian_process, "ITERATIONS", 3)
+    monkeypatch.setattr(order_training, "ITERATIONS", 3)
+    monkeypatch.setitem(CALIBRATORS, "iop", partial(OrderPreservingCalibration, form="diag", folds=2, epochs=1))
+
+
+@pytest.mark.usefixtures("briefly")
+@pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("by_group", [False, True])
 def test_no_test_sample_touches_a_fit(name: str, by_group: bool, task: Task) -> None:
     """With every test row made unusable, fits succeed and predict the same bits."""
+    if name == "gp":
+        pytest.importorskip("gpytorch")
     reshuffle = deal(task, Plan(("uncal",), 1), by_group=by_group)[0]
     projection = train_for(name, task, seed=0, by_group=by_group)
+    assert (projection is not None) == (name in LEARNING)
     entrant = Entrant(name, 0, projection)
     spoiled = {what: getattr(task.pool, what).copy() for what in ("embeddings", "logits", "labels", "groups")}
     for what in ("embeddings", "logits"):
@@ -49,9 +71,12 @@ def test_no_test_sample_touches_a_fit(name: str, by_group: bool, task: Task) -> 
     )
 
 
-def test_projections_are_trained_on_training_data_alone(task: Task) -> None:
+@pytest.mark.usefixtures("briefly")
+@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("by_group", [False, True])
+def test_projections_are_trained_on_training_data_alone(name: str, by_group: bool, task: Task) -> None:
     spoiled = replace(task, pool=type(task.pool)(np.full_like(task.pool.embeddings, np.nan), None, None))
-    one, other = (train_for("kcal", each, seed=0, by_group=False) for each in (task, spoiled))
+    one, other = (train_for(name, each, seed=0, by_group=by_group) for each in (task, spoiled))
     assert one is not None
     assert other is not None
     for first, second in zip(one.module.parameters(), other.module.parameters(), strict=True):
@@ -141,8 +166,10 @@ def test_a_method_that_fails_says_so_and_the_others_go_on(
     assert again["vector"].error is None  # what failed is tried again
 
 
+@pytest.mark.usefixtures("briefly")
 def test_two_processes_give_the_same_numbers_as_one(task: Task, tmp_path: Path) -> None:
-    one, two = (run([task], Plan(("ts", "kcal"), reshuffles=1, jobs=jobs), tmp_path / str(jobs)) for jobs in (1, 2))
+    plans = [Plan(("ts", "kcal"), reshuffles=1, jobs=jobs) for jobs in (1, 2)]
+    one, two = (run([task], plan, tmp_path / str(plan.jobs)) for plan in plans)
     assert [outcome.cell for outcome in one] == [outcome.cell for outcome in two]
     for first, second in zip(one, two, strict=True):
         assert first.metrics == pytest.approx(second.metrics, nan_ok=True)

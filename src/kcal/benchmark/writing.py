@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +57,25 @@ def markdown(tables: list[Table], *more: str) -> str:
 
 
 def _draw(results: Results, row: Row, place: Path) -> Path | None:
-    """Draw methods beside classes, of the first reshuffle; without matplotlib there is no picture."""
-    try:
-        from kcal.plots import reliability_grid
-    except MissingExtraError:
-        return None
+    """Draw methods beside classes, of the first reshuffle; without matplotlib there is no picture.
+
+    A picture that shows the same already is left as it is: drawing takes far longer than all else that is written.
+    """
     stored = {}
     for method in results.methods:
         outcome = results.by_cell.get(Cell(row.task, row.by_group, 0, method))
         if outcome is not None and outcome.reliability is not None:
             stored[method] = outcome.reliability
     if not stored:
+        return None
+    path = reliability_picture(place, row)
+    shown = json.dumps([row.label, stored, SHOWN_CLASSES, version("kcal")])
+    digest = hashlib.sha256(shown.encode()).hexdigest()
+    if path.is_file() and digest.encode() in path.read_bytes():
+        return path
+    try:
+        from kcal.plots import reliability_grid
+    except MissingExtraError:
         return None
     events = [of for of in next(iter(stored.values())) if of != "confidence"][:SHOWN_CLASSES]
     rows = {
@@ -75,8 +85,7 @@ def _draw(results: Results, row: Row, place: Path) -> Path | None:
     names = [next(iter(stored.values()))[of].get("name", of) for of in ("confidence", *events)]
     axes = reliability_grid(rows, names, title=f"{row.label}, first reshuffle")
     buffer = io.BytesIO()
-    axes[0, 0].get_figure(root=True).savefig(buffer, format="png", dpi=90)
-    path = reliability_picture(place, row)
+    axes[0, 0].get_figure(root=True).savefig(buffer, format="png", dpi=90, metadata={"Comment": digest})
     path.parent.mkdir(exist_ok=True)
     return write_whole(path, buffer.getvalue())
 
