@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from animals import blobs, columns_of, write_columns
 
-from kcal.benchmark import read_task
+from kcal.benchmark import DEFAULT, PAPER, read_task, writing
+from kcal.calibrators import CALIBRATORS
 
 
 @pytest.fixture
@@ -26,11 +27,12 @@ def test_a_task_is_made_checked_and_run(run, tasks):
     words = ("bench", "tasks", "--methods", "ts,focal,vector", "--reshuffles", "2", "--jobs", "1", "--out", "out")
     output = run(*words).stdout
     for text in (
-        "Accuracy ↑",
-        "CECE ↓",
-        "NLL ↓",
+        *(f"{title} " for title in ("Accuracy", "CECE", "ECE", "Brier", "NLL", "static CECE", "static ECE")),
+        "multi-class Brier ↓",
         "Average rank ↓",
         "Seconds to fit",
+        "Median over reshuffles",
+        "* stands for bold",
         "birds",
         "vector",
         "files in out",
@@ -89,3 +91,61 @@ def test_a_page_about_the_run_can_be_written(run, tasks):
     assert "# Results" in Path("page.md").read_text()
     assert "kcal-untrained" in Path("page.md").read_text()
     run(*words, "--page", "page.html", code=2)
+
+
+QUICK = ("--methods", "ts", "--reshuffles", "1", "--jobs", "1")
+
+
+def test_a_bad_file_of_the_folder_is_told_before_anything_is_run(run, tasks):
+    (tasks / "worms.npz").write_bytes(b"PK nothing")
+    message = " ".join(run("bench", "tasks", *QUICK, code=1).stderr.split())
+    assert "tasks/worms.npz is no npz file of arrays" in message
+    assert "Nothing was run: mend the file, or remove it from tasks." in message
+    run("bench", "taks", *QUICK, code=1)
+    run("bench", "tasks", *QUICK, "--page", "kcal-bench/page.html", code=2)
+    assert not Path("kcal-bench").exists()
+
+
+def test_a_page_may_lie_in_a_folder_that_the_run_makes(run, tasks):
+    run("bench", "tasks", *QUICK, "--quiet", "--out", "new", "--page", "new/pages/page.md")
+    assert "# Results" in Path("new/pages/page.md").read_text()
+    Path("new/sizes.json").write_text('{"birds": 3}')  # somebody else's
+    run("bench", "tasks", *QUICK, "--quiet", "--out", "new", "--page", "new/page.md")
+    Path("new/sizes.json").write_text('{"birds": ')
+    message = run("bench", "tasks", *QUICK, "--out", "new", "--page", "new/page.md", code=1).stderr
+    assert "new/sizes.json is no study, or a damaged one" in " ".join(message.split())
+    assert "birds" not in message.replace("birds.npz", "")  # before the run
+
+
+def test_without_a_terminal_lines_tell_how_far_a_run_is(run, tasks):
+    np.savez(tasks / "birds@foo.npz", pool_logits=np.zeros((150, 3)))
+    told = run("bench", "tasks", *QUICK, "--out", "out").stderr
+    assert "birds@foo.npz is not used: companions are NAME@LOSS.npz, LOSS one of focal, mmce, smooth." in told
+    assert "birds, 0 of 2\nbirds: done, 2 of 2\n" in told
+    assert "birds: done, 2 of 2\n" in run("bench", "tasks", *QUICK, "--out", "out").stderr
+    assert "of 2" not in run("bench", "tasks", *QUICK, "--out", "out", "--quiet").stderr
+
+
+def test_by_default_the_papers_methods_and_the_blend_run(run):
+    assert ",".join(DEFAULT) in "".join(run("bench", "--help").stdout.replace("│", "").split())
+    assert (*PAPER, "kcal-blend") == DEFAULT
+
+
+def test_nothing_is_cut_off_in_a_narrow_terminal(run, tasks, monkeypatch):
+    for name in ("birds-of-the-northern-woods", "fishes-of-the-southern-lakes", "trees-of-the-western-isles"):
+        (tasks / f"{name}.npz").write_bytes((tasks / "birds.npz").read_bytes())
+    reason = "neither fish nor fowl can be told apart by a vector of scales that is as short as this one"
+
+    def fail(*_, **__):
+        raise ValueError(reason)
+
+    monkeypatch.setattr(CALIBRATORS["vector"], "fit", fail)
+    monkeypatch.setattr(writing, "_draw", lambda *_: None)  # slow, and not looked at here
+    for columns in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        output = run("bench", "tasks", *QUICK, "--methods", "ts,vector", "--out", "out").stdout
+        assert "…" not in output
+        assert max(len(line) for line in output.splitlines()) <= columns
+        assert "fishes-of-the-southern-lakes" in output
+        assert set(reason.split()) <= set(output.split())
+        assert "Average rank ↓" in output

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,10 +195,10 @@ def _halved(values: NDArray[np.float32], name: str) -> NDArray[Any]:
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        stored = np.load(path, allow_pickle=False)
-        if isinstance(stored, np.ndarray):
-            raise ValueError("it holds one array without a name, as npy files do")
-        with stored:
+        with path.open("rb") as stream:
+            if not is_zipfile(stream):
+                raise ValueError("npz files are zip archives, and this is none")
+        with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         foreign = [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]
         if foreign:

@@ -67,6 +67,8 @@ def bench(
     [green]kcal bench tasks --out results[/]
     """
     plan = Plan(tuple(_parse_methods(methods)), reshuffles, seed, jobs or os.cpu_count() or 1)
+    if page is not None:
+        check_name(page, (".md",), option="--page")
     if tasks is not None:
         check_tasks(tasks)
     if page is not None:
@@ -87,11 +89,10 @@ def bench(
 
 def _check_page(page: Path, out: Path) -> None:
     """Refuse early what could not be written, or put together, after long work."""
-    check_name(page, (".md",), option="--page")
     if out.resolve() in page.resolve().parents:
         with named_output(page):
             page.parent.mkdir(parents=True, exist_ok=True)
-    check_writable(page, (".md",), option="--page")
+    check_writable(page, option="--page")
     read_studies(out, STUDIES)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.console import Console
 
-from kcal.benchmark.tables import NOTE, Table
+from kcal.benchmark.tables import NOTE, Entry, Table
 
 NOT_TURNED = ("corrected", "failures")
 """In the other tables tasks become columns, because there are more methods."""
+BOLD, UNDERLINED = "*", "_"
+"""In files and pipes, which show neither."""
 
 
 def show_tables(screen: Console, tables: list[Table], *more: str) -> None:
@@ -15,7 +19,8 @@ def show_tables(screen: Console, tables: list[Table], *more: str) -> None:
     metrics = [table for table in tables if table.note == NOTE]
     for table in metrics:
         _show(screen, table)
-    for text in (NOTE, *more):
+    plain = "" if screen.is_terminal else f"{BOLD} stands for bold, {UNDERLINED} for underlined."
+    for text in (NOTE, plain, *more):
         if text:
             screen.print(text, markup=False)
     for table in tables:
@@ -28,5 +33,11 @@ def show_tables(screen: Console, tables: list[Table], *more: str) -> None:
 def _show(screen: Console, table: Table) -> None:
     screen.print()
     shown = table if table.name in NOT_TURNED else table.turned()
+    if not screen.is_terminal:
+        shown = replace(shown, rows=tuple(tuple(_marked(entry) for entry in row) for row in shown.rows))
     for part in shown.fitting(screen.width):
         screen.print(part.as_rich())
+
+
+def _marked(entry: Entry) -> Entry:
+    return Entry(f"{BOLD * entry.bold}{UNDERLINED * entry.underlined}{entry.text}")
