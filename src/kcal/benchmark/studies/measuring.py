@@ -35,6 +35,11 @@ def can_be_dealt_by_group(task: Task) -> bool:
     return task.has_groups and len(np.unique(task.pool.groups)) > LEAST_GROUPS
 
 
+def classes_are_equally_frequent(task: Task) -> bool:
+    """Say whether a task's training set holds as many samples of every class that it has."""
+    return len(set(np.unique(task.train.labels, return_counts=True)[1].tolist())) == 1
+
+
 def ways_to_deal(task: Task) -> tuple[Row, ...]:
     """Return a task by rows and, where it has enough groups, by whole groups."""
     ways = (False, True) if can_be_dealt_by_group(task) else (False,)

@@ -12,6 +12,7 @@ from kcal.benchmark.entrants import Entrant, train_for
 from kcal.benchmark.results import MEASURES, Row
 from kcal.benchmark.studies.measuring import (
     Values,
+    classes_are_equally_frequent,
     deals_of,
     fit_quietly,
     gathered,
@@ -194,7 +195,7 @@ class _Trainer:
             unit_length=recipe.takes_directions(width),
             select=RECIPES[DEFAULT].select,
         )
-        if _are_equally_frequent(self.task.train.labels):
+        if classes_are_equally_frequent(self.task):
             same = replace(same, sampling=RECIPES[DEFAULT].sampling, class_weights=RECIPES[DEFAULT].class_weights)
         if same not in self.trained:
             self.trained[same] = self._train(self.task, same)
@@ -204,7 +205,3 @@ class _Trainer:
         trained = train_for("kcal", task, seed=self.seed, by_group=self.by_group, recipe=recipe)
         assert trained is not None
         return trained
-
-
-def _are_equally_frequent(labels: NDArray[np.int64]) -> bool:
-    return len(set(np.unique(labels, return_counts=True)[1].tolist())) == 1
