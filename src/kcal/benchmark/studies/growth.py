@@ -67,7 +67,7 @@ class Growth:
             (
                 Entry(f"{size:,}"),
                 *(_entry(values[place], places) for values, places in zip(columns, digits, strict=True)),
-                Entry(f"{100 * self._share(place):.0f}%"),
+                Entry(f"{100 * self._share(place):.0f}%".replace("-", "−")),
             )
             for place, size in enumerate(self.sizes)
         )
@@ -94,8 +94,8 @@ class Growth:
         errors = (*(_line(name, self.sizes, values) for name, values in self.errors.items()), reference)
         weights = tuple(_line(name, self.sizes, values) for name, values in self.weights.items())
         return (
-            Panel("Distance from the truth", label, "mean of |p̂ − p|", errors, x_log=True, y_log=True),
-            Panel("Whom the blend relies on", label, "summed weights", weights, x_log=True),
+            Panel("Distance from the truth", label, "mean of |p̂ − p|", errors, True, True, self.sizes),
+            Panel("Whom the blend relies on", label, "summed weights", weights, True, False, self.sizes),
         )
 
     def _share(self, place: int) -> float:
