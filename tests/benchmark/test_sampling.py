@@ -99,7 +99,7 @@ def test_the_study_shows_both_training_sets(task: Task, monkeypatch: pytest.Monk
 
 def test_the_slower_sampling_gets_the_steps_that_fit_into_the_shorter_time(task: Task) -> None:
     seeds = range(2)
-    equal = sampling.train_timed(task, "equal", seeds, steps=8)
+    equal = sampling.train_timed(task, {"equal": 8}, seeds)["equal"]
     assert len(equal.trained) == 2
     assert equal.seconds > 0
     timed = {"equal": replace(equal, seconds=4.0), "proportional": replace(equal, seconds=3.0)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
@@ -45,9 +45,9 @@ ABOUT = (
     "class, averaged over classes, which is what the paper's derivation is about; the others weigh classes by their "
     "frequency, as the loss does. Second table: what comes of it, the leave-one-out loss of the first calibration set "
     "after the fast recipe with either sampling, the same steps and samples a batch. Third table: the same at equal "
-    "time. Both trainings are timed, in seconds of one processor; the slower sampling is then trained anew with as "
-    "many steps, and its schedule of learning rates shortened to them, as take the time of the faster one. Where "
-    "classes are equally frequent the two are the same; so each task is also cut down to classes that fall "
+    "time. Both are timed, in seconds of one processor, the least over trainings; the slower sampling is then trained "
+    "anew with as many steps, and its schedule of learning rates shortened to them, as take the time of the faster "
+    "one. Where classes are equally frequent the two are the same; so each task is also cut down to classes that fall "
     f"geometrically to 1:{IMBALANCE}."
 )
 
@@ -83,7 +83,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class TimedTrainings:
-    """Trainings with one sampling, one a seed; the steps of each, and its mean seconds."""
+    """Trainings with one sampling, one a seed; the steps of each, and the least of their seconds."""
 
     trained: tuple[TrainedProjection, ...]
     steps: int
@@ -105,7 +105,7 @@ def study_sampling(
         for task in tasks:
             for done, variant in enumerate((task, imbalanced(task, seed=seed))):
                 watch(task.name, done, 2)
-                timed = {name: train_timed(variant, name, seeds) for name in SAMPLINGS}
+                timed = train_timed(variant, dict.fromkeys(SAMPLINGS, RECIPE.steps), seeds)
                 for title, place in (("start", 0), ("trained", -1)):
                     module = timed["equal"].trained[0].checkpoints[place]
                     ratios = variance_ratios(module, variant, seed=seed)
@@ -118,26 +118,35 @@ def study_sampling(
     return Study("sampling", "Equal-sized or proportional sampling", about, _tables(found))
 
 
-def train_timed(task: Task, sampling: str, seeds: Iterable[int], *, steps: int | None = None) -> TimedTrainings:
-    """Train by the fast recipe with one sampling, once a seed; the seconds are a processor's."""
-    recipe = replace(RECIPE, sampling=sampling, steps=steps or RECIPE.steps)
-    start, trained = time.process_time(), []
+def train_timed(task: Task, steps: Mapping[str, int], seeds: Iterable[int]) -> dict[str, TimedTrainings]:
+    """Train by the fast recipe with so many steps of each sampling, once a seed, in turns; seconds are a processor's.
+
+    Of the seeds' seconds the least counts: others who use the processor only add to them.
+    """
+    trained: dict[str, list[TrainedProjection]] = {name: [] for name in steps}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
     for seed in seeds:
-        one = train_for("kcal", task, seed=seed, by_group=False, recipe=recipe)
-        assert one is not None
-        trained.append(one)
-    return TimedTrainings(tuple(trained), recipe.steps, (time.process_time() - start) / len(trained))
+        for name, number in steps.items():
+            recipe = replace(RECIPE, sampling=name, steps=number)
+            start = time.process_time()
+            one = train_for("kcal", task, seed=seed, by_group=False, recipe=recipe)
+            seconds[name].append(time.process_time() - start)
+            assert one is not None
+            trained[name].append(one)
+    return {name: TimedTrainings(tuple(trained[name]), steps[name], min(seconds[name])) for name in steps}
 
 
 def at_equal_time(task: Task, timed: dict[str, TimedTrainings], seeds: Iterable[int]) -> dict[str, TimedTrainings]:
     """Return trainings that take the shorter of the two times: the slower sampling's anew, with fewer steps."""
+    if classes_are_equally_frequent(task):
+        return timed
     shorter = min(each.seconds for each in timed.values())
-    return {
-        name: train_timed(task, name, seeds, steps=max(int(each.steps * shorter / each.seconds), 1))
-        if shorter < (1 - AS_FAST) * each.seconds and not classes_are_equally_frequent(task)
-        else each
+    slower = {
+        name: max(int(each.steps * shorter / each.seconds), 1)
         for name, each in timed.items()
+        if shorter < (1 - AS_FAST) * each.seconds
     }
+    return timed | train_timed(task, slower, seeds)
 
 
 def imbalanced(task: Task, *, seed: int, ratio: float = IMBALANCE) -> Task:
