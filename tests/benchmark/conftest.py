@@ -17,11 +17,17 @@ def outputs(generator: np.random.Generator, n: int, n_groups: int) -> Classifier
     return ClassifierOutputs(embeddings, logits, labels, np.arange(n) % n_groups)
 
 
-def make_task(name: str = "small", *, companions: bool = True, n_groups: int = 5, seed: int = 0) -> Task:
+def make_task(
+    name: str = "small", *, companions: bool = True, n_groups: int = 5, seed: int = 0, n_out_of_scope: int = 0
+) -> Task:
     generator = np.random.default_rng(seed)
     train, pool = outputs(generator, 120, n_groups), outputs(generator, 150, n_groups)
     trained = {"focal": pool.logits + 0.1, "mmce": 0.5 * pool.logits} if companions else {}
-    return Task(name, train, pool, 0.4, ("cat", "dog", "owl"), trained)
+    outside = None
+    if n_out_of_scope:
+        far = (5 + generator.normal(size=(n_out_of_scope, 6))).astype(np.float32)
+        outside = ClassifierOutputs(far, generator.normal(size=(n_out_of_scope, 3)).astype(np.float32))
+    return Task(name, train, pool, 0.4, ("cat", "dog", "owl"), trained, outside)
 
 
 @pytest.fixture

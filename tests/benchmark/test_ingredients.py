@@ -6,11 +6,12 @@ import warnings
 
 import pytest
 
+from benchmark.conftest import make_task
 from kcal import KCalBlend, metrics
 from kcal.benchmark import Task
 from kcal.benchmark.entrants import train_for
 from kcal.benchmark.reshuffles import reshuffles_by_row
-from kcal.benchmark.studies.ingredients import INGREDIENTS, PARTS, measure_ingredients
+from kcal.benchmark.studies.ingredients import INGREDIENTS, PARTS, measure_ingredients, study_ingredients
 
 
 def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task) -> None:
@@ -39,3 +40,25 @@ def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task) -> None:
         expected = metrics.negative_log_likelihood(probabilities, pool.labels[deal.test])
         assert found[name]["negative_log_likelihood"][0] == pytest.approx(expected, rel=1e-9)
     assert len({float(values["negative_log_likelihood"][0]) for values in found.values()}) >= 8
+
+
+def test_the_overview_comes_first_and_groups_are_dealt_where_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(INGREDIENTS)[3:]:
+        monkeypatch.delitem(INGREDIENTS, name)
+    seen: list[tuple[str, int, int]] = []
+    tasks = [make_task(), make_task("pairs", n_groups=2)]
+    made = study_ingredients(tasks, reshuffles=1, watch=lambda *step: seen.append(step))
+    first, *others = made.tables
+    assert first.heading == ("", "small", "small (by group)", "pairs")
+    assert [table.title.partition(":")[0] for table in others] == list(first.heading[1:])
+    assert [name for name, done, total in seen if done == total] == list(first.heading[1:])
+    assert [row[0].text for row in first.rows] == [
+        "the whole blend, NLL",
+        *list(INGREDIENTS)[1:],
+        *PARTS.values(),
+    ]
+    place = others[0].heading.index("NLL")
+    whole, changed = (float(others[0].rows[row][place].text) for row in (0, 2))
+    assert float(first.rows[2][1].text.replace("−", "-")) == pytest.approx(changed - whole, abs=2e-4)
+    assert "flattered" in made.about
+    assert made.about.endswith("Here: 1 reshuffle.")

@@ -14,22 +14,27 @@ from kcal import KCal, metrics, train_projection
 from kcal.benchmark import Task
 from kcal.benchmark.reshuffles import reshuffles_by_group, reshuffles_by_row
 from kcal.benchmark.results import Row
-from kcal.benchmark.studies import STUDIES, Study
+from kcal.benchmark.studies import STUDIES, Study, remedies
 from kcal.benchmark.studies.remedies import (
     DEFAULT,
+    DIRECTIONS,
+    DIVIDED,
     IDENTITY,
+    KEPT,
     RECIPES,
     REMEDIES,
+    STANDARDISED,
     START,
     Remedies,
     measure_remedies,
     overview,
+    standardised,
     study_remedies,
     what_helped,
 )
 from kcal.benchmark.studies.study import SHOWN
 from kcal.benchmark.tables import Entry, Table
-from kcal.projection import FastRecipe
+from kcal.projection import FastRecipe, TrainedProjection
 
 SHORTER = 40
 """What the steps of training are divided by, so that the tests are quick."""
@@ -56,8 +61,8 @@ def by_rows() -> Remedies:
 @pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
 def test_a_remedy_by_rows_is_what_fitting_by_hand_gives(task: Task, by_rows: Remedies) -> None:
     pool = task.pool
-    remedies = {"weight decay 0.1": short(weight_decay=0.1), "last checkpoint": short(select="last")}
-    for name, recipe in remedies.items():
+    changed = {"weight decay 0.1": short(weight_decay=0.1), "last checkpoint": short(select="last")}
+    for name, recipe in changed.items():
         learned = train_projection(task.train.embeddings, task.train.labels, recipe=recipe, progress=False)
         for place, deal in enumerate(reshuffles_by_row(150, 0.4, 2, 0)):
             calibrator = KCal(projection=learned, progress=False)
@@ -88,11 +93,49 @@ def test_a_remedy_by_groups_trains_and_calibrates_by_groups(task: Task) -> None:
 
 
 def test_what_differs_in_nothing_for_a_task_gives_the_same_numbers(by_rows: Remedies) -> None:
-    for name in ("d ≤ 32", "d ≤ 64", "lengths kept"):  # the embedding has six dimensions, and keeps its length
+    for name in ("d ≤ 32", "d ≤ 64", KEPT):  # the embedding has six dimensions, and keeps its length
         for metric in SHOWN:
             assert by_rows.values[name][metric].tolist() == by_rows.values[DEFAULT][metric].tolist()
-    for name in ("800 steps", "random start", START, IDENTITY):
+    for name in ("800 steps", "random start", "balanced class weights", START, IDENTITY, STANDARDISED, DIRECTIONS):
         assert np.abs(by_rows.change(name, "negative_log_likelihood")).max() > 0
+
+
+@pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
+def test_standardising_is_by_the_training_set_and_before_a_batch_norm_changes_nothing(
+    task: Task, by_rows: Remedies
+) -> None:
+    scaled = standardised(task)
+    np.testing.assert_allclose(scaled.train.embeddings.mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(scaled.train.embeddings.std(axis=0), 1, atol=1e-6)
+    mean, deviation = task.train.embeddings.mean(axis=0), task.train.embeddings.std(axis=0)
+    np.testing.assert_allclose(scaled.pool.embeddings, (task.pool.embeddings - mean) / deviation, rtol=1e-4, atol=1e-6)
+    for metric in SHOWN:  # six features keep their length
+        np.testing.assert_allclose(by_rows.values[DIVIDED][metric], by_rows.values[DEFAULT][metric], rtol=0.01)
+    deal = reshuffles_by_row(150, 0.4, 1, 0)[0]
+    for name, rows, projection in ((STANDARDISED, scaled, "identity"), (DIRECTIONS, task, "unit")):
+        calibrator = KCal(projection=projection).fit(
+            rows.pool.embeddings[deal.calibration], task.pool.labels[deal.calibration]
+        )
+        probabilities = calibrator.predict_proba(rows.pool.embeddings[deal.test])
+        expected = metrics.negative_log_likelihood(probabilities, task.pool.labels[deal.test])
+        assert by_rows.values[name]["negative_log_likelihood"][0] == pytest.approx(expected)
+
+
+def test_equally_frequent_classes_are_not_trained_anew_for_sampling_and_weights(task: Task) -> None:
+    rows = np.concatenate([np.flatnonzero(task.train.labels == k)[:20] for k in range(3)])
+    train = replace(
+        task.train,
+        embeddings=task.train.embeddings[rows],
+        logits=task.train.logits[rows],
+        labels=np.repeat(range(3), 20),
+    )
+    trainer = remedies._Trainer(replace(task, train=train), 0, by_group=False)
+    default = trainer.entrant(DEFAULT).projection
+    for name in ("proportional sampling", "balanced class weights"):
+        found = trainer.entrant(name).projection
+        assert isinstance(found, TrainedProjection)
+        assert isinstance(default, TrainedProjection)
+        assert found.checkpoints is default.checkpoints
 
 
 def test_every_recipe_changes_the_default_and_no_two_are_the_same() -> None:

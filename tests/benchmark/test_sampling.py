@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from kcal.benchmark import Task
 from kcal.benchmark.entrants import train_for
 from kcal.benchmark.studies import sampling
+from kcal.benchmark.studies.measuring import leave_one_out_loss
 from kcal.benchmark.studies.sampling import VarianceRatios, imbalanced, study_sampling, variance_ratios
 from kcal.projection import FastRecipe, TrainedProjection
 
@@ -83,6 +86,33 @@ def test_equally_frequent_classes_are_drawn_alike(
 
 def test_the_study_shows_both_training_sets(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "DRAWS", 3)
+    monkeypatch.setattr(sampling, "RECIPE", FastRecipe(steps=40))
     study = study_sampling([task], reshuffles=1)
-    assert [len(table.rows) for table in study.tables] == [4, 2]
-    assert study.tables[1].rows[1][0].text == "small, training set made 1:20"
+    assert [len(table.rows) for table in study.tables] == [4, 2, 2]
+    assert [table.rows[1][0].text for table in study.tables[1:]] == ["small, training set made 1:20"] * 2
+    for row in study.tables[2].rows:
+        seconds, steps = ([float(entry.text) for entry in row[start : start + 2]] for start in (1, 3))
+        assert min(seconds) > 0
+        assert max(steps) == 40  # the faster one keeps its own
+        assert steps[int(np.argmax(seconds))] <= steps[int(np.argmin(seconds))]
+
+
+def test_the_slower_sampling_gets_the_steps_that_fit_into_the_shorter_time(task: Task) -> None:
+    seeds = range(2)
+    equal = sampling.train_timed(task, {"equal": 8}, seeds)["equal"]
+    assert len(equal.trained) == 2
+    assert equal.seconds > 0
+    timed = {"equal": replace(equal, seconds=4.0), "proportional": replace(equal, seconds=3.0)}
+    found = sampling.at_equal_time(task, timed, seeds)
+    assert found["proportional"] is timed["proportional"]
+    assert found["equal"].steps == 6
+    again = train_for("kcal", task, seed=1, by_group=False, recipe=FastRecipe(steps=6))
+    assert again is not None
+    rows = torch.from_numpy(task.pool.embeddings)
+    torch.testing.assert_close(found["equal"].trained[1].module(rows), again.module(rows))
+    calibration = np.arange(60)
+    assert found["equal"].losses(task, calibration, last=True)[1] == leave_one_out_loss(task, calibration, again.module)
+    near = {"equal": replace(equal, seconds=3.01), "proportional": replace(equal, seconds=3.0)}
+    assert sampling.at_equal_time(task, near, seeds) == near
+    even = imbalanced(task, seed=0, ratio=1)
+    assert sampling.at_equal_time(even, timed, seeds) == timed

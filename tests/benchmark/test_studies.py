@@ -12,7 +12,7 @@ from kcal.benchmark import Task
 from kcal.benchmark.entrants import train_for
 from kcal.benchmark.reshuffles import reshuffles_by_row
 from kcal.benchmark.studies.convexity import LossShape, loss_shape, shape_table
-from kcal.benchmark.studies.sizes import Sizes, measure_sizes, spans_decades
+from kcal.benchmark.studies.sizes import COLUMNS, Sizes, measure_sizes, spans_decades
 from kcal.benchmark.studies.study import Line
 
 
@@ -39,6 +39,12 @@ def test_the_whole_calibration_set_is_the_last_size_and_gives_what_kcal_gives(ta
     assert study.predicted[-1, 0] == pytest.approx(study.rarest[-1, 0] ** (-1 / 10))  # six dimensions
     rows = study.metrics_table().rows
     assert [row[0].text for row in rows] == ["4", "8", "15", "30", "60", "uncalibrated"]
+    panels = study.panels()
+    assert [panel.y_label for panel in panels] == ["Accuracy, %", "CECE, %", "ECE, %", "Brier, %", "NLL", "bandwidth b"]
+    assert len(panels) == COLUMNS
+    levels = {panel.y_label: panel.lines[1].y[0] for panel in panels[:-1]}
+    assert levels["NLL"] == pytest.approx(study.uncalibrated["negative_log_likelihood"].mean())
+    assert {tuple(line.label for line in panel.lines) for panel in panels[:-1]} == {("KCal", "uncalibrated")}
     ratio = float(np.median(study.bandwidths / study.predicted))
     assert f"{ratio:.3f}·m^(−1/10)" in study.bandwidth_table().heading
     assert "theory: m^(−0.100)" in study.bandwidth_table().note

@@ -17,7 +17,14 @@ from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
 
 def written(task: Task, folder: Path) -> Path:
     path = folder / f"{task.name}.npz"
-    write_task(path, task.train, task.pool, calibration_share=task.calibration_share, classes=task.classes)
+    write_task(
+        path,
+        task.train,
+        task.pool,
+        calibration_share=task.calibration_share,
+        classes=task.classes,
+        out_of_scope=task.out_of_scope,
+    )
     return path
 
 
@@ -31,6 +38,42 @@ def test_a_task_survives_the_file_in_half_precision(task: Task, tmp_path: Path) 
         np.testing.assert_array_equal(getattr(again, part).groups, getattr(task, part).groups)
     assert (again.name, again.classes, again.calibration_share) == ("small", ("cat", "dog", "owl"), 0.4)
     assert "150 unseen samples, 5 groups, 40% of them to calibrate" in str(again)
+
+
+def test_inputs_out_of_scope_survive_the_file_without_labels(task: Task, tmp_path: Path) -> None:
+    assert read_task(written(task, tmp_path)).out_of_scope is None
+    with_some = make_task(n_out_of_scope=20)
+    found = read_task(written(with_some, tmp_path))
+    assert found.out_of_scope is not None
+    assert with_some.out_of_scope is not None
+    for what in ("embeddings", "logits"):
+        expected = getattr(with_some.out_of_scope, what)
+        np.testing.assert_allclose(getattr(found.out_of_scope, what), expected, rtol=1e-3, atol=1e-3)
+    assert found.out_of_scope.labels is None
+    assert str(found).endswith("; 20 out of scope")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda a: a.pop("out_of_scope_logits"), "out_of_scope_embeddings is there alone"),
+        (
+            lambda a: a.update(out_of_scope_logits=a["out_of_scope_logits"][:, :2]),
+            "has 2 columns, but the pool's have 3",
+        ),
+        (lambda a: a.update(out_of_scope_embeddings=np.zeros((20, 5))), "has 5 columns, but the pool's have 6"),
+        (lambda a: a.update(out_of_scope_embeddings=np.zeros((19, 6))), "has 19 rows, but out_of_scope_logits has 20"),
+        (lambda a: a.update(out_of_scope_logits=np.full((20, 3), np.inf)), "out_of_scope_logits must be finite"),
+    ],
+)
+def test_what_is_wrong_with_inputs_out_of_scope_is_said(change: Any, words: str, tmp_path: Path) -> None:
+    path = written(make_task(n_out_of_scope=20), tmp_path)
+    with np.load(path) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    change(arrays)
+    np.savez(path, **arrays)
+    with pytest.raises(FileFormatError, match=words):
+        read_task(path)
 
 
 def test_companions_lie_beside_and_must_be_of_the_same_rows(task: Task, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from kcal import CALIBRATORS, FastRecipe, KCal, TemperatureScaling, load, save, 
 from kcal.calibrators import ClassifierOutputs, fit_on
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
 
-TINY = FastRecipe(steps=4, batch_size=60, checkpoints=2)
+TINY = FastRecipe(steps=4, batch_size=60, checkpoints=2, class_weights="balanced")
 
 
 @pytest.fixture

@@ -49,6 +49,17 @@ def test_many_lines_that_all_panels_share_have_one_legend_below() -> None:
     assert line_panels([many])[0, 0].get_legend() is not None
 
 
+def test_small_panels_share_the_legend_of_most_of_them() -> None:
+    other = replace(PANEL, lines=(replace(LINE, label="another"), LINE))
+    axes = line_panels([PANEL, PANEL, other, PANEL] * 2, columns=4)
+    assert axes.shape == (2, 4)
+    (legend,) = axes[0, 0].get_figure().legends
+    assert [text.get_text() for text in legend.get_texts()] == ["loss", "uncalibrated"]
+    assert [ax.get_legend() is None for ax in axes.flat] == [True, True, False, True] * 2
+    wide = line_panels([PANEL] * 3)[0, 0].get_figure().get_figwidth() / 3
+    assert axes[0, 0].get_figure().get_figwidth() / 4 < wide
+
+
 def test_no_panel_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="at least one panel"):
         line_panels([])

@@ -254,3 +254,17 @@ def test_of_equally_frequent_classes_both_samplings_draw_the_same_rows():
         for proportional in (False, True)
     ]
     np.testing.assert_array_equal(batches[0].draw(), batches[1].draw())
+
+
+@steady
+@given(codes=LABELS, proportional=st.booleans())
+def test_balanced_shares_let_every_class_count_the_same(codes, proportional):
+    codes = np.array(codes)
+    batches = StratifiedBatches(
+        codes, 5, batch_size=20, generator=np.random.default_rng(0), proportional=proportional, balanced=True
+    )
+    present = np.unique(codes)
+    by_class = np.bincount(batches.codes, weights=batches.shares, minlength=5)
+    np.testing.assert_allclose(by_class[present], 1 / len(present))
+    for k in present:
+        assert len(set(batches.shares[batches.codes == k].tolist())) == 1

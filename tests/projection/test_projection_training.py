@@ -374,12 +374,13 @@ def test_a_fast_step_hides_each_sample_or_its_group_from_itself(monkeypatch, is_
         assert (int(blocked.sum()) > 60) == is_grouped
 
 
-def test_a_fast_steps_loss_is_the_batchs_leave_one_out_loss_weighed_by_what_each_row_stands_for():
+@pytest.mark.parametrize("class_weights", [None, "balanced"])
+def test_a_fast_steps_loss_is_the_batchs_leave_one_out_loss_weighed_by_what_each_row_stands_for(class_weights):
     rows, labels = problem(dtype=np.float64)
     kept = np.concatenate([np.flatnonzero(labels == k)[:count] for k, count in enumerate((60, 25, 4))])
     rows, labels = rows[kept] / 20, labels[kept]
     module = nn.Linear(12, 3).double()
-    recipe = FastRecipe(steps=1, batch_size=30, bandwidth=0.7)
+    recipe = FastRecipe(steps=1, batch_size=30, bandwidth=0.7, class_weights=class_weights)
     curve = train_projection(rows, labels, projection=module, recipe=recipe, seed=5).curve
     batch = StratifiedBatches(labels, 3, batch_size=30, generator=np.random.default_rng(5)).draw()
     points, codes = module(torch.from_numpy(rows[batch])).detach(), torch.from_numpy(labels[batch])
@@ -392,7 +393,8 @@ def test_a_fast_steps_loss_is_the_batchs_leave_one_out_loss_weighed_by_what_each
     exponents.fill_diagonal_(-torch.inf)
     own = exponents.masked_fill(~same, -torch.inf)
     losses = exponents.logsumexp(dim=1) - own.logsumexp(dim=1)
-    expected = float((stands_for * losses).sum() / stands_for.sum())
+    counts_for = stands_for if class_weights is None else torch.from_numpy((1 / drawn)[labels[batch]])
+    expected = float((counts_for * losses).sum() / counts_for.sum())
     assert curve.losses == (pytest.approx(expected, rel=1e-12),)
     assert float(losses.mean()) != pytest.approx(expected, rel=1e-3)
 

@@ -51,6 +51,14 @@ def test_directions_are_taken_from_sixteen_features_on_unless_told():
             FastRecipe(unit_length=value)
 
 
+def test_class_weights_are_balanced_or_none():
+    assert FastRecipe().class_weights is None
+    assert FastRecipe(class_weights="balanced").class_weights == "balanced"
+    for value in ("inverse", True, [1.0, 2.0]):
+        with pytest.raises(InvalidInputError, match='class_weights must be "balanced" or None'):
+            FastRecipe(class_weights=value)
+
+
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 @pytest.mark.parametrize(
     "name", ["steps", "batch_size", "learning_rate", "bandwidth", "checkpoints", "largest_dimension"]
@@ -99,7 +107,7 @@ def test_zero_is_a_number_where_nothing_is_divided_by_it():
 def test_numbers_of_numpy_are_numbers():
     recipe = FastRecipe(steps=np.int64(5), batch_size=np.uint8(7), learning_rate=np.float32(0.5), warm_up=np.int64(0))
     assert recipe == FastRecipe(steps=5, batch_size=7, learning_rate=0.5, warm_up=0)
-    assert {type(value) for value in dataclasses.asdict(recipe).values()} == {int, float, str}
+    assert {type(value) for value in dataclasses.asdict(recipe).values()} == {int, float, str, type(None)}
     assert PaperRecipe(epochs=np.int32(2), factor=np.float64(0.25)) == PaperRecipe(epochs=2, factor=0.25)
     with pytest.raises(InvalidInputError, match="steps must be an integer"):
         FastRecipe(steps=np.float64(5))

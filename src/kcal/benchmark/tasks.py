@@ -6,6 +6,7 @@ A task is one npz file, NAME.npz:
     pool_embeddings, pool_logits, pool_labels                           what it never saw
     calibration_share                                                   of the pool, in each reshuffle
     train_groups, pool_groups, classes                                  if there are any
+    out_of_scope_embeddings, out_of_scope_logits                        of inputs of no class, if there are any
 
 Beside it may lie companions, NAME@focal.npz, NAME@mmce.npz and NAME@smooth.npz: ``pool_logits`` of a network trained
 with another loss.
@@ -35,6 +36,7 @@ from kcal.persistence import write_whole
 PARTS = ("train", "pool")
 DAMAGED = (OSError, ValueError, EOFError, BadZipFile, zlib.error, NotImplementedError, RuntimeError, struct.error)
 """What numpy and zipfile raise at damaged files, one thing or another by the byte that is wrong."""
+OUT_OF_SCOPE = "out_of_scope"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +49,7 @@ class Task:
     calibration_share: float
     classes: tuple[str, ...] = field(repr=False)
     companions: Mapping[str, NDArray[np.floating[Any]]] = field(default_factory=dict, repr=False)  # pool logits by loss
+    out_of_scope: ClassifierOutputs | None = field(default=None, repr=False)  # of inputs of no class, without labels
 
     @property
     def has_groups(self) -> bool:
@@ -56,10 +59,11 @@ class Task:
     def __str__(self) -> str:
         groups = f", {len(np.unique(self.pool.groups))} groups" if self.has_groups else ""
         companions = f"; companions {', '.join(self.companions)}" if self.companions else ""
+        outside = f"; {len(self.out_of_scope.logits):,} out of scope" if self.out_of_scope is not None else ""
         return (
             f"{self.name}: {len(self.classes)} classes, embeddings of {self.pool.embeddings.shape[1]} dimensions, "
             f"{len(self.train.labels):,} training and {len(self.pool.labels):,} unseen samples{groups}, "
-            f"{self.calibration_share:.0%} of them to calibrate{companions}"
+            f"{self.calibration_share:.0%} of them to calibrate{companions}{outside}"
         )
 
 
@@ -143,7 +147,8 @@ def _task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
     beside = {loss: place.with_name(f"{place.stem}@{loss}.npz") for loss in COMPANIONS}
     companions = {loss: _companion(path, parts["pool"]) for loss, path in beside.items() if path.is_file()}
     classes = tuple(str(name) for name in names.tolist())
-    return Task(place.stem, parts["train"], parts["pool"], share, classes, companions)
+    outside = _out_of_scope(arrays, parts["pool"], place.name)
+    return Task(place.stem, parts["train"], parts["pool"], share, classes, companions, outside)
 
 
 def write_task(
@@ -153,6 +158,7 @@ def write_task(
     *,
     calibration_share: float,
     classes: Sequence[str] | None = None,
+    out_of_scope: ClassifierOutputs | None = None,
 ) -> Task:
     """Write a task, in half precision, and return what is read back; a file that could not be read is not left behind.
 
@@ -166,6 +172,8 @@ def write_task(
         Share of the pool that calibrates in each reshuffle.
     classes
         Names of the columns; their numbers if None.
+    out_of_scope
+        Embeddings and logits of inputs that belong to no class, if there are any.
     """
     place = Path(path)
     if place.suffix != ".npz" or "@" in place.stem:
@@ -173,10 +181,13 @@ def write_task(
     arrays: dict[str, NDArray[Any]] = {"calibration_share": np.array(float(calibration_share))}
     if classes is not None:
         arrays["classes"] = np.array([str(name) for name in classes])
-    for name, part in zip(PARTS, (train, pool), strict=True):
+    outside = {} if out_of_scope is None else {OUT_OF_SCOPE: out_of_scope}
+    for name, part in {"train": train, "pool": pool, **outside}.items():
         for what in ("embeddings", "logits"):
             values = np.asarray(getattr(part, what), dtype=np.float32)
             arrays[f"{name}_{what}"] = _halved(values, f"{name}_{what}")
+        if name == OUT_OF_SCOPE:
+            continue
         arrays[f"{name}_labels"] = np.asarray(part.labels).astype(np.int32)
         if part.groups is not None:
             arrays[f"{name}_groups"] = np.asarray(part.groups)
@@ -230,6 +241,27 @@ def _part(arrays: Mapping[str, NDArray[Any]], part: str, name: str) -> Classifie
     if labels.dtype.kind not in "iu" or not ((labels >= 0) & (labels < n_classes)).all():
         raise FileFormatError(f"{name}: {part}_labels must be columns of the logits, 0 to {n_classes - 1}.")
     return ClassifierOutputs(matrices[0], matrices[1], labels.astype(np.int64), groups)
+
+
+def _out_of_scope(arrays: Mapping[str, NDArray[Any]], pool: ClassifierOutputs, name: str) -> ClassifierOutputs | None:
+    given = [what for what in ("embeddings", "logits") if f"{OUT_OF_SCOPE}_{what}" in arrays]
+    if not given:
+        return None
+    if len(given) == 1:
+        raise FileFormatError(f"{name}: {OUT_OF_SCOPE}_{given[0]} is there alone; give embeddings and logits, or none.")
+    found = ClassifierOutputs(
+        *(_matrix(arrays[f"{OUT_OF_SCOPE}_{what}"], f"{name}: {OUT_OF_SCOPE}_{what}") for what in given)
+    )
+    for what in given:
+        width, expected = getattr(found, what).shape[1], getattr(pool, what).shape[1]
+        if width != expected:
+            raise FileFormatError(f"{name}: {OUT_OF_SCOPE}_{what} has {width} columns, but the pool's have {expected}.")
+    if len(found.embeddings) != len(found.logits):
+        raise FileFormatError(
+            f"{name}: {OUT_OF_SCOPE}_embeddings has {len(found.embeddings):,} rows, but {OUT_OF_SCOPE}_logits has "
+            f"{len(found.logits):,}."
+        )
+    return found
 
 
 def _matrix(values: NDArray[Any], name: str) -> NDArray[np.float32]:

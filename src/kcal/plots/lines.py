@@ -15,9 +15,11 @@ from kcal.errors import InvalidInputError
 from kcal.plots.style import COUNTS, MARKERS, SERIES, plain
 
 WIDEST = 3
-"""Panels in a row."""
+"""Panels in a row, unless told; beyond so many they are smaller."""
 FEW_LINES = 3
-"""Beyond so many lines, panels with the same ones share a legend below them: it would cover them inside."""
+"""Beyond so many lines, panels with the same ones share a legend below them, as small ones do: it would cover them."""
+LARGE, SMALL = (4.2, 3.2), (2.9, 2.5)
+"""Inches of a panel."""
 NARROW = 4.0
 """Highest over lowest number of a logarithmic axis below which even steps are labelled."""
 MARKED = 16
@@ -35,7 +37,7 @@ def line_panels(panels: Sequence[Any], *, columns: int | None = None, figure: Fi
         ``label``, ``x``, ``y``, ``spread`` (half of a band, or None), ``reference`` (dashed and without marks) and
         ``points`` (not joined), and may have ``plain`` (joined, without marks).
     columns
-        Panels in a row; three at most if None.
+        Panels in a row; three at most if None. More than three are smaller, and share the legend of most of them.
     figure
         Where to draw; a new figure if None.
     """
@@ -44,19 +46,28 @@ def line_panels(panels: Sequence[Any], *, columns: int | None = None, figure: Fi
     across = columns or min(len(panels), WIDEST)
     down = -(-len(panels) // across)
     if figure is None:
-        figure = Figure(figsize=(4.2 * across, 3.2 * down), layout="constrained")
+        width, height = SMALL if across > WIDEST else LARGE
+        figure = Figure(figsize=(width * across, height * down), layout="constrained")
     axes: NDArray[Any] = figure.subplots(down, across, squeeze=False)
-    labels = {tuple(line.label for line in panel.lines) for panel in panels}
-    shared = len(labels) == 1 and len(panels) > 1 and len(panels[0].lines) > FEW_LINES
+    sharing = _panels_of_one_legend(panels, small=across > WIDEST)
     for place, ax in enumerate(axes.flat):
         if place < len(panels):
-            _draw_panel(ax, panels[place], legend=not shared)
+            _draw_panel(ax, panels[place], legend=place not in sharing)
         else:
             ax.set_visible(False)
-    if shared:
-        lines, names = axes.flat[0].get_legend_handles_labels()
+    if sharing:
+        lines, names = axes.flat[sharing[0]].get_legend_handles_labels()
         figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 2 * across), frameon=False)
     return axes
+
+
+def _panels_of_one_legend(panels: Sequence[Any], *, small: bool) -> list[int]:
+    """Return which panels have the same lines, and need no legend each; of small ones the most with the same lines."""
+    labels = [tuple(line.label for line in panel.lines) for panel in panels]
+    commonest = max(labels, key=labels.count)
+    sharing = [place for place, found in enumerate(labels) if found == commonest]
+    shared = small or (len(sharing) == len(panels) and len(commonest) > FEW_LINES)
+    return sharing if shared and len(sharing) > 1 else []
 
 
 def _draw_panel(ax: Axes, panel: Any, *, legend: bool) -> None:

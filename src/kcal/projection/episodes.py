@@ -138,7 +138,7 @@ class StratifiedBatches:
 
     ``log_weights`` says how many training samples a sample of the batch stands for when it predicts another: of its
     own class n − 1 others, of which m − 1 are in the batch. ``shares`` weighs the batch's log-losses so that they
-    estimate the mean over the training set.
+    estimate the mean over the training set or, if ``balanced``, the mean of the classes' means.
     """
 
     def __init__(
@@ -149,6 +149,7 @@ class StratifiedBatches:
         batch_size: int,
         generator: np.random.Generator,
         proportional: bool = False,
+        balanced: bool = False,
     ) -> None:
         self.classes, self.generator = ClassIndex(codes, n_classes), generator
         present = int((self.classes.counts > 0).sum())
@@ -163,7 +164,8 @@ class StratifiedBatches:
         by_class = np.tile(np.log(np.maximum(stands_for, 1.0)), (n_classes, 1))
         np.fill_diagonal(by_class, np.log(np.maximum(others, 1.0)))
         self.log_weights = by_class[self.codes[:, None], self.codes[None, :]]  # (predicted, predicts)
-        self.shares = np.repeat(stands_for, drawn) / self.classes.counts.sum()
+        counts_for = 1 / np.maximum(drawn * present, 1) if balanced else stands_for / self.classes.counts.sum()
+        self.shares = np.repeat(counts_for, drawn)
 
     def draw(self) -> Index:
         """Return the rows of one batch, grouped by class as ``codes`` says."""

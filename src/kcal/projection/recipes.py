@@ -68,7 +68,7 @@ class FastRecipe:
 
     ``sampling="equal"`` puts the same number of samples of each class into a batch, as the paper does, and
     "proportional" numbers in proportion to the classes' frequencies; samples are weighed so that both estimate the
-    same loss.
+    same loss. ``class_weights="balanced"`` lets every class count the same in that loss, however rare it is.
     """
 
     steps: int = 400
@@ -83,6 +83,7 @@ class FastRecipe:
     select: str = "calibration"
     sampling: str = "equal"
     largest_dimension: int = 128
+    class_weights: str | None = None
 
     def __post_init__(self) -> None:
         _check_counts(self, "steps", "batch_size", "checkpoints", "largest_dimension")
@@ -94,6 +95,9 @@ class FastRecipe:
         _refuse_unless_among(self, "sampling", ("equal", "proportional"))
         if not isinstance(self.unit_length, bool) and self.unit_length != "auto":
             raise _bad(self, "unit_length", 'True, False or "auto"')
+        balanced = isinstance(self.class_weights, str) and self.class_weights == "balanced"
+        if self.class_weights is not None and not balanced:
+            raise _bad(self, "class_weights", '"balanced" or None')
 
     def takes_directions(self, n_features: int) -> bool:
         """Say whether embeddings of so many features are divided by their length."""

@@ -225,7 +225,7 @@ def _train_fast(
     embeddings, groups = samples.embeddings, samples.groups
     batches = StratifiedBatches(
         samples.codes, samples.n_classes, batch_size=recipe.batch_size, generator=generator,
-        proportional=recipe.sampling == "proportional",
+        proportional=recipe.sampling == "proportional", balanced=recipe.class_weights == "balanced",
     )  # fmt: skip
     labels = torch.as_tensor(batches.codes, device=embeddings.device)
     log_weights = torch.as_tensor(batches.log_weights, device=embeddings.device, dtype=embeddings.dtype)

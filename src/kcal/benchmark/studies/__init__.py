@@ -2,6 +2,8 @@
 
 from kcal.benchmark.studies.convexity import study_convexity
 from kcal.benchmark.studies.dimension import study_dimension
+from kcal.benchmark.studies.far import study_far
+from kcal.benchmark.studies.growth import study_growth
 from kcal.benchmark.studies.ingredients import study_ingredients
 from kcal.benchmark.studies.recipes import study_recipes
 from kcal.benchmark.studies.remedies import study_remedies
@@ -20,7 +22,9 @@ STUDIES: dict[str, StudyFunction] = {
     "sampling": study_sampling,
     "recipes": study_recipes,
     "shift": study_shift,
+    "far": study_far,
     "ingredients": study_ingredients,
+    "growth": study_growth,
 }
 """In the order of the page about a run."""
 

@@ -11,12 +11,11 @@ from torch import nn
 
 from kcal import metrics
 from kcal.benchmark.entrants import Entrant
-from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_row
-from kcal.benchmark.results import MEASURES
+from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_group, reshuffles_by_row
+from kcal.benchmark.results import MEASURES, Row
 from kcal.benchmark.studies.study import SHOWN, mean_entry
 from kcal.benchmark.tables import Entry
-from kcal.benchmark.tasks import Task
-from kcal.benchmark.tasks import can_be_dealt_by_group as can_be_dealt_by_group
+from kcal.benchmark.tasks import Task, can_be_dealt_by_group
 from kcal.calibrators import Calibrator, KCal
 from kcal.projection import FastRecipe, PaperRecipe, TrainedProjection, train_projection
 
@@ -24,9 +23,22 @@ Values = dict[str, NDArray[np.float64]]
 """A metric's values over reshuffles, by metric."""
 
 
-def deals_of(task: Task, n_reshuffles: int, seed: int) -> list[Reshuffle]:
-    """Return the reshuffles of a task's pool, row by row: the same ones in every study."""
+def deals_of(task: Task, n_reshuffles: int, seed: int, *, by_group: bool = False) -> list[Reshuffle]:
+    """Return the reshuffles of a task's pool, by rows or by whole groups: the same ones in every study."""
+    if by_group:
+        return reshuffles_by_group(task.pool.groups, task.calibration_share, n_reshuffles, seed)
     return reshuffles_by_row(len(task.pool.labels), task.calibration_share, n_reshuffles, seed)
+
+
+def classes_are_equally_frequent(task: Task) -> bool:
+    """Say whether a task's training set holds as many samples of every class that it has."""
+    return len(set(np.unique(task.train.labels, return_counts=True)[1].tolist())) == 1
+
+
+def ways_to_deal(task: Task) -> tuple[Row, ...]:
+    """Return a task by rows and, where it has enough groups, by whole groups."""
+    ways = (False, True) if can_be_dealt_by_group(task) else (False,)
+    return tuple(Row(task.name, by_group) for by_group in ways)
 
 
 def fit_quietly(entrant: Entrant, task: Task, rows: NDArray[np.intp], *, by_group: bool = False) -> Calibrator:

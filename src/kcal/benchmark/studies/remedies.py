@@ -9,28 +9,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.benchmark.entrants import Entrant, train_for
-from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_group
 from kcal.benchmark.results import MEASURES, Row
 from kcal.benchmark.studies.measuring import (
     Values,
-    can_be_dealt_by_group,
+    classes_are_equally_frequent,
     deals_of,
     fit_quietly,
     gathered,
     rows_with_the_best_bold,
     shown_metrics,
+    ways_to_deal,
 )
+from kcal.benchmark.studies.overview import METRIC, log_loss_overview
 from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, counted, metric_label, unwatched
-from kcal.benchmark.tables import Entry, Table
+from kcal.benchmark.tables import Table
 from kcal.benchmark.tasks import Task
-from kcal.projection import FastRecipe, TrainedProjection
+from kcal.projection import UNTRAINED, FastRecipe, TrainedProjection
 
 DEFAULT = "default"
+KEPT = "standardised, lengths kept"
 BEFORE = "lengths kept, d ≤ 32"
 """The fast recipe's default before."""
 RECIPES = {
     DEFAULT: FastRecipe(),
-    "lengths kept": FastRecipe(unit_length=False),
+    KEPT: FastRecipe(unit_length=False),
     "d ≤ 32": FastRecipe(largest_dimension=32),
     "d ≤ 64": FastRecipe(largest_dimension=64),
     BEFORE: FastRecipe(unit_length=False, largest_dimension=32),
@@ -41,24 +43,31 @@ RECIPES = {
     "800 steps": FastRecipe(steps=800),
     "random start": FastRecipe(start="random"),
     "proportional sampling": FastRecipe(sampling="proportional"),
+    "balanced class weights": FastRecipe(class_weights="balanced"),
 }
 """Names in the tables, and how the projection is trained."""
+DIVIDED = "standardised, then divided by the length"
 START = "not trained: the start"
 IDENTITY = "no projection"
-REMEDIES = (*RECIPES, START, IDENTITY)
+STANDARDISED = "no projection, standardised"
+DIRECTIONS = "no projection, divided by the length"
+REMEDIES = (*RECIPES, DIVIDED, START, IDENTITY, STANDARDISED, DIRECTIONS)
 CLEAR = 0.01
 """The share of the default's log-loss from which on a difference counts as one in a summary."""
-HALF_A_DIGIT = 5e-5
-"""Of the differences in the overview; less is shown as none."""
 ABOUT = (
     "What was tried where KCal is not first: the default recipe, and that recipe with one thing changed. A projection "
     "is trained once for each; the reshuffles are the same. Where a task has groups, it is also dealt by whole groups, "
-    "and then training and calibration never predict a sample from its own group. “Lengths kept” does not divide "
-    "embeddings by their length; “d ≤ 32” allows so many dimensions; “last checkpoint” does not choose among "
-    f"checkpoints on the calibration set. “{START}” is the default before its first step: principal axes of the "
-    f"embeddings, divided by their length where the default does so. “{IDENTITY}” is the kernel over the embeddings as "
-    "they are. Where a row has the same numbers as the start, the calibration sets chose the start, and how the "
-    "projection is trained makes no difference.\n\n"
+    "and then training and calibration never predict a sample from its own group. "
+    f"“{KEPT}” does not divide embeddings by their length: the batch norm in front of the "
+    "projection then standardises the embeddings themselves, so that standardising them beforehand would change "
+    f"nothing. “{DIVIDED}” standardises every feature by the training set's mean and deviation "
+    "first. “d ≤ 32” allows so many dimensions; “last checkpoint” does not choose among checkpoints on the calibration "
+    "set; “balanced class weights” lets every class count the same in the training loss, however rare it is. "
+    f"“{START}” is the default before its first step: principal axes of the embeddings, divided "
+    f"by their length where the default does so. “{IDENTITY}” is the kernel over the "
+    "embeddings as they are, standardised by the training set, or divided by their length. Where a row has the same "
+    "numbers as the start, the calibration sets chose the start, and how the projection is trained makes no "
+    "difference; where classes are equally frequent, sampling and class weights make none.\n\n"
     f"These tables describe, they do not prove. “{BEFORE}” was the default until the test NLL on reshuffles of "
     "CIFAR-10, CIFAR-100, CLINC150 and Sleep-EDF decided for dividing by the length and for more dimensions; start, "
     "rate and steps had been chosen on splits of some of these tasks and of the embedded example. The reshuffles were "
@@ -92,13 +101,12 @@ def study_remedies(
     """Measure every remedy on every task, by rows and, where there are groups, by groups."""
     found = []
     for task in tasks:
-        for by_group in (False, True) if can_be_dealt_by_group(task) else (False,):
-            row = Row(task.name, by_group)
+        for row in ways_to_deal(task):
             watch(row.label, 0, len(REMEDIES))
             found.append(
                 measure_remedies(
                     task,
-                    by_group=by_group,
+                    by_group=row.by_group,
                     n_reshuffles=reshuffles,
                     seed=seed,
                     watch=lambda done, name=row.label: watch(name, done, len(REMEDIES)),  # type: ignore[misc]
@@ -112,34 +120,32 @@ def measure_remedies(
     task: Task, *, by_group: bool, n_reshuffles: int, seed: int, watch: Callable[[int], None] = lambda _: None
 ) -> Remedies:
     """Return the shown metrics of every remedy over reshuffles."""
-    deals = _dealt(task, n_reshuffles, seed, by_group=by_group)
+    deals = deals_of(task, n_reshuffles, seed, by_group=by_group)
     train = _Trainer(task, seed, by_group=by_group)
     values = {}
     for done, name in enumerate(REMEDIES, start=1):
-        if name == IDENTITY:
-            entrant = Entrant("kcal-untrained", seed)
-        else:
-            trained = train(RECIPES.get(name, RECIPES[DEFAULT]))
-            entrant = Entrant("kcal", seed, trained.checkpoints[0] if name == START else trained)
-        fitted = [fit_quietly(entrant, task, deal.calibration, by_group=by_group) for deal in deals]
+        seen = train.standardised if name in (DIVIDED, STANDARDISED) else task
+        entrant = train.entrant(name)
+        fitted = [fit_quietly(entrant, seen, deal.calibration, by_group=by_group) for deal in deals]
         values[name] = gathered(
-            [shown_metrics(entrant, each, task, deal.test) for each, deal in zip(fitted, deals, strict=True)]
+            [shown_metrics(entrant, each, seen, deal.test) for each, deal in zip(fitted, deals, strict=True)]
         )
         watch(done)
     return Remedies(Row(task.name, by_group), values)
 
 
+def standardised(task: Task) -> Task:
+    """Return a task whose embeddings have the mean 0 and the deviation 1 on the training set, feature by feature."""
+    mean, deviation = task.train.embeddings.mean(axis=0), task.train.embeddings.std(axis=0)
+    scale = np.where(deviation > 0, deviation, 1.0).astype(np.float32)
+    train, pool = (replace(part, embeddings=(part.embeddings - mean) / scale) for part in (task.train, task.pool))
+    return replace(task, train=train, pool=pool)
+
+
 def overview(found: list[Remedies]) -> Table:
     """Return what every remedy changes in the log-loss: tasks as columns; what lowers it is bold."""
-    metric = "negative_log_likelihood"
-    rows = [(Entry(f"{DEFAULT}, {MEASURES[metric].title}"), *(_mean(each.values[DEFAULT][metric]) for each in found))]
-    for name in REMEDIES:
-        if name != DEFAULT:
-            changes = [float(each.change(name, metric).mean()) for each in found]
-            rows.append((Entry(name), *(Entry(_signed(change), bold=_signed(change)[0] == "−") for change in changes)))
-    note = "Mean difference of the NLL from the default's on the same reshuffles; below zero, bold, is better than it."
-    title = f"What one change of the recipe does to the {MEASURES[metric].title}"
-    return Table("remedies_overview", title, ("", *(each.row.label for each in found)), tuple(rows), note)
+    title = f"What one change of the recipe does to the {MEASURES[METRIC].title}"
+    return log_loss_overview("remedies_overview", title, DEFAULT, {each.row.label: each.values for each in found})
 
 
 def what_helped(study: Study) -> str:
@@ -167,9 +173,21 @@ class _Trainer:
 
     def __init__(self, task: Task, seed: int, *, by_group: bool) -> None:
         self.task, self.seed, self.by_group = task, seed, by_group
+        self.standardised = standardised(task)
         self.trained: dict[FastRecipe, TrainedProjection] = {}
 
-    def __call__(self, recipe: FastRecipe) -> TrainedProjection:
+    def entrant(self, remedy: str) -> Entrant:
+        """Return KCal with the projection of a remedy."""
+        if remedy in (IDENTITY, STANDARDISED):
+            return Entrant("kcal-untrained", self.seed)
+        if remedy == DIRECTIONS:
+            return Entrant("kcal", self.seed, UNTRAINED["unit"]())
+        if remedy == DIVIDED:
+            return Entrant("kcal", self.seed, self._train(self.standardised, RECIPES[DEFAULT]))
+        trained = self._of(RECIPES.get(remedy, RECIPES[DEFAULT]))
+        return Entrant("kcal", self.seed, trained.checkpoints[0] if remedy == START else trained)
+
+    def _of(self, recipe: FastRecipe) -> TrainedProjection:
         width = self.task.train.embeddings.shape[1]
         same = replace(
             recipe,
@@ -177,23 +195,13 @@ class _Trainer:
             unit_length=recipe.takes_directions(width),
             select=RECIPES[DEFAULT].select,
         )
+        if classes_are_equally_frequent(self.task):
+            same = replace(same, sampling=RECIPES[DEFAULT].sampling, class_weights=RECIPES[DEFAULT].class_weights)
         if same not in self.trained:
-            trained = train_for("kcal", self.task, seed=self.seed, by_group=self.by_group, recipe=same)
-            assert trained is not None
-            self.trained[same] = trained
+            self.trained[same] = self._train(self.task, same)
         return replace(self.trained[same], recipe=recipe)
 
-
-def _dealt(task: Task, n_reshuffles: int, seed: int, *, by_group: bool) -> list[Reshuffle]:
-    if not by_group:
-        return deals_of(task, n_reshuffles, seed)
-    assert task.pool.groups is not None
-    return reshuffles_by_group(task.pool.groups, task.calibration_share, n_reshuffles, seed)
-
-
-def _mean(values: NDArray[np.float64]) -> Entry:
-    return Entry(f"{values.mean():.4f}")
-
-
-def _signed(change: float) -> str:
-    return "0.0000" if abs(change) < HALF_A_DIGIT else f"{change:+.4f}".replace("-", "−")
+    def _train(self, task: Task, recipe: FastRecipe) -> TrainedProjection:
+        trained = train_for("kcal", task, seed=self.seed, by_group=self.by_group, recipe=recipe)
+        assert trained is not None
+        return trained

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kcal.benchmark.entrants import train_for
-from kcal.benchmark.studies.measuring import deals_of, leave_one_out_loss
+from kcal.benchmark.running import on_one_thread
+from kcal.benchmark.studies.measuring import classes_are_equally_frequent, deals_of, leave_one_out_loss, warm_up
 from kcal.benchmark.studies.study import Study, StudyWatch, counted, unwatched
 from kcal.benchmark.tables import Entry, Table
 from kcal.benchmark.tasks import Task
@@ -29,7 +31,10 @@ TRAININGS = 3
 CLEARLY_BELOW = 0.8
 """Ratios that are bold."""
 IMBALANCE = 20
+RECIPE = FastRecipe()
 SAMPLINGS = ("equal", "proportional")
+AS_FAST = 0.01
+"""The share of its seconds that one sampling must save to count as faster: less is the noise of the clock."""
 ABOUT = (
     "The paper draws the same number m of background samples of each class in training, weighed by how many each "
     "stands for, and holds that this estimates with less variance than as many samples in proportion to the classes' "
@@ -39,8 +44,11 @@ ABOUT = (
     "background, so that it holds the bias too. The last column is the variance of the probability of a sample's own "
     "class, averaged over classes, which is what the paper's derivation is about; the others weigh classes by their "
     "frequency, as the loss does. Second table: what comes of it, the leave-one-out loss of the first calibration set "
-    "after the fast recipe with either sampling, the same steps and samples a batch. Where classes are equally "
-    f"frequent the two are the same; so each task is also cut down to classes that fall geometrically to 1:{IMBALANCE}."
+    "after the fast recipe with either sampling, the same steps and samples a batch. Third table: the same at equal "
+    "time. Both are timed, in seconds of one processor, the least over trainings; the slower sampling is then trained "
+    "anew with as many steps, and its schedule of learning rates shortened to them, as take the time of the faster "
+    "one. Where classes are equally frequent the two are the same; so each task is also cut down to classes that fall "
+    f"geometrically to 1:{IMBALANCE}."
 )
 
 
@@ -73,24 +81,72 @@ class Moments:
         )
 
 
+@dataclass(frozen=True)
+class TimedTrainings:
+    """Trainings with one sampling, one a seed; the steps of each, and the least of their seconds."""
+
+    trained: tuple[TrainedProjection, ...]
+    steps: int
+    seconds: float
+
+    def losses(self, task: Task, rows: NDArray[np.intp], *, last: bool) -> list[float]:
+        """Return the leave-one-out losses of some rows of the pool, at the last step or at the best checkpoint."""
+        return [leave_one_out_loss(task, rows, each.module if last else each) for each in self.trained]
+
+
 def study_sampling(
     tasks: Iterable[Task], *, reshuffles: int = 3, seed: int = 0, watch: StudyWatch = unwatched
 ) -> Study:
     """Compare both samplings on every task as it is and made imbalanced, trained with up to ``TRAININGS`` seeds."""
     seeds = range(seed, seed + min(reshuffles, TRAININGS))
-    variances: list[tuple[Entry, ...]] = []
-    losses: list[tuple[Entry, ...]] = []
-    for task in tasks:
-        for done, variant in enumerate((task, imbalanced(task, seed=seed))):
-            watch(task.name, done, 2)
-            trained = {name: _train(variant, name, seeds) for name in SAMPLINGS}
-            for title, place in (("start", 0), ("trained", -1)):
-                module = trained["equal"][0].checkpoints[place]
-                variances.append(_variance_row(variant.name, title, variance_ratios(module, variant, seed=seed)))
-            losses.append(_loss_row(variant, trained, seed))
-        watch(task.name, 2, 2)
+    found: dict[str, list[tuple[Entry, ...]]] = {"variances": [], "losses": [], "times": []}
+    with on_one_thread():
+        warm_up()
+        for task in tasks:
+            for done, variant in enumerate((task, imbalanced(task, seed=seed))):
+                watch(task.name, done, 2)
+                timed = train_timed(variant, dict.fromkeys(SAMPLINGS, RECIPE.steps), seeds)
+                for title, place in (("start", 0), ("trained", -1)):
+                    module = timed["equal"].trained[0].checkpoints[place]
+                    ratios = variance_ratios(module, variant, seed=seed)
+                    found["variances"].append(_variance_row(variant.name, title, ratios))
+                rows = deals_of(variant, 1, seed)[0].calibration
+                found["losses"].append(_loss_row(variant, timed, rows))
+                found["times"].append(_time_row(variant, timed, at_equal_time(variant, timed, seeds), rows))
+            watch(task.name, 2, 2)
     about = counted(ABOUT, len(seeds), "training")
-    return Study("sampling", "Equal-sized or proportional sampling", about, _tables(variances, losses))
+    return Study("sampling", "Equal-sized or proportional sampling", about, _tables(found))
+
+
+def train_timed(task: Task, steps: Mapping[str, int], seeds: Iterable[int]) -> dict[str, TimedTrainings]:
+    """Train by the fast recipe with so many steps of each sampling, once a seed, in turns; seconds are a processor's.
+
+    Of the seeds' seconds the least counts: others who use the processor only add to them.
+    """
+    trained: dict[str, list[TrainedProjection]] = {name: [] for name in steps}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for seed in seeds:
+        for name, number in steps.items():
+            recipe = replace(RECIPE, sampling=name, steps=number)
+            start = time.process_time()
+            one = train_for("kcal", task, seed=seed, by_group=False, recipe=recipe)
+            seconds[name].append(time.process_time() - start)
+            assert one is not None
+            trained[name].append(one)
+    return {name: TimedTrainings(tuple(trained[name]), steps[name], min(seconds[name])) for name in steps}
+
+
+def at_equal_time(task: Task, timed: dict[str, TimedTrainings], seeds: Iterable[int]) -> dict[str, TimedTrainings]:
+    """Return trainings that take the shorter of the two times: the slower sampling's anew, with fewer steps."""
+    if classes_are_equally_frequent(task):
+        return timed
+    shorter = min(each.seconds for each in timed.values())
+    slower = {
+        name: max(int(each.steps * shorter / each.seconds), 1)
+        for name, each in timed.items()
+        if shorter < (1 - AS_FAST) * each.seconds
+    }
+    return timed | train_timed(task, slower, seeds)
 
 
 def imbalanced(task: Task, *, seed: int, ratio: float = IMBALANCE) -> Task:
@@ -194,16 +250,22 @@ def _ratio(first: float, second: float) -> float:
     return first / second if second > 0 else float("nan")  # nothing scatters where all samples are taken
 
 
-def _train(task: Task, sampling: str, seeds: Iterable[int]) -> list[TrainedProjection]:
-    found = [train_for("kcal", task, seed=s, by_group=False, recipe=FastRecipe(sampling=sampling)) for s in seeds]
-    return [each for each in found if each is not None]
-
-
-def _loss_row(task: Task, trained: dict[str, list[TrainedProjection]], seed: int) -> tuple[Entry, ...]:
-    rows = deals_of(task, 1, seed)[0].calibration
-    last = [[leave_one_out_loss(task, rows, each.module) for each in trained[name]] for name in SAMPLINGS]
-    best = [[leave_one_out_loss(task, rows, each) for each in trained[name]] for name in SAMPLINGS]
+def _loss_row(task: Task, timed: dict[str, TimedTrainings], rows: NDArray[np.intp]) -> tuple[Entry, ...]:
+    last, best = ([timed[name].losses(task, rows, last=last) for name in SAMPLINGS] for last in (True, False))
     return (Entry(task.name), *_pair(last), *_pair(best))
+
+
+def _time_row(
+    task: Task, timed: dict[str, TimedTrainings], alike: dict[str, TimedTrainings], rows: NDArray[np.intp]
+) -> tuple[Entry, ...]:
+    seconds = (Entry(f"{timed[name].seconds:.2f}") for name in SAMPLINGS)
+    steps = (Entry(f"{alike[name].steps:,}") for name in SAMPLINGS)
+    return (
+        Entry(task.name),
+        *seconds,
+        *steps,
+        *_pair([alike[name].losses(task, rows, last=False) for name in SAMPLINGS]),
+    )
 
 
 def _pair(losses: list[list[float]]) -> list[Entry]:
@@ -217,21 +279,38 @@ def _variance_row(task: str, title: str, ratios: VarianceRatios) -> tuple[Entry,
     return (Entry(task), Entry(title), *(Entry(f"{ratio:.2f}", bold=ratio < CLEARLY_BELOW) for ratio in numbers))
 
 
-def _tables(variances: list[tuple[Entry, ...]], losses: list[tuple[Entry, ...]]) -> tuple[Table, ...]:
+def _tables(found: dict[str, list[tuple[Entry, ...]]]) -> tuple[Table, ...]:
     return (
         Table(
             "sampling_variances",
             "Variance with equal numbers over that with proportional ones",
             ("training set", "Π", "gradient", "gradient, squared error", "loss", "own probability, by class"),
-            tuple(variances),
+            tuple(found["variances"]),
             f"Bold: below {CLEARLY_BELOW:g}. 1.00 throughout: classes are equally frequent, both draw alike. "
             f"From {DRAWS} draws a ratio of variances of one number, such as the loss, is known to some 15% or worse.",
         ),
         Table(
             "sampling_losses",
-            "Leave-one-out loss after training",
+            "Leave-one-out loss after the same steps",
             ("training set", "last step: equal", "proportional", "best checkpoint: equal", "proportional"),
-            tuple(losses),
+            tuple(found["losses"]),
             "Mean ± standard deviation over trainings; bold is the lower mean.",
+        ),
+        Table(
+            "sampling_times",
+            "Leave-one-out loss after the same time",
+            (
+                "training set",
+                "seconds: equal",
+                "proportional",
+                "steps: equal",
+                "proportional",
+                "loss: equal",
+                "proportional",
+            ),
+            tuple(found["times"]),
+            f"Seconds are of {RECIPE.steps} steps; steps are those that the shorter of the two times allows, and the "
+            f"losses, of the best checkpoint, are after these. Seconds that differ by less than {AS_FAST:.0%} count as "
+            "the same, and so do all where classes are equally frequent.",
         ),
     )

@@ -13,10 +13,9 @@ from kcal.benchmark.entrants import Entrant, train_for
 from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_group, reshuffles_by_row
 from kcal.benchmark.results import MEASURES
 from kcal.benchmark.studies import frequencies
-from kcal.benchmark.studies.measuring import can_be_dealt_by_group
 from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, counted, mean_entry, metric_label, unwatched
 from kcal.benchmark.tables import Entry, Table
-from kcal.benchmark.tasks import Task
+from kcal.benchmark.tasks import Task, can_be_dealt_by_group
 
 METHODS = ("uncal", "ts", "vector", "platt", "isotonic", "dircal", "kcal")
 """That are tested on new groups."""

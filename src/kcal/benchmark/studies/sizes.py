@@ -30,7 +30,8 @@ from kcal.calibrators import KCal
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Of the calibration set."""
 DECADE = 10.0
-DRAWN = ("classwise_calibration_error", "negative_log_likelihood")
+COLUMNS = len(SHOWN) + 1
+"""Of the figure: a row is a task."""
 ABOUT = (
     "KCal fitted on more and more of each calibration set, the projection trained once. The dashed line is the "
     "network as it is. The theory has the bandwidth fall as m^(−1/(d + 4)), m being the samples of the rarest "
@@ -101,10 +102,10 @@ class Sizes:
         return Table("bandwidths", title, heading, rows, note.replace("-", "−"))
 
     def panels(self) -> tuple[Panel, ...]:
-        """Return a panel for each drawn metric, the uncalibrated network as a line across, and one of the bandwidth."""
+        """Return a panel for each metric, the uncalibrated network as a line across, and one of the bandwidth."""
         ends = (float(self.sizes[0]), float(self.sizes[-1]))
         shown = []
-        for name in DRAWN:
+        for name in SHOWN:
             level = float(MEASURES[name].scale * self.uncalibrated[name].mean())
             lines = (
                 spread_line("KCal", self.sizes, self.values[name], name),
@@ -154,7 +155,7 @@ def study_sizes(tasks: Iterable[Task], *, reshuffles: int = 10, seed: int = 0, w
         )
     tables = tuple(table for each in found for table in (each.metrics_table(), each.bandwidth_table()))
     panels = tuple(panel for each in found for panel in each.panels())
-    return Study("sizes", "More calibration data", counted(ABOUT, reshuffles), tables, panels)
+    return Study("sizes", "More calibration data", counted(ABOUT, reshuffles), tables, panels, COLUMNS)
 
 
 def measure_sizes(task: Task, *, n_reshuffles: int, seed: int, watch: Callable[[int], None] = lambda _: None) -> Sizes:

@@ -65,6 +65,7 @@ class Study:
     about: str
     tables: tuple[Table, ...]
     panels: tuple[Panel, ...] = ()
+    columns: int | None = None  # panels in a row; chosen by the figure if None
 
     def as_json(self) -> dict[str, Any]:
         """Return what JSON can hold."""
@@ -79,6 +80,7 @@ class Study:
             stored["about"],
             tuple(_table_from(table) for table in stored["tables"]),
             tuple(_panel_from(panel) for panel in stored["panels"]),
+            stored.get("columns"),
         )
 
     def as_markdown(self, picture: str | None = None) -> str:
@@ -138,7 +140,7 @@ def draw_study(study: Study, path: Path) -> Path | None:
     except MissingExtraError:
         return None
     buffer = io.BytesIO()
-    axes = line_panels(study.panels)
+    axes = line_panels(study.panels, columns=study.columns)
     axes.flat[0].get_figure(root=True).savefig(buffer, format="png", dpi=100)
     return write_whole(path, buffer.getvalue())
 
