@@ -5,18 +5,20 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import torch
 
 from benchmark.conftest import make_task
 from kcal import KCalBlend, metrics
 from kcal.benchmark import Task
 from kcal.benchmark.entrants import train_for
 from kcal.benchmark.reshuffles import reshuffles_by_row
-from kcal.benchmark.studies.ingredients import INGREDIENTS, PARTS, measure_ingredients, study_ingredients
+from kcal.benchmark.studies.ingredients import INGREDIENTS, METRICS, PARTS, measure_ingredients, study_ingredients
+from kcal.projection import project
 
 
 def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task) -> None:
     found = measure_ingredients(task, by_group=False, n_reshuffles=1, seed=0)
-    assert list(found) == [*INGREDIENTS, *PARTS.values()]
+    assert list(found) == [*INGREDIENTS, *METRICS, *PARTS.values()]
     deal = reshuffles_by_row(len(task.pool.labels), task.calibration_share, 1, 0)[0]
     trained = train_for("kcal", task, seed=0, by_group=False)
     cases = {
@@ -43,8 +45,9 @@ def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task) -> None:
 
 
 def test_the_overview_comes_first_and_groups_are_dealt_where_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(INGREDIENTS)[3:]:
-        monkeypatch.delitem(INGREDIENTS, name)
+    for known, kept in ((INGREDIENTS, 3), (METRICS, 1)):
+        for name in list(known)[kept:]:
+            monkeypatch.delitem(known, name)
     seen: list[tuple[str, int, int]] = []
     tasks = [make_task(), make_task("pairs", n_groups=2)]
     made = study_ingredients(tasks, reshuffles=1, watch=lambda *step: seen.append(step))
@@ -55,6 +58,7 @@ def test_the_overview_comes_first_and_groups_are_dealt_where_there_are_enough(mo
     assert [row[0].text for row in first.rows] == [
         "the whole blend, NLL",
         *list(INGREDIENTS)[1:],
+        *METRICS,
         *PARTS.values(),
     ]
     place = others[0].heading.index("NLL")
@@ -62,3 +66,13 @@ def test_the_overview_comes_first_and_groups_are_dealt_where_there_are_enough(mo
     assert float(first.rows[2][1].text.replace("−", "-")) == pytest.approx(changed - whole, abs=2e-4)
     assert "flattered" in made.about
     assert made.about.endswith("Here: 1 reshuffle.")
+
+
+def test_a_metric_that_is_not_trained_is_the_standardised_embeddings_up_to_a_turn(task: Task) -> None:
+    made = METRICS["standardised, in place of the learned metric"].train(task, seed=0, by_group=False)
+    assert len(made.checkpoints) == 1
+    rows = torch.from_numpy(task.train.embeddings)
+    found = torch.pdist(project(made.module, rows[:30]))
+    expected = torch.pdist(((rows - rows.mean(0)) / rows.std(0, correction=0))[:30])
+    ratios = found / expected
+    torch.testing.assert_close(ratios, ratios.mean().expand_as(ratios), rtol=1e-3, atol=0)

@@ -61,7 +61,11 @@ def test_predictions_are_the_documented_formula(problem: Any) -> None:
     pooled += blend.weights_["ts"] * scaled
     assert set(blend.weights_) == {"identity × 0.333", "identity × 1", "identity × 3", "ts"}
     near = 1 / (1 + np.exp(evidence[1.0][1] - evidence[1.0][0]))[:, None]
-    expected = softmax(near * pooled + (1 - near) * scaled, axis=1)
+    answer = log_softmax(near * pooled + (1 - near) * scaled, axis=1)
+    unsure = -(np.exp(answer) * answer).sum(axis=1, keepdims=True) / np.log(3)
+    made = blend.sharpness_
+    assert made.slope != 0
+    expected = softmax(np.exp(near * (made.level + made.slope * (unsure - made.middle))) * answer, axis=1)
     np.testing.assert_allclose(blend.predict_proba(queries, logits=problem.test_logits[:40]), expected, atol=1e-6)
     np.testing.assert_allclose(blend.evidence(queries), near[:, 0], atol=1e-6)
 
@@ -280,6 +284,7 @@ def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
         ({"background": 0.0}, "background must be"),
         ({"background": "much"}, "background must be"),
         ({"hand_over": 1.0}, "hand_over must be"),
+        ({"sharpness": -1.0}, "sharpness must be"),
         ({"prior": [0.5, 0.5]}, "prior must have one entry a class"),
         ({"recipe": "slow"}, "recipe must be"),
     ],

@@ -75,3 +75,85 @@ def test_without_evidence_the_stand_in_speaks_alone() -> None:
     far = problem.far.numpy()
     expected = -(problem.weights * far[np.arange(80), problem.codes]).sum() / problem.weights.sum()
     assert pool.loss == pytest.approx(expected)
+
+
+def copied(problem: PoolProblem, times: int) -> PoolProblem:
+    """Return a problem with every sample several times."""
+    experts, near, far = (
+        each.repeat_interleave(times, dim=axis)
+        for each, axis in ((problem.experts, 1), (problem.near, 0), (problem.far, 0))
+    )
+    codes, weights = np.repeat(problem.codes, times), np.repeat(problem.weights, times)
+    return replace(problem, experts=experts, codes=codes, weights=weights, near=near, far=far)
+
+
+@pytest.mark.parametrize("bias_spread", [0.0, 0.1])
+def test_copies_of_a_sample_are_worth_one_sample(bias_spread: float) -> None:
+    """Groups of n copies tell as much as one sample each: the worth is an n-th, and the pool that of the originals."""
+    n = 2000
+    problem = replace(
+        make_pool_problem(n, spread=5.0, bias_spread=bias_spread),
+        weights=np.ones(n),
+        near=torch.ones(n, 1, dtype=torch.float64),  # so that the truth is a pool of the experts
+    )
+    once = problem.worth_of_a_sample(problem.solve(), np.arange(n))
+    assert once > 0.9  # independent samples
+    many = copied(problem, 7)
+    worth = many.worth_of_a_sample(many.solve(), np.repeat(np.arange(n), 7))
+    assert worth == pytest.approx(once / 7, rel=0.1)
+    found, expected = many.solve(worth=1 / 7), problem.solve()
+    np.testing.assert_allclose(found.weights, expected.weights, atol=1e-4)
+    np.testing.assert_allclose(found.bias, expected.bias, atol=1e-4)
+
+
+def test_the_worth_is_the_documented_ratio() -> None:
+    """Slopes and curvature by differences of the slow loss."""
+    problem = make_pool_problem(24, spread=0.7, bias_spread=0.3)
+    groups, pool = np.arange(24) % 5, problem.solve()
+    point, step = np.r_[pool.weights, pool.bias], 1e-4
+    free = replace(problem, spread=1e9, bias_spread=1e9)  # the log-loss without its penalty
+    total = problem.weights.sum()
+
+    def loss(at: Any, rows: Any) -> float:
+        part = replace(
+            free,
+            experts=free.experts[:, rows],
+            codes=free.codes[rows],
+            weights=free.weights[rows],
+            near=free.near[rows],
+            far=free.far[rows],
+        )
+        return slow_loss(at, part) * part.weights.sum()
+
+    everyone, eye = np.arange(24), step * np.eye(6)
+    slopes = [
+        [(loss(point + e, rows) - loss(point - e, rows)) / (2 * step) for e in eye]
+        for rows in (np.flatnonzero(groups == g) for g in range(5))
+    ]
+    curvature = np.array(
+        [
+            [
+                (
+                    loss(point + e + f, everyone)
+                    - loss(point + e - f, everyone)
+                    - loss(point - e + f, everyone)
+                    + loss(point - e - f, everyone)
+                )
+                / (4 * step**2)
+                for f in eye
+            ]
+            for e in eye
+        ]
+    )
+    scatter = np.array(slopes).T @ np.array(slopes) * 5 / 4
+    inverse = np.linalg.inv(curvature + np.diag([0.7**-2] * 2 + [0.3**-2] * 4))
+    expected = np.trace(inverse @ curvature) / np.trace(inverse @ scatter)
+    assert total > 24
+    assert problem.worth_of_a_sample(pool, groups) == pytest.approx(min(expected, 1.0), rel=1e-3)
+    assert expected < 1.5
+
+
+def test_what_counts_for_less_stays_nearer_to_what_was_expected() -> None:
+    problem = make_pool_problem(300)
+    far, near = (np.abs(problem.solve(worth=worth).weights - problem.centre).max() for worth in (1.0, 0.01))
+    assert near < 0.5 * far

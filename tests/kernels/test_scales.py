@@ -22,6 +22,7 @@ def test_log_sums_equal_the_double_loop_at_every_bandwidth(dtype, weighted, smal
     if small_blocks:
         monkeypatch.setattr(scales_module, "SUPPORT_BLOCK", 5)
         monkeypatch.setattr(scales_module, "QUERY_BLOCK", 3)
+        monkeypatch.setattr(scales_module, "ROWS_IN_HAND", 2)
     points, codes, weights = cloud(1, 43, 3, 4, dtype=dtype, weighted=weighted)
     queries = cloud(2, 17, 3, 1, dtype=dtype)[0]
     found = log_class_sums(queries, sort_support(points, codes, 4, weights), BANDWIDTHS)
@@ -31,11 +32,29 @@ def test_log_sums_equal_the_double_loop_at_every_bandwidth(dtype, weighted, smal
         np.testing.assert_allclose(found[place].numpy(), slow, rtol=0, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("power", range(1, 14))
+def test_powers_are_taken_by_squaring(power):
+    values = torch.linspace(0.0, 1.3, 50, dtype=torch.float64)
+    found = values.clone()
+    scales_module.raise_to(found, power, torch.empty_like(found))
+    torch.testing.assert_close(found, values**power, rtol=1e-12, atol=0)
+
+
+def test_bandwidths_that_are_no_whole_multiples_are_as_good():
+    points, codes, _ = cloud(1, 43, 3, 4)
+    queries = cloud(2, 17, 3, 1)[0]
+    bandwidths = (2.0, 0.61, 0.3, 0.1)  # in any order
+    found = log_class_sums(queries, sort_support(points, codes, 4), bandwidths)
+    for place, bandwidth in enumerate(bandwidths):
+        slow = slow_log_sums(queries, points, codes, 4, bandwidth, kernel="rbf")
+        np.testing.assert_allclose(found[place].numpy(), slow, rtol=0, atol=1e-9)
+
+
 def test_few_queries_are_in_hand_at_a_time_where_points_are_many(monkeypatch):
     points, codes, _ = cloud(1, 40, 3, 4)
     queries, support = cloud(2, 17, 3, 1)[0], sort_support(points, codes, 4)
     whole = log_class_sums(queries, support, BANDWIDTHS)
-    monkeypatch.setattr(scales_module, "DISTANCES_AT_ONCE", 81)
+    monkeypatch.setattr(scales_module, "EXPONENTS_AT_ONCE", 81)
     torch.testing.assert_close(log_class_sums(queries, support, BANDWIDTHS), whole)
 
 

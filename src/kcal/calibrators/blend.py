@@ -1,9 +1,10 @@
 """KCal blended with the network: kernel density estimates in several metrics and widths, pooled with its logits.
 
-log p(x) = g·(Σ_j w_j·log p_j(x) + Σ_i v_i·log n_i(x) + bias) + (1 − g)·log n_1(x), normalised
+log p(x) = g·(Σ_j w_j·log p_j(x) + Σ_i v_i·log n_i(x) + bias) + (1 − g)·log n_1(x), normalised, then sharpened
 
 p_j is a kernel density estimate over the calibration set (a metric, a bandwidth), with a little background mass;
-n_i is the network, calibrated; g is the share of evidence, near 1 wherever calibration samples lie.
+n_i is the network, calibrated; g is the share of evidence, near 1 wherever calibration samples lie. Sharpening makes
+sure answers surer and unsure ones less sure, or the other way round, as the calibration set asks for.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from kcal.calibrators.logits import encode_columns
 from kcal.calibrators.partners import Partner, find_partners
 from kcal.calibrators.pooling import Pool, PoolProblem
 from kcal.calibrators.prior import apply_prior, check_prior
+from kcal.calibrators.sharpness import Sharpness, fit_sharpness
 from kcal.errors import InvalidInputError
 
 Floats = NDArray[np.float64]
@@ -32,6 +34,8 @@ Floats = NDArray[np.float64]
 ROWS_AT_ONCE = 4096
 BACKGROUNDS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 """Background mass, in units of the mass that reaches a typical sample; one of these is chosen."""
+ROUNDS = 2
+"""Of finding out what a sample of a group is worth, which depends on the weights, and the weights on it."""
 SPREAD = 0.5
 """How far weights are expected to lie from the network alone, as a standard deviation."""
 
@@ -64,6 +68,9 @@ class KCalBlend(Calibrator):
     hand_over : float
         The share of calibration samples that have less evidence than half of enough: with less and less evidence the
         answer becomes the network's. 0 never hands over.
+    sharpness : float
+        How far the temperature of unsure answers is expected to lie from that of sure ones, as a standard deviation of
+        its logarithm; 0 for none.
     folds : int
         For the network's cross-fitted predictions.
     representation : "logits" or "probabilities"
@@ -83,6 +90,10 @@ class KCalBlend(Calibrator):
         The weight of each expert, by name.
     bias_ : array, (n_classes,)
         Of each class.
+    sharpness_ : Sharpness
+        How much surer answers were made, by their entropy.
+    worth_ : float
+        The share of what a sample tells that is not told by the others of its group; 1 without groups.
     background_ : float
         Background mass in units of the mass that reaches a typical calibration sample.
     bandwidths_ : dict
@@ -105,6 +116,8 @@ class KCalBlend(Calibrator):
     _experts: list[Expert]
     _partners: list[Partner]
     _pool: Pool
+    sharpness_: Sharpness
+    worth_: float
     background_: float
     _frequencies: Floats
     _least_evidence: float
@@ -122,6 +135,7 @@ class KCalBlend(Calibrator):
         bias: float = 0.1,
         background: str | float = "cv",
         hand_over: float = 0.001,
+        sharpness: float = 0.5,
         folds: int = 5,
         representation: str = "logits",
         prior: Any = None,
@@ -136,6 +150,7 @@ class KCalBlend(Calibrator):
         self.bias = bias
         self.background = background
         self.hand_over = hand_over
+        self.sharpness = sharpness
         self.folds = folds
         self.representation = representation
         self.prior = prior
@@ -202,7 +217,7 @@ class KCalBlend(Calibrator):
         check_prior(self.prior, self.classes_)
         codes = self._experts[0].estimate._codes.cpu().numpy()
         self._fit_partners(None if scores is None else scores[kept], codes, weights[kept], described["groups"])
-        self._fit_pool(codes, weights[kept])
+        self._fit_pool(codes, weights[kept], described["groups"])
         return self
 
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
@@ -281,9 +296,9 @@ class KCalBlend(Calibrator):
             folds = stratified_folds(codes, min(self.folds, len(codes)), self.seed)
         else:
             folds = fold_codes(codes, min(self.folds, len(np.unique(groups))), groups, self.seed)
-        self._partners = find_partners(self.partner, scores, codes, weights, folds, self.representation)
+        self._partners = find_partners(self.partner, scores, codes, weights, folds, self.representation, groups)
 
-    def _fit_pool(self, codes: NDArray[np.int64], weights: Floats) -> None:
+    def _fit_pool(self, codes: NDArray[np.int64], weights: Floats, groups: NDArray[np.int64] | None) -> None:
         sums = [expert.leave_out_log_sums() for expert in self._experts]
         evidence = torch.logsumexp(sums[0][self._experts[0].middle].double(), dim=1)
         finite = evidence[torch.isfinite(evidence)]
@@ -295,16 +310,22 @@ class KCalBlend(Calibrator):
             expert.keep_typical(found)
         said = [partner.cross_fitted for partner in self._partners]
         near, far = self._near(sums[0]), said[0] if said else self._log_frequencies().expand(len(codes), -1)
-        best: Pool | None = None
+        best: tuple[Pool, PoolProblem] | None = None
         for background in BACKGROUNDS if self.background == "cv" else (float(self.background),):
             self.background_ = background
             experts = torch.stack(self._say(sums) + said)
             problem = PoolProblem(experts, codes, weights, near, far, self._centre(), SPREAD, float(self.bias))
-            pool = problem.solve(best)
-            if best is None or pool.loss < best.loss:
-                best, chosen = pool, background
+            pool = problem.solve(None if best is None else best[0])
+            if best is None or pool.loss < best[0].loss:
+                best, chosen = (pool, problem), background
         assert best is not None
-        self._pool, self.background_ = best, chosen
+        (self._pool, problem), self.background_, self.worth_ = best, chosen, 1.0
+        if groups is not None:
+            for _ in range(ROUNDS):
+                self.worth_ = problem.worth_of_a_sample(self._pool, groups)
+                self._pool = problem.solve(self._pool, worth=self.worth_)
+        pooled = torch.log_softmax(near * self._pool.heights(problem.experts) + (1.0 - near) * far, dim=1)
+        self.sharpness_ = fit_sharpness(pooled, codes, weights, near, spread=float(self.sharpness), worth=self.worth_)
 
     def _centre(self) -> Floats:
         """Return the weights that are expected before any data: the network alone, or the best bandwidth alone."""
@@ -334,19 +355,19 @@ class KCalBlend(Calibrator):
         far = said[0] if said else self._log_frequencies()
         near = self._near(sums[0])
         heights = near * self._pool.heights(torch.stack(self._say(sums) + said)) + (1.0 - near) * far
-        logarithms = torch.log_softmax(heights, dim=1)
+        logarithms = self.sharpness_.sharpened(torch.log_softmax(heights, dim=1), near)
         prior = check_prior(self.prior, self.classes_)
         if prior is not None:
             logarithms = apply_prior(logarithms.exp(), prior, self._frequencies).log()
         return logarithms
 
     def _say(self, sums: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the log posteriors of every metric and bandwidth, with background, each (n, n_classes)."""
+        """Return what every metric and bandwidth says, with background, each (n, n_classes)."""
         frequencies = self._log_frequencies()
         return [
-            posterior
+            masses
             for expert, found in zip(self._experts, sums, strict=True)
-            for posterior in expert.log_posteriors(found, frequencies, self.background_)
+            for masses in expert.log_masses(found, frequencies, self.background_)
         ]
 
     def _near(self, sums: torch.Tensor) -> torch.Tensor:

@@ -58,15 +58,16 @@ class Expert:
         evidence = torch.logsumexp(sums.cpu().double(), dim=2)  # (n_scales, n)
         self.typical = [float(each[torch.isfinite(each)].median()) for each in evidence]
 
-    def log_posteriors(
-        self, sums: torch.Tensor, log_frequencies: torch.Tensor, background: float
-    ) -> list[torch.Tensor]:
-        """Return log((S_k + ε·π_k) / Σ) at each scale, (n, n_classes); ε is in units of the typical mass."""
-        found = []
-        for each, typical in zip(sums.cpu().double(), self.typical, strict=True):
-            mass = torch.logaddexp(each, log_frequencies + (typical + float(np.log(background))))
-            found.append(torch.log_softmax(mass, dim=1))
-        return found
+    def log_masses(self, sums: torch.Tensor, log_frequencies: torch.Tensor, background: float) -> list[torch.Tensor]:
+        """Return log(S_k + ε·π_k) at each scale, (n, n_classes), over the typical mass, of which ε is a share.
+
+        They are log posteriors but for what all classes share, which a pool leaves out anyway.
+        """
+        floor = log_frequencies + float(np.log(background))
+        return [
+            torch.logaddexp(each - typical, floor)
+            for each, typical in zip(sums.cpu().double(), self.typical, strict=True)
+        ]
 
     @property
     def _bandwidths(self) -> list[float]:

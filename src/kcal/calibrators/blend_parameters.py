@@ -23,6 +23,8 @@ def check_blend_parameters(blend: KCalBlend) -> None:
         raise InvalidInputError(f"partner must be one of {PARTNERS}; got {blend.partner!r}.")
     if not is_number(blend.bias) or blend.bias < 0:
         raise InvalidInputError(f"bias must be a number of at least 0; got {blend.bias!r}.")
+    if not is_number(blend.sharpness) or blend.sharpness < 0:
+        raise InvalidInputError(f"sharpness must be a number of at least 0; got {blend.sharpness!r}.")
     if not (isinstance(blend.background, str) and blend.background == "cv") and not (
         is_number(blend.background) and 0 < blend.background <= 1  # type: ignore[operator]
     ):

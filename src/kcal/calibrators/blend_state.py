@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from kcal.calibrators.kcal_state import recipe_from, stored_recipe
 from kcal.calibrators.partners import Partner
 from kcal.calibrators.pooling import Pool
 from kcal.calibrators.prior import check_prior
+from kcal.calibrators.sharpness import Sharpness
 from kcal.calibrators.structured_scaling import StructuredMatrixScaling
 from kcal.calibrators.temperature import TemperatureScaling
 from kcal.errors import FileFormatError, InvalidInputError
@@ -42,6 +44,8 @@ def describe(blend: KCalBlend) -> CalibratorState:
         "partners": [partner.calibrator.method for partner in blend._partners],
         "scales": blend._experts[0].scales,
         "background": blend.background_,
+        "sharpness": asdict(blend.sharpness_),
+        "worth": blend.worth_,
         "least_evidence": blend._least_evidence if np.isfinite(blend._least_evidence) else None,
         "frequencies": blend._frequencies.tolist(),
         "loss": blend._pool.loss,
@@ -68,6 +72,8 @@ def restore(cls: type[KCalBlend], state: CalibratorState, **extra: Any) -> KCalB
     blend._pool = Pool(
         state.tensors["pool.weights"].numpy().copy(), state.tensors["pool.bias"].numpy().copy(), float(values["loss"])
     )
+    blend.sharpness_ = Sharpness(**{name: float(value) for name, value in values["sharpness"].items()})
+    blend.worth_ = float(values["worth"])
     least = values["least_evidence"]
     blend.background_, blend._least_evidence = float(values["background"]), -np.inf if least is None else float(least)
     blend._frequencies = np.array(values["frequencies"], dtype=np.float64)
@@ -104,6 +110,7 @@ def _check(blend: KCalBlend) -> None:
     n_weights = sum(len(expert.names) for expert in blend._experts) + len(blend._partners)
     pool, frequencies = blend._pool, blend._frequencies
     numbers = [pool.weights, pool.bias, frequencies, np.array([blend.background_, max(blend._least_evidence, -1e300)])]
+    numbers += [np.array([*astuple(blend.sharpness_), blend.worth_])]
     numbers += [np.array(expert.typical) for expert in blend._experts]
     fits = pool.weights.shape == (n_weights,) and pool.bias.shape == (n_classes,) and frequencies.shape == (n_classes,)
     fits = fits and blend.background_ > 0 and bool((frequencies > 0).all()) and len(blend._experts) > 0

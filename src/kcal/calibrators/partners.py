@@ -33,12 +33,18 @@ PARTNERS = ("auto", "ts", "sms")
 
 
 def find_partners(
-    partner: str, logits: torch.Tensor, codes: Index, weights: NDArray[np.float64], folds: Index, representation: str
+    partner: str,
+    logits: torch.Tensor,
+    codes: Index,
+    weights: NDArray[np.float64],
+    folds: Index,
+    representation: str,
+    groups: Index | None = None,
 ) -> list[Partner]:
     """Return temperature scaling and, where cross-validation finds it better, structured matrix scaling.
 
-    Better is a lower log-loss by more than one standard error of the difference. "ts" never looks further, "sms"
-    always takes both.
+    Better is a lower log-loss by more than one standard error of the difference, that of the groups' means where there
+    are groups: what one patient gains tells little of another. "ts" never looks further, "sms" always takes both.
     """
     if partner == "ts":
         return [_cross_fit(_candidates(representation)[0], logits, codes, weights, folds)]
@@ -47,8 +53,17 @@ def find_partners(
     gains = (second.cross_fitted - first.cross_fitted).numpy()[rows, codes]
     shares = weights / weights.sum()
     gain = float(shares @ gains)
-    error = float(np.sqrt(shares**2 @ (gains - gain) ** 2))
+    error = _standard_error(shares, gains - gain, groups)
     return [first, second] if gain > error or partner == "sms" else [first]
+
+
+def _standard_error(shares: NDArray[np.float64], deviations: NDArray[np.float64], groups: Index | None) -> float:
+    """Return the standard error of a weighed mean; samples of a group move together."""
+    if groups is None:
+        return float(np.sqrt(shares**2 @ deviations**2))
+    _, codes = np.unique(groups, return_inverse=True)
+    by_group = np.bincount(codes, weights=shares * deviations)
+    return float(np.sqrt((by_group**2).sum() * len(by_group) / (len(by_group) - 1)))
 
 
 def _candidates(representation: str) -> tuple[Calibrator, Calibrator]:

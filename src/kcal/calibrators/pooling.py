@@ -1,6 +1,10 @@
 """A log-linear pool of predictions: one weight an expert, a small bias a class, found by a convex solver.
 
 log p = offset + Σ_j w_j·f_j + b, normalised over classes;   w ~ N(centre, spread²), b ~ N(0, bias spread²)
+
+Samples of one group (a patient, a site) are alike and together tell less than as many of different groups. How much
+less shows in how far the groups disagree about the weights: by so much the log-likelihood is scaled down against the
+prior (as in Pauli, Racugno and Ventura, 2011, for composite likelihoods).
 """
 
 from __future__ import annotations
@@ -44,15 +48,18 @@ class PoolProblem:
     spread: float
     bias_spread: float  # 0 for no bias
 
-    def solve(self, start: Pool | None = None) -> Pool:
-        """Return the pool with the least penalised log-loss; ``start`` only saves time."""
+    def solve(self, start: Pool | None = None, *, worth: float = 1.0) -> Pool:
+        """Return the pool with the least penalised log-loss; ``start`` only saves time.
+
+        ``worth`` is the share of what a sample tells that is not told by the others of its group.
+        """
         n_experts, n, n_classes = self.experts.shape
         flat = (self.experts * self.near).reshape(n_experts, -1)
         offset, rows = (1.0 - self.near) * self.far, torch.arange(n)
-        codes, total = torch.from_numpy(self.codes), float(self.weights.sum())
-        shares = torch.from_numpy(self.weights / total)[:, None]
+        codes, counted = torch.from_numpy(self.codes), worth * float(self.weights.sum())
+        shares = torch.from_numpy(self.weights / self.weights.sum())[:, None]
         near_shares = shares * self.near
-        spreads = np.r_[np.full(n_experts, self.spread), np.full(n_classes, self.bias_spread or np.inf)]
+        spreads = self._spreads()
         free = np.r_[np.ones(n_experts), np.full(n_classes, float(self.bias_spread > 0))]
         middle = np.r_[self.centre, np.zeros(n_classes)]
 
@@ -67,10 +74,52 @@ class PoolProblem:
                 (flat @ (residuals * shares).reshape(-1)).numpy(), (residuals * near_shares).sum(dim=0).numpy()
             ]
             pull = (point - middle) / spreads
-            return value + float(pull @ pull) / (2 * total), free * slope + pull / spreads / total
+            return value + float(pull @ pull) / (2 * counted), free * slope + pull / spreads / counted
 
         begin = middle if start is None else np.r_[start.weights, start.bias]
         options = {"maxiter": MOST_ITERATIONS, "ftol": 1e-10, "gtol": 1e-6}
         found = np.asarray(minimize(loss, begin, jac=True, method="L-BFGS-B", options=options).x, dtype=np.float64)
         pull = (found - middle) / spreads
-        return Pool(found[:n_experts], found[n_experts:], loss(found)[0] - float(pull @ pull) / (2 * total))
+        return Pool(found[:n_experts], found[n_experts:], loss(found)[0] - float(pull @ pull) / (2 * counted))
+
+    def worth_of_a_sample(self, pool: Pool, groups: NDArray[np.int64]) -> float:
+        """Return what a sample tells beside its group's others: the number of parameters over tr(H⁻¹·V), at most 1.
+
+        H is the curvature of the penalised log-loss and V the scatter of the groups' slopes: with independent samples
+        the two agree. Two groups at least are needed, and few tell it roughly.
+        """
+        near, weights = self.near, torch.from_numpy(self.weights)[:, None]
+        heights = near * pool.heights(self.experts) + (1.0 - near) * self.far
+        probabilities = torch.softmax(heights, dim=1)
+        residuals = probabilities.clone()
+        residuals[torch.arange(len(self.codes)), torch.from_numpy(self.codes)] -= 1.0
+        said = self.experts * near
+        said = said - (said * probabilities).sum(dim=2, keepdim=True)
+        slopes = torch.cat([(said * residuals).sum(dim=2).T, near * residuals], dim=1) * weights
+        _, codes = np.unique(groups, return_inverse=True)
+        by_group = torch.zeros(int(codes.max()) + 1, slopes.shape[1], dtype=slopes.dtype)
+        by_group.index_add_(0, torch.from_numpy(codes), slopes)
+        n_groups = len(by_group)
+        scatter = by_group.T @ by_group * n_groups / (n_groups - 1)
+        information = self._information(said, probabilities, near, weights)
+        free = slice(0, None if self.bias_spread > 0 else len(self.experts))
+        prior = torch.diag(torch.from_numpy(self._spreads()[free] ** -2.0))
+        inverse = torch.linalg.inv(information[free, free] + prior)
+        told, scattered = (float((inverse * each[free, free]).sum()) for each in (information, scatter))
+        return min(told / scattered, 1.0) if scattered > 0 else 1.0
+
+    def _information(
+        self, said: torch.Tensor, probabilities: torch.Tensor, near: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the curvature of the log-loss in weights and biases; ``said`` has mean 0 under ``probabilities``."""
+        weighed = probabilities * weights
+        flat = said.reshape(len(said), -1)
+        of_weights = (flat * weighed.reshape(-1)) @ flat.T
+        across = (said * (weighed * near)).sum(dim=1)  # (n_experts, n_classes)
+        pulled = probabilities * near
+        of_bias = torch.diag((weighed * near**2).sum(dim=0)) - pulled.T @ (pulled * weights)
+        return torch.cat([torch.cat([of_weights, across], dim=1), torch.cat([across.T, of_bias], dim=1)])
+
+    def _spreads(self) -> Floats:
+        n_experts, _, n_classes = self.experts.shape
+        return np.repeat([self.spread, self.bias_spread or np.inf], [n_experts, n_classes])

@@ -1,12 +1,15 @@
 """Class sums at several bandwidths from one set of distances.
 
-log S_k(q; b) for every b of a few, with the RBF kernel: the distances of a block of queries are computed once, and
-reduced by the least of each query, so that no exponential overflows and the largest is 1.
+log S_k(q; b) for every b of a few, with the RBF kernel: the exponents of a block of queries are computed once, for the
+widest kernel, and reduced by the largest of each query, so that no exponential overflows and the largest is 1. Where
+bandwidths are whole multiples of each other, as b/3, b and 3b, a narrower kernel is a power of a wider one, which
+takes fewer steps than another exponential.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 
 import torch
 
@@ -19,14 +22,17 @@ from kcal.kernels.sums import (
     exponent_errors,
     in_double,
     least_exponent,
-    squared_distances,
 )
 from kcal.kernels.support import SortedSupport
 
-DISTANCES_AT_ONCE = 8_000_000
+EXPONENTS_AT_ONCE = 8_000_000
 """Bound on (queries in hand) × (support points)."""
+ROWS_IN_HAND = 128
+"""Support points whose kernels are taken at once: few enough for a processor's own memory."""
 LARGEST_ERROR = 1e-3
 """Where the working precision could miss an exponent by more, float64 takes over: a pool bears what one could not."""
+LARGEST_POWER = 32
+"""Of a wider kernel; beyond, an exponential is quicker and closer."""
 
 
 def log_class_sums(
@@ -42,7 +48,7 @@ def log_class_sums(
     sum in place of 0.
     """
     result = queries.new_empty(len(bandwidths), queries.shape[0], support.n_classes)
-    at_once = max(1, min(QUERY_BLOCK, DISTANCES_AT_ONCE // len(support)))
+    at_once = max(1, min(QUERY_BLOCK, EXPONENTS_AT_ONCE // len(support)))
     for start in range(0, queries.shape[0], at_once):
         rows = slice(start, min(start + at_once, queries.shape[0]))
         rule = None if leave_out is None else leave_out.rows(rows)
@@ -55,42 +61,87 @@ def _sums_of_block(
 ) -> torch.Tensor:
     errors = exponent_errors(queries, support, min(bandwidths), queries.dtype)
     precise = queries.dtype != torch.float64 and not bool((errors < LARGEST_ERROR).all())
-    scale = support.extent or 1.0  # in units of it no square overflows
     points = in_double(queries) if precise else queries
-    points = (points - support.centre.to(points)) / scale
-    blocks, nearest = _distances(points, support, scale, leave_out)
-    sums = points.new_zeros(len(bandwidths), support.n_classes, points.shape[0])
-    buffer = points.new_empty(min(SUPPORT_BLOCK, len(support)) * points.shape[0])
+    scale = support.extent or 1.0  # in units of it no square overflows
     units = [0.5 * min(scale / bandwidth, FINEST) ** 2 / support.dimension for bandwidth in bandwidths]
-    for number, distances in enumerate(blocks):
-        start = number * SUPPORT_BLOCK
-        for place, unit in enumerate(units):
-            values = buffer[: distances.numel()].view(distances.shape)
-            torch.mul(distances, -unit, out=values)
-            values.clamp_min_(least_exponent(values.dtype)).exp_()
+    widest = min(units)
+    blocks, largest = _exponents(points, support, sqrt(widest) / scale, leave_out)
+    sums = points.new_zeros(len(bandwidths), support.n_classes, points.shape[0])
+    kernels = _Kernels([unit / widest for unit in units], torch.where(torch.isinf(largest), 0.0, largest))
+    for number, block in enumerate(blocks):
+        for low in range(0, len(block), ROWS_IN_HAND):
+            start = number * SUPPORT_BLOCK + low
+            kernels.add_to(sums, block[low : low + ROWS_IN_HAND], support, start)
+    offsets = points.new_tensor(kernels.steepness)[:, None, None] * largest
+    logarithms = sums.clamp_min(torch.finfo(sums.dtype).tiny).log() + offsets
+    return logarithms.masked_fill(torch.isinf(largest), -torch.inf).transpose(1, 2)
+
+
+class _Kernels:
+    """Kernels exp(steepness · (exponent − shift)), the widest first, each from the one before where it is its power."""
+
+    def __init__(self, steepness: Sequence[float], shift: torch.Tensor) -> None:
+        self.steepness, self.shift = list(steepness), shift
+        self.order = sorted(range(len(steepness)), key=self.steepness.__getitem__)
+        self.values, self.spare = (shift.new_empty(ROWS_IN_HAND * len(shift)) for _ in range(2))
+        self.least = least_exponent(shift.dtype)
+
+    def add_to(self, sums: torch.Tensor, exponents: torch.Tensor, support: SortedSupport, start: int) -> None:
+        """Add the kernels of support points from ``start`` on to the sums, (n_bandwidths, n_classes, n_query)."""
+        values, spare = (each[: exponents.numel()].view(exponents.shape) for each in (self.values, self.spare))
+        before = 0.0
+        for place in self.order:
+            steepness = self.steepness[place]
+            power = round(steepness / before) if before else 0
+            if 0 < power <= LARGEST_POWER and abs(steepness - power * before) < 1e-9 * steepness:
+                raise_to(values, power, spare)
+            else:
+                torch.sub(exponents, self.shift, out=values)
+                if steepness != 1.0:
+                    values *= steepness
+                values.clamp_min_(self.least).exp_()
+            before = steepness
+            weighed = values
             if support.log_weights is not None:
-                values *= support.log_weights[start : start + len(values), None].to(values).exp()
-            add_by_class(sums[place], values, support, start)
-    offsets = points.new_tensor(units)[:, None, None] * nearest
-    logarithms = sums.clamp_min(torch.finfo(sums.dtype).tiny).log() - offsets
-    return logarithms.masked_fill(torch.isinf(nearest), -torch.inf).transpose(1, 2)
+                weights = support.log_weights[start : start + len(values), None].to(values).exp()
+                weighed = torch.mul(values, weights, out=spare)
+            if values.device.type == "cpu":
+                sums[place].index_add_(0, support.codes[start : start + len(values)].cpu(), weighed)
+            else:  # index_add_ is not deterministic there
+                add_by_class(sums[place], weighed, support, start)
 
 
-def _distances(
-    points: torch.Tensor, support: SortedSupport, scale: float, leave_out: LeaveOut | None
+def raise_to(values: torch.Tensor, power: int, spare: torch.Tensor) -> None:
+    """Raise values to a whole power in place, by squaring; ``spare`` is overwritten."""
+    torch.square(values, out=spare)
+    if power % 2 == 0:
+        values.fill_(1.0)
+    rest = power // 2
+    while rest:
+        if rest % 2:
+            values *= spare
+        rest //= 2
+        if rest:
+            spare.square_()
+
+
+def _exponents(
+    queries: torch.Tensor, support: SortedSupport, unit: float, leave_out: LeaveOut | None
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return squared distances less the least of each query, a block of support points at a time, and the least."""
+    """Return −‖z − q‖²·unit², a block of support points at a time, and the largest of each query."""
     blocks = []
-    nearest = points.new_full((points.shape[0],), torch.inf)
-    everything = slice(0, points.shape[0])
+    centre = support.centre.to(queries)
+    points = (queries - centre) * unit
+    squares = points.square().sum(dim=1, keepdim=True)
+    right = torch.cat([points, torch.ones_like(squares), squares], dim=1).T
+    largest = queries.new_full((queries.shape[0],), -torch.inf)
+    everything = slice(0, queries.shape[0])
     for start in range(0, len(support), SUPPORT_BLOCK):
-        left = (support.points[start : start + SUPPORT_BLOCK].to(points) - support.centre.to(points)) / scale
-        distances = squared_distances(left, points)
+        left = (support.points[start : start + SUPPORT_BLOCK].to(queries) - centre) * unit
+        rows = left.square().sum(dim=1, keepdim=True)
+        block = torch.mm(torch.cat([2.0 * left, -rows, -torch.ones_like(rows)], dim=1), right)
         if leave_out is not None:
-            leave_out.fill(distances, start, everything, torch.inf)
-        torch.minimum(nearest, distances.amin(dim=0), out=nearest)
-        blocks.append(distances)
-    least = torch.where(torch.isinf(nearest), 0.0, nearest)
-    for distances in blocks:
-        distances -= least
-    return blocks, nearest
+            leave_out.fill(block, start, everything, -torch.inf)
+        torch.maximum(largest, block.amax(dim=0), out=largest)
+        blocks.append(block)
+    return blocks, largest
