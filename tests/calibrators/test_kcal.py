@@ -472,6 +472,25 @@ def test_checkpoints_are_compared_at_the_bandwidth_that_they_would_get(problem: 
         assert min(calibrator.checkpoint_losses_) == pytest.approx(-np.log(own).mean(), rel=1e-9)
 
 
+def test_checkpoints_are_compared_on_a_part_of_a_large_calibration_set(
+    problem: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kcal.calibrators.training_set.MOST_TO_CHOOSE_BY", 60)
+    trained = train_projection(problem.train_embeddings, problem.train_labels, recipe=TINY)
+    groups, weights = np.arange(240) % 7, np.arange(240) % 3 + 1.0
+    whole = KCal(projection=trained, bandwidth=0.7).fit(
+        problem.embeddings, problem.labels, groups=groups, sample_weight=weights
+    )
+    rows = np.argsort(problem.labels, kind="stable")[::4]
+    assert set(problem.labels[rows]) == set(problem.labels)
+    for module, loss in zip(trained.checkpoints, whole.checkpoint_losses_, strict=True):
+        part = KCal(projection=module.requires_grad_(False), bandwidth=0.7).fit(
+            problem.embeddings[rows], problem.labels[rows], groups=groups[rows], sample_weight=weights[rows]
+        )
+        own = part.leave_one_out_proba_[np.arange(60), problem.labels[rows]]
+        assert loss == pytest.approx(-(weights[rows] * np.log(own)).sum() / weights[rows].sum(), rel=1e-6)
+
+
 def test_folds_do_not_change_what_leave_one_out_means(problem: Any) -> None:
     by_folds = identity(folds=3).fit(problem.embeddings, problem.labels)
     fixed = identity(bandwidth=by_folds.bandwidth_).fit(problem.embeddings, problem.labels)

@@ -33,6 +33,9 @@ from kcal.projection import (
 
 Index = NDArray[np.int64]
 
+MOST_TO_CHOOSE_BY = 6_000
+"""Calibration samples by which checkpoints are compared, at most: more would not change the choice, and take long."""
+
 
 @dataclass(frozen=True)
 class TrainingSet:
@@ -59,6 +62,15 @@ class CalibrationSet:
         """Return the leave-out loss under a projection, as a function of the bandwidth."""
         support = sort_support(project(module, self.embeddings), self.codes, self.n_classes, self.weights)
         return LeaveOutLoss(support, kernel=kernel, keys=self.keys, memory_budget=memory_budget)
+
+    def part(self, most: int) -> CalibrationSet:
+        """Return at most so many samples, spread evenly over the classes and, within them, over the set."""
+        if len(self.codes) <= most:
+            return self
+        order = torch.argsort(self.codes, stable=True)
+        rows = order[torch.arange(most, device=order.device) * len(order) // most]
+        weights, keys = (None if each is None else each[rows] for each in (self.weights, self.keys))
+        return CalibrationSet(self.embeddings[rows], self.codes[rows], self.n_classes, weights, keys)
 
 
 CheckpointLoss = Callable[[CalibrationSet, nn.Module], float]
@@ -159,13 +171,14 @@ def choose_checkpoint(
     loss_of: CheckpointLoss,
     show: bool | None,
 ) -> LearnedProjection:
-    """Return the checkpoint with the lowest leave-out loss on the calibration set, or the last one."""
+    """Return the checkpoint with the lowest leave-out loss on (a part of) the calibration set, or the last."""
     if len(checkpoints) == 1 or not (isinstance(recipe, FastRecipe) and recipe.select == "calibration"):
         return LearnedProjection(deepcopy(checkpoints[-1]), steps[-1], curve)
     losses = []
+    part = calibration.part(MOST_TO_CHOOSE_BY)
     with progress_bar("Choosing the checkpoint", len(checkpoints), show=show) as advance:
         for step, checkpoint in zip(steps, checkpoints, strict=True):
-            losses.append(loss_of(calibration, checkpoint))
+            losses.append(loss_of(part, checkpoint))
             advance(f"step {step}, loss {losses[-1]:.4f}")
     best = int(np.argmin(losses))
     return LearnedProjection(deepcopy(checkpoints[best]), steps[best], curve, tuple(losses))
