@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.special import log_softmax, logsumexp, softmax
 
+import kcal
 from kcal import FastRecipe, KCal, KCalBlend, TemperatureScaling, train_projection
 from kcal.calibrators import fit_on
+from kcal.calibrators.base import LoadArgumentError
+from kcal.calibrators.blend_fitting import Samples, whole_class_sums
 from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.errors import FileFormatError, InvalidInputError, LeakageWarning
 from kcal.metrics import negative_log_likelihood
@@ -51,6 +56,8 @@ def test_predictions_are_the_documented_formula(problem: Any) -> None:
     evidence = {}
     for scale in (1 / 3, 1.0, 3.0):
         own = np.stack([kernel_sums(x[[i]], np.delete(x, i, 0), np.delete(y, i), b * scale)[0] for i in range(len(x))])
+        counts = np.bincount(y)
+        own[np.arange(len(x)), y] += np.log(counts / (counts - 1))[y]  # as if the whole class had been there
         total = logsumexp(own, axis=1)
         typical = np.sort(total)[(len(total) - 1) // 2]  # the lower of two medians
         sums = kernel_sums(queries, x, y, b * scale)
@@ -354,19 +361,37 @@ def test_a_damaged_blend_is_told(problem: Any) -> None:
         for wrong in (state.tensors[name][:-1], torch.full_like(state.tensors[name], torch.nan)):
             with pytest.raises(FileFormatError, match="damaged"):
                 KCalBlend.from_state(replace(state, tensors=state.tensors | {name: wrong}))
-    for wrong_value in ({"background": 0.0}, {"least_evidence": float("nan")}, {"frequencies": [1.0, 0.0, 0.0]}):
+    whole = {"level": 0.0, "slope": 0.0, "middle": 0.0}
+    for wrong_value in (
+        {"background": 0.0},
+        {"sharpness": whole | {"slope": 50.0}},
+        {"worth": 0.0},
+        {"worth": 3.0},
+        {"frequencies": [5.0, 5.0, 5.0]},
+        {"scales": [0.0, 1.0, 3.0]},
+        {"least_evidence": float("nan")},
+        {"frequencies": [1.0, 0.0, 0.0]},
+    ):
         with pytest.raises(FileFormatError, match="damaged"):
             KCalBlend.from_state(replace(state, values=state.values | wrong_value))
 
 
-def test_weights_count_as_copies(problem: Any) -> None:
-    """All weights alike change nothing but the penalties' share; the same samples twice are twice the samples."""
-    weighted = KCalBlend(projection=None).fit(
-        problem.embeddings, problem.labels, logits=problem.logits, sample_weight=np.full(240, 1.0)
-    )
-    plain = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+def test_weights_are_compared_with_each_other_and_zero_leaves_a_sample_out(problem: Any) -> None:
     rows = {"X": problem.test_embeddings, "logits": problem.test_logits}
-    np.testing.assert_allclose(weighted.predict_proba(**rows), plain.predict_proba(**rows), atol=1e-9)
+    weights = np.random.default_rng(0).integers(0, 4, 240).astype(float)
+
+    def answer(keep: Any, given: Any) -> Any:
+        blend = KCalBlend(projection=None).fit(
+            problem.embeddings[keep], problem.labels[keep], logits=problem.logits[keep], sample_weight=given
+        )
+        return blend.predict_proba(**rows)
+
+    everyone = np.ones(240, dtype=bool)
+    found = answer(everyone, weights)
+    np.testing.assert_allclose(answer(everyone, weights / 240), found, atol=1e-6)
+    np.testing.assert_allclose(answer(weights > 0, weights[weights > 0]), found, atol=1e-6)
+    assert np.abs(answer(everyone, None) - found).max() > 1e-3
+    np.testing.assert_allclose(answer(everyone, np.full(240, 3.0)), answer(everyone, None), atol=1e-6)
 
 
 def test_the_dispatcher_hands_it_both(problem: Any) -> None:
@@ -379,3 +404,125 @@ def test_the_dispatcher_hands_it_both(problem: Any) -> None:
     np.testing.assert_array_equal(found, expected)
     with pytest.raises(InvalidInputError, match="takes embeddings"):
         fit_on(KCalBlend(), ClassifierOutputs(None, problem.logits, problem.labels))
+
+
+def few_samples(n: int, n_classes: int, seed: int) -> tuple[Any, Any, Any]:
+    """Return embeddings, labels (all classes equally often) and logits that know them."""
+    generator = np.random.default_rng(seed)
+    centres = np.random.default_rng(9).normal(size=(n_classes, 8))
+    labels = generator.permutation(np.arange(n) % n_classes)
+    logits = 4 * np.eye(n_classes)[labels] + 1.5 * generator.normal(size=(n, n_classes))
+    return 1.5 * centres[labels] + generator.normal(size=(n, 8)), labels, logits
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("per_class", [1, 2, 3])
+def test_few_samples_a_class_do_not_teach_it_to_vote_against_a_class(per_class: int) -> None:
+    """A sample that is left out makes its own class smaller: that must not tell the class."""
+    n_classes = 40
+    (x, y, z), (tx, ty, tz) = few_samples(per_class * n_classes, n_classes, 1), few_samples(2000, n_classes, 2)
+    blend = KCalBlend(projection=None).fit(x, y, logits=z, classes=range(n_classes))
+    alone = KCalBlend(projection=None).fit(x, y, classes=range(n_classes))
+    scaled = TemperatureScaling().fit(z, y, classes=range(n_classes)).predict_proba(tz)
+    assert negative_log_likelihood(blend.predict_proba(tx, logits=tz), ty) < 1.05 * negative_log_likelihood(scaled, ty)
+    if per_class > 1:  # of one sample a class nothing can be judged without a network
+        assert negative_log_likelihood(alone.predict_proba(tx), ty) < 0.5 * np.log(n_classes)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_classes_in_a_group_of_their_own_do_not_teach_it_either() -> None:
+    (x, y, z), (tx, ty, tz) = few_samples(300, 3, 1), few_samples(2000, 3, 2)
+    scaled = negative_log_likelihood(TemperatureScaling().fit(z, y).predict_proba(tz), ty)
+    one_only = np.random.default_rng(0).integers(4, size=300)
+    one_only[y == 2] = 0
+    for groups in (y, one_only, one_only % 2):
+        blend = KCalBlend(projection=None).fit(x, y, logits=z, groups=groups)
+        assert negative_log_likelihood(blend.predict_proba(tx, logits=tz), ty) < 1.05 * scaled
+        assert 0 < blend.worth_ <= 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_embeddings_of_noise_without_logits_give_the_frequencies() -> None:
+    generator = np.random.default_rng(4)
+    x, y = generator.normal(size=(80, 8)), generator.integers(60, size=80)
+    blend = KCalBlend(projection=None).fit(x, y, classes=range(60))
+    truth = generator.integers(60, size=3000)
+    found = negative_log_likelihood(blend.predict_proba(generator.normal(size=(3000, 8))), truth)
+    frequencies = (np.bincount(y, minlength=60) + 0.5) / (80 + 30)
+    assert found < negative_log_likelihood(np.tile(frequencies, (3000, 1)), truth) + 0.2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_classes_that_no_sample_has_keep_some_probability() -> None:
+    """With two samples a class on average, one class in seven is not seen: the background has to allow for it."""
+    n_classes = 100
+    generator = np.random.default_rng(3)
+    x, y, z = few_samples(20_000, n_classes, 5)
+    kept = generator.permutation(20_000)[:200]
+    assert len(np.unique(y[kept])) < 95
+    tx, ty, tz = few_samples(4000, n_classes, 6)
+    blend = KCalBlend(projection=None).fit(x[kept], y[kept], logits=z[kept], classes=range(n_classes))
+    scaled = TemperatureScaling().fit(z[kept], y[kept], classes=range(n_classes)).predict_proba(tz)
+    assert negative_log_likelihood(blend.predict_proba(tx, logits=tz), ty) < negative_log_likelihood(scaled, ty)
+
+
+def test_what_is_left_of_a_class_stands_for_all_of_it() -> None:
+    """With a kernel so wide that all points count the same, sums are the classes' weights, whoever is left out."""
+    samples = Samples(np.array([0, 0, 0, 1, 1, 2]), np.array([1.0, 2.0, 1.0, 1.0, 3.0, 1.0]), None)
+    left, totals = samples.left_out(4), samples.totals(4)
+    np.testing.assert_allclose(totals, [4, 4, 1, 0])
+    np.testing.assert_allclose(left.sum(dim=1), samples.weights)
+    sums = torch.log(totals - left)[None]
+    found = whole_class_sums(sums, left, totals)[0].exp().numpy()
+    np.testing.assert_allclose(found[:5, :3], np.tile([4, 4, 1], (5, 1)))
+    np.testing.assert_allclose(found[5, :3], [4, 4, 8 / 8])  # nothing of class 2 is left: its share of the sum
+    assert (found[:, 3] == 0).all()
+    grouped = Samples(samples.codes, samples.weights, np.array([7, 7, 1, 1, 7, 1]))
+    np.testing.assert_allclose(grouped.left_out(3)[0], [3, 3, 0])
+    np.testing.assert_allclose(grouped.left_out(3)[5], [1, 1, 1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_start_that_is_another_metric_is_kept_and_one_that_is_the_same_is_not(problem: Any) -> None:
+    trained = train_projection(problem.train_embeddings, problem.train_labels, recipe=FastRecipe(steps=1))
+    start = replace(trained, checkpoints=trained.checkpoints[:1], steps=(0,))
+    blend = KCalBlend(projection=start).fit(problem.embeddings * [1, 1, 1, 9, 9, 9], problem.labels)
+    assert any(name.startswith("learned") for name in blend.weights_)
+    generator = np.random.default_rng(0)
+    long = generator.normal(size=(200, 20)).astype(np.float32)
+    labels = generator.integers(3, size=200)
+    turned = train_projection(long, labels, recipe=FastRecipe(steps=1))
+    same = replace(turned, checkpoints=turned.checkpoints[:1], steps=(0,))
+    assert not any(name.startswith("learned") for name in KCalBlend(projection=same).fit(long, labels).weights_)
+
+
+def test_columns_of_logits_in_another_order_are_refused(problem: Any) -> None:
+    table = pd.DataFrame(problem.logits, columns=["a", "b", "c"])
+    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=table)
+    other = pd.DataFrame(problem.test_logits, columns=["b", "a", "c"])
+    with pytest.raises(InvalidInputError, match="in the same order: a, b, c; got b, a, c"):
+        blend.predict_proba(problem.test_embeddings, logits=other)
+    blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
+
+
+def test_a_metric_of_ones_own_is_given_again_at_loading(problem: Any, tmp_path: Path) -> None:
+    module = torch.nn.Linear(6, 3, bias=False)
+    trained = train_projection(
+        problem.train_embeddings, problem.train_labels, projection=module, recipe=FastRecipe(steps=4)
+    )
+    blend = KCalBlend(projection=trained).fit(problem.embeddings, problem.labels)
+    assert any(name.startswith("learned") for name in blend.weights_)
+    path = tmp_path / "blend.safetensors"
+    kcal.save(blend, path)
+    with pytest.raises(LoadArgumentError, match="projection"):
+        kcal.load(path)
+    again = kcal.load(path, projection=torch.nn.Linear(6, 3, bias=False))
+    np.testing.assert_array_equal(
+        again.predict_proba(problem.test_embeddings), blend.predict_proba(problem.test_embeddings)
+    )
+
+
+def test_a_query_beyond_all_numbers_gets_an_answer_without_hand_over(problem: Any) -> None:
+    blend = KCalBlend(projection=None, hand_over=0).fit(problem.embeddings, problem.labels)
+    answer = blend.predict_proba(np.full((1, 6), 1e37, dtype=np.float32))
+    assert np.isfinite(answer).all()

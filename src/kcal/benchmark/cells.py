@@ -139,7 +139,17 @@ def all_metrics(probs: NDArray[Any], labels: NDArray[np.int64]) -> dict[str, flo
 
 def _details(calibrator: Calibrator) -> dict[str, Any]:
     """Return what a method chose, as far as it is a number or a word."""
-    names = ("bandwidth_", "checkpoint_step_", "temperature_", "form_", "width_", "maps_", "penalty_")
+    names = (
+        "bandwidth_",
+        "checkpoint_step_",
+        "temperature_",
+        "form_",
+        "width_",
+        "maps_",
+        "penalty_",
+        "background_",
+        "worth_",
+    )
     found = {name: getattr(calibrator, name, None) for name in names}
     return {
         name: value.item() if isinstance(value, np.generic) else value

@@ -19,25 +19,19 @@ from sklearn.utils.validation import check_is_fitted
 from kcal.arrays import ArrayKind, check_groups, check_labels, check_matrix, check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
 from kcal.calibrators.blend_experts import Expert, fit_experts
+from kcal.calibrators.blend_fitting import Samples, fit_partners, fit_pool
 from kcal.calibrators.blend_parameters import check_blend_parameters, check_scales
 from kcal.calibrators.cautions import warn_of_known_rows
-from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.calibrators.logits import encode_columns
-from kcal.calibrators.partners import Partner, find_partners
-from kcal.calibrators.pooling import Pool, PoolProblem
+from kcal.calibrators.partners import Partner
+from kcal.calibrators.pooling import Pool
 from kcal.calibrators.prior import apply_prior, check_prior
-from kcal.calibrators.sharpness import Sharpness, fit_sharpness
+from kcal.calibrators.sharpness import Sharpness
 from kcal.errors import InvalidInputError
 
 Floats = NDArray[np.float64]
 
 ROWS_AT_ONCE = 4096
-BACKGROUNDS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
-"""Background mass, in units of the mass that reaches a typical sample; one of these is chosen."""
-ROUNDS = 2
-"""Of finding out what a sample of a group is worth, which depends on the weights, and the weights on it."""
-SPREAD = 0.5
-"""How far weights are expected to lie from the network alone, as a standard deviation."""
 
 
 class KCalBlend(Calibrator):
@@ -185,7 +179,7 @@ class KCalBlend(Calibrator):
         groups : (n,) array, optional
             Patients, speakers, sites: a sample is never judged by its own group.
         sample_weight : (n,) array, optional
-            How many samples each one counts for.
+            How many samples each one counts for, compared with the others.
         classes : sequence, optional
             All classes in the order of the columns.
         """
@@ -216,8 +210,9 @@ class KCalBlend(Calibrator):
         check_at_least_two(self.classes_, type(self).__name__)
         check_prior(self.prior, self.classes_)
         codes = self._experts[0].estimate._codes.cpu().numpy()
-        self._fit_partners(None if scores is None else scores[kept], codes, weights[kept], described["groups"])
-        self._fit_pool(codes, weights[kept], described["groups"])
+        samples = Samples(codes, weights[kept] / weights[kept].mean(), described["groups"])
+        fit_partners(self, None if scores is None else scores[kept], samples)
+        fit_pool(self, samples)
         return self
 
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
@@ -267,6 +262,13 @@ class KCalBlend(Calibrator):
         check_is_fitted(self)
         return self._pool.bias
 
+    def to(self, device: str | torch.device) -> Self:
+        """Move the fitted calibrator to a device; kernel sums then run there."""
+        check_is_fitted(self)
+        for expert in self._experts:
+            expert.estimate.to(device)
+        return self
+
     def state(self) -> CalibratorState:
         """Return what the fitted calibrator is made of."""
         from kcal.calibrators.blend_state import describe
@@ -276,56 +278,10 @@ class KCalBlend(Calibrator):
 
     @classmethod
     def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
-        """Return the fitted calibrator that ``state`` describes."""
+        """Return the fitted calibrator; ``projection=module`` gives the module of a learned metric of your own."""
         from kcal.calibrators.blend_state import restore
 
         return restore(cls, state, **extra)
-
-    def _fit_partners(
-        self,
-        scores: torch.Tensor | None,
-        codes: NDArray[np.int64],
-        weights: Floats,
-        groups: NDArray[np.int64] | None,
-    ) -> None:
-        counts = np.bincount(codes, weights=weights, minlength=len(self.classes_)) + 0.5
-        self._frequencies, self._partners = counts / counts.sum(), []
-        if scores is None:
-            return
-        if groups is None:
-            folds = stratified_folds(codes, min(self.folds, len(codes)), self.seed)
-        else:
-            folds = fold_codes(codes, min(self.folds, len(np.unique(groups))), groups, self.seed)
-        self._partners = find_partners(self.partner, scores, codes, weights, folds, self.representation, groups)
-
-    def _fit_pool(self, codes: NDArray[np.int64], weights: Floats, groups: NDArray[np.int64] | None) -> None:
-        sums = [expert.leave_out_log_sums() for expert in self._experts]
-        evidence = torch.logsumexp(sums[0][self._experts[0].middle].double(), dim=1)
-        finite = evidence[torch.isfinite(evidence)]
-        if len(finite) == 0:
-            raise InvalidInputError("no calibration sample may see another one; at least two groups are needed.")
-        lowest = float(np.quantile(finite.numpy(), self.hand_over))
-        self._least_evidence = lowest if self.hand_over > 0 else -np.inf
-        for expert, found in zip(self._experts, sums, strict=True):
-            expert.keep_typical(found)
-        said = [partner.cross_fitted for partner in self._partners]
-        near, far = self._near(sums[0]), said[0] if said else self._log_frequencies().expand(len(codes), -1)
-        best: tuple[Pool, PoolProblem] | None = None
-        for background in BACKGROUNDS if self.background == "cv" else (float(self.background),):
-            self.background_ = background
-            experts = torch.stack(self._say(sums) + said)
-            problem = PoolProblem(experts, codes, weights, near, far, self._centre(), SPREAD, float(self.bias))
-            pool = problem.solve(None if best is None else best[0])
-            if best is None or pool.loss < best[0].loss:
-                best, chosen = (pool, problem), background
-        assert best is not None
-        (self._pool, problem), self.background_, self.worth_ = best, chosen, 1.0
-        if groups is not None:
-            for _ in range(ROUNDS):
-                self.worth_ = problem.worth_of_a_sample(self._pool, groups)
-                self._pool = problem.solve(self._pool, worth=self.worth_)
-        pooled = torch.log_softmax(near * self._pool.heights(problem.experts) + (1.0 - near) * far, dim=1)
-        self.sharpness_ = fit_sharpness(pooled, codes, weights, near, spread=float(self.sharpness), worth=self.worth_)
 
     def _centre(self) -> Floats:
         """Return the weights that are expected before any data: the network alone, or the best bandwidth alone."""
@@ -342,6 +298,8 @@ class KCalBlend(Calibrator):
                 else "this blend was fitted without logits; leave logits= out, or fit it with logits=."
             )
         scores = None if logits is None else self._check_logits(logits, rows.shape[0], len(self.classes_))
+        if scores is not None:
+            self._check_logit_names(logits)
         warn_of_known_rows(self._knows(rows), "Judge a blend by other data.")
         parts = []
         for start in range(0, rows.shape[0], ROWS_AT_ONCE):
@@ -354,29 +312,40 @@ class KCalBlend(Calibrator):
         said = [] if scores is None else [partner.says(scores) for partner in self._partners]
         far = said[0] if said else self._log_frequencies()
         near = self._near(sums[0])
-        heights = near * self._pool.heights(torch.stack(self._say(sums) + said)) + (1.0 - near) * far
+        say = self._say(sums, self.background_, self._log_frequencies())
+        heights = near * self._pool.heights(torch.stack(say + said)) + (1.0 - near) * far
         logarithms = self.sharpness_.sharpened(torch.log_softmax(heights, dim=1), near)
         prior = check_prior(self.prior, self.classes_)
         if prior is not None:
             logarithms = apply_prior(logarithms.exp(), prior, self._frequencies).log()
         return logarithms
 
-    def _say(self, sums: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _say(self, sums: list[torch.Tensor], background: float, log_frequencies: torch.Tensor) -> list[torch.Tensor]:
         """Return what every metric and bandwidth says, with background, each (n, n_classes)."""
-        frequencies = self._log_frequencies()
         return [
             masses
             for expert, found in zip(self._experts, sums, strict=True)
-            for masses in expert.log_masses(found, frequencies, self.background_)
+            for masses in expert.log_masses(found, log_frequencies, background)
         ]
 
     def _near(self, sums: torch.Tensor) -> torch.Tensor:
         """Return the share of the pool in the answer, (n, 1)."""
-        evidence = torch.logsumexp(sums[self._experts[0].middle].cpu().double(), dim=1)
-        return torch.sigmoid(evidence - self._least_evidence)[:, None]
+        evidence = torch.logsumexp(sums[self._experts[0].middle].cpu().double(), dim=1)[:, None]
+        if self._least_evidence == -np.inf:  # never hands over
+            return torch.ones_like(evidence)
+        return torch.sigmoid(evidence - self._least_evidence)
 
     def _log_frequencies(self) -> torch.Tensor:
         return torch.from_numpy(np.log(self._frequencies))
+
+    def _check_logit_names(self, logits: Any) -> None:
+        names = [str(name) for name in getattr(logits, "columns", [])]
+        known = self.logit_names_in_.tolist()
+        if names and known and names != known:
+            raise InvalidInputError(
+                f"the columns of logits must be those of the fit, in the same order: {', '.join(known)}; "
+                f"got {', '.join(names)}."
+            )
 
     def _check_logits(self, logits: Any, n: int, n_classes: int | None = None) -> torch.Tensor:
         scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__)

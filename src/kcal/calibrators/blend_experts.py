@@ -21,6 +21,11 @@ from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
 if TYPE_CHECKING:
     from kcal.calibrators.blend import KCalBlend
 
+ROWS_COMPARED = 100
+"""Samples by whose distances metrics are compared, more or less."""
+SAME = 1e-3
+"""Difference of distances, in units of the largest, up to which metrics are the same."""
+
 
 @dataclass
 class Expert:
@@ -102,7 +107,8 @@ def fit_experts(
     known = blend.projection.classes if isinstance(blend.projection, TrainedProjection) else training["train_labels"]
     extra = dict(described)
     if extra["classes"] is None and known is not None:
-        extra["classes"] = np.union1d(labels, np.asarray(known))
+        names = known.cpu().numpy() if isinstance(known, torch.Tensor) else np.asarray(known)
+        extra["classes"] = np.union1d(labels, names)
     shared: dict[str, Any] = {"seed": blend.seed, "progress": blend.progress}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MissingClassWarning)  # the background knows all classes
@@ -110,6 +116,14 @@ def fit_experts(
         if isinstance(blend.projection, TrainedProjection) or given:
             learned = KCal(projection=blend.projection, dimension=blend.dimension, recipe=blend.recipe, **shared)
             learned.fit(rows, labels, **extra, **given)
-            if learned.checkpoint_step_ != 0:  # the start of the training is the plain metric once more
+            if not is_same_metric(experts[0].estimate, learned):
                 experts.append(Expert("learned", learned, scales))
     return experts
+
+
+def is_same_metric(one: KCal, other: KCal) -> bool:
+    """Say whether two estimates find samples as far apart, but for a factor: the start of a training may do so."""
+    some = slice(0, None, max(len(one._points) // ROWS_COMPARED, 1))
+    first, second = (torch.pdist(each._points[some].double().cpu()) for each in (one, other))
+    factor = float(first @ second) / max(float(first @ first), torch.finfo(torch.float64).tiny)
+    return bool((second - factor * first).abs().max() <= SAME * second.max()) if len(first) else True

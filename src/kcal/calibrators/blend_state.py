@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from kcal.arrays import ArrayKind
 from kcal.calibrators.base import Calibrator, CalibratorState, plain, refuse_extra
 from kcal.calibrators.blend_experts import Expert
-from kcal.calibrators.blend_parameters import check_blend_parameters
+from kcal.calibrators.blend_parameters import check_blend_parameters, check_scales
 from kcal.calibrators.kcal import KCal
 from kcal.calibrators.kcal_state import recipe_from, stored_recipe
 from kcal.calibrators.partners import Partner
 from kcal.calibrators.pooling import Pool
 from kcal.calibrators.prior import check_prior
-from kcal.calibrators.sharpness import Sharpness
+from kcal.calibrators.sharpness import LARGEST_LEVEL, LARGEST_SLOPE, Sharpness
 from kcal.calibrators.structured_scaling import StructuredMatrixScaling
 from kcal.calibrators.temperature import TemperatureScaling
 from kcal.errors import FileFormatError, InvalidInputError
@@ -54,16 +55,26 @@ def describe(blend: KCalBlend) -> CalibratorState:
     return blend._state(_parameters(blend), values, **tensors)
 
 
-def restore(cls: type[KCalBlend], state: CalibratorState, **extra: Any) -> KCalBlend:
-    """Return the fitted blend that ``state`` describes."""
+def restore(
+    cls: type[KCalBlend], state: CalibratorState, *, projection: nn.Module | None = None, **extra: Any
+) -> KCalBlend:
+    """Return the fitted blend that ``state`` describes; ``projection`` is the module of a metric of your own."""
     refuse_extra(cls, extra)
+    own = {} if projection is None else {"projection": projection}
     parameters, values = dict(state.parameters), state.values
     parameters["recipe"] = recipe_from(parameters["recipe"])
     parameters["scales"] = tuple(parameters["scales"])
     blend = cls(**parameters)._restore(state)
     scales = tuple(float(scale) for scale in values["scales"])
+    if own and not any(each["metric"] == "learned" for each in values["experts"]):
+        refuse_extra(cls, own)
     blend._experts = [
-        Expert(each["metric"], KCal.from_state(_part(state, each["metric"], "kcal")), scales, list(each["typical"]))
+        Expert(
+            each["metric"],
+            KCal.from_state(_part(state, each["metric"], "kcal"), **(own if each["metric"] == "learned" else {})),
+            scales,
+            list(each["typical"]),
+        )
         for each in values["experts"]
     ]
     blend._partners = [
@@ -72,7 +83,8 @@ def restore(cls: type[KCalBlend], state: CalibratorState, **extra: Any) -> KCalB
     blend._pool = Pool(
         state.tensors["pool.weights"].numpy().copy(), state.tensors["pool.bias"].numpy().copy(), float(values["loss"])
     )
-    blend.sharpness_ = Sharpness(**{name: float(value) for name, value in values["sharpness"].items()})
+    made = values["sharpness"]
+    blend.sharpness_ = Sharpness(float(made["level"]), float(made["slope"]), float(made["middle"]))
     blend.worth_ = float(values["worth"])
     least = values["least_evidence"]
     blend.background_, blend._least_evidence = float(values["background"]), -np.inf if least is None else float(least)
@@ -105,6 +117,7 @@ def _check(blend: KCalBlend) -> None:
     try:
         check_blend_parameters(blend)
         check_prior(blend.prior, blend.classes_)
+        check_scales(blend._experts[0].scales if blend._experts else ())
     except InvalidInputError as error:
         raise FileFormatError(f"a stored parameter is damaged: {error}") from error
     n_weights = sum(len(expert.names) for expert in blend._experts) + len(blend._partners)
@@ -113,6 +126,8 @@ def _check(blend: KCalBlend) -> None:
     numbers += [np.array([*astuple(blend.sharpness_), blend.worth_])]
     numbers += [np.array(expert.typical) for expert in blend._experts]
     fits = pool.weights.shape == (n_weights,) and pool.bias.shape == (n_classes,) and frequencies.shape == (n_classes,)
+    fits = fits and 0 < blend.worth_ <= 1 and abs(frequencies.sum() - 1.0) < 1e-6
+    fits = fits and abs(blend.sharpness_.level) <= LARGEST_LEVEL and abs(blend.sharpness_.slope) <= LARGEST_SLOPE
     fits = fits and blend.background_ > 0 and bool((frequencies > 0).all()) and len(blend._experts) > 0
     fits = fits and all(len(expert.typical) == len(expert.scales) and 1.0 in expert.scales for expert in blend._experts)
     parts: list[Calibrator] = [expert.estimate for expert in blend._experts]

@@ -26,7 +26,7 @@ class Partner:
 
     def says(self, logits: torch.Tensor) -> torch.Tensor:
         """Return log probabilities of other samples, (n, n_classes), double."""
-        return self.calibrator._log_probabilities(logits)
+        return self.calibrator._log_probabilities(logits).cpu().double()
 
 
 PARTNERS = ("auto", "ts", "sms")

@@ -47,6 +47,7 @@ class PoolProblem:
     centre: Floats  # (n_experts,)
     spread: float
     bias_spread: float  # 0 for no bias
+    barred: torch.Tensor | None = None  # (n_classes,), classes that none of these samples could have
 
     def solve(self, start: Pool | None = None, *, worth: float = 1.0) -> Pool:
         """Return the pool with the least penalised log-loss; ``start`` only saves time.
@@ -55,7 +56,7 @@ class PoolProblem:
         """
         n_experts, n, n_classes = self.experts.shape
         flat = (self.experts * self.near).reshape(n_experts, -1)
-        offset, rows = (1.0 - self.near) * self.far, torch.arange(n)
+        offset, rows = self._closed((1.0 - self.near) * self.far), torch.arange(n)
         codes, counted = torch.from_numpy(self.codes), worth * float(self.weights.sum())
         shares = torch.from_numpy(self.weights / self.weights.sum())[:, None]
         near_shares = shares * self.near
@@ -82,15 +83,19 @@ class PoolProblem:
         pull = (found - middle) / spreads
         return Pool(found[:n_experts], found[n_experts:], loss(found)[0] - float(pull @ pull) / (2 * counted))
 
-    def worth_of_a_sample(self, pool: Pool, groups: NDArray[np.int64]) -> float:
-        """Return what a sample tells beside its group's others: the number of parameters over tr(H⁻¹·V), at most 1.
+    def answers(self, pool: Pool) -> torch.Tensor:
+        """Return log probabilities, (n, n_classes)."""
+        heights = self.near * pool.heights(self.experts) + (1.0 - self.near) * self.far
+        return torch.log_softmax(self._closed(heights), dim=1)
 
-        H is the curvature of the penalised log-loss and V the scatter of the groups' slopes: with independent samples
-        the two agree. Two groups at least are needed, and few tell it roughly.
+    def worth_of_a_sample(self, pool: Pool, groups: NDArray[np.int64]) -> float:
+        """Return what a sample tells beside its group's others: tr(H⁻¹·I) / tr(H⁻¹·V), at most 1.
+
+        I is the curvature of the log-loss, H that of the penalised one, and V the scatter of the groups' slopes: with
+        independent samples I and V agree. Two groups at least are needed, and few tell it roughly.
         """
         near, weights = self.near, torch.from_numpy(self.weights)[:, None]
-        heights = near * pool.heights(self.experts) + (1.0 - near) * self.far
-        probabilities = torch.softmax(heights, dim=1)
+        probabilities = torch.exp(self.answers(pool))
         residuals = probabilities.clone()
         residuals[torch.arange(len(self.codes)), torch.from_numpy(self.codes)] -= 1.0
         said = self.experts * near
@@ -119,6 +124,9 @@ class PoolProblem:
         pulled = probabilities * near
         of_bias = torch.diag((weighed * near**2).sum(dim=0)) - pulled.T @ (pulled * weights)
         return torch.cat([torch.cat([of_weights, across], dim=1), torch.cat([across.T, of_bias], dim=1)])
+
+    def _closed(self, heights: torch.Tensor) -> torch.Tensor:
+        return heights if self.barred is None else heights.masked_fill(self.barred, -torch.inf)
 
     def _spreads(self) -> Floats:
         n_experts, _, n_classes = self.experts.shape

@@ -19,6 +19,9 @@ Floats = NDArray[np.float64]
 
 LEVEL_SPREAD = 0.3
 """How far the logarithm of the temperature is expected to lie from 0, as a standard deviation."""
+LARGEST_LEVEL, LARGEST_SLOPE = 1.5, 5.0
+IMPOSSIBLE = -1e30
+"""In place of the logarithm of 0."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def fit_sharpness(
     if spread == 0:
         return Sharpness()
     rows, classes = torch.arange(len(codes)), torch.from_numpy(codes)
+    logarithms = logarithms.clamp_min(IMPOSSIBLE)
     shares = torch.from_numpy(weights / weights.sum())
     unsure = unsureness(logarithms)
     middle = float(shares @ unsure)
@@ -86,5 +90,6 @@ def fit_sharpness(
         pull = point / spreads
         return value + float(pull @ pull) / (2 * counted), slope + pull / spreads / counted
 
-    found = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-1.5, 1.5), (-5.0, 5.0)]).x
+    bounds = [(-most, most) for most in (LARGEST_LEVEL, LARGEST_SLOPE)]
+    found = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=bounds).x
     return Sharpness(float(found[0]), float(found[1]), middle)

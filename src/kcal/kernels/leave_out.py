@@ -129,9 +129,9 @@ class LeaveOutLoss:
             torch.mul(distances, -0.5 * unit, out=exponents)
         else:
             exponents.copy_(self.kernel.log_profile(distances * unit, self.support.dimension))
-        if self.kernel.name != "rbf" or -2.0 * (self.support.radius / self.scale) ** 2 * unit < least_exponent(
-            exponents.dtype
-        ):
+        farthest = -2.0 * (self.support.radius / self.scale) ** 2 * unit
+        whole_groups = not self.rule.by_position  # many infinite distances, whose exponentials are slow to take
+        if self.kernel.name != "rbf" or whole_groups or farthest < least_exponent(exponents.dtype):
             exponents.clamp_min_(least_exponent(exponents.dtype))
         return exponents.exp_()
 

@@ -1,0 +1,178 @@
+"""How a blend's pool is fitted: on what estimates and network say of samples that had no part in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kcal.calibrators.holdout import fold_codes, stratified_folds
+from kcal.calibrators.partners import find_partners
+from kcal.calibrators.pooling import Pool, PoolProblem
+from kcal.calibrators.sharpness import Sharpness, fit_sharpness
+from kcal.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from kcal.calibrators.blend import KCalBlend
+
+BACKGROUNDS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Background mass, in units of the mass that reaches a typical sample; tried upwards as long as the loss falls."""
+ROUNDS = 2
+"""Of finding out what a sample of a group is worth, which depends on the weights, and the weights on it."""
+SPREAD = 0.5
+"""How far weights are expected to lie from the network alone, as a standard deviation."""
+NOTHING_LEFT = 1e-9
+"""Share of a class below which leaving a sample or a group out leaves nothing of it."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Calibration samples: class codes, weights (1 on average) and groups."""
+
+    codes: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    groups: NDArray[np.int64] | None
+
+    def totals(self, n_classes: int) -> torch.Tensor:
+        """Return the weight of each class, (n_classes,)."""
+        return torch.from_numpy(np.bincount(self.codes, weights=self.weights, minlength=n_classes).astype(np.float64))
+
+    def left_out(self, n_classes: int) -> torch.Tensor:
+        """Return the weight of each class that judging a sample leaves out, (n, n_classes): its own or its group's."""
+        keys = np.arange(len(self.codes)) if self.groups is None else np.unique(self.groups, return_inverse=True)[1]
+        by_key = np.zeros((int(keys.max()) + 1, n_classes))
+        np.add.at(by_key, (keys, self.codes), self.weights)
+        return torch.from_numpy(by_key[keys])
+
+
+def fit_partners(blend: KCalBlend, scores: torch.Tensor | None, samples: Samples) -> None:
+    """Calibrate the network, and note what it says of samples that it was not calibrated on."""
+    codes, groups = samples.codes, samples.groups
+    counts = samples.totals(len(blend.classes_)).numpy() + 0.5
+    blend._frequencies, blend._partners = counts / counts.sum(), []
+    if scores is None:
+        return
+    if groups is None:
+        folds = stratified_folds(codes, min(blend.folds, len(codes)), blend.seed)
+    else:
+        folds = fold_codes(codes, min(blend.folds, len(np.unique(groups))), groups, blend.seed)
+    blend._partners = find_partners(blend.partner, scores, codes, samples.weights, folds, blend.representation, groups)
+
+
+def fit_pool(blend: KCalBlend, samples: Samples) -> None:
+    """Find evidence, background, weights, biases and sharpness by what was said of samples left out.
+
+    Without some samples nothing is left of their class. They cannot tell who should be heard (the class that lacks all
+    would be theirs), but what becomes of classes never seen: they help to choose the background alone. The others are
+    judged among the classes that they could have, so that it tells nothing that theirs is not one of the rarest.
+    """
+    n_classes, codes = len(blend.classes_), torch.from_numpy(samples.codes)
+    left, totals = samples.left_out(n_classes), samples.totals(n_classes)
+    sums = [whole_class_sums(expert.leave_out_log_sums(), left, totals) for expert in blend._experts]
+    evidence = torch.logsumexp(sums[0][blend._experts[0].middle], dim=1)
+    finite = evidence[torch.isfinite(evidence)]
+    if len(finite) == 0:
+        raise InvalidInputError("no calibration sample may see another one; at least two groups are needed.")
+    lowest = float(np.quantile(finite.numpy(), blend.hand_over))
+    blend._least_evidence = lowest if blend.hand_over > 0 else -np.inf
+    for expert, found in zip(blend._experts, sums, strict=True):
+        expert.keep_typical(found)
+    rows = torch.arange(len(codes))
+    alone = (totals - left <= NOTHING_LEFT * totals)[rows, codes]
+    for each in sums:
+        each[:, rows[alone], codes[alone]] = -torch.inf
+    blend.worth_, blend.sharpness_ = 1.0, Sharpness()
+    blend._pool = Pool(blend._centre(), np.zeros(n_classes), float(np.log(n_classes)))
+    counts = totals - left + 0.5
+    unseen = _Judged(blend, samples, sums, rows[alone], torch.log(counts / counts.sum(dim=1, keepdim=True)))
+    judged = _Judged(blend, samples, sums, rows[~alone], blend._log_frequencies().expand(len(codes), -1))
+    problem = _choose_background(blend, judged, unseen)
+    if problem is not None:
+        _finish(blend, samples, judged, problem)
+
+
+class _Judged:
+    """Some calibration samples, and what was said of them; ``log_frequencies`` are those that each may know."""
+
+    def __init__(
+        self,
+        blend: KCalBlend,
+        samples: Samples,
+        sums: list[torch.Tensor],
+        rows: torch.Tensor,
+        log_frequencies: torch.Tensor,
+    ) -> None:
+        self.blend, self.rows = blend, rows.numpy()
+        self.codes, self.weights = samples.codes[self.rows], samples.weights[self.rows]
+        self.sums, self.log_frequencies = [each[:, rows] for each in sums], log_frequencies[rows]
+        self.said = [partner.cross_fitted[rows] for partner in blend._partners]
+        self.near = blend._near(self.sums[0])
+        self.far = self.said[0] if self.said else self.log_frequencies
+
+    def problem(self, background: float) -> PoolProblem:
+        """Return what the pool is to be fitted on."""
+        experts = torch.stack(self.blend._say(self.sums, background, self.log_frequencies) + self.said)
+        centre, bias = self.blend._centre(), float(self.blend.bias)
+        return PoolProblem(experts, self.codes, self.weights, self.near, self.far, centre, SPREAD, bias, self.barred)
+
+    @property
+    def barred(self) -> torch.Tensor | None:
+        """Classes that none of the samples has, (n_classes,); None if they have all."""
+        missing = np.bincount(self.codes, minlength=len(self.blend.classes_)) == 0
+        return torch.from_numpy(missing) if missing.any() else None
+
+    def loss(self, pool: Pool, background: float) -> float:
+        """Return the weighed sum of the log-loss, among all classes."""
+        if len(self.rows) == 0:
+            return 0.0
+        answers = replace(self.problem(background), barred=None).answers(pool)
+        return -float(answers[torch.arange(len(self.rows)), self.codes] @ torch.from_numpy(self.weights))
+
+
+def _choose_background(blend: KCalBlend, judged: _Judged, unseen: _Judged) -> PoolProblem | None:
+    """Set background and pool, and return the problem that the pool solves; None where no sample can be judged."""
+    least, chosen = np.inf, None
+    pool = blend._pool
+    for background in BACKGROUNDS if blend.background == "cv" else (float(blend.background),):
+        problem = judged.problem(background) if len(judged.rows) else None
+        if problem is not None:
+            pool = problem.solve(None if chosen is None else pool)
+        loss = judged.loss(pool, background) + unseen.loss(pool, background)
+        if loss >= least:
+            break
+        least, chosen = loss, problem
+        blend._pool, blend.background_ = pool, background
+    return chosen
+
+
+def _finish(blend: KCalBlend, samples: Samples, judged: _Judged, problem: PoolProblem) -> None:
+    """Let groups count for what they tell, and sharpen."""
+    groups = None if samples.groups is None else samples.groups[judged.rows]
+    if groups is not None and len(np.unique(groups)) > 1:
+        for _ in range(ROUNDS):
+            blend.worth_ = problem.worth_of_a_sample(blend._pool, groups)
+            blend._pool = problem.solve(blend._pool, worth=blend.worth_)
+    answers = problem.answers(blend._pool)
+    blend.sharpness_ = fit_sharpness(
+        answers, judged.codes, judged.weights, judged.near, spread=float(blend.sharpness), worth=blend.worth_
+    )
+
+
+def whole_class_sums(sums: torch.Tensor, left: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
+    """Return left-out log class sums, (n_scales, n, n_classes), as if all of each class had been there.
+
+    What is left of a class stands for the whole of it: otherwise the class that lacks something would tell a sample's
+    own, the more surely the fewer samples classes have. A class of which nothing is left gets its share of the sum.
+    """
+    rest = totals - left
+    gone = (rest <= NOTHING_LEFT * totals) & (totals > 0)
+    factors = torch.where(gone | (totals == 0), 0.0, torch.log(totals / rest))
+    whole = sums.cpu().double() + factors
+    if not bool(gone.any()):
+        return whole
+    seen = torch.where(gone, 0.0, totals).sum(dim=1, keepdim=True)
+    mass = torch.logsumexp(whole.masked_fill(gone, -torch.inf), dim=2, keepdim=True)
+    return torch.where(gone, mass + torch.log(totals / seen), whole)
