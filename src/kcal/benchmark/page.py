@@ -42,11 +42,13 @@ PAPER_RANKS = {
 """Average ranks that the KCal paper prints, over its own tasks, in the order of PAPER_METHODS."""
 PAPER_METHODS = ("uncal", "ts", "dircal", "imax", "focal", "spline", "iop", "gp", "mmce", "kcal")
 
+TUNED_ON = ("cifar10-resnet56", "cifar100-resnet32", "clinc150-minilm", "sleepedf-mlp", "fashion-mnist-cnn")
+"""Tasks with which in view defaults were chosen."""
 CHOSEN = """KCal's default recipe was chosen with the test log-loss of reshuffles of CIFAR-10, CIFAR-100, CLINC150,
 Sleep-EDF and the embedded example in view. The reshuffles were others, the samples the same: on these tasks KCal's
 figures come from data that helped to choose it, and flatter it."""
-BLEND_CHOSEN = """The same holds for the parts of the blend (kcal-blend), which were chosen on reshuffles of these pools
-and, for groups and sharpening, of small networks on Fashion-MNIST and electrocardiograms and of simulated groups."""
+BLEND_CHOSEN = """The parts of the blend (kcal-blend) were chosen on other reshuffles of the same pools, too, and, as
+far as groups and sharpening go, on small networks on Fashion-MNIST and electrocardiograms and on simulated groups."""
 INACCURATE_NOTE = (
     f"{INACCURATE} significantly less accurate than uncalibrated: such a method is not counted among the best, however "
     "good the number."
@@ -121,8 +123,7 @@ def results_page(
         f"{plan.reshuffles} reshuffles of each pool into calibration and test, seed {plan.seed}; where a task has "
         "groups, also by whole groups, each choice of them once if there are so few. A projection is trained once, on "
         "training data; each reshuffle picks its checkpoint by the leave-one-out loss of its own calibration set.",
-        *([CHOSEN] if "kcal" in results.methods else []),
-        *([BLEND_CHOSEN] if {"kcal", "kcal-blend"} <= set(results.methods) else []),
+        *_chosen(results),
         *(metric_table(results, metric).as_markdown() for metric in MAIN),
         NOTE,
         dealing_note(results),
@@ -141,6 +142,14 @@ def results_page(
         f"Measured with {computed}." if computed else "",
     ]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _chosen(results: Results) -> list[str]:
+    """Return what has to be known of tasks that helped to choose defaults."""
+    if not any(row.task in TUNED_ON for row in results.rows):
+        return []
+    told = {"kcal": CHOSEN, "kcal-blend": BLEND_CHOSEN}
+    return [text for method, text in told.items() if method in results.methods]
 
 
 def _noted(table: Table) -> list[str]:

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 
 from kcal.benchmark.cells import Cell
@@ -21,7 +22,7 @@ from kcal.errors import MissingExtraError
 from kcal.metrics import ReliabilityBins
 from kcal.persistence import write_whole
 
-SHOWN_CLASSES = 10
+SHOWN_CLASSES = 8
 """Columns of a reliability grid, at most."""
 
 
@@ -36,7 +37,10 @@ def write_results(results: Results, plan: Plan, folder: str | Path) -> list[Path
         write_whole(place / "tables.tex", "\n".join(table.as_latex() for table in tables).encode()),
     ]
     files += [write_whole(place / "csv" / f"{name}.csv", text.encode()) for name, text in all_sheets(results).items()]
-    return files + [path for row in results.rows if (path := _draw(results, row, place)) is not None]
+    drawn = joblib.Parallel(n_jobs=min(plan.jobs, len(results.rows)))(
+        joblib.delayed(_draw)(results, row, place) for row in results.rows
+    )
+    return files + [path for path in drawn if path is not None]
 
 
 def as_json(results: Results, plan: Plan) -> dict[str, Any]:
