@@ -238,6 +238,15 @@ def test_a_tie_is_no_first_place_and_nothing_to_explain_is_not_explained(results
     assert "### Why" not in page
 
 
+def test_the_page_tells_which_tasks_helped_to_choose_defaults(results: Results) -> None:
+    known = [replace(each, cell=replace(each.cell, task="sleepedf-mlp")) for each in results.outcomes]
+    for methods, kcal_told, blend_told in ((("kcal",), True, False), (("kcal", "kcal-blend"), True, True)):
+        every = [replace(each, cell=replace(each.cell, method=name)) for name in methods for each in known[:3]]
+        page = results_page(Results.of([*known, *every], ("uncal", *methods)), Plan(methods, 3))
+        assert ("helped to choose it" in page) == kcal_told
+        assert ("parts of the blend" in page) == blend_told
+
+
 def test_the_page_tells_why_and_what_helped(results: Results) -> None:
     steps = (0, 400, 400)
     cells = [replace(outcome("kcal", i, accuracy=0.89), details={"checkpoint_step_": n}) for i, n in enumerate(steps)]
@@ -252,7 +261,8 @@ def test_the_page_tells_why_and_what_helped(results: Results) -> None:
     assert "| ta_sk (by group) | 1,200 | 0 (1 ×), 400 (2 ×) |" in page
     assert "- everywhere: 800 steps" in page
     assert "[What was tried](#what-was-tried)" in page
-    order = ["# Results", "helped to choose it", "## Where KCal", "### Why", "## What helped", "## What was tried"]
+    assert "helped to choose it" not in page  # a task of one's own did not
+    order = ["# Results", "## Where KCal", "### Why", "## What helped", "## What was tried"]
     places = [page.index(heading) for heading in order]
     assert places == sorted(places)
 
