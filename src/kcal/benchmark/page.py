@@ -69,6 +69,10 @@ the table below counts their choices."""
 NEW_GROUPS = """**New groups.** By group, the test set holds other people, speakers or sites than the calibration set.
 Their embeddings may lie elsewhere, and KCal goes by where embeddings lie; a method with one or a few parameters takes
 over less of what is special to the groups that it has seen."""
+BLEND_WHY = """The blend's weights are fitted by the log-loss, which a calibration error need not follow: a method that
+leaves the order of the classes alone and fits one or a few numbers can have a lower error of the confidence and still
+give worse probabilities. By group, the blend gives its estimates the less weight the less groups agree; but few groups
+tell roughly how much they do, and then the network alone, with a temperature, can carry over better to new ones."""
 HELPED = """Changes of KCal's recipe, one at a time, that lower its mean test NLL by at least {share:.0%}:"""
 HELPED_NOTE = """The tables are under [{title}](#{anchor}), and with them why they describe rather than prove."""
 
@@ -166,7 +170,8 @@ def _where_not_first(results: Results) -> list[str]:
     else:
         parts.append("KCal was not run.")
     if "kcal-blend" in results.methods:
-        parts += ["## Where the blend is not first", where_not_first(results, "kcal-blend") or NOWHERE]
+        found = where_not_first(results, "kcal-blend")
+        parts += ["## Where the blend is not first", found or NOWHERE, *([BLEND_WHY] if found else [])]
     return parts
 
 
