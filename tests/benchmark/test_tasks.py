@@ -28,6 +28,16 @@ def written(task: Task, folder: Path) -> Path:
     return path
 
 
+def check_refusal(path: Path, change: Any, words: str) -> None:
+    """Change the arrays of a task's file; reading it then says what is wrong."""
+    with np.load(path) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    change(arrays)
+    np.savez(path, **arrays)
+    with pytest.raises(FileFormatError, match=words):
+        read_task(path)
+
+
 def test_a_task_survives_the_file_in_half_precision(task: Task, tmp_path: Path) -> None:
     again = read_task(written(task, tmp_path))
     for part in ("train", "pool"):
@@ -67,13 +77,7 @@ def test_inputs_out_of_scope_survive_the_file_without_labels(task: Task, tmp_pat
     ],
 )
 def test_what_is_wrong_with_inputs_out_of_scope_is_said(change: Any, words: str, tmp_path: Path) -> None:
-    path = written(make_task(n_out_of_scope=20), tmp_path)
-    with np.load(path) as stored:
-        arrays = {name: stored[name] for name in stored.files}
-    change(arrays)
-    np.savez(path, **arrays)
-    with pytest.raises(FileFormatError, match=words):
-        read_task(path)
+    check_refusal(written(make_task(n_out_of_scope=20), tmp_path), change, words)
 
 
 def test_companions_lie_beside_and_must_be_of_the_same_rows(task: Task, tmp_path: Path) -> None:
@@ -107,13 +111,7 @@ def test_companions_lie_beside_and_must_be_of_the_same_rows(task: Task, tmp_path
     ],
 )
 def test_what_is_wrong_is_said_by_name(change: Any, words: str, task: Task, tmp_path: Path) -> None:
-    path = written(task, tmp_path)
-    with np.load(path) as stored:
-        arrays = {name: stored[name] for name in stored.files}
-    change(arrays)
-    np.savez(path, **arrays)
-    with pytest.raises(FileFormatError, match=words):
-        read_task(path)
+    check_refusal(written(task, tmp_path), change, words)
 
 
 def test_a_bad_task_is_not_written_and_files_that_are_none_are_told(task: Task, tmp_path: Path) -> None:

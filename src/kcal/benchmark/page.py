@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kcal.benchmark.cells import Cell
+from kcal.benchmark.entrants import PAPER
 from kcal.benchmark.results import MEASURES, RANKED, Results, Row
 from kcal.benchmark.running import Plan
 from kcal.benchmark.studies import STUDIES, Study, read_studies
@@ -39,8 +40,7 @@ PAPER_RANKS = {
     "expected_calibration_error": (8.42, 6.68, 3.33, 7.73, 9.39, 3.51, 4.25, 2.91, 4.52, 3.84),
     "top_label_brier_loss": (8.18, 6.91, 3.86, 7.42, 8.98, 4.23, 4.88, 3.89, 4.11, 2.05),
 }
-"""Average ranks that the KCal paper prints, over its own tasks, in the order of PAPER_METHODS."""
-PAPER_METHODS = ("uncal", "ts", "dircal", "imax", "focal", "spline", "iop", "gp", "mmce", "kcal")
+"""Average ranks that the KCal paper prints, over its own tasks, in the order of its columns."""
 
 TUNED_ON = ("cifar10-resnet56", "cifar100-resnet32", "clinc150-minilm", "sleepedf-mlp", "fashion_mnist_small_cnn")
 """Tasks with which in view defaults were chosen."""
@@ -225,10 +225,10 @@ def _reliability(results: Results, links: Mapping[str | Row, str]) -> list[str]:
 
 def paper_ranks(results: Results) -> Table:
     """Return the ranks that the paper prints, for the methods of the run that it has."""
-    shown = [method for method in results.methods if method in PAPER_METHODS]
+    shown = [method for method in results.methods if method in PAPER]
     rows = []
     for metric, ranks in PAPER_RANKS.items():
-        printed = dict(zip(PAPER_METHODS, ranks, strict=True))
+        printed = dict(zip(PAPER, ranks, strict=True))
         best = min(printed.values())
         entries = [Entry(f"{printed[method]:.2f}", bold=printed[method] == best) for method in shown]
         rows.append((Entry(MEASURES[metric].title), *entries))
