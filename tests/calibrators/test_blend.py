@@ -18,6 +18,7 @@ from kcal import FastRecipe, KCal, KCalBlend, TemperatureScaling, train_projecti
 from kcal.calibrators import fit_on
 from kcal.calibrators.base import LoadArgumentError
 from kcal.calibrators.blend_fitting import Samples, whole_class_sums
+from kcal.calibrators.class_frequencies import likely_frequencies
 from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.errors import FileFormatError, InvalidInputError, LeakageWarning
 from kcal.metrics import negative_log_likelihood
@@ -51,23 +52,25 @@ def test_predictions_are_the_documented_formula(problem: Any) -> None:
     x, y, queries = problem.embeddings, problem.labels, problem.test_embeddings[:40]
     b = blend.bandwidths_["identity"]
     assert b == pytest.approx(KCal(projection="identity").fit(x, y).bandwidth_)
-    frequencies = (np.bincount(y) + 0.5) / (np.bincount(y) + 0.5).sum()
+    frequencies = likely_frequencies(np.bincount(y))
+    assert np.ptp(frequencies) < np.ptp(np.bincount(y) / len(y))
+    likely = np.log(frequencies * len(y) / np.bincount(y))
     pooled = np.tile(blend.bias_, (40, 1))
     evidence = {}
     for scale in (1 / 3, 1.0, 3.0):
         own = np.stack([kernel_sums(x[[i]], np.delete(x, i, 0), np.delete(y, i), b * scale)[0] for i in range(len(x))])
         counts = np.bincount(y)
         own[np.arange(len(x)), y] += np.log(counts / (counts - 1))[y]  # as if the whole class had been there
-        total = logsumexp(own, axis=1)
+        total = logsumexp(own + likely, axis=1)
         typical = np.sort(total)[(len(total) - 1) // 2]  # the lower of two medians
-        sums = kernel_sums(queries, x, y, b * scale)
+        sums = kernel_sums(queries, x, y, b * scale) + likely
         mass = np.logaddexp(sums, np.log(frequencies) + typical + np.log(blend.background_))
         pooled += blend.weights_[f"identity × {scale:.3g}"] * log_softmax(mass, axis=1)
-        evidence[scale] = (logsumexp(sums, axis=1), np.quantile(total, 0.001))
+        evidence[scale] = (logsumexp(sums, axis=1), np.quantile(total, 0.01))
     scaled = TemperatureScaling().fit(problem.logits, y).predict_log_proba(problem.test_logits[:40])
     pooled += blend.weights_["ts"] * scaled
     assert set(blend.weights_) == {"identity × 0.333", "identity × 1", "identity × 3", "ts"}
-    near = 1 / (1 + np.exp(evidence[1.0][1] - evidence[1.0][0]))[:, None]
+    near = 1 / (1 + np.exp(4 * (evidence[1.0][1] - evidence[1.0][0])))[:, None]
     answer = log_softmax(near * pooled + (1 - near) * scaled, axis=1)
     unsure = -(np.exp(answer) * answer).sum(axis=1, keepdims=True) / np.log(3)
     made = blend.sharpness_
@@ -127,9 +130,9 @@ def test_far_from_all_samples_the_network_speaks_and_without_logits_the_frequenc
     np.testing.assert_allclose(blend.evidence(far), 0.0, atol=1e-12)
     network = TemperatureScaling().fit(problem.logits, problem.labels).predict_proba(logits)
     np.testing.assert_allclose(blend.predict_proba(far, logits=logits), network, atol=1e-9)
-    counts = np.bincount(problem.labels) + 0.5
+    frequencies = likely_frequencies(np.bincount(problem.labels))
     alone = KCalBlend(projection=None).fit(problem.embeddings, problem.labels)
-    np.testing.assert_allclose(alone.predict_proba(far), np.tile(counts / counts.sum(), (3, 1)), atol=1e-9)
+    np.testing.assert_allclose(alone.predict_proba(far), np.tile(frequencies, (3, 1)), atol=1e-9)
     plain = KCal(projection="identity").fit(problem.embeddings, problem.labels)
     assert plain.predict_proba(far).max(axis=1).min() > 0.999  # what KCal says there: the nearest sample's class
     assert blend.evidence(problem.test_embeddings).mean() > 0.95
@@ -246,7 +249,7 @@ def test_a_prior_shifts_the_answer_as_bayes_says(problem: Any) -> None:
     blend = blend_of(problem)
     plain = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
     prior = np.array([0.7, 0.2, 0.1])
-    frequencies = (np.bincount(problem.labels) + 0.5) / (len(problem.labels) + 1.5)
+    frequencies = likely_frequencies(np.bincount(problem.labels))
     expected = plain * prior / frequencies
     moved = blend.set_params(prior=prior).predict_proba(problem.test_embeddings, logits=problem.test_logits)
     np.testing.assert_allclose(moved, expected / expected.sum(axis=1, keepdims=True), atol=1e-9)

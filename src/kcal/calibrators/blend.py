@@ -16,12 +16,13 @@ import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from kcal.arrays import ArrayKind, check_groups, check_labels, check_matrix, check_weights
+from kcal.arrays import check_groups, check_labels, check_matrix, check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
 from kcal.calibrators.blend_experts import Expert, fit_experts
 from kcal.calibrators.blend_fitting import Samples, fit_partners, fit_pool
 from kcal.calibrators.blend_parameters import check_blend_parameters, check_scales
 from kcal.calibrators.cautions import warn_of_known_rows
+from kcal.calibrators.class_frequencies import likely_frequencies
 from kcal.calibrators.logits import encode_columns
 from kcal.calibrators.partners import Partner
 from kcal.calibrators.pooling import Pool
@@ -32,6 +33,8 @@ from kcal.errors import InvalidInputError
 Floats = NDArray[np.float64]
 
 ROWS_AT_ONCE = 4096
+STEEPNESS = 4.0
+"""How fast the network takes over as the logarithm of the evidence falls."""
 
 
 class KCalBlend(Calibrator):
@@ -60,8 +63,9 @@ class KCalBlend(Calibrator):
         Mass that is spread over classes by their frequency, in units of the mass that reaches a typical calibration
         sample; "cv" takes the one of a few with the least loss. It bounds how sure an estimate can be.
     hand_over : float
-        The share of calibration samples that have less evidence than half of enough: with less and less evidence the
-        answer becomes the network's. 0 never hands over.
+        The share of calibration samples where the network has as much of a say as the pool, or more, for lack of
+        samples near: with less and less evidence the answer becomes the network's. 0 never hands over. A larger share
+        makes answers to inputs of no class more cautious, and others a little worse.
     sharpness : float
         How far the temperature of unsure answers is expected to lie from that of sure ones, as a standard deviation of
         its logarithm; 0 for none.
@@ -115,7 +119,6 @@ class KCalBlend(Calibrator):
     background_: float
     _frequencies: Floats
     _least_evidence: float
-    _kind: ArrayKind
     logit_names_in_: NDArray[np.object_]
 
     def __init__(
@@ -128,7 +131,7 @@ class KCalBlend(Calibrator):
         partner: str = "auto",
         bias: float = 0.1,
         background: str | float = "cv",
-        hand_over: float = 0.001,
+        hand_over: float = 0.01,
         sharpness: float = 0.5,
         folds: int = 5,
         representation: str = "logits",
@@ -184,7 +187,7 @@ class KCalBlend(Calibrator):
             All classes in the order of the columns.
         """
         check_blend_parameters(self)
-        rows, self._kind = self._check_rows(X, fitting=True)
+        rows, _ = self._check_rows(X, fitting=True)
         self._remember(rows)
         n = rows.shape[0]
         labels, scores = check_labels(y, n), None if logits is None else self._check_logits(logits, n)
@@ -211,6 +214,7 @@ class KCalBlend(Calibrator):
         check_prior(self.prior, self.classes_)
         codes = self._experts[0].estimate._codes.cpu().numpy()
         samples = Samples(codes, weights[kept] / weights[kept].mean(), described["groups"])
+        self._frequencies = likely_frequencies(samples.totals(len(self.classes_)).numpy())
         fit_partners(self, None if scores is None else scores[kept], samples)
         fit_pool(self, samples)
         return self
@@ -234,7 +238,7 @@ class KCalBlend(Calibrator):
     def evidence(self, X: Any) -> Any:
         """Return g, (n,): near 1 where calibration samples lie, near 0 where the network is on its own."""
         rows, kind = self._check_rows(X)
-        return kind.give_back(self._near(self._experts[0].log_sums(rows))[:, 0])
+        return kind.give_back(self._near(self._reweigh(self._experts[0].log_sums(rows)))[:, 0])
 
     @property
     def weights_(self) -> dict[str, float]:
@@ -308,7 +312,7 @@ class KCalBlend(Calibrator):
         return torch.cat(parts)
 
     def _blend_part(self, rows: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
-        sums = [expert.log_sums(rows) for expert in self._experts]
+        sums = [self._reweigh(expert.log_sums(rows)) for expert in self._experts]
         said = [] if scores is None else [partner.says(scores) for partner in self._partners]
         far = said[0] if said else self._log_frequencies()
         near = self._near(sums[0])
@@ -330,10 +334,19 @@ class KCalBlend(Calibrator):
 
     def _near(self, sums: torch.Tensor) -> torch.Tensor:
         """Return the share of the pool in the answer, (n, 1)."""
-        evidence = torch.logsumexp(sums[self._experts[0].middle].cpu().double(), dim=1)[:, None]
+        evidence = torch.logsumexp(sums[self._experts[0].middle], dim=1)[:, None]
         if self._least_evidence == -np.inf:  # never hands over
             return torch.ones_like(evidence)
-        return torch.sigmoid(evidence - self._least_evidence)
+        return torch.sigmoid(STEEPNESS * (evidence - self._least_evidence))
+
+    def _reweigh(self, sums: torch.Tensor) -> torch.Tensor:
+        """Return log class sums, (n_scales, n, n_classes), as if each class had been seen as often as is likely.
+
+        The sum of a class grows with its number of samples, which is partly chance.
+        """
+        seen = self._experts[0].estimate._frequencies
+        factors = np.log(self._frequencies / np.where(seen > 0, seen, self._frequencies))
+        return sums.cpu().double() + torch.from_numpy(factors)
 
     def _log_frequencies(self) -> torch.Tensor:
         return torch.from_numpy(np.log(self._frequencies))

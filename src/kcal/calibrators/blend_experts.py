@@ -60,7 +60,7 @@ class Expert:
 
     def keep_typical(self, sums: torch.Tensor) -> None:
         """Note how much mass reaches a typical sample."""
-        evidence = torch.logsumexp(sums.cpu().double(), dim=2)  # (n_scales, n)
+        evidence = torch.logsumexp(sums, dim=2)  # (n_scales, n)
         self.typical = [float(each[torch.isfinite(each)].median()) for each in evidence]
 
     def log_masses(self, sums: torch.Tensor, log_frequencies: torch.Tensor, background: float) -> list[torch.Tensor]:
@@ -69,10 +69,7 @@ class Expert:
         They are log posteriors but for what all classes share, which a pool leaves out anyway.
         """
         floor = log_frequencies + float(np.log(background))
-        return [
-            torch.logaddexp(each - typical, floor)
-            for each, typical in zip(sums.cpu().double(), self.typical, strict=True)
-        ]
+        return [torch.logaddexp(each - typical, floor) for each, typical in zip(sums, self.typical, strict=True)]
 
     @property
     def _bandwidths(self) -> list[float]:

@@ -51,8 +51,7 @@ class Samples:
 def fit_partners(blend: KCalBlend, scores: torch.Tensor | None, samples: Samples) -> None:
     """Calibrate the network, and note what it says of samples that it was not calibrated on."""
     codes, groups = samples.codes, samples.groups
-    counts = samples.totals(len(blend.classes_)).numpy() + 0.5
-    blend._frequencies, blend._partners = counts / counts.sum(), []
+    blend._partners = []
     if scores is None:
         return
     if groups is None:
@@ -71,7 +70,7 @@ def fit_pool(blend: KCalBlend, samples: Samples) -> None:
     """
     n_classes, codes = len(blend.classes_), torch.from_numpy(samples.codes)
     left, totals = samples.left_out(n_classes), samples.totals(n_classes)
-    sums = [whole_class_sums(expert.leave_out_log_sums(), left, totals) for expert in blend._experts]
+    sums = [blend._reweigh(whole_class_sums(expert.leave_out_log_sums(), left, totals)) for expert in blend._experts]
     evidence = torch.logsumexp(sums[0][blend._experts[0].middle], dim=1)
     finite = evidence[torch.isfinite(evidence)]
     if len(finite) == 0:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from kcal.arrays import ArrayKind
 from kcal.calibrators.base import Calibrator, CalibratorState, plain, refuse_extra
 from kcal.calibrators.blend_experts import Expert
 from kcal.calibrators.blend_parameters import check_blend_parameters, check_scales
@@ -90,7 +89,6 @@ def restore(
     blend.background_, blend._least_evidence = float(values["background"]), -np.inf if least is None else float(least)
     blend._frequencies = np.array(values["frequencies"], dtype=np.float64)
     blend.logit_names_in_ = np.array(values["logit_names"], dtype=object)
-    blend._kind = ArrayKind(is_torch=False, device=torch.device("cpu"), dtype=torch.float64)
     _check(blend)
     return blend
 

@@ -92,7 +92,8 @@ class PoolProblem:
         """Return what a sample tells beside its group's others: tr(H⁻¹·I) / tr(H⁻¹·V), at most 1.
 
         I is the curvature of the log-loss, H that of the penalised one, and V the scatter of the groups' slopes: with
-        independent samples I and V agree. Two groups at least are needed, and few tell it roughly.
+        independent samples I and V agree. Two groups at least are needed. Few scatter too little by chance as often as
+        too much, and the former does the greater harm; so G of them count for (G − 1)/(G + 2) of what they tell.
         """
         near, weights = self.near, torch.from_numpy(self.weights)[:, None]
         probabilities = torch.exp(self.answers(pool))
@@ -111,7 +112,8 @@ class PoolProblem:
         prior = torch.diag(torch.from_numpy(self._spreads()[free] ** -2.0))
         inverse = torch.linalg.inv(information[free, free] + prior)
         told, scattered = (float((inverse * each[free, free]).sum()) for each in (information, scatter))
-        return min(told / scattered, 1.0) if scattered > 0 else 1.0
+        sure = (n_groups - 1) / (n_groups + 2)
+        return sure * min(told / scattered, 1.0) if scattered > 0 else sure
 
     def _information(
         self, said: torch.Tensor, probabilities: torch.Tensor, near: torch.Tensor, weights: torch.Tensor
