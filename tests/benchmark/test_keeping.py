@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ import pytest
 
 from benchmark.conftest import make_task
 from kcal import KCal
-from kcal.benchmark import Plan, Task, entrants, run, running
+from kcal.benchmark import Plan, Task, entrants, keeping, run, running
 from kcal.benchmark.entrants import parameters_of
-from kcal.benchmark.keeping import CELLS
+from kcal.benchmark.keeping import CELLS, task_fingerprint
 from kcal.benchmark.page import results_page
 from kcal.benchmark.results import Results
 from kcal.benchmark.writing import as_json
+from kcal.calibrators import ClassifierOutputs
 from kcal.errors import FileFormatError, KcalWarning
 from kcal.projection import RECIPES, FastRecipe
 
@@ -79,6 +81,43 @@ def test_other_versions_are_measured_anew(task: Task, folder: Path) -> None:
     assert "gpytorch" not in told[0]
 
 
+def test_other_code_is_measured_anew(task: Task, folder: Path) -> None:
+    change_lines(folder, lambda line: line["origin"].update(code="0"))
+    done, told = measured(task, folder)
+    assert len(done) == 2 * 3
+    assert "3 with other code of kcal" in told[0]
+    assert measured(task, folder) == ([], [])
+
+
+def test_code_is_the_same_whatever_its_comments_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "part").mkdir()
+    monkeypatch.setattr(keeping.kcal, "__file__", str(tmp_path / "__init__.py"))
+
+    def fingerprint(text: str) -> str:
+        (tmp_path / "part" / "sums.py").write_text(text)
+        return keeping.code_fingerprint.__wrapped__(("part",))
+
+    plain = fingerprint('"""Sums."""\n\ndef double(x):\n    return 2 * x\n')
+    assert fingerprint('# new\n\ndef double(x):\n    """Twice."""\n    return 2*x\n') == plain
+    assert fingerprint("def double(x):\n    return 3 * x\n") != plain
+    assert fingerprint("def twice(x):\n    return 2 * x\n") != plain
+    assert keeping.code_fingerprint.__wrapped__(("part/sums.py",)) == fingerprint("def twice(x):\n    return 2 * x\n")
+
+
+def test_the_fingerprint_of_a_task_tells_all_that_it_holds(task: Task) -> None:
+    outside = ClassifierOutputs(task.pool.embeddings[:5], task.pool.logits[:5])
+    others = [
+        replace(task, calibration_share=0.3),
+        replace(task, out_of_scope=outside),
+        replace(task, out_of_scope=ClassifierOutputs(task.pool.embeddings[:5] + 1, task.pool.logits[:5])),
+        replace(task, companions={}),
+        replace(task, pool=replace(task.pool, labels=task.pool.labels[::-1])),
+    ]
+    assert len({task_fingerprint(each) for each in (task, *others)}) == 6
+    assert task_fingerprint(replace(task, name="other")) == task_fingerprint(task)
+
+
 def test_cells_without_a_note_of_what_they_were_measured_with_are_measured_anew(task: Task, folder: Path) -> None:
     change_lines(folder, lambda line: (line.pop("origin"), line.update(fingerprint="0")))
     done, told = measured(task, folder)
@@ -95,18 +134,36 @@ def test_results_state_the_versions_of_the_cells(task: Task, folder: Path) -> No
     assert "Measured with python 3.0, machine " in results_page(results, PLAN)
 
 
-def test_only_what_is_missing_is_trained_and_its_seconds_are_kept(
-    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained: list[str] = []
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that names what is trained, with few steps."""
+    names: list[str] = []
     monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=2))
     plain = running.train_for
 
     def train(name: str, *given: Any, **options: Any) -> Any:
-        trained.append(name)
+        names.append(name)
         return plain(name, *given, **options)
 
     monkeypatch.setattr(running, "train_for", train)
+    return names
+
+
+def test_methods_that_learn_alike_share_one_training(task: Task, tmp_path: Path, trained: list[str]) -> None:
+    both = run([task], Plan(("kcal", "kcal-blend", "kcal-linear"), reshuffles=1, jobs=1), tmp_path / "both")
+    assert sorted(trained) == ["kcal", "kcal", "kcal-linear", "kcal-linear"]  # by row, by group
+    assert [outcome.error for outcome in both] == [None] * len(both)
+    assert {outcome.cell.method for outcome in both if outcome.train_seconds} == {"kcal", "kcal-blend", "kcal-linear"}
+    alone = run([task], Plan(("kcal-blend",), reshuffles=1, jobs=1), tmp_path / "alone")
+    shared = {outcome.cell: outcome for outcome in both}
+    blends = [outcome for outcome in alone if outcome.cell.method == "kcal-blend"]
+    assert [outcome.metrics for outcome in blends] == [shared[outcome.cell].metrics for outcome in blends]
+    assert all("ts" in outcome.details["weights_"] for outcome in blends)
+
+
+def test_only_what_is_missing_is_trained_and_its_seconds_are_kept(
+    task: Task, tmp_path: Path, trained: list[str]
+) -> None:
     plan = Plan(("ts", "kcal"), reshuffles=1, jobs=1)
     first = Results.of(run([task], plan, tmp_path), plan.methods)
     assert trained.count("kcal") == 2  # by row, by group
@@ -119,7 +176,7 @@ def test_only_what_is_missing_is_trained_and_its_seconds_are_kept(
     assert again.training_seconds(first.rows[0], "kcal") == seconds
     assert again.training_seconds(first.rows[0], "ts") is None
     run([task], Plan(("ts", "kcal", "vector"), reshuffles=1, jobs=1), tmp_path)
-    assert trained == ["vector"] * 2
+    assert trained == []
 
 
 def test_a_file_that_is_no_run_is_not_written_over(task: Task, tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ from kcal.benchmark.studies.frequencies import (
     estimated_prior,
     measure_frequencies,
     overview,
-    predict_quietly,
+    presumed_frequencies,
     thinned,
     with_prior,
 )
+from kcal.benchmark.studies.measuring import fit_quietly
 from kcal.benchmark.studies.shift import as_many_rows, measure_groups, study_shift
 from kcal.calibrators import ClassifierOutputs
 
@@ -188,7 +189,7 @@ def test_the_overview_averages_both_orders(shifted: Shifted) -> None:
     assert texts[1].startswith(f"{expected:.4f}±")
     drawn = {line.label: line.y for line in shifted.panel().lines}
     assert drawn["kcal"][3] == pytest.approx(expected)
-    assert len(drawn) == 6
+    assert len(drawn) == 8
 
 
 def test_rows_are_as_many_as_those_of_the_groups(task: Task) -> None:
@@ -201,12 +202,29 @@ def test_rows_are_as_many_as_those_of_the_groups(task: Task) -> None:
     assert as_many_rows(dealt[0], 0).calibration.tolist() != as_many_rows(dealt[1], 0).calibration.tolist()
 
 
+def test_a_prior_leads_away_from_what_a_method_presumes(task: Task) -> None:
+    """The study's correction of the blend is the blend's own ``prior``."""
+    deal = reshuffles_by_row(len(task.pool.labels), 0.4, 1, 0)[0]
+    labels, n_classes = task.pool.labels[deal.calibration], len(task.classes)
+    prior = np.linspace(1, 3, n_classes) / np.linspace(1, 3, n_classes).sum()
+    for name in ("kcal-untrained", "kcal-blend"):
+        entrant = Entrant(name, 0)
+        fitted = fit_quietly(entrant, task, deal.calibration)
+        plain = entrant.predict(fitted, task, deal.test)
+        presumed = presumed_frequencies(fitted, labels, n_classes)
+        own = entrant.predict(fitted.set_params(prior=prior), task, deal.test)
+        np.testing.assert_allclose(with_prior(plain.astype(np.float64), prior, presumed), own, atol=1e-6)
+    counted = np.bincount(labels, minlength=n_classes) / len(labels)
+    assert np.abs(presumed - counted).max() > 1e-3  # the blend makes less of small differences
+
+
 def test_what_groups_lose_is_what_fitting_by_hand_gives(task: Task) -> None:
     found = measure_groups(task, n_reshuffles=2, seed=0)
     trained = train_for("kcal", task, seed=0, by_group=True)
     for place, deal in enumerate(reshuffles_by_group(np.asarray(task.pool.groups), 0.4, 2, 0)):
-        probabilities = predict_quietly(Entrant("kcal", 0, trained), task, deal, by_group=True)
-        expected = metrics.evaluate(probabilities, task.pool.labels[deal.test]).as_dict()
+        entrant = Entrant("kcal", 0, trained)
+        fitted = fit_quietly(entrant, task, deal.calibration, by_group=True)
+        expected = metrics.evaluate(entrant.predict(fitted, task, deal.test), task.pool.labels[deal.test]).as_dict()
         for name, values in found.by_groups.items():
             assert values["kcal"][place] == pytest.approx(expected[name])
     for name, sign in (("accuracy", -1), ("negative_log_likelihood", 1)):

@@ -85,6 +85,27 @@ def test_studies_print_their_tables_and_write_them(run, tasks):
     )
 
 
+def test_a_study_that_is_there_is_shown_and_not_made_again(run, tasks):
+    words = ("ablate", "convexity", "tasks", "--reshuffles", "1", "--out", "studies")
+    first, path = run(*words).stdout, Path("studies/convexity.json")
+    assert "Written to" in first
+    written = path.stat().st_mtime_ns
+    again = run(*words).stdout
+    assert "convexity was already in studies" in again
+    assert again.split("convexity was already")[0] == first.split("Written to")[0]
+    assert path.stat().st_mtime_ns == written
+    assert "Written to" in run(*words, "--seed", "1").stdout
+    np.savez(tasks / "birds.npz", **{**np.load(tasks / "birds.npz"), "calibration_share": np.array(0.5)})
+    assert "Written to" in run(*words, "--seed", "1").stdout
+
+
+def test_studies_tell_a_bad_file_of_the_folder_before_they_begin(run, tasks):
+    (tasks / "worms.npz").write_bytes(b"PK nothing")
+    message = " ".join(run("ablate", "convexity", "tasks", "--out", "studies", code=1).stderr.split())
+    assert "Nothing was run: mend the file, or remove it from tasks." in message
+    assert not Path("studies").exists()
+
+
 def test_a_page_about_the_run_can_be_written(run, tasks):
     words = ("bench", "tasks", "--methods", "ts,kcal-untrained", "--reshuffles", "2", "--jobs", "1", "--quiet")
     run(*words, "--page", "page.md")

@@ -17,7 +17,7 @@ from kcal import metrics
 from kcal.benchmark.entrants import Entrant
 from kcal.benchmark.reshuffles import Reshuffle
 from kcal.benchmark.tasks import Task
-from kcal.calibrators import Calibrator
+from kcal.calibrators import Calibrator, KCalBlend
 
 BINS_SHOWN = 10
 """Of the reliability diagrams."""
@@ -35,11 +35,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Origin:
-    """What the numbers of a cell depend on: the task's data, the method's parameters (both as hashes), the packages."""
+    """What a cell's numbers depend on: data of the task, parameters of the method, code (all as hashes), packages."""
 
     fingerprint: str
     parameters: str
     versions: Mapping[str, str]
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def all_metrics(probs: NDArray[Any], labels: NDArray[np.int64]) -> dict[str, flo
 
 
 def _details(calibrator: Calibrator) -> dict[str, Any]:
-    """Return what a method chose, as far as it is a number or a word."""
+    """Return what a method chose, as far as it is a number or a word; of a blend, also the weights."""
     names = (
         "bandwidth_",
         "checkpoint_step_",
@@ -151,11 +152,14 @@ def _details(calibrator: Calibrator) -> dict[str, Any]:
         "worth_",
     )
     found = {name: getattr(calibrator, name, None) for name in names}
-    return {
+    chosen: dict[str, Any] = {
         name: value.item() if isinstance(value, np.generic) else value
         for name, value in found.items()
         if isinstance(value, str | int | float | np.generic)
     }
+    if isinstance(calibrator, KCalBlend):
+        chosen["weights_"] = calibrator.weights_
+    return chosen
 
 
 def _reliability(probs: NDArray[Any], labels: NDArray[np.int64], classes: Sequence[str]) -> dict[str, Any]:

@@ -98,9 +98,14 @@ def takes_part(name: str, task: Task) -> bool:
     return name not in TRAINED or name in task.companions
 
 
-def learns_a_projection(name: str) -> bool:
-    """Say whether an entrant learns from training data."""
-    return is_to_be_learned(new_calibrator(name, seed=0).get_params().get("projection"))
+def training_of(name: str, *, seed: int) -> str | None:
+    """Return in words how an entrant's projection is learned: the same words, the same projection. None without one."""
+    calibrator = new_calibrator(name, seed=seed)
+    parameters = calibrator.get_params()
+    if not is_to_be_learned(parameters.get("projection")):
+        return None
+    of = "embeddings" if calibrator.inputs == "both" else calibrator.inputs
+    return repr((of, parameters["projection"], parameters["dimension"], _recipe_of(calibrator)))
 
 
 def train_for(name: str, task: Task, *, seed: int, by_group: bool, **changes: Any) -> TrainedProjection | None:

@@ -1,12 +1,14 @@
 """What a run keeps and finds again: ``cells.jsonl``, every outcome with all that it depends on.
 
 The first line holds the settings, every other one an outcome. A line that was cut short by the end of a run is left
-out. An outcome is found again where data, the method's parameters and the packages are the same ones; others stay in
-the file, unused, and serve whoever goes back to what they were measured with.
+out. An outcome is found again where data, the method's parameters, kcal's code and the packages are the same ones;
+others stay in the file, unused, and serve whoever goes back to what they were measured with.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
 import os
 import platform
@@ -14,12 +16,14 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
+import kcal
 from kcal.benchmark.cells import Cell, Origin, Outcome
 from kcal.benchmark.tasks import Task
 from kcal.errors import FileFormatError, InvalidInputError
@@ -29,6 +33,17 @@ PACKAGES = ("kcal", "torch", "numpy", "scipy", "scikit-learn")
 """What computes for every method."""
 PACKAGES_OF = {"gp": ("gpytorch",)}
 """And for some alone."""
+COMPUTING = (
+    "arrays.py",
+    "calibrators",
+    "kernels",
+    "metrics",
+    "projection",
+    "benchmark/cells.py",
+    "benchmark/entrants.py",
+    "benchmark/reshuffles.py",
+)
+"""What of kcal a cell's numbers depend on."""
 Kept = Mapping[Cell, list[Outcome]]
 """What was stored of each cell, oldest first."""
 
@@ -44,16 +59,45 @@ def versions() -> dict[str, str]:
     return found
 
 
+@cache
+def code_fingerprint(parts: tuple[str, ...] = COMPUTING) -> str:
+    """Return a short hash of kcal's modules as the interpreter reads them: without comments and docstrings."""
+    home, found = Path(kcal.__file__).parent, hashlib.sha256()
+    for part in parts:
+        path = home / part
+        for module in [path] if path.is_file() else sorted(path.rglob("*.py")):
+            tree = ast.parse(module.read_bytes())
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    node.body = [line for line in node.body if not _is_text(line)]
+            found.update(f"{module.relative_to(home)}\n{ast.dump(tree)}\n".encode())
+    return found.hexdigest()[:12]
+
+
+def _is_text(line: ast.stmt) -> bool:
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
+
+
 def task_fingerprint(task: Task) -> str:
-    """Return a number that changes when the pool, the training set or the share do."""
+    """Return a number that changes when anything that a task holds does."""
     found = zlib.crc32(repr((task.calibration_share, task.classes)).encode())
     for part in (task.train, task.pool):
         for values in (part.embeddings, part.logits, part.labels, part.groups):
             if values is not None:
                 found = zlib.crc32(np.ascontiguousarray(values).view(np.uint8).tobytes(), found)
+    if task.out_of_scope is not None:
+        for values in (task.out_of_scope.embeddings, task.out_of_scope.logits):
+            found = zlib.crc32(np.ascontiguousarray(values).view(np.uint8).tobytes(), found)
     for name, logits in sorted(task.companions.items()):
         found = zlib.crc32(np.ascontiguousarray(logits).view(np.uint8).tobytes() + name.encode(), found)
     return f"{found:08x}"
+
+
+def study_origin(name: str, tasks: Iterable[Task], *, reshuffles: int, seed: int) -> str:
+    """Return a short hash of all that a study's numbers depend on."""
+    code = code_fingerprint((*COMPUTING, "benchmark/studies"))
+    described = (name, [(task.name, task_fingerprint(task)) for task in tasks], reshuffles, seed, code, versions())
+    return hashlib.sha256(repr(described).encode()).hexdigest()[:12]
 
 
 def difference(method: str, stored: Origin | None, now: Origin) -> str | None:
@@ -64,6 +108,8 @@ def difference(method: str, stored: Origin | None, now: Origin) -> str | None:
         return "of other data"
     if stored.parameters != now.parameters:
         return f"with other parameters of {method}"
+    if stored.code != now.code:
+        return "with other code of kcal"
     names = (*PACKAGES, *PACKAGES_OF.get(method, ()))
     others = [name for name in names if stored.versions.get(name) != now.versions.get(name)]
     if not others:

@@ -19,8 +19,17 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from kcal.benchmark.cells import Cell, Origin, Outcome, described, measure_cell
-from kcal.benchmark.entrants import Entrant, check_entrants, learns_a_projection, parameters_of, takes_part, train_for
-from kcal.benchmark.keeping import CELLS, Kept, appending, find_again, read_cells, task_fingerprint, versions
+from kcal.benchmark.entrants import Entrant, check_entrants, parameters_of, takes_part, train_for, training_of
+from kcal.benchmark.keeping import (
+    CELLS,
+    Kept,
+    appending,
+    code_fingerprint,
+    find_again,
+    read_cells,
+    task_fingerprint,
+    versions,
+)
 from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_group, reshuffles_by_row
 from kcal.benchmark.tasks import Task, can_be_dealt_by_group
 from kcal.errors import InvalidInputError, KcalWarning
@@ -62,9 +71,10 @@ class Prepared:
 def run(tasks: Iterable[Task], plan: Plan, folder: str | Path, *, watch: Watch = lambda *_: None) -> list[Outcome]:
     """Measure every cell that the folder does not hold yet, and return all of the tasks' outcomes.
 
-    Stored outcomes are used where data, the method's parameters and the versions of what computes are the same; others
-    are measured anew, and a warning counts them. A method that fails, in training or in a cell, says so in its
-    outcomes, and is tried again in the next run. A task with fewer groups than can be dealt is dealt by row only.
+    Stored outcomes are used where data, the method's parameters, kcal's code and the versions of what computes are the
+    same; others are measured anew, and a warning counts them. A method that fails, in training or in a cell, says so
+    in its outcomes, and is tried again in the next run. A task with fewer groups than can be dealt is dealt by row
+    only.
     """
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -97,11 +107,13 @@ def _run_task(
     if unusable:
         warnings.warn(f"{title}: stored cells are measured anew: {unusable}.", KcalWarning, stacklevel=3)
     watch(title, len(done), len(cells))
-    prepared = {}
-    for name in dict.fromkeys(cell.method for cell in missing):
-        if learns_a_projection(name):
-            watch(f"{title}: preparing {name}", len(done), len(cells))
-        prepared[name] = _prepare(name, task, plan.seed, by_group=by_group)
+    prepared = _prepare_all(
+        list(dict.fromkeys(cell.method for cell in missing)),
+        task,
+        plan,
+        by_group=by_group,
+        tell=lambda what: watch(f"{title}: {what}", len(done), len(cells)),
+    )
     failed = [Outcome(cell, error=prepared[cell.method].error) for cell in missing if prepared[cell.method].error]
     ready = [cell for cell in missing if not prepared[cell.method].error]
     work = [(deals[cell.reshuffle], prepared[cell.method].entrant) for cell in ready]
@@ -121,20 +133,42 @@ def _run_task(
 
 
 def _origins(task: Task, plan: Plan) -> dict[str, Origin]:
-    fingerprint, packages = task_fingerprint(task), versions()
-    return {name: Origin(fingerprint, parameters_of(name, seed=plan.seed), packages) for name in plan.methods}
+    fingerprint, packages, code = task_fingerprint(task), versions(), code_fingerprint()
+    return {name: Origin(fingerprint, parameters_of(name, seed=plan.seed), packages, code) for name in plan.methods}
 
 
-def _prepare(name: str, task: Task, seed: int, *, by_group: bool) -> Prepared:
-    """Train the projection of an entrant that learns one."""
+def _prepare_all(
+    names: Sequence[str], task: Task, plan: Plan, *, by_group: bool, tell: Callable[[str], None]
+) -> dict[str, Prepared]:
+    """Train the projections of entrants that learn one, side by side, and each once for all that learn it alike."""
+    trainings = {name: training_of(name, seed=plan.seed) for name in names}
+    alike: dict[str, list[str]] = {}
+    for name, training in trainings.items():
+        if training is not None:
+            alike.setdefault(training, []).append(name)
+    calls = [
+        joblib.delayed(_prepare_in_worker)(users[0], task, plan.seed, by_group, os.getpid()) for users in alike.values()
+    ]
+    if calls:
+        tell(f"preparing {', '.join(name for users in alike.values() for name in users)}")
+    learned = dict(zip(alike, joblib.Parallel(n_jobs=min(plan.jobs, max(len(calls), 1)))(calls), strict=True))
+    return {
+        name: Prepared(Entrant(name, plan.seed))
+        if training is None
+        else replace(learned[training], entrant=replace(learned[training].entrant, name=name))
+        for name, training in trainings.items()
+    }
+
+
+def _prepare_in_worker(name: str, task: Task, seed: int, by_group: bool, parent: int) -> Prepared:
+    _end_with(parent)
     start = time.perf_counter()
     try:
         with on_one_thread():
             projection = train_for(name, task, seed=seed, by_group=by_group)
     except Exception as error:  # whatever a method does, the others go on
         return Prepared(Entrant(name, seed), error=f"training the projection: {described(error)}")
-    seconds = None if projection is None else time.perf_counter() - start
-    return Prepared(Entrant(name, seed, projection), seconds)
+    return Prepared(Entrant(name, seed, projection), time.perf_counter() - start)
 
 
 def deal(task: Task, plan: Plan, *, by_group: bool) -> list[Reshuffle]:

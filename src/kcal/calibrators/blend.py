@@ -96,6 +96,8 @@ class KCalBlend(Calibrator):
         Background mass in units of the mass that reaches a typical calibration sample.
     bandwidths_ : dict
         The best single bandwidth of each metric.
+    frequencies_ : array, (n_classes,)
+        The class frequencies that answers presume: those of the calibration set, without what chance explains.
     takes_logits_ : bool
         Whether it was fitted with logits, and so needs them to predict.
     logit_names_in_ : array
@@ -266,6 +268,12 @@ class KCalBlend(Calibrator):
         check_is_fitted(self)
         return self._pool.bias
 
+    @property
+    def frequencies_(self) -> Floats:
+        """The class frequencies that answers presume, (n_classes,)."""
+        check_is_fitted(self)
+        return self._frequencies
+
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
         check_is_fitted(self)
@@ -313,10 +321,11 @@ class KCalBlend(Calibrator):
 
     def _blend_part(self, rows: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
         sums = [self._reweigh(expert.log_sums(rows)) for expert in self._experts]
-        said = [] if scores is None else [partner.says(scores) for partner in self._partners]
-        far = said[0] if said else self._log_frequencies()
+        log_frequencies = self._log_frequencies().to(sums[0])
+        said = [] if scores is None else [partner.says(scores).to(sums[0]) for partner in self._partners]
+        far = said[0] if said else log_frequencies
         near = self._near(sums[0])
-        say = self._say(sums, self.background_, self._log_frequencies())
+        say = self._say(sums, self.background_, log_frequencies)
         heights = near * self._pool.heights(torch.stack(say + said)) + (1.0 - near) * far
         logarithms = self.sharpness_.sharpened(torch.log_softmax(heights, dim=1), near)
         prior = check_prior(self.prior, self.classes_)
@@ -346,7 +355,7 @@ class KCalBlend(Calibrator):
         """
         seen = self._experts[0].estimate._frequencies
         factors = np.log(self._frequencies / np.where(seen > 0, seen, self._frequencies))
-        return sums.cpu().double() + torch.from_numpy(factors)
+        return sums.cpu() + torch.from_numpy(factors).to(sums.dtype)
 
     def _log_frequencies(self) -> torch.Tensor:
         return torch.from_numpy(np.log(self._frequencies))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kcal.benchmark import example_task, read_tasks
-from kcal.benchmark.studies import STUDIES, write_study
+from kcal.benchmark import Task, check_tasks, example_task, read_tasks
+from kcal.benchmark.keeping import study_origin
+from kcal.benchmark.studies import STUDIES, Study, read_studies, write_study
 from kcal.benchmark.tables import Table
 from kcal.cli.methods import one_of
 from kcal.cli.tables import console
@@ -43,16 +46,19 @@ def ablate(
 ) -> None:
     """Study what KCal is made of, on the embedded example or on a folder of tasks.
 
+    A study that FOLDER holds already, of the same data, reshuffles, seed, code and versions, is shown and not made
+    again: what was stopped goes on with the next study.
+
     [bold]Examples[/]
 
     [green]kcal ablate sizes --reshuffles 3[/]
 
     [green]kcal ablate all tasks --out results[/]
     """
+    if tasks is not None:
+        check_tasks(tasks)
     for name in STUDIES if study == "all" else (study,):
-        with watching(quiet) as watch:
-            found = [example_task()] if tasks is None else read_tasks(tasks)
-            made = STUDIES[name](found, reshuffles=reshuffles, seed=seed, watch=watch)
+        made, is_new = _make(name, tasks, out, reshuffles, seed, quiet=quiet)
         if not quiet:
             console().rule(made.title)
             console().print(made.about, markup=False)
@@ -60,9 +66,28 @@ def ablate(
                 console().print(_narrower(table).as_rich())
                 if table.note:
                     console().print(table.note, markup=False)
-        if out is not None:
+        if out is not None and is_new:
             files = write_study(made, out)
             console().print(f"Written to {', '.join(str(path) for path in files)}", markup=False)
+        elif out is not None:
+            console().print(f"{name} was already in {out}", markup=False)
+
+
+def _make(
+    name: str, folder: Path | None, out: Path | None, reshuffles: int, seed: int, *, quiet: bool
+) -> tuple[Study, bool]:
+    """Return a study, and whether it was made now rather than found."""
+
+    def tasks() -> Iterable[Task]:
+        return [example_task()] if folder is None else read_tasks(folder)
+
+    origin = study_origin(name, tasks(), reshuffles=reshuffles, seed=seed)
+    for stored in [] if out is None else read_studies(out, [name]):
+        if stored.origin == origin:
+            return stored, False
+    with watching(quiet) as watch:
+        made = STUDIES[name](tasks(), reshuffles=reshuffles, seed=seed, watch=watch)
+    return replace(made, origin=origin), True
 
 
 def _narrower(table: Table) -> Table:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
+import joblib
 import typer
 
 from kcal.benchmark import DEFAULT, Plan, check_tasks, example_task, read_tasks, run
@@ -57,8 +57,9 @@ def bench(
     """Run methods on all tasks as the paper does, and write its tables.
 
     A run that was stopped goes on where it was: give the same folder again. Cells that were measured on other data,
-    with other parameters of their method or with other versions of kcal, torch, numpy, scipy, scikit-learn or (for gp)
-    gpytorch are measured anew, and a warning counts them. A method that fails says so in the tables; the others go on.
+    with other parameters of their method, with other code of kcal or with other versions of torch, numpy, scipy,
+    scikit-learn or (for gp) gpytorch are measured anew, and a warning counts them. A method that fails says so in the
+    tables; the others go on.
 
     [bold]Examples[/]
 
@@ -66,7 +67,7 @@ def bench(
 
     [green]kcal bench tasks --out results[/]
     """
-    plan = Plan(tuple(_parse_methods(methods)), reshuffles, seed, jobs or os.cpu_count() or 1)
+    plan = Plan(tuple(_parse_methods(methods)), reshuffles, seed, jobs or joblib.cpu_count())
     if page is not None:
         check_name(page, (".md",), option="--page")
     if tasks is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +12,16 @@ from numpy.typing import NDArray
 
 from kcal import metrics
 from kcal.benchmark.entrants import Entrant, train_for
-from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_row
+from kcal.benchmark.reshuffles import reshuffles_by_row
+from kcal.benchmark.studies.measuring import fit_quietly, predict_quietly
 from kcal.benchmark.studies.study import SHOWN, Panel, mean_entry, metric_label, spread_line
 from kcal.benchmark.tables import Entry, Table
 from kcal.benchmark.tasks import Task
+from kcal.calibrators import Calibrator, KCalBlend
 from kcal.calibrators.prior import apply_prior
 
-METHODS = ("uncal", "ts", "dircal", "kcal")
-DRAWN = ("ts", "dircal", "kcal")
+METHODS = ("uncal", "ts", "dircal", "kcal", "kcal-blend")
+DRAWN = ("ts", "dircal", "kcal", "kcal-blend")
 """The uncalibrated network would stretch the axes; it stands in the tables."""
 RATIOS = (1 / 20, 1 / 10, 1 / 5, 1 / 2, 1.0, 2.0, 5.0, 10.0, 20.0)
 """How much more often the last class is kept than the first."""
@@ -120,12 +121,13 @@ def measure_frequencies(
     for number, method in enumerate(METHODS):
         entrant = Entrant(method, seed, train_for(method, task, seed=seed, by_group=False))
         for column, deal in enumerate(deals):
-            probabilities = predict_quietly(entrant, task, deal, by_group=False)
-            counted = np.bincount(task.pool.labels[deal.calibration], minlength=n_classes)
+            fitted = fit_quietly(entrant, task, deal.calibration)
+            probabilities = predict_quietly(entrant, fitted, task, deal.test)
+            presumed = presumed_frequencies(fitted, task.pool.labels[deal.calibration], n_classes)
             for row, part in enumerate(parts):
                 kept = np.isin(deal.test, part[column])
                 labels = task.pool.labels[part[column]]
-                for prior, found in _by_prior(probabilities[kept], labels, counted / counted.sum()).items():
+                for prior, found in _by_prior(probabilities[kept], labels, presumed).items():
                     for name in SHOWN:
                         values[name][f"{method}{prior}"][row, column] = found[name]
             watch(number * len(deals) + column + 1)
@@ -133,11 +135,12 @@ def measure_frequencies(
     return Shifted(task.name, ratios, values, sizes.sum(axis=2), sizes[:, :, counts > 0].min(axis=2))
 
 
-def predict_quietly(entrant: Entrant, task: Task, deal: Reshuffle, *, by_group: bool) -> NDArray[Any]:
-    """Fit on the calibration rows of a reshuffle, without warnings, and return probabilities of its test rows."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # rare classes may be missing in calibration
-        return entrant.predict(entrant.fit(task, deal.calibration, by_group=by_group), task, deal.test)
+def presumed_frequencies(calibrator: Calibrator, labels: NDArray[np.int64], n_classes: int) -> NDArray[np.float64]:
+    """Return the class frequencies that predictions presume: the calibration set's, or what a blend made of them."""
+    if isinstance(calibrator, KCalBlend):
+        return calibrator.frequencies_
+    counts = np.bincount(labels, minlength=n_classes)
+    return np.asarray(counts / counts.sum())
 
 
 def thinned(labels: NDArray[np.int64], ratio: float | None, n_classes: int, seed: int | list[int]) -> NDArray[np.intp]:

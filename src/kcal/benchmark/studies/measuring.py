@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,12 +49,16 @@ def fit_quietly(entrant: Entrant, task: Task, rows: NDArray[np.intp], *, by_grou
         return entrant.fit(task, rows, by_group=by_group)
 
 
+def predict_quietly(entrant: Entrant, calibrator: Calibrator, task: Task, rows: NDArray[np.intp]) -> NDArray[Any]:
+    """Return probabilities of some rows of the pool, without warnings: a pool may hold a row twice."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return entrant.predict(calibrator, task, rows)
+
+
 def shown_metrics(entrant: Entrant, calibrator: Calibrator, task: Task, rows: NDArray[np.intp]) -> dict[str, float]:
     """Return the shown metrics of a fitted entrant on some rows of the pool."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a pool may hold a row twice
-        probabilities = entrant.predict(calibrator, task, rows)
-    found = metrics.evaluate(probabilities, task.pool.labels[rows]).as_dict()
+    found = metrics.evaluate(predict_quietly(entrant, calibrator, task, rows), task.pool.labels[rows]).as_dict()
     return {name: found[name] for name in SHOWN}
 
 

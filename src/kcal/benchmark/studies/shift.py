@@ -8,29 +8,29 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal import metrics
 from kcal.benchmark.entrants import Entrant, train_for
 from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_group, reshuffles_by_row
 from kcal.benchmark.results import MEASURES
 from kcal.benchmark.studies import frequencies
+from kcal.benchmark.studies.measuring import fit_quietly, shown_metrics
 from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, counted, mean_entry, metric_label, unwatched
 from kcal.benchmark.tables import Entry, Table
 from kcal.benchmark.tasks import Task, can_be_dealt_by_group
 
-METHODS = ("uncal", "ts", "vector", "platt", "isotonic", "dircal", "kcal")
+METHODS = ("uncal", "ts", "vector", "platt", "isotonic", "dircal", "sms", "kcal", "kcal-blend")
 """That are tested on new groups."""
 ABOUT = (
     "How calibration holds where the field differs from the calibration set. Groups: calibrated on some groups, tested "
     "on others, beside as many rows dealt at random. Class frequencies: each test set is thinned, without drawing any "
     "sample twice, so that the share kept of a class grows or falls geometrically from the first class to the last; "
     "the calibration set stays as it is. “Prior known” corrects by Bayes' rule, p_k · (frequency in the test set) / "
-    "(frequency in the calibration set), which for KCal is its parameter prior: the frequencies of the test set are "
-    "taken as something that the user knows of the field. They are all that comes from the test labels. "
+    "(frequency in the calibration set), which for KCal and its blend is the parameter prior: the frequencies of the "
+    "test set are taken as something that the user knows of the field. They are all that comes from the test labels. "
     "“Prior estimated” finds them from each method's own predictions for the unlabelled test set by expectation "
     "maximisation (Saerens, Latinne and Decaestecker, 2002); that presumes probabilities that are calibrated in every "
     "class, and can do harm where they are not. All methods, the uncalibrated network too, are corrected from the "
-    "frequencies of the calibration set. Uneven frequencies make a task easier for those who know them: compare "
-    "methods under one shift, rather than one method under several."
+    "frequencies of the calibration set, the blend from what it takes them for (frequencies_). Uneven frequencies make "
+    "a task easier for those who know them: compare methods under one shift, rather than one method under several."
 )
 
 
@@ -105,8 +105,8 @@ def measure_groups(
         for method in METHODS:
             entrant = Entrant(method, seed, train_for(method, task, seed=seed, by_group=by_group))
             for place, deal in enumerate(deals):
-                probabilities = frequencies.predict_quietly(entrant, task, deal, by_group=by_group)
-                measured = metrics.evaluate(probabilities, task.pool.labels[deal.test]).as_dict()
+                fitted = fit_quietly(entrant, task, deal.calibration, by_group=by_group)
+                measured = shown_metrics(entrant, fitted, task, deal.test)
                 for name in SHOWN:
                     values[name][method][place] = measured[name]
                 done += 1

@@ -66,6 +66,7 @@ class Study:
     tables: tuple[Table, ...]
     panels: tuple[Panel, ...] = ()
     columns: int | None = None  # panels in a row; chosen by the figure if None
+    origin: str = ""  # a hash of all that it depends on; empty if it is not known
 
     def as_json(self) -> dict[str, Any]:
         """Return what JSON can hold."""
@@ -81,6 +82,7 @@ class Study:
             tuple(_table_from(table) for table in stored["tables"]),
             tuple(_panel_from(panel) for panel in stored["panels"]),
             stored.get("columns"),
+            stored.get("origin", ""),
         )
 
     def as_markdown(self, picture: str | None = None) -> str:
