@@ -74,6 +74,20 @@ def test_a_sample_is_left_out_of_its_own_sums(by_group):
             np.testing.assert_allclose(rows[row].numpy(), slow[0], atol=1e-9)
 
 
+def test_a_query_gets_the_same_sums_whatever_comes_with_it():
+    """A far query needs float64; those near it in the batch do not change for that."""
+    points, codes, _ = cloud(3, 40, 3, 3, dtype=torch.float32)
+    queries = torch.cat([cloud(4, 6, 3, 1, dtype=torch.float32)[0], torch.full((1, 3), 300.0)])
+    support = sort_support(points, codes, 3)
+    together = log_class_sums(queries, support, BANDWIDTHS)
+    far = queries.norm(dim=1) > 100
+    for chosen in (far, ~far):
+        alone = log_class_sums(queries[chosen], support, BANDWIDTHS)
+        torch.testing.assert_close(together[:, chosen], alone, rtol=0, atol=0)
+    slow = slow_log_sums(queries[far], points, codes, 3, BANDWIDTHS[0], kernel="rbf")
+    np.testing.assert_allclose(together[0, far].amax(), slow.max(), rtol=1e-6)
+
+
 def test_who_may_see_nothing_gets_nothing():
     points, codes, _ = cloud(3, 6, 2, 2)
     support = sort_support(points, codes, 2)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kcal.calibrators.blend_parameters import name_of_scale
 from kcal.calibrators.kcal import KCal
 from kcal.errors import InvalidInputError, MissingClassWarning
 from kcal.kernels import log_class_sums
@@ -39,7 +40,7 @@ class Expert:
     @property
     def names(self) -> list[str]:
         """What the estimate is called at each scale."""
-        return [f"{self.metric} × {scale:.3g}" for scale in self.scales]
+        return [f"{self.metric} × {name_of_scale(scale)}" for scale in self.scales]
 
     @property
     def middle(self) -> int:

@@ -44,6 +44,14 @@ def check_scales(scales: Any) -> tuple[float, ...]:
         found = tuple(sorted(float(scale) for scale in scales))
     except (TypeError, ValueError):
         found = ()
-    if not found or not all(0 < scale < np.inf for scale in found) or 1.0 not in found or len(set(found)) != len(found):
-        raise InvalidInputError(f"scales must be different positive numbers, 1 among them; got {scales!r}.")
+    names = {name_of_scale(scale) for scale in found}
+    if not found or not all(0 < scale < np.inf for scale in found) or 1.0 not in found or len(names) != len(found):
+        raise InvalidInputError(
+            f"scales must be positive numbers that differ in their first three digits, 1 among them; got {scales!r}."
+        )
     return found
+
+
+def name_of_scale(scale: float) -> str:
+    """Return how a bandwidth, in units of the best one, is called."""
+    return f"{scale:.3g}"

@@ -49,7 +49,7 @@ def _deal_groups(codes: Index, groups: Index, folds: int, seed: int) -> Index:
     result = np.empty(len(codes), dtype=np.int64)
     most = int(np.bincount(codes).max())  # where no class has a sample for every fold, there is nothing to stratify
     kind = StratifiedGroupKFold if most >= folds else GroupKFold
-    splitter = kind(n_splits=folds, shuffle=True, random_state=seed)
+    splitter = kind(n_splits=folds, shuffle=True, random_state=seed % 2**32)  # the largest that it takes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a class with fewer samples than folds is no trouble here
         for fold, (_, rows) in enumerate(splitter.split(codes, codes, groups)):

@@ -8,7 +8,7 @@ takes fewer steps than another exponential.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import sqrt
 
 import torch
@@ -45,23 +45,36 @@ def log_class_sums(
     """Return log S_k(q; b), (n_bandwidths, n_query, n_classes); −inf where a query may see no point at all.
 
     A class whose points are all so far that they count for nothing beside the nearest point of any class gets a tiny
-    sum in place of 0.
+    sum in place of 0. Whatever queries come together, each gets the precision that it needs.
     """
     result = queries.new_empty(len(bandwidths), queries.shape[0], support.n_classes)
     at_once = max(1, min(QUERY_BLOCK, EXPONENTS_AT_ONCE // len(support)))
-    for start in range(0, queries.shape[0], at_once):
-        rows = slice(start, min(start + at_once, queries.shape[0]))
+    for rows, precise in _parts(queries, support, min(bandwidths), at_once):
         rule = None if leave_out is None else leave_out.rows(rows)
-        result[:, rows] = _sums_of_block(queries[rows], support, bandwidths, rule).to(result)
+        points = in_double(queries[rows]) if precise else queries[rows]
+        result[:, rows] = _sums_of_block(points, support, bandwidths, rule).to(result)
     return result
 
 
+def _parts(
+    queries: torch.Tensor, support: SortedSupport, narrowest: float, at_once: int
+) -> Iterator[tuple[slice | torch.Tensor, bool]]:
+    """Yield places of queries, and whether these need float64 where their own precision is less."""
+    single = queries.dtype != torch.float64
+    delicate = ~(exponent_errors(queries, support, narrowest, queries.dtype) < LARGEST_ERROR) if single else None
+    if delicate is None or not bool(delicate.any()):
+        for start in range(0, queries.shape[0], at_once):
+            yield slice(start, min(start + at_once, queries.shape[0])), False
+        return
+    for chosen, precise in ((~delicate, False), (delicate, True)):
+        for rows in torch.split(chosen.nonzero().squeeze(1), at_once):
+            if len(rows):
+                yield rows, precise
+
+
 def _sums_of_block(
-    queries: torch.Tensor, support: SortedSupport, bandwidths: Sequence[float], leave_out: LeaveOut | None
+    points: torch.Tensor, support: SortedSupport, bandwidths: Sequence[float], leave_out: LeaveOut | None
 ) -> torch.Tensor:
-    errors = exponent_errors(queries, support, min(bandwidths), queries.dtype)
-    precise = queries.dtype != torch.float64 and not bool((errors < LARGEST_ERROR).all())
-    points = in_double(queries) if precise else queries
     scale = support.extent or 1.0  # in units of it no square overflows
     units = [0.5 * min(scale / bandwidth, FINEST) ** 2 / support.dimension for bandwidth in bandwidths]
     widest = min(units)
