@@ -36,6 +36,8 @@ def test_confidence_out_of_scope_is_what_fitting_by_hand_gives(far: Far) -> None
         assert far.values["ts"]["sure"][place] == pytest.approx((found > 0.9).mean())
         inside = scaled.predict_proba(pool.logits[deal.test]).max(axis=1)
         assert far.values["ts"]["inside"][place] == pytest.approx(inside.mean())
+        loss = -scaled.predict_log_proba(pool.logits[deal.test])[np.arange(len(deal.test)), pool.labels[deal.test]]
+        assert far.values["ts"]["loss"][place] == pytest.approx(loss.mean(), rel=1e-6)
         pairs = np.sign(inside[:, None] - found[None, :])
         assert far.values["ts"]["by_confidence"][place] == pytest.approx((0.5 + 0.5 * pairs).mean())
         shares.append((found > 0.5).mean())
@@ -55,7 +57,7 @@ def test_confidence_out_of_scope_is_what_fitting_by_hand_gives(far: Far) -> None
 def test_handing_over_makes_the_blend_less_sure_of_far_inputs_and_only_some_have_evidence(far: Far) -> None:
     assert far.values["kcal-blend"]["outside"].mean() < far.values[NO_HAND_OVER]["outside"].mean()
     assert far.values["kcal-blend"]["by_evidence"].min() > 0.95
-    rows = {row[0].text: row[-1].text for row in far.table().rows}
+    rows = {row[0].text: row[-2].text for row in far.table().rows}
     assert [name for name, text in rows.items() if text == "–"] == ["uncal", "ts", NO_HAND_OVER]
     assert all(shares[0] == 1 and shares[-1] == 0 for shares in far.above["test"].values())
 

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 from benchmark.conftest import make_task
-from kcal import KCalBlend, metrics
+from kcal import KCalBlend, TemperatureScaling, metrics
 from kcal.benchmark import Task
 from kcal.benchmark.entrants import train_for
 from kcal.benchmark.reshuffles import reshuffles_by_row
-from kcal.benchmark.studies.ingredients import INGREDIENTS, METRICS, PARTS, measure_ingredients, study_ingredients
+from kcal.benchmark.studies.ingredients import (
+    EACH_COUNTS,
+    INGREDIENTS,
+    METRICS,
+    PARTS,
+    CountedFrequencies,
+    EverySampleCounts,
+    InSample,
+    measure_ingredients,
+    study_ingredients,
+)
 from kcal.projection import project
 
 
 def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task) -> None:
     found = measure_ingredients(task, by_group=False, n_reshuffles=1, seed=0)
-    assert list(found) == [*INGREDIENTS, *METRICS, *PARTS.values()]
+    assert list(found) == [*(name for name in INGREDIENTS if name != EACH_COUNTS), *METRICS, *PARTS.values()]
     deal = reshuffles_by_row(len(task.pool.labels), task.calibration_share, 1, 0)[0]
     trained = train_for("kcal", task, seed=0, by_group=False)
     cases = {
@@ -47,7 +58,8 @@ def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task) -> None:
 def test_the_overview_comes_first_and_groups_are_dealt_where_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     for known, kept in ((INGREDIENTS, 3), (METRICS, 1)):
         for name in list(known)[kept:]:
-            monkeypatch.delitem(known, name)
+            if name != EACH_COUNTS:
+                monkeypatch.delitem(known, name)
     seen: list[tuple[str, int, int]] = []
     tasks = [make_task(), make_task("pairs", n_groups=2)]
     made = study_ingredients(tasks, reshuffles=1, watch=lambda *step: seen.append(step))
@@ -61,6 +73,8 @@ def test_the_overview_comes_first_and_groups_are_dealt_where_there_are_enough(mo
         *METRICS,
         *PARTS.values(),
     ]
+    each = next(row for row in first.rows if row[0].text == EACH_COUNTS)
+    assert [entry.text == "–" for entry in each[1:]] == [True, False, True]  # only groups have samples alike
     place = others[0].heading.index("NLL")
     whole, changed = (float(others[0].rows[row][place].text) for row in (0, 2))
     assert float(first.rows[2][1].text.replace("−", "-")) == pytest.approx(changed - whole, abs=2e-4)
@@ -76,3 +90,22 @@ def test_a_metric_that_is_not_trained_is_the_standardised_embeddings_up_to_a_tur
     expected = torch.pdist(((rows - rows.mean(0)) / rows.std(0, correction=0))[:30])
     ratios = found / expected
     torch.testing.assert_close(ratios, ratios.mean().expand_as(ratios), rtol=1e-3, atol=0)
+
+
+def test_what_is_left_out_is_left_out(task: Task) -> None:
+    pool = task.pool
+    arguments = {"logits": pool.logits, "groups": pool.groups, "classes": range(len(task.classes))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole, counted, in_sample, each = (
+            kind(projection=None, partner="ts").fit(pool.embeddings, pool.labels, **arguments)
+            for kind in (KCalBlend, CountedFrequencies, InSample, EverySampleCounts)
+        )
+    counts = np.bincount(pool.labels, minlength=len(task.classes)) + 0.5
+    np.testing.assert_allclose(counted.frequencies_, counts / counts.sum())
+    assert np.abs(whole.frequencies_ - counted.frequencies_).max() > 1e-3
+    said = TemperatureScaling().fit(pool.logits, pool.labels).predict_log_proba(pool.logits)
+    np.testing.assert_allclose(in_sample._partners[0].cross_fitted, said, atol=1e-6)
+    assert np.abs(whole._partners[0].cross_fitted.numpy() - said).max() > 1e-3
+    assert each.worth_ == 1.0
+    assert whole.worth_ < 1

@@ -48,7 +48,8 @@ CHOSEN = """KCal's default recipe was chosen with the test log-loss of reshuffle
 Sleep-EDF and the embedded example in view. The reshuffles were others, the samples the same: on these tasks KCal's
 figures come from data that helped to choose it, and flatter it."""
 BLEND_CHOSEN = """The parts of the blend (kcal-blend) were chosen on other reshuffles of the same pools, too, and, as
-far as groups and sharpening go, on small networks on Fashion-MNIST and electrocardiograms and on simulated groups."""
+far as groups, sharpening, class frequencies and hand-over go, on small networks on Fashion-MNIST and electrocardiograms
+and on simulated groups."""
 INACCURATE_NOTE = (
     f"{INACCURATE} significantly less accurate than uncalibrated: such a method is not counted among the best, however "
     "good the number."

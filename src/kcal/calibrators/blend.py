@@ -19,13 +19,13 @@ from sklearn.utils.validation import check_is_fitted
 from kcal.arrays import check_groups, check_labels, check_matrix, check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
 from kcal.calibrators.blend_experts import Expert, fit_experts
-from kcal.calibrators.blend_fitting import Samples, fit_partners, fit_pool
+from kcal.calibrators.blend_fitting import Samples, cross_fitted_partners, fit_pool
 from kcal.calibrators.blend_parameters import check_blend_parameters, check_scales
 from kcal.calibrators.cautions import warn_of_known_rows
 from kcal.calibrators.class_frequencies import likely_frequencies
 from kcal.calibrators.logits import encode_columns
 from kcal.calibrators.partners import Partner
-from kcal.calibrators.pooling import Pool
+from kcal.calibrators.pooling import Pool, PoolProblem
 from kcal.calibrators.prior import apply_prior, check_prior
 from kcal.calibrators.sharpness import Sharpness
 from kcal.errors import InvalidInputError
@@ -216,8 +216,8 @@ class KCalBlend(Calibrator):
         check_prior(self.prior, self.classes_)
         codes = self._experts[0].estimate._codes.cpu().numpy()
         samples = Samples(codes, weights[kept] / weights[kept].mean(), described["groups"])
-        self._frequencies = likely_frequencies(samples.totals(len(self.classes_)).numpy())
-        fit_partners(self, None if scores is None else scores[kept], samples)
+        self._frequencies = self._class_frequencies(samples)
+        self._partners = [] if scores is None else self._calibrated_network(scores[kept], samples)
         fit_pool(self, samples)
         return self
 
@@ -294,6 +294,18 @@ class KCalBlend(Calibrator):
         from kcal.calibrators.blend_state import restore
 
         return restore(cls, state, **extra)
+
+    def _class_frequencies(self, samples: Samples) -> Floats:
+        """Return how frequent classes are taken to be, (n_classes,)."""
+        return likely_frequencies(samples.totals(len(self.classes_)).numpy())
+
+    def _calibrated_network(self, scores: torch.Tensor, samples: Samples) -> list[Partner]:
+        """Return the network's calibrators, with what they say of samples that they were not fitted on."""
+        return cross_fitted_partners(self, scores, samples)
+
+    def _worth_of_a_sample(self, problem: PoolProblem, groups: NDArray[np.int64]) -> float:
+        """Return the share of what a sample tells that is not told by the others of its group."""
+        return problem.worth_of_a_sample(self._pool, groups)
 
     def _centre(self) -> Floats:
         """Return the weights that are expected before any data: the network alone, or the best bandwidth alone."""

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.calibrators.holdout import fold_codes, stratified_folds
-from kcal.calibrators.partners import find_partners
+from kcal.calibrators.partners import Partner, find_partners
 from kcal.calibrators.pooling import Pool, PoolProblem
 from kcal.calibrators.sharpness import Sharpness, fit_sharpness
 from kcal.errors import InvalidInputError
@@ -48,17 +48,14 @@ class Samples:
         return torch.from_numpy(by_key[keys])
 
 
-def fit_partners(blend: KCalBlend, scores: torch.Tensor | None, samples: Samples) -> None:
+def cross_fitted_partners(blend: KCalBlend, scores: torch.Tensor, samples: Samples) -> list[Partner]:
     """Calibrate the network, and note what it says of samples that it was not calibrated on."""
     codes, groups = samples.codes, samples.groups
-    blend._partners = []
-    if scores is None:
-        return
     if groups is None:
         folds = stratified_folds(codes, min(blend.folds, len(codes)), blend.seed)
     else:
         folds = fold_codes(codes, min(blend.folds, len(np.unique(groups))), groups, blend.seed)
-    blend._partners = find_partners(blend.partner, scores, codes, samples.weights, folds, blend.representation, groups)
+    return find_partners(blend.partner, scores, codes, samples.weights, folds, blend.representation, groups)
 
 
 def fit_pool(blend: KCalBlend, samples: Samples) -> None:
@@ -152,7 +149,7 @@ def _finish(blend: KCalBlend, samples: Samples, judged: _Judged, problem: PoolPr
     groups = None if samples.groups is None else samples.groups[judged.rows]
     if groups is not None and len(np.unique(groups)) > 1:
         for _ in range(ROUNDS):
-            blend.worth_ = problem.worth_of_a_sample(blend._pool, groups)
+            blend.worth_ = blend._worth_of_a_sample(problem, groups)
             blend._pool = problem.solve(blend._pool, worth=blend.worth_)
     answers = problem.answers(blend._pool)
     blend.sharpness_ = fit_sharpness(

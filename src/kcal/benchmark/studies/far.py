@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
+from kcal import metrics
 from kcal.benchmark.entrants import new_calibrator, outputs_of, train_for
 from kcal.benchmark.studies.measuring import deals_of
 from kcal.benchmark.studies.study import Line, Panel, Study, StudyWatch, counted, unwatched
@@ -26,18 +27,21 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "kcal": ("kcal", {}),
     NO_HAND_OVER: ("kcal-blend", {"hand_over": 0.0}),
     "kcal-blend": ("kcal-blend", {}),
+    "kcal-blend, hand_over=0.05": ("kcal-blend", {"hand_over": 0.05}),
 }
 """What tables call a method, its name and its parameters."""
 SURE = 0.9
 """Confidence above which a method counts as sure."""
 LEVELS = np.linspace(0.0, 1.0, 101)
 """Confidences that the figure is drawn for."""
+LOSS = "loss"
 MEASURES = {
     "inside": "confidence on the test part, %",
     "outside": "confidence out of scope, %",
     "sure": f"out of scope, sure (above {SURE:g}), %",
     "by_confidence": "AUROC by confidence, %",
     "by_evidence": "AUROC by evidence, %",
+    LOSS: "NLL on the test part",
 }
 ABOUT = (
     "How sure methods are of inputs that belong to none of the classes (out of scope), beside the test part of the "
@@ -45,7 +49,8 @@ ABOUT = (
     "stays. AUROC is the probability that a test input has more confidence, or more evidence, than one out of scope: "
     "50% is chance. The evidence is kcal's log_evidence, the log density of the calibration set there, and "
     "kcal-blend's evidence, by which it hands over to the network where no calibration samples are near; without "
-    "hand-over it is the same everywhere. The figure shows the share of inputs with more than so much confidence."
+    "hand-over it is the same everywhere. hand_over is the share of calibration samples with too little of it; the "
+    "NLL tells what caution costs. The figure shows the share of inputs with more than so much confidence."
 )
 
 
@@ -60,7 +65,7 @@ class Far:
     def table(self) -> Table:
         """Return methods as rows, measures as columns."""
         rows = tuple(
-            (Entry(method), *(_percent(found[measure]) for measure in MEASURES))
+            (Entry(method), *(_entry(found[measure], measure) for measure in MEASURES))
             for method, found in self.values.items()
         )
         note = f"Mean ± standard deviation over reshuffles; {ABSENT} where a method has no evidence that differs."
@@ -123,8 +128,10 @@ def measure_far(task: Task, *, n_reshuffles: int, seed: int, watch: Callable[[in
                 warnings.simplefilter("ignore")  # of rows that a pool holds twice
                 calibrator = _fit(title, task, deal.calibration, trained, seed)
                 parts = (outputs_of("kcal-blend", task, deal.test), task.out_of_scope)
-                confidences = [predict_on(calibrator, part).max(axis=1) for part in parts]
+                inside, outside = (predict_on(calibrator, part) for part in parts)
+                confidences = [inside.max(axis=1), outside.max(axis=1)]
                 measured.append(_measured(confidences, [_evidence(calibrator, part) for part in parts]))
+                measured[-1][LOSS] = metrics.negative_log_likelihood(inside, task.pool.labels[deal.test])
             shares.append([(each[:, None] > LEVELS).mean(axis=0) for each in confidences])
             done += 1
             watch(done)
@@ -171,8 +178,9 @@ def _separation(inside: NDArray[Any], outside: NDArray[Any]) -> float:
     return float(roc_auc_score(is_inside, np.concatenate([inside, outside])))
 
 
-def _percent(values: NDArray[np.float64]) -> Entry:
+def _entry(values: NDArray[np.float64], measure: str) -> Entry:
     if np.isnan(values).any():
         return Entry(ABSENT)
-    spread = f"±{100 * values.std(ddof=1):.2f}" if len(values) > 1 else ""
-    return Entry(f"{100 * values.mean():.2f}{spread}")
+    scale, digits = (1, 4) if measure == LOSS else (100, 2)
+    spread = f"±{scale * values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return Entry(f"{scale * values.mean():.{digits}f}{spread}")

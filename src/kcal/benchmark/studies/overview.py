@@ -23,16 +23,16 @@ def log_loss_overview(name: str, title: str, reference: str, found: Mapping[str,
     reference
         The row that all others are compared with.
     found
-        By task, and there by row, the metrics over reshuffles; every task has the same rows.
+        By task, and there by row, the metrics over reshuffles. One task has all rows; what another lacks is a dash.
     """
     titled = MEASURES[METRIC].title
     by_task = {
         task: {row: float(values[METRIC].mean()) for row, values in rows.items()} for task, rows in found.items()
     }
     entries = [(Entry(f"{reference}, {titled}"), *(Entry(f"{means[reference]:.4f}") for means in by_task.values()))]
-    for row in next(iter(by_task.values()), {}):
+    for row in max(by_task.values(), key=len, default={}):
         if row != reference:
-            changes = [_signed(means[row] - means[reference]) for means in by_task.values()]
+            changes = [_signed(means[row] - means[reference]) if row in means else "–" for means in by_task.values()]
             entries.append((Entry(row), *(Entry(change, bold=change.startswith("−")) for change in changes)))
     note = (
         f"Mean difference of the {titled} from that of “{reference}” on the same reshuffles; below zero, bold, is "
