@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +16,14 @@ from kcal.benchmark.entrants import train_for
 from kcal.benchmark.reshuffles import reshuffles_by_row
 from kcal.benchmark.studies.ingredients import INGREDIENTS, METRICS, PARTS, measure_ingredients, study_ingredients
 from kcal.projection import project
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_trainings_of_every_metric(short_trainings: None) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, metric in METRICS.items():
+            patch.setitem(METRICS, name, replace(metric, recipe=replace(metric.recipe, steps=40)))
+        yield
 
 
 def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task) -> None:
