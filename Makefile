@@ -13,7 +13,7 @@ demo: $(READY)  ## calibrate a real network's probabilities and show the result
 	$(BIN)/kcal demo
 
 test: check  ## run the checks and the tests
-	$(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 check: $(READY)  ## lint, types and layers
 	$(BIN)/ruff check .

@@ -1,4 +1,8 @@
-"""The contract that every calibrator faces; one function a promise."""
+"""The contract that every calibrator faces; one function a promise.
+
+A promise about what was fitted takes ``fitted``, a calibrator that was fitted on the problem and that all promises
+share: it is asked, never changed. What is promised of the fit itself is shown by calibrators that ``make`` makes anew.
+"""
 
 from __future__ import annotations
 
@@ -56,20 +60,19 @@ def unlearned(calibrator: Calibrator) -> Calibrator:
     return calibrator
 
 
-def check_rows_are_probabilities(make: Factory, problem: Any) -> None:
-    probabilities = predict_on(fit(make(), problem), test_outputs(problem))
+def check_rows_are_probabilities(fitted: Calibrator, problem: Any) -> None:
+    probabilities = predict_on(fitted, test_outputs(problem))
     assert probabilities.shape == (600, 3)
     assert (probabilities >= 0).all()
     np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, atol=1e-12)
 
 
-def check_same_seed_gives_same_bits(make: Factory, problem: Any) -> None:
-    first, second = (predict_on(fit(make(), problem), test_outputs(problem)) for _ in range(2))
-    np.testing.assert_array_equal(first, second)
+def check_same_seed_gives_same_bits(make: Factory, fitted: Calibrator, problem: Any) -> None:
+    again = fit(make(), problem)
+    np.testing.assert_array_equal(predict_on(again, test_outputs(problem)), predict_on(fitted, test_outputs(problem)))
 
 
-def check_a_clone_fits_alike_and_is_unfitted(make: Factory, problem: Any) -> None:
-    fitted = fit(make(), problem)
+def check_a_clone_fits_alike_and_is_unfitted(fitted: Calibrator, problem: Any) -> None:
     copy = clone(fitted)
     assert not hasattr(copy, "classes_")
     np.testing.assert_array_equal(
@@ -77,15 +80,14 @@ def check_a_clone_fits_alike_and_is_unfitted(make: Factory, problem: Any) -> Non
     )
 
 
-def check_a_second_fit_forgets_the_first(make: Factory, problem: Any, other: Any) -> None:
+def check_a_second_fit_forgets_the_first(make: Factory, fitted: Calibrator, problem: Any, other: Any) -> None:
     refitted = fit(fit(make(), other), problem)
     np.testing.assert_array_equal(
-        predict_on(refitted, test_outputs(problem)), predict_on(fit(make(), problem), test_outputs(problem))
+        predict_on(refitted, test_outputs(problem)), predict_on(fitted, test_outputs(problem))
     )
 
 
-def check_it_survives_the_file_bit_for_bit(make: Factory, problem: Any, folder: Path) -> None:
-    fitted = fit(make(), problem)
+def check_it_survives_the_file_bit_for_bit(fitted: Calibrator, problem: Any, folder: Path) -> None:
     loaded = load(save(fitted, folder / "calibrator.kcal"))
     assert type(loaded) is type(fitted)
     np.testing.assert_array_equal(loaded.classes_, fitted.classes_)
@@ -95,8 +97,8 @@ def check_it_survives_the_file_bit_for_bit(make: Factory, problem: Any, folder: 
             assert getattr(loaded, name) == value
 
 
-def check_single_and_double_precision_agree(make: Factory, problem: Any) -> None:
-    double = predict_on(fit(make(), problem), test_outputs(problem))
+def check_single_and_double_precision_agree(make: Factory, fitted: Calibrator, problem: Any) -> None:
+    double = predict_on(fitted, test_outputs(problem))
     single_fit = fit(make(), problem, change=lambda values: values.astype(np.float32))
     rows, extra = asked(single_fit, test_outputs(problem), lambda values: values.astype(np.float32))
     single = single_fit.predict_proba(*rows, **extra)
@@ -104,21 +106,21 @@ def check_single_and_double_precision_agree(make: Factory, problem: Any) -> None
     np.testing.assert_allclose(single, double, atol=5e-3)
 
 
-def check_torch_in_torch_out(make: Factory, problem: Any) -> None:
-    fitted = fit(make(), problem, change=torch.from_numpy)
+def check_torch_in_torch_out(make: Factory, fitted: Calibrator, problem: Any) -> None:
+    of_tensors = fit(make(), problem, change=torch.from_numpy)
     for dtype, given_back in (
         (torch.float64, torch.float64),
         (torch.float32, torch.float32),
         (torch.half, torch.float32),
         (torch.bfloat16, torch.float32),
     ):
-        rows, extra = asked(fitted, test_outputs(problem), lambda values, to=dtype: torch.from_numpy(values).to(to))
-        probabilities = fitted.predict_proba(*rows, **extra)
+        rows, extra = asked(of_tensors, test_outputs(problem), lambda values, to=dtype: torch.from_numpy(values).to(to))
+        probabilities = of_tensors.predict_proba(*rows, **extra)
         assert isinstance(probabilities, torch.Tensor)
         assert probabilities.dtype == given_back
-    rows, extra = asked(fitted, test_outputs(problem), torch.from_numpy)
+    rows, extra = asked(of_tensors, test_outputs(problem), torch.from_numpy)
     np.testing.assert_array_equal(
-        fitted.predict_proba(*rows, **extra).numpy(), predict_on(fit(make(), problem), test_outputs(problem))
+        of_tensors.predict_proba(*rows, **extra).numpy(), predict_on(fitted, test_outputs(problem))
     )
 
 
@@ -143,8 +145,7 @@ def check_a_weight_of_zero_leaves_a_sample_out(make: Factory, problem: Any) -> N
     np.testing.assert_allclose(found, predict_on(fit_on(twin, part), test_outputs(problem)), atol=1e-6)
 
 
-def check_log_probabilities_and_labels_agree(make: Factory, problem: Any) -> None:
-    fitted = fit(make(), problem)
+def check_log_probabilities_and_labels_agree(fitted: Calibrator, problem: Any) -> None:
     rows, extra = asked(fitted, test_outputs(problem), lambda values: values)
     probabilities = fitted.predict_proba(*rows, **extra)
     np.testing.assert_allclose(np.exp(fitted.predict_log_proba(*rows, **extra)), probabilities, atol=1e-12)
@@ -168,23 +169,22 @@ def check_permuting_classes_permutes_columns(make: Factory, problem: Any) -> Non
     np.testing.assert_allclose(predict_on(turned, turned_rows), predict_on(plain, rows)[:, columns], atol=1e-6)
 
 
-def check_a_constant_added_to_logits_changes_nothing(make: Factory, problem: Any) -> None:
-    if make().inputs == "embeddings":
+def check_a_constant_added_to_logits_changes_nothing(make: Factory, fitted: Calibrator, problem: Any) -> None:
+    if fitted.inputs == "embeddings":
         return
     shift = np.random.default_rng(0).normal(scale=50, size=(len(problem.logits), 1))
     train_shift = np.random.default_rng(1).normal(scale=50, size=(len(problem.train_logits), 1))
     calibration = ClassifierOutputs(problem.embeddings, problem.logits + shift, problem.labels)
     train = ClassifierOutputs(problem.train_embeddings, problem.train_logits + train_shift, problem.train_labels)
     shifted = fit_on(make(), calibration, train)
-    expected = predict_on(fit(make(), problem), test_outputs(problem))
+    expected = predict_on(fitted, test_outputs(problem))
     moved = ClassifierOutputs(problem.test_embeddings, problem.test_logits + 17.0)
     np.testing.assert_allclose(predict_on(shifted, moved), expected, atol=1e-6)
 
 
-def check_order_is_preserved_where_that_is_promised(make: Factory, problem: Any) -> None:
-    if not make().preserves_order:
+def check_order_is_preserved_where_that_is_promised(fitted: Calibrator) -> None:
+    if not fitted.preserves_order:
         return
-    fitted = fit(make(), problem)
     generator = np.random.default_rng(0)
     cases = {
         "random": 3 * generator.normal(size=(200, 3)),
@@ -237,7 +237,7 @@ def hard_cases() -> dict[str, tuple[Any, Any]]:
         "saturated": (np.where(np.eye(3)[labels] > 0, 1e4, -1e4), labels),
         "five samples": (generator.normal(size=(5, 3)), labels[:5]),
         "two classes": (generator.normal(size=(10, 2)), labels % 2),
-        "many classes": (generator.normal(size=(400, 200)), np.arange(400) % 200),
+        "many classes": (generator.normal(size=(240, 120)), np.arange(240) % 120),
         "a missing class": (generator.normal(size=(10, 3)), labels % 2),
         "tied scores": (generator.integers(0, 2, size=(10, 3)).astype(float), labels),
         "thousands": (1e3 * generator.normal(size=(60, 3)), np.tile(labels, 6)),
@@ -258,13 +258,13 @@ def assert_valid(probabilities: Any, name: str) -> None:
     np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, atol=1e-6, err_msg=name)
 
 
-def check_it_lowers_the_loss_of_overconfident_logits(make: Factory, problem: Any) -> None:
-    if make().method == "uncal":
+def check_it_lowers_the_loss_of_overconfident_logits(fitted: Calibrator, problem: Any) -> None:
+    if fitted.method == "uncal":
         return
     truth = problem.test_probabilities
     logits = problem.test_logits - problem.test_logits.max(axis=1, keepdims=True)
     raw = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    calibrated = np.log(np.maximum(predict_on(fit(make(), problem), test_outputs(problem)), 1e-12))
+    calibrated = np.log(np.maximum(predict_on(fitted, test_outputs(problem)), 1e-12))
     assert -(truth * calibrated).sum(axis=1).mean() < -(truth * raw).sum(axis=1).mean() - 0.1
 
 

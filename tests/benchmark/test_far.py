@@ -14,11 +14,12 @@ from kcal.benchmark.reshuffles import reshuffles_by_row
 from kcal.benchmark.studies import STUDIES, Study
 from kcal.benchmark.studies.far import LEVELS, METHODS, NO_HAND_OVER, Far, measure_far, study_far
 
+pytestmark = pytest.mark.usefixtures("short_trainings")
 TASK = make_task(n_out_of_scope=40)
 
 
 @pytest.fixture(scope="module")
-def far() -> Far:
+def far(short_trainings: None) -> Far:
     return measure_far(TASK, n_reshuffles=2, seed=0)
 
 

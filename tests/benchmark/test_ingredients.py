@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,6 +27,14 @@ from kcal.benchmark.studies.ingredients import (
     study_ingredients,
 )
 from kcal.projection import project
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_trainings_of_every_metric(short_trainings: None) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, metric in METRICS.items():
+            patch.setitem(METRICS, name, replace(metric, recipe=replace(metric.recipe, steps=40)))
+        yield
 
 
 def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task) -> None:

@@ -31,6 +31,7 @@ from kcal.benchmark.studies.measuring import fit_quietly
 from kcal.benchmark.studies.shift import as_many_rows, measure_groups, study_shift
 from kcal.calibrators import ClassifierOutputs
 
+pytestmark = pytest.mark.usefixtures("short_trainings")
 MEANS = np.array([-1.0, 0.3, 1.5])
 BEFORE, AFTER = np.array([0.3, 0.3, 0.4]), np.array([0.7, 0.1, 0.2])
 
@@ -59,7 +60,7 @@ def known_task(n_pool: int = 4000) -> Task:
 
 
 @pytest.fixture(scope="module")
-def shifted() -> Shifted:
+def shifted(short_trainings: None) -> Shifted:
     return measure_frequencies(known_task(), n_reshuffles=2, seed=0)
 
 

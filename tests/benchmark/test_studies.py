@@ -15,6 +15,8 @@ from kcal.benchmark.studies.convexity import LossShape, loss_shape, shape_table
 from kcal.benchmark.studies.sizes import COLUMNS, Sizes, measure_sizes, spans_decades
 from kcal.benchmark.studies.study import Line
 
+pytestmark = pytest.mark.usefixtures("short_trainings")
+
 
 def test_the_whole_calibration_set_is_the_last_size_and_gives_what_kcal_gives(task: Task) -> None:
     study = measure_sizes(task, n_reshuffles=2, seed=0)

@@ -16,6 +16,8 @@ from kcal.benchmark.studies.dimension import measure_dimensions, median_seconds,
 from kcal.benchmark.studies.study import SHOWN
 from kcal.benchmark.studies.variants import measure_variants, study_variants
 
+pytestmark = pytest.mark.usefixtures("short_trainings")
+
 
 @pytest.fixture
 def halves(task: Task) -> tuple[np.ndarray, np.ndarray]:

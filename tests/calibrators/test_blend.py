@@ -301,8 +301,9 @@ def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
     ],
 )
 def test_parameters_that_cannot_be_meant_are_refused(problem: Any, parameters: Any, message: str) -> None:
+    given = {"recipe": QUICK} | parameters
     with pytest.raises(InvalidInputError, match=message):
-        KCalBlend(**parameters).fit(
+        KCalBlend(**given).fit(
             problem.embeddings,
             problem.labels,
             logits=problem.logits,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,20 @@ from synthetic import make_problem
 @pytest.mark.parametrize("check", calibrator_checks.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 @pytest.mark.parametrize("name", CALIBRATORS)
 def test_contract(name: str, check: Any, problem: Any, tmp_path: Path) -> None:
-    given = {"make": lambda: quick(name), "problem": problem, "folder": tmp_path, "other": None}
-    wanted = inspect.signature(check).parameters
-    if "other" in wanted:
-        given["other"] = make_problem(seed=1)
-    check(**{parameter: given[parameter] for parameter in wanted})
+    given = {
+        "make": lambda: lambda: quick(name),
+        "fitted": lambda: fitted_on_the_problem(name),
+        "problem": lambda: problem,
+        "folder": lambda: tmp_path,
+        "other": lambda: make_problem(seed=1),
+    }
+    check(**{parameter: given[parameter]() for parameter in inspect.signature(check).parameters})
+
+
+@cache
+def fitted_on_the_problem(name: str) -> Calibrator:
+    """Fit once a method what the promises of the contract share."""
+    return calibrator_checks.fit(quick(name), make_problem())
 
 
 @pytest.mark.parametrize("name", CALIBRATORS)

@@ -15,8 +15,8 @@ from kcal.cli import app
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Run a command in a fresh folder; the result is checked against the exit code."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_trainings: None) -> Callable[..., Any]:
+    """Run a command in a fresh folder, with trainings cut short; the result is checked against the exit code."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 

@@ -22,6 +22,12 @@ def tasks(run, tmp_path) -> Path:
     return tmp_path / "tasks"
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Draw none where none is looked at: drawing takes far longer than all else of a small run."""
+    monkeypatch.setattr(writing, "_draw", lambda *_: None)
+
+
 def test_a_task_is_made_checked_and_run(run, tasks):
     assert "120 training and 150 unseen samples" in " ".join(run("task", "tasks/birds.npz").stdout.split())
     words = ("bench", "tasks", "--methods", "ts,focal,vector", "--reshuffles", "2", "--jobs", "1", "--out", "out")
@@ -127,6 +133,7 @@ def test_a_bad_file_of_the_folder_is_told_before_anything_is_run(run, tasks):
     assert not Path("kcal-bench").exists()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_page_may_lie_in_a_folder_that_the_run_makes(run, tasks):
     run("bench", "tasks", *QUICK, "--quiet", "--out", "new", "--page", "new/pages/page.md")
     assert "# Results" in Path("new/pages/page.md").read_text()
@@ -138,6 +145,7 @@ def test_a_page_may_lie_in_a_folder_that_the_run_makes(run, tasks):
     assert "birds" not in message.replace("birds.npz", "")  # before the run
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_without_a_terminal_lines_tell_how_far_a_run_is(run, tasks):
     np.savez(tasks / "birds@foo.npz", pool_logits=np.zeros((150, 3)))
     told = run("bench", "tasks", *QUICK, "--out", "out").stderr
@@ -152,6 +160,7 @@ def test_by_default_the_papers_methods_and_the_blend_run(run):
     assert (*PAPER, "kcal-blend") == DEFAULT
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_nothing_is_cut_off_in_a_narrow_terminal(run, tasks, monkeypatch):
     for name in ("birds-of-the-northern-woods", "fishes-of-the-southern-lakes", "trees-of-the-western-isles"):
         (tasks / f"{name}.npz").write_bytes((tasks / "birds.npz").read_bytes())
@@ -161,7 +170,6 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(run, tasks, monkeypatch):
         raise ValueError(reason)
 
     monkeypatch.setattr(CALIBRATORS["vector"], "fit", fail)
-    monkeypatch.setattr(writing, "_draw", lambda *_: None)  # slow, and not looked at here
     for columns in (80, 120):
         monkeypatch.setenv("COLUMNS", str(columns))
         output = run("bench", "tasks", *QUICK, "--methods", "ts,vector", "--out", "out").stdout

@@ -55,6 +55,7 @@ def row(output: str, title: str) -> list[float]:
     return [float(cell) for cell in line.partition("↓" if "↓" in line else "↑")[2].split()]
 
 
+@pytest.mark.usefixtures("short_trainings")
 def test_kcal_repairs_the_probabilities_and_the_commands_to_type_next_agree(tmp_path):
     folder = tmp_path / "my demo"
     output = run_demo(folder)

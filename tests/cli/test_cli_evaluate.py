@@ -13,7 +13,8 @@ CODES = np.arange(60) % 3
 
 
 def figures(run, *words: object) -> dict[str, dict[str, float]]:
-    run("evaluate", *words, "--json", "figures.json")
+    """The metrics; their intervals are drawn too, but as few resamples as there may be."""
+    run("evaluate", *words, "--resamples", 20, "--json", "figures.json")
     return json.loads(Path("figures.json").read_text())["metrics"]
 
 

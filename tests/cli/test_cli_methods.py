@@ -47,7 +47,8 @@ def test_methods_side_by_side_are_each_what_the_library_gives(run, calibration, 
 
 
 def test_many_methods_stand_below_each_other_with_the_paper_s_metrics(run, calibration, test_set):
-    output = run("evaluate", calibration, test_set, "--methods", "ts,ets,vector,platt,kcal-linear").stdout
+    methods = "ts,ets,vector,platt,kcal-linear"
+    output = run("evaluate", calibration, test_set, "--methods", methods, "--resamples", 20).stdout
     lines = output.splitlines()
     heading = next(place for place, line in enumerate(lines) if "CECE, % ↓" in line)
     for text in ("acc., % ↑", "ECE, % ↓", "Brier, % ↓", "NLL ↓"):
