@@ -170,7 +170,8 @@ def _prepare_in_worker(name: str, task: Task, seed: int, by_group: bool, parent:
     _end_with(parent)
     start = time.perf_counter()
     try:
-        with on_one_thread():
+        with on_one_thread(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of arrays that processes share and nobody may write to
             projection = train_for(name, task, seed=seed, by_group=by_group)
     except Exception as error:  # whatever a method does, the others go on
         return Prepared(Entrant(name, seed), error=f"training the projection: {described(error)}")
