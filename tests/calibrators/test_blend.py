@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from scipy.special import log_softmax, logsumexp, softmax
 
-import kcal
 from kcal import FastRecipe, KCal, KCalBlend, TemperatureScaling, train_projection
-from kcal.calibrators import fit_on
-from kcal.calibrators.base import LoadArgumentError
-from kcal.calibrators.blend_fitting import Samples, whole_class_sums
 from kcal.calibrators.class_frequencies import likely_frequencies
 from kcal.calibrators.holdout import fold_codes, stratified_folds
-from kcal.errors import FileFormatError, InvalidInputError, LeakageWarning
 from kcal.metrics import negative_log_likelihood
-
-QUICK = FastRecipe(steps=12, batch_size=120, checkpoints=3)
-
-
-def blend_of(problem: Any, **parameters: Any) -> KCalBlend:
-    return KCalBlend(recipe=QUICK, **parameters).fit(
-        problem.embeddings,
-        problem.labels,
-        logits=problem.logits,
-        train_embeddings=problem.train_embeddings,
-        train_labels=problem.train_labels,
-    )
+from quick_blend import QUICK, blend_of
 
 
 def kernel_sums(queries: Any, points: Any, labels: Any, bandwidth: float) -> Any:
@@ -255,132 +236,6 @@ def test_a_prior_shifts_the_answer_as_bayes_says(problem: Any) -> None:
     np.testing.assert_allclose(moved, expected / expected.sum(axis=1, keepdims=True), atol=1e-9)
 
 
-def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
-    x, y, z = problem.embeddings, problem.labels, problem.logits
-    with_logits = KCalBlend(projection=None).fit(x, y, logits=z)
-    without = KCalBlend(projection=None).fit(x, y)
-    with pytest.raises(InvalidInputError, match="fitted with logits; pass logits="):
-        with_logits.predict_proba(problem.test_embeddings)
-    with pytest.raises(InvalidInputError, match="fitted without logits"):
-        without.predict(problem.test_embeddings, logits=problem.test_logits)
-    with pytest.raises(InvalidInputError, match="a row for each row of X, 600 of them; got 599"):
-        with_logits.predict_proba(problem.test_embeddings, logits=problem.test_logits[1:])
-    with pytest.raises(InvalidInputError, match="logits"):
-        with_logits.predict_proba(problem.test_embeddings, logits=problem.test_logits[:, :2])
-    with pytest.raises(InvalidInputError, match="a row for each row of X"):
-        KCalBlend().fit(x, y, logits=z[1:])
-    broken = z.copy()
-    broken[3, 1] = np.nan
-    with pytest.raises(InvalidInputError, match=r"logits.*row 3"):
-        KCalBlend(projection=None).fit(x, y, logits=broken)
-    with pytest.warns(LeakageWarning):
-        without.predict_proba(x)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"projection": "identity"}, "projection must be"),
-        ({"projection": 3}, "projection must be"),
-        ({"scales": ()}, "scales must be"),
-        ({"scales": (0.5, 2)}, "1 among them"),
-        ({"scales": (1, -1)}, "scales must be"),
-        ({"scales": (1, 1.0001)}, "differ in their first three digits"),
-        ({"scales": 1.0}, "scales must be"),
-        ({"scales": ("a",)}, "scales must be"),
-        ({"folds": 1}, "folds must be"),
-        ({"partner": "iop"}, "partner must be one of"),
-        ({"bias": -0.1}, "bias must be"),
-        ({"bias": float("nan")}, "bias must be"),
-        ({"background": 0.0}, "background must be"),
-        ({"background": "much"}, "background must be"),
-        ({"hand_over": 1.0}, "hand_over must be"),
-        ({"sharpness": -1.0}, "sharpness must be"),
-        ({"prior": [0.5, 0.5]}, "prior must have one entry a class"),
-        ({"recipe": "slow"}, "recipe must be"),
-    ],
-)
-def test_parameters_that_cannot_be_meant_are_refused(problem: Any, parameters: Any, message: str) -> None:
-    given = {"recipe": QUICK} | parameters
-    with pytest.raises(InvalidInputError, match=message):
-        KCalBlend(**given).fit(
-            problem.embeddings,
-            problem.labels,
-            logits=problem.logits,
-            train_embeddings=problem.train_embeddings,
-            train_labels=problem.train_labels,
-        )
-
-
-def test_training_data_that_cannot_be_used_are_refused(problem: Any) -> None:
-    with pytest.raises(InvalidInputError, match="of no use with projection=None"):
-        KCalBlend(projection=None).fit(
-            problem.embeddings,
-            problem.labels,
-            train_embeddings=problem.train_embeddings,
-            train_labels=problem.train_labels,
-        )
-    with pytest.raises(InvalidInputError, match=r"two (different )?groups"):
-        KCalBlend(projection=None).fit(problem.embeddings, problem.labels, groups=np.zeros(240))
-
-
-def test_a_class_without_calibration_samples_keeps_the_networks_opinion(problem: Any) -> None:
-    rows = problem.labels < 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        blend = KCalBlend(projection=None).fit(
-            problem.embeddings[rows], problem.labels[rows], logits=problem.logits[rows]
-        )
-    found = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
-    assert found.shape == (600, 3)
-    assert (found[:, 2] > 0).all()
-
-
-def test_labels_of_any_kind_with_their_classes(problem: Any) -> None:
-    names = np.array(["b", "a", "c"])
-    blend = KCalBlend(projection=None).fit(
-        problem.embeddings, names[problem.labels], logits=problem.logits, classes=["b", "a", "c"]
-    )
-    plain = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
-    rows = {"X": problem.test_embeddings, "logits": problem.test_logits}
-    np.testing.assert_allclose(blend.predict_proba(**rows), plain.predict_proba(**rows), atol=1e-9)
-    np.testing.assert_array_equal(blend.predict(**rows), names[plain.predict(**rows)])
-
-
-def test_probabilities_as_logits_when_told(problem: Any) -> None:
-    plain = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
-    shares = softmax(problem.logits, axis=1)
-    told = KCalBlend(projection=None, representation="probabilities").fit(
-        problem.embeddings, problem.labels, logits=shares
-    )
-    np.testing.assert_allclose(
-        told.predict_proba(problem.test_embeddings, logits=softmax(problem.test_logits, axis=1)),
-        plain.predict_proba(problem.test_embeddings, logits=problem.test_logits),
-        atol=1e-5,
-    )
-
-
-def test_a_damaged_blend_is_told(problem: Any) -> None:
-    state = blend_of(problem).state()
-    for name in ("pool.weights", "pool.bias"):
-        for wrong in (state.tensors[name][:-1], torch.full_like(state.tensors[name], torch.nan)):
-            with pytest.raises(FileFormatError, match="damaged"):
-                KCalBlend.from_state(replace(state, tensors=state.tensors | {name: wrong}))
-    whole = {"level": 0.0, "slope": 0.0, "middle": 0.0}
-    for wrong_value in (
-        {"background": 0.0},
-        {"sharpness": whole | {"slope": 50.0}},
-        {"worth": 0.0},
-        {"worth": 3.0},
-        {"frequencies": [5.0, 5.0, 5.0]},
-        {"scales": [0.0, 1.0, 3.0]},
-        {"least_evidence": float("nan")},
-        {"frequencies": [1.0, 0.0, 0.0]},
-    ):
-        with pytest.raises(FileFormatError, match="damaged"):
-            KCalBlend.from_state(replace(state, values=state.values | wrong_value))
-
-
 def test_weights_are_compared_with_each_other_and_zero_leaves_a_sample_out(problem: Any) -> None:
     rows = {"X": problem.test_embeddings, "logits": problem.test_logits}
     weights = np.random.default_rng(0).integers(0, 4, 240).astype(float)
@@ -399,94 +254,6 @@ def test_weights_are_compared_with_each_other_and_zero_leaves_a_sample_out(probl
     np.testing.assert_allclose(answer(everyone, np.full(240, 3.0)), answer(everyone, None), atol=1e-6)
 
 
-def test_the_dispatcher_hands_it_both(problem: Any) -> None:
-    from kcal.calibrators import ClassifierOutputs, predict_on
-
-    both = ClassifierOutputs(problem.embeddings, problem.logits, problem.labels)
-    fitted = fit_on(KCalBlend(projection=None), both)
-    found = predict_on(fitted, ClassifierOutputs(problem.test_embeddings, problem.test_logits))
-    expected = fitted.predict_proba(problem.test_embeddings, logits=problem.test_logits)
-    np.testing.assert_array_equal(found, expected)
-    with pytest.raises(InvalidInputError, match="takes embeddings"):
-        fit_on(KCalBlend(), ClassifierOutputs(None, problem.logits, problem.labels))
-
-
-def few_samples(n: int, n_classes: int, seed: int) -> tuple[Any, Any, Any]:
-    """Return embeddings, labels (all classes equally often) and logits that know them."""
-    generator = np.random.default_rng(seed)
-    centres = np.random.default_rng(9).normal(size=(n_classes, 8))
-    labels = generator.permutation(np.arange(n) % n_classes)
-    logits = 4 * np.eye(n_classes)[labels] + 1.5 * generator.normal(size=(n, n_classes))
-    return 1.5 * centres[labels] + generator.normal(size=(n, 8)), labels, logits
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("per_class", [1, 2, 3])
-def test_few_samples_a_class_do_not_teach_it_to_vote_against_a_class(per_class: int) -> None:
-    """A sample that is left out makes its own class smaller: that must not tell the class."""
-    n_classes = 40
-    (x, y, z), (tx, ty, tz) = few_samples(per_class * n_classes, n_classes, 1), few_samples(2000, n_classes, 2)
-    blend = KCalBlend(projection=None).fit(x, y, logits=z, classes=range(n_classes))
-    alone = KCalBlend(projection=None).fit(x, y, classes=range(n_classes))
-    scaled = TemperatureScaling().fit(z, y, classes=range(n_classes)).predict_proba(tz)
-    assert negative_log_likelihood(blend.predict_proba(tx, logits=tz), ty) < 1.05 * negative_log_likelihood(scaled, ty)
-    if per_class > 1:  # of one sample a class nothing can be judged without a network
-        assert negative_log_likelihood(alone.predict_proba(tx), ty) < 0.5 * np.log(n_classes)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_classes_in_a_group_of_their_own_do_not_teach_it_either() -> None:
-    (x, y, z), (tx, ty, tz) = few_samples(300, 3, 1), few_samples(2000, 3, 2)
-    scaled = negative_log_likelihood(TemperatureScaling().fit(z, y).predict_proba(tz), ty)
-    one_only = np.random.default_rng(0).integers(4, size=300)
-    one_only[y == 2] = 0
-    for groups in (y, one_only, one_only % 2):
-        blend = KCalBlend(projection=None, seed=2**40).fit(x, y, logits=z, groups=groups)
-        assert negative_log_likelihood(blend.predict_proba(tx, logits=tz), ty) < 1.05 * scaled
-        assert 0 < blend.worth_ <= 1
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_embeddings_of_noise_without_logits_give_the_frequencies() -> None:
-    generator = np.random.default_rng(4)
-    x, y = generator.normal(size=(80, 8)), generator.integers(60, size=80)
-    blend = KCalBlend(projection=None).fit(x, y, classes=range(60))
-    truth = generator.integers(60, size=3000)
-    found = negative_log_likelihood(blend.predict_proba(generator.normal(size=(3000, 8))), truth)
-    frequencies = (np.bincount(y, minlength=60) + 0.5) / (80 + 30)
-    assert found < negative_log_likelihood(np.tile(frequencies, (3000, 1)), truth) + 0.2
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_classes_that_no_sample_has_keep_some_probability() -> None:
-    """With two samples a class on average, one class in seven is not seen: the background has to allow for it."""
-    n_classes = 100
-    generator = np.random.default_rng(3)
-    x, y, z = few_samples(20_000, n_classes, 5)
-    kept = generator.permutation(20_000)[:200]
-    assert len(np.unique(y[kept])) < 95
-    tx, ty, tz = few_samples(4000, n_classes, 6)
-    blend = KCalBlend(projection=None).fit(x[kept], y[kept], logits=z[kept], classes=range(n_classes))
-    scaled = TemperatureScaling().fit(z[kept], y[kept], classes=range(n_classes)).predict_proba(tz)
-    assert negative_log_likelihood(blend.predict_proba(tx, logits=tz), ty) < negative_log_likelihood(scaled, ty)
-
-
-def test_what_is_left_of_a_class_stands_for_all_of_it() -> None:
-    """With a kernel so wide that all points count the same, sums are the classes' weights, whoever is left out."""
-    samples = Samples(np.array([0, 0, 0, 1, 1, 2]), np.array([1.0, 2.0, 1.0, 1.0, 3.0, 1.0]), None)
-    left, totals = samples.left_out(4), samples.totals(4)
-    np.testing.assert_allclose(totals, [4, 4, 1, 0])
-    np.testing.assert_allclose(left.sum(dim=1), samples.weights)
-    sums = torch.log(totals - left)[None]
-    found = whole_class_sums(sums, left, totals)[0].exp().numpy()
-    np.testing.assert_allclose(found[:5, :3], np.tile([4, 4, 1], (5, 1)))
-    np.testing.assert_allclose(found[5, :3], [4, 4, 8 / 8])  # nothing of class 2 is left: its share of the sum
-    assert (found[:, 3] == 0).all()
-    grouped = Samples(samples.codes, samples.weights, np.array([7, 7, 1, 1, 7, 1]))
-    np.testing.assert_allclose(grouped.left_out(3)[0], [3, 3, 0])
-    np.testing.assert_allclose(grouped.left_out(3)[5], [1, 1, 1])
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_start_that_is_another_metric_is_kept_and_one_that_is_the_same_is_not(problem: Any) -> None:
     trained = train_projection(problem.train_embeddings, problem.train_labels, recipe=FastRecipe(steps=1))
@@ -499,32 +266,6 @@ def test_a_start_that_is_another_metric_is_kept_and_one_that_is_the_same_is_not(
     turned = train_projection(long, labels, recipe=FastRecipe(steps=1))
     same = replace(turned, checkpoints=turned.checkpoints[:1], steps=(0,))
     assert not any(name.startswith("learned") for name in KCalBlend(projection=same).fit(long, labels).weights_)
-
-
-def test_columns_of_logits_in_another_order_are_refused(problem: Any) -> None:
-    table = pd.DataFrame(problem.logits, columns=["a", "b", "c"])
-    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=table)
-    other = pd.DataFrame(problem.test_logits, columns=["b", "a", "c"])
-    with pytest.raises(InvalidInputError, match="in the same order: a, b, c; got b, a, c"):
-        blend.predict_proba(problem.test_embeddings, logits=other)
-    blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
-
-
-def test_a_metric_of_ones_own_is_given_again_at_loading(problem: Any, tmp_path: Path) -> None:
-    module = torch.nn.Linear(6, 3, bias=False)
-    trained = train_projection(
-        problem.train_embeddings, problem.train_labels, projection=module, recipe=FastRecipe(steps=4)
-    )
-    blend = KCalBlend(projection=trained).fit(problem.embeddings, problem.labels)
-    assert any(name.startswith("learned") for name in blend.weights_)
-    path = tmp_path / "blend.safetensors"
-    kcal.save(blend, path)
-    with pytest.raises(LoadArgumentError, match="projection"):
-        kcal.load(path)
-    again = kcal.load(path, projection=torch.nn.Linear(6, 3, bias=False))
-    np.testing.assert_array_equal(
-        again.predict_proba(problem.test_embeddings), blend.predict_proba(problem.test_embeddings)
-    )
 
 
 def test_a_query_beyond_all_numbers_gets_an_answer_without_hand_over(problem: Any) -> None:

@@ -1,0 +1,185 @@
+"""What a blend takes and refuses: logits, parameters, training data, labels, stored parts."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.special import softmax
+
+import kcal
+from kcal import FastRecipe, KCalBlend, train_projection
+from kcal.calibrators import fit_on
+from kcal.calibrators.base import LoadArgumentError
+from kcal.errors import FileFormatError, InvalidInputError, LeakageWarning
+from quick_blend import QUICK, blend_of
+
+
+def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
+    x, y, z = problem.embeddings, problem.labels, problem.logits
+    with_logits = KCalBlend(projection=None).fit(x, y, logits=z)
+    without = KCalBlend(projection=None).fit(x, y)
+    with pytest.raises(InvalidInputError, match="fitted with logits; pass logits="):
+        with_logits.predict_proba(problem.test_embeddings)
+    with pytest.raises(InvalidInputError, match="fitted without logits"):
+        without.predict(problem.test_embeddings, logits=problem.test_logits)
+    with pytest.raises(InvalidInputError, match="a row for each row of X, 600 of them; got 599"):
+        with_logits.predict_proba(problem.test_embeddings, logits=problem.test_logits[1:])
+    with pytest.raises(InvalidInputError, match="logits"):
+        with_logits.predict_proba(problem.test_embeddings, logits=problem.test_logits[:, :2])
+    with pytest.raises(InvalidInputError, match="a row for each row of X"):
+        KCalBlend().fit(x, y, logits=z[1:])
+    broken = z.copy()
+    broken[3, 1] = np.nan
+    with pytest.raises(InvalidInputError, match=r"logits.*row 3"):
+        KCalBlend(projection=None).fit(x, y, logits=broken)
+    with pytest.warns(LeakageWarning):
+        without.predict_proba(x)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"projection": "identity"}, "projection must be"),
+        ({"projection": 3}, "projection must be"),
+        ({"scales": ()}, "scales must be"),
+        ({"scales": (0.5, 2)}, "1 among them"),
+        ({"scales": (1, -1)}, "scales must be"),
+        ({"scales": (1, 1.0001)}, "differ in their first three digits"),
+        ({"scales": 1.0}, "scales must be"),
+        ({"scales": ("a",)}, "scales must be"),
+        ({"folds": 1}, "folds must be"),
+        ({"partner": "iop"}, "partner must be one of"),
+        ({"bias": -0.1}, "bias must be"),
+        ({"bias": float("nan")}, "bias must be"),
+        ({"background": 0.0}, "background must be"),
+        ({"background": "much"}, "background must be"),
+        ({"hand_over": 1.0}, "hand_over must be"),
+        ({"sharpness": -1.0}, "sharpness must be"),
+        ({"prior": [0.5, 0.5]}, "prior must have one entry a class"),
+        ({"recipe": "slow"}, "recipe must be"),
+    ],
+)
+def test_parameters_that_cannot_be_meant_are_refused(problem: Any, parameters: Any, message: str) -> None:
+    given = {"recipe": QUICK} | parameters
+    with pytest.raises(InvalidInputError, match=message):
+        KCalBlend(**given).fit(
+            problem.embeddings,
+            problem.labels,
+            logits=problem.logits,
+            train_embeddings=problem.train_embeddings,
+            train_labels=problem.train_labels,
+        )
+
+
+def test_training_data_that_cannot_be_used_are_refused(problem: Any) -> None:
+    with pytest.raises(InvalidInputError, match="of no use with projection=None"):
+        KCalBlend(projection=None).fit(
+            problem.embeddings,
+            problem.labels,
+            train_embeddings=problem.train_embeddings,
+            train_labels=problem.train_labels,
+        )
+    with pytest.raises(InvalidInputError, match=r"two (different )?groups"):
+        KCalBlend(projection=None).fit(problem.embeddings, problem.labels, groups=np.zeros(240))
+
+
+def test_a_class_without_calibration_samples_keeps_the_networks_opinion(problem: Any) -> None:
+    rows = problem.labels < 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        blend = KCalBlend(projection=None).fit(
+            problem.embeddings[rows], problem.labels[rows], logits=problem.logits[rows]
+        )
+    found = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
+    assert found.shape == (600, 3)
+    assert (found[:, 2] > 0).all()
+
+
+def test_labels_of_any_kind_with_their_classes(problem: Any) -> None:
+    names = np.array(["b", "a", "c"])
+    blend = KCalBlend(projection=None).fit(
+        problem.embeddings, names[problem.labels], logits=problem.logits, classes=["b", "a", "c"]
+    )
+    plain = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    rows = {"X": problem.test_embeddings, "logits": problem.test_logits}
+    np.testing.assert_allclose(blend.predict_proba(**rows), plain.predict_proba(**rows), atol=1e-9)
+    np.testing.assert_array_equal(blend.predict(**rows), names[plain.predict(**rows)])
+
+
+def test_probabilities_as_logits_when_told(problem: Any) -> None:
+    plain = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    shares = softmax(problem.logits, axis=1)
+    told = KCalBlend(projection=None, representation="probabilities").fit(
+        problem.embeddings, problem.labels, logits=shares
+    )
+    np.testing.assert_allclose(
+        told.predict_proba(problem.test_embeddings, logits=softmax(problem.test_logits, axis=1)),
+        plain.predict_proba(problem.test_embeddings, logits=problem.test_logits),
+        atol=1e-5,
+    )
+
+
+def test_a_damaged_blend_is_told(problem: Any) -> None:
+    state = blend_of(problem).state()
+    for name in ("pool.weights", "pool.bias"):
+        for wrong in (state.tensors[name][:-1], torch.full_like(state.tensors[name], torch.nan)):
+            with pytest.raises(FileFormatError, match="damaged"):
+                KCalBlend.from_state(replace(state, tensors=state.tensors | {name: wrong}))
+    whole = {"level": 0.0, "slope": 0.0, "middle": 0.0}
+    for wrong_value in (
+        {"background": 0.0},
+        {"sharpness": whole | {"slope": 50.0}},
+        {"worth": 0.0},
+        {"worth": 3.0},
+        {"frequencies": [5.0, 5.0, 5.0]},
+        {"scales": [0.0, 1.0, 3.0]},
+        {"least_evidence": float("nan")},
+        {"frequencies": [1.0, 0.0, 0.0]},
+    ):
+        with pytest.raises(FileFormatError, match="damaged"):
+            KCalBlend.from_state(replace(state, values=state.values | wrong_value))
+
+
+def test_the_dispatcher_hands_it_both(problem: Any) -> None:
+    from kcal.calibrators import ClassifierOutputs, predict_on
+
+    both = ClassifierOutputs(problem.embeddings, problem.logits, problem.labels)
+    fitted = fit_on(KCalBlend(projection=None), both)
+    found = predict_on(fitted, ClassifierOutputs(problem.test_embeddings, problem.test_logits))
+    expected = fitted.predict_proba(problem.test_embeddings, logits=problem.test_logits)
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(InvalidInputError, match="takes embeddings"):
+        fit_on(KCalBlend(), ClassifierOutputs(None, problem.logits, problem.labels))
+
+
+def test_columns_of_logits_in_another_order_are_refused(problem: Any) -> None:
+    table = pd.DataFrame(problem.logits, columns=["a", "b", "c"])
+    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=table)
+    other = pd.DataFrame(problem.test_logits, columns=["b", "a", "c"])
+    with pytest.raises(InvalidInputError, match="in the same order: a, b, c; got b, a, c"):
+        blend.predict_proba(problem.test_embeddings, logits=other)
+    blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
+
+
+def test_a_metric_of_ones_own_is_given_again_at_loading(problem: Any, tmp_path: Path) -> None:
+    module = torch.nn.Linear(6, 3, bias=False)
+    trained = train_projection(
+        problem.train_embeddings, problem.train_labels, projection=module, recipe=FastRecipe(steps=4)
+    )
+    blend = KCalBlend(projection=trained).fit(problem.embeddings, problem.labels)
+    assert any(name.startswith("learned") for name in blend.weights_)
+    path = tmp_path / "blend.safetensors"
+    kcal.save(blend, path)
+    with pytest.raises(LoadArgumentError, match="projection"):
+        kcal.load(path)
+    again = kcal.load(path, projection=torch.nn.Linear(6, 3, bias=False))
+    np.testing.assert_array_equal(
+        again.predict_proba(problem.test_embeddings), blend.predict_proba(problem.test_embeddings)
+    )

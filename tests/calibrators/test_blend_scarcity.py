@@ -1,0 +1,91 @@
+"""A blend where a class has one sample, a group of its own, or none at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kcal import FastRecipe, KCalBlend, TemperatureScaling
+from kcal.calibrators.blend_fitting import Samples, whole_class_sums
+from kcal.metrics import negative_log_likelihood
+
+QUICK = FastRecipe(steps=12, batch_size=120, checkpoints=3)
+
+
+def few_samples(n: int, n_classes: int, seed: int) -> tuple[Any, Any, Any]:
+    """Return embeddings, labels (all classes equally often) and logits that know them."""
+    generator = np.random.default_rng(seed)
+    centres = np.random.default_rng(9).normal(size=(n_classes, 8))
+    labels = generator.permutation(np.arange(n) % n_classes)
+    logits = 4 * np.eye(n_classes)[labels] + 1.5 * generator.normal(size=(n, n_classes))
+    return 1.5 * centres[labels] + generator.normal(size=(n, 8)), labels, logits
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("per_class", [1, 2, 3])
+def test_few_samples_a_class_do_not_teach_it_to_vote_against_a_class(per_class: int) -> None:
+    """A sample that is left out makes its own class smaller: that must not tell the class."""
+    n_classes = 40
+    (x, y, z), (tx, ty, tz) = few_samples(per_class * n_classes, n_classes, 1), few_samples(2000, n_classes, 2)
+    blend = KCalBlend(projection=None).fit(x, y, logits=z, classes=range(n_classes))
+    alone = KCalBlend(projection=None).fit(x, y, classes=range(n_classes))
+    scaled = TemperatureScaling().fit(z, y, classes=range(n_classes)).predict_proba(tz)
+    assert negative_log_likelihood(blend.predict_proba(tx, logits=tz), ty) < 1.05 * negative_log_likelihood(scaled, ty)
+    if per_class > 1:  # of one sample a class nothing can be judged without a network
+        assert negative_log_likelihood(alone.predict_proba(tx), ty) < 0.5 * np.log(n_classes)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_classes_in_a_group_of_their_own_do_not_teach_it_either() -> None:
+    (x, y, z), (tx, ty, tz) = few_samples(300, 3, 1), few_samples(2000, 3, 2)
+    scaled = negative_log_likelihood(TemperatureScaling().fit(z, y).predict_proba(tz), ty)
+    one_only = np.random.default_rng(0).integers(4, size=300)
+    one_only[y == 2] = 0
+    for groups in (y, one_only, one_only % 2):
+        blend = KCalBlend(projection=None, seed=2**40).fit(x, y, logits=z, groups=groups)
+        assert negative_log_likelihood(blend.predict_proba(tx, logits=tz), ty) < 1.05 * scaled
+        assert 0 < blend.worth_ <= 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_embeddings_of_noise_without_logits_give_the_frequencies() -> None:
+    generator = np.random.default_rng(4)
+    x, y = generator.normal(size=(80, 8)), generator.integers(60, size=80)
+    blend = KCalBlend(projection=None).fit(x, y, classes=range(60))
+    truth = generator.integers(60, size=3000)
+    found = negative_log_likelihood(blend.predict_proba(generator.normal(size=(3000, 8))), truth)
+    frequencies = (np.bincount(y, minlength=60) + 0.5) / (80 + 30)
+    assert found < negative_log_likelihood(np.tile(frequencies, (3000, 1)), truth) + 0.2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_classes_that_no_sample_has_keep_some_probability() -> None:
+    """With two samples a class on average, one class in seven is not seen: the background has to allow for it."""
+    n_classes = 100
+    generator = np.random.default_rng(3)
+    x, y, z = few_samples(20_000, n_classes, 5)
+    kept = generator.permutation(20_000)[:200]
+    assert len(np.unique(y[kept])) < 95
+    tx, ty, tz = few_samples(4000, n_classes, 6)
+    blend = KCalBlend(projection=None).fit(x[kept], y[kept], logits=z[kept], classes=range(n_classes))
+    scaled = TemperatureScaling().fit(z[kept], y[kept], classes=range(n_classes)).predict_proba(tz)
+    assert negative_log_likelihood(blend.predict_proba(tx, logits=tz), ty) < negative_log_likelihood(scaled, ty)
+
+
+def test_what_is_left_of_a_class_stands_for_all_of_it() -> None:
+    """With a kernel so wide that all points count the same, sums are the classes' weights, whoever is left out."""
+    samples = Samples(np.array([0, 0, 0, 1, 1, 2]), np.array([1.0, 2.0, 1.0, 1.0, 3.0, 1.0]), None)
+    left, totals = samples.left_out(4), samples.totals(4)
+    np.testing.assert_allclose(totals, [4, 4, 1, 0])
+    np.testing.assert_allclose(left.sum(dim=1), samples.weights)
+    sums = torch.log(totals - left)[None]
+    found = whole_class_sums(sums, left, totals)[0].exp().numpy()
+    np.testing.assert_allclose(found[:5, :3], np.tile([4, 4, 1], (5, 1)))
+    np.testing.assert_allclose(found[5, :3], [4, 4, 8 / 8])  # nothing of class 2 is left: its share of the sum
+    assert (found[:, 3] == 0).all()
+    grouped = Samples(samples.codes, samples.weights, np.array([7, 7, 1, 1, 7, 1]))
+    np.testing.assert_allclose(grouped.left_out(3)[0], [3, 3, 0])
+    np.testing.assert_allclose(grouped.left_out(3)[5], [1, 1, 1])
