@@ -18,6 +18,7 @@ from kcal.benchmark.reshuffles import reshuffles_by_row
 from kcal.benchmark.studies.ingredients import (
     EACH_COUNTS,
     INGREDIENTS,
+    LEFT_OUT,
     METRICS,
     PARTS,
     CountedFrequencies,
@@ -62,6 +63,7 @@ def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task) -> None:
             )
         expected = metrics.negative_log_likelihood(probabilities, pool.labels[deal.test])
         assert found[name]["negative_log_likelihood"][0] == pytest.approx(expected, rel=1e-9)
+        assert found[name][LEFT_OUT][0] == pytest.approx(blend._pool.loss, rel=1e-9)
     assert len({float(values["negative_log_likelihood"][0]) for values in found.values()}) >= 8
 
 
@@ -73,7 +75,11 @@ def test_the_overview_comes_first_and_groups_are_dealt_where_there_are_enough(mo
     seen: list[tuple[str, int, int]] = []
     tasks = [make_task(), make_task("pairs", n_groups=2)]
     made = study_ingredients(tasks, reshuffles=1, watch=lambda *step: seen.append(step))
-    first, *others = made.tables
+    first, expected, *others = made.tables
+    assert [row[0].text for row in expected.rows] == list(first.heading[1:])
+    left_out, test, difference = (float(entry.text) for entry in expected.rows[0][1:])
+    assert difference == pytest.approx(test - left_out, abs=2e-4)
+    assert test == pytest.approx(float(first.rows[0][1].text), abs=1e-9)
     assert first.heading == ("", "small", "small (by group)", "pairs")
     assert [table.title.partition(":")[0] for table in others] == list(first.heading[1:])
     assert [name for name, done, total in seen if done == total] == list(first.heading[1:])
