@@ -117,9 +117,9 @@ def test_what_is_left_out_is_left_out(task: Task) -> None:
             kind(projection=None, partner="ts").fit(pool.embeddings, pool.labels, **arguments)
             for kind in (KCalBlend, CountedFrequencies, InSample, EverySampleCounts)
         )
-    counts = np.bincount(pool.labels, minlength=len(task.classes)) + 0.5
-    np.testing.assert_allclose(counted.frequencies_, counts / counts.sum())
-    assert np.abs(whole.frequencies_ - counted.frequencies_).max() > 1e-3
+    counts = np.bincount(pool.labels, minlength=len(task.classes))
+    np.testing.assert_allclose(counted.frequencies_, counts / counts.sum(), rtol=0.02)
+    assert np.ptp(whole.frequencies_) < 0.9 * np.ptp(counted.frequencies_)
     said = TemperatureScaling().fit(pool.logits, pool.labels).predict_log_proba(pool.logits)
     np.testing.assert_allclose(in_sample._partners[0].cross_fitted, said, atol=1e-6)
     assert np.abs(whole._partners[0].cross_fitted.numpy() - said).max() > 1e-3

@@ -14,7 +14,7 @@ import pytest
 
 from benchmark.conftest import make_task
 from kcal import metrics
-from kcal.benchmark import ENTRANTS, Plan, Task, run
+from kcal.benchmark import ENTRANTS, Plan, Task, run, running
 from kcal.benchmark.cells import Outcome
 from kcal.benchmark.entrants import TRAINED, Entrant, takes_part, train_for
 from kcal.benchmark.keeping import CELLS
@@ -200,3 +200,12 @@ def test_a_plan_adds_the_baseline_and_refuses_what_cannot_run() -> None:
     ):
         with pytest.raises(InvalidInputError, match=words):
             Plan(**options)
+
+
+def test_slow_methods_begin_first_and_exist(task: Task, tmp_path: Path) -> None:
+    assert set(running.SLOW) <= set(ENTRANTS)
+    measured: list[str] = []
+    run([task], Plan(("ts", "vector", "sms"), reshuffles=2, jobs=1), tmp_path, watch=counting(measured))
+    names = [what.partition(": ")[2] for what in measured]
+    assert names[:2] == ["sms", "sms"]
+    assert len(names) == 2 * 2 * 4

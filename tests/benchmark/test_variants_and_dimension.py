@@ -9,7 +9,7 @@ import pytest
 from scipy.special import softmax
 
 from kcal import KCal, metrics, train_projection
-from kcal.benchmark import Task
+from kcal.benchmark import Task, example_task
 from kcal.benchmark.reshuffles import reshuffles_by_row
 from kcal.benchmark.studies import dimension
 from kcal.benchmark.studies.dimension import measure_dimensions, median_seconds, network_microseconds
@@ -83,3 +83,9 @@ def test_times_are_medians_and_the_network_runs() -> None:
     median_seconds(lambda: calls.append(1))
     assert len(calls) == dimension.REPEATS + 1
     assert network_microseconds(3) > 0
+
+
+def test_the_embedded_example_whose_network_is_timed_comes_last_and_once(task: Task) -> None:
+    example = example_task()
+    assert [each.name for each in dimension._with_the_example([task])] == [task.name, example.name]
+    assert [each.name for each in dimension._with_the_example([example, task])] == [example.name, task.name]

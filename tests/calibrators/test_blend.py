@@ -226,6 +226,27 @@ def test_long_embeddings_are_compared_by_direction() -> None:
     np.testing.assert_allclose(blend.predict_proba(9.0 * queries), blend.predict_proba(queries), atol=1e-9)
 
 
+def test_a_prior_is_what_the_field_has_and_the_answers_presume_what_is_likely_of_the_calibration_set() -> None:
+    """Where p(y | x) is known, the prior of another field leads to the p(y | x) of that field."""
+    before, after = np.array([0.6, 0.25, 0.15]), np.array([0.1, 0.3, 0.6])
+    generator = np.random.default_rng(3)
+    labels = generator.choice(3, size=6000, p=before)
+    points = np.array([[-1.0], [0.3], [1.6]])[labels] + generator.normal(size=(6000, 1))
+    likelihood = np.exp(-0.5 * (points - np.array([-1.0, 0.3, 1.6])) ** 2)
+    true = [likelihood * prior / (likelihood * prior).sum(axis=1, keepdims=True) for prior in (before, after)]
+    blend = KCalBlend(projection=None).fit(points[:3000], labels[:3000], logits=np.log(true[0][:3000]))
+    np.testing.assert_allclose(blend.frequencies_, before, atol=0.02)
+    queries, logits = points[3000:], np.log(true[0][3000:])
+    assert np.abs(blend.predict_proba(queries, logits=logits) - true[0][3000:]).mean() < 0.015
+    moved = blend.set_params(prior=after)
+    assert np.abs(moved.predict_proba(queries, logits=logits) - true[1][3000:]).mean() < 0.02
+    single = moved.predict_log_proba(queries.astype(np.float32), logits=(300 * logits).astype(np.float32))
+    assert np.isfinite(single).all()  # however sure the network is
+    ruled_out = moved.set_params(prior=[0.5, 0.5, 0.0]).predict_proba(queries, logits=logits)
+    assert (ruled_out[:, 2] == 0).all()
+    np.testing.assert_allclose(ruled_out.sum(axis=1), 1.0)
+
+
 def test_a_prior_shifts_the_answer_as_bayes_says(problem: Any) -> None:
     blend = blend_of(problem)
     plain = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from kcal import FastRecipe, KCalBlend, TemperatureScaling
+from kcal import KCalBlend, TemperatureScaling
 from kcal.calibrators.blend_fitting import Samples, whole_class_sums
 from kcal.metrics import negative_log_likelihood
-
-QUICK = FastRecipe(steps=12, batch_size=120, checkpoints=3)
 
 
 def few_samples(n: int, n_classes: int, seed: int) -> tuple[Any, Any, Any]:

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from scipy.special import gammaln
 from scipy.stats import dirichlet_multinomial
 
-from kcal.calibrators.class_frequencies import LEAST, MOST, likely_frequencies, log_evidence
-
-
-def strength_of(counts: np.ndarray) -> float:
-    """Return the a in π_k ∝ n_k + a, read off two classes."""
-    most, least = counts.argmax(), counts.argmin()
-    ratio = likely_frequencies(counts)[most] / likely_frequencies(counts)[least]
-    return float((counts[most] - ratio * counts[least]) / (ratio - 1))
+from kcal.calibrators.class_frequencies import (
+    LEAST,
+    MOST,
+    likely_frequencies,
+    log_evidence,
+    most_likely_strength,
+    moved_counts,
+)
 
 
 @pytest.mark.parametrize("strength", [0.5, 3.0, 200.0])
@@ -32,13 +32,15 @@ def test_the_strength_is_the_best_of_a_grid():
     grid = np.exp(np.linspace(np.log(LEAST), np.log(MOST), 4001))
     best = grid[np.argmax([log_evidence(counts, strength) for strength in grid])]
     assert 3 < best < 12
-    assert strength_of(counts) == pytest.approx(best, rel=0.005)
+    assert most_likely_strength(counts) == pytest.approx(best, rel=0.005)
 
 
 def test_counts_that_differ_by_chance_alone_make_equal_frequencies():
     counts = np.random.default_rng(2).multinomial(2500, np.full(150, 1 / 150))
-    np.testing.assert_allclose(likely_frequencies(counts), 1 / 150, rtol=0.02)
+    found = likely_frequencies(counts)
     assert np.ptp(counts) > 10
+    assert (np.abs(150 * found - 1) < 0.02).mean() > 0.9  # but for the few that chance would move so far but rarely
+    assert np.ptp(found) < 0.4 * np.ptp(counts / counts.sum())
 
 
 def test_counts_that_differ_much_stay():
@@ -56,11 +58,28 @@ def test_drawn_frequencies_are_met_better_than_by_counting():
     assert shrunk < 0.75 * counted  # 2/3 for a known strength: 1000/(1000 + 500)
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30).filter(lambda counts: sum(counts) > 0))
-def test_frequencies_are_in_the_order_of_counts_above_zero_and_no_further_apart(counts):
+def test_a_rare_class_among_many_alike_stays_rare():
+    counts = np.r_[np.full(99, 50), 5]
+    found = likely_frequencies(counts)
+    assert found[-1] == pytest.approx((np.sqrt(5) + 1) ** 2 / 50 / 100, rel=0.02)
+    np.testing.assert_allclose(found[:-1], found[0])
+    absent = likely_frequencies(np.r_[np.full(99, 50), 0])
+    assert absent[-1] == pytest.approx(1 / (99 * 49.5), rel=0.01)
+
+
+@given(
+    st.lists(st.floats(0, 1e6), min_size=2, max_size=30).filter(lambda counts: sum(counts) > 0),
+    st.floats(LEAST, MOST),
+)
+def test_counts_move_towards_their_mean_and_no_further_than_chance(counts, strength):
     seen = np.array(counts)
-    found = likely_frequencies(seen)
+    moved, mean = moved_counts(seen, strength), seen.mean()
+    slack = 1e-9 * seen.sum()
+    assert (np.minimum(seen, mean) - slack <= moved).all()
+    assert (moved <= np.maximum(seen, mean) + slack).all()
+    assert (np.abs(np.sqrt(moved) - np.sqrt(seen)) <= 1 + 1e-6).all()
+    found = likely_frequencies(seen, strength)
     assert found.sum() == pytest.approx(1.0)
     assert (found > 0).all()
     assert (np.diff(found[np.argsort(seen)]) >= -1e-15).all()
-    assert np.ptp(found) <= np.ptp(seen / seen.sum()) + 1e-12
+    np.testing.assert_allclose(likely_frequencies(np.stack([seen, seen + 1]), strength)[0], found)

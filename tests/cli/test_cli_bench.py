@@ -101,6 +101,8 @@ def test_a_study_that_is_there_is_shown_and_not_made_again(run, tasks):
     assert again.split("convexity was already")[0] == first.split("Written to")[0]
     assert path.stat().st_mtime_ns == written
     assert "Written to" in run(*words, "--seed", "1").stdout
+    path.write_text(path.read_text()[:-50])  # damaged
+    assert "Written to" in run(*words, "--seed", "1").stdout
     np.savez(tasks / "birds.npz", **{**np.load(tasks / "birds.npz"), "calibration_share": np.array(0.5)})
     assert "Written to" in run(*words, "--seed", "1").stdout
 

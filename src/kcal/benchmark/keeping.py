@@ -95,7 +95,7 @@ def task_fingerprint(task: Task) -> str:
 
 def study_origin(name: str, tasks: Iterable[Task], *, reshuffles: int, seed: int) -> str:
     """Return a short hash of all that a study's numbers depend on."""
-    code = code_fingerprint((*COMPUTING, "benchmark/studies"))
+    code = code_fingerprint((*COMPUTING, "benchmark/studies", "benchmark/results.py", "benchmark/tables.py"))
     described = (name, [(task.name, task_fingerprint(task)) for task in tasks], reshuffles, seed, code, versions())
     return hashlib.sha256(repr(described).encode()).hexdigest()[:12]
 

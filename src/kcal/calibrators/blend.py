@@ -2,9 +2,10 @@
 
 log p(x) = g·(Σ_j w_j·log p_j(x) + Σ_i v_i·log n_i(x) + bias) + (1 − g)·log n_1(x), normalised, then sharpened
 
-p_j is a kernel density estimate over the calibration set (a metric, a bandwidth), with a little background mass;
-n_i is the network, calibrated; g is the share of evidence, near 1 wherever calibration samples lie. Sharpening makes
-sure answers surer and unsure ones less sure, or the other way round, as the calibration set asks for.
+p_j is a kernel density estimate over the calibration set (a metric, a bandwidth), with a little background mass, and
+classes as frequent as they are likely to be; n_i is the network, calibrated; g is the share of evidence, near 1
+wherever calibration samples lie. Sharpening makes sure answers surer and unsure ones less sure, or the other way round,
+as the calibration set asks for.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from kcal.calibrators.blend_experts import Expert, fit_experts
 from kcal.calibrators.blend_fitting import Samples, cross_fitted_partners, fit_pool
 from kcal.calibrators.blend_parameters import check_blend_parameters, check_scales
 from kcal.calibrators.cautions import warn_of_known_rows
-from kcal.calibrators.class_frequencies import likely_frequencies
+from kcal.calibrators.class_frequencies import likely_frequencies, most_likely_strength
 from kcal.calibrators.logits import encode_columns
 from kcal.calibrators.partners import Partner
 from kcal.calibrators.pooling import Pool, PoolProblem
-from kcal.calibrators.prior import apply_prior, check_prior
+from kcal.calibrators.prior import check_prior
 from kcal.calibrators.sharpness import Sharpness
 from kcal.errors import InvalidInputError
 
@@ -74,7 +75,8 @@ class KCalBlend(Calibrator):
     representation : "logits" or "probabilities"
         What ``logits`` holds; it is never guessed.
     prior : "uniform", sequence, mapping or None
-        Class frequencies in the field, where they differ from those of the calibration set.
+        Class frequencies in the field, where they differ from those of the calibration set. Answers presume
+        ``frequencies_``, and a prior leads away from these.
     seed : int
         Same seed, same result.
     progress : bool, optional
@@ -91,7 +93,8 @@ class KCalBlend(Calibrator):
     sharpness_ : Sharpness
         How much surer answers were made, by their entropy.
     worth_ : float
-        The share of what a sample tells that is not told by the others of its group; 1 without groups.
+        The share of what a sample tells that is not told by the others of its group; less where groups are few, and 1
+        without groups.
     background_ : float
         Background mass in units of the mass that reaches a typical calibration sample.
     bandwidths_ : dict
@@ -119,6 +122,7 @@ class KCalBlend(Calibrator):
     sharpness_: Sharpness
     worth_: float
     background_: float
+    _strength: float
     _frequencies: Floats
     _least_evidence: float
     logit_names_in_: NDArray[np.object_]
@@ -216,7 +220,8 @@ class KCalBlend(Calibrator):
         check_prior(self.prior, self.classes_)
         codes = self._experts[0].estimate._codes.cpu().numpy()
         samples = Samples(codes, weights[kept] / weights[kept].mean(), described["groups"])
-        self._frequencies = self._class_frequencies(samples)
+        self._strength = self._strength_of_frequencies(samples)
+        self._frequencies = likely_frequencies(samples.totals(len(self.classes_)).numpy(), self._strength)
         self._partners = [] if scores is None else self._calibrated_network(scores[kept], samples)
         fit_pool(self, samples)
         return self
@@ -295,9 +300,9 @@ class KCalBlend(Calibrator):
 
         return restore(cls, state, **extra)
 
-    def _class_frequencies(self, samples: Samples) -> Floats:
-        """Return how frequent classes are taken to be, (n_classes,)."""
-        return likely_frequencies(samples.totals(len(self.classes_)).numpy())
+    def _strength_of_frequencies(self, samples: Samples) -> float:
+        """Return how many samples every class is given beside its own, where their numbers differ by chance."""
+        return most_likely_strength(samples.totals(len(self.classes_)).numpy())
 
     def _calibrated_network(self, scores: torch.Tensor, samples: Samples) -> list[Partner]:
         """Return the network's calibrators, with what they say of samples that they were not fitted on."""
@@ -341,9 +346,11 @@ class KCalBlend(Calibrator):
         heights = near * self._pool.heights(torch.stack(say + said)) + (1.0 - near) * far
         logarithms = self.sharpness_.sharpened(torch.log_softmax(heights, dim=1), near)
         prior = check_prior(self.prior, self.classes_)
-        if prior is not None:
-            logarithms = apply_prior(logarithms.exp(), prior, self._frequencies).log()
-        return logarithms
+        if prior is None:
+            return logarithms
+        with np.errstate(divide="ignore"):  # a class that the prior rules out
+            moved = torch.from_numpy(np.log(prior / self._frequencies)).to(logarithms)
+        return torch.log_softmax(logarithms + moved, dim=1)
 
     def _say(self, sums: list[torch.Tensor], background: float, log_frequencies: torch.Tensor) -> list[torch.Tensor]:
         """Return what every metric and bandwidth says, with background, each (n, n_classes)."""

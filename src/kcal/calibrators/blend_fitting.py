@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kcal.calibrators.class_frequencies import likely_frequencies
 from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.calibrators.partners import Partner, find_partners
 from kcal.calibrators.pooling import Pool, PoolProblem
@@ -82,8 +83,8 @@ def fit_pool(blend: KCalBlend, samples: Samples) -> None:
         each[:, rows[alone], codes[alone]] = -torch.inf
     blend.worth_, blend.sharpness_ = 1.0, Sharpness()
     blend._pool = Pool(blend._centre(), np.zeros(n_classes), float(np.log(n_classes)))
-    counts = totals - left + 0.5
-    unseen = _Judged(blend, samples, sums, rows[alone], torch.log(counts / counts.sum(dim=1, keepdim=True)))
+    known = torch.from_numpy(np.log(likely_frequencies((totals - left).clamp_min(0.0).numpy(), blend._strength)))
+    unseen = _Judged(blend, samples, sums, rows[alone], known)
     judged = _Judged(blend, samples, sums, rows[~alone], blend._log_frequencies().expand(len(codes), -1))
     problem = _choose_background(blend, judged, unseen)
     if problem is not None:

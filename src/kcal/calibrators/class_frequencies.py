@@ -1,8 +1,9 @@
-"""How frequent classes are, from how often each was seen: no further from each other than chance would not explain.
+"""How frequent classes are, from how often each was seen: without the differences that chance explains.
 
-π_k = (n_k + a) / (n + K·a), the mean of a Dirichlet posterior whose a is the most likely one (empirical Bayes). Where
-counts differ as those of equally frequent classes do, a is large and all frequencies become 1/K; where they differ
-much, it is small and they stay as they were counted.
+n_k is drawn towards the mean of a Dirichlet posterior, (n_k + a) · n / (n + K·a), whose a is the most likely one
+(empirical Bayes), but no further than chance could have moved it: √n_k by twice its standard deviation of ½ (limited
+translation: Efron and Morris, 1972). So counts that differ as those of equally frequent classes do become equal, and a
+rare class among many that are alike stays rare.
 """
 
 from __future__ import annotations
@@ -16,13 +17,38 @@ Floats = NDArray[np.float64]
 
 LEAST, MOST = 0.5, 1e6
 """Samples that every class is given beside its own; the least is that of Jeffreys."""
+REACH = 1.0
+"""How far a count's root is moved at most."""
 
 
-def likely_frequencies(counts: Floats) -> Floats:
-    """Return the frequency of each class, (n_classes,), all above 0, given how many samples each has."""
-    shrunk = counts + np.exp(_most_likely_log_strength(counts))
-    frequencies: Floats = shrunk / shrunk.sum()
+def likely_frequencies(counts: Floats, strength: float | None = None) -> Floats:
+    """Return the frequency of each class, (…, n_classes), all above 0, given how many samples each has.
+
+    ``strength`` is how many samples every class is given beside its own; without, the most likely number.
+    """
+    moved = moved_counts(counts, most_likely_strength(counts) if strength is None else strength)
+    frequencies: Floats = moved / moved.sum(axis=-1, keepdims=True)
     return frequencies
+
+
+def moved_counts(counts: Floats, strength: float) -> Floats:
+    """Return counts drawn towards their mean, each between what it was and its posterior mean."""
+    n = counts.sum(axis=-1, keepdims=True)
+    drawn = (counts + strength) * n / (n + counts.shape[-1] * strength)
+    roots = np.sqrt(counts)
+    lowest = np.minimum(np.maximum(roots - REACH, 0.0) ** 2, counts)
+    moved: Floats = np.clip(drawn, lowest, (roots + REACH) ** 2)
+    return moved
+
+
+def most_likely_strength(counts: Floats) -> float:
+    """Return the strength of a symmetric Dirichlet prior under which the counts are likeliest."""
+    found = minimize_scalar(
+        lambda log_strength: -log_evidence(counts, float(np.exp(log_strength))),
+        bounds=(np.log(LEAST), np.log(MOST)),
+        method="bounded",
+    )
+    return float(np.exp(found.x))
 
 
 def log_evidence(counts: Floats, strength: float) -> float:
@@ -30,12 +56,3 @@ def log_evidence(counts: Floats, strength: float) -> float:
     total = len(counts) * strength
     each = gammaln(counts + strength) - gammaln(strength)
     return float(gammaln(total) - gammaln(counts.sum() + total) + each.sum())
-
-
-def _most_likely_log_strength(counts: Floats) -> float:
-    found = minimize_scalar(
-        lambda log_strength: -log_evidence(counts, float(np.exp(log_strength))),
-        bounds=(np.log(LEAST), np.log(MOST)),
-        method="bounded",
-    )
-    return float(found.x)

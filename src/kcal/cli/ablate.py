@@ -16,6 +16,7 @@ from kcal.benchmark.tables import Table
 from kcal.cli.methods import one_of
 from kcal.cli.tables import console
 from kcal.cli.watching import watching
+from kcal.errors import FileFormatError
 
 
 def ablate(
@@ -82,12 +83,20 @@ def _make(
         return [example_task()] if folder is None else read_tasks(folder)
 
     origin = study_origin(name, tasks(), reshuffles=reshuffles, seed=seed)
-    for stored in [] if out is None else read_studies(out, [name]):
-        if stored.origin == origin:
-            return stored, False
+    stored = None if out is None else _stored(name, out)
+    if stored is not None and stored.origin == origin:
+        return stored, False
     with watching(quiet) as watch:
         made = STUDIES[name](tasks(), reshuffles=reshuffles, seed=seed, watch=watch)
     return replace(made, origin=origin), True
+
+
+def _stored(name: str, folder: Path) -> Study | None:
+    """Return the study that a folder holds; None if there is none, or a damaged one, which is then made again."""
+    try:
+        return next(iter(read_studies(folder, [name])), None)
+    except FileFormatError:
+        return None
 
 
 def _narrower(table: Table) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ from kcal.benchmark.studies.study import (
     unwatched,
 )
 from kcal.benchmark.tables import Entry, Table
-from kcal.benchmark.tasks import Task
+from kcal.benchmark.tasks import Task, example_task
 from kcal.datasets import load_example
 from kcal.networks import SmallCNN
 from kcal.networks.small_cnn import IMAGE_SHAPE
@@ -103,9 +103,9 @@ class Dimensions:
 def study_dimension(
     tasks: Iterable[Task], *, reshuffles: int = 10, seed: int = 0, watch: StudyWatch = unwatched
 ) -> Study:
-    """Train, fit and time KCal at every dimension that a task's embeddings have."""
+    """Train, fit and time KCal at every dimension that a task's embeddings have, and of the embedded example's."""
     found = []
-    for task in tasks:
+    for task in _with_the_example(tasks):
         total = reshuffles * len(dimensions_of(task))
         watch(task.name, 0, total)
         found.append(
@@ -117,9 +117,18 @@ def study_dimension(
             )
         )
     panels = tuple(panel for each in found for panel in each.panels())
-    about = f"{ABOUT} {ABOUT_THE_NETWORK}" if any(each.network is not None for each in found) else ABOUT
     tables = tuple(each.table() for each in found)
-    return Study("dimension", "The dimension d", counted(about, reshuffles), tables, panels)
+    return Study("dimension", "The dimension d", counted(f"{ABOUT} {ABOUT_THE_NETWORK}", reshuffles), tables, panels)
+
+
+def _with_the_example(tasks: Iterable[Task]) -> Iterator[Task]:
+    """Yield tasks, and last, if it is not among them, the embedded example: the one whose network is at hand."""
+    names = set()
+    for task in tasks:
+        names.add(task.name)
+        yield task
+    if load_example().name not in names:
+        yield example_task()
 
 
 def dimensions_of(task: Task) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from kcal.benchmark.tables import Entry, Table
 from kcal.benchmark.tasks import Task
 from kcal.calibrators import KCalBlend
 from kcal.calibrators.blend_fitting import Samples
+from kcal.calibrators.class_frequencies import LEAST
 from kcal.calibrators.partners import Partner
 from kcal.calibrators.pooling import PoolProblem
 from kcal.projection import FastRecipe, TrainedProjection
@@ -45,9 +46,8 @@ class Metric:
 class CountedFrequencies(KCalBlend):
     """A blend that takes classes for as frequent as they were counted, chance and all."""
 
-    def _class_frequencies(self, samples: Samples) -> NDArray[np.float64]:
-        counts = samples.totals(len(self.classes_)).numpy() + 0.5
-        return np.asarray(counts / counts.sum())
+    def _strength_of_frequencies(self, samples: Samples) -> float:
+        return LEAST
 
 
 class InSample(KCalBlend):

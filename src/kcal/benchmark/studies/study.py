@@ -110,8 +110,8 @@ def write_study(study: Study, folder: str | Path) -> list[Path]:
     picture = draw_study(study, place / f"{study.name}.png")
     text = study.as_markdown(None if picture is None else picture.name)
     files = [
-        write_whole(place / f"{study.name}.json", json.dumps(study.as_json(), indent=1).encode()),
         write_whole(place / f"{study.name}.md", text.encode()),
+        write_whole(place / f"{study.name}.json", json.dumps(study.as_json(), indent=1).encode()),  # all is there
     ]
     return files if picture is None else [*files, picture]
 
