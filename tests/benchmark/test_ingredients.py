@@ -24,6 +24,7 @@ from kcal.benchmark.studies.ingredients import (
     CountedFrequencies,
     EverySampleCounts,
     InSample,
+    OneMetric,
     measure_ingredients,
     study_ingredients,
 )
@@ -117,6 +118,19 @@ def test_what_is_left_out_is_left_out(task: Task) -> None:
             kind(projection=None, partner="ts").fit(pool.embeddings, pool.labels, **arguments)
             for kind in (KCalBlend, CountedFrequencies, InSample, EverySampleCounts)
         )
+        pooled, chosen = (
+            kind(partner="ts").fit(
+                pool.embeddings,
+                pool.labels,
+                train_embeddings=task.train.embeddings,
+                train_labels=task.train.labels,
+                **arguments,
+            )
+            for kind in (KCalBlend, OneMetric)
+        )
+    losses = {expert.metric: expert.estimate.bandwidth_curve_.loss for expert in pooled._experts}
+    assert len(losses) == 2
+    assert list(chosen.bandwidths_) == [min(losses, key=lambda metric: losses[metric])]
     counts = np.bincount(pool.labels, minlength=len(task.classes))
     np.testing.assert_allclose(counted.frequencies_, counts / counts.sum(), rtol=0.02)
     assert np.ptp(whole.frequencies_) < 0.9 * np.ptp(counted.frequencies_)

@@ -21,7 +21,7 @@ from kcal.arrays import check_groups, check_labels, check_matrix, check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
 from kcal.calibrators.blend_experts import Expert, fit_experts
 from kcal.calibrators.blend_fitting import Samples, cross_fitted_partners, fit_pool
-from kcal.calibrators.blend_parameters import check_blend_parameters, check_scales
+from kcal.calibrators.blend_parameters import check_blend_parameters, check_names, check_scales, names_of
 from kcal.calibrators.cautions import warn_of_known_rows
 from kcal.calibrators.class_frequencies import likely_frequencies, most_likely_strength
 from kcal.calibrators.logits import encode_columns
@@ -197,7 +197,7 @@ class KCalBlend(Calibrator):
         self._remember(rows)
         n = rows.shape[0]
         labels, scores = check_labels(y, n), None if logits is None else self._check_logits(logits, n)
-        self.logit_names_in_ = np.array([str(name) for name in getattr(logits, "columns", [])], dtype=object)
+        self.logit_names_in_ = np.array(names_of(logits), dtype=object)
         if scores is not None:
             classes = encode_columns(labels, n, scores.shape[1], classes)[1]
         weights = np.ones(n) if sample_weight is None else check_weights(sample_weight, n)
@@ -214,7 +214,7 @@ class KCalBlend(Calibrator):
             "sample_weight": None if sample_weight is None else weights[kept],
         }
         training = {"train_embeddings": train_embeddings, "train_labels": train_labels, "train_groups": train_groups}
-        self._experts = fit_experts(self, rows[kept], labels[kept], check_scales(self.scales), described, training)
+        self._experts = self._find_experts(rows[kept], labels[kept], described, training)
         self.classes_ = self._experts[0].estimate.classes_
         check_at_least_two(self.classes_, type(self).__name__)
         check_prior(self.prior, self.classes_)
@@ -300,6 +300,12 @@ class KCalBlend(Calibrator):
 
         return restore(cls, state, **extra)
 
+    def _find_experts(
+        self, rows: torch.Tensor, labels: NDArray[Any], described: dict[str, Any], training: dict[str, Any]
+    ) -> list[Expert]:
+        """Return the kernel density estimates, a metric each."""
+        return fit_experts(self, rows, labels, check_scales(self.scales), described, training)
+
     def _strength_of_frequencies(self, samples: Samples) -> float:
         """Return how many samples every class is given beside its own, where their numbers differ by chance."""
         return most_likely_strength(samples.totals(len(self.classes_)).numpy())
@@ -327,8 +333,7 @@ class KCalBlend(Calibrator):
                 else "this blend was fitted without logits; leave logits= out, or fit it with logits=."
             )
         scores = None if logits is None else self._check_logits(logits, rows.shape[0], len(self.classes_))
-        if scores is not None:
-            self._check_logit_names(logits)
+        check_names(logits, self.logit_names_in_.tolist())
         warn_of_known_rows(self._knows(rows), "Judge a blend by other data.")
         parts = []
         for start in range(0, rows.shape[0], ROWS_AT_ONCE):
@@ -378,15 +383,6 @@ class KCalBlend(Calibrator):
 
     def _log_frequencies(self) -> torch.Tensor:
         return torch.from_numpy(np.log(self._frequencies))
-
-    def _check_logit_names(self, logits: Any) -> None:
-        names = [str(name) for name in getattr(logits, "columns", [])]
-        known = self.logit_names_in_.tolist()
-        if names and known and names != known:
-            raise InvalidInputError(
-                f"the columns of logits must be those of the fit, in the same order: {', '.join(known)}; "
-                f"got {', '.join(names)}."
-            )
 
     def _check_logits(self, logits: Any, n: int, n_classes: int | None = None) -> torch.Tensor:
         scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__)

@@ -1,4 +1,4 @@
-"""What a blend's parameters may be."""
+"""What a blend's parameters, and the columns of its logits, may be."""
 
 from __future__ import annotations
 
@@ -55,3 +55,18 @@ def check_scales(scales: Any) -> tuple[float, ...]:
 def name_of_scale(scale: float) -> str:
     """Return how a bandwidth, in units of the best one, is called."""
     return f"{scale:.3g}"
+
+
+def names_of(logits: Any) -> list[str]:
+    """Return what the columns of a table are called; nothing of an array."""
+    return [str(name) for name in getattr(logits, "columns", [])]
+
+
+def check_names(logits: Any, known: list[str]) -> None:
+    """Refuse a table whose columns are others than those of the fit, or in another order."""
+    names = names_of(logits)
+    if names and known and names != known:
+        raise InvalidInputError(
+            f"the columns of logits must be those of the fit, in the same order: {', '.join(known)}; "
+            f"got {', '.join(names)}."
+        )
