@@ -55,13 +55,14 @@ def reliability_grid(
     handles = legend_handles(everything, minimum_count=minimum_count, confidence=confidence)
     n_rows, n_columns = len(rows), len(class_names)
     panels = _panels_above_legend(figure, n_rows, n_columns, 1.6, handles)
-    axes = panels.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False)  # (n_rows, n_columns)
+    axes = panels.subplots(n_rows, n_columns, squeeze=False)  # (n_rows, n_columns); sharing makes many panels slow
     for i, (method, row) in enumerate(rows.items()):
         for j, bins in enumerate(row):
             ax = axes[i, j]
             counts_ax = draw_panel(ax, bins, minimum_count=minimum_count, confidence=confidence, marker_size=2)
             counts_ax.set_ylim(0.7, _highest(everything))
             _label_panel(ax, counts_ax, bins, last_column=j == n_columns - 1)
+            ax.tick_params(labelbottom=i == n_rows - 1, labelleft=j == 0)
             if i == 0:
                 ax.set_title(f"{_heading(class_names[j])}\n", fontsize=10, fontweight="bold")
         axes[i, 0].set_ylabel(plain(method, width=14), fontsize=11, fontweight="bold")
