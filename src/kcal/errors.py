@@ -33,6 +33,10 @@ class HeldOutWarning(KcalWarning):
     """No training set was given, so that a part of the calibration set was held out to learn the projection."""
 
 
+class FewSamplesWarning(KcalWarning):
+    """There are too few calibration samples to tell what helps."""
+
+
 class BandwidthWarning(KcalWarning):
     """The bandwidth search ended at the edge of what it may look at."""
 

@@ -146,7 +146,7 @@ def test_as_samples_grow_the_estimates_gain_weight_and_the_error_goes_to_zero() 
     assert shares[2] > 0.6
 
 
-@pytest.mark.filterwarnings("ignore::kcal.errors.BandwidthWarning")
+@pytest.mark.filterwarnings("ignore::kcal.errors.ConvergenceWarning")
 def test_embeddings_that_tell_nothing_leave_the_network_and_logits_that_tell_nothing_the_estimates() -> None:
     generator = np.random.default_rng(0)
     points, logits, labels, _ = known_problem(1500, seed=2)

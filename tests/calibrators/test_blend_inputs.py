@@ -78,6 +78,15 @@ def test_parameters_that_cannot_be_meant_are_refused(problem: Any, parameters: A
         )
 
 
+def test_the_score_is_the_accuracy(problem: Any) -> None:
+    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    right = blend.predict(problem.test_embeddings, logits=problem.test_logits) == problem.test_labels
+    assert blend.score(problem.test_embeddings, problem.test_labels, logits=problem.test_logits) == right.mean()
+    weights = np.linspace(0, 1, len(right))
+    found = blend.score(problem.test_embeddings, problem.test_labels, logits=problem.test_logits, sample_weight=weights)
+    assert found == pytest.approx(np.average(right, weights=weights))
+
+
 def test_training_data_that_cannot_be_used_are_refused(problem: Any) -> None:
     with pytest.raises(InvalidInputError, match="of no use with projection=None"):
         KCalBlend(projection=None).fit(

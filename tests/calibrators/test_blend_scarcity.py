@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from kcal import KCalBlend, TemperatureScaling
-from kcal.calibrators.blend_fitting import Samples, whole_class_sums
+from kcal.calibrators.blend_fitting import FAINTEST, Samples, whole_class_sums
+from kcal.datasets import load_example
+from kcal.errors import FewSamplesWarning
 from kcal.metrics import negative_log_likelihood
 
 
@@ -87,3 +90,42 @@ def test_what_is_left_of_a_class_stands_for_all_of_it() -> None:
     grouped = Samples(samples.codes, samples.weights, np.array([7, 7, 1, 1, 7, 1]))
     np.testing.assert_allclose(grouped.left_out(3)[0], [3, 3, 0])
     np.testing.assert_allclose(grouped.left_out(3)[5], [1, 1, 1])
+
+
+@pytest.mark.parametrize(("n", "slack"), [(20, 0.35), (40, 0.15), (80, 0.05)])
+@pytest.mark.filterwarnings("ignore::kcal.errors.KcalWarning")
+def test_a_handful_of_samples_leaves_much_to_the_network(n: int, slack: float) -> None:
+    """Of ten classes of the embedded example, some then have one sample or none."""
+    example = load_example()
+    given, test = example.calibration, example.test
+    rows = slice(0, 1500)
+    for seed in range(4):
+        chosen = np.random.default_rng(seed).permutation(len(given.labels))[:n]
+        labels, logits = given.labels[chosen], given.logits[chosen]
+        scaled = TemperatureScaling().fit(logits, labels).predict_proba(test.logits[rows])
+        blend = KCalBlend().fit(given.embeddings[chosen], labels, logits=logits)
+        found = blend.predict_proba(test.embeddings[rows], logits=test.logits[rows])
+        losses = [negative_log_likelihood(each, test.labels[rows]) for each in (found, scaled)]
+        assert losses[0] < losses[1] + slack
+        assert blend._experts[0].typical[1] > 1.3 * FAINTEST  # no bandwidth at which nobody sees another
+
+
+def test_few_samples_are_told_and_enough_are_not() -> None:
+    x, y, z = few_samples(40, 4, 0)
+    with pytest.warns(FewSamplesWarning, match="31 calibration samples for 4 classes are few: below 8 a class"):
+        KCalBlend(projection=None).fit(x[:31], y[:31], logits=z[:31])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FewSamplesWarning)
+        KCalBlend(projection=None).fit(x[:32], y[:32], logits=z[:32])
+        KCalBlend(projection=None).fit(x[:10], y[:10])
+
+
+def test_a_class_without_samples_keeps_the_probability_that_the_network_gives_it(problem: Any) -> None:
+    rows = problem.labels < 2
+    blend = KCalBlend(projection=None).fit(problem.embeddings[rows], problem.labels[rows], logits=problem.logits[rows])
+    scaled = TemperatureScaling().fit(problem.logits[rows], problem.labels[rows]).predict_proba(problem.test_logits)
+    found = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
+    theirs = problem.test_labels == 2
+    assert found[theirs, 2].mean() > 0.8 * scaled[theirs, 2].mean()
+    assert scaled[theirs, 2].mean() > 0.3
+    np.testing.assert_allclose(found.sum(axis=1), 1.0)

@@ -135,7 +135,7 @@ def find_again(kept: Kept, cells: Iterable[Cell], origins: Mapping[str, Origin])
 
 def read_cells(path: Path, seed: int) -> dict[Cell, list[Outcome]]:
     """Return what a file holds, the last outcome of each cell and origin; nothing if there is no file."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     if not lines:
         return {}
     settings = (_parsed(lines[0]) or {}).get("settings")

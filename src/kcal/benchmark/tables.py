@@ -110,7 +110,7 @@ def rank_table(results: Results) -> Table:
         found = results.ranks(metric)
         ranks, best = ({}, ()) if found is None else (found.ranks, found.best)
         entries = [
-            Entry(str(ranks[method]).replace(" ± ", "±"), bold=method in best)
+            Entry(str(ranks[method]).replace(" ± ", "±").removesuffix("±nan"), bold=method in best)
             if method in ranks
             else Entry(FAILED if method in failed else ABSENT)
             for method in results.methods

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 
 from kcal.arrays import check_groups, check_labels, check_matrix, check_weights
@@ -22,7 +23,7 @@ from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_tw
 from kcal.calibrators.blend_experts import Expert, fit_experts
 from kcal.calibrators.blend_fitting import Samples, cross_fitted_partners, fit_pool
 from kcal.calibrators.blend_parameters import check_blend_parameters, check_names, check_scales, names_of
-from kcal.calibrators.cautions import warn_of_known_rows
+from kcal.calibrators.cautions import warn_of_few_samples, warn_of_known_rows
 from kcal.calibrators.class_frequencies import likely_frequencies, most_likely_strength
 from kcal.calibrators.logits import encode_columns
 from kcal.calibrators.partners import Partner
@@ -218,6 +219,8 @@ class KCalBlend(Calibrator):
         self.classes_ = self._experts[0].estimate.classes_
         check_at_least_two(self.classes_, type(self).__name__)
         check_prior(self.prior, self.classes_)
+        if scores is not None:
+            warn_of_few_samples(len(kept), len(self.classes_))
         codes = self._experts[0].estimate._codes.cpu().numpy()
         samples = Samples(codes, weights[kept] / weights[kept].mean(), described["groups"])
         self._strength = self._strength_of_frequencies(samples)
@@ -241,6 +244,10 @@ class KCalBlend(Calibrator):
         rows, _ = self._check_rows(X)
         labels: NDArray[Any] = self.classes_[self._blend(rows, logits).argmax(dim=1).cpu().numpy()]
         return labels
+
+    def score(self, X: Any, y: Any, *, logits: Any = None, sample_weight: Any = None) -> float:
+        """Return the accuracy on test data, as scikit-learn's classifiers do."""
+        return float(accuracy_score(y, self.predict(X, logits=logits), sample_weight=sample_weight))
 
     def evidence(self, X: Any) -> Any:
         """Return g, (n,): near 1 where calibration samples lie, near 0 where the network is on its own."""
@@ -347,7 +354,7 @@ class KCalBlend(Calibrator):
         said = [] if scores is None else [partner.says(scores).to(sums[0]) for partner in self._partners]
         far = said[0] if said else log_frequencies
         near = self._near(sums[0])
-        say = self._say(sums, self.background_, log_frequencies)
+        say = self._say(sums, self.background_, log_frequencies, far)
         heights = near * self._pool.heights(torch.stack(say + said)) + (1.0 - near) * far
         logarithms = self.sharpness_.sharpened(torch.log_softmax(heights, dim=1), near)
         prior = check_prior(self.prior, self.classes_)
@@ -357,13 +364,24 @@ class KCalBlend(Calibrator):
             moved = torch.from_numpy(np.log(prior / self._frequencies)).to(logarithms)
         return torch.log_softmax(logarithms + moved, dim=1)
 
-    def _say(self, sums: list[torch.Tensor], background: float, log_frequencies: torch.Tensor) -> list[torch.Tensor]:
-        """Return what every metric and bandwidth says, with background, each (n, n_classes)."""
-        return [
+    def _say(
+        self, sums: list[torch.Tensor], background: float, log_frequencies: torch.Tensor, far: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Return what every metric and bandwidth says, with background, each (n, n_classes).
+
+        Of a class without calibration samples an estimate knows nothing: it says what the network does, or ``far``.
+        """
+        said = [
             masses
             for expert, found in zip(self._experts, sums, strict=True)
             for masses in expert.log_masses(found, log_frequencies, background)
         ]
+        absent = torch.from_numpy(self._experts[0].estimate._frequencies == 0)
+        if not bool(absent.any()):
+            return said
+        share = far - torch.logsumexp(far.masked_fill(absent, -torch.inf), dim=-1, keepdim=True)
+        known = [torch.logsumexp(each.masked_fill(absent, -torch.inf), dim=1, keepdim=True) for each in said]
+        return [torch.where(absent, total + share, each) for each, total in zip(said, known, strict=True)]
 
     def _near(self, sums: torch.Tensor) -> torch.Tensor:
         """Return the share of the pool in the answer, (n, 1)."""

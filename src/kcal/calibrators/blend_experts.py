@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kcal.calibrators.blend_parameters import name_of_scale
 from kcal.calibrators.kcal import KCal
-from kcal.errors import InvalidInputError, MissingClassWarning
+from kcal.errors import BandwidthWarning, InvalidInputError, MissingClassWarning
 from kcal.kernels import log_class_sums
 from kcal.kernels.leave_out import leave_out_rule
 from kcal.projection import ARCHITECTURES, TrainedProjection, project
@@ -109,7 +109,8 @@ def fit_experts(
         extra["classes"] = np.union1d(labels, names)
     shared: dict[str, Any] = {"seed": blend.seed, "progress": blend.progress}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", MissingClassWarning)  # the background knows all classes
+        warnings.simplefilter("ignore", MissingClassWarning)  # of which the network speaks
+        warnings.simplefilter("ignore", BandwidthWarning)  # a pool hears several
         experts = [Expert(plain, KCal(projection=plain, **shared).fit(rows, labels, **extra), scales)]
         if isinstance(blend.projection, TrainedProjection) or given:
             learned = KCal(projection=blend.projection, dimension=blend.dimension, recipe=blend.recipe, **shared)

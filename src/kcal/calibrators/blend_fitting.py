@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
 
+from kcal.calibrators.blend_experts import Expert
 from kcal.calibrators.class_frequencies import likely_frequencies
 from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.calibrators.partners import Partner, find_partners
@@ -25,6 +27,8 @@ ROUNDS = 2
 """Of finding out what a sample of a group is worth, which depends on the weights, and the weights on it."""
 SPREAD = 0.5
 """How far weights are expected to lie from the network alone, as a standard deviation."""
+FAINTEST = -20.0
+"""The least log mass, in units of a sample's own, that is to reach a typical sample from the others."""
 NOTHING_LEFT = 1e-9
 """Share of a class below which leaving a sample or a group out leaves nothing of it."""
 
@@ -68,7 +72,7 @@ def fit_pool(blend: KCalBlend, samples: Samples) -> None:
     """
     n_classes, codes = len(blend.classes_), torch.from_numpy(samples.codes)
     left, totals = samples.left_out(n_classes), samples.totals(n_classes)
-    sums = [blend._reweigh(whole_class_sums(expert.leave_out_log_sums(), left, totals)) for expert in blend._experts]
+    sums = [_left_out_sums(blend, expert, left, totals) for expert in blend._experts]
     evidence = torch.logsumexp(sums[0][blend._experts[0].middle], dim=1)
     finite = evidence[torch.isfinite(evidence)]
     if len(finite) == 0:
@@ -88,7 +92,23 @@ def fit_pool(blend: KCalBlend, samples: Samples) -> None:
     judged = _Judged(blend, samples, sums, rows[~alone], blend._log_frequencies().expand(len(codes), -1))
     problem = _choose_background(blend, judged, unseen)
     if problem is not None:
-        _finish(blend, samples, judged, problem)
+        _finish(blend, samples, judged, unseen, problem)
+
+
+def _left_out_sums(blend: KCalBlend, expert: Expert, left: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
+    """Return log class sums of every sample given the others, at a bandwidth wide enough for them to be seen.
+
+    With few samples the leave-one-out loss may like one so narrow that it tells no more than who is nearest, with a
+    certainty that nothing supports.
+    """
+    for _ in range(2):
+        sums = blend._reweigh(whole_class_sums(expert.leave_out_log_sums(), left, totals))
+        evidence = torch.logsumexp(sums[expert.middle], dim=1)
+        seen = evidence[torch.isfinite(evidence)]
+        if len(seen) == 0 or float(seen.median()) >= FAINTEST:
+            break
+        expert.estimate.bandwidth_ *= float(np.sqrt(float(seen.median()) / FAINTEST))  # exponents go with 1/b²
+    return sums
 
 
 class _Judged:
@@ -111,7 +131,7 @@ class _Judged:
 
     def problem(self, background: float) -> PoolProblem:
         """Return what the pool is to be fitted on."""
-        experts = torch.stack(self.blend._say(self.sums, background, self.log_frequencies) + self.said)
+        experts = torch.stack(self.blend._say(self.sums, background, self.log_frequencies, self.far) + self.said)
         centre, bias = self.blend._centre(), float(self.blend.bias)
         return PoolProblem(experts, self.codes, self.weights, self.near, self.far, centre, SPREAD, bias, self.barred)
 
@@ -145,17 +165,37 @@ def _choose_background(blend: KCalBlend, judged: _Judged, unseen: _Judged) -> Po
     return chosen
 
 
-def _finish(blend: KCalBlend, samples: Samples, judged: _Judged, problem: PoolProblem) -> None:
-    """Let groups count for what they tell, and sharpen."""
+def _finish(blend: KCalBlend, samples: Samples, judged: _Judged, unseen: _Judged, problem: PoolProblem) -> None:
+    """Let groups count for what they tell, be cautious where classes have one sample, and sharpen."""
     groups = None if samples.groups is None else samples.groups[judged.rows]
     if groups is not None and len(np.unique(groups)) > 1:
         for _ in range(ROUNDS):
             blend.worth_ = blend._worth_of_a_sample(problem, groups)
             blend._pool = problem.solve(blend._pool, worth=blend.worth_)
+    if len(unseen.rows):
+        blend._pool = _cautious(blend, judged, unseen)
     answers = problem.answers(blend._pool)
     blend.sharpness_ = fit_sharpness(
         answers, judged.codes, judged.weights, judged.near, spread=float(blend.sharpness), worth=blend.worth_
     )
+
+
+def _cautious(blend: KCalBlend, judged: _Judged, unseen: _Judged) -> Pool:
+    """Return a pool between what is expected before any data and the fitted one, best for all samples together.
+
+    The fit heard nothing of samples whose class others do not have; that there are some says that new samples will be
+    of classes that hardly any, or no, calibration sample has.
+    """
+    fitted, centre = blend._pool, blend._centre()
+
+    def between(share: float) -> Pool:
+        return replace(fitted, weights=centre + share * (fitted.weights - centre), bias=share * fitted.bias)
+
+    def loss(share: float) -> float:
+        pool = between(share)
+        return judged.loss(pool, blend.background_) + unseen.loss(pool, blend.background_)
+
+    return between(float(minimize_scalar(loss, bounds=(0.0, 1.0), method="bounded").x))
 
 
 def whole_class_sums(sums: torch.Tensor, left: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 def check_blend_parameters(blend: KCalBlend) -> None:
     """Refuse a parameter that cannot be meant."""
+    if blend.folds is None:
+        raise InvalidInputError("folds must be an integer of at least 2; got None.")
     check_folds(blend.folds)
     check_scales(blend.scales)
     if not isinstance(blend.partner, str) or blend.partner not in PARTNERS:

@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.arrays import row_fingerprints
-from kcal.errors import HeldOutWarning, LeakageWarning, MissingClassWarning
+from kcal.errors import FewSamplesWarning, HeldOutWarning, LeakageWarning, MissingClassWarning
 
+FEW_A_CLASS = 8
+"""Calibration samples of a class, on average, from which on a blend was never far behind temperature scaling."""
 CALLERS_CALLER = 4
 """Warnings point at the line that called ``fit`` or ``predict_proba``."""
 
@@ -26,6 +28,17 @@ def warn_of_known_rows(
             "looks better than it is. " + remedy,
             LeakageWarning,
             stacklevel=CALLERS_CALLER,
+        )
+
+
+def warn_of_few_samples(n: int, n_classes: int) -> None:
+    """Warn of a calibration set that tells too little to weigh estimates by."""
+    if n < FEW_A_CLASS * n_classes:
+        warnings.warn(
+            f"{n:,} calibration samples for {n_classes:,} classes are few: below {FEW_A_CLASS} a class a blend may do "
+            "worse than TemperatureScaling alone.",
+            FewSamplesWarning,
+            stacklevel=CALLERS_CALLER - 1,
         )
 
 

@@ -78,11 +78,14 @@ def _cross_fit(
         inside, outside = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
         part = _fit(type(calibrator)(**calibrator.get_params()), logits[outside], codes[outside], weights[outside])
         predicted[inside] = part._log_probabilities(logits[inside])
-    return Partner(_fit(calibrator, logits, codes, weights), predicted)
+    return Partner(_fit(calibrator, logits, codes, weights, whole=True), predicted)
 
 
-def _fit(calibrator: Any, logits: torch.Tensor, codes: Index, weights: NDArray[np.float64]) -> Calibrator:
+def _fit(
+    calibrator: Any, logits: torch.Tensor, codes: Index, weights: NDArray[np.float64], *, whole: bool = False
+) -> Calibrator:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a fold may miss classes or be separable
+        if not (whole and isinstance(calibrator, TemperatureScaling)):
+            warnings.simplefilter("ignore", UserWarning)  # a fold may miss classes or be separable
         fitted: Calibrator = calibrator.fit(logits, codes, sample_weight=weights)
     return fitted

@@ -13,6 +13,7 @@ from kcal.benchmark import Task, check_tasks, example_task, read_tasks
 from kcal.benchmark.keeping import study_origin
 from kcal.benchmark.studies import STUDIES, Study, read_studies, write_study
 from kcal.benchmark.tables import Table
+from kcal.cli.arrays_out import named_output
 from kcal.cli.methods import one_of
 from kcal.cli.tables import console
 from kcal.cli.watching import watching
@@ -58,13 +59,17 @@ def ablate(
     """
     if tasks is not None:
         check_tasks(tasks)
+    if out is not None:
+        with named_output(out):
+            out.mkdir(parents=True, exist_ok=True)
     for name in STUDIES if study == "all" else (study,):
         made, is_new = _make(name, tasks, out, reshuffles, seed, quiet=quiet)
         if not quiet:
             console().rule(made.title)
             console().print(made.about, markup=False)
             for table in made.tables:
-                console().print(_narrower(table).as_rich())
+                for part in _narrower(table).fitting(console().width):
+                    console().print(part.as_rich())
                 if table.note:
                     console().print(table.note, markup=False)
         if out is not None and is_new:

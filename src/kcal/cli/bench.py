@@ -74,8 +74,12 @@ def bench(
         check_tasks(tasks)
     if page is not None:
         _check_page(page, out)
-    with watching(quiet) as watch:
-        outcomes = run([example_task()] if tasks is None else read_tasks(tasks), plan, out, watch=watch)
+    try:
+        with watching(quiet) as watch:
+            outcomes = run([example_task()] if tasks is None else read_tasks(tasks), plan, out, watch=watch)
+    except KeyboardInterrupt:
+        console().print(f"Stopped. What was measured is kept in {out}; the same command goes on.", markup=False)
+        raise
     results = Results.of(outcomes, plan.methods)
     files = write_results(results, plan, out)
     if page is not None:
