@@ -190,7 +190,7 @@ def test_the_overview_averages_both_orders(shifted: Shifted) -> None:
     assert texts[1].startswith(f"{expected:.4f}±")
     drawn = {line.label: line.y for line in shifted.panel().lines}
     assert drawn["kcal"][3] == pytest.approx(expected)
-    assert len(drawn) == 8
+    assert len(drawn) == 6
 
 
 def test_rows_are_as_many_as_those_of_the_groups(task: Task) -> None:

@@ -51,6 +51,17 @@ def test_a_task_is_made_checked_and_run(run, tasks):
     assert run(*words, "--quiet").stdout == ""
 
 
+def test_inputs_of_no_class_can_be_given(run, tasks, tmp_path):
+    outside = {name: values for name, values in blobs(30, 9).items() if name in ("embeddings", "logits")}
+    np.savez(tmp_path / "others.npz", **outside)
+    files = ("--train", "train.npz", "--pool", "pool.npz", "--out-of-scope", "others.npz")
+    assert "30 out of scope" in " ".join(run("task", "tasks/more.npz", *files).stdout.split())
+    np.testing.assert_allclose(read_task("tasks/more.npz").out_of_scope.logits, outside["logits"], atol=0.02)
+    run("task", "others.npz", *files, code=1)
+    np.savez(tmp_path / "others.npz", embeddings=outside["embeddings"])
+    assert "holds no logits" in " ".join(run("task", "tasks/more.npz", *files, code=1).output.split())
+
+
 def test_tables_make_a_task_too(run, tmp_path):
     for name, rows, seed in (("train", 90, 1), ("pool", 60, 2)):
         write_columns(tmp_path / f"{name}.csv", columns_of(blobs(rows, seed)))

@@ -31,7 +31,7 @@ from kcal.benchmark.writing import reliability_picture
 from kcal.persistence import write_whole
 
 MAIN = (*RANKED, "negative_log_likelihood")
-COLOURS = 48
+COLOURS = 256
 """Of the copies of pictures beside the page."""
 
 PAPER_RANKS = {
@@ -108,7 +108,9 @@ def in_few_colours(picture: Path) -> bytes:
 
     buffer = io.BytesIO()
     with Image.open(picture) as image:
-        image.convert("RGB").quantize(COLOURS).save(buffer, format="PNG", optimize=True)
+        image.convert("RGB").quantize(COLOURS, method=Image.Quantize.FASTOCTREE).save(
+            buffer, format="PNG", optimize=True
+        )
     return buffer.getvalue()
 
 

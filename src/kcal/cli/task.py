@@ -29,6 +29,12 @@ def task(
     pool: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Outputs for data that it never saw.", show_default=False)
     ] = None,
+    out_of_scope: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Outputs for inputs of no class, which kcal ablate far looks at.", show_default=False
+        ),
+    ] = None,
     share: Annotated[float, typer.Option(help="Share of the pool that calibrates in each reshuffle.")] = 0.3,
     classes: o.Classes = None,
     label_column: o.LabelColumn = None,
@@ -53,7 +59,7 @@ def task(
     if not 0 < share < 1:
         raise typer.BadParameter(f"--share must lie between 0 and 1; got {share:g}.")
     check_writable(path, (".npz",))
-    refuse_to_replace(path, train, pool)
+    refuse_to_replace(path, *(file for file in (train, pool, out_of_scope) if file is not None))
     columns = {"labels": label_column, "groups": group_column, "features": feature_columns, "logits": logit_columns}
     read = [
         _read(o.source_of(file, columns=columns, prefixes=("", prefix), classes=classes))
@@ -69,18 +75,30 @@ def task(
         )
         for samples in read
     ]
+    outside = None
+    if out_of_scope is not None:
+        columns = {"features": feature_columns, "logits": logit_columns}
+        samples = _read(o.source_of(out_of_scope, columns=columns, prefixes=("", "out_of_scope_")), labelled=False)
+        outside = ClassifierOutputs(samples.matrix, samples.logits)
     with named_output(path):
-        made = write_task(path, *parts, calibration_share=share, classes=[str(name) for name in names.tolist()])
+        made = write_task(
+            path,
+            *parts,
+            calibration_share=share,
+            classes=[str(name) for name in names.tolist()],
+            out_of_scope=outside,
+        )
     screen.print(str(made), markup=False)
 
 
-def _read(source: Source) -> Samples:
-    samples = read_samples(source, inputs="embeddings", vectors=("labels", "groups"), labelled=True, with_logits=True)
+def _read(source: Source, *, labelled: bool = True) -> Samples:
+    vectors = ("labels", "groups") if labelled else ()
+    samples = read_samples(source, inputs="embeddings", vectors=vectors, labelled=labelled, with_logits=True)
     if samples.logits is None:
         raise InvalidInputError(
             f"{samples.name} holds no logits; a task needs them. In a table, name their columns with --logit-columns."
         )
-    return name_labels(samples)
+    return name_labels(samples) if labelled else samples
 
 
 def _class_names(read: list[Samples]) -> np.ndarray:

@@ -21,8 +21,8 @@ from kcal.calibrators import Calibrator, KCalBlend
 from kcal.calibrators.prior import apply_prior
 
 METHODS = ("uncal", "ts", "dircal", "kcal", "kcal-blend")
-DRAWN = ("ts", "dircal", "kcal", "kcal-blend")
-"""The uncalibrated network would stretch the axes; it stands in the tables."""
+DRAWN = ("ts", "kcal", "kcal-blend")
+"""The uncalibrated network would stretch the axes, and more lines would share colours; tables hold them."""
 RATIOS = (1 / 20, 1 / 10, 1 / 5, 1 / 2, 1.0, 2.0, 5.0, 10.0, 20.0)
 """How much more often the last class is kept than the first."""
 TABLED = (1.0, 1 / 10, 10.0)
