@@ -28,6 +28,7 @@ from kcal.benchmark.studies.ingredients import (
     measure_ingredients,
     study_ingredients,
 )
+from kcal.calibrators.holdout import stratified_folds
 from kcal.projection import project
 
 
@@ -77,9 +78,20 @@ def test_the_overview_comes_first_and_groups_are_dealt_where_there_are_enough(mo
     tasks = [make_task(), make_task("pairs", n_groups=2)]
     made = study_ingredients(tasks, reshuffles=1, watch=lambda *step: seen.append(step))
     first, expected, *others = made.tables
+    deal = reshuffles_by_row(len(tasks[0].pool.labels), tasks[0].calibration_share, 1, 0)[0]
     assert [row[0].text for row in expected.rows] == list(first.heading[1:])
-    left_out, test, difference = (float(entry.text) for entry in expected.rows[0][1:])
+    left_out, test, difference, of_scaling = (float(entry.text) for entry in expected.rows[0][1:])
     assert difference == pytest.approx(test - left_out, abs=2e-4)
+    scaled = float(next(row for row in others[0].rows if row[0].text == PARTS["ts"])[-1].text)
+    folds = stratified_folds(tasks[0].pool.labels[deal.calibration], 5, 0)
+    logits, labels = tasks[0].pool.logits[deal.calibration], tasks[0].pool.labels[deal.calibration]
+    losses = [
+        -TemperatureScaling()
+        .fit(logits[folds != fold], labels[folds != fold])
+        .predict_log_proba(logits[folds == fold])[np.arange((folds == fold).sum()), labels[folds == fold]]
+        for fold in range(5)
+    ]
+    assert of_scaling == pytest.approx(scaled - np.concatenate(losses).mean(), abs=2e-4)
     assert test == pytest.approx(float(first.rows[0][1].text), abs=1e-9)
     assert first.heading == ("", "small", "small (by group)", "pairs")
     assert [table.title.partition(":")[0] for table in others] == list(first.heading[1:])

@@ -81,6 +81,8 @@ class EverySampleCounts(KCalBlend):
 WHOLE = "the whole blend"
 LEFT_OUT = "left_out_loss"
 """The log-loss of a pool on calibration samples, each predicted without itself or its group."""
+NETWORK_LEFT_OUT = "network_left_out_loss"
+"""That of temperature scaling, each sample predicted by what was fitted on other folds."""
 EACH_COUNTS = "every sample of a group counts"
 INGREDIENTS: dict[str, dict[str, Any]] = {
     WHOLE: {},
@@ -143,7 +145,7 @@ def study_ingredients(
     title = f"What leaving out an ingredient does to the {MEASURES[METRIC].title}"
     tables = (
         log_loss_overview("ingredients_overview", title, WHOLE, found),
-        expected_and_found({label: values[WHOLE] for label, values in found.items()}),
+        expected_and_found(found),
         *(_table(label, values) for label, values in found.items()),
     )
     return Study("ingredients", "The blend without its ingredients", counted(ABOUT, reshuffles), tables)
@@ -173,24 +175,28 @@ def measure_ingredients(
             values.append(_measure(task, deal, parameters, trained, by_group=by_group, seed=seed))
             watch(len(found) * len(deals) + len(values), total)
         found[name] = gathered(values)
-        if LEFT_OUT in values[0]:
-            found[name][LEFT_OUT] = np.array([each[LEFT_OUT] for each in values])
+        for loss in (LEFT_OUT, NETWORK_LEFT_OUT):
+            if loss in values[0]:
+                found[name][loss] = np.array([each[loss] for each in values])
     return found
 
 
-def expected_and_found(found: dict[str, Values]) -> Table:
+def expected_and_found(found: dict[str, dict[str, Values]]) -> Table:
     """Return the log-loss that the blend was fitted by beside that on the test part, by task."""
-    rows = tuple(
-        (Entry(label), *(mean_entry(each, METRIC) for each in (values[LEFT_OUT], values[METRIC], lost)))
-        for label, values in found.items()
-        for lost in [values[METRIC] - values[LEFT_OUT]]
-    )
+    rows = []
+    for label, values in found.items():
+        whole, scaled = values[WHOLE], values[PARTS["ts"]]
+        losses = (whole[LEFT_OUT], whole[METRIC], whole[METRIC] - whole[LEFT_OUT])
+        more = scaled[METRIC] - whole[NETWORK_LEFT_OUT]
+        rows.append((Entry(label), *(mean_entry(each, METRIC) for each in (*losses, more))))
     note = (
         "Left out: the log-loss on calibration samples, each predicted without itself or its group, which the weights "
-        "are fitted by, before sharpening. Were the weights fitted to chance, the test part would be much worse."
+        "are fitted by, before sharpening. The last column is the same difference for temperature scaling, "
+        "cross-fitted: what the test part is harder by, with one number fitted. Were the blend's weights fitted to "
+        "chance, its own difference would be much larger."
     )
-    heading = ("", "NLL, left out", "NLL, test part", "difference")
-    return Table("expected", "What the blend expects of itself, and what comes", heading, rows, note)
+    heading = ("", "NLL, left out", "NLL, test part", "difference", "difference, temperature scaling")
+    return Table("expected", "What the blend expects of itself, and what comes", heading, tuple(rows), note)
 
 
 def _measure(
@@ -206,8 +212,13 @@ def _measure(
         else:
             fitted, probabilities = _blend(task, deal, parameters, trained, by_group=by_group, seed=seed)
     found = metrics.evaluate(probabilities, task.pool.labels[deal.test]).as_dict()
-    left_out = {LEFT_OUT: fitted._pool.loss} if isinstance(fitted, KCalBlend) else {}
-    return {name: found[name] for name in SHOWN} | left_out
+    shown = {name: found[name] for name in SHOWN}
+    if isinstance(fitted, KCalBlend):
+        shown[LEFT_OUT] = fitted._pool.loss
+        if fitted.takes_logits_:
+            said = fitted._partners[0].cross_fitted.numpy()
+            shown[NETWORK_LEFT_OUT] = -float(said[np.arange(len(said)), task.pool.labels[deal.calibration]].mean())
+    return shown
 
 
 def _blend(
