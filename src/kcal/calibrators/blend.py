@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from kcal.arrays import check_groups, check_labels, check_matrix, check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
-from kcal.calibrators.blend_experts import Expert, fit_experts
+from kcal.calibrators.blend_experts import Expert, fit_experts, told_of_absent
 from kcal.calibrators.blend_fitting import Samples, cross_fitted_partners, fit_pool
 from kcal.calibrators.blend_parameters import check_blend_parameters, check_names, check_scales, names_of
 from kcal.calibrators.cautions import warn_of_few_samples, warn_of_known_rows
@@ -123,7 +123,6 @@ class KCalBlend(Calibrator):
     sharpness_: Sharpness
     worth_: float
     background_: float
-    _strength: float
     _frequencies: Floats
     _least_evidence: float
     logit_names_in_: NDArray[np.object_]
@@ -367,21 +366,13 @@ class KCalBlend(Calibrator):
     def _say(
         self, sums: list[torch.Tensor], background: float, log_frequencies: torch.Tensor, far: torch.Tensor
     ) -> list[torch.Tensor]:
-        """Return what every metric and bandwidth says, with background, each (n, n_classes).
-
-        Of a class without calibration samples an estimate knows nothing: it says what the network does, or ``far``.
-        """
-        said = [
-            masses
+        """Return what every metric and bandwidth says, with background, each (n, n_classes)."""
+        absent = torch.from_numpy(self._experts[0].estimate._frequencies == 0)
+        return [
+            told_of_absent(masses, absent, far)
             for expert, found in zip(self._experts, sums, strict=True)
             for masses in expert.log_masses(found, log_frequencies, background)
         ]
-        absent = torch.from_numpy(self._experts[0].estimate._frequencies == 0)
-        if not bool(absent.any()):
-            return said
-        share = far - torch.logsumexp(far.masked_fill(absent, -torch.inf), dim=-1, keepdim=True)
-        known = [torch.logsumexp(each.masked_fill(absent, -torch.inf), dim=1, keepdim=True) for each in said]
-        return [torch.where(absent, total + share, each) for each, total in zip(said, known, strict=True)]
 
     def _near(self, sums: torch.Tensor) -> torch.Tensor:
         """Return the share of the pool in the answer, (n, 1)."""

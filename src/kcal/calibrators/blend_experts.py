@@ -77,6 +77,19 @@ class Expert:
         return [self.estimate.bandwidth_ * scale for scale in self.scales]
 
 
+def told_of_absent(masses: torch.Tensor, absent: torch.Tensor, far: torch.Tensor) -> torch.Tensor:
+    """Return log masses, (n, n_classes), in which classes without calibration samples have their share of ``far``.
+
+    An estimate knows nothing of them; ``far``, (n, n_classes) or (n_classes,), is what the network or frequencies say.
+    """
+    if not bool(absent.any()):
+        return masses
+    seen, elsewhere = (
+        torch.logsumexp(each.masked_fill(absent, -torch.inf), dim=-1, keepdim=True) for each in (masses, far)
+    )
+    return torch.where(absent, seen + far - elsewhere, masses)
+
+
 def check_learned_metric(projection: Any) -> None:
     """Refuse what is no metric to be learned."""
     if projection is None or isinstance(projection, TrainedProjection):
