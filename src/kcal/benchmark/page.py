@@ -49,7 +49,8 @@ Sleep-EDF and the embedded example in view. The reshuffles were others, the samp
 figures come from data that helped to choose it, and flatter it."""
 BLEND_CHOSEN = """The parts of the blend (kcal-blend) were chosen on other reshuffles of the same pools, too, and, as
 far as groups, sharpening, class frequencies and hand-over go, on small networks on Fashion-MNIST and electrocardiograms
-and on simulated groups."""
+and on simulated groups. By patient, Sleep-EDF has ten splits and no others: what groups count for was chosen with these
+very splits in view, among others."""
 INACCURATE_NOTE = (
     f"{INACCURATE} significantly less accurate than uncalibrated: such a method is not counted among the best, however "
     "good the number."
