@@ -45,13 +45,14 @@ MEASURES = {
 }
 ABOUT = (
     "How sure methods are of inputs that belong to none of the classes (out of scope), beside the test part of the "
-    "pool; no method was fitted with such inputs, but the default of hand_over, and how steeply the blend hands over, "
-    "were chosen with its confidence on those of CLINC150 in view: there it is flattered. Lower confidence out of "
-    "scope is better, if that on the test part stays. AUROC is the probability that a test input has more confidence, "
-    "or more evidence, than one out of scope: 50% is chance. The evidence is kcal's log_evidence, the log density of the calibration set there, and "
-    "kcal-blend's evidence, by which it hands over to the network where no calibration samples are near; without "
-    "hand-over it is the same everywhere. hand_over is the share of calibration samples with too little of it; the "
-    "NLL tells what caution costs. The figure shows the share of inputs with more than so much confidence."
+    "pool; no method was fitted with such inputs, but the default of hand_over, and how steeply the blend hands over,"
+    " were chosen with its confidence on those of CLINC150 in view: there it is flattered. Lower confidence out of "
+    "scope is better, if that on the test part stays. AUROC is the probability that a test input has more confidence,"
+    " or more evidence, than one out of scope: 50% is chance. The evidence is kcal's log_evidence, the log density of"
+    " the calibration set there, and kcal-blend's evidence, by which it hands over to the network where no "
+    "calibration samples are near; without hand-over it is the same everywhere. hand_over is the share of calibration"
+    " samples with too little of it; the NLL tells what caution costs. The figure shows the share of inputs with more"
+    " than so much confidence."
 )
 
 
