@@ -20,7 +20,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from kcal.arrays import check_groups, check_labels, check_matrix, check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
-from kcal.calibrators.blend_experts import Expert, fit_experts, told_of_absent
+from kcal.calibrators.blend_answers import blended, evidence_of, reweighed, share_of_pool
+from kcal.calibrators.blend_experts import Expert, fit_experts
 from kcal.calibrators.blend_fitting import Samples, cross_fitted_partners, fit_pool
 from kcal.calibrators.blend_parameters import check_blend_parameters, check_names, check_scales, names_of
 from kcal.calibrators.cautions import warn_of_few_samples, warn_of_known_rows
@@ -35,8 +36,6 @@ from kcal.errors import InvalidInputError
 Floats = NDArray[np.float64]
 
 ROWS_AT_ONCE = 4096
-STEEPNESS = 4.0
-"""How fast the network takes over as the logarithm of the evidence falls."""
 
 
 class KCalBlend(Calibrator):
@@ -55,7 +54,8 @@ class KCalBlend(Calibrator):
     dimension, recipe
         Of the learned projection, as in :class:`KCal`.
     scales : sequence of float
-        Bandwidths of each metric, in units of the one with the least leave-one-out loss.
+        Bandwidths of each metric, in units of the one with the least leave-one-out loss. Those that are twice as large
+        as the one before are quick: their kernels are squares of squares.
     partner : "auto", "ts" or "sms"
         The network's part: temperature scaling, and beside it structured matrix scaling where cross-validation finds
         it better ("auto") or always ("sms").
@@ -125,6 +125,7 @@ class KCalBlend(Calibrator):
     background_: float
     _frequencies: Floats
     _least_evidence: float
+    _steepness: float
     logit_names_in_: NDArray[np.object_]
 
     def __init__(
@@ -133,7 +134,7 @@ class KCalBlend(Calibrator):
         projection: Any = "skip",
         dimension: int | str = "auto",
         recipe: Any = "fast",
-        scales: Any = (1 / 3, 1.0, 3.0),
+        scales: Any = (0.5, 1.0, 2.0),
         partner: str = "auto",
         bias: float = 0.1,
         background: str | float = "cv",
@@ -251,7 +252,8 @@ class KCalBlend(Calibrator):
     def evidence(self, X: Any) -> Any:
         """Return g, (n,): near 1 where calibration samples lie, near 0 where the network is on its own."""
         rows, kind = self._check_rows(X)
-        return kind.give_back(self._near(self._reweigh(self._experts[0].log_sums(rows)))[:, 0])
+        found = reweighed(self, self._experts[0].class_sums(rows))
+        return kind.give_back(share_of_pool(self, evidence_of(self, found))[:, 0])
 
     @property
     def weights_(self) -> dict[str, float]:
@@ -344,54 +346,17 @@ class KCalBlend(Calibrator):
         parts = []
         for start in range(0, rows.shape[0], ROWS_AT_ONCE):
             part = slice(start, start + ROWS_AT_ONCE)
-            parts.append(self._blend_part(rows[part], None if scores is None else scores[part]))
+            parts.append(blended(self, rows[part], None if scores is None else scores[part]))
         return torch.cat(parts)
 
-    def _blend_part(self, rows: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
-        sums = [self._reweigh(expert.log_sums(rows)) for expert in self._experts]
-        log_frequencies = self._log_frequencies().to(sums[0])
-        said = [] if scores is None else [partner.says(scores).to(sums[0]) for partner in self._partners]
-        far = said[0] if said else log_frequencies
-        near = self._near(sums[0])
-        say = self._say(sums, self.background_, log_frequencies, far)
-        heights = near * self._pool.heights(torch.stack(say + said)) + (1.0 - near) * far
-        logarithms = self.sharpness_.sharpened(torch.log_softmax(heights, dim=1), near)
-        prior = check_prior(self.prior, self.classes_)
-        if prior is None:
-            return logarithms
-        with np.errstate(divide="ignore"):  # a class that the prior rules out
-            moved = torch.from_numpy(np.log(prior / self._frequencies)).to(logarithms)
-        return torch.log_softmax(logarithms + moved, dim=1)
-
-    def _say(
-        self, sums: list[torch.Tensor], background: float, log_frequencies: torch.Tensor, far: torch.Tensor
-    ) -> list[torch.Tensor]:
-        """Return what every metric and bandwidth says, with background, each (n, n_classes)."""
-        absent = torch.from_numpy(self._experts[0].estimate._frequencies == 0)
-        return [
-            told_of_absent(masses, absent, far)
-            for expert, found in zip(self._experts, sums, strict=True)
-            for masses in expert.log_masses(found, log_frequencies, background)
-        ]
-
-    def _near(self, sums: torch.Tensor) -> torch.Tensor:
-        """Return the share of the pool in the answer, (n, 1)."""
-        evidence = torch.logsumexp(sums[self._experts[0].middle], dim=1)[:, None]
-        if self._least_evidence == -np.inf:  # never hands over
-            return torch.ones_like(evidence)
-        return torch.sigmoid(STEEPNESS * (evidence - self._least_evidence))
-
-    def _reweigh(self, sums: torch.Tensor) -> torch.Tensor:
-        """Return log class sums, (n_scales, n, n_classes), as if each class had been seen as often as is likely.
+    def _frequency_factors(self) -> Floats:
+        """Return what class sums are multiplied by, (n_classes,), as if each class had been seen as often as is likely.
 
         The sum of a class grows with its number of samples, which is partly chance.
         """
         seen = self._experts[0].estimate._frequencies
-        factors = np.log(self._frequencies / np.where(seen > 0, seen, self._frequencies))
-        return sums.cpu() + torch.from_numpy(factors).to(sums.dtype)
-
-    def _log_frequencies(self) -> torch.Tensor:
-        return torch.from_numpy(np.log(self._frequencies))
+        factors: Floats = self._frequencies / np.where(seen > 0, seen, self._frequencies)
+        return factors
 
     def _check_logits(self, logits: Any, n: int, n_classes: int | None = None) -> torch.Tensor:
         scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__)

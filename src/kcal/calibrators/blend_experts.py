@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kcal.calibrators.blend_parameters import name_of_scale
 from kcal.calibrators.kcal import KCal
 from kcal.errors import BandwidthWarning, InvalidInputError, MissingClassWarning
-from kcal.kernels import log_class_sums
+from kcal.kernels import ClassSums, log_class_sums, scaled_class_sums
 from kcal.kernels.leave_out import leave_out_rule
 from kcal.projection import ARCHITECTURES, TrainedProjection, project
 from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
@@ -47,10 +47,11 @@ class Expert:
         """The place of the best single bandwidth."""
         return self.scales.index(1.0)
 
-    def log_sums(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return log class sums of other samples, (n_scales, n, n_classes)."""
+    def class_sums(self, rows: torch.Tensor) -> ClassSums:
+        """Return class sums of other samples, (n_scales, n_classes, n), and their offsets."""
         queries = project(self.estimate.projection_, self.estimate._here(rows))
-        return log_class_sums(queries, self.estimate._support, self._bandwidths)
+        found = scaled_class_sums(queries, self.estimate._support, self._bandwidths)
+        return ClassSums(found.sums.cpu(), found.offsets.cpu())
 
     def leave_out_log_sums(self) -> torch.Tensor:
         """Return log class sums of every calibration sample given the others, (n_scales, n, n_classes)."""
@@ -64,11 +65,22 @@ class Expert:
         evidence = torch.logsumexp(sums, dim=2)  # (n_scales, n)
         self.typical = [float(each[torch.isfinite(each)].median()) for each in evidence]
 
-    def log_masses(self, sums: torch.Tensor, log_frequencies: torch.Tensor, background: float) -> list[torch.Tensor]:
-        """Return log(S_k + ε·π_k) at each scale, (n, n_classes), over the typical mass, of which ε is a share.
+    def log_masses(self, found: ClassSums, floor: torch.Tensor) -> torch.Tensor:
+        """Return log(S_k + ε·π_k), (n_scales, n_classes, n), over the typical mass, of which ε is a share.
 
-        They are log posteriors but for what all classes share, which a pool leaves out anyway.
+        They are log posteriors but for what all classes share, which a pool leaves out anyway. ``floor`` is ε·π,
+        (n_classes,). The sums are overwritten.
         """
+        above = found.offsets - found.offsets.new_tensor(self.typical)[:, None]  # (n_scales, n)
+        high = above.clamp_min(0.0)  # so that nothing overflows
+        masses = found.sums.mul_(torch.exp(above - high)[:, None])
+        masses.addcmul_(floor[:, None], torch.exp(-high)[:, None])
+        return masses.clamp_min_(torch.finfo(masses.dtype).tiny).log_()
+
+    def log_masses_of_logarithms(
+        self, sums: torch.Tensor, log_frequencies: torch.Tensor, background: float
+    ) -> list[torch.Tensor]:
+        """Return the same of log sums (n_scales, n, n_classes), each (n, n_classes), slower and to the last digit."""
         floor = log_frequencies + float(np.log(background))
         return [torch.logaddexp(each - typical, floor) for each, typical in zip(sums, self.typical, strict=True)]
 

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from kcal.calibrators.blend_experts import Expert
+from kcal.calibrators.blend_answers import share_of_pool
+from kcal.calibrators.blend_experts import Expert, told_of_absent
 from kcal.calibrators.class_frequencies import likely_frequencies
 from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.calibrators.partners import Partner, find_partners
@@ -25,10 +26,12 @@ BACKGROUNDS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Background mass, in units of the mass that reaches a typical sample; tried upwards as long as the loss falls."""
 ROUNDS = 2
 """Of finding out what a sample of a group is worth, which depends on the weights, and the weights on it."""
-SPREAD = 0.5
+SPREAD = 0.35
 """How far weights are expected to lie from the network alone, as a standard deviation."""
 FAINTEST = -20.0
 """The least log mass, in units of a sample's own, that is to reach a typical sample from the others."""
+STEEPNESS = 4.0
+"""How fast the network takes over as the logarithm of the evidence falls."""
 NOTHING_LEFT = 1e-9
 """Share of a class below which leaving a sample or a group out leaves nothing of it."""
 
@@ -78,7 +81,7 @@ def fit_pool(blend: KCalBlend, samples: Samples) -> None:
     if len(finite) == 0:
         raise InvalidInputError("no calibration sample may see another one; at least two groups are needed.")
     lowest = float(np.quantile(finite.numpy(), blend.hand_over))
-    blend._least_evidence = lowest if blend.hand_over > 0 else -np.inf
+    blend._least_evidence, blend._steepness = lowest if blend.hand_over > 0 else -np.inf, STEEPNESS
     for expert, found in zip(blend._experts, sums, strict=True):
         expert.keep_typical(found)
     rows = torch.arange(len(codes))
@@ -89,7 +92,8 @@ def fit_pool(blend: KCalBlend, samples: Samples) -> None:
     blend._pool = Pool(blend._centre(), np.zeros(n_classes), float(np.log(n_classes)))
     known = torch.from_numpy(np.log(likely_frequencies((totals - left).clamp_min(0.0).numpy(), blend._strength)))
     unseen = _Judged(blend, samples, sums, rows[alone], known)
-    judged = _Judged(blend, samples, sums, rows[~alone], blend._log_frequencies().expand(len(codes), -1))
+    likely = torch.from_numpy(np.log(blend._frequencies)).expand(len(codes), -1)
+    judged = _Judged(blend, samples, sums, rows[~alone], likely)
     problem = _choose_background(blend, judged, unseen)
     if problem is not None:
         _finish(blend, samples, judged, unseen, problem)
@@ -101,8 +105,9 @@ def _left_out_sums(blend: KCalBlend, expert: Expert, left: torch.Tensor, totals:
     With few samples the leave-one-out loss may like one so narrow that it tells no more than who is nearest, with a
     certainty that nothing supports.
     """
+    log_factors = torch.from_numpy(np.log(blend._frequency_factors()))
     for _ in range(2):
-        sums = blend._reweigh(whole_class_sums(expert.leave_out_log_sums(), left, totals))
+        sums = whole_class_sums(expert.leave_out_log_sums(), left, totals) + log_factors
         evidence = torch.logsumexp(sums[expert.middle], dim=1)
         seen = evidence[torch.isfinite(evidence)]
         if len(seen) == 0 or float(seen.median()) >= FAINTEST:
@@ -126,14 +131,24 @@ class _Judged:
         self.codes, self.weights = samples.codes[self.rows], samples.weights[self.rows]
         self.sums, self.log_frequencies = [each[:, rows] for each in sums], log_frequencies[rows]
         self.said = [partner.cross_fitted[rows] for partner in blend._partners]
-        self.near = blend._near(self.sums[0])
+        evidence = torch.logsumexp(self.sums[0][blend._experts[0].middle], dim=1, keepdim=True)
+        self.near = share_of_pool(blend, evidence)
         self.far = self.said[0] if self.said else self.log_frequencies
 
     def problem(self, background: float) -> PoolProblem:
         """Return what the pool is to be fitted on."""
-        experts = torch.stack(self.blend._say(self.sums, background, self.log_frequencies, self.far) + self.said)
+        experts = torch.stack(self._estimates(background) + self.said)
         centre, bias = self.blend._centre(), float(self.blend.bias)
         return PoolProblem(experts, self.codes, self.weights, self.near, self.far, centre, SPREAD, bias, self.barred)
+
+    def _estimates(self, background: float) -> list[torch.Tensor]:
+        """Return what every metric and bandwidth says, with background, each (n, n_classes)."""
+        absent = torch.from_numpy(self.blend._experts[0].estimate._frequencies == 0)
+        return [
+            told_of_absent(masses, absent, self.far)
+            for expert, found in zip(self.blend._experts, self.sums, strict=True)
+            for masses in expert.log_masses_of_logarithms(found, self.log_frequencies, background)
+        ]
 
     @property
     def barred(self) -> torch.Tensor | None:

@@ -40,6 +40,13 @@ def log_probabilities(rows: torch.Tensor, representation: str) -> torch.Tensor:
     return torch.log_softmax(rows.clamp_min(ALMOST_ZERO).log(), dim=1)
 
 
+def log_softmax_of(rows: torch.Tensor, representation: str) -> torch.Tensor:
+    """Return log-softmax of the rows in their own precision if they are logits; ``log_probabilities`` otherwise."""
+    if representation == "logits" and rows.dtype.is_floating_point:
+        return torch.log_softmax(rows.cpu(), dim=1)
+    return log_probabilities(rows, representation)
+
+
 def encode_columns(y: Any, n_samples: int, n_columns: int, classes: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Return class codes and classes: integer labels are column indices, other labels need ``classes``."""
     labels = check_labels(y, n_samples)

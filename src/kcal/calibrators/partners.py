@@ -21,12 +21,19 @@ Index = NDArray[np.int64]
 class Partner:
     """A calibrated network: its calibrator, fitted on all samples, and its cross-fitted log probabilities."""
 
-    calibrator: Calibrator
+    calibrator: TemperatureScaling | StructuredMatrixScaling
     cross_fitted: torch.Tensor  # (n, n_classes), double
 
     def says(self, logits: torch.Tensor) -> torch.Tensor:
         """Return log probabilities of other samples, (n, n_classes), double."""
         return self.calibrator._log_probabilities(logits).cpu().double()
+
+    def heights(self, logarithms: torch.Tensor) -> torch.Tensor:
+        """Return the same but for what all classes of a row share, from log-softmax of the logits, in its precision."""
+        if isinstance(self.calibrator, TemperatureScaling):
+            return logarithms / self.calibrator.temperature_
+        matrix, bias = self.calibrator.weights_, self.calibrator.bias_
+        return torch.addmm(torch.from_numpy(bias).to(logarithms), logarithms, torch.from_numpy(matrix.T).to(logarithms))
 
 
 PARTNERS = ("auto", "ts", "sms")

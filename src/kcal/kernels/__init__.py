@@ -4,7 +4,7 @@ from kcal.kernels.bandwidth import INTERVAL, BandwidthCurve, scaled_bandwidth, s
 from kcal.kernels.leave_out import MEMORY_BUDGET, LeaveOutLoss, leave_out_posteriors, mean_log_loss
 from kcal.kernels.mother import KERNELS, MotherKernel, get_kernel
 from kcal.kernels.posteriors import class_posteriors, log_densities
-from kcal.kernels.scales import log_class_sums
+from kcal.kernels.scales import log_class_sums, scaled_class_sums
 from kcal.kernels.sums import ClassSums, class_sums, in_double
 from kcal.kernels.support import SortedSupport, sort_support
 
@@ -26,6 +26,7 @@ __all__ = [
     "log_densities",
     "mean_log_loss",
     "scaled_bandwidth",
+    "scaled_class_sums",
     "search_bandwidth",
     "sort_support",
 ]

@@ -1,38 +1,59 @@
 """Class sums at several bandwidths from one set of distances.
 
-log S_k(q; b) for every b of a few, with the RBF kernel: the exponents of a block of queries are computed once, for the
-widest kernel, and reduced by the largest of each query, so that no exponential overflows and the largest is 1. Where
-bandwidths are whole multiples of each other, as b/3, b and 3b, a narrower kernel is a power of a wider one, which
-takes fewer steps than another exponential.
+S_k(q; b) for every b of a few, with the RBF kernel. The exponents are those of the widest kernel; where squared
+bandwidths lie apart by a power of 2, as with b/2, b and 2b, a narrower kernel is a wider one squared a few times, which
+is much quicker than another exponential.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import sqrt
+from itertools import pairwise
+from math import exp, isclose, log2
 
 import torch
 
 from kcal.kernels.sums import (
     FINEST,
     QUERY_BLOCK,
-    SUPPORT_BLOCK,
+    BlockedSums,
+    ClassSums,
     LeaveOut,
-    add_by_class,
+    RbfExponents,
     exponent_errors,
     in_double,
     least_exponent,
 )
 from kcal.kernels.support import SortedSupport
 
-EXPONENTS_AT_ONCE = 8_000_000
-"""Bound on (queries in hand) × (support points)."""
-ROWS_IN_HAND = 128
-"""Support points whose kernels are taken at once: few enough for a processor's own memory."""
+QUERIES_AT_ONCE = 4 * QUERY_BLOCK
 LARGEST_ERROR = 1e-3
 """Where the working precision could miss an exponent by more, float64 takes over: a pool bears what one could not."""
-LARGEST_POWER = 32
-"""Of a wider kernel; beyond, an exponential is quicker and closer."""
+MOST_SQUARES = 6
+"""Of a wider kernel; beyond, an exponential is as quick and closer."""
+
+
+def scaled_class_sums(
+    queries: torch.Tensor,
+    support: SortedSupport,
+    bandwidths: Sequence[float],
+    *,
+    leave_out: LeaveOut | None = None,
+) -> ClassSums:
+    """Return S_k(q; b) in two parts, sums (n_bandwidths, n_classes, n_query) and offsets (n_bandwidths, n_query).
+
+    The offset is −inf where a query may see no point at all; otherwise its largest kernel counts for 1 or more.
+    Whatever queries come together, each gets the precision that it needs.
+    """
+    sums = queries.new_empty(len(bandwidths), support.n_classes, queries.shape[0])
+    offsets = queries.new_empty(len(bandwidths), queries.shape[0])
+    for rows, precise in _parts(queries, support, min(bandwidths)):
+        rule = None if leave_out is None else leave_out.rows(rows)
+        part = _sums_of_part(in_double(queries[rows]) if precise else queries[rows], support, bandwidths, rule)
+        if part.sums.shape == sums.shape:
+            return ClassSums(part.sums.to(sums), part.offsets.to(sums))
+        sums[:, :, rows], offsets[:, rows] = part.sums.to(sums), part.offsets.to(sums)
+    return ClassSums(sums, offsets)
 
 
 def log_class_sums(
@@ -45,116 +66,112 @@ def log_class_sums(
     """Return log S_k(q; b), (n_bandwidths, n_query, n_classes); −inf where a query may see no point at all.
 
     A class whose points are all so far that they count for nothing beside the nearest point of any class gets a tiny
-    sum in place of 0. Whatever queries come together, each gets the precision that it needs.
+    sum in place of 0.
     """
-    result = queries.new_empty(len(bandwidths), queries.shape[0], support.n_classes)
-    at_once = max(1, min(QUERY_BLOCK, EXPONENTS_AT_ONCE // len(support)))
-    for rows, precise in _parts(queries, support, min(bandwidths), at_once):
-        rule = None if leave_out is None else leave_out.rows(rows)
-        points = in_double(queries[rows]) if precise else queries[rows]
-        result[:, rows] = _sums_of_block(points, support, bandwidths, rule).to(result)
-    return result
+    found = scaled_class_sums(queries, support, bandwidths, leave_out=leave_out)
+    logarithms = found.sums.clamp_min_(torch.finfo(found.sums.dtype).tiny).log_().add_(found.offsets[:, None])
+    return logarithms.transpose(1, 2)
 
 
 def _parts(
-    queries: torch.Tensor, support: SortedSupport, narrowest: float, at_once: int
+    queries: torch.Tensor, support: SortedSupport, narrowest: float
 ) -> Iterator[tuple[slice | torch.Tensor, bool]]:
     """Yield places of queries, and whether these need float64 where their own precision is less."""
     single = queries.dtype != torch.float64
     delicate = ~(exponent_errors(queries, support, narrowest, queries.dtype) < LARGEST_ERROR) if single else None
     if delicate is None or not bool(delicate.any()):
-        for start in range(0, queries.shape[0], at_once):
-            yield slice(start, min(start + at_once, queries.shape[0])), False
+        for start in range(0, queries.shape[0], QUERIES_AT_ONCE):
+            yield slice(start, min(start + QUERIES_AT_ONCE, queries.shape[0])), False
         return
     for chosen, precise in ((~delicate, False), (delicate, True)):
-        for rows in torch.split(chosen.nonzero().squeeze(1), at_once):
+        for rows in torch.split(chosen.nonzero().squeeze(1), QUERIES_AT_ONCE):
             if len(rows):
                 yield rows, precise
 
 
-def _sums_of_block(
-    points: torch.Tensor, support: SortedSupport, bandwidths: Sequence[float], leave_out: LeaveOut | None
-) -> torch.Tensor:
-    scale = support.extent or 1.0  # in units of it no square overflows
-    units = [0.5 * min(scale / bandwidth, FINEST) ** 2 / support.dimension for bandwidth in bandwidths]
-    widest = min(units)
-    blocks, largest = _exponents(points, support, sqrt(widest) / scale, leave_out)
-    sums = points.new_zeros(len(bandwidths), support.n_classes, points.shape[0])
-    kernels = _Kernels([unit / widest for unit in units], torch.where(torch.isinf(largest), 0.0, largest))
-    for number, block in enumerate(blocks):
-        for low in range(0, len(block), ROWS_IN_HAND):
-            start = number * SUPPORT_BLOCK + low
-            kernels.add_to(sums, block[low : low + ROWS_IN_HAND], support, start)
-    offsets = points.new_tensor(kernels.steepness)[:, None, None] * largest
-    logarithms = sums.clamp_min(torch.finfo(sums.dtype).tiny).log() + offsets
-    return logarithms.masked_fill(torch.isinf(largest), -torch.inf).transpose(1, 2)
+def _sums_of_part(
+    queries: torch.Tensor, support: SortedSupport, bandwidths: Sequence[float], leave_out: LeaveOut | None
+) -> ClassSums:
+    """Sum with a shift from pilot points, and again with the exact one where kernels overflow for all that."""
+    ladder = _Ladder([max(bandwidth, support.extent / FINEST) for bandwidth in bandwidths])
+
+    def exponents_of(rows: torch.Tensor, rule: LeaveOut | None) -> RbfExponents:
+        return RbfExponents(rows, support, ladder.widest, rule, weighed=False)
+
+    steepness = queries.new_tensor(ladder.steepness)[:, None]
+    exponents = exponents_of(queries, leave_out)
+    shift = exponents.pilot_shift()
+    sums = ladder.sums(exponents, shift)
+    offsets = steepness * (shift + exponents.common)
+    again = (~torch.isfinite(shift) | ~torch.isfinite(sums.sum(dim=(0, 1)))).nonzero().squeeze(1)
+    if len(again):
+        exponents = exponents_of(queries[again], None if leave_out is None else leave_out.rows(again))
+        shift = exponents.exact_shift()
+        # rounding of huge exponents could lift one above the maximum
+        sums[:, :, again] = ladder.sums(exponents, shift, at_most=0.0)
+        offsets[:, again] = steepness * (shift + exponents.common)
+    return ClassSums(sums, offsets)
 
 
-class _Kernels:
-    """Kernels exp(steepness · (exponent − shift)), the widest first, each from the one before where it is its power."""
+class _Ladder:
+    """Kernels of several bandwidths, the widest first, each made from the one before where squares do it."""
 
-    def __init__(self, steepness: Sequence[float], shift: torch.Tensor) -> None:
-        self.steepness, self.shift = list(steepness), shift
-        self.order = sorted(range(len(steepness)), key=self.steepness.__getitem__)
-        self.values, self.spare = (shift.new_empty(ROWS_IN_HAND * len(shift)) for _ in range(2))
-        self.least = least_exponent(shift.dtype)
+    def __init__(self, bandwidths: Sequence[float]) -> None:
+        self.widest = max(bandwidths)
+        self.steepness = [(self.widest / bandwidth) ** 2 for bandwidth in bandwidths]
+        self.order = sorted(range(len(bandwidths)), key=self.steepness.__getitem__)
+        self.squares = [None, *(_squares_between(*pair) for pair in pairwise(sorted(self.steepness)))]
 
-    def add_to(self, sums: torch.Tensor, exponents: torch.Tensor, support: SortedSupport, start: int) -> None:
-        """Add the kernels of support points from ``start`` on to the sums, (n_bandwidths, n_classes, n_query)."""
-        values, spare = (each[: exponents.numel()].view(exponents.shape) for each in (self.values, self.spare))
-        before = 0.0
-        for place in self.order:
+    def sums(self, exponents: RbfExponents, shift: torch.Tensor, at_most: float | None = None) -> torch.Tensor:
+        """Return the sums of all kernels by class, (n_bandwidths, n_classes, n_query)."""
+        support, like = exponents.support, exponents.right
+        found = [BlockedSums(support, exponents.query_blocks(), like=like) for _ in self.steepness]
+        least, lowest = exponents.least(shift), least_exponent(like.dtype)
+        spare = exponents.buffer.new_empty(0 if support.log_weights is None else exponents.buffer.numel())
+        for start, columns, block in exponents.shifted_by(shift).blocks():
+            if at_most is not None:
+                block.clamp_max_(at_most)
+            if exponents.leave_out is not None:
+                exponents.leave_out.fill(block, start, columns, -torch.inf)
+            for place, kernels in self._kernels(block, least, lowest):
+                found[place].add(_weighed(kernels, support, start, spare), start, columns)
+        return torch.stack([each.whole() for each in found])
+
+    def _kernels(self, block: torch.Tensor, least: float, lowest: float) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the place and the kernels of each bandwidth; they, and at last the block, are overwritten.
+
+        ``least`` bounds the exponents; exponentials of those below ``lowest`` would be no normal numbers, which are
+        many times slower to take.
+        """
+        values, exponentials = block, self.squares.count(None)
+        for place, squares in zip(self.order, self.squares, strict=True):
             steepness = self.steepness[place]
-            power = round(steepness / before) if before else 0
-            if 0 < power <= LARGEST_POWER and abs(steepness - power * before) < 1e-9 * steepness:
-                raise_to(values, power, spare)
-            else:
-                torch.sub(exponents, self.shift, out=values)
+            too_low = not least * steepness > lowest
+            if squares is None:
+                exponentials -= 1
+                values = block if exponentials == 0 else block.clone()
                 if steepness != 1.0:
-                    values *= steepness
-                values.clamp_min_(self.least).exp_()
-            before = steepness
-            weighed = values
-            if support.log_weights is not None:
-                weights = support.log_weights[start : start + len(values), None].to(values).exp()
-                weighed = torch.mul(values, weights, out=spare)
-            if values.device.type == "cpu":
-                sums[place].index_add_(0, support.codes[start : start + len(values)].cpu(), weighed)
-            else:  # index_add_ is not deterministic there
-                add_by_class(sums[place], weighed, support, start)
+                    values.mul_(steepness)
+                if too_low:
+                    values.clamp_min_(lowest)
+                values.exp_()
+            else:
+                if too_low:
+                    values.clamp_min_(exp(lowest / 2**squares))
+                for _ in range(squares):
+                    values.square_()
+            yield place, values
 
 
-def raise_to(values: torch.Tensor, power: int, spare: torch.Tensor) -> None:
-    """Raise values to a whole power in place, by squaring; ``spare`` is overwritten."""
-    torch.square(values, out=spare)
-    if power % 2 == 0:
-        values.fill_(1.0)
-    rest = power // 2
-    while rest:
-        if rest % 2:
-            values *= spare
-        rest //= 2
-        if rest:
-            spare.square_()
+def _weighed(kernels: torch.Tensor, support: SortedSupport, start: int, spare: torch.Tensor) -> torch.Tensor:
+    """Return the kernels of support points from ``start`` on by their weights, in ``spare`` where there are some."""
+    if support.log_weights is None:
+        return kernels
+    weights = support.log_weights[start : start + len(kernels), None].to(kernels).exp()
+    return torch.mul(kernels, weights, out=spare[: kernels.numel()].view(kernels.shape))
 
 
-def _exponents(
-    queries: torch.Tensor, support: SortedSupport, unit: float, leave_out: LeaveOut | None
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return −‖z − q‖²·unit², a block of support points at a time, and the largest of each query."""
-    blocks = []
-    centre = support.centre.to(queries)
-    points = (queries - centre) * unit
-    squares = points.square().sum(dim=1, keepdim=True)
-    right = torch.cat([points, torch.ones_like(squares), squares], dim=1).T
-    largest = queries.new_full((queries.shape[0],), -torch.inf)
-    everything = slice(0, queries.shape[0])
-    for start in range(0, len(support), SUPPORT_BLOCK):
-        left = (support.points[start : start + SUPPORT_BLOCK].to(queries) - centre) * unit
-        rows = left.square().sum(dim=1, keepdim=True)
-        block = torch.mm(torch.cat([2.0 * left, -rows, -torch.ones_like(rows)], dim=1), right)
-        if leave_out is not None:
-            leave_out.fill(block, start, everything, -torch.inf)
-        torch.maximum(largest, block.amax(dim=0), out=largest)
-        blocks.append(block)
-    return blocks, largest
+def _squares_between(wider: float, narrower: float) -> int | None:
+    """Return how often a kernel must be squared to become a steeper one; None if no number of squares does it."""
+    number = round(log2(narrower / wider))
+    return number if number <= MOST_SQUARES and isclose(wider * 2.0**number, narrower, rel_tol=1e-9) else None

@@ -16,8 +16,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from math import ceil, exp, log, sqrt
-from typing import NamedTuple
+from math import ceil, exp, inf, log, sqrt
+from typing import NamedTuple, Self
 
 import torch
 
@@ -33,8 +33,8 @@ SUMS_AT_ONCE = 5_000_000
 POINTS_AT_ONCE = 32 * SUPPORT_BLOCK
 """Support points summed in single precision before float64 takes over."""
 PILOT_POINTS = 128
-FEW_CLASSES = 16
-"""Classes in a block up to which their runs of rows are summed one by one, which is faster."""
+LONG_RUN = 64
+"""Rows of a class in a block, on average, from which on classes are summed one by one, which is faster then."""
 FAR = 1e5
 """Distance from the centre, in support radii or bandwidths, beyond which a radial kernel's posteriors stand still."""
 FINEST = 1e18
@@ -153,26 +153,36 @@ def _shifted_sums(
     queries: torch.Tensor, support: SortedSupport, bandwidth: float, leave_out: LeaveOut | None
 ) -> ClassSums:
     """Sum with a shift from the pilot points, and again with the exact one where that was not enough."""
-    exponents = _RbfExponents(queries, support, bandwidth, leave_out)
+    exponents = RbfExponents(queries, support, bandwidth, leave_out)
     shift = exponents.pilot_shift()
     sums = exponents.sums(shift)  # (n_classes, n_query)
     again = (~torch.isfinite(shift) | ~torch.isfinite(sums.sum(dim=0))).nonzero().squeeze(1)
     offsets = shift + exponents.common
     if len(again):
-        exponents = _RbfExponents(queries[again], support, bandwidth, _rule(leave_out, again))
+        exponents = RbfExponents(queries[again], support, bandwidth, _rule(leave_out, again))
         shift = exponents.exact_shift()
         # rounding of huge exponents could lift one above the maximum
         sums[:, again], offsets[again] = exponents.sums(shift, at_most=0.0), shift + exponents.common
     return ClassSums(sums.T, offsets)
 
 
-class _RbfExponents:
-    """The exponents aᵢ·q + biasᵢ − shift of all support points and queries, a block at a time."""
+class RbfExponents:
+    """The exponents aᵢ·q + biasᵢ − shift of all support points and queries, a block at a time.
+
+    Weights are part of the exponents, unless ``weighed`` is False.
+    """
 
     def __init__(
-        self, queries: torch.Tensor, support: SortedSupport, bandwidth: float, leave_out: LeaveOut | None
+        self,
+        queries: torch.Tensor,
+        support: SortedSupport,
+        bandwidth: float,
+        leave_out: LeaveOut | None,
+        *,
+        weighed: bool = True,
     ) -> None:
         self.support, self.leave_out = support, leave_out
+        self.log_weights = support.log_weights if weighed else None
         self.unit = 1.0 / (bandwidth * sqrt(support.dimension))
         self.centre = support.centre.to(queries)
         dimension, self.n_query = support.dimension, queries.shape[0]
@@ -188,15 +198,22 @@ class _RbfExponents:
         """Return the rows (a, bias, 1) of some support points, (n_rows, d + 2)."""
         scaled = (self.support.points[rows].to(self.right) - self.centre) * self.unit
         bias = -0.5 * scaled.square().sum(dim=1)
-        if self.support.log_weights is not None:
-            bias += self.support.log_weights[rows].to(bias)
+        if self.log_weights is not None:
+            bias += self.log_weights[rows].to(bias)
         return torch.cat([scaled, bias[:, None], torch.ones_like(bias)[:, None]], dim=1)
 
     def query_blocks(self) -> Iterator[slice]:
+        """Yield the places of the queries, a block at a time."""
         for start in range(0, self.n_query, QUERY_BLOCK):
             yield slice(start, min(start + QUERY_BLOCK, self.n_query))
 
+    def shifted_by(self, shift: torch.Tensor) -> Self:
+        """Reduce the exponents of each query by a shift, (n_query,)."""
+        self.right[-1] = -torch.nan_to_num(shift, neginf=0.0)
+        return self
+
     def blocks(self) -> Iterator[tuple[int, slice, torch.Tensor]]:
+        """Yield the first support point of a block, its queries, and their exponents, overwritten by the next."""
         for start in range(0, len(self.support), SUPPORT_BLOCK):
             left = self.left(slice(start, start + SUPPORT_BLOCK))
             for columns in self.query_blocks():
@@ -206,10 +223,10 @@ class _RbfExponents:
 
     def sums(self, shift: torch.Tensor, at_most: float | None = None) -> torch.Tensor:
         """Return Σ exp(exponent − shift) by class, (n_classes, n_query)."""
-        self.right[-1] = -torch.nan_to_num(shift, neginf=0.0)
         sums = BlockedSums(self.support, self.query_blocks(), like=self.right)
-        at_least = least_exponent(self.right.dtype) if self._may_underflow(shift) else None
-        for start, columns, block in self.blocks():
+        lowest = least_exponent(self.right.dtype)
+        at_least = None if self.least(shift) > lowest else lowest
+        for start, columns, block in self.shifted_by(shift).blocks():
             if at_least is not None or at_most is not None:
                 block.clamp_(at_least, at_most)
             block.exp_()
@@ -221,13 +238,13 @@ class _RbfExponents:
         nothing = 2.0 * exp(at_least) * self.support.class_counts.to(self.right)
         return torch.threshold_(sums.whole().sub_(nothing[:, None]), 0.0, 0.0)
 
-    def _may_underflow(self, shift: torch.Tensor) -> bool:
-        """Say whether an exponential could be too small for a normal number, which makes it many times slower."""
-        if self.support.log_weights is not None:
-            return True
+    def least(self, shift: torch.Tensor) -> float:
+        """Return a bound that no exponent lies below: exponentials that are no normal numbers are many times slower."""
+        if self.log_weights is not None:
+            return -inf
         farthest = (-2.0 * self.common).sqrt() + self.support.radius * self.unit  # bounds every distance, (n_query,)
-        least = -0.5 * farthest.square() - self.common - shift
-        return not bool((least > least_exponent(shift.dtype)).all())
+        bounds = -0.5 * farthest.square() - self.common - shift
+        return float(bounds.nan_to_num(nan=-inf).min())
 
     def pilot_shift(self) -> torch.Tensor:
         """Return the largest exponent of each query over a few points spread over the support, (n_query,)."""
@@ -246,9 +263,8 @@ class _RbfExponents:
 
     def exact_shift(self) -> torch.Tensor:
         """Return the largest exponent of each query over the whole support, (n_query,)."""
-        self.right[-1] = 0.0
         shift = self.right.new_full((self.n_query,), -torch.inf)
-        for start, columns, block in self.blocks():
+        for start, columns, block in self.shifted_by(torch.zeros_like(shift)).blocks():
             if self.leave_out is not None:
                 self.leave_out.fill(block, start, columns, -torch.inf)
             shift[columns] = torch.maximum(shift[columns], block.amax(dim=0))
@@ -278,7 +294,8 @@ class BlockedSums:
     def whole(self) -> torch.Tensor:
         """Return all sums, (n_classes, n_query)."""
         if not self.totals:
-            return torch.cat(list(self.parts.values()), dim=1)
+            parts = list(self.parts.values())
+            return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         for place in self.parts:
             self._flush(place)
         return torch.cat(list(self.totals.values()), dim=1).to(self.dtype)
@@ -292,7 +309,9 @@ def add_by_class(sums: torch.Tensor, block: torch.Tensor, support: SortedSupport
     """Add a block's rows, support points from ``start`` on, to the row of ``sums`` (n_classes, n) of their class."""
     stop, starts = start + block.shape[0], support.class_starts
     first, last = bisect_right(starts, start) - 1, bisect_left(starts, stop)
-    if last - first > FEW_CLASSES and block.device.type == "cpu":  # elsewhere index_add_ is not deterministic
+    if (
+        stop - start < LONG_RUN * (last - first) and block.device.type == "cpu"
+    ):  # elsewhere index_add_ is not deterministic
         sums.index_add_(0, support.codes[start:stop].cpu(), block)
         return
     for k in range(first, last):
