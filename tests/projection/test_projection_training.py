@@ -179,6 +179,17 @@ def test_the_first_fast_checkpoint_is_the_start():
     assert same_bits(untouched.state_dict(), random.checkpoints[0].state_dict())
 
 
+def test_what_is_held_stays_nearer_to_its_start_the_harder_it_is_held():
+    rows, labels = split_problem()
+    ways = []
+    for hold in (0.0, 1.0, 10.0, 1e9):
+        trained = train_projection(rows, labels, recipe=dataclasses.replace(FAST, hold=hold))
+        first, last = (nn.utils.parameters_to_vector(trained.checkpoints[place].parameters()) for place in (0, -1))
+        ways.append(float((last - first).norm()))
+    assert ways[0] > 1.2 * ways[1] > 1.2**2 * ways[2]
+    assert ways[3] == 0.0
+
+
 def test_the_recipe_decides_the_dimension_and_whether_lengths_count():
     generator = np.random.default_rng(0)
     rows, labels = generator.normal(size=(300, 140)), generator.integers(0, 3, 300)

@@ -237,6 +237,7 @@ def _train_fast(
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.relative_rate)
     marks, curve = recipe.marks(), _CurveNotes(optimizer)
     kept = [_frozen_copy(module)] if 0 in marks else []
+    start = [parameter.detach().clone() for parameter in module.parameters()]
     module.train()
     with progress_bar("Training the projection", recipe.steps, show=show) as advance:
         for step in range(1, recipe.steps + 1):
@@ -247,11 +248,19 @@ def _train_fast(
                 projected, projected, labels, labels, log_weights, bandwidth=recipe.bandwidth, blocked=blocked
             )
             curve.add(_descend(optimizer, (losses * shares).sum()), advance)
+            _draw_back(module, start, min(recipe.hold * optimizer.param_groups[0]["lr"], 1.0))
             scheduler.step()
             if step in marks:
                 curve.note()
                 kept.append(_frozen_copy(module))
     return tuple(kept), marks, curve.curve()
+
+
+@torch.no_grad()
+def _draw_back(module: nn.Module, start: list[torch.Tensor], share: float) -> None:
+    """Take the weights a share of the way back to where they started."""
+    for parameter, first in zip(module.parameters(), start, strict=True):
+        parameter.lerp_(first, share)
 
 
 def _descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
