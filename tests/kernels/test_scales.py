@@ -75,6 +75,20 @@ def test_a_query_that_is_nearer_to_some_point_than_to_any_pilot_gets_its_sums_to
         assert found[place, 2, 1] == pytest.approx(-0.5 / bandwidth**2, abs=1e-4)
 
 
+def test_sums_that_need_double_precision_and_are_large_fit_into_single(monkeypatch):
+    """Far from the pilots a shift leaves sums that only double precision holds."""
+    monkeypatch.setattr(sums_module, "PILOT_POINTS", 2)
+    points, codes = torch.tensor([[-300.0], [0.0], [1000.0], [20.0], [300.0]]), [0, 0, 0, 1, 1]
+    support = sort_support(points, torch.tensor(codes), 2)
+    bandwidths = (8.0, 16.0, 32.0)
+    queries = torch.tensor([[5.0]])
+    assert not (sums_module.exponent_errors(queries, support, 8.0, torch.float32) < scales_module.LARGEST_ERROR).any()
+    found = log_class_sums(queries, support, bandwidths)
+    for place, bandwidth in enumerate(bandwidths):
+        slow = slow_log_sums(queries, points, codes, 2, bandwidth, kernel="rbf")
+        np.testing.assert_allclose(found[place].numpy(), slow, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bandwidths", [(1.0, 2.0, 4.0), (1.0, 3.0, 9.0)])
 def test_kernels_too_faint_for_a_number_stay_faint(dtype, bandwidths):

@@ -42,7 +42,7 @@ def scaled_class_sums(
 ) -> ClassSums:
     """Return S_k(q; b) in two parts, sums (n_bandwidths, n_classes, n_query) and offsets (n_bandwidths, n_query).
 
-    The offset is −inf where a query may see no point at all; otherwise its largest kernel counts for 1 or more.
+    The offset is −inf where a query may see no point at all; otherwise the largest sum of a query is near 1 or above.
     Whatever queries come together, each gets the precision that it needs.
     """
     sums = queries.new_empty(len(bandwidths), support.n_classes, queries.shape[0])
@@ -50,10 +50,18 @@ def scaled_class_sums(
     for rows, precise in _parts(queries, support, min(bandwidths)):
         rule = None if leave_out is None else leave_out.rows(rows)
         part = _sums_of_part(in_double(queries[rows]) if precise else queries[rows], support, bandwidths, rule)
+        if precise:  # single precision could not hold the largest sums
+            part = _with_largest_one(part)
         if part.sums.shape == sums.shape:
             return ClassSums(part.sums.to(sums), part.offsets.to(sums))
         sums[:, :, rows], offsets[:, rows] = part.sums.to(sums), part.offsets.to(sums)
     return ClassSums(sums, offsets)
+
+
+def _with_largest_one(found: ClassSums) -> ClassSums:
+    """Return the same sums with parts of which the largest of a query is 1."""
+    largest = found.sums.amax(dim=1).clamp_min(torch.finfo(found.sums.dtype).tiny)
+    return ClassSums(found.sums / largest[:, None], found.offsets + largest.log())
 
 
 def log_class_sums(
