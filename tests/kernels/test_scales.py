@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_oracle import DTYPES, cloud, slow_log_sums
 
-from kcal.kernels import class_posteriors, log_class_sums, sort_support
+from kcal.kernels import class_posteriors, log_class_sums, scaled_class_sums, sort_support
 from kcal.kernels import scales as scales_module
 from kcal.kernels import sums as sums_module
 from kcal.kernels.leave_out import leave_out_rule
@@ -73,6 +73,16 @@ def test_a_query_that_is_nearer_to_some_point_than_to_any_pilot_gets_its_sums_to
         slow = slow_log_sums(queries[:2], points, [0, 0, 1, 1], 2, bandwidth, kernel="rbf")
         np.testing.assert_allclose(found[place, :2].numpy(), slow, rtol=0, atol=1e-4)
         assert found[place, 2, 1] == pytest.approx(-0.5 / bandwidth**2, abs=1e-4)
+
+
+@pytest.mark.parametrize("gap", [60.0, 75.0, 85.0, 88.0, 90.0])
+def test_sums_leave_room_above_them(gap, monkeypatch):
+    monkeypatch.setattr(sums_module, "PILOT_POINTS", 2)
+    points = torch.tensor([[-1.0], [0.0], [1.0]])
+    bandwidth = (2.0 * gap) ** -0.5  # the pilots are so many natural units below the nearest point
+    found = scaled_class_sums(torch.zeros(1, 1), sort_support(points, torch.tensor([0, 0, 1]), 2), (bandwidth,))
+    assert 0.9 < found.sums[0, 0, 0] < 1e31
+    assert found.sums[0, 0, 0].log() + found.offsets[0, 0] == pytest.approx(0.0, abs=1e-3)
 
 
 def test_sums_that_need_double_precision_and_are_large_fit_into_single(monkeypatch):

@@ -29,6 +29,8 @@ from kcal.kernels.support import SortedSupport
 QUERIES_AT_ONCE = 4 * QUERY_BLOCK
 LARGEST_ERROR = 1e-3
 """Where the working precision could miss an exponent by more, float64 takes over: a pool bears what one could not."""
+ROOM_ABOVE = 1e-8
+"""Of the largest number: larger sums are taken again with another shift, so that what comes of them is a number, too."""
 MOST_SQUARES = 6
 """Of a wider kernel; beyond, an exponential is as quick and closer."""
 
@@ -42,7 +44,8 @@ def scaled_class_sums(
 ) -> ClassSums:
     """Return S_k(q; b) in two parts, sums (n_bandwidths, n_classes, n_query) and offsets (n_bandwidths, n_query).
 
-    The offset is −inf where a query may see no point at all; otherwise the largest sum of a query is near 1 or above.
+    The offset is −inf where a query may see no point at all; otherwise the largest sum of a query is near 1 or above,
+    and far below the largest number.
     Whatever queries come together, each gets the precision that it needs.
     """
     sums = queries.new_empty(len(bandwidths), support.n_classes, queries.shape[0])
@@ -111,7 +114,8 @@ def _sums_of_part(
     shift = exponents.pilot_shift()
     sums = ladder.sums(exponents, shift)
     offsets = steepness * (shift + exponents.common)
-    again = (~torch.isfinite(shift) | ~torch.isfinite(sums.sum(dim=(0, 1)))).nonzero().squeeze(1)
+    largest = torch.finfo(sums.dtype).max * ROOM_ABOVE
+    again = (~torch.isfinite(shift) | ~(sums.sum(dim=(0, 1)) < largest)).nonzero().squeeze(1)
     if len(again):
         exponents = exponents_of(queries[again], None if leave_out is None else leave_out.rows(again))
         shift = exponents.exact_shift()
