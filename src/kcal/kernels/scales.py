@@ -30,7 +30,7 @@ QUERIES_AT_ONCE = 4 * QUERY_BLOCK
 LARGEST_ERROR = 1e-3
 """Where the working precision could miss an exponent by more, float64 takes over: a pool bears what one could not."""
 ROOM_ABOVE = 1e-8
-"""Of the largest number: larger sums are taken again with another shift, so that what comes of them is a number, too."""
+"""Of the largest number: larger sums are taken again with another shift, so that products with them are numbers too."""
 MOST_SQUARES = 6
 """Of a wider kernel; beyond, an exponential is as quick and closer."""
 
