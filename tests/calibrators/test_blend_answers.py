@@ -63,10 +63,50 @@ def test_masses_are_those_of_logarithms_but_for_what_classes_share(
 
 
 def test_answers_of_single_precision_are_those_of_double(problem: Any) -> None:
-    blend = KCalBlend(projection=None, partner="sms").fit(problem.embeddings, problem.labels, logits=problem.logits)
+    blend, single = (
+        KCalBlend(projection=None, partner="sms").fit(
+            problem.embeddings.astype(dtype), problem.labels, logits=problem.logits.astype(dtype)
+        )
+        for dtype in (np.float64, np.float32)
+    )
+    assert single._experts[0].class_sums(torch.from_numpy(problem.test_embeddings)).sums.dtype == torch.float32
     precise = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
-    quick = blend.predict_proba(
+    quick = single.predict_proba(
         problem.test_embeddings.astype(np.float32), logits=problem.test_logits.astype(np.float32)
     )
     assert quick.dtype == np.float32
-    np.testing.assert_allclose(quick, precise, atol=1e-4)
+    np.testing.assert_allclose(quick, precise, atol=1e-3)
+    assert np.abs(quick - precise).max() > 0.0
+
+
+@pytest.mark.parametrize("weight", [1e-60, 1e-42, 1e-20, 1e-6])
+def test_a_class_whose_samples_weigh_next_to_nothing_harms_no_other(problem: Any, weight: float) -> None:
+    x, z = (each.astype(np.float32) for each in (problem.embeddings, problem.logits))
+    weights = np.where(problem.labels == 0, weight, 1.0)
+    blend = KCalBlend(projection=None).fit(x, problem.labels, logits=z, sample_weight=weights)
+    queries = problem.test_embeddings.astype(np.float32)
+    answers = blend.predict_proba(queries, logits=problem.test_logits.astype(np.float32))
+    np.testing.assert_allclose(answers.sum(axis=1), 1.0, atol=1e-5)
+    assert np.isfinite(blend.evidence(queries)).all()
+    assert (answers.argmax(axis=1) == problem.test_labels)[problem.test_labels != 0].mean() > 0.5
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.5, 2.0])
+@pytest.mark.parametrize("partner", ["ts", "sms"])
+def test_a_class_that_is_masked_out_of_the_logits_is_no_answer(problem: Any, temperature: float, partner: str) -> None:
+    """The least number of single precision is the usual mask."""
+    x, z = (each.astype(np.float32) for each in (problem.embeddings, problem.logits))
+    blend = KCalBlend(projection=None, partner=partner).fit(x, problem.labels, logits=z)
+    blend._partners[0].calibrator.temperature_ = temperature
+    masked = problem.test_logits.astype(np.float32).copy()
+    masked[:, 1] = np.finfo(np.float32).min
+    answers = blend.predict_proba(problem.test_embeddings.astype(np.float32), logits=masked)
+    assert np.isfinite(answers).all()
+    assert (answers[:, 1] < 1e-6).all()
+
+
+def test_what_the_fit_was_told_of_the_logits_holds_for_predictions(problem: Any) -> None:
+    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    before = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
+    blend.set_params(representation="probabilities")
+    np.testing.assert_array_equal(blend.predict_proba(problem.test_embeddings, logits=problem.test_logits), before)

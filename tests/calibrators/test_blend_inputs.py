@@ -146,6 +146,8 @@ def test_a_damaged_blend_is_told(problem: Any) -> None:
         {"background": 0.0},
         {"sharpness": whole | {"slope": 50.0}},
         {"worth": 0.0},
+        {"steepness": -4.0},
+        {"steepness": float("inf")},
         {"worth": 3.0},
         {"frequencies": [5.0, 5.0, 5.0]},
         {"scales": [0.0, 1.0, 3.0]},

@@ -116,6 +116,16 @@ def test_kernels_too_faint_for_a_number_stay_faint(dtype, bandwidths):
                 assert found[place, 0, column] < least
 
 
+@pytest.mark.parametrize("bandwidths", [(1.0, 8.0, 64.0, 512.0), tuple(2.0**power for power in range(12)), (1.0, 1.1)])
+def test_rounding_does_not_grow_from_one_bandwidth_to_the_next(bandwidths):
+    points, codes, _ = cloud(5, 60, 3, 3, dtype=torch.float32)
+    queries = cloud(6, 9, 3, 1, dtype=torch.float32)[0]
+    found = log_class_sums(queries, sort_support(points, codes, 3), bandwidths)
+    for place, bandwidth in enumerate(bandwidths):
+        slow = slow_log_sums(queries, points, codes, 3, bandwidth, kernel="rbf")
+        np.testing.assert_allclose(found[place].numpy(), slow, rtol=0, atol=5e-5)
+
+
 def test_a_query_gets_the_same_sums_whatever_comes_with_it():
     """A far query needs float64; those near it in the batch do not change for that."""
     points, codes, _ = cloud(3, 40, 3, 3, dtype=torch.float32)

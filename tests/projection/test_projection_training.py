@@ -179,6 +179,24 @@ def test_the_first_fast_checkpoint_is_the_start():
     assert same_bits(untouched.state_dict(), random.checkpoints[0].state_dict())
 
 
+@pytest.mark.parametrize("hold", [0.0, 1.0])
+def test_what_is_not_learned_is_left_as_it_is(hold):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(12, 4)
+            self.mask = nn.Parameter(torch.tensor([0.0, -torch.inf, 0.0, 0.0]), requires_grad=False)
+            self.places = nn.Parameter(torch.tensor([2, 0, 1, 3]), requires_grad=False)
+
+        def forward(self, rows):
+            return self.linear(rows)[:, self.places].masked_fill(torch.isinf(self.mask), 0.0)
+
+    rows, labels = split_problem()
+    trained = train_projection(rows, labels, projection=Masked(), recipe=dataclasses.replace(FAST, hold=hold))
+    assert trained.module.mask.tolist() == [0.0, -np.inf, 0.0, 0.0]
+    assert np.isfinite(project(trained.module, torch.from_numpy(rows)).numpy()).all()
+
+
 def test_what_is_held_stays_nearer_to_its_start_the_harder_it_is_held():
     rows, labels = split_problem()
     ways = []

@@ -36,6 +36,8 @@ from kcal.errors import InvalidInputError
 Floats = NDArray[np.float64]
 
 ROWS_AT_ONCE = 4096
+LARGEST_FACTOR = 1e6
+"""By which the sums of a class grow, however little its samples weigh: single precision has to hold them."""
 
 
 class KCalBlend(Calibrator):
@@ -54,8 +56,8 @@ class KCalBlend(Calibrator):
     dimension, recipe
         Of the learned projection, as in :class:`KCal`.
     scales : sequence of float
-        Bandwidths of each metric, in units of the one with the least leave-one-out loss. Those that are twice as large
-        as the one before are quick: their kernels are squares of squares.
+        Bandwidths of each metric, in units of the one with the least leave-one-out loss. Where each is twice the one
+        before, or its square is, they are quick: the kernel of the one is a power of the other's by squares.
     partner : "auto", "ts" or "sms"
         The network's part: temperature scaling, and beside it structured matrix scaling where cross-validation finds
         it better ("auto") or always ("sms").
@@ -356,7 +358,7 @@ class KCalBlend(Calibrator):
         """
         seen = self._experts[0].estimate._frequencies
         factors: Floats = self._frequencies / np.where(seen > 0, seen, self._frequencies)
-        return factors
+        return np.minimum(factors, LARGEST_FACTOR)
 
     def _check_logits(self, logits: Any, n: int, n_classes: int | None = None) -> torch.Tensor:
         scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__)

@@ -13,6 +13,7 @@ import torch
 from kcal.calibrators.blend_experts import told_of_absent
 from kcal.calibrators.logits import log_softmax_of
 from kcal.calibrators.prior import check_prior
+from kcal.calibrators.sharpness import IMPOSSIBLE
 from kcal.kernels import ClassSums
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def share_of_pool(blend: KCalBlend, evidence: torch.Tensor) -> torch.Tensor:
 
 def _network_heights(blend: KCalBlend, scores: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return what the calibrated network says, each (n, n_classes)."""
-    logarithms = log_softmax_of(scores, blend.representation).to(dtype)
+    logarithms = log_softmax_of(scores, blend._partners[0].calibrator.representation)
+    logarithms = logarithms.clamp_min(IMPOSSIBLE).to(dtype)  # no quotient or product overflows
     return [partner.heights(logarithms) for partner in blend._partners]
 
 

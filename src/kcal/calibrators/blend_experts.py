@@ -90,7 +90,7 @@ class Expert:
 
 
 def told_of_absent(masses: torch.Tensor, absent: torch.Tensor, far: torch.Tensor) -> torch.Tensor:
-    """Return log masses, (n, n_classes), in which classes without calibration samples have their share of ``far``.
+    """Return log masses, (…, n, n_classes), in which classes without calibration samples have their share of ``far``.
 
     An estimate knows nothing of them; ``far``, (n, n_classes) or (n_classes,), is what the network or frequencies say.
     """

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from kcal.calibrators.blend import KCalBlend
 
 
+LEAST_BACKGROUND = 1e-20
+"""That single precision can spread over classes, however rare."""
+
+
 def check_blend_parameters(blend: KCalBlend) -> None:
     """Refuse a parameter that cannot be meant."""
     if blend.folds is None:
@@ -28,9 +32,11 @@ def check_blend_parameters(blend: KCalBlend) -> None:
     if not is_number(blend.sharpness) or blend.sharpness < 0:
         raise InvalidInputError(f"sharpness must be a number of at least 0; got {blend.sharpness!r}.")
     if not (isinstance(blend.background, str) and blend.background == "cv") and not (
-        is_number(blend.background) and 0 < blend.background <= 1  # type: ignore[operator]
+        is_number(blend.background) and LEAST_BACKGROUND <= blend.background <= 1  # type: ignore[operator]
     ):
-        raise InvalidInputError(f'background must be "cv" or a number above 0 and at most 1; got {blend.background!r}.')
+        raise InvalidInputError(
+            f'background must be "cv" or a number from {LEAST_BACKGROUND:g} to 1; got {blend.background!r}.'
+        )
     if not is_number(blend.hand_over) or not 0 <= blend.hand_over < 1:
         raise InvalidInputError(f"hand_over must be a share, at least 0 and below 1; got {blend.hand_over!r}.")
 

@@ -126,7 +126,7 @@ def _check(blend: KCalBlend) -> None:
     numbers += [np.array([*astuple(blend.sharpness_), blend.worth_, blend._steepness])]
     numbers += [np.array(expert.typical) for expert in blend._experts]
     fits = pool.weights.shape == (n_weights,) and pool.bias.shape == (n_classes,) and frequencies.shape == (n_classes,)
-    fits = fits and 0 < blend.worth_ <= 1 and abs(frequencies.sum() - 1.0) < 1e-6
+    fits = fits and 0 < blend.worth_ <= 1 and blend._steepness > 0 and abs(frequencies.sum() - 1.0) < 1e-6
     fits = fits and abs(blend.sharpness_.level) <= LARGEST_LEVEL and abs(blend.sharpness_.slope) <= LARGEST_SLOPE
     fits = fits and blend.background_ > 0 and bool((frequencies > 0).all()) and len(blend._experts) > 0
     fits = fits and all(len(expert.typical) == len(expert.scales) and 1.0 in expert.scales for expert in blend._experts)

@@ -42,7 +42,7 @@ def log_probabilities(rows: torch.Tensor, representation: str) -> torch.Tensor:
 
 def log_softmax_of(rows: torch.Tensor, representation: str) -> torch.Tensor:
     """Return log-softmax of the rows in their own precision if they are logits; ``log_probabilities`` otherwise."""
-    if representation == "logits" and rows.dtype.is_floating_point:
+    if representation == "logits":
         return torch.log_softmax(rows.cpu(), dim=1)
     return log_probabilities(rows, representation)
 

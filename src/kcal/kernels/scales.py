@@ -32,7 +32,7 @@ LARGEST_ERROR = 1e-3
 ROOM_ABOVE = 1e-8
 """Of the largest number: larger sums are taken again with another shift, so that products with them are numbers too."""
 MOST_SQUARES = 6
-"""Of a wider kernel; beyond, an exponential is as quick and closer."""
+"""In a row: each doubles the relative error of a kernel, and after so many an exponential is as quick, and closer."""
 
 
 def scaled_class_sums(
@@ -44,8 +44,8 @@ def scaled_class_sums(
 ) -> ClassSums:
     """Return S_k(q; b) in two parts, sums (n_bandwidths, n_classes, n_query) and offsets (n_bandwidths, n_query).
 
-    The offset is −inf where a query may see no point at all; otherwise the largest sum of a query is near 1 or above,
-    and far below the largest number.
+    The offset is −inf where a query may see no point at all; otherwise the largest sum of a query is near 1 or above
+    (but for weights), and far below the largest number.
     Whatever queries come together, each gets the precision that it needs.
     """
     sums = queries.new_empty(len(bandwidths), support.n_classes, queries.shape[0])
@@ -132,7 +132,7 @@ class _Ladder:
         self.widest = max(bandwidths)
         self.steepness = [(self.widest / bandwidth) ** 2 for bandwidth in bandwidths]
         self.order = sorted(range(len(bandwidths)), key=self.steepness.__getitem__)
-        self.squares = [None, *(_squares_between(*pair) for pair in pairwise(sorted(self.steepness)))]
+        self.squares = _squares(sorted(self.steepness))
 
     def sums(self, exponents: RbfExponents, shift: torch.Tensor, at_most: float | None = None) -> torch.Tensor:
         """Return the sums of all kernels by class, (n_bandwidths, n_classes, n_query)."""
@@ -183,7 +183,13 @@ def _weighed(kernels: torch.Tensor, support: SortedSupport, start: int, spare: t
     return torch.mul(kernels, weights, out=spare[: kernels.numel()].view(kernels.shape))
 
 
-def _squares_between(wider: float, narrower: float) -> int | None:
-    """Return how often a kernel must be squared to become a steeper one; None if no number of squares does it."""
-    number = round(log2(narrower / wider))
-    return number if number <= MOST_SQUARES and isclose(wider * 2.0**number, narrower, rel_tol=1e-9) else None
+def _squares(steepness: Sequence[float]) -> list[int | None]:
+    """Return how often a kernel must be squared to become the next, steeper one; None where it takes an exponential."""
+    found: list[int | None] = [None]
+    in_a_row = 0
+    for wider, narrower in pairwise(steepness):
+        number = round(log2(narrower / wider))
+        squared = isclose(wider * 2.0**number, narrower, rel_tol=1e-9) and in_a_row + number <= MOST_SQUARES
+        in_a_row = in_a_row + number if squared else 0
+        found.append(number if squared else None)
+    return found

@@ -44,7 +44,10 @@ LARGEST_EXPONENT_ERROR = 1e-4
 
 
 class ClassSums(NamedTuple):
-    """S_k(q) = ``sums`` · exp(``offsets``); the parts apart, since far from the support the offset is huge."""
+    """S_k(q) = ``sums`` · exp(``offsets``); the parts apart, since far from the support the offset is huge.
+
+    Of several bandwidths: (n_bandwidths, n_classes, n_query) and (n_bandwidths, n_query).
+    """
 
     sums: torch.Tensor  # (n_query, n_classes); the largest of a row is near 1 or above, unless all are 0
     offsets: torch.Tensor  # (n_query,)

@@ -56,11 +56,11 @@ class FastRecipe:
     One stratified batch is prediction and background at once: each sample is predicted from all the others, so that
     a step learns from ``batch_size``² pairs. AdamW; the rate rises in a line and falls as a cosine. ``start="pca"``
     begins at the principal axes of the embeddings, where the distances already mean something, in place of random
-    weights. ``hold`` draws the weights back there all the while, as ``weight_decay`` draws them to 0; it is 0, since
-    checkpoints stay as near and do better. With ``unit_length`` embeddings are divided by their length first: a
-    network that fits its training set stretches the embeddings of training samples, and their length says little of
-    new ones. "auto" does so from 16 features on; in few dimensions the direction alone tells too little. A dimension
-    left to KCal ("auto") is at most ``largest_dimension``.
+    weights. ``hold`` draws the weights back to their start, whatever it was: at every step by ``hold`` times the rate
+    of the way. It is 0, since checkpoints stay as near and do better. With ``unit_length`` embeddings are divided by
+    their length first: a network that fits its training set stretches the embeddings of training samples, and their
+    length says little of new ones. "auto" does so from 16 features on; in few dimensions the direction alone tells too
+    little. A dimension left to KCal ("auto") is at most ``largest_dimension``.
 
     Checkpoints are kept at the start and at steps, steps/2, steps/4, … ``select="calibration"`` takes the one with
     the lowest leave-one-out loss on the calibration set, so that one training serves many calibration sets. It lets Π
@@ -76,7 +76,6 @@ class FastRecipe:
     batch_size: int = 1000
     learning_rate: float = 5e-3
     weight_decay: float = 1e-2
-    hold: float = 0.0
     warm_up: float = 0.2
     bandwidth: float = 1.0
     start: str = "pca"
@@ -86,6 +85,7 @@ class FastRecipe:
     sampling: str = "equal"
     largest_dimension: int = 128
     class_weights: str | None = None
+    hold: float = 0.0
 
     def __post_init__(self) -> None:
         _check_counts(self, "steps", "batch_size", "checkpoints", "largest_dimension")

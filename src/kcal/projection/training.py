@@ -236,8 +236,9 @@ def _train_fast(
     optimizer = torch.optim.AdamW(module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.relative_rate)
     marks, curve = recipe.marks(), _CurveNotes(optimizer)
+    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
     kept = [_frozen_copy(module)] if 0 in marks else []
-    start = [parameter.detach().clone() for parameter in module.parameters()]
+    start = [parameter.detach().clone() for parameter in learned] if recipe.hold else []
     module.train()
     with progress_bar("Training the projection", recipe.steps, show=show) as advance:
         for step in range(1, recipe.steps + 1):
@@ -248,7 +249,8 @@ def _train_fast(
                 projected, projected, labels, labels, log_weights, bandwidth=recipe.bandwidth, blocked=blocked
             )
             curve.add(_descend(optimizer, (losses * shares).sum()), advance)
-            _draw_back(module, start, min(recipe.hold * optimizer.param_groups[0]["lr"], 1.0))
+            if recipe.hold:
+                _draw_back(learned, start, min(recipe.hold * optimizer.param_groups[0]["lr"], 1.0))
             scheduler.step()
             if step in marks:
                 curve.note()
@@ -257,9 +259,9 @@ def _train_fast(
 
 
 @torch.no_grad()
-def _draw_back(module: nn.Module, start: list[torch.Tensor], share: float) -> None:
+def _draw_back(learned: list[nn.Parameter], start: list[torch.Tensor], share: float) -> None:
     """Take the weights a share of the way back to where they started."""
-    for parameter, first in zip(module.parameters(), start, strict=True):
+    for parameter, first in zip(learned, start, strict=True):
         parameter.lerp_(first, share)
 
 
