@@ -13,6 +13,7 @@ from kcal import KCalBlend, StructuredMatrixScaling, TemperatureScaling
 from kcal.calibrators.blend_experts import Expert
 from kcal.calibrators.logits import log_softmax_of
 from kcal.calibrators.partners import Partner
+from kcal.errors import FewSamplesWarning, MissingClassWarning
 from kcal.kernels import ClassSums
 
 
@@ -91,18 +92,44 @@ def test_a_class_whose_samples_weigh_next_to_nothing_harms_no_other(problem: Any
     assert (answers.argmax(axis=1) == problem.test_labels)[problem.test_labels != 0].mean() > 0.5
 
 
-@pytest.mark.parametrize("temperature", [0.01, 0.5, 2.0])
-@pytest.mark.parametrize("partner", ["ts", "sms"])
-def test_a_class_that_is_masked_out_of_the_logits_is_no_answer(problem: Any, temperature: float, partner: str) -> None:
-    """The least number of single precision is the usual mask."""
+@pytest.mark.parametrize("mask", [np.finfo(np.float32).min, -1e9, -1e4])
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.3, 0.7), (-0.2, 1.2)])
+def test_a_class_that_is_masked_out_of_the_logits_is_no_answer_and_harms_no_other(
+    problem: Any, mask: float, weights: tuple[float, float]
+) -> None:
     x, z = (each.astype(np.float32) for each in (problem.embeddings, problem.logits))
-    blend = KCalBlend(projection=None, partner=partner).fit(x, problem.labels, logits=z)
-    blend._partners[0].calibrator.temperature_ = temperature
-    masked = problem.test_logits.astype(np.float32).copy()
-    masked[:, 1] = np.finfo(np.float32).min
-    answers = blend.predict_proba(problem.test_embeddings.astype(np.float32), logits=masked)
-    assert np.isfinite(answers).all()
-    assert (answers[:, 1] < 1e-6).all()
+    blend = KCalBlend(projection=None, partner="sms").fit(x, problem.labels, logits=z)
+    blend._pool.weights[-2:] = weights  # of temperature and matrix scaling
+    queries, plain = problem.test_embeddings.astype(np.float32), problem.test_logits.astype(np.float32)
+    masked, rows = plain.copy(), np.arange(len(plain))
+    other = (problem.test_labels + 1) % 3
+    masked[rows, other] = mask
+    before, answers = (blend.predict_proba(queries, logits=logits) for logits in (plain, masked))
+    assert (answers[rows, other] == 0).all()
+    right, still = (each[rows, problem.test_labels] for each in (before, answers))
+    assert still.mean() > right.mean()
+
+
+@pytest.mark.parametrize("extreme", [1e4, 1e30, 1e38])
+def test_extreme_logits_give_probabilities(problem: Any, extreme: float) -> None:
+    x, z = (each.astype(np.float32) for each in (problem.embeddings, problem.logits))
+    blend = KCalBlend(projection=None, partner="sms").fit(x, problem.labels, logits=z)
+    logits = (problem.test_logits * extreme).clip(-3e38, 3e38).astype(np.float32)
+    answers = blend.predict_proba(problem.test_embeddings.astype(np.float32), logits=logits)
+    np.testing.assert_allclose(answers.sum(axis=1), 1.0, atol=1e-5)
+
+
+def test_without_logits_classes_without_samples_are_told_of(problem: Any) -> None:
+    with pytest.warns(MissingClassWarning, match="1 of 4 classes .* pass logits="):
+        KCalBlend(projection=None).fit(problem.embeddings, problem.labels, classes=range(4))
+
+
+def test_groups_that_hold_whole_classes_are_told_of(problem: Any) -> None:
+    with pytest.warns(FewSamplesWarning, match="each class lies within one group"):
+        blend = KCalBlend(projection=None).fit(
+            problem.embeddings, problem.labels, logits=problem.logits, groups=problem.labels
+        )
+    assert blend.weights_["ts"] == 1.0
 
 
 def test_what_the_fit_was_told_of_the_logits_holds_for_predictions(problem: Any) -> None:

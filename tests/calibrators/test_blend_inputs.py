@@ -51,7 +51,7 @@ def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
         ({"scales": ()}, "scales must be"),
         ({"scales": (0.5, 2)}, "1 among them"),
         ({"scales": (1, -1)}, "scales must be"),
-        ({"scales": (1, 1.0001)}, "differ in their first three digits"),
+        ({"scales": (1, 1.0001)}, "different in their first three digits"),
         ({"scales": 1.0}, "scales must be"),
         ({"scales": ("a",)}, "scales must be"),
         ({"folds": 1}, "folds must be"),

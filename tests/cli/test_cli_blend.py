@@ -250,7 +250,7 @@ def test_scales_are_a_list_with_or_without_brackets(run, calibration, test_set, 
         (
             ("--set", "scales=2,3"),
             1,
-            "in their first three digits, 1 among them; got [2, 3]",
+            "1 among them, such as (0.5, 1, 2)",
         ),
         (("--set", "bins=2"), 2, "'bins' is no parameter of method kcal-blend, which takes"),
         (("--representation", "probabilities"), 1, "rows must be probabilities that sum to 1"),

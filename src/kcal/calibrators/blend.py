@@ -20,11 +20,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from kcal.arrays import check_groups, check_labels, check_matrix, check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
-from kcal.calibrators.blend_answers import blended, evidence_of, reweighed, share_of_pool
+from kcal.calibrators.blend_answers import blended, evidence_of, least_logarithm, reweighed, share_of_pool
 from kcal.calibrators.blend_experts import Expert, fit_experts
 from kcal.calibrators.blend_fitting import Samples, cross_fitted_partners, fit_pool
 from kcal.calibrators.blend_parameters import check_blend_parameters, check_names, check_scales, names_of
-from kcal.calibrators.cautions import warn_of_few_samples, warn_of_known_rows
+from kcal.calibrators.cautions import warn_of_few_samples, warn_of_known_rows, warn_of_missing_classes
 from kcal.calibrators.class_frequencies import likely_frequencies, most_likely_strength
 from kcal.calibrators.logits import encode_columns
 from kcal.calibrators.partners import Partner
@@ -96,8 +96,8 @@ class KCalBlend(Calibrator):
     sharpness_ : Sharpness
         How much surer answers were made, by their entropy.
     worth_ : float
-        The share of what a sample tells that is not told by the others of its group; less where groups are few, and 1
-        without groups.
+        The share of what a sample tells that is not told by the others of its group, as far as groups can tell: the
+        fewer they are and the less they agree, the less. 1 without groups.
     background_ : float
         Background mass in units of the mass that reaches a typical calibration sample.
     bandwidths_ : dict
@@ -128,6 +128,7 @@ class KCalBlend(Calibrator):
     _frequencies: Floats
     _least_evidence: float
     _steepness: float
+    _least_logarithm: float
     logit_names_in_: NDArray[np.object_]
 
     def __init__(
@@ -223,11 +224,16 @@ class KCalBlend(Calibrator):
         check_prior(self.prior, self.classes_)
         if scores is not None:
             warn_of_few_samples(len(kept), len(self.classes_))
+        else:
+            warn_of_missing_classes(
+                self.classes_, self._experts[0].estimate._frequencies, "add samples, or pass logits="
+            )
         codes = self._experts[0].estimate._codes.cpu().numpy()
         samples = Samples(codes, weights[kept] / weights[kept].mean(), described["groups"])
         self._strength = self._strength_of_frequencies(samples)
         self._frequencies = likely_frequencies(samples.totals(len(self.classes_)).numpy(), self._strength)
         self._partners = [] if scores is None else self._calibrated_network(scores[kept], samples)
+        self._least_logarithm = 0.0 if scores is None else least_logarithm(scores[kept], self.representation)
         fit_pool(self, samples)
         return self
 
@@ -252,7 +258,10 @@ class KCalBlend(Calibrator):
         return float(accuracy_score(y, self.predict(X, logits=logits), sample_weight=sample_weight))
 
     def evidence(self, X: Any) -> Any:
-        """Return g, (n,): near 1 where calibration samples lie, near 0 where the network is on its own."""
+        """Return g, (n,): near 1 where calibration samples lie, near 0 where the network is on its own.
+
+        Of 16 features or more it looks at directions, and a length tells it nothing. With ``hand_over=0`` it is 1.
+        """
         rows, kind = self._check_rows(X)
         found = reweighed(self, self._experts[0].class_sums(rows))
         return kind.give_back(share_of_pool(self, evidence_of(self, found))[:, 0])

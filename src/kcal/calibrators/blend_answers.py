@@ -19,24 +19,30 @@ from kcal.kernels import ClassSums
 if TYPE_CHECKING:
     from kcal.calibrators.blend import KCalBlend
 
+RULED_OUT = -5000.0
+"""The log probability below which a network does not doubt a class but was told to leave it out, by a mask."""
+
 
 def blended(blend: KCalBlend, rows: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
     """Return log probabilities, (n, n_classes), of embeddings and, if it was fitted so, of their logits."""
     sums = [reweighed(blend, expert.class_sums(rows)) for expert in blend._experts]
-    network = [] if scores is None else _network_heights(blend, scores, sums[0].sums.dtype)
+    logarithms = None if scores is None else _network_logarithms(blend, scores).to(sums[0].sums.dtype)
+    network = [] if logarithms is None else _network_heights(blend, logarithms)
     log_frequencies = torch.from_numpy(np.log(blend._frequencies)).to(sums[0].sums)
     near, far = share_of_pool(blend, evidence_of(blend, sums[0])), network[0] if network else log_frequencies
     pooled = _estimated_heights(blend, sums, far) + torch.from_numpy(blend._pool.bias).to(log_frequencies)
     for heights, weight in zip(network, blend._pool.weights[len(blend._pool.weights) - len(network) :], strict=True):
         pooled.add_(heights, alpha=float(weight))
-    logarithms = torch.log_softmax(torch.lerp(far.expand_as(pooled), pooled, near), dim=1)
-    logarithms = blend.sharpness_.sharpened(logarithms, near)
+    heights = torch.lerp(far.expand_as(pooled), pooled, near)
+    if logarithms is not None:
+        heights.masked_fill_(logarithms < RULED_OUT, -torch.inf)
+    answers = blend.sharpness_.sharpened(torch.log_softmax(heights, dim=1), near)
     prior = check_prior(blend.prior, blend.classes_)
     if prior is None:
-        return logarithms
+        return answers
     with np.errstate(divide="ignore"):  # a class that the prior rules out
-        moved = torch.from_numpy(np.log(prior / blend._frequencies)).to(logarithms)
-    return torch.log_softmax(logarithms + moved, dim=1)
+        moved = torch.from_numpy(np.log(prior / blend._frequencies)).to(answers)
+    return torch.log_softmax(answers + moved, dim=1)
 
 
 def reweighed(blend: KCalBlend, found: ClassSums) -> ClassSums:
@@ -59,11 +65,24 @@ def share_of_pool(blend: KCalBlend, evidence: torch.Tensor) -> torch.Tensor:
     return torch.sigmoid(blend._steepness * (evidence - blend._least_evidence))
 
 
-def _network_heights(blend: KCalBlend, scores: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return what the calibrated network says, each (n, n_classes)."""
-    logarithms = log_softmax_of(scores, blend._partners[0].calibrator.representation)
-    logarithms = logarithms.clamp_min(IMPOSSIBLE).to(dtype)  # no quotient or product overflows
-    return [partner.heights(logarithms) for partner in blend._partners]
+def least_logarithm(scores: torch.Tensor, representation: str) -> float:
+    """Return the least log probability that the network gives to a class which it does not rule out."""
+    logarithms = log_softmax_of(scores, representation)
+    return float(logarithms[logarithms >= RULED_OUT].min())
+
+
+def _network_logarithms(blend: KCalBlend, scores: torch.Tensor) -> torch.Tensor:
+    """Return log probabilities of the network as it is, (n, n_classes)."""
+    return log_softmax_of(scores, blend._partners[0].calibrator.representation).clamp_min(IMPOSSIBLE)
+
+
+def _network_heights(blend: KCalBlend, logarithms: torch.Tensor) -> list[torch.Tensor]:
+    """Return what the calibrated network says, each (n, n_classes).
+
+    What lies below all that was seen is taken for the least that was: a matrix would carry it on to other classes.
+    """
+    seen = logarithms.clamp_min(blend._least_logarithm)
+    return [partner.heights(seen) for partner in blend._partners]
 
 
 def _estimated_heights(blend: KCalBlend, sums: list[ClassSums], far: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from scipy.optimize import minimize_scalar
 
 from kcal.calibrators.blend_answers import share_of_pool
 from kcal.calibrators.blend_experts import Expert, told_of_absent
+from kcal.calibrators.cautions import warn_that_nothing_is_judged
 from kcal.calibrators.class_frequencies import likely_frequencies
 from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.calibrators.partners import Partner, find_partners
@@ -95,7 +96,9 @@ def fit_pool(blend: KCalBlend, samples: Samples) -> None:
     likely = torch.from_numpy(np.log(blend._frequencies)).expand(len(codes), -1)
     judged = _Judged(blend, samples, sums, rows[~alone], likely)
     problem = _choose_background(blend, judged, unseen)
-    if problem is not None:
+    if problem is None:
+        warn_that_nothing_is_judged()
+    else:
         _finish(blend, samples, judged, unseen, problem)
 
 

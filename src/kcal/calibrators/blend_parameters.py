@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from kcal.calibrators.blend import KCalBlend
 
 
+WIDEST_SCALE = 1000
+"""Beyond, and below one over it, a bandwidth tells nothing."""
 LEAST_BACKGROUND = 1e-20
 """That single precision can spread over classes, however rare."""
 
 
 def check_blend_parameters(blend: KCalBlend) -> None:
     """Refuse a parameter that cannot be meant."""
-    if blend.folds is None:
-        raise InvalidInputError("folds must be an integer of at least 2; got None.")
+    if blend.folds is None or blend.folds == 1:
+        raise InvalidInputError(f"folds must be an integer of at least 2; got {blend.folds!r}.")
     check_folds(blend.folds)
     check_scales(blend.scales)
     if not isinstance(blend.partner, str) or blend.partner not in PARTNERS:
@@ -49,13 +51,15 @@ def is_number(value: Any) -> bool:
 def check_scales(scales: Any) -> tuple[float, ...]:
     """Return the scales, ascending; refuse what is none."""
     try:
-        found = tuple(sorted(float(scale) for scale in scales))
+        found = () if isinstance(scales, str) else tuple(sorted(float(scale) for scale in scales))
     except (TypeError, ValueError):
         found = ()
     names = {name_of_scale(scale) for scale in found}
-    if not found or not all(0 < scale < np.inf for scale in found) or 1.0 not in found or len(names) != len(found):
+    within = all(1 / WIDEST_SCALE <= scale <= WIDEST_SCALE for scale in found)
+    if not found or not within or 1.0 not in found or len(names) != len(found):
         raise InvalidInputError(
-            f"scales must be positive numbers that differ in their first three digits, 1 among them; got {scales!r}."
+            f"scales must be a sequence of positive numbers, 1 among them, such as (0.5, 1, 2); from 1/{WIDEST_SCALE} "
+            f"to {WIDEST_SCALE}, and different in their first three digits; got {scales!r}."
         )
     return found
 

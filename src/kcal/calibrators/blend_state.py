@@ -48,6 +48,7 @@ def describe(blend: KCalBlend) -> CalibratorState:
         "worth": blend.worth_,
         "least_evidence": blend._least_evidence if np.isfinite(blend._least_evidence) else None,
         "steepness": blend._steepness,
+        "least_logarithm": blend._least_logarithm,
         "frequencies": blend._frequencies.tolist(),
         "loss": blend._pool.loss,
         "logit_names": blend.logit_names_in_.tolist(),
@@ -88,7 +89,7 @@ def restore(
     blend.worth_ = float(values["worth"])
     least = values["least_evidence"]
     blend.background_, blend._least_evidence = float(values["background"]), -np.inf if least is None else float(least)
-    blend._steepness = float(values["steepness"])
+    blend._steepness, blend._least_logarithm = float(values["steepness"]), float(values["least_logarithm"])
     blend._frequencies = np.array(values["frequencies"], dtype=np.float64)
     blend.logit_names_in_ = np.array(values["logit_names"], dtype=object)
     _check(blend)
@@ -100,6 +101,7 @@ def _parameters(blend: KCalBlend) -> dict[str, Any]:
     if parameters["projection"] is not None and not isinstance(parameters["projection"], str):
         parameters["projection"] = "skip"  # the learned metric is stored with its tensors
     parameters["recipe"] = stored_recipe(parameters["recipe"])
+    parameters["scales"] = check_scales(parameters["scales"])
     if parameters["prior"] is not None and not isinstance(parameters["prior"], str):
         parameters["prior"] = check_prior(parameters["prior"], blend.classes_)
     return {name: plain(value) for name, value in parameters.items()}
@@ -123,7 +125,7 @@ def _check(blend: KCalBlend) -> None:
     n_weights = sum(len(expert.names) for expert in blend._experts) + len(blend._partners)
     pool, frequencies = blend._pool, blend._frequencies
     numbers = [pool.weights, pool.bias, frequencies, np.array([blend.background_, max(blend._least_evidence, -1e300)])]
-    numbers += [np.array([*astuple(blend.sharpness_), blend.worth_, blend._steepness])]
+    numbers += [np.array([*astuple(blend.sharpness_), blend.worth_, blend._steepness, blend._least_logarithm])]
     numbers += [np.array(expert.typical) for expert in blend._experts]
     fits = pool.weights.shape == (n_weights,) and pool.bias.shape == (n_classes,) and frequencies.shape == (n_classes,)
     fits = fits and 0 < blend.worth_ <= 1 and blend._steepness > 0 and abs(frequencies.sum() - 1.0) < 1e-6

@@ -38,8 +38,18 @@ def warn_of_few_samples(n: int, n_classes: int) -> None:
             f"{n:,} calibration samples for {n_classes:,} classes are few: below {FEW_A_CLASS} a class a blend may do "
             "worse than TemperatureScaling alone.",
             FewSamplesWarning,
-            stacklevel=CALLERS_CALLER - 1,
+            stacklevel=CALLERS_CALLER,
         )
+
+
+def warn_that_nothing_is_judged() -> None:
+    """Warn of groups that hold all samples of their classes."""
+    warnings.warn(
+        "No calibration sample can be judged by the others: each class lies within one group (or has one sample). The "
+        "blend keeps to the network, or to its first estimate. Calibrate on groups that share classes.",
+        FewSamplesWarning,
+        stacklevel=CALLERS_CALLER + 1,
+    )
 
 
 def warn_of_training_rows(rows: torch.Tensor, training: NDArray[np.uint64]) -> None:
@@ -54,14 +64,15 @@ def warn_of_training_rows(rows: torch.Tensor, training: NDArray[np.uint64]) -> N
         )
 
 
-def warn_of_missing_classes(classes: NDArray[Any], counts: NDArray[Any]) -> None:
+def warn_of_missing_classes(
+    classes: NDArray[Any], counts: NDArray[Any], remedy: str = "Add samples of them, or pass smoothing=1e-3."
+) -> None:
     """Warn of classes without a calibration sample."""
     missing = classes[counts == 0].tolist()
     if missing:
         warnings.warn(
-            f"{len(missing)} of {len(classes)} classes have no calibration sample and get probability 0: "
-            f"{', '.join(repr(label) for label in missing[:5])}{', …' if len(missing) > 5 else ''}. "
-            "Add samples of them, or pass smoothing=1e-3.",
+            f"{len(missing)} of {len(classes)} classes have no calibration sample and get probability 0 or next to it: "
+            f"{', '.join(repr(label) for label in missing[:5])}{', …' if len(missing) > 5 else ''}. {remedy}",
             MissingClassWarning,
             stacklevel=CALLERS_CALLER,
         )

@@ -105,7 +105,7 @@ def solve_temperature(logits: NDArray[np.float64], codes: NDArray[np.int64], wei
 
 def _at_bound(bound: float, reason: str) -> float:
     warnings.warn(
-        f"The temperature stopped at its bound, {bound}: {reason}. Check that X holds logits and y its columns.",
+        f"The temperature stopped at its bound, {bound}: {reason}. Check logits and labels: integers are columns.",
         ConvergenceWarning,
         stacklevel=4,
     )
