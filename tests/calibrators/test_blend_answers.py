@@ -13,7 +13,7 @@ from kcal import KCalBlend, StructuredMatrixScaling, TemperatureScaling
 from kcal.calibrators.blend_experts import Expert
 from kcal.calibrators.logits import log_softmax_of
 from kcal.calibrators.partners import Partner
-from kcal.errors import FewSamplesWarning, MissingClassWarning
+from kcal.errors import ConvergenceWarning, FewSamplesWarning, MissingClassWarning
 from kcal.kernels import ClassSums
 
 
@@ -108,6 +108,15 @@ def test_a_class_that_is_masked_out_of_the_logits_is_no_answer_and_harms_no_othe
     assert (answers[rows, other] == 0).all()
     right, still = (each[rows, problem.test_labels] for each in (before, answers))
     assert still.mean() > right.mean()
+
+
+def test_logits_that_are_large_in_calibration_too_rule_nothing_out(problem: Any) -> None:
+    """Scores a thousand times as large, say, are the network's own way to speak."""
+    with pytest.warns(ConvergenceWarning):
+        blend = KCalBlend(projection=None, partner="ts").fit(
+            problem.embeddings, problem.labels, logits=5000 * problem.logits
+        )
+    assert (blend.predict_log_proba(problem.test_embeddings, logits=5000 * problem.test_logits) > -np.inf).all()
 
 
 @pytest.mark.parametrize("extreme", [1e4, 1e30, 1e38])

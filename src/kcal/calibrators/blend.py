@@ -226,7 +226,7 @@ class KCalBlend(Calibrator):
             warn_of_few_samples(len(kept), len(self.classes_))
         else:
             warn_of_missing_classes(
-                self.classes_, self._experts[0].estimate._frequencies, "add samples, or pass logits="
+                self.classes_, self._experts[0].estimate._frequencies, "Add samples, or pass logits=."
             )
         codes = self._experts[0].estimate._codes.cpu().numpy()
         samples = Samples(codes, weights[kept] / weights[kept].mean(), described["groups"])

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from kcal.calibrators.blend import KCalBlend
 
 RULED_OUT = -5000.0
-"""The log probability below which a network does not doubt a class but was told to leave it out, by a mask."""
+"""The log probability below which a network does not doubt a class but was told to leave it out, by a mask; lower where
+calibration samples came near it."""
+BEYOND = 10.0
+"""Times the least log probability of calibration samples."""
 
 
 def blended(blend: KCalBlend, rows: torch.Tensor, scores: torch.Tensor | None) -> torch.Tensor:
@@ -35,7 +38,7 @@ def blended(blend: KCalBlend, rows: torch.Tensor, scores: torch.Tensor | None) -
         pooled.add_(heights, alpha=float(weight))
     heights = torch.lerp(far.expand_as(pooled), pooled, near)
     if logarithms is not None:
-        heights.masked_fill_(logarithms < RULED_OUT, -torch.inf)
+        heights.masked_fill_(logarithms < min(RULED_OUT, BEYOND * blend._least_logarithm), -torch.inf)
     answers = blend.sharpness_.sharpened(torch.log_softmax(heights, dim=1), near)
     prior = check_prior(blend.prior, blend.classes_)
     if prior is None:
@@ -66,9 +69,8 @@ def share_of_pool(blend: KCalBlend, evidence: torch.Tensor) -> torch.Tensor:
 
 
 def least_logarithm(scores: torch.Tensor, representation: str) -> float:
-    """Return the least log probability that the network gives to a class which it does not rule out."""
-    logarithms = log_softmax_of(scores, representation)
-    return float(logarithms[logarithms >= RULED_OUT].min())
+    """Return the least log probability that the network gives to a class."""
+    return max(float(log_softmax_of(scores, representation).min()), IMPOSSIBLE)
 
 
 def _network_logarithms(blend: KCalBlend, scores: torch.Tensor) -> torch.Tensor:
