@@ -156,3 +156,10 @@ def test_a_thousand_classes_are_as_good_as_few():
 def test_an_unknown_class_is_refused(error, of):
     with pytest.raises(InvalidInputError, match='of must be "confidence" or the index of a class, 0 to 1; got'):
         error([[0.5, 0.5]], [0], of=of)
+
+
+def test_one_sample_that_is_nearly_right_has_its_own_gap():
+    """The width of its smoothing is less than a step of the grid."""
+    gap = 2.8459886e-05
+    found = smooth_calibration_error(np.array([[1 - gap, gap]]), np.array([0]))
+    assert found == pytest.approx(gap, abs=1e-12)

@@ -66,7 +66,8 @@ def smooth_calibration_error(
             low = width
         else:
             high = width
-    return high
+    # no smoothing takes the integral beyond these; where σ is less than the grid's step, rounding could
+    return float(np.clip(high, abs(residuals.sum()), np.abs(residuals).sum()))
 
 
 def kde_calibration_error(
