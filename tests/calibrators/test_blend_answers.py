@@ -76,7 +76,7 @@ def test_answers_of_single_precision_are_those_of_double(problem: Any) -> None:
         problem.test_embeddings.astype(np.float32), logits=problem.test_logits.astype(np.float32)
     )
     assert quick.dtype == np.float32
-    np.testing.assert_allclose(quick, precise, atol=1e-3)
+    np.testing.assert_allclose(quick, precise, atol=1e-5)
     assert np.abs(quick - precise).max() > 0.0
 
 

@@ -68,7 +68,7 @@ def test_a_rare_class_among_many_alike_stays_rare():
 
 
 @given(
-    st.lists(st.just(0.0) | st.floats(1e-9, 1e6), min_size=2, max_size=30).filter(lambda counts: sum(counts) > 0),
+    st.lists(st.just(0.0) | st.floats(1e-290, 1e6), min_size=2, max_size=30).filter(lambda counts: sum(counts) > 0),
     st.floats(LEAST, MOST),
 )
 def test_counts_move_towards_their_mean_and_no_further_than_chance(counts, strength):
@@ -83,3 +83,11 @@ def test_counts_move_towards_their_mean_and_no_further_than_chance(counts, stren
     assert (found > 0).all()
     assert (np.diff(found[np.argsort(seen)]) >= -1e-15).all()
     np.testing.assert_allclose(likely_frequencies(np.stack([seen, seen + 1]), strength)[0], found)
+
+
+@pytest.mark.parametrize("counts", [[0.0, 5e-324], [5e-324, 5e-324, 0.0], [1e-310, 1.0]])
+@pytest.mark.parametrize("strength", [LEAST, 1.0, MOST, None])
+def test_counts_too_faint_to_be_divided_give_frequencies_too(counts, strength):
+    found = likely_frequencies(np.array(counts), strength)
+    assert found.sum() == pytest.approx(1.0)
+    assert (found > 0).all()

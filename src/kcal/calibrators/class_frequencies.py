@@ -27,6 +27,7 @@ def likely_frequencies(counts: Floats, strength: float | None = None) -> Floats:
     ``strength`` is how many samples every class is given beside its own; without, the most likely number.
     """
     moved = moved_counts(counts, most_likely_strength(counts) if strength is None else strength)
+    moved = np.maximum(moved, np.finfo(np.float64).tiny)  # counts too faint to be divided tell nothing
     frequencies: Floats = moved / moved.sum(axis=-1, keepdims=True)
     return frequencies
 
