@@ -13,7 +13,7 @@ from rich.table import Table
 
 from benchmarks.tasks import all_tasks, split
 from kcal.benchmark import Task
-from kcal.calibrators import CALIBRATORS, ClassifierOutputs, fit_on, make_calibrator, predict_on
+from kcal.calibrators import METHODS, ClassifierOutputs, fit_on, make_calibrator, predict_on
 from kcal.metrics import negative_log_likelihood
 
 SEEDS = (0, 1, 2)
@@ -36,7 +36,7 @@ def measure(name: str, train: ClassifierOutputs, calibration: ClassifierOutputs,
 def measure_task(task: Task, console: Console) -> dict[str, Figures]:
     """Return the median times and the mean log-loss of every method over the reshuffles."""
     figures = {}
-    for name in track(CALIBRATORS, description=task.name, console=console, transient=True):
+    for name in track(METHODS, description=task.name, console=console, transient=True):
         runs = [measure(name, task.train, *split(task, seed)) for seed in SEEDS]
         fits, predictions, losses = zip(*runs, strict=True)
         figures[name] = (median(fits), median(predictions), mean(losses))
@@ -45,7 +45,7 @@ def measure_task(task: Task, console: Console) -> dict[str, Figures]:
 
 def main(console: Console, tasks: Path | None = None) -> None:
     """Print a table a task, and what the log-losses over that of temperature scaling are on average."""
-    ratios: dict[str, list[float]] = {name: [] for name in CALIBRATORS}
+    ratios: dict[str, list[float]] = {name: [] for name in METHODS}
     for task in all_tasks(tasks):
         figures = measure_task(task, console)
         fit, predict, loss = figures["ts"]

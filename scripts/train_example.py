@@ -27,8 +27,8 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kcal.datasets.network import SmallCNN
 from kcal.losses import FocalLoss, MMCELoss
-from kcal.networks import SmallCNN
 
 CLASSES = (
     "T-shirt/top",

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.exceptions import DataConversionWarning
 
-from kcal.arrays import (
+from kcal.errors import InvalidInputError
+from kcal.validation import (
     check_groups,
     check_ids,
     check_labels,
@@ -23,7 +24,6 @@ from kcal.arrays import (
     kind_of,
     row_fingerprints,
 )
-from kcal.errors import InvalidInputError
 
 steady = settings(deadline=None, derandomize=True, max_examples=80)
 

@@ -13,7 +13,8 @@ import kcal.metrics
 import kcal.projection
 
 EXPORTED = {
-    "CALIBRATORS",
+    "METHODS",
+    "Method",
     "BetaCalibration",
     "DirichletCalibration",
     "GaussianProcessCalibration",
@@ -22,7 +23,7 @@ EXPORTED = {
     "SplineCalibration",
     "EnsembleTemperatureScaling",
     "HistogramBinning",
-    "IsotonicRegression",
+    "IsotonicCalibration",
     "MatrixScaling",
     "PlattScaling",
     "ScalingBinning",

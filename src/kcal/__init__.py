@@ -12,7 +12,7 @@ from kcal.errors import KcalError, KcalWarning
 
 if TYPE_CHECKING:
     from kcal.calibrators import (
-        CALIBRATORS,
+        METHODS,
         BetaCalibration,
         ClassifierOutputs,
         DirichletCalibration,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         GaussianProcessCalibration,
         HistogramBinning,
         IMaxBinning,
-        IsotonicRegression,
+        IsotonicCalibration,
         KCal,
         KCalBlend,
         KCalLogits,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __version__ = _version("kcal")
 
 __all__ = [
-    "CALIBRATORS",
+    "METHODS",
     "BetaCalibration",
     "ClassifierOutputs",
     "DirichletCalibration",
@@ -51,13 +51,14 @@ __all__ = [
     "GaussianProcessCalibration",
     "HistogramBinning",
     "IMaxBinning",
-    "IsotonicRegression",
+    "IsotonicCalibration",
     "KCal",
     "KCalBlend",
     "KCalLogits",
     "KcalError",
     "KcalWarning",
     "MatrixScaling",
+    "Method",
     "OrderPreservingCalibration",
     "PaperRecipe",
     "PlattScaling",

@@ -1,45 +1,92 @@
-"""The exceptions and warnings of kcal; imports nothing."""
+"""Exceptions and warnings with structured fields, and the one function that issues warnings; imports no kcal module."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from pathlib import Path
+
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 class KcalError(Exception):
-    """Base of every error that kcal raises on purpose."""
+    """Base class of every error that kcal raises on purpose."""
 
 
 class InvalidInputError(KcalError, ValueError):
-    """An argument or an array is not what was expected; the message says what was, what came and what to do."""
+    """Raise for an argument that is not what was expected.
+
+    The message reads "{parameter} {expected}; got {got}. {remedy}", for example
+    "folds must be an integer of at least 2; got 1. Pass folds=5."
+
+    Parameters
+    ----------
+    parameter : str
+        Name of the argument, such as "sample_weight" or "logits". The command line replaces it by its option.
+    expected : str
+        What it must be, beginning with a verb: "must be a positive number".
+    got : str, optional
+        What was given instead.
+    remedy : str, optional
+        What to do, as whole sentences.
+    """
+
+    def __init__(self, parameter: str, expected: str = "", *, got: str = "", remedy: str = "") -> None:
+        self.parameter = parameter
+        self.expected = expected
+        self.got = got
+        self.remedy = remedy
+        super().__init__(self.message())
+
+    def message(self, parameter: str | None = None) -> str:
+        """Return the message, with another name for the parameter if one is given."""
+        name = self.parameter if parameter is None else parameter
+        text = f"{name} {self.expected}" if self.expected else name
+        text += f"; got {self.got}" if self.got else ""
+        text += "" if text.endswith((".", "…")) or not self.expected else "."
+        return f"{text} {self.remedy}" if self.remedy else text
 
 
 class FileFormatError(KcalError, ValueError):
-    """A file is not what it should be: foreign, truncated, corrupt or from a newer kcal."""
+    """Raise for a file that is not what it should be: foreign, truncated, corrupt or from a newer kcal."""
 
 
 class MissingExtraError(KcalError, ImportError):
-    """An optional dependency is not installed; the message says how to install it."""
+    """Raise for an optional dependency that is not installed; the message says how to install it."""
 
 
 class KcalWarning(UserWarning):
-    """Base of every warning of kcal, so that one filter catches them all."""
+    """Base class of every warning of kcal, so that one filter catches them all."""
 
 
 class LeakageWarning(KcalWarning):
-    """The same samples stand on two sides that must be kept apart, so that results look better than they are."""
+    """The same samples are on two sides that must be kept apart, so that results look better than they are."""
 
 
 class MissingClassWarning(KcalWarning):
-    """A class has no calibration sample, so that nothing can be said about it."""
+    """A class has no calibration sample."""
 
 
 class HeldOutWarning(KcalWarning):
-    """No training set was given, so that a part of the calibration set was held out to learn the projection."""
+    """No training set was given, so that part of the calibration set was held out to train the projection."""
 
 
 class FewSamplesWarning(KcalWarning):
-    """There are too few calibration samples to tell what helps."""
+    """There are too few calibration samples for the method."""
 
 
 class BandwidthWarning(KcalWarning):
-    """The bandwidth search ended at the edge of what it may look at."""
+    """The bandwidth search ended at the edge of its interval."""
 
 
 class ConvergenceWarning(KcalWarning):
     """A solver stopped at a bound or before it converged."""
+
+
+def warn(message: str, category: type[KcalWarning]) -> None:
+    """Issue a warning that points at the first caller outside the package."""
+    frame, stacklevel = inspect.currentframe(), 1
+    while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, stacklevel = frame.f_back, stacklevel + 1
+    warnings.warn(message, category, stacklevel=stacklevel)

@@ -45,7 +45,7 @@ def test_confidence_out_of_scope_is_what_fitting_by_hand_gives(far: Far) -> None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             kcal = KCal(projection=trained, progress=False).fit(pool.embeddings[rows], labels)
-            blend = KCalBlend(projection=trained, hand_over=0.0, progress=False)
+            blend = KCalBlend(projection=trained, fallback_quantile=0.0, progress=False)
             blend.fit(pool.embeddings[rows], labels, logits=pool.logits[rows])
             confidence = blend.predict_proba(outside.embeddings, logits=outside.logits).max(axis=1)
         pairs = np.sign(kcal.log_evidence(pool.embeddings[deal.test])[:, None] - kcal.log_evidence(outside.embeddings))

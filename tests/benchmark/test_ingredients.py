@@ -127,11 +127,11 @@ def test_what_is_left_out_is_left_out(task: Task) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         whole, counted, in_sample, each = (
-            kind(projection=None, partner="ts").fit(pool.embeddings, pool.labels, **arguments)
+            kind(projection=None, network_calibrator="ts").fit(pool.embeddings, pool.labels, **arguments)
             for kind in (KCalBlend, CountedFrequencies, InSample, EverySampleCounts)
         )
         pooled, chosen = (
-            kind(partner="ts").fit(
+            kind(network_calibrator="ts").fit(
                 pool.embeddings,
                 pool.labels,
                 train_embeddings=task.train.embeddings,
@@ -149,5 +149,5 @@ def test_what_is_left_out_is_left_out(task: Task) -> None:
     said = TemperatureScaling().fit(pool.logits, pool.labels).predict_log_proba(pool.logits)
     np.testing.assert_allclose(in_sample._partners[0].cross_fitted, said, atol=1e-6)
     assert np.abs(whole._partners[0].cross_fitted.numpy() - said).max() > 1e-3
-    assert each.worth_ == 1.0
-    assert whole.worth_ < 1
+    assert each.group_efficiency_ == 1.0
+    assert whole.group_efficiency_ < 1

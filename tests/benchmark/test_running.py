@@ -20,12 +20,12 @@ from kcal.benchmark.entrants import TRAINED, Entrant, takes_part, train_for
 from kcal.benchmark.keeping import CELLS
 from kcal.benchmark.running import deal
 from kcal.calibrators import (
-    CALIBRATORS,
+    METHODS,
     OrderPreservingCalibration,
     TemperatureScaling,
     gaussian_process,
-    order_training,
 )
+from kcal.calibrators.order_preserving import training as order_training
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
 from kcal.projection import RECIPES, FastRecipe
 
@@ -40,7 +40,11 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=3))
     monkeypatch.setattr(gaussian_process, "ITERATIONS", 3)
     monkeypatch.setattr(order_training, "ITERATIONS", 3)
-    monkeypatch.setitem(CALIBRATORS, "iop", partial(OrderPreservingCalibration, form="diag", folds=2, epochs=1))
+    monkeypatch.setitem(
+        METHODS,
+        "iop",
+        replace(METHODS["iop"], factory=partial(OrderPreservingCalibration, form="diag", folds=2, epochs=1)),
+    )
 
 
 @pytest.mark.usefixtures("briefly")
@@ -156,7 +160,7 @@ def test_a_method_that_fails_says_so_and_the_others_go_on(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("nothing to divide by")
 
-    monkeypatch.setattr(CALIBRATORS["vector"], "fit", fail)
+    monkeypatch.setattr(METHODS["vector"].calibrator_class, "fit", fail)
     found = {outcome.cell.method: outcome for outcome in run([task], Plan(("ts", "vector"), 1, jobs=1), tmp_path)}
     assert found["vector"].error is not None
     assert "ZeroDivisionError: nothing to divide by" in found["vector"].error

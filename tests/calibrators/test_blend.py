@@ -11,7 +11,7 @@ import torch
 from scipy.special import log_softmax, logsumexp, softmax
 
 from kcal import FastRecipe, KCal, KCalBlend, TemperatureScaling, train_projection
-from kcal.calibrators.class_frequencies import likely_frequencies
+from kcal.calibrators.blend.class_frequencies import likely_frequencies
 from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.metrics import negative_log_likelihood
 from quick_blend import QUICK, blend_of
@@ -195,11 +195,11 @@ def test_each_ingredient_can_be_left_out(problem: Any) -> None:
 
     assert (fitted(bias=0).bias_ == 0).all()
     assert np.ptp(fitted(bias=0.1).bias_) > 0
-    assert list(fitted(scales=(1,)).weights_) == ["identity × 1", "ts"]
-    assert "sms" in fitted(partner="sms").weights_
-    assert "sms" not in fitted(partner="ts").weights_
+    assert list(fitted(bandwidth_factors=(1,)).weights_) == ["identity × 1", "ts"]
+    assert "sms" in fitted(network_calibrator="sms").weights_
+    assert "sms" not in fitted(network_calibrator="ts").weights_
     assert fitted(background=0.01).background_ == 0.01
-    never = fitted(hand_over=0, background=1e-9)
+    never = fitted(fallback_quantile=0, background=1e-9)
     assert never.evidence(far)[0] == 1.0
     network = TemperatureScaling().fit(problem.logits, problem.labels).predict_proba(logits)
     assert np.abs(never.predict_proba(far, logits=logits) - network).max() > 0.01
@@ -290,6 +290,6 @@ def test_a_start_that_is_another_metric_is_kept_and_one_that_is_the_same_is_not(
 
 
 def test_a_query_beyond_all_numbers_gets_an_answer_without_hand_over(problem: Any) -> None:
-    blend = KCalBlend(projection=None, hand_over=0).fit(problem.embeddings, problem.labels)
+    blend = KCalBlend(projection=None, fallback_quantile=0).fit(problem.embeddings, problem.labels)
     answer = blend.predict_proba(np.full((1, 6), 1e37, dtype=np.float32))
     assert np.isfinite(answer).all()

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kcal import KCalBlend, StructuredMatrixScaling, TemperatureScaling
-from kcal.calibrators.blend_experts import Expert
+from kcal.calibrators.blend.experts import Expert
+from kcal.calibrators.blend.network import Partner
 from kcal.calibrators.logits import log_softmax_of
-from kcal.calibrators.partners import Partner
 from kcal.errors import ConvergenceWarning, FewSamplesWarning, MissingClassWarning
 from kcal.kernels import ClassSums
 
@@ -65,7 +65,7 @@ def test_masses_are_those_of_logarithms_but_for_what_classes_share(
 
 def test_answers_of_single_precision_are_those_of_double(problem: Any) -> None:
     blend, single = (
-        KCalBlend(projection=None, partner="sms").fit(
+        KCalBlend(projection=None, network_calibrator="sms").fit(
             problem.embeddings.astype(dtype), problem.labels, logits=problem.logits.astype(dtype)
         )
         for dtype in (np.float64, np.float32)
@@ -98,7 +98,7 @@ def test_a_class_that_is_masked_out_of_the_logits_is_no_answer_and_harms_no_othe
     problem: Any, mask: float, weights: tuple[float, float]
 ) -> None:
     x, z = (each.astype(np.float32) for each in (problem.embeddings, problem.logits))
-    blend = KCalBlend(projection=None, partner="sms").fit(x, problem.labels, logits=z)
+    blend = KCalBlend(projection=None, network_calibrator="sms").fit(x, problem.labels, logits=z)
     blend._pool.weights[-2:] = weights  # of temperature and matrix scaling
     queries, plain = problem.test_embeddings.astype(np.float32), problem.test_logits.astype(np.float32)
     masked, rows = plain.copy(), np.arange(len(plain))
@@ -113,7 +113,7 @@ def test_a_class_that_is_masked_out_of_the_logits_is_no_answer_and_harms_no_othe
 def test_logits_that_are_large_in_calibration_too_rule_nothing_out(problem: Any) -> None:
     """Scores a thousand times as large, say, are the network's own way to speak."""
     with pytest.warns(ConvergenceWarning):
-        blend = KCalBlend(projection=None, partner="ts").fit(
+        blend = KCalBlend(projection=None, network_calibrator="ts").fit(
             problem.embeddings, problem.labels, logits=5000 * problem.logits
         )
     assert (blend.predict_log_proba(problem.test_embeddings, logits=5000 * problem.test_logits) > -np.inf).all()
@@ -122,7 +122,7 @@ def test_logits_that_are_large_in_calibration_too_rule_nothing_out(problem: Any)
 @pytest.mark.parametrize("extreme", [1e4, 1e30, 1e38])
 def test_extreme_logits_give_probabilities(problem: Any, extreme: float) -> None:
     x, z = (each.astype(np.float32) for each in (problem.embeddings, problem.logits))
-    blend = KCalBlend(projection=None, partner="sms").fit(x, problem.labels, logits=z)
+    blend = KCalBlend(projection=None, network_calibrator="sms").fit(x, problem.labels, logits=z)
     logits = (problem.test_logits * extreme).clip(-3e38, 3e38).astype(np.float32)
     answers = blend.predict_proba(problem.test_embeddings.astype(np.float32), logits=logits)
     np.testing.assert_allclose(answers.sum(axis=1), 1.0, atol=1e-5)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kcal import KCalBlend, TemperatureScaling
-from kcal.calibrators.blend_fitting import FAINTEST, Samples, whole_class_sums
+from kcal.calibrators.blend.fitting import FAINTEST, Samples, whole_class_sums
 from kcal.datasets import load_example
 from kcal.errors import FewSamplesWarning
 from kcal.metrics import negative_log_likelihood
@@ -48,7 +48,7 @@ def test_classes_in_a_group_of_their_own_do_not_teach_it_either() -> None:
     for groups in (y, one_only, one_only % 2):
         blend = KCalBlend(projection=None, seed=2**40).fit(x, y, logits=z, groups=groups)
         assert negative_log_likelihood(blend.predict_proba(tx, logits=tz), ty) < 1.05 * scaled
-        assert 0 < blend.worth_ <= 1
+        assert 0 < blend.group_efficiency_ <= 1
 
 
 @pytest.mark.filterwarnings("ignore")

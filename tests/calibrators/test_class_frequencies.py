@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.special import gammaln
 from scipy.stats import dirichlet_multinomial
 
-from kcal.calibrators.class_frequencies import (
+from kcal.calibrators.blend.class_frequencies import (
     LEAST,
     MOST,
     likely_frequencies,

@@ -13,7 +13,7 @@ from sklearn.model_selection import GridSearchCV
 
 import calibrator_checks
 from calibrator_checks import quick, unlearned
-from kcal import CALIBRATORS, load, save
+from kcal import METHODS, load, save
 from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, make_calibrator
 from kcal.calibrators.base import WORDS
 from kcal.errors import InvalidInputError
@@ -21,7 +21,7 @@ from synthetic import make_problem
 
 
 @pytest.mark.parametrize("check", calibrator_checks.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-@pytest.mark.parametrize("name", CALIBRATORS)
+@pytest.mark.parametrize("name", METHODS)
 def test_contract(name: str, check: Any, problem: Any, tmp_path: Path) -> None:
     given = {
         "make": lambda: lambda: quick(name),
@@ -39,10 +39,10 @@ def fitted_on_the_problem(name: str) -> Calibrator:
     return calibrator_checks.fit(quick(name), make_problem())
 
 
-@pytest.mark.parametrize("name", CALIBRATORS)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_name_constructs_with_no_arguments_and_accepts_a_seed(name: str) -> None:
-    assert CALIBRATORS[name]().inputs in ("embeddings", "logits", "both")
-    assert CALIBRATORS[name](seed=3).get_params()["seed"] == 3
+    assert METHODS[name].factory().inputs in ("embeddings", "logits", "both")
+    assert METHODS[name].factory(seed=3).get_params()["seed"] == 3
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
@@ -56,7 +56,7 @@ def test_a_keyword_that_a_method_does_not_use_is_an_error(name: str, problem: An
         make_calibrator(name).fit(problem.logits, problem.labels, train_embeddings=problem.train_embeddings)
 
 
-@pytest.mark.parametrize("name", CALIBRATORS)
+@pytest.mark.parametrize("name", METHODS)
 def test_numbers_of_numpy_as_parameters_survive_the_file(name: str, problem: Any, tmp_path: Path) -> None:
     calibrator = quick(name).set_params(seed=1)
     numbers = {
@@ -78,7 +78,7 @@ def test_the_best_of_a_grid_search_can_be_saved(problem: Any, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "a", None, True, np.array([1, 2])], ids=repr)
-@pytest.mark.parametrize("name", CALIBRATORS)
+@pytest.mark.parametrize("name", METHODS)
 def test_what_is_no_seed_is_refused_by_name(name: str, seed: Any, problem: Any) -> None:
     calibrator = quick(name).set_params(seed=seed)
     with pytest.raises(InvalidInputError, match="seed must be an integer"):
@@ -86,7 +86,7 @@ def test_what_is_no_seed_is_refused_by_name(name: str, seed: Any, problem: Any) 
 
 
 @pytest.mark.parametrize("value", [np.array(["logits", "shared"]), np.array([1, 2]), 3, None, "nope"], ids=repr)
-@pytest.mark.parametrize("name", CALIBRATORS)
+@pytest.mark.parametrize("name", METHODS)
 def test_what_is_no_word_is_refused_by_name(name: str, value: Any, problem: Any) -> None:
     for word in set(WORDS) & set(quick(name).get_params()):
         with pytest.raises(InvalidInputError, match=f"{word} must be"):

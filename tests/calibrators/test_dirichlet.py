@@ -14,9 +14,9 @@ from sklearn.base import clone
 from kcal import DirichletCalibration, TemperatureScaling, load, save
 from kcal.calibrators import dirichlet_training
 from kcal.calibrators.base import CalibratorState
-from kcal.calibrators.dirichlet_grid import MOST_POINTS, published_grid, search_penalty
-from kcal.calibrators.dirichlet_solver import FoldProblem, Penalty, identity, solve_folds
-from kcal.calibrators.dirichlet_training import train_folds
+from kcal.calibrators.dirichlet.grid import MOST_POINTS, published_grid, search_penalty
+from kcal.calibrators.dirichlet.solver import FoldProblem, Penalty, identity, solve_folds
+from kcal.calibrators.dirichlet.training import train_folds
 from kcal.calibrators.holdout import stratified_folds
 from kcal.errors import ConvergenceWarning, FileFormatError, InvalidInputError
 

@@ -12,8 +12,8 @@ from scipy.optimize import minimize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kcal.calibrators import dirichlet_solver, dirichlet_training
-from kcal.calibrators.dirichlet_solver import FoldProblem, Penalty, identity, solve_folds, tempered_identity
-from kcal.calibrators.dirichlet_training import train_folds
+from kcal.calibrators.dirichlet.solver import FoldProblem, Penalty, identity, solve_folds, tempered_identity
+from kcal.calibrators.dirichlet.training import train_folds
 
 PENALTY = Penalty(0.03, 0.2, 0.05)
 

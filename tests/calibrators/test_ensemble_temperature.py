@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kcal import EnsembleTemperatureScaling, TemperatureScaling
-from kcal.calibrators.ensemble_temperature import solve_mixture
+from kcal.calibrators.scaling.ensemble_temperature import solve_mixture
 
 
 def softmax(logits: Any) -> Any:

@@ -12,13 +12,13 @@ import torch
 
 from kcal import GaussianProcessCalibration, TemperatureScaling, load, save
 from kcal.calibrators.base import CalibratorState
-from kcal.calibrators.gaussian_process import (
+from kcal.calibrators.binary.score_grid import ScoreGrid, spread_scores
+from kcal.calibrators.gaussian_process.estimator import (
     _standard_normals,
     choose_inducing_points,
     expected_softmax,
     require_latent_process,
 )
-from kcal.calibrators.score_grid import ScoreGrid, spread_scores
 from kcal.errors import FileFormatError, InvalidInputError, MissingExtraError
 from synthetic import warped
 
@@ -86,7 +86,7 @@ def test_the_bound_and_its_slope_equal_the_dense_computation(
 
 def scores_between_nodes(scores: torch.Tensor, spacing: float, monkeypatch: pytest.MonkeyPatch) -> ScoreGrid:
     """Spread scores over a grid however few they are: each is there three times, a hair apart."""
-    monkeypatch.setattr("kcal.calibrators.score_grid.FEW", 0)
+    monkeypatch.setattr("kcal.calibrators.binary.score_grid.FEW", 0)
     near = torch.cat([scores, *(scores + step * 1e-9 for step in (1, 2, 3, 4))])
     grid = spread_scores(near, spacing)
     n = len(scores)
@@ -141,7 +141,7 @@ def test_predictions_do_not_depend_on_the_batch(
     whole = fitted.predict_proba(problem.test_logits)
     alone = np.concatenate([fitted.predict_proba(problem.test_logits[i : i + 1]) for i in range(20)])
     np.testing.assert_allclose(alone, whole[:20], atol=1e-13)
-    monkeypatch.setattr("kcal.calibrators.gaussian_process.NUMBERS_AT_ONCE", 1)
+    monkeypatch.setattr("kcal.calibrators.gaussian_process.estimator.NUMBERS_AT_ONCE", 1)
     np.testing.assert_allclose(fitted.predict_proba(problem.test_logits[:20]), whole[:20], atol=1e-13)
 
 
@@ -155,7 +155,7 @@ def test_a_prediction_never_draws_more_numbers_at_once_than_it_says(
         return multiply(first, second)
 
     monkeypatch.setattr(torch, "bmm", record)
-    monkeypatch.setattr("kcal.calibrators.gaussian_process.NUMBERS_AT_ONCE", 3_000)
+    monkeypatch.setattr("kcal.calibrators.gaussian_process.estimator.NUMBERS_AT_ONCE", 3_000)
     fitted.predict_proba(problem.test_logits)
     assert max(sizes) == 3_000  # ten rows of 100 draws of 3 classes
     assert len(sizes) == 2 * 60
@@ -236,8 +236,8 @@ def test_a_parameter_that_cannot_be_meant_is_named(name: str, value: Any, proble
 
 
 def test_without_gpytorch_the_message_says_how_to_install_it(problem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "kcal.calibrators.latent_process", raising=False)
-    monkeypatch.delattr("kcal.calibrators.latent_process", raising=False)
+    monkeypatch.delitem(sys.modules, "kcal.calibrators.gaussian_process.latent_process", raising=False)
+    monkeypatch.delattr("kcal.calibrators.gaussian_process.latent_process", raising=False)
     monkeypatch.setitem(sys.modules, "gpytorch", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'kcal\[gp\]'"):
         GaussianProcessCalibration().fit(problem.logits, problem.labels)

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from kcal import IMaxBinning
 from kcal.calibrators.base import CalibratorState
-from kcal.calibrators.imax import bin_rates
-from kcal.calibrators.information_bins import (
+from kcal.calibrators.binary.one_versus_rest import log_odds
+from kcal.calibrators.imax.bins import (
     boundaries_between,
     find_bins,
     mutual_information,
     place,
     seed_distance,
 )
-from kcal.calibrators.one_versus_rest import log_odds
+from kcal.calibrators.imax.estimator import bin_rates
 from kcal.errors import FileFormatError, InvalidInputError, MissingClassWarning
 
 
@@ -119,7 +119,7 @@ def test_a_bin_that_is_empty_while_fitting_takes_the_overall_mean_and_loses_noth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     starts = np.array([-9.0, -8.5, -8.0, 8.0])  # three at one end where no score lies
-    monkeypatch.setattr("kcal.calibrators.information_bins._seeds", lambda *_: starts)
+    monkeypatch.setattr("kcal.calibrators.imax.bins._seeds", lambda *_: starts)
     scores = np.random.default_rng(0).normal(scale=2, size=400)
     found = find_bins(scores, np.ones(400), 4, np.random.default_rng(0))
     assert (np.diff(found.information) >= -1e-12).all()
@@ -128,8 +128,8 @@ def test_a_bin_that_is_empty_while_fitting_takes_the_overall_mean_and_loses_noth
 
 
 def test_one_step_gives_an_empty_bin_the_overall_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kcal.calibrators.information_bins._seeds", lambda *_: np.array([-9.0, -7.0, 0.0, 3.0]))
-    monkeypatch.setattr("kcal.calibrators.information_bins.MOST_STEPS", 1)
+    monkeypatch.setattr("kcal.calibrators.imax.bins._seeds", lambda *_: np.array([-9.0, -7.0, 0.0, 3.0]))
+    monkeypatch.setattr("kcal.calibrators.imax.bins.MOST_STEPS", 1)
     scores, weights = np.array([-2.0, -1.0, 0.5, 2.0, 4.0]), np.array([1.0, 2.0, 0.5, 1.0, 3.0])
     means = sigmoid(scores) * weights
     first, second, third = boundaries_between(np.array([-9.0, -7.0, 0.0, 3.0]))
@@ -143,8 +143,8 @@ def test_one_step_gives_an_empty_bin_the_overall_mean(monkeypatch: pytest.Monkey
 
 def test_a_score_at_a_boundary_belongs_to_the_upper_bin_in_fitting_too(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(place(np.array([0.0, 1.0]), np.array([-0.1, 0.0, 0.5, 1.0, 1.1])), [0, 1, 1, 2, 2])
-    monkeypatch.setattr("kcal.calibrators.information_bins._seeds", lambda *_: np.array([-1.0, 1.0]))
-    monkeypatch.setattr("kcal.calibrators.information_bins.MOST_STEPS", 1)
+    monkeypatch.setattr("kcal.calibrators.imax.bins._seeds", lambda *_: np.array([-1.0, 1.0]))
+    monkeypatch.setattr("kcal.calibrators.imax.bins.MOST_STEPS", 1)
     scores = np.array([-1.0, 0.0, 3.0])
     found = find_bins(scores, np.ones(3), 2, np.random.default_rng(0))  # the first boundary is 0
     assert boundaries_between(np.array([-1.0, 1.0])) == [0.0]

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcal import IsotonicRegression
+from kcal import IsotonicCalibration
 from one_class_problems import two_columns
 
 
@@ -32,7 +32,7 @@ def test_it_equals_the_max_min_formula_with_two_samples_more(seed: int, n: int) 
     scores = generator.integers(-6, 7, n) / 2.0
     labels = generator.integers(0, 2, n)
     labels[:2] = [0, 1]
-    fitted = IsotonicRegression(maps="class").fit(two_columns(scores), labels)
+    fitted = IsotonicCalibration(maps="class").fit(two_columns(scores), labels)
     values, expected = slow_isotonic(
         np.concatenate([scores, [scores.min(), scores.max()]]), np.concatenate([labels, [1.0, 0.0]]), np.ones(n + 2)
     )
@@ -41,7 +41,7 @@ def test_it_equals_the_max_min_formula_with_two_samples_more(seed: int, n: int) 
 
 def test_separable_scores_stay_away_from_zero_and_one() -> None:
     scores = np.concatenate([np.linspace(-3, -1, 50), np.linspace(1, 3, 50)])
-    fitted = IsotonicRegression(maps="class").fit(two_columns(scores), np.repeat([0, 1], 50))
+    fitted = IsotonicCalibration(maps="class").fit(two_columns(scores), np.repeat([0, 1], 50))
     np.testing.assert_allclose(fitted.values_[1][[0, -1]], [1 / 51, 50 / 51])
     found = fitted.predict_proba(two_columns(np.array([-1e4, 1e4])))
     np.testing.assert_allclose(found, [[50 / 51, 1 / 51], [1 / 51, 50 / 51]], atol=1e-12)
@@ -49,8 +49,8 @@ def test_separable_scores_stay_away_from_zero_and_one() -> None:
 
 def test_weights_equal_repetition(problem: Any) -> None:
     weights = np.random.default_rng(0).integers(0, 4, len(problem.labels))
-    weighted = IsotonicRegression(maps="class").fit(problem.logits, problem.labels, sample_weight=weights)
-    repeated = IsotonicRegression(maps="class").fit(
+    weighted = IsotonicCalibration(maps="class").fit(problem.logits, problem.labels, sample_weight=weights)
+    repeated = IsotonicCalibration(maps="class").fit(
         np.repeat(problem.logits, weights, axis=0), np.repeat(problem.labels, weights)
     )
     np.testing.assert_allclose(
@@ -65,7 +65,7 @@ def test_it_recovers_a_monotone_warp_as_samples_grow() -> None:
     labels = (generator.uniform(size=len(scores)) < truth).astype(np.int64)
     errors = []
     for n in (500, 50_000):
-        fitted = IsotonicRegression(maps="class").fit(two_columns(scores[:n]), labels[:n])
+        fitted = IsotonicCalibration(maps="class").fit(two_columns(scores[:n]), labels[:n])
         errors.append(np.abs(fitted.predict_proba(two_columns(scores[:2000]))[:, 1] - truth[:2000]).mean())
     assert errors[1] < 0.015
     assert errors[1] < errors[0] / 3  # the rate is the cube root of n: 100^(1/3) = 4.6

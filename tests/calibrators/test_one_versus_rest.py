@@ -14,16 +14,16 @@ from kcal import (
     BetaCalibration,
     EnsembleTemperatureScaling,
     HistogramBinning,
-    IsotonicRegression,
+    IsotonicCalibration,
     MatrixScaling,
     PlattScaling,
     ScalingBinning,
     VectorScaling,
 )
-from kcal.calibrators.one_versus_rest import equal_mass_edges, log_odds
+from kcal.calibrators.binary.one_versus_rest import equal_mass_edges, log_odds
 from kcal.errors import FileFormatError, MissingClassWarning
 
-METHODS = (HistogramBinning, IsotonicRegression, PlattScaling, BetaCalibration, ScalingBinning)
+METHODS = (HistogramBinning, IsotonicCalibration, PlattScaling, BetaCalibration, ScalingBinning)
 
 
 def test_log_odds_equal_the_slow_sum_and_survive_saturation() -> None:

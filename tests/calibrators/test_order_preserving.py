@@ -14,9 +14,16 @@ from torch.nn.functional import softplus
 
 from kcal import OrderPreservingCalibration, TemperatureScaling, load, save
 from kcal.calibrators.base import CalibratorState
-from kcal.calibrators.order_maps import GridPlaces, MonotoneMap, grid_depths, in_exact_order, integrate, new_gap_map
-from kcal.calibrators.order_training import SortedRows, _learn_density, split_folds
-from kcal.calibrators.temperature import solve_temperature
+from kcal.calibrators.order_preserving.maps import (
+    GridPlaces,
+    MonotoneMap,
+    grid_depths,
+    in_exact_order,
+    integrate,
+    new_gap_map,
+)
+from kcal.calibrators.order_preserving.training import SortedRows, _learn_density, split_folds
+from kcal.calibrators.scaling.temperature import solve_temperature
 from kcal.errors import FileFormatError, InvalidInputError
 from synthetic import warped
 

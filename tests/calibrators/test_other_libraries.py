@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 
-from kcal import BetaCalibration, HistogramBinning, IsotonicRegression, TemperatureScaling
+from kcal import BetaCalibration, HistogramBinning, IsotonicCalibration, TemperatureScaling
 from kcal.metrics import negative_log_likelihood
 
 pytestmark = pytest.mark.other_libraries
@@ -98,7 +98,7 @@ def test_binning_and_isotonic_regression_are_netcals_but_for_their_extremes(kind
         theirs = binning.IsotonicRegression() if kind == "isotonic" else binning.HistogramBinning(bins=15)
         theirs.fit(probability, labels)
         expected = np.ravel(theirs.transform(new_probability))
-    method: Any = IsotonicRegression if kind == "isotonic" else HistogramBinning
+    method: Any = IsotonicCalibration if kind == "isotonic" else HistogramBinning
     options = {} if kind == "isotonic" else {"bins": 15, "binning": "equal-width"}
     mine = method(maps="class", **options).fit(logits, labels).predict_proba(new_logits)[:, 1]
     inner = (new_probability > 0.05) & (new_probability < 0.95)  # at the ends ours stay away from 0 and 1

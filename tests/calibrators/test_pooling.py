@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-from kcal.calibrators.pooling import PoolProblem
+from kcal.calibrators.blend.pool import PoolProblem
 
 
 def make_pool_problem(n: int = 80, spread: float = 0.5, bias_spread: float = 0.1, seed: int = 0) -> PoolProblem:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kcal import GaussianProcessCalibration
-from kcal.calibrators.gaussian_process import require_latent_process
-from kcal.calibrators.score_grid import SPACING, ScoreGrid, spread_scores
+from kcal.calibrators.binary.score_grid import SPACING, ScoreGrid, spread_scores
+from kcal.calibrators.gaussian_process.estimator import require_latent_process
 from synthetic import warped
 
 
@@ -42,7 +42,7 @@ def test_scores_that_lie_far_apart_or_are_few_are_their_own_nodes() -> None:
 def test_the_fit_on_a_grid_is_the_fit_on_the_scores_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels, _ = warped(600, seed=0)
     exact = GaussianProcessCalibration().fit(logits, labels).predict_proba(logits)
-    monkeypatch.setattr("kcal.calibrators.score_grid.FEW", 0)
+    monkeypatch.setattr("kcal.calibrators.binary.score_grid.FEW", 0)
     monkeypatch.setattr(require_latent_process(), "SPACING", 1 / 32)
     gridded = GaussianProcessCalibration().fit(logits, labels).predict_proba(logits)
     np.testing.assert_allclose(gridded, exact, atol=1e-3)  # the bound is flat at its top
@@ -53,7 +53,7 @@ def test_a_function_that_wanders_faster_than_the_grid_is_learned_on_a_finer_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process = require_latent_process()
-    monkeypatch.setattr("kcal.calibrators.score_grid.FEW", 0)
+    monkeypatch.setattr("kcal.calibrators.binary.score_grid.FEW", 0)
     logits, labels, _ = warped(600, seed=0)
     spacings, spread = [], process.spread_scores
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.special import log_softmax
 
-from kcal.calibrators.sharpness import LEVEL_SPREAD, Sharpness, fit_sharpness, unsureness
+from kcal.calibrators.blend.sharpness import LEVEL_SPREAD, Sharpness, fit_sharpness, unsureness
 
 
 def wavering(n: int, seed: int, *, level: float = 0.3, slope: float = -1.5) -> tuple[torch.Tensor, np.ndarray]:

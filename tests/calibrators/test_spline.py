@@ -11,7 +11,7 @@ from scipy.interpolate import CubicSpline
 
 from kcal import SplineCalibration, TemperatureScaling
 from kcal.calibrators.base import CalibratorState
-from kcal.calibrators.spline import correct_scores, keep_within, slope_matrix
+from kcal.calibrators.spline.estimator import correct_scores, keep_within, slope_matrix
 from kcal.errors import FileFormatError, InvalidInputError, MissingClassWarning
 
 FORMS = ["one-versus-rest", "rank", "top"]

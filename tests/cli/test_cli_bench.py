@@ -9,7 +9,7 @@ import pytest
 from animals import blobs, columns_of, write_columns
 
 from kcal.benchmark import DEFAULT, PAPER, read_task, writing
-from kcal.calibrators import CALIBRATORS
+from kcal.calibrators import METHODS
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(run, tasks, monkeypatch):
     def fail(*_, **__):
         raise ValueError(reason)
 
-    monkeypatch.setattr(CALIBRATORS["vector"], "fit", fail)
+    monkeypatch.setattr(METHODS["vector"].calibrator_class, "fit", fail)
     for columns in (80, 120):
         monkeypatch.setenv("COLUMNS", str(columns))
         output = run("bench", "tasks", *QUICK, "--methods", "ts,vector", "--out", "out").stdout

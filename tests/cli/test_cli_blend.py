@@ -232,8 +232,10 @@ def test_methods_without_logits_say_what_the_blend_was_fitted_on(run, test_set):
 
 @pytest.mark.parametrize("text", ["0.5,1,2", "(0.5, 1, 2)", "[0.5, 1, 2]"])
 def test_scales_are_a_list_with_or_without_brackets(run, calibration, test_set, text):
-    run("fit", calibration, *BLEND, "--set", f"scales={text}", "--folds", "3", "--seed", "2")
-    np.testing.assert_allclose(written(run, test_set), expected(fitted(scales=(0.5, 1, 2), folds=3, seed=2)), atol=1e-6)
+    run("fit", calibration, *BLEND, "--set", f"bandwidth_factors={text}", "--folds", "3", "--seed", "2")
+    np.testing.assert_allclose(
+        written(run, test_set), expected(fitted(bandwidth_factors=(0.5, 1, 2), folds=3, seed=2)), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,7 +250,7 @@ def test_scales_are_a_list_with_or_without_brackets(run, calibration, test_set, 
         (("--projection", "linear"), 2, "alone, and there is none. Pass --train FILE"),
         (("--dimension", "2"), 2, "--dimension is of no use here"),
         (
-            ("--set", "scales=2,3"),
+            ("--set", "bandwidth_factors=2,3"),
             1,
             "1 among them, such as (0.5, 1, 2)",
         ),

@@ -11,8 +11,8 @@ from scipy.special import log_softmax
 
 from kcal.calibrators import TemperatureScaling
 from kcal.datasets import COMPANIONS, Example, ExamplePart, load_example
+from kcal.datasets.network import SmallCNN
 from kcal.errors import InvalidInputError
-from kcal.networks import SmallCNN
 
 SIZES = {"train": 20_000, "calibration": 3_000, "test": 7_000}
 

@@ -18,7 +18,7 @@ from safetensors.torch import save as write_tensors
 from torch import nn
 
 from calibrator_checks import quick, unlearned
-from kcal import CALIBRATORS, FastRecipe, KCal, TemperatureScaling, load, save, train_projection
+from kcal import METHODS, FastRecipe, KCal, TemperatureScaling, load, save, train_projection
 from kcal.calibrators import ClassifierOutputs, fit_on
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
 
@@ -349,7 +349,7 @@ def saved(name: str, problem: Any, folder: Path) -> Path:
     return save(fit_on(unlearned(quick(name)), outputs), folder / "model.kcal")
 
 
-@pytest.mark.parametrize("name", CALIBRATORS)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_damaged_parameter_is_a_damaged_file_of_that_name(name: str, problem: Any, tmp_path: Path) -> None:
     path = saved(name, problem, tmp_path)
     header = header_of(path)
@@ -362,7 +362,7 @@ def test_a_damaged_parameter_is_a_damaged_file_of_that_name(name: str, problem: 
             assert caught.value.__cause__ is not None
 
 
-@pytest.mark.parametrize("name", CALIBRATORS)
+@pytest.mark.parametrize("name", METHODS)
 def test_columns_that_do_not_fit_the_classes_are_a_damaged_file(name: str, problem: Any, tmp_path: Path) -> None:
     path = saved(name, problem, tmp_path)
     header = header_of(path)

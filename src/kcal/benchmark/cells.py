@@ -149,7 +149,7 @@ def _details(calibrator: Calibrator) -> dict[str, Any]:
         "maps_",
         "penalty_",
         "background_",
-        "worth_",
+        "group_efficiency_",
     )
     found = {name: getattr(calibrator, name, None) for name in names}
     chosen: dict[str, Any] = {

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kcal.benchmark.tasks import Task
-from kcal.calibrators import CALIBRATORS, Calibrator, ClassifierOutputs, KCal, fit_on, make_calibrator, predict_on
-from kcal.calibrators.training_set import is_to_be_learned
+from kcal.calibrators import METHODS, Calibrator, ClassifierOutputs, KCal, fit_on, make_calibrator, predict_on
+from kcal.calibrators.kcal.training_set import is_to_be_learned
 from kcal.errors import InvalidInputError
 from kcal.projection import Recipe, TrainedProjection, get_recipe, train_projection
 
@@ -30,7 +30,7 @@ PAPER = ("uncal", "ts", "dircal", "imax", "focal", "spline", "iop", "gp", "mmce"
 """The columns of the paper's tables."""
 DEFAULT = (*PAPER, "kcal-blend")
 """What takes part unless told otherwise."""
-ENTRANTS = (*CALIBRATORS, *VARIANTS, *TRAINED)
+ENTRANTS = (*METHODS, *VARIANTS, *TRAINED)
 
 
 @dataclass(frozen=True)

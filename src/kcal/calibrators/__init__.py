@@ -1,29 +1,29 @@
 """Calibrators: one file a method, one contract, one table of names."""
 
 from kcal.calibrators.base import Calibrator, CalibratorState
-from kcal.calibrators.beta import BetaCalibration
-from kcal.calibrators.blend import KCalBlend
-from kcal.calibrators.dirichlet import DirichletCalibration
-from kcal.calibrators.ensemble_temperature import EnsembleTemperatureScaling
-from kcal.calibrators.gaussian_process import GaussianProcessCalibration
-from kcal.calibrators.histogram import HistogramBinning
-from kcal.calibrators.imax import IMaxBinning
-from kcal.calibrators.isotonic import IsotonicRegression
-from kcal.calibrators.kcal import KCal
-from kcal.calibrators.kcal_logits import KCalLogits
-from kcal.calibrators.order_preserving import OrderPreservingCalibration
+from kcal.calibrators.binary.beta import BetaCalibration
+from kcal.calibrators.binary.histogram import HistogramBinning
+from kcal.calibrators.binary.isotonic import IsotonicCalibration
+from kcal.calibrators.binary.platt import PlattScaling
+from kcal.calibrators.binary.scaling_binning import ScalingBinning
+from kcal.calibrators.blend.estimator import KCalBlend
+from kcal.calibrators.dirichlet.estimator import DirichletCalibration
+from kcal.calibrators.gaussian_process.estimator import GaussianProcessCalibration
+from kcal.calibrators.imax.estimator import IMaxBinning
+from kcal.calibrators.kcal.estimator import KCal
+from kcal.calibrators.kcal.logits import KCalLogits
+from kcal.calibrators.order_preserving.estimator import OrderPreservingCalibration
 from kcal.calibrators.outputs import ClassifierOutputs, fit_on, predict_on
-from kcal.calibrators.platt import PlattScaling
-from kcal.calibrators.scaling import MatrixScaling, VectorScaling
-from kcal.calibrators.scaling_binning import ScalingBinning
-from kcal.calibrators.spline import SplineCalibration
-from kcal.calibrators.structured_scaling import StructuredMatrixScaling
-from kcal.calibrators.table import CALIBRATORS, class_of, make_calibrator
-from kcal.calibrators.temperature import TemperatureScaling
+from kcal.calibrators.registry import METHODS, Method, calibrator_class, make_calibrator
+from kcal.calibrators.scaling.ensemble_temperature import EnsembleTemperatureScaling
+from kcal.calibrators.scaling.linear import MatrixScaling, VectorScaling
+from kcal.calibrators.scaling.structured import StructuredMatrixScaling
+from kcal.calibrators.scaling.temperature import TemperatureScaling
+from kcal.calibrators.spline.estimator import SplineCalibration
 from kcal.calibrators.uncalibrated import Uncalibrated
 
 __all__ = [
-    "CALIBRATORS",
+    "METHODS",
     "BetaCalibration",
     "Calibrator",
     "CalibratorState",
@@ -33,11 +33,12 @@ __all__ = [
     "GaussianProcessCalibration",
     "HistogramBinning",
     "IMaxBinning",
-    "IsotonicRegression",
+    "IsotonicCalibration",
     "KCal",
     "KCalBlend",
     "KCalLogits",
     "MatrixScaling",
+    "Method",
     "OrderPreservingCalibration",
     "PlattScaling",
     "ScalingBinning",
@@ -46,7 +47,7 @@ __all__ = [
     "TemperatureScaling",
     "Uncalibrated",
     "VectorScaling",
-    "class_of",
+    "calibrator_class",
     "fit_on",
     "make_calibrator",
     "predict_on",

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from kcal.arrays import check_matrix, kind_of, row_fingerprints
 from kcal.calibrators.logits import check_representation
-from kcal.calibrators.parameters import check_seed
 from kcal.errors import FileFormatError, InvalidInputError
+from kcal.validation import check_matrix, check_seed, kind_of, row_fingerprints
 
 LONGEST_LABEL = 1_000_000
 """Bytes of a label in a file; more is no label."""

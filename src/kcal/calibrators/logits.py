@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.arrays import ALMOST_ZERO, check_labels, collect_classes, encode_labels
 from kcal.errors import InvalidInputError
+from kcal.validation import ALMOST_ZERO, check_labels, collect_classes, encode_labels
 
 REPRESENTATIONS = ("logits", "probabilities")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcal.calibrators.base import Calibrator
-from kcal.calibrators.training_set import is_to_be_learned
+from kcal.calibrators.kcal.training_set import is_to_be_learned
 from kcal.errors import InvalidInputError
 
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Self
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from kcal.arrays import check_weights
 from kcal.calibrators.base import Calibrator, CalibratorState, refuse_extra
 from kcal.calibrators.logits import encode_columns, log_probabilities
+from kcal.validation import check_weights
 
 
 class Uncalibrated(Calibrator):

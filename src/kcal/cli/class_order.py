@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.arrays import collect_classes
 from kcal.cli.samples import Samples
 from kcal.cli.tables_in import listed
 from kcal.errors import InvalidInputError
+from kcal.validation import collect_classes
 
 
 def name_labels(samples: Samples) -> Samples:

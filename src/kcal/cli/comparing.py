@@ -11,8 +11,8 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from kcal.calibrators import CALIBRATORS, Calibrator, make_calibrator
-from kcal.calibrators.training_set import is_to_be_learned
+from kcal.calibrators import METHODS, Calibrator, make_calibrator
+from kcal.calibrators.kcal.training_set import is_to_be_learned
 from kcal.cli.class_order import classes_to_fit
 from kcal.cli.fitting import fit_samples, read_to_fit
 from kcal.cli.judged import Judged, judge_model
@@ -24,10 +24,10 @@ from kcal.progress import working
 
 def parse_methods(text: str) -> list[str]:
     """Return names of methods, each once; "all" is every method there is."""
-    names = list(CALIBRATORS) if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    names = list(METHODS) if text.strip() == "all" else [name.strip() for name in text.split(",")]
     for name in names:
-        if name not in CALIBRATORS:
-            raise typer.BadParameter(f"--methods: {name!r} is not one of all, {', '.join(CALIBRATORS)}.")
+        if name not in METHODS:
+            raise typer.BadParameter(f"--methods: {name!r} is not one of all, {', '.join(METHODS)}.")
         if names.count(name) > 1:
             raise typer.BadParameter(f"--methods names {name} more than once.")
     return names

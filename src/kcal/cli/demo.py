@@ -25,10 +25,10 @@ from kcal.cli import options as o
 from kcal.cli.arrays_out import check_writable, named_output, write_arrays
 from kcal.cli.tables import METHODS, console, metrics_table
 from kcal.datasets import Example, ExamplePart, load_example
+from kcal.datasets.network import SmallCNN
 from kcal.errors import InvalidInputError, MissingExtraError
 from kcal.metrics import Evaluation, reliability
 from kcal.metrics import evaluate as measure
-from kcal.networks import SmallCNN
 from kcal.persistence import save, write_whole
 
 SHOWN = (

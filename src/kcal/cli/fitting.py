@@ -11,7 +11,7 @@ import typer
 from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, ClassifierOutputs, KCalBlend, fit_on
-from kcal.calibrators.training_set import is_to_be_learned
+from kcal.calibrators.kcal.training_set import is_to_be_learned
 from kcal.cli.arrays_in import ArraysFile, check_readable
 from kcal.cli.class_order import name_labels
 from kcal.cli.samples import Samples, Source, read_samples

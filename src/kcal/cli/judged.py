@@ -11,7 +11,6 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from kcal.arrays import encode_labels
 from kcal.calibrators import Calibrator, Uncalibrated
 from kcal.cli.arrays_in import check_readable
 from kcal.cli.arrays_out import PROBABILITY_COLUMN
@@ -21,6 +20,7 @@ from kcal.cli.samples import Samples, Source, read_samples
 from kcal.cli.tables_in import TableFile, listed
 from kcal.cli.vectors import is_text
 from kcal.errors import InvalidInputError, KcalWarning
+from kcal.validation import encode_labels
 
 VECTORS = ("labels", "groups", "weights", "ids")
 

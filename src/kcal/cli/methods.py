@@ -10,11 +10,11 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from kcal.calibrators import CALIBRATORS, Calibrator, make_calibrator
-from kcal.calibrators.parameters import SEED_LIMIT
+from kcal.calibrators import METHODS, Calibrator, make_calibrator
 from kcal.cli.tables_in import listed
 from kcal.errors import InvalidInputError
 from kcal.projection import ARCHITECTURES, UNTRAINED
+from kcal.validation import SEED_LIMIT
 
 NO_PROJECTION = "none"
 """What a blend is told that is to learn no metric."""
@@ -36,7 +36,7 @@ def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
 def check_options(method: str, typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that were typed, refusing those that the method does not take."""
     chosen = {name: value for name, value in typed.items() if value is not None}
-    fixed = getattr(CALIBRATORS[method], "keywords", {})
+    fixed = getattr(METHODS[method].factory, "keywords", {})
     taken = [name for name in make_calibrator(method).get_params() if name in typed and name not in fixed]
     for name in chosen:
         if name not in taken:
@@ -145,7 +145,7 @@ def parse_seed(number: int | None) -> int | None:
 
 def parse_settings(method: str, texts: Sequence[str], typed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that ``--set NAME=VALUE`` names; values are JSON where they can be, and words elsewhere."""
-    fixed = getattr(CALIBRATORS[method], "keywords", {})
+    fixed = getattr(METHODS[method].factory, "keywords", {})
     own = [name for name in make_calibrator(method).get_params() if name not in {*typed, *fixed, "progress"}]
     found: dict[str, Any] = {}
     for text in texts:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kcal.calibrators import CALIBRATORS
+from kcal.calibrators import METHODS
 from kcal.cli.methods import NO_PROJECTION, one_of, parse_classes
 from kcal.cli.samples import Source
 from kcal.kernels import KERNELS
@@ -86,7 +86,7 @@ LogitColumns = Annotated[str | None, _column("PATTERN", "Logits, such as 'z_*', 
 
 Method = Annotated[
     str,
-    _parameter("NAME", f"{', '.join(CALIBRATORS)}. (default: kcal)", "--method", "-m", callback=one_of(CALIBRATORS)),
+    _parameter("NAME", f"{', '.join(METHODS)}. (default: kcal)", "--method", "-m", callback=one_of(METHODS)),
 ]
 Kernel = Annotated[str | None, _parameter("NAME", f"{', '.join(KERNELS)}. (default: rbf)", callback=one_of(KERNELS))]
 Projection = Annotated[
@@ -137,7 +137,7 @@ Set = Annotated[
     list[str] | None,
     _parameter(
         "NAME=VALUE",
-        "Any other parameter of the method, such as form=top, bins=20 or scales=0.5,1,2; may be given several times.",
+        "Any other parameter of the method, such as form=top, bins=20 or bandwidth_factors=0.5,1,2; repeatable.",
         "--set",
     ),
 ]

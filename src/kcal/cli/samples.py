@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.arrays import check_matrix
 from kcal.cli.arrays_in import ArraysFile, check_readable, read_npy
 from kcal.cli.tables_in import TableFile, listed
 from kcal.cli.vectors import check_vector
 from kcal.errors import InvalidInputError
+from kcal.validation import check_matrix
 
 VECTORS = {"labels": "label", "groups": "group", "weights": "weight", "ids": "id"}
 """What belongs to each sample: its key in an npz file, and the column of a table that holds it by default."""

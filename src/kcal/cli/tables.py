@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kcal.arrays import encode_labels
 from kcal.calibrators import Calibrator, KCal, KCalBlend
 from kcal.cli.arrays_out import Predictions
 from kcal.cli.samples import Samples
 from kcal.cli.tables_in import listed
 from kcal.metrics import Evaluation, negative_log_likelihood
 from kcal.metrics.evaluation import METRICS
+from kcal.validation import encode_labels
 
 TITLES = {
     "accuracy": "accuracy, %",

@@ -8,7 +8,6 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from kcal.arrays import encode_labels
 from kcal.benchmark import read_task, write_task
 from kcal.calibrators import ClassifierOutputs
 from kcal.cli import options as o
@@ -17,6 +16,7 @@ from kcal.cli.class_order import classes_to_fit, name_labels
 from kcal.cli.samples import Samples, Source, read_samples
 from kcal.cli.tables import console
 from kcal.errors import InvalidInputError
+from kcal.validation import encode_labels
 
 
 def task(

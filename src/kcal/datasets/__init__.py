@@ -1,5 +1,6 @@
-"""Data that comes with the package; knows no network and no calibrator."""
+"""Data and a trained network that come with the package."""
 
 from kcal.datasets.example import COMPANIONS, Companion, Example, ExamplePart, load_example
+from kcal.datasets.network import SmallCNN
 
-__all__ = ["COMPANIONS", "Companion", "Example", "ExamplePart", "load_example"]
+__all__ = ["COMPANIONS", "Companion", "Example", "ExamplePart", "SmallCNN", "load_example"]

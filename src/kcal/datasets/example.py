@@ -102,7 +102,7 @@ class Example:
     provenance: str
 
     def network_weights(self) -> dict[str, Tensor]:
-        """Read the network's tensors, for ``kcal.networks.SmallCNN().load_state_dict``."""
+        """Read the network's tensors, for ``kcal.datasets.SmallCNN().load_state_dict``."""
         return safetensors.torch.load(read_resource(f"{self.name}.safetensors"))
 
     def companion(self, loss: str) -> Companion:

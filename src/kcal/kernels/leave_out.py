@@ -10,7 +10,6 @@ from math import log
 
 import torch
 
-from kcal.arrays import ALMOST_ZERO
 from kcal.kernels.mother import KERNELS, MotherKernel
 from kcal.kernels.posteriors import class_posteriors
 from kcal.kernels.sums import (
@@ -24,6 +23,7 @@ from kcal.kernels.sums import (
     squared_distances,
 )
 from kcal.kernels.support import SortedSupport
+from kcal.validation import ALMOST_ZERO
 
 MEMORY_BUDGET = 512 * 2**20
 """Bytes that the search may keep for distances; beyond, they are computed again at every bandwidth."""

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import nn
 
-from kcal.calibrators import Calibrator, CalibratorState, class_of
+from kcal.calibrators import Calibrator, CalibratorState, calibrator_class
 from kcal.calibrators.base import LoadArgumentError
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
 
@@ -68,7 +68,7 @@ def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -
     extra = {} if projection is None else {"projection": projection}
     try:
         state = CalibratorState(header["method"], header["parameters"], header["values"], tensors)
-        return class_of(state.method).from_state(state, **extra)
+        return calibrator_class(state.method).from_state(state, **extra)
     except LoadArgumentError:
         raise
     except FileFormatError as error:

@@ -12,7 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from kcal.arrays import (
+from kcal.errors import InvalidInputError
+from kcal.progress import Advance, progress_bar
+from kcal.projection.episodes import PaperEpisodes, StratifiedBatches
+from kcal.projection.modules import NormalisedReduction, build_projection, choose_dimension, seeded
+from kcal.projection.objective import episode_losses
+from kcal.projection.recipes import FastRecipe, PaperRecipe, Recipe, get_recipe
+from kcal.validation import (
     check_groups,
     check_labels,
     check_matrix,
@@ -20,12 +26,6 @@ from kcal.arrays import (
     encode_labels,
     row_fingerprints,
 )
-from kcal.errors import InvalidInputError
-from kcal.progress import Advance, progress_bar
-from kcal.projection.episodes import PaperEpisodes, StratifiedBatches
-from kcal.projection.modules import NormalisedReduction, build_projection, choose_dimension, seeded
-from kcal.projection.objective import episode_losses
-from kcal.projection.recipes import FastRecipe, PaperRecipe, Recipe, get_recipe
 
 Monitor = Callable[[nn.Module], float]
 

@@ -28,8 +28,7 @@ from kcal.benchmark.studies.study import (
 from kcal.benchmark.tables import Entry, Table
 from kcal.benchmark.tasks import Task, example_task
 from kcal.datasets import load_example
-from kcal.networks import SmallCNN
-from kcal.networks.small_cnn import IMAGE_SHAPE
+from kcal.datasets.network import IMAGE_SHAPE, SmallCNN
 from kcal.projection import FastRecipe
 
 DIMENSIONS = (8, 16, 32, 64, 128)

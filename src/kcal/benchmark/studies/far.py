@@ -25,9 +25,9 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "uncal": ("uncal", {}),
     "ts": ("ts", {}),
     "kcal": ("kcal", {}),
-    NO_HAND_OVER: ("kcal-blend", {"hand_over": 0.0}),
+    NO_HAND_OVER: ("kcal-blend", {"fallback_quantile": 0.0}),
     "kcal-blend": ("kcal-blend", {}),
-    "kcal-blend, hand_over=0.05": ("kcal-blend", {"hand_over": 0.05}),
+    "kcal-blend, fallback_quantile=0.05": ("kcal-blend", {"fallback_quantile": 0.05}),
 }
 """What tables call a method, its name and its parameters."""
 SURE = 0.9
@@ -45,12 +45,12 @@ MEASURES = {
 }
 ABOUT = (
     "How sure methods are of inputs that belong to none of the classes (out of scope), beside the test part of the "
-    "pool; no method was fitted with such inputs, but the default of hand_over, and how steeply the blend hands over,"
+    "pool; no method was fitted with such inputs, but the default of fallback_quantile, and how steep the gate is,"
     " were chosen with its confidence on those of CLINC150 in view: there it is flattered. Lower confidence out of "
     "scope is better, if that on the test part stays. AUROC is the probability that a test input has more confidence,"
     " or more evidence, than one out of scope: 50% is chance. The evidence is kcal's log_evidence, the log density of"
     " the calibration set there, and kcal-blend's evidence, by which it hands over to the network where no "
-    "calibration samples are near; without hand-over it is the same everywhere. hand_over is the share of calibration"
+    "calibration samples are near; without it, it is the same everywhere. fallback_quantile is the share of calibration"
     " samples with too little of it; the NLL tells what caution costs. The figure shows the share of inputs with more"
     " than so much confidence."
 )

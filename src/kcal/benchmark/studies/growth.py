@@ -14,7 +14,7 @@ from scipy.special import softmax
 from kcal.benchmark.studies.study import Line, Panel, Study, StudyWatch, unwatched
 from kcal.benchmark.tables import Entry, Table
 from kcal.benchmark.tasks import Task
-from kcal.calibrators import CALIBRATORS, ClassifierOutputs, KCal, KCalBlend, fit_on, make_calibrator, predict_on
+from kcal.calibrators import METHODS, ClassifierOutputs, KCal, KCalBlend, fit_on, make_calibrator, predict_on
 
 SIZES = (100, 300, 1_000, 3_000, 10_000, 30_000)
 SAMPLES = 30_000
@@ -23,7 +23,7 @@ N_TEST = 2_000
 DIMENSION = 2
 TOO_SURE = 2.0
 """What the network's logits are multiplied by."""
-METHODS: dict[str, Callable[[int], Any]] = {
+VARIANTS: dict[str, Callable[[int], Any]] = {
     "uncal": lambda seed: make_calibrator("uncal", seed=seed),
     "ts": lambda seed: make_calibrator("ts", seed=seed),
     "kcal": lambda seed: KCal(projection="identity", seed=seed, progress=False),
@@ -115,7 +115,7 @@ def measure_growth(
     """Fit every method on calibration sets of every size, and compare with the truth on new inputs."""
     repetitions = [min(n_repetitions, max(SAMPLES // size, 1)) for size in sizes]
     test = draw_world(N_TEST, np.random.default_rng([seed, 0]))
-    errors: dict[str, list[NDArray[np.float64]]] = {method: [] for method in METHODS}
+    errors: dict[str, list[NDArray[np.float64]]] = {method: [] for method in VARIANTS}
     weights: dict[str, list[NDArray[np.float64]]] = {ESTIMATES: [], NETWORK: []}
     done = 0
     for size, repeated in zip(sizes, repetitions, strict=True):
@@ -145,7 +145,7 @@ def draw_world(n: int, generator: np.random.Generator) -> World:
 
 def _measured(world: World, test: World, seed: int) -> dict[str, float]:
     found = {}
-    for name, make in METHODS.items():
+    for name, make in VARIANTS.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             calibrator = fit_on(make(seed), world.outputs, classes=range(3))
@@ -159,7 +159,7 @@ def _measured(world: World, test: World, seed: int) -> dict[str, float]:
 
 def summed_weights(blend: KCalBlend) -> dict[str, float]:
     """Return the blend's weights of its kernel estimates and of the network, summed."""
-    network = sum(weight for name, weight in blend.weights_.items() if name in CALIBRATORS)
+    network = sum(weight for name, weight in blend.weights_.items() if name in METHODS)
     return {ESTIMATES: sum(blend.weights_.values()) - network, NETWORK: network}
 
 

@@ -21,11 +21,11 @@ from kcal.benchmark.studies.study import SHOWN, Study, StudyWatch, counted, mean
 from kcal.benchmark.tables import Entry, Table
 from kcal.benchmark.tasks import Task
 from kcal.calibrators import KCalBlend
-from kcal.calibrators.blend_experts import Expert
-from kcal.calibrators.blend_fitting import Samples
-from kcal.calibrators.class_frequencies import LEAST
-from kcal.calibrators.partners import Partner
-from kcal.calibrators.pooling import PoolProblem
+from kcal.calibrators.blend.class_frequencies import LEAST
+from kcal.calibrators.blend.experts import Expert
+from kcal.calibrators.blend.fitting import Samples
+from kcal.calibrators.blend.network import Partner
+from kcal.calibrators.blend.pool import PoolProblem
 from kcal.projection import FastRecipe, TrainedProjection
 
 
@@ -88,13 +88,13 @@ INGREDIENTS: dict[str, dict[str, Any]] = {
     WHOLE: {},
     "no learned metric": {"projection": None},
     "one metric, chosen": {"kind": OneMetric},
-    "one bandwidth a metric": {"scales": (1.0,)},
-    "one metric, chosen, at one bandwidth": {"kind": OneMetric, "scales": (1.0,)},
-    "temperature scaling only": {"partner": "ts"},
-    "matrix scaling always": {"partner": "sms"},
+    "one bandwidth a metric": {"bandwidth_factors": (1.0,)},
+    "one metric, chosen, at one bandwidth": {"kind": OneMetric, "bandwidth_factors": (1.0,)},
+    "temperature scaling only": {"network_calibrator": "ts"},
+    "matrix scaling always": {"network_calibrator": "sms"},
     "no bias": {"bias": 0.0},
     "next to no background": {"background": 1e-12},
-    "no hand-over": {"hand_over": 0.0},
+    "no hand-over": {"fallback_quantile": 0.0},
     "no sharpening": {"sharpness": 0.0},
     "no logits": {"logits": False},
     "class frequencies as counted": {"kind": CountedFrequencies},

@@ -1,0 +1,6 @@
+"""KCal: a learned projection of the embedding and a kernel density estimate over the calibration set."""
+
+from kcal.calibrators.kcal.estimator import KCal
+from kcal.calibrators.kcal.logits import KCalLogits
+
+__all__ = ["KCal", "KCalLogits"]

@@ -1,0 +1,5 @@
+"""Spline calibration of the cumulative accuracy."""
+
+from kcal.calibrators.spline.estimator import SplineCalibration
+
+__all__ = ["SplineCalibration"]
