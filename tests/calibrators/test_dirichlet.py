@@ -12,8 +12,8 @@ import torch
 from sklearn.base import clone
 
 from kcal import DirichletCalibration, TemperatureScaling, load, save
-from kcal.calibrators import dirichlet_training
 from kcal.calibrators.base import CalibratorState
+from kcal.calibrators.dirichlet import training as dirichlet_training
 from kcal.calibrators.dirichlet.grid import MOST_POINTS, published_grid, search_penalty
 from kcal.calibrators.dirichlet.solver import FoldProblem, Penalty, identity, solve_folds
 from kcal.calibrators.dirichlet.training import train_folds

@@ -11,7 +11,8 @@ import torch
 from scipy.optimize import minimize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kcal.calibrators import dirichlet_solver, dirichlet_training
+from kcal.calibrators.dirichlet import solver as dirichlet_solver
+from kcal.calibrators.dirichlet import training as dirichlet_training
 from kcal.calibrators.dirichlet.solver import FoldProblem, Penalty, identity, solve_folds, tempered_identity
 from kcal.calibrators.dirichlet.training import train_folds
 
