@@ -147,9 +147,9 @@ def test_saving_what_cannot_be_saved_says_why(problem: Any, tmp_path: Path) -> N
     with pytest.raises(InvalidInputError, match="expects a calibrator"):
         save(nn.Identity(), tmp_path / "model.kcal")
     fitted = KCal(projection="identity").fit(problem.embeddings, problem.labels)
-    with pytest.raises(InvalidInputError, match="is not a folder"):
+    with pytest.raises(InvalidInputError, match="must be in an existing folder"):
         save(fitted, tmp_path / "nowhere" / "model.kcal")
-    with pytest.raises(InvalidInputError, match="is a folder"):
+    with pytest.raises(InvalidInputError, match="got the folder"):
         save(fitted, tmp_path)
     with pytest.raises(Exception, match="not fitted"):
         save(KCal(), tmp_path / "model.kcal")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch import nn
 from kcal.calibrators import Calibrator, CalibratorState, calibrator_class
 from kcal.calibrators.base import LoadArgumentError
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
+from kcal.persistence.atomic import atomic_path, check_path
 
 FORMAT = "kcal"
 FORMAT_VERSION = 1
@@ -50,7 +50,9 @@ def save(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"this calibrator's parameters cannot be saved: {error}") from error
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors.items()}
-    return write_whole(_as_path(path), to_bytes(tensors, metadata={FORMAT: text}))
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(to_bytes(tensors, metadata={FORMAT: text}))
+    return check_path(path)
 
 
 def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -> Calibrator:
@@ -63,7 +65,7 @@ def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -
     projection : nn.Module, optional
         For a KCal with a projection of your own: the module, built as it was; its stored tensors are put into it.
     """
-    path = _as_path(path)
+    path = check_path(path)
     header, tensors = _read(path)
     extra = {} if projection is None else {"projection": projection}
     try:
@@ -90,51 +92,6 @@ def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -
             f"{path} is a kcal file, but a part of it is missing or damaged ({type(error).__name__}: {error}). "
             "Save the calibrator again."
         ) from error
-
-
-def _as_path(path: Any) -> Path:
-    try:
-        text = os.fspath(path)
-    except TypeError:
-        text = None
-    if not isinstance(text, str) or "\0" in text or not text:
-        raise InvalidInputError(f"path must be the name of a file, text or a pathlib.Path; got {path!r}.")
-    return Path(text).expanduser()
-
-
-def write_whole(path: Path, content: bytes) -> Path:
-    """Write ``content`` beside ``path`` first and rename, so that nothing is ever half written."""
-    try:
-        return _write_and_rename(path, content)
-    except OSError as error:  # its file name may be that of the temporary file
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-
-
-def _write_and_rename(path: Path, content: bytes) -> Path:
-    if path.is_dir():
-        raise InvalidInputError(f"{path} is a folder; give the name of a file.")
-    if path.exists() and not path.is_file():
-        raise InvalidInputError(f"{path} is not a regular file; give the name of one.")
-    if not path.parent.is_dir():
-        raise InvalidInputError(f"{path.parent} is not a folder; make it first.")
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
