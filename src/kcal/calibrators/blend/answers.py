@@ -12,7 +12,7 @@ import torch
 
 from kcal.calibrators.blend.experts import told_of_absent
 from kcal.calibrators.blend.sharpness import IMPOSSIBLE
-from kcal.calibrators.logits import log_softmax_of
+from kcal.calibrators.logit_base import to_log_probs
 from kcal.calibrators.prior import check_prior
 from kcal.kernels import ClassSums
 
@@ -70,12 +70,12 @@ def share_of_pool(blend: KCalBlend, evidence: torch.Tensor) -> torch.Tensor:
 
 def least_logarithm(scores: torch.Tensor, representation: str) -> float:
     """Return the least log probability that the network gives to a class."""
-    return max(float(log_softmax_of(scores, representation).min()), IMPOSSIBLE)
+    return max(float(_log_softmax(scores, representation).min()), IMPOSSIBLE)
 
 
 def _network_logarithms(blend: KCalBlend, scores: torch.Tensor) -> torch.Tensor:
     """Return log probabilities of the network as it is, (n, n_classes)."""
-    return log_softmax_of(scores, blend._partners[0].calibrator.representation).clamp_min(IMPOSSIBLE)
+    return _log_softmax(scores, blend._partners[0].calibrator.representation).clamp_min(IMPOSSIBLE)
 
 
 def _network_heights(blend: KCalBlend, logarithms: torch.Tensor) -> list[torch.Tensor]:
@@ -100,3 +100,8 @@ def _estimated_heights(blend: KCalBlend, sums: list[ClassSums], far: torch.Tenso
         own, weights = weights[: len(masses)], weights[len(masses) :]
         total += torch.tensordot(own, masses, dims=1)
     return total.T.contiguous()
+
+
+def _log_softmax(rows: torch.Tensor, representation: str) -> torch.Tensor:
+    """Return log-softmax of logits in their own precision; of probabilities in float64."""
+    return torch.log_softmax(rows.cpu(), dim=1) if representation == "logits" else to_log_probs(rows, representation)

@@ -28,7 +28,8 @@ from kcal.calibrators.blend.parameters import check_blend_parameters, check_name
 from kcal.calibrators.blend.pool import Pool, PoolProblem
 from kcal.calibrators.blend.sharpness import Sharpness
 from kcal.calibrators.fit_warnings import warn_of_few_samples, warn_of_known_rows, warn_of_missing_classes
-from kcal.calibrators.logits import encode_columns
+from kcal.calibrators.kcal.training_set import is_to_be_learned
+from kcal.calibrators.logit_base import encode_columns
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.validation import check_groups, check_labels, check_matrix, check_weights
@@ -104,7 +105,7 @@ class KCalBlend(Calibrator):
         The best single bandwidth of each metric.
     frequencies_ : array, (n_classes,)
         The class frequencies that answers presume: those of the calibration set, without what chance explains.
-    takes_logits_ : bool
+    needs_logits_ : bool
         Whether it was fitted with logits, and so needs them to predict.
     logit_names_in_ : array
         What the columns of the logits are called, where they came as a table; empty otherwise.
@@ -118,6 +119,10 @@ class KCalBlend(Calibrator):
     inputs: ClassVar[str] = "both"
     method: ClassVar[str] = "kcal-blend"
     columns_are_classes: ClassVar[bool] = False
+    has_evidence: ClassVar[bool] = True
+    fit_options: ClassVar[frozenset[str]] = frozenset(
+        {"logits", "train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes"}
+    )
 
     _experts: list[Expert]
     _partners: list[Partner]
@@ -196,6 +201,7 @@ class KCalBlend(Calibrator):
         classes : sequence, optional
             All classes in the order of the columns.
         """
+        self._begin_fit()
         check_blend_parameters(self)
         rows, _ = self._check_rows(X, fitting=True)
         self._remember(rows)
@@ -282,7 +288,12 @@ class KCalBlend(Calibrator):
         return {expert.metric: expert.estimate.bandwidth_ for expert in self._experts}
 
     @property
-    def takes_logits_(self) -> bool:
+    def uses_training_set(self) -> bool:
+        """Whether ``fit`` learns a projection from the classifier's training set."""
+        return is_to_be_learned(self.projection)
+
+    @property
+    def needs_logits_(self) -> bool:
         """Whether it was fitted with logits, and so needs them to predict."""
         check_is_fitted(self)
         return bool(self._partners)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.calibrators.base import Calibrator
-from kcal.calibrators.scaling.structured import StructuredMatrixScaling
+from kcal.calibrators.scaling.linear import StructuredMatrixScaling
 from kcal.calibrators.scaling.temperature import TemperatureScaling
 
 Index = NDArray[np.int64]

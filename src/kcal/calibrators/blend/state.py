@@ -18,7 +18,7 @@ from kcal.calibrators.blend.sharpness import LARGEST_LEVEL, LARGEST_SLOPE, Sharp
 from kcal.calibrators.kcal.estimator import KCal
 from kcal.calibrators.kcal.state import recipe_from, stored_recipe
 from kcal.calibrators.prior import check_prior
-from kcal.calibrators.scaling.structured import StructuredMatrixScaling
+from kcal.calibrators.scaling.linear import StructuredMatrixScaling
 from kcal.calibrators.scaling.temperature import TemperatureScaling
 from kcal.errors import FileFormatError, InvalidInputError
 

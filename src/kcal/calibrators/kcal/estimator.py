@@ -125,6 +125,10 @@ class KCal(Calibrator):
     inputs: ClassVar[str] = "embeddings"
     method: ClassVar[str] = "kcal"
     columns_are_classes: ClassVar[bool] = False
+    has_evidence: ClassVar[bool] = True
+    fit_options: ClassVar[frozenset[str]] = frozenset(
+        {"train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes", "ids"}
+    )
 
     bandwidth_: float
     bandwidth_curve_: BandwidthCurve | None
@@ -206,6 +210,7 @@ class KCal(Calibrator):
         ids : (n,) array, optional
             A name of your own for each calibration sample.
         """
+        self._begin_fit()
         check_parameters(self)
         rows, self._kind = self._check_rows(X, fitting=True)
         self._remember(rows)
@@ -252,6 +257,11 @@ class KCal(Calibrator):
         rows, kind = self._check_rows(X)
         queries = project(self.projection_, self._here(self._as_embeddings(rows)))
         return kind.give_back(log_densities(queries, self._support, self.bandwidth_, kernel=get_kernel(self.kernel)))
+
+    @property
+    def uses_training_set(self) -> bool:
+        """Whether ``fit`` learns a projection from the classifier's training set."""
+        return is_to_be_learned(self.projection)
 
     @property
     def leave_one_out_proba_(self) -> Any:
