@@ -207,7 +207,7 @@ def blend_options() -> Cases:
     variants: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "float64": ({}, {}),
         "weights": ({}, {"sample_weight": plain.weights}),
-        "counts": ({}, {"sample_weight": plain.counts}),
+        "counts": (quick, {"sample_weight": plain.counts}),
         "groups": ({}, {"groups": plain.groups}),
         "groups-weights": ({"seed": 2}, {"groups": plain.groups, "sample_weight": plain.weights}),
         "network-sms": ({names.NETWORK_CALIBRATOR: "sms"}, {}),
@@ -233,10 +233,10 @@ def blend_options() -> Cases:
         ("many", wide),
         ("many-float32", in_single(wide)),
     ):
-        fitted = fit(made("kcal-blend", projection=None), problem)
+        fitted = fit(made("kcal-blend", projection=None, **quick), problem)
         yield from outcomes(f"kcal-blend/{label}", fitted, problem, single=label.endswith("float32"))
     shares = as_probabilities(plain)
-    fitted = fit(made("kcal-blend", projection=None, representation="probabilities"), shares)
+    fitted = fit(made("kcal-blend", projection=None, representation="probabilities", **quick), shares)
     yield from outcomes("kcal-blend/probabilities", fitted, shares)
     fewer = without_last_class(plain)
     for label, logits in (("missing", fewer.calibration.logits), ("missing-without-logits", None)):
@@ -245,7 +245,7 @@ def blend_options() -> Cases:
     for label, keywords in (("without-logits", {}), ("without-logits-groups", {"groups": plain.groups})):
         fitted = fit(made("kcal-blend", projection=None), plain, logits=None, **keywords)
         yield from outcomes(f"kcal-blend/{label}", fitted, plain, logits=False)
-    far = fit(made("kcal-blend", projection=None), plain)
+    far = fit(made("kcal-blend", projection=None, **quick), plain)
     queries = plain.test.embeddings[:ROWS] * np.linspace(1.0, 40.0, ROWS)[:, None]
     yield "kcal-blend/far", far.predict_proba(queries, logits=plain.test.logits[:ROWS])
     yield "kcal-blend/far/gate", names.gate(far, queries)

@@ -14,8 +14,6 @@ ILL_CONDITIONED = (
     "gp: gp/",
     "sms: sms/masked",
     "sms: sms/many",
-    "blend-options: kcal-blend/masked",
-    "blend-options: kcal-blend/many",
     "blend-learned: kcal-blend/learned-many",
     "kcal-learned: projection/last",
 )
