@@ -69,7 +69,7 @@ def fit(calibrator: Any, problem: Problem, *, learn: bool = False, **keywords: A
 
 
 def made(name: str, **parameters: Any) -> Any:
-    return names.CALIBRATORS[name](**parameters)
+    return names.REGISTERED[name].factory(**parameters)
 
 
 def outcomes(name: str, calibrator: Any, problem: Problem, *, logits: bool = True, single: bool = False) -> Cases:

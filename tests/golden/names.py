@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from kcal.calibrators import METHODS as REGISTERED
 from kcal.calibrators import ClassifierOutputs, fit_on, predict_on
-from kcal.calibrators.table import CALIBRATORS
 from kcal.cli import app
 from kcal.errors import KcalWarning
 
-__all__ = ["CALIBRATORS", "ClassifierOutputs", "KcalWarning", "app", "fit_on", "predict_on"]
+__all__ = ["REGISTERED", "ClassifierOutputs", "KcalWarning", "app", "fit_on", "predict_on"]
 
 # parameters of the blend
-FALLBACK_QUANTILE = "hand_over"
-NETWORK_CALIBRATOR = "partner"
-BANDWIDTH_FACTORS = "scales"
+FALLBACK_QUANTILE = "fallback_quantile"
+NETWORK_CALIBRATOR = "network_calibrator"
+BANDWIDTH_FACTORS = "bandwidth_factors"
 
 # fields of frozen results of the metrics: neutral name → attribute
 RELIABILITY = {"counts": "counts", "predicted": "mean_prediction", "observed": "observed_frequency", "edges": "edges"}
@@ -75,5 +75,5 @@ BLEND_FITTED: dict[str, Callable[[Any], Any]] = {
     "frequencies": lambda blend: blend.frequencies_,
     "background": lambda blend: blend.background_,
     "sharpness": lambda blend: [blend.sharpness_.level, blend.sharpness_.slope, blend.sharpness_.middle],
-    "group_efficiency": lambda blend: blend.worth_,
+    "group_efficiency": lambda blend: blend.group_efficiency_,
 }
