@@ -98,19 +98,18 @@ def check_weights(weights: Any, n_samples: int, name: str = "sample_weight") -> 
         raise InvalidInputError(name, "must not be zero for every sample")
     if (array[positive] == array[positive][0]).all():
         return np.asarray(positive, dtype=np.float64)
-    array = np.divide(array, array.max())  # so that the sum cannot overflow
-    array /= array[positive].mean()
-    ratios = array[positive]
-    if not (ratios.min() >= 1 / LARGEST_WEIGHT_RATIO and ratios.max() <= LARGEST_WEIGHT_RATIO):
-        extreme = array[positive].min() if ratios.min() < 1 / LARGEST_WEIGHT_RATIO else ratios.max()
-        row = first_row(array == extreme)
+    scaled: NDArray[np.float64] = array / array.max()  # so that the sum cannot overflow
+    relative: NDArray[np.float64] = scaled / scaled[positive].mean()
+    extreme = positive & ((relative < 1 / LARGEST_WEIGHT_RATIO) | (relative > LARGEST_WEIGHT_RATIO))
+    if extreme.any():
+        row = first_row(extreme)
         raise InvalidInputError(
             name,
             f"must be 0 or within a factor of {LARGEST_WEIGHT_RATIO:g} of the mean of the positive weights",
-            got=f"{extreme:.3g} times the mean at row {row}",
+            got=f"{relative[row]:.3g} times the mean at row {row}",
             remedy="Set negligible weights to 0.",
         )
-    return array
+    return relative
 
 
 def check_ids(ids: Any, n_samples: int) -> NDArray[Any]:
