@@ -116,7 +116,9 @@ def check_torch_in_torch_out(make: Factory, fitted: Calibrator, problem: Any) ->
         (torch.half, torch.float32),
         (torch.bfloat16, torch.float32),
     ):
-        rows, extra = prediction_arguments(of_tensors, test_outputs(problem), lambda values, to=dtype: torch.from_numpy(values).to(to))
+        rows, extra = prediction_arguments(
+            of_tensors, test_outputs(problem), lambda values, to=dtype: torch.from_numpy(values).to(to)
+        )
         probabilities = of_tensors.predict_proba(*rows, **extra)
         assert isinstance(probabilities, torch.Tensor)
         assert probabilities.dtype == given_back
@@ -128,7 +130,9 @@ def check_torch_in_torch_out(make: Factory, fitted: Calibrator, problem: Any) ->
 
 def check_bfloat16_is_accepted(make: Factory, problem: Any) -> None:
     fitted = fit(make(), problem, change=lambda values: torch.from_numpy(values).bfloat16())
-    rows, extra = prediction_arguments(fitted, test_outputs(problem), lambda values: torch.from_numpy(values).bfloat16())
+    rows, extra = prediction_arguments(
+        fitted, test_outputs(problem), lambda values: torch.from_numpy(values).bfloat16()
+    )
     probabilities = fitted.predict_proba(*rows, **extra)
     assert probabilities.dtype == torch.float32
     assert_valid(probabilities.numpy(), "bfloat16")

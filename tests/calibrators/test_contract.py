@@ -45,7 +45,7 @@ def test_every_name_constructs_with_no_arguments_and_accepts_a_seed(name: str) -
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(InvalidInputError, match=r"uncal, ts, .*kcal.*got 'nope'"):
+    with pytest.raises(InvalidInputError, match=r"'uncal', 'ts', .*'kcal'.*got 'nope'"):
         make_calibrator("nope")
 
 

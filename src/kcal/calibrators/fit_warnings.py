@@ -66,7 +66,7 @@ def warn_of_few_samples(n: int, n_classes: int) -> None:
         )
 
 
-def warn_that_nothing_is_judged() -> None:
+def warn_without_out_of_fold() -> None:
     """Warn that no calibration sample has an out-of-fold prediction."""
     warn(
         "No calibration sample has an out-of-fold prediction: each class lies within one group (or has one sample). "

@@ -16,7 +16,7 @@ from kcal.calibrators.blend.experts import Expert, told_of_absent
 from kcal.calibrators.blend.network import Partner, find_partners
 from kcal.calibrators.blend.pool import Pool, PoolProblem
 from kcal.calibrators.blend.sharpness import Sharpness, fit_sharpness
-from kcal.calibrators.fit_warnings import warn_that_nothing_is_judged
+from kcal.calibrators.fit_warnings import warn_without_out_of_fold
 from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.errors import InvalidInputError
 
@@ -97,7 +97,7 @@ def fit_pool(blend: KCalBlend, samples: Samples) -> None:
     judged = _Judged(blend, samples, sums, rows[~alone], likely)
     problem = _choose_background(blend, judged, unseen)
     if problem is None:
-        warn_that_nothing_is_judged()
+        warn_without_out_of_fold()
     else:
         _finish(blend, samples, judged, unseen, problem)
 
