@@ -1,21 +1,18 @@
-"""What KCal warns of: leaks, missing classes, a part held out."""
+"""Warnings of the kernel methods: leakage, missing classes, held-out samples, few samples."""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.errors import FewSamplesWarning, HeldOutWarning, LeakageWarning, MissingClassWarning
+from kcal.errors import FewSamplesWarning, HeldOutWarning, LeakageWarning, MissingClassWarning, warn
 from kcal.validation import row_fingerprints
 
-FEW_A_CLASS = 8
-"""Calibration samples of a class, on average, from which on a blend was never far behind temperature scaling."""
-CALLERS_CALLER = 4
-"""Warnings point at the line that called ``fit`` or ``predict_proba``."""
+FEW_PER_CLASS = 8
+"""Mean calibration samples per class from which a blend was never measured far behind temperature scaling."""
 
 
 def warn_of_known_rows(
@@ -23,32 +20,29 @@ def warn_of_known_rows(
 ) -> None:
     """Warn of queries that the calibrator was fitted on."""
     if known.any():
-        warnings.warn(
-            f"{known.sum()} of {len(known)} rows are in the calibration set, where a sample is judged by itself and "
-            "looks better than it is. " + remedy,
+        warn(
+            f"{known.sum()} of {len(known)} rows are in the calibration set: their probabilities are too optimistic, "
+            f"since each sample is its own neighbour. {remedy}",
             LeakageWarning,
-            stacklevel=CALLERS_CALLER,
         )
 
 
 def warn_of_few_samples(n: int, n_classes: int) -> None:
-    """Warn of a calibration set that tells too little to weigh estimates by."""
-    if n < FEW_A_CLASS * n_classes:
-        warnings.warn(
-            f"{n:,} calibration samples for {n_classes:,} classes are few: below {FEW_A_CLASS} a class a blend may do "
-            "worse than TemperatureScaling alone.",
+    """Warn of a calibration set that is too small to fit the weights of a blend."""
+    if n < FEW_PER_CLASS * n_classes:
+        warn(
+            f"{n:,} calibration samples for {n_classes:,} classes are few: below {FEW_PER_CLASS} per class a blend may "
+            "do worse than TemperatureScaling alone.",
             FewSamplesWarning,
-            stacklevel=CALLERS_CALLER,
         )
 
 
-def warn_that_nothing_is_judged() -> None:
-    """Warn of groups that hold all samples of their classes."""
-    warnings.warn(
-        "No calibration sample can be judged by the others: each class lies within one group (or has one sample). The "
-        "blend keeps to the network, or to its first estimate. Calibrate on groups that share classes.",
+def warn_without_out_of_fold() -> None:
+    """Warn of a calibration set in which no sample has another one of its class outside its group."""
+    warn(
+        "No calibration sample can be predicted from the others: each class lies within one group (or has one "
+        "sample). The blend keeps to the network, or to its first estimate. Calibrate on groups that share classes.",
         FewSamplesWarning,
-        stacklevel=CALLERS_CALLER + 1,
     )
 
 
@@ -56,11 +50,10 @@ def warn_of_training_rows(rows: torch.Tensor, training: NDArray[np.uint64]) -> N
     """Warn of calibration rows that occur among the ``training`` rows, given by their fingerprints."""
     shared = int(np.isin(row_fingerprints(rows), training).sum())
     if shared:
-        warnings.warn(
-            f"{shared} of {len(rows)} calibration rows also occur in the training set. The network has seen them: "
-            "calibrate on data that it has not.",
+        warn(
+            f"{shared} of {len(rows)} calibration rows also occur in the training set. The network was trained on "
+            "them: calibrate on data that it has not seen.",
             LeakageWarning,
-            stacklevel=CALLERS_CALLER,
         )
 
 
@@ -70,20 +63,18 @@ def warn_of_missing_classes(
     """Warn of classes without a calibration sample."""
     missing = classes[counts == 0].tolist()
     if missing:
-        warnings.warn(
-            f"{len(missing)} of {len(classes)} classes have no calibration sample and get probability 0 or next to it: "
+        warn(
+            f"{len(missing)} of {len(classes)} classes have no calibration sample and get a probability of about 0: "
             f"{', '.join(repr(label) for label in missing[:5])}{', …' if len(missing) > 5 else ''}. {remedy}",
             MissingClassWarning,
-            stacklevel=CALLERS_CALLER,
         )
 
 
-def warn_of_held_out(n_learned: int, n_kept: int) -> None:
-    """Warn that a part of the calibration set was held out to learn the projection."""
-    warnings.warn(
-        f"No training set was given: {n_learned} of the {n_learned + n_kept} samples were held out to learn the "
+def warn_of_held_out(n_training: int, n_kept: int) -> None:
+    """Warn that part of the calibration set was held out to train the projection."""
+    warn(
+        f"No training set was given: {n_training} of the {n_training + n_kept} samples were held out to learn the "
         f"projection, {n_kept} are support. Pass train_embeddings and train_labels to use all of them, or "
         'projection="identity" to learn none.',
         HeldOutWarning,
-        stacklevel=CALLERS_CALLER,
     )

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcal.calibrators.base import Calibrator
-from kcal.calibrators.kcal.training_set import is_to_be_learned
 from kcal.errors import InvalidInputError
+from kcal.projection import needs_training
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def fit_on(
         "classes": classes,
         "logits": calibration.logits,
     }
-    if train is not None and is_to_be_learned(calibrator.get_params().get("projection")):
+    if train is not None and needs_training(calibrator.get_params().get("projection")):
         offered |= {
             "train_embeddings": train.matrix(calibrator.inputs),
             "train_labels": train.labels,
