@@ -36,11 +36,11 @@ from kcal.calibrators.kcal.samples import (
     training_fingerprints,
 )
 from kcal.calibrators.kcal.state import OWN_MODULE, damaged_parameters, read_parameters, stored_parameters
-from kcal.calibrators.logits import encode_columns, log_probabilities
+from kcal.calibrators.logit_base import encode_columns, to_log_probs
 from kcal.calibrators.prior import check_prior
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.projection import get_recipe
-from kcal.validation import ArrayKind, check_matrix, check_seed
+from kcal.validation import ArrayKind, check_matrix
 
 Floats = NDArray[np.float64]
 
@@ -199,7 +199,7 @@ class KCalBlend(Calibrator):
         classes : sequence, optional
             All classes in the order of the columns.
         """
-        self._check_parameters()
+        self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
         self._remember(rows)
         scores = None if logits is None else self._check_logits(logits, len(rows))
@@ -358,7 +358,6 @@ class KCalBlend(Calibrator):
         blend = cls(**read_parameters(state.parameters, None))
         with damaged_parameters():
             blend._restore(state)
-            blend._check_parameters()
         if len(names) not in (0, len(blend.classes_)) or not all(isinstance(name, str) for name in names):
             raise FileFormatError("the stored names of the logits are damaged.")
         blend.logit_names_in_ = np.array(names, dtype=object)
@@ -366,7 +365,7 @@ class KCalBlend(Calibrator):
         return blend
 
     def _check_parameters(self) -> None:
-        check_seed(self.seed)
+        super()._check_parameters()
         check_blend_parameters(self.get_params(deep=False))
 
     def _warn_of_samples(self, samples: Samples, training: TrainingSet | None, *, with_logits: bool) -> None:
@@ -377,7 +376,7 @@ class KCalBlend(Calibrator):
             warn_of_missing_classes(samples.classes, samples.frequencies(), "Add samples, or pass logits=.")
 
     def _fit_network(self, scores: torch.Tensor, targets: Targets) -> NetworkFit:
-        log_probs = log_probabilities(scores, self.representation)
+        log_probs = to_log_probs(scores, self.representation)
         folds = network_folds(targets.codes, targets.groups, self.folds, self.seed)
         fitted = (log_probs, targets.codes, targets.weights, folds)
         return cross_fit_network(*fitted, choice=self.network_calibrator, groups=targets.groups)

@@ -10,15 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.blend.interim_scaling import (
-    LinearModel,
-    TemperatureModel,
-    fit_structured_matrix,
-    fit_temperature,
-)
 from kcal.calibrators.blend.sharpness import LOWEST_LOG_PROB
 from kcal.calibrators.holdout import fold_codes, stratified_folds
-from kcal.calibrators.logits import log_softmax_of
+from kcal.calibrators.logit_base import to_log_probs
+from kcal.calibrators.scaling.linear_fit import LinearModel, fit_structured_matrix
+from kcal.calibrators.scaling.temperature import TemperatureModel, fit_temperature
 
 Index = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -100,7 +96,7 @@ def _cross_fit(fit: NetworkFitter, log_probs: torch.Tensor, codes: Index, weight
 
 def network_log_probs(rows: torch.Tensor, representation: str) -> torch.Tensor:
     """Return log probabilities of the network, (n, n_classes), on the CPU; of logits in their own precision."""
-    return log_softmax_of(rows, representation)
+    return torch.log_softmax(rows.cpu(), dim=1) if representation == "logits" else to_log_probs(rows, representation)
 
 
 def min_log_prob(rows: torch.Tensor, representation: str) -> float:

@@ -27,7 +27,7 @@ from kcal.calibrators.kcal.state import (
     read_support,
     support_tensors,
 )
-from kcal.calibrators.logits import REPRESENTATIONS
+from kcal.calibrators.logit_base import REPRESENTATIONS
 from kcal.errors import FileFormatError
 
 

@@ -41,7 +41,7 @@ from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel
 from kcal.projection import Recipe, TrainedProjection, TrainingCurve, get_recipe, needs_training
-from kcal.validation import ArrayKind, check_seed
+from kcal.validation import ArrayKind
 
 
 class KCal(Calibrator):
@@ -189,7 +189,7 @@ class KCal(Calibrator):
         ids : (n,) array, optional
             An identifier of each calibration sample.
         """
-        self._check_parameters()
+        self._begin_fit()
         rows, self._kind = self._check_rows(X, fitting=True)
         self._remember(rows)
         training = self._check_training_set(train_embeddings, train_labels, train_groups, rows)
@@ -320,7 +320,6 @@ class KCal(Calibrator):
         calibrator = cls(**read_parameters(state.parameters, model.projection))
         with damaged_parameters():
             calibrator._restore(state)
-            calibrator._check_parameters()
         points = model.support.points
         calibrator._kind = ArrayKind(is_torch=False, device=points.device, dtype=points.dtype)
         calibrator.bandwidth_curve_, calibrator.training_curve_ = read_curves(state.values)
@@ -335,7 +334,7 @@ class KCal(Calibrator):
         return self.model_.probs(self.as_embeddings(rows))
 
     def _check_parameters(self) -> None:
-        check_seed(self.seed)
+        super()._check_parameters()
         check_parameters(self.get_params(deep=False))
 
     def _check_training_set(self, embeddings: Any, labels: Any, groups: Any, rows: torch.Tensor) -> TrainingSet | None:
