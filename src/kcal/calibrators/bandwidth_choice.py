@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
-import torch
-
 from kcal.errors import BandwidthWarning, InvalidInputError
 from kcal.kernels import (
     INTERVAL,
@@ -48,9 +46,9 @@ class BandwidthChoice:
 
     def search(self, loss: LeaveOutLoss, *, show: bool | None) -> BandwidthCurve:
         """Return the curve of the search, with the bandwidth that it found."""
-        n_keys = len(torch.unique(loss.rule.support_keys))
+        n_keys = loss.n_keys
         if n_keys < 2:
-            what = "calibration samples" if loss.rule.by_position else "groups"
+            what = "groups" if loss.grouped else "calibration samples"
             raise InvalidInputError(
                 f"choosing the bandwidth by cross-validation needs at least two {what}; got {n_keys}. "
                 "Pass bandwidth= a number."

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from kcal.calibrators.blend_parameters import name_of_scale
 from kcal.calibrators.kcal import KCal
 from kcal.errors import BandwidthWarning, InvalidInputError, MissingClassWarning
-from kcal.kernels import ClassSums, log_class_sums, scaled_class_sums
-from kcal.kernels.leave_out import leave_out_rule
+from kcal.kernels import ClassSums, class_sums, leave_out_rule
 from kcal.projection import ARCHITECTURES, TrainedProjection, project
 from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
 
@@ -50,15 +49,15 @@ class Expert:
     def class_sums(self, rows: torch.Tensor) -> ClassSums:
         """Return class sums of other samples, (n_scales, n_classes, n), and their offsets."""
         queries = project(self.estimate.projection_, self.estimate._here(rows))
-        found = scaled_class_sums(queries, self.estimate._support, self._bandwidths)
+        found = class_sums(queries, self.estimate._support, self._bandwidths)
         return ClassSums(found.sums.cpu(), found.offsets.cpu())
 
     def leave_out_log_sums(self) -> torch.Tensor:
         """Return log class sums of every calibration sample given the others, (n_scales, n, n_classes)."""
         support = self.estimate._support
         rule = leave_out_rule(support, self.estimate._keys)
-        found = log_class_sums(support.points, support, self._bandwidths, leave_out=rule)
-        return torch.stack([support.as_it_came(each) for each in found])
+        found = class_sums(support.points, support, self._bandwidths, leave_out=rule).log()
+        return torch.stack([support.in_original_order(each) for each in found])
 
     def keep_typical(self, sums: torch.Tensor) -> None:
         """Note how much mass reaches a typical sample."""
