@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -12,8 +13,7 @@ from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.learning import fit_projection
 from kcal.calibrators.kcal.samples import CalibrationSet
 from kcal.errors import BandwidthWarning
-from kcal.kernels import KERNELS, ClassSums, SortedSupport, scaled_class_sums
-from kcal.kernels.leave_out import leave_out_rule
+from kcal.kernels import KERNELS, ClassSums, PreparedSupport, SortedSupport, leave_out_rule
 from kcal.projection import Recipe, TrainedProjection, TrainingSamples, project
 from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
 
@@ -65,18 +65,22 @@ class Expert:
         """Position of the best single bandwidth."""
         return self.factors.index(1.0)
 
+    @cached_property
+    def _prepared(self) -> PreparedSupport:
+        return PreparedSupport(self.support, self.bandwidths)
+
     def class_sums(self, embeddings: torch.Tensor) -> ClassSums:
         """Return class sums at new samples, (n_factors, n_classes, n), and their offsets, on the CPU."""
         points = self.support.points
         queries = project(self.projection, embeddings.to(device=points.device, dtype=points.dtype))
-        result = scaled_class_sums(queries, self.support, self.bandwidths)
+        result = self._prepared.class_sums(queries)
         return ClassSums(result.sums.cpu(), result.offsets.cpu())
 
     def leave_out_sums(self, keys: torch.Tensor | None) -> ClassSums:
         """Return class sums at each calibration sample from the others (of other keys), in float64, in their order."""
-        support, rule = self.support, leave_out_rule(self.support, keys)
-        result = scaled_class_sums(support.points, support, self.bandwidths, leave_out=rule)
-        position = torch.argsort(support.order)
+        rule = leave_out_rule(self.support, keys)
+        result = self._prepared.class_sums(self.support.points, leave_out=rule)
+        position = torch.argsort(self.support.order)
         return ClassSums(result.sums[..., position].cpu().double(), result.offsets[..., position].cpu().double())
 
 
