@@ -97,9 +97,10 @@ class ConvergenceWarning(KcalWarning):
     """A solver stopped at a bound or before it converged."""
 
 
-def warn(message: str, category: type[KcalWarning], *, remedy: str = "") -> None:
+def warn(message: str, category: type[Warning], *, remedy: str = "") -> None:
     """Issue a warning that points at the first caller outside the package; ``remedy`` is for users of Python only."""
     frame, stacklevel = inspect.currentframe(), 1
     while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, stacklevel = frame.f_back, stacklevel + 1
-    warnings.warn(category(message, remedy=remedy), stacklevel=stacklevel)
+    warning = category(message, remedy=remedy) if issubclass(category, KcalWarning) else category(message)
+    warnings.warn(warning, stacklevel=stacklevel)

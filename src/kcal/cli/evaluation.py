@@ -62,8 +62,7 @@ def predict_model(calibrator: Calibrator, source: Source, *, before: Source | No
         if network is not None:
             probs["uncal"] = network
     if calibrator.method not in probs:
-        outputs = data.outputs if calibrator.needs_logits_ else replace(data.outputs, logits=None)
-        probs[calibrator.method] = predict_on(calibrator, outputs)
+        probs[calibrator.method] = predict_on(calibrator, data.outputs)
     return Comparison(probs, labels, calibrator.classes_, data.outputs.groups, data.outputs.weights)
 
 
