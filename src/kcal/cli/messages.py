@@ -51,8 +51,8 @@ ERROR_REMEDIES = {
 WARNING_REMEDIES: dict[type[KcalWarning], str] = {
     BandwidthWarning: "Pass a number with --bandwidth.",
     HeldOutWarning: "Pass --train FILE to use all of them, or --projection identity to train none.",
-    LeakageWarning: "Use other data, or the leave-one-out log-loss that kcal fit prints.",
-    MissingClassWarning: "Pass --smoothing 1e-3 to give them some probability.",
+    LeakageWarning: "Or use the leave-one-out log-loss that kcal fit prints.",
+    MissingClassWarning: "Or pass --smoothing 1e-3 to give them some probability.",
 }
 """The same for warnings."""
 

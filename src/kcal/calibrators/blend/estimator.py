@@ -373,7 +373,7 @@ class KCalBlend(Calibrator):
         if with_logits:
             warn_of_few_samples(len(samples.codes), len(samples.classes))
         else:
-            warn_of_missing_classes(samples.classes, samples.frequencies(), "Add samples, or pass logits=.")
+            warn_of_missing_classes(samples.classes, samples.frequencies())
 
     def _fit_network(self, scores: torch.Tensor, targets: Targets) -> NetworkFit:
         log_probs = to_log_probs(scores, self.representation)
@@ -397,7 +397,7 @@ class KCalBlend(Calibrator):
                 f"must have the columns of the fit, in the same order: {', '.join(known)}",
                 got=", ".join(names),
             )
-        warn_of_known_rows(self._knows(rows), "Evaluate a blend on other data.")
+        warn_of_known_rows(self._knows(rows))
         blocks = []
         for start in range(0, len(rows), BLOCK_ROWS):
             block = slice(start, start + BLOCK_ROWS)
