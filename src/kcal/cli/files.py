@@ -194,7 +194,7 @@ class TableFile:
         if not _is_numeric(values.type):
             content = str(values.type)
             if content in ("string", "large_string"):
-                content = f"text, such as {self.get(name, '')[0]!r}"
+                content = f"text, such as {str(self.get(name, '')[0])!r}"
             raise InvalidInputError(
                 f"{self.path}: column {name!r}",
                 f"must be numbers to be a feature; it contains {content}",

@@ -66,6 +66,13 @@ def load_to_predict(calibrator: Calibrator, source: Source, **request: Any) -> D
         ),
     )
     data = match_labels(data, calibrator.classes_)
+    n_columns = data.outputs.matrix(calibrator.inputs).shape[1]
+    if n_columns != calibrator.n_features_in_:
+        raise InvalidInputError(
+            f"{data.name}: {matrix}",
+            f"have {n_columns:,} columns, but the model was fitted on {calibrator.n_features_in_:,}",
+            remedy="In a table, choose them with --feature-columns.",
+        )
     if needs_both and data.outputs.logits is None:
         raise InvalidInputError(
             data.name,

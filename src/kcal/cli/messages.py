@@ -34,8 +34,13 @@ OPTIONS = (
 )  # fmt: skip
 """Parameters of the library that are options of the same name."""
 
-DATA_NAMES = {"X": "the array", "y": "labels", "sample_weight": "weights", "probs": "probabilities"} | {
-    name: name for name in ("classes", "embeddings", "groups", "ids", "logits", "train_embeddings", "train_labels")
+DATA_NAMES = {
+    "X": "the array",
+    "y": "labels",
+    "sample_weight": "weights",
+    "train_embeddings": "training embeddings",
+    "train_labels": "training labels",
+    **{name: name for name in ("classes", "embeddings", "groups", "ids", "logits")},
 }
 """What arguments of the library are called in files."""
 
