@@ -112,9 +112,7 @@ def test_sizes_that_are_no_counts_are_refused(n_calibration, n_test):
 
 
 def test_the_corrected_test_wants_pairs():
-    with pytest.raises(
-        InvalidInputError, match="the same reshuffles for every method .*; got 2 and 3 values"
-    ):
+    with pytest.raises(InvalidInputError, match=r"the same reshuffles for every method .*; got 2 and 3 values"):
         corrected([0.1, 0.2], [0.1, 0.2, 0.3])
     with pytest.raises(InvalidInputError, match="values must be arrays for the corrected test; got a summary"):
         corrected(ReshuffleSummary(0.1, 0.1, 3), [0.1, 0.2, 0.3])

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.fft import dct
+from scipy.fft import dct, irfft, next_fast_len, rfft
 
 from kcal.metrics.predictions import Event, check_bandwidth, check_event, check_predictions
 
@@ -110,7 +110,7 @@ def kde_calibration_error(
     kernel = np.clip(1 - (np.arange(-reach, reach + 1) / (half_width * intervals)) ** 2, 0, None) ** 3
     kernel *= intervals / kernel.sum()
     density, occurred = (
-        np.convolve(_reflected(_on_grid(values * intervals, masses, intervals + 1), reach), kernel, "valid")
+        _convolved(_reflected(_on_grid(values * intervals, masses, intervals + 1), reach), kernel)
         for masses in (shares, shares * outcomes)
     )  # (intervals + 1,) each; occurred is the density times the frequency
     points = np.arange(intervals + 1) / intervals
@@ -154,6 +154,13 @@ def _reflected(on_grid: Array, reach: int) -> Array:
     ends_doubled = on_grid.copy()
     ends_doubled[[0, -1]] *= 2
     return np.pad(ends_doubled, reach, mode="reflect")
+
+
+def _convolved(values: Array, kernel: Array) -> Array:
+    """Return the convolution with a kernel where the two overlap completely, by the fast Fourier transform."""
+    size = next_fast_len(len(values), real=True)
+    product = irfft(rfft(values, size) * rfft(kernel, size), size)
+    return np.asarray(product[len(kernel) - 1 : len(values)])
 
 
 def _trapezoid(values: Array, step: float) -> float:
