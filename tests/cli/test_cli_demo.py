@@ -58,17 +58,17 @@ def row(output: str, title: str) -> list[float]:
 def test_kcal_repairs_the_probabilities_and_the_commands_to_type_next_agree(tmp_path):
     folder = tmp_path / "my demo"
     output = run_demo(folder)
-    for title in ("CECE)", "(ECE)", "Brier", "NLL"):
+    for title in ("class-wise", "expected calibration", "Brier", "log-likelihood"):
         before, _, after = row(output, title)
         assert after < before
-    assert row(output, "CECE)")[2] < row(output, "CECE)")[1]
+    assert row(output, "class-wise")[2] < row(output, "class-wise")[1]
     assert row(output, "accuracy")[2] > row(output, "accuracy")[0] - 0.5
 
     results: list[Any] = []
     for words in follow_up(output):
         results.append(CliRunner(env={"COLUMNS": "80"}).invoke(app, words))
         assert results[-1].exit_code == 0, results[-1].output
-    assert row(results[1].stdout, "CECE)") == row(output, "CECE)")[::2]
+    assert row(results[1].stdout, "class-wise") == row(output, "class-wise")[::2]
     assert_same_model(folder / "mine.kcal", folder / "model.kcal")
     assert (folder / "probabilities.csv").read_text().count("\n") == 7001
 

@@ -28,7 +28,14 @@ def test_the_metrics_are_those_of_the_library_before_and_after(run, model, test_
 
 def test_the_table_shows_metrics_with_their_direction(run, model, test_set):
     output = run("evaluate", model, test_set).stdout
-    for text in ("no calibration", "KCal", "accuracy, % ↑", "(CECE), % ↓", "log-loss (NLL) ↓", "60 samples, 3 classes"):
+    for text in (
+        "no calibration",
+        "KCal",
+        "accuracy, % ↑",
+        "class-wise calibration error, % ↓",
+        "negative log-likelihood ↓",
+        "60 samples, 3 classes",
+    ):
         assert text in output
 
 

@@ -50,7 +50,7 @@ def test_many_methods_stand_below_each_other_with_the_paper_s_metrics(run, calib
     output = run("evaluate", calibration, test_set, "--methods", methods, "--resamples", 20).stdout
     lines = output.splitlines()
     heading = next(place for place, line in enumerate(lines) if "CECE, % ↓" in line)
-    for text in ("acc., % ↑", "ECE, % ↓", "Brier, % ↓", "NLL ↓"):
+    for text in ("accuracy, % ↑", "ECE, % ↓", "Brier, % ↓", "NLL ↓"):
         assert text in lines[heading]
     shown = [line.strip().split("  ")[0] for line in lines[heading + 2 : heading + 8]]
     wanted = ("uncal", "ts", "ets", "vector", "platt", "kcal-linear")

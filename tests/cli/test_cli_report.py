@@ -40,7 +40,7 @@ def test_intervals_stand_in_the_table_at_95_percent_unless_told(run, model, test
 def test_a_narrow_terminal_has_the_intervals_below_the_values(run, model, test_set, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = run("evaluate", model, test_set, "--resamples", "20").stdout.splitlines()
-    row = next(i for i, line in enumerate(lines) if "log-loss (NLL)" in line)
+    row = next(i for i, line in enumerate(lines) if "negative log-likelihood" in line)
     assert "[" not in lines[row]
     assert lines[row + 1].count("[") == lines[row + 1].count("]") == 2
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kcal.calibrators import ClassifierOutputs
 from kcal.cli.files import ArrayFile, TableFile, open_file
 from kcal.errors import InvalidInputError
-from kcal.validation import check_matrix, check_weights
+from kcal.validation import check_matrix, check_probs, check_weights
 
 COLUMNS = {"labels": "label", "groups": "group", "weights": "weight", "ids": "id"}
 """Values per sample: the key in an npz file, and the default column of a table."""
@@ -172,6 +172,8 @@ def class_names(columns: Sequence[str], pattern: str) -> tuple[str, ...]:
 def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
     """Return the data set, with every array checked."""
     matrix = _check_numbers(parts.pop("matrix"), f"{source.path}: {matrix_name}")
+    if matrix_name == "probabilities":
+        check_probs(matrix, f"{source.path}: probabilities")
     arrays = {"embeddings" if matrix_name == "embeddings" else "logits": matrix}
     classes = parts.pop("classes", None) if source.classes is None else np.array(source.classes)
     for key in ("logits", *COLUMNS):

@@ -95,7 +95,7 @@ def gather(
         evaluations=found,
         errors=errors,
         confidence_bins={
-            name: reliability(probs, codes, bins=any_one.bins, sample_weight=sample_weight)
+            name: reliability(probs, codes, bins=any_one.bins, adaptive=False, sample_weight=sample_weight)
             for name, probs in by_name.items()
         },
         class_bins={
@@ -124,6 +124,7 @@ def _bins_of_class(
         (labels == k).astype(np.intp),
         of=1,
         bins=settings.bins,
+        adaptive=False,
         threshold=settings.threshold,
         sample_weight=sample_weight,
     )

@@ -7,8 +7,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from kcal.metrics import Evaluation
-from kcal.metrics.evaluation import METRICS
+from kcal.metrics import METRICS, Evaluation
 from kcal.report.contents import Contents
 from kcal.report.markup import Column, escaped, facts, named, section, table
 from kcal.report.pictures import (
@@ -22,7 +21,7 @@ from kcal.report.pictures import (
 ROWS_SHOWN = 20
 """What a longer table of classes holds beyond is folded away."""
 
-IN_PERCENT = frozenset(METRICS) - {"negative_log_likelihood"}
+IN_PERCENT = frozenset(name for name, metric in METRICS.items() if metric.unit == "%")
 
 
 def data_section(contents: Contents, sources: Mapping[str, str]) -> str:
@@ -48,8 +47,8 @@ def data_section(contents: Contents, sources: Mapping[str, str]) -> str:
 def metrics_section(contents: Contents) -> str:
     """Tell the metrics of every method, with their intervals."""
     columns = [Column("metric", number=False), *(Column(name) for name in contents.evaluations)]
-    rows = [[_metric_title(metric), *_metric_cells(contents, metric)] for metric in METRICS]
     found = contents.evaluation
+    rows = [[_metric_title(metric), *_metric_cells(contents, metric)] for metric in found.as_dict()]
     notes = ["↑ higher is better, ↓ lower is better."]
     if len(contents.evaluations) > 1:
         notes.append("Bold is best.")
@@ -151,16 +150,14 @@ def settings_section(contents: Contents, settings: Mapping[str, str], minimum_co
 
 
 def _metric_title(metric: str) -> str:
-    title, better = METRICS[metric]
-    unit = ", %" if metric in IN_PERCENT else ""
-    return escaped(f"{title}{unit} {'↑' if better == 'higher' else '↓'}")
+    return escaped(METRICS[metric].labelled(METRICS[metric].description))
 
 
 def _metric_cells(contents: Contents, metric: str) -> list[str]:
     values = [found.as_dict()[metric] for found in contents.evaluations.values()]
     shown = [_number(value, metric) for value in values]
     finite = [float(text) for text, value in zip(shown, values, strict=True) if math.isfinite(value)]
-    higher = METRICS[metric].better == "higher"
+    higher = METRICS[metric].direction == "higher"
     best = (max if higher else min)(finite) if len(shown) > 1 and finite else None
     cells = []
     for text, found in zip(shown, contents.evaluations.values(), strict=True):
