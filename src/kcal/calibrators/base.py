@@ -127,8 +127,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _begin_fit(self) -> None:
         """Delete the results of an earlier fit and check the parameters; every ``fit`` begins here."""
-        parameters = {*self.get_params(deep=False), "_metadata_request"}  # the latter is scikit-learn's
-        for name in vars(self).keys() - parameters:
+        for name in [name for name in vars(self) if name.endswith("_") or name == "_fingerprints"]:
             delattr(self, name)
         self._check_parameters()
 

@@ -16,8 +16,7 @@ from scipy.interpolate import CubicSpline
 from kcal.calibrators.class_scores import TIE_TOLERANCE, average_ties, replace_top, sort_classes, top_accuracy
 from kcal.calibrators.logit_base import LogitCalibrator
 from kcal.calibrators.model_state import LogitModel, choice, ragged
-from kcal.errors import InvalidInputError
-from kcal.validation import ALMOST_ZERO, check_choice, check_integer, shown
+from kcal.validation import ALMOST_ZERO, check_choice, check_flag, check_integer
 
 Floats = NDArray[np.float64]
 Tensors = tuple[torch.Tensor, ...]
@@ -149,8 +148,7 @@ class SplineCalibration(LogitCalibrator):
         super()._check_parameters()
         check_choice(self.form, "form", FORMS)
         check_integer(self.knots, "knots", minimum=2, maximum=MAX_KNOTS)
-        if not isinstance(self.floor, bool):
-            raise InvalidInputError("floor", "must be True or False", got=shown(self.floor))
+        check_flag(self.floor, "floor")
 
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats) -> SplineModel:
         log_scores, targets = self._binary_problems(log_probs, codes)
@@ -160,7 +158,7 @@ class SplineCalibration(LogitCalibrator):
         least = float((weights**2).sum() / weights.sum() ** 2) if self.floor else 0.0
         return SplineModel(
             self.form,
-            self.floor,
+            bool(self.floor),
             tuple(torch.from_numpy(scores) for scores, _ in curves),
             tuple(torch.from_numpy(clip_corrected(corrected, scores, least)) for scores, corrected in curves),
         )
