@@ -22,9 +22,6 @@ LARGEST_STORED = 1e100
 SMALLEST_POSITIVE = torch.finfo(torch.float64).tiny
 LARGEST_BELOW_ONE = 1.0 - torch.finfo(torch.float64).eps / 2
 
-Values = dict[str, Any]
-Tensors = dict[str, torch.Tensor]
-
 
 @dataclass(frozen=True)
 class StoredModel:
@@ -34,12 +31,21 @@ class StoredModel:
         """Return whether fields, each of which passed its own check, fit together."""
         return True
 
-    def to_state(self) -> tuple[Values, Tensors]:
+    def to_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return the values and the tensors to store."""
-        values: Values = {}
-        tensors: Tensors = {}
-        for entry in fields(self):
-            entry.metadata["stored"].write(entry.name, getattr(self, entry.name), values, tensors)
+        values: dict[str, Any] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for name, value in ((entry.name, getattr(self, entry.name)) for entry in fields(self)):
+            if isinstance(value, torch.Tensor):
+                tensors[name] = value
+            elif isinstance(value, tuple):
+                tensors |= {name: torch.cat(value), f"{name}.lengths": torch.tensor([len(part) for part in value])}
+            elif isinstance(value, StoredModel):
+                own_values, own_tensors = value.to_state()
+                values[name] = {"model": type(value).__name__, **own_values}
+                tensors |= {f"{name}.{part}": tensor for part, tensor in own_tensors.items()}
+            else:
+                values[name] = value
         return values, tensors
 
     @classmethod
@@ -47,7 +53,7 @@ class StoredModel:
         """Return the stored model; raise FileFormatError unless every field satisfies what it declares."""
         stored = _Stored(values, tensors, {"classes": n_classes, "classes - 1": n_classes - 1})
         try:
-            parts = {entry.name: entry.metadata["stored"].read(entry.name, stored) for entry in fields(cls)}
+            parts = {entry.name: entry.metadata["check"].read(entry.name, stored) for entry in fields(cls)}
         except KeyError as error:
             raise FileFormatError(f"the stored model has no {error.args[0]}.") from error
         model = cls(**parts)
@@ -71,12 +77,12 @@ class LogitModel(StoredModel, ABC):
 
 def number(lowest: float, highest: float, *, whole: bool = False) -> Any:
     """Declare a field that is a finite float, or an int."""
-    return field(metadata={"stored": _Number(lowest, highest, whole)})
+    return field(metadata={"check": _Number(lowest, highest, whole)})
 
 
 def choice(*options: Any) -> Any:
     """Declare a field that is one of several words or flags."""
-    return field(metadata={"stored": _Choice(options)})
+    return field(metadata={"check": _Choice(options)})
 
 
 def tensor(*shape: int | str, lowest: float = -LARGEST_STORED, highest: float = LARGEST_STORED) -> Any:
@@ -85,7 +91,7 @@ def tensor(*shape: int | str, lowest: float = -LARGEST_STORED, highest: float = 
     An entry of ``shape`` is a size or its name: "classes", "classes - 1", or any other, which has one size throughout
     the model.
     """
-    return field(repr=False, metadata={"stored": _Tensor(shape, lowest, highest)})
+    return field(repr=False, metadata={"check": _Tensor(shape, lowest, highest)})
 
 
 def ragged(
@@ -100,12 +106,12 @@ def ragged(
 
     With ``like``, their lengths are those of another field plus ``longer_by``, and at least 1.
     """
-    return field(repr=False, metadata={"stored": _Ragged(lowest, highest, ascending, like, longer_by)})
+    return field(repr=False, metadata={"check": _Ragged(lowest, highest, ascending, like, longer_by)})
 
 
 def nested(*kinds: type[StoredModel]) -> Any:
     """Declare a field that is itself a stored model, of one of several classes."""
-    return field(metadata={"stored": _Nested({kind.__name__: kind for kind in kinds})})
+    return field(metadata={"check": _Nested({kind.__name__: kind for kind in kinds})})
 
 
 @dataclass(frozen=True)
@@ -130,9 +136,6 @@ class _Number:
     highest: float
     whole: bool
 
-    def write(self, name: str, value: Any, values: Values, tensors: Tensors) -> None:
-        values[name] = int(value) if self.whole else float(value)
-
     def read(self, name: str, stored: _Stored) -> Any:
         value = stored.values[name]
         kinds = (int,) if self.whole else (int, float)
@@ -144,9 +147,6 @@ class _Number:
 @dataclass(frozen=True)
 class _Choice:
     options: tuple[Any, ...]
-
-    def write(self, name: str, value: Any, values: Values, tensors: Tensors) -> None:
-        values[name] = value
 
     def read(self, name: str, stored: _Stored) -> Any:
         value = stored.values[name]
@@ -160,9 +160,6 @@ class _Tensor:
     shape: tuple[int | str, ...]
     lowest: float
     highest: float
-
-    def write(self, name: str, value: Any, values: Values, tensors: Tensors) -> None:
-        tensors[name] = value
 
     def read(self, name: str, stored: _Stored) -> torch.Tensor:
         entries = stored.entries(name, self.lowest, self.highest)
@@ -182,10 +179,6 @@ class _Ragged:
     like: str
     longer_by: int
 
-    def write(self, name: str, value: Any, values: Values, tensors: Tensors) -> None:
-        tensors[name] = torch.cat(value)
-        tensors[f"{name}.lengths"] = torch.tensor([len(part) for part in value])
-
     def read(self, name: str, stored: _Stored) -> tuple[torch.Tensor, ...]:
         flat, lengths = stored.entries(name, self.lowest, self.highest), stored.tensors[f"{name}.lengths"]
         valid = lengths.dtype == torch.int64 and lengths.ndim == 1 and bool((lengths >= 0).all()) and flat.ndim == 1
@@ -204,11 +197,6 @@ class _Ragged:
 @dataclass(frozen=True)
 class _Nested:
     kinds: Mapping[str, type[StoredModel]]
-
-    def write(self, name: str, value: Any, values: Values, tensors: Tensors) -> None:
-        own_values, own_tensors = value.to_state()
-        values[name] = {"model": type(value).__name__, **own_values}
-        tensors |= {f"{name}.{part}": entry for part, entry in own_tensors.items()}
 
     def read(self, name: str, stored: _Stored) -> StoredModel:
         own = stored.values[name]

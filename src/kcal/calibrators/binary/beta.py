@@ -49,9 +49,8 @@ class BetaCalibration(OneVersusRest):
     def __init__(
         self, *, penalty: float = 1.0, maps: str = "auto", representation: str = "logits", seed: int = 0
     ) -> None:
-        super().__init__(representation=representation, seed=seed)
+        super().__init__(maps=maps, representation=representation, seed=seed)
         self.penalty = penalty
-        self.maps = maps
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

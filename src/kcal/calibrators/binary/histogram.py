@@ -60,10 +60,9 @@ class HistogramBinning(OneVersusRest):
         representation: str = "logits",
         seed: int = 0,
     ) -> None:
-        super().__init__(representation=representation, seed=seed)
+        super().__init__(maps=maps, representation=representation, seed=seed)
         self.bins = bins
         self.binning = binning
-        self.maps = maps
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

@@ -60,10 +60,6 @@ class IsotonicCalibration(OneVersusRest):
     knots_ = fitted("knots")
     values_ = fitted("values")
 
-    def __init__(self, *, maps: str = "auto", representation: str = "logits", seed: int = 0) -> None:
-        super().__init__(representation=representation, seed=seed)
-        self.maps = maps
-
     def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
         fitted_steps = isotonic.IsotonicRegression(out_of_bounds="clip").fit(
             np.concatenate([scores, [scores.min(), scores.max()]]),

@@ -65,10 +65,13 @@ class OneVersusRest(LogitCalibrator):
     """Base class of the methods that map the score of each class by itself."""
 
     fits_each_class = True
-    maps: str
     model_class: ClassVar[type[OneVersusRestModel]]
     model_: OneVersusRestModel
     maps_ = fitted("maps")
+
+    def __init__(self, *, maps: str = "auto", representation: str = "logits", seed: int = 0) -> None:
+        super().__init__(representation=representation, seed=seed)
+        self.maps = maps
 
     def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
         """Return the arrays of a map from scores and whether the label is the class of the score, all (n,)."""

@@ -40,10 +40,6 @@ class PlattScaling(OneVersusRest):
     model_class = LogisticModel
     coefficients_ = fitted("coefficients")
 
-    def __init__(self, *, maps: str = "auto", representation: str = "logits", seed: int = 0) -> None:
-        super().__init__(representation=representation, seed=seed)
-        self.maps = maps
-
     def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
         positives, negatives = weights[hits].sum(), weights[~hits].sum()
         targets = np.where(hits, (positives + 1) / (positives + 2), 1 / (negatives + 2))

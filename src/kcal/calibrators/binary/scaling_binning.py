@@ -76,9 +76,8 @@ class ScalingBinning(OneVersusRest):
     def __init__(
         self, *, bins: int | None = None, maps: str = "auto", representation: str = "logits", seed: int = 0
     ) -> None:
-        super().__init__(representation=representation, seed=seed)
+        super().__init__(maps=maps, representation=representation, seed=seed)
         self.bins = bins
-        self.maps = maps
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
