@@ -18,9 +18,8 @@ from torch import nn
 
 from kcal.benchmark.tasks import Task
 from kcal.calibrators import METHODS, Calibrator, ClassifierOutputs, KCal, fit_on, make_calibrator, predict_on
-from kcal.calibrators.kcal.training_set import is_to_be_learned
 from kcal.errors import InvalidInputError
-from kcal.projection import Recipe, TrainedProjection, get_recipe, train_projection
+from kcal.projection import Recipe, TrainedProjection, get_recipe, needs_training, train_projection
 
 TRAINED = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
 """Networks trained with another loss, which companions of a task bring, and what calibrates them, as in the paper."""
@@ -89,7 +88,7 @@ def parameters_of(name: str, *, seed: int) -> str:
 
 def _recipe_of(calibrator: Calibrator) -> Recipe:
     if isinstance(calibrator, KCal):
-        return calibrator._training_recipe()
+        return calibrator.training_recipe()
     return get_recipe(calibrator.get_params()["recipe"])
 
 
@@ -102,7 +101,7 @@ def training_of(name: str, *, seed: int) -> str | None:
     """Return in words how an entrant's projection is learned: the same words, the same projection. None without one."""
     calibrator = new_calibrator(name, seed=seed)
     parameters = calibrator.get_params()
-    if not is_to_be_learned(parameters.get("projection")):
+    if not needs_training(parameters.get("projection")):
         return None
     of = "embeddings" if calibrator.inputs == "both" else calibrator.inputs
     return repr((of, parameters["projection"], parameters["dimension"], _recipe_of(calibrator)))
@@ -115,11 +114,11 @@ def train_for(name: str, task: Task, *, seed: int, by_group: bool, **changes: An
     """
     calibrator = new_calibrator(name, seed=seed).set_params(**changes)
     parameters = calibrator.get_params()
-    if not is_to_be_learned(parameters.get("projection")):
+    if not needs_training(parameters.get("projection")):
         return None
     rows = torch.from_numpy(task.train.matrix(calibrator.inputs))
     return train_projection(
-        calibrator._as_embeddings(rows) if isinstance(calibrator, KCal) else rows,  # of logits, their log-softmax
+        calibrator.as_embeddings(rows) if isinstance(calibrator, KCal) else rows,  # of logits, their log-softmax
         task.train.labels,
         projection=parameters["projection"],
         dimension=parameters["dimension"],

@@ -12,7 +12,6 @@ import typer
 from numpy.typing import NDArray
 
 from kcal.calibrators import METHODS, Calibrator, make_calibrator
-from kcal.calibrators.kcal.training_set import is_to_be_learned
 from kcal.cli.class_order import classes_to_fit
 from kcal.cli.fitting import fit_samples, read_to_fit
 from kcal.cli.judged import Judged, judge_model
@@ -20,6 +19,7 @@ from kcal.cli.messages import OverlapError
 from kcal.cli.samples import Source
 from kcal.errors import InvalidInputError, KcalError, KcalWarning
 from kcal.progress import working
+from kcal.projection import needs_training
 
 
 def parse_methods(text: str) -> list[str]:
@@ -71,7 +71,7 @@ def judge_methods(
 
 def _fitted(name: str, calibration: Source, train: Path | None, train_labels: Path | None) -> Calibrator:
     calibrator = make_calibrator(name)
-    learns = is_to_be_learned(calibrator.get_params().get("projection")) and calibrator.inputs != "logits"
+    learns = needs_training(calibrator.get_params().get("projection")) and calibrator.inputs != "logits"
     try:
         samples, learned = read_to_fit(calibrator, calibration, *((train, train_labels) if learns else (None, None)))
         if calibrator.inputs == "both" and samples.logits is None:

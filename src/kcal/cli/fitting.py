@@ -11,12 +11,12 @@ import typer
 from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, ClassifierOutputs, KCalBlend, fit_on
-from kcal.calibrators.kcal.training_set import is_to_be_learned
 from kcal.cli.arrays_in import ArraysFile, check_readable
 from kcal.cli.class_order import name_labels
 from kcal.cli.samples import Samples, Source, read_samples
 from kcal.cli.vectors import is_text
 from kcal.errors import InvalidInputError
+from kcal.projection import needs_training
 
 
 def read_to_fit(
@@ -25,7 +25,7 @@ def read_to_fit(
     """Read the calibration set and, where the method learns from one and there is one, the training set."""
     if train is None and train_labels is not None:
         raise typer.BadParameter("--train-labels needs --train, the file that they belong to.")
-    learns = is_to_be_learned(plan.get_params().get("projection"))
+    learns = needs_training(plan.get_params().get("projection"))
     if train is not None and not learns:
         raise typer.BadParameter("--train is of no use here: this method learns no projection.")
     both = plan.inputs == "both"

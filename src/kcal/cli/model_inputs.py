@@ -52,7 +52,7 @@ def read_for(
 
 def takes_both(calibrator: Calibrator) -> bool:
     """Say whether a fitted calibrator needs logits beside embeddings."""
-    return isinstance(calibrator, KCalBlend) and calibrator.takes_logits_
+    return isinstance(calibrator, KCalBlend) and calibrator.needs_logits_
 
 
 def predicted(calibrator: Calibrator, samples: Samples) -> NDArray[Any]:

@@ -193,7 +193,7 @@ def _blend_details(blend: KCalBlend, samples: Samples, learned: bool) -> list[tu
     logits = "none: fitted on embeddings alone"
     if samples.columns is not None:
         logits += "; --logit-columns names those of a table"
-    if blend.takes_logits_:
+    if blend.needs_logits_:
         logits = listed(blend.logit_names_in_.tolist()) or f"{len(blend.classes_):,} columns"
     return [
         *([("features", listed(list(names)))] if len(names) else []),

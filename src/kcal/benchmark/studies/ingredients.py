@@ -217,7 +217,7 @@ def _measure(
     shown = {name: found[name] for name in SHOWN}
     if isinstance(fitted, KCalBlend):
         shown[LEFT_OUT] = fitted._pool.loss
-        if fitted.takes_logits_:
+        if fitted.needs_logits_:
             said = fitted._partners[0].cross_fitted.numpy()
             shown[NETWORK_LEFT_OUT] = -float(said[np.arange(len(said)), task.pool.labels[deal.calibration]].mean())
     return shown
