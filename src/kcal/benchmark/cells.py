@@ -167,7 +167,7 @@ def _reliability(probs: NDArray[Any], labels: NDArray[np.int64], classes: Sequen
     events: list[Any] = ["confidence", *range(min(probs.shape[1], 20))]
     binned = {
         str(of): metrics.reliability(
-            probs, labels, of=of, bins=BINS_SHOWN, threshold=0.0 if of == "confidence" else "max"
+            probs, labels, of=of, bins=BINS_SHOWN, adaptive=False, threshold=0.0 if of == "confidence" else "max"
         )
         for of in events
     }

@@ -105,4 +105,5 @@ def _bins_of(stored: Mapping[str, Any], of: Any) -> ReliabilityBins:
         for name in ("mean_prediction", "observed_frequency")
     )
     counts = np.array(stored["counts"], dtype=np.intp)
-    return ReliabilityBins(counts, means, frequencies, np.arange(len(counts) + 1) / len(counts), of, adaptive=False)
+    edges, weights = np.arange(len(counts) + 1) / len(counts), counts.astype(np.float64)
+    return ReliabilityBins(counts, means, frequencies, edges, of, False, weights, weights)

@@ -126,7 +126,8 @@ def draw(example: Example, outcome: Outcome, path: Path) -> Path | None:
         return None
     rows = {
         METHODS[name]: [
-            reliability(probs, example.test.labels, of=k, bins=10, threshold="max") for k in range(len(example.classes))
+            reliability(probs, example.test.labels, of=k, bins=10, adaptive=False, threshold="max")
+            for k in range(len(example.classes))
         ]
         for name, probs in outcome.probabilities.items()
     }

@@ -15,8 +15,7 @@ from kcal.calibrators import Calibrator, KCal, KCalBlend
 from kcal.cli.arrays_out import Predictions
 from kcal.cli.samples import Samples
 from kcal.cli.tables_in import listed
-from kcal.metrics import Evaluation, negative_log_likelihood
-from kcal.metrics.evaluation import METRICS
+from kcal.metrics import METRICS, Evaluation, negative_log_likelihood
 from kcal.validation import encode_labels
 
 TITLES = {
@@ -81,7 +80,7 @@ def metrics_table(
         title = METHODS.get(name, name)
         table.add_column(escape(title), justify="right", min_width=max(len(word) for word in title.split()))
     for metric in metrics:
-        higher = METRICS[metric].better == "higher"
+        higher = METRICS[metric].direction == "higher"
         cells = _best_in_bold([_number(found.as_dict()[metric], metric) for found in evaluations.values()], higher)
         between = "\n" if stacked else " "
         intervals = [_interval(found, metric) for found in evaluations.values()]
@@ -99,7 +98,7 @@ def methods_table(evaluations: Mapping[str, Evaluation]) -> Table:
     table.add_column("method")
     columns = []
     for metric, title in SHORT_TITLES.items():
-        higher = METRICS[metric].better == "higher"
+        higher = METRICS[metric].direction == "higher"
         table.add_column(f"{title} {'↑' if higher else '↓'}", justify="right", no_wrap=True)
         columns.append(
             _best_in_bold([_number(found.as_dict()[metric], metric) for found in evaluations.values()], higher)
