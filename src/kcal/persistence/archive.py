@@ -150,17 +150,17 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _check_version(header: Any, path: Path) -> None:
-    found = header.get("format_version") if isinstance(header, dict) else None
-    if type(found) is not int or found < 1:
+    number = header.get("format_version") if isinstance(header, dict) else None
+    if type(number) is not int or number < 1:
         raise FileFormatError(f"{path} has no valid format version; it is damaged.")
-    if found > FORMAT_VERSION:
+    if number > FORMAT_VERSION:
         raise FileFormatError(
-            f"{path} was written by kcal {header.get('package_version')} in format {found}; "
+            f"{path} was written by kcal {header.get('package_version')} in format {number}; "
             f"this kcal reads format {FORMAT_VERSION}. Upgrade kcal."
         )
-    if found < FORMAT_VERSION:
+    if number < FORMAT_VERSION:
         raise FileFormatError(
-            f"{path} was written in format {found}; this kcal reads format {FORMAT_VERSION}. Fit and save it again."
+            f"{path} was written in format {number}; this kcal reads format {FORMAT_VERSION}. Fit and save it again."
         )
 
 

@@ -125,7 +125,7 @@ def settings_section(contents: Contents, settings: Mapping[str, str]) -> str:
     pairs = [
         ("bins", f"{used.bins:,}"),
         ("class-wise threshold", f"{used.threshold:.4g}"),
-        ("clip of logarithms", "as published" if used.clip == "published" else f"{used.clip:g}"),
+        ("smallest probability in a logarithm", "as published" if used.clip == "published" else f"{used.clip:g}"),
         ("confidence of the intervals", "no intervals" if used.confidence is None else f"{used.confidence:g}"),
         ("confidence of the bands", f"{contents.band:g}, Wilson’s interval of the observed frequency"),
         ("samples that a bar needs", f"{contents.minimum_count:,}"),
