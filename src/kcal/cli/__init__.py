@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from kcal.cli.ablate import ablate
 from kcal.cli.bench import bench
 from kcal.cli.demo import demo
 from kcal.cli.evaluate import evaluate
@@ -55,7 +54,7 @@ def _page(command: Callable[..., None]) -> str:
 
 
 app.callback(help=_page(kcal), epilog=EXIT_CODES)(kcal)
-for _command in (demo, fit, predict, evaluate, bench, task, ablate):
+for _command in (demo, fit, predict, evaluate, bench, task):
     app.command(help=_page(_command), epilog=EXIT_CODES)(_command)
 
 

@@ -1,4 +1,4 @@
-"""The command ``kcal task``: make a benchmark task of a network's outputs, or check one."""
+"""The command ``kcal task``: make a benchmark task from a network's outputs, or check one."""
 
 from __future__ import annotations
 
@@ -27,22 +27,20 @@ def task(
         Path | None, typer.Option(metavar="FILE", help="Outputs for the network's training data.", show_default=False)
     ] = None,
     pool: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Outputs for data that it never saw.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Outputs for unseen data.", show_default=False)
     ] = None,
     out_of_scope: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Outputs for inputs of no class, which kcal ablate far looks at.", show_default=False
-        ),
+        typer.Option(metavar="FILE", help="Outputs for inputs that belong to no class.", show_default=False),
     ] = None,
-    share: Annotated[float, typer.Option(help="Share of the pool that calibrates in each reshuffle.")] = 0.3,
+    share: Annotated[float, typer.Option(help="Share of the pool that calibrates in each split.")] = 0.3,
     classes: o.Classes = None,
     label_column: o.LabelColumn = None,
     group_column: o.GroupColumn = None,
     feature_columns: o.FeatureColumns = None,
     logit_columns: o.LogitColumns = None,
 ) -> None:
-    """Make a task for kcal bench of a network's embeddings, logits and labels, or check one that is there.
+    """Make a task for kcal bench from a network's embeddings, logits and labels, or check an existing one.
 
     [bold]Examples[/]
 
@@ -55,7 +53,7 @@ def task(
         screen.print(str(read_task(path)), markup=False)
         return
     if train is None or pool is None:
-        raise typer.BadParameter("a task is made of both --train and --pool; with neither, NAME.npz is checked.")
+        raise typer.BadParameter("a task needs both --train and --pool; with neither, NAME.npz is checked.")
     if not 0 < share < 1:
         raise typer.BadParameter(f"--share must lie between 0 and 1; got {share:g}.")
     check_writable(path, (".npz",))
@@ -96,20 +94,22 @@ def _read(source: Source, *, labelled: bool = True) -> Samples:
     samples = read_samples(source, inputs="embeddings", vectors=vectors, labelled=labelled, with_logits=True)
     if samples.logits is None:
         raise InvalidInputError(
-            f"{samples.name} holds no logits; a task needs them. In a table, name their columns with --logit-columns."
+            samples.name, "must hold logits", remedy="In a table, name their columns with --logit-columns."
         )
     return name_labels(samples) if labelled else samples
 
 
 def _class_names(read: list[Samples]) -> np.ndarray:
     """Return the class of every column of the logits, the same for both files."""
-    found = []
+    names = []
     for samples in read:
-        names = classes_to_fit(samples, "logits")
+        classes = classes_to_fit(samples, "logits")
         assert samples.logits is not None
-        found.append(np.arange(samples.logits.shape[1]) if names is None else names)
-    if found[0].tolist() != found[1].tolist():
+        names.append(np.arange(samples.logits.shape[1]) if classes is None else classes)
+    if names[0].tolist() != names[1].tolist():
         raise InvalidInputError(
-            f"{read[0].name} and {read[1].name} list different classes, or in a different order. Pass --classes."
+            f"{read[0].name} and {read[1].name}",
+            "must list the same classes in the same order",
+            remedy="Pass --classes.",
         )
-    return found[0]
+    return names[0]

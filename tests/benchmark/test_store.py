@@ -1,4 +1,4 @@
-"""Stored cells serve again where nothing that they depend on has changed, and only there."""
+"""Stored results are used again where nothing that they depend on has changed, and only there."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ import pytest
 
 from benchmark.conftest import make_task
 from kcal import KCal
-from kcal.benchmark import Plan, Task, entrants, keeping, run, running
-from kcal.benchmark.entrants import parameters_of
-from kcal.benchmark.keeping import CELLS, task_fingerprint
-from kcal.benchmark.page import results_page
-from kcal.benchmark.results import Results
-from kcal.benchmark.writing import as_json
+from kcal.benchmark import BENCHMARK_METHODS, Plan, Results, Task, run, running
+from kcal.benchmark.methods import parameters_hash
+from kcal.benchmark.output import as_json
+from kcal.benchmark.store import RESULTS_FILE, code_fingerprint, task_fingerprint
 from kcal.calibrators import ClassifierOutputs
 from kcal.errors import FileFormatError, KcalWarning
 from kcal.projection import RECIPES, FastRecipe
 
-PLAN = Plan(("ts", "kcal-untrained"), reshuffles=1, jobs=1)
+PLAN = Plan(("ts", "kcal-untrained"), n_splits=1, jobs=1)
 
 
 def measured(task: Task, folder: Path, plan: Plan = PLAN) -> tuple[list[str], list[str]]:
@@ -32,16 +30,16 @@ def measured(task: Task, folder: Path, plan: Plan = PLAN) -> tuple[list[str], li
     steps: list[str] = []
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", KcalWarning)
-        run([task], plan, folder, watch=lambda what, *_: steps.append(what))
+        run([task], plan, folder, progress=lambda what, *_: steps.append(what))
     done = [what.partition(": ")[2] for what in steps if ": " in what and "preparing" not in what]
     return done, [str(each.message) for each in told]
 
 
 def change_lines(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    lines = [json.loads(line) for line in (folder / CELLS).read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / RESULTS_FILE).read_text().splitlines()]
     for line in lines[1:]:
         change(line)
-    (folder / CELLS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / RESULTS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.fixture
@@ -53,11 +51,12 @@ def folder(tmp_path: Path) -> Path:
 def test_other_parameters_are_measured_anew_and_the_old_ones_serve_again(
     task: Task, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(entrants.VARIANTS, "kcal-untrained", partial(KCal, projection="identity", smoothing=0.01))
+    other = replace(BENCHMARK_METHODS["kcal-untrained"], factory=partial(KCal, projection="identity", smoothing=0.01))
+    monkeypatch.setitem(BENCHMARK_METHODS, "kcal-untrained", other)
     done, told = measured(task, folder)
     assert done == ["kcal-untrained"] * 2
     by_row, by_group = told
-    assert by_row == "small: stored cells are measured anew: 1 with other parameters of kcal-untrained."
+    assert by_row == "small: stored results are measured again: 1 with other parameters of kcal-untrained."
     assert by_group.startswith("small, by group: ")
     assert measured(task, folder) == ([], [])
     monkeypatch.undo()
@@ -66,9 +65,9 @@ def test_other_parameters_are_measured_anew_and_the_old_ones_serve_again(
 
 def test_a_recipe_of_other_numbers_is_another_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("kcal", "kcal-logits", "kcal-blend", "ts")
-    before = {name: parameters_of(name, seed=0) for name in names}
+    before = {name: parameters_hash(name, seed=0) for name in names}
     monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=7))
-    after = {name: parameters_of(name, seed=0) for name in names}
+    after = {name: parameters_hash(name, seed=0) for name in names}
     assert [name for name in names if before[name] == after[name]] == ["ts"]
 
 
@@ -89,23 +88,21 @@ def test_other_code_is_measured_anew(task: Task, folder: Path) -> None:
     assert measured(task, folder) == ([], [])
 
 
-def test_code_is_the_same_whatever_its_comments_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "__init__.py").touch()
+def test_code_is_the_same_whatever_its_comments_say(tmp_path: Path) -> None:
     (tmp_path / "part").mkdir()
-    monkeypatch.setattr(keeping.kcal, "__file__", str(tmp_path / "__init__.py"))
 
     def fingerprint(text: str) -> str:
         (tmp_path / "part" / "sums.py").write_text(text)
-        return keeping.code_fingerprint.__wrapped__(("part",))
+        return code_fingerprint.__wrapped__(tmp_path, ("part",))
 
     plain = fingerprint('"""Sums."""\n\ndef double(x):\n    return 2 * x\n')
     assert fingerprint('# new\n\ndef double(x):\n    """Twice."""\n    return 2*x\n') == plain
     assert fingerprint("def double(x):\n    return 3 * x\n") != plain
     assert fingerprint("def twice(x):\n    return 2 * x\n") != plain
-    assert keeping.code_fingerprint.__wrapped__(("part/sums.py",)) == fingerprint("def twice(x):\n    return 2 * x\n")
+    assert code_fingerprint.__wrapped__(tmp_path, ("part/sums.py",)) == fingerprint("def twice(x):\n    return 2 * x\n")
 
 
-def test_the_fingerprint_of_a_task_tells_all_that_it_holds(task: Task) -> None:
+def test_the_fingerprint_of_a_task_depends_on_all_that_it_holds(task: Task) -> None:
     outside = ClassifierOutputs(task.pool.embeddings[:5], task.pool.logits[:5])
     others = [
         replace(task, calibration_share=0.3),
@@ -118,20 +115,11 @@ def test_the_fingerprint_of_a_task_tells_all_that_it_holds(task: Task) -> None:
     assert task_fingerprint(replace(task, name="other")) == task_fingerprint(task)
 
 
-def test_cells_without_a_note_of_what_they_were_measured_with_are_measured_anew(task: Task, folder: Path) -> None:
-    change_lines(folder, lambda line: (line.pop("origin"), line.update(fingerprint="0")))
-    done, told = measured(task, folder)
-    assert len(done) == 2 * 3
-    assert "3 without a note of what they were measured with" in told[0]
-    assert measured(task, folder) == ([], [])
-
-
-def test_results_state_the_versions_of_the_cells(task: Task, folder: Path) -> None:
+def test_results_state_the_versions_they_were_measured_with(task: Task, folder: Path) -> None:
     change_lines(folder, lambda line: line["origin"]["versions"].update(python="3.0"))
     results = Results.of(run([task], PLAN, folder), PLAN.methods)
     assert results.versions["python"] == "3.0"
     assert as_json(results, PLAN)["versions"] == results.versions
-    assert "Measured with python 3.0, machine " in results_page(results, PLAN)
 
 
 @pytest.fixture
@@ -150,21 +138,21 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_methods_that_learn_alike_share_one_training(task: Task, tmp_path: Path, trained: list[str]) -> None:
-    both = run([task], Plan(("kcal", "kcal-blend", "kcal-linear"), reshuffles=1, jobs=1), tmp_path / "both")
+    both = run([task], Plan(("kcal", "kcal-blend", "kcal-linear"), n_splits=1, jobs=1), tmp_path / "both")
     assert sorted(trained) == ["kcal", "kcal", "kcal-linear", "kcal-linear"]  # by row, by group
-    assert [outcome.error for outcome in both] == [None] * len(both)
-    assert {outcome.cell.method for outcome in both if outcome.train_seconds} == {"kcal", "kcal-blend", "kcal-linear"}
-    alone = run([task], Plan(("kcal-blend",), reshuffles=1, jobs=1), tmp_path / "alone")
-    shared = {outcome.cell: outcome for outcome in both}
-    blends = [outcome for outcome in alone if outcome.cell.method == "kcal-blend"]
-    assert [outcome.metrics for outcome in blends] == [shared[outcome.cell].metrics for outcome in blends]
-    assert all("ts" in outcome.details["weights_"] for outcome in blends)
+    assert [result.error for result in both] == [None] * len(both)
+    assert {result.key.method for result in both if result.train_seconds} == {"kcal", "kcal-blend", "kcal-linear"}
+    alone = run([task], Plan(("kcal-blend",), n_splits=1, jobs=1), tmp_path / "alone")
+    shared = {result.key: result for result in both}
+    blends = [result for result in alone if result.key.method == "kcal-blend"]
+    assert [result.metrics for result in blends] == [shared[result.key].metrics for result in blends]
+    assert all("ts" in result.details["weights_"] for result in blends)
 
 
 def test_only_what_is_missing_is_trained_and_its_seconds_are_kept(
     task: Task, tmp_path: Path, trained: list[str]
 ) -> None:
-    plan = Plan(("ts", "kcal"), reshuffles=1, jobs=1)
+    plan = Plan(("ts", "kcal"), n_splits=1, jobs=1)
     first = Results.of(run([task], plan, tmp_path), plan.methods)
     assert trained.count("kcal") == 2  # by row, by group
     trained.clear()
@@ -175,12 +163,12 @@ def test_only_what_is_missing_is_trained_and_its_seconds_are_kept(
     assert seconds > 0
     assert again.training_seconds(first.rows[0], "kcal") == seconds
     assert again.training_seconds(first.rows[0], "ts") is None
-    run([task], Plan(("ts", "kcal", "vector"), reshuffles=1, jobs=1), tmp_path)
+    run([task], Plan(("ts", "kcal", "vector"), n_splits=1, jobs=1), tmp_path)
     assert trained == []
 
 
-def test_a_file_that_is_no_run_is_not_written_over(task: Task, tmp_path: Path) -> None:
-    (tmp_path / CELLS).write_text("my notes\n")
-    with pytest.raises(FileFormatError, match="does not begin with a run's settings"):
+def test_a_file_of_something_else_is_not_written_over(task: Task, tmp_path: Path) -> None:
+    (tmp_path / RESULTS_FILE).write_text("my notes\n")
+    with pytest.raises(FileFormatError, match="does not begin with the settings of a run"):
         run([task], PLAN, tmp_path)
-    assert (tmp_path / CELLS).read_text() == "my notes\n"
+    assert (tmp_path / RESULTS_FILE).read_text() == "my notes\n"
