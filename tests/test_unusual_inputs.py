@@ -1,4 +1,4 @@
-"""What a stranger may pass in place of an array: a clear refusal, never a traceback of torch or numpy."""
+"""Objects that are not the expected array: an error that names the argument, never one of torch or numpy."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ MATRICES = {
     "meta": (lambda: torch.tensor(ROWS).to("meta"), "got a tensor on the meta device, which holds no numbers"),
     "sparse": (lambda: torch.tensor(ROWS).to_sparse(), r"got a sparse tensor .* Pass X.to_dense\(\)"),
     "complex tensor": (lambda: torch.tensor(ROWS + 1j), "got a complex tensor .* Pass X.real"),
-    "complex": (lambda: ROWS + 1j, "X must be real numbers; got complex128. Pass X.real"),
-    "complex objects": (lambda: (ROWS + 1j).astype(object), "X must be a dense array of numbers"),
+    "complex": (lambda: ROWS + 1j, "X must be real numbers; got complex128. Complex data not supported: pass X.real"),
+    "complex objects": (lambda: (ROWS + 1j).astype(object), "X must be an array of numbers"),
     "numbers as text": (lambda: ROWS.astype(str), r"got text, .* Convert it with X.astype\(float\)"),
-    "text as objects": (lambda: np.full((30, 3), "a", dtype=object), "X must be numbers; got text, 'a'"),
-    "text among numbers": (lambda: np.array([[1.0, "a"]] * 30, dtype=object), "X must be numbers; got text, 'a'"),
-    "dictionaries": (lambda: np.full((30, 3), {}), "X must be a dense array of numbers"),
+    "text as objects": (lambda: np.full((30, 3), "a", dtype=object), "X must be real numbers; got text, 'a'"),
+    "text among numbers": (lambda: np.array([[1.0, "a"]] * 30, dtype=object), "X must be real numbers; got text, 'a'"),
+    "dictionaries": (lambda: np.full((30, 3), {}), "X must be an array of numbers"),
     "huge": (lambda: np.full((30, 3), 10**400), "too large"),
-    "times": (lambda: np.repeat(DAYS[:, None], 3, axis=1), r"X must be numbers; got datetime64\[D\]"),
+    "times": (lambda: np.repeat(DAYS[:, None], 3, axis=1), r"X must be real numbers; got datetime64\[D\]"),
     "sparse matrix": (lambda: scipy.sparse.csr_array(ROWS), "Sparse data was passed"),
     "sparse dictionary": (lambda: scipy.sparse.dok_array(ROWS), "Sparse data was passed"),
-    "ragged": (lambda: [[1.0], [1.0, 2.0]], "^X: .*inhomogeneous"),
+    "ragged": (lambda: [[1.0], [1.0, 2.0]], "^X must be an array, a tensor or a list. .*inhomogeneous"),
 }
 
 
@@ -57,13 +57,6 @@ def test_what_is_no_matrix_is_refused_by_predict_proba(name):
         fitted.predict_proba(given())
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize")
-def test_a_quantized_tensor_is_refused():
-    quantized = torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8)
-    with pytest.raises(InvalidInputError, match=r"quantized tensor .* Pass X.dequantize\(\)"):
-        check_matrix(quantized)
-
-
 LABELS = {
     "generator": (lambda: (code for code in CODES), r"type generator. Pass np.array\(list\(y\)\)"),
     "mapping": (lambda: dict(enumerate(CODES)), "type dict"),
@@ -78,9 +71,9 @@ LABELS = {
     "bytes": (lambda: CODES.astype("S1"), "got .S1"),
     "wide floats": (lambda: CODES.astype(np.longdouble), "got float128"),
     "records": (lambda: CODES.astype([("a", int)]), "must be text"),
-    "one-hot": (lambda: np.eye(3)[CODES], r"1d array.*y.argmax\(axis=1\)"),
-    "one word": (lambda: "abc", "1d array"),
-    "ragged": (lambda: [[1], [1, 2]], "y must be a list of text or numbers"),
+    "one-hot": (lambda: np.eye(3)[CODES], r"one-dimensional.*y.argmax\(axis=1\)"),
+    "one word": (lambda: "abc", "y must be one-dimensional"),
+    "ragged": (lambda: [[1], [1, 2]], "y must be an array, a tensor or a list"),
 }
 
 
@@ -127,7 +120,7 @@ def test_no_vector_fails_with_a_foreign_error(check, given):
 
 @pytest.mark.parametrize("weights", [CODES + 1j, DAYS, [10**400] * 30], ids=["complex", "days", "huge"])
 def test_weights_are_real_numbers(weights):
-    with pytest.raises(InvalidInputError, match=r"sample_weight must be (real )?numbers"):
+    with pytest.raises(InvalidInputError, match=r"^sample_weight must be (real numbers|an array of numbers)"):
         check_weights(weights, 30)
 
 
@@ -149,7 +142,6 @@ def test_strings_of_variable_length_are_text():
     assert check_labels(words, 3).dtype.kind == "U"
 
 
-@pytest.mark.filterwarnings("ignore:The number of unique classes")
 def test_as_many_classes_as_samples_cannot_be_halved():
     rows = np.random.default_rng(0).normal(size=(200, 4))
     with pytest.raises(InvalidInputError, match=r'Pass train_embeddings and train_labels, .* or projection="identity"'):

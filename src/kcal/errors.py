@@ -84,7 +84,7 @@ class ConvergenceWarning(KcalWarning):
     """A solver stopped at a bound or before it converged."""
 
 
-def warn(message: str, category: type[KcalWarning]) -> None:
+def warn(message: str, category: type[Warning]) -> None:
     """Issue a warning that points at the first caller outside the package."""
     frame, stacklevel = inspect.currentframe(), 1
     while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):

@@ -1,8 +1,9 @@
 """The interval of one metric, as ``evaluate`` computes it beside those of all others."""
 
-from kcal.metrics.checks import check_group_codes, check_predictions, resolve_threshold
 from kcal.metrics.gap_intervals import gap_interval
 from kcal.metrics.intervals import Resampling, _accuracy_interval, _Binning, _resampled_gaps, _resampled_means
+from kcal.metrics.predictions import check_predictions, resolve_threshold
+from kcal.validation import check_groups
 
 BINNED = (
     "expected_calibration_error",
@@ -15,7 +16,7 @@ BINNED = (
 def interval_of(name, probs, labels, *, confidence=0.95, resamples=100, bins=20, groups=None):
     """Return the interval of the accuracy or of a binned error, in a small part of the time that all of them take."""
     predictions = check_predictions(probs, labels)
-    codes = None if groups is None else check_group_codes(groups, predictions.n_samples)
+    codes = None if groups is None else check_groups(groups, predictions.n_samples)
     settings = Resampling(confidence, resamples, codes, 0)
     if name == "accuracy":
         means = _resampled_means(predictions, predictions.correct.astype(float)[:, None], settings)

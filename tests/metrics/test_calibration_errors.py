@@ -222,7 +222,7 @@ def test_calibrated_predictions_have_a_small_error():
 
 @pytest.mark.parametrize("bins", [0, -1, 2.5, "many", None])
 def test_bins_that_are_no_count_are_refused(bins):
-    with pytest.raises(InvalidInputError, match="bins must be a whole number, at least 1; got"):
+    with pytest.raises(InvalidInputError, match="bins must be an integer from 1 to 100,000; got"):
         expected_calibration_error([[0.5, 0.5]], [0], bins=bins)
 
 

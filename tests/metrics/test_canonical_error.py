@@ -141,5 +141,5 @@ def test_a_thousand_classes_and_as_many_bins_need_no_grid():
 
 @pytest.mark.parametrize("bins", [0, 2.5, None])
 def test_bins_that_are_no_count_are_refused(bins):
-    with pytest.raises(InvalidInputError, match="bins must be a whole number, at least 1; got"):
+    with pytest.raises(InvalidInputError, match="bins must be an integer from 1 to 100,000; got"):
         canonical_calibration_error([[0.5, 0.5]], [0], bins=bins)

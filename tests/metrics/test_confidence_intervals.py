@@ -168,10 +168,10 @@ def test_an_interval_of_any_metric_draws_whole_groups():
     ("options", "words"),
     [
         ({"kind": "mean"}, "kind must be one of 'auto'"),
-        ({"seed": -1}, "seed must be a whole number"),
-        ({"seed": "x"}, "seed must be a whole number"),
-        ({"sample_weight": np.ones(30)}, "takes no sample_weight"),
-        ({"groups": [None, "a"] * 15}, "cannot be compared"),
+        ({"seed": -1}, "seed must be an integer"),
+        ({"seed": "x"}, "seed must be an integer"),
+        ({"sample_weight": np.arange(30)}, "takes no sample_weight"),
+        ({"groups": [None, "a"] * 15}, "groups must have no missing entries; got None at row 0"),
     ],
 )
 def test_bad_options_of_an_interval_are_refused(options, words):
@@ -185,9 +185,9 @@ def test_bad_options_of_an_interval_are_refused(options, words):
     [
         ({"confidence": 95}, "between 0 and 1"),
         ({"confidence": 0.95, "resamples": 5}, "at least 20"),
-        ({"confidence": 0.95, "groups": ["a"]}, "one label a row"),
-        ({"groups": ["a"]}, "one label a row"),
-        ({"confidence": 0.95, "seed": -1}, "seed must be a whole number"),
+        ({"confidence": 0.95, "groups": ["a"]}, "groups must have one entry per sample; got 1 entries for 300"),
+        ({"groups": ["a"]}, "groups must have one entry per sample; got 1 entries for 300"),
+        ({"confidence": 0.95, "seed": -1}, "seed must be an integer"),
         ({"confidence": 0.95, "groups": ["a"] * 300}, "at least two groups"),
     ],
 )

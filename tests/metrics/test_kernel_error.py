@@ -247,9 +247,9 @@ def test_the_result_is_a_number_and_prints_what_it_is():
     [
         ({"estimator": "quadratic"}, 'estimator must be one of "unbiased-quadratic", "unbiased-linear", "biased"; got'),
         ({"kernel": "rbf"}, 'kernel must be "total-variation" or "euclidean"; got'),
-        ({"bandwidth": 0}, "bandwidth must be a positive number"),
-        ({"bandwidth": float("nan")}, "bandwidth must be a positive number"),
-        ({"bandwidth": "median"}, "bandwidth must be a positive number"),
+        ({"bandwidth": 0}, "bandwidth must be a number greater than 0"),
+        ({"bandwidth": float("nan")}, "bandwidth must be a number greater than 0"),
+        ({"bandwidth": "median"}, "bandwidth must be a number greater than 0"),
         ({"resamples": -1}, "resamples must be a whole number, at least 0"),
         ({"resamples": 10.5}, "resamples must be a whole number, at least 0"),
     ],

@@ -21,8 +21,8 @@ def test_named_labels_count_for_their_columns() -> None:
     ("labels", "classes", "message"),
     [
         (["b", "x", "a"], ["b", "c", "a"], "got 'x' at row 1"),
-        ([0, 1, 2], ["b", "c", "a"], "of one kind"),
-        (["b", "c", "a"], ["b", "b", "a"], "some are equal"),
+        ([0, 1, 2], ["b", "c", "a"], r"labels must be in classes \(3 of them\); got 0 at row 0"),
+        (["b", "c", "a"], ["b", "b", "a"], "classes must list every class once"),
     ],
 )
 def test_labels_that_no_column_has_are_refused(labels: list, classes: list, message: str) -> None:

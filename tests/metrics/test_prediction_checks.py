@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.checks import check_predictions
+from kcal.metrics.predictions import check_predictions
 
 GOOD = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [1.0, 0.0, 0.0]])
 LABELS = np.array([0, 2, 1])
@@ -31,15 +31,15 @@ def test_good_arrays_come_back_without_a_copy():
         (np.zeros((2, 2, 2)), r"probs must be a matrix \(n_samples, n_classes\); got shape \(2, 2, 2\)\.$"),
         (np.zeros((0, 3)), "probs must have at least one row; got none"),
         (np.ones((3, 1)), "a column for each of at least 2 classes; got 1"),
-        (np.array([["a", "b"]]), "probs must be real numbers; got dtype <U1"),
-        (np.array([[1j, 0]]), "probs must be real numbers; got dtype complex128"),
-        ([[0.5, 0.5], [1.0]], "probs must be an array; its rows differ in length"),
+        (np.array([["a", "b"]]), "probs must be real numbers; got text, 'a'"),
+        (np.array([[1j, 0]]), "probs must be real numbers; got complex128"),
+        ([[0.5, 0.5], [1.0]], "probs must be an array, a tensor or a list. .* inhomogeneous shape"),
         (changed(1, 2, np.nan), "probs must be finite; got nan at row 1, column 2"),
         (changed(2, 0, np.inf), "probs must be finite; got inf at row 2, column 0"),
         (changed(0, 1, -np.inf), "probs must be finite; got -inf at row 0, column 1"),
         (changed(1, 0, -0.1), r"must not be negative; got -0.1 at row 1, column 0. If these are logits"),
-        (changed(1, 0, 0.2), r"must sum to 1 within 0.001; row 1 sums to 1.1. If these are logits"),
-        (GOOD * 0.9, "row 0 sums to 0.9"),
+        (changed(1, 0, 0.2), r"rows that sum to 1 within 0.001; got a sum of 1.1 at row 1. If these are logits"),
+        (GOOD * 0.9, "a sum of 0.9 at row 0"),
         (np.array([[4.0, 2.0, 1.0]]), "If these are logits, pass their softmax"),
         (np.array([[np.inf, -np.inf, 0.0]]), "got inf at row 0, column 0"),
     ],
@@ -52,13 +52,13 @@ def test_bad_probabilities_are_refused_with_the_row_and_the_remedy(probs, messag
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0, 2], "got 3 rows of probs and 2 labels"),
+        ([0, 2], "labels must have one entry per sample; got 2 entries for 3 samples"),
         ([0, 3, 1], "column indices of probs, 0 to 2; got 3 at row 1"),
         ([0, 1, -1], "column indices of probs, 0 to 2; got -1 at row 2"),
         ([0.0, 1.0, 2.0], r"got dtype float64. Pass labels.astype\(int\)"),
         ([True, False, True], r"got dtype bool. Pass labels.astype\(int\)"),
-        (["cat", "dog", "cat"], "got dtype <U3. Pass each label's position among the columns"),
-        (np.eye(3, dtype=int), r"got shape \(3, 3\). If they are one-hot, pass labels.argmax\(axis=1\)"),
+        (["cat", "dog", "cat"], "got dtype <U3. Pass the column index of each label"),
+        (np.eye(3, dtype=int), r"got shape \(3, 3\). Pass labels.argmax\(axis=1\) of one-hot rows"),
         ([[0], [1], [2]], r"got shape \(3, 1\). Pass labels.ravel\(\)"),
         (np.array([0, 2**64 - 1, 0], dtype=np.uint64), "got 18446744073709551615 at row 1"),
     ],
@@ -87,7 +87,7 @@ def test_tensors_that_carry_gradients_are_accepted(dtype):
 def test_half_precision_rows_may_miss_one_by_their_rounding():
     probs = np.full((1, 3), 0.3345, dtype=np.float16)
     assert check_predictions(probs, [0]).probs.dtype == np.float32
-    with pytest.raises(InvalidInputError, match=r"must sum to 1 within 0\.001"):
+    with pytest.raises(InvalidInputError, match=r"sum to 1 within 0\.001"):
         check_predictions(probs.astype(np.float32), [0])
 
 

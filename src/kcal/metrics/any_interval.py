@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.checks import Predictions, check_group_codes, check_predictions, check_seed
+from kcal.metrics.predictions import Predictions, check_predictions
 from kcal.metrics.resampling import (
     Interval,
     check_confidence,
@@ -26,6 +26,7 @@ from kcal.metrics.resampling import (
     resampled_weights,
     tails_of,
 )
+from kcal.validation import check_groups, check_seed
 
 Kind = Literal["auto", "score", "error", "squared error"]
 SQUARED_ERRORS = frozenset({"debiased_squared_calibration_error", "kernel_calibration_error"})
@@ -81,7 +82,7 @@ def confidence_interval(
     calibrated sets only.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    codes = None if groups is None else check_group_codes(groups, predictions.n_samples)
+    codes = None if groups is None else check_groups(groups, predictions.n_samples)
     if predictions.weights is not None and not predictions.weights.all():  # rows of weight 0 say nothing
         counts = predictions.weights > 0
         codes = None if codes is None else np.unique(codes[counts], return_inverse=True)[1].reshape(-1)
@@ -154,7 +155,7 @@ def _quantiles(
 ) -> NDArray[np.float64]:
     """Return the lower, middle and upper quantiles of the metric if the true gaps were ``scale`` times those seen."""
     generator = np.random.default_rng([settings["seed"], round(100 * scale)])
-    own = np.ones(predictions.n_samples) if predictions.weights is None else predictions.weights
+    own = predictions.row_weights
     upper = predictions.probs.cumsum(axis=1, dtype=np.float64)  # (n_samples, n_classes)
     groups = np.arange(predictions.n_samples) if settings["groups"] is None else settings["groups"]
     values = []

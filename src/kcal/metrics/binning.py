@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.metrics.checks import Floats
+from kcal.metrics.predictions import Floats
 from kcal.metrics.wilson import wilson_interval
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from kcal.metrics.binning import ReliabilityBins, SortedPredictions, sort_predictions
-from kcal.metrics.checks import (
+from kcal.metrics.predictions import (
     Predictions,
     Threshold,
     check_bins,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.metrics.checks import Floats, check_bins, check_predictions
+from kcal.metrics.predictions import Floats, check_bins, check_predictions
 
 # Rows and columns are worked on in blocks of about this many entries, so that memory stays bounded.
 BLOCK_ENTRIES = 1_000_000
@@ -117,11 +117,10 @@ def canonical_cells(
         How much each row counts, (n_samples,).
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    if predictions.weights is not None:
-        predictions = predictions.rows(predictions.weights > 0)
+    predictions = predictions.weighted_rows()
     number, n_classes = check_bins(bins), predictions.n_classes
     cells = _cells(predictions.probs, number)
-    weights = np.ones(predictions.n_samples) if predictions.weights is None else predictions.weights
+    weights = predictions.row_weights
     mass = np.bincount(cells, weights=weights)
     predicted = np.stack([np.bincount(cells, weights=weights * column) for column in predictions.probs.T], axis=1)
     of_pair = np.bincount(cells * n_classes + predictions.labels, weights=weights, minlength=len(mass) * n_classes)

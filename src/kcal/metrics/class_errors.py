@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kcal.metrics.calibration import sorted_classes
-from kcal.metrics.checks import Threshold, check_bins, check_predictions, columns_of, resolve_threshold
+from kcal.metrics.predictions import Threshold, check_bins, check_predictions, resolve_threshold
+from kcal.validation import collect_classes
 
 if TYPE_CHECKING:
     import pandas
@@ -106,11 +107,10 @@ def class_errors(
     sample_weight
         How much each row counts, (n_samples,).
     """
-    columns = labels if classes is None else columns_of(labels, classes, probs)
-    predictions = check_predictions(probs, columns, sample_weight)
+    predictions = check_predictions(probs, labels, sample_weight, classes)
     number = check_bins(bins)
     lowest = resolve_threshold(threshold, predictions.n_classes)
-    names = np.arange(predictions.n_classes) if classes is None else np.asarray(classes)
+    names = np.arange(predictions.n_classes) if classes is None else collect_classes([], classes)
     binned = [
         ordered.bin(bins=number, adaptive=adaptive, of=k)
         for k, ordered in enumerate(sorted_classes(predictions, threshold=lowest))

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from numpy.typing import ArrayLike
 
 from kcal.metrics.calibration import confidence_errors, mean_class_errors
-from kcal.metrics.checks import (
+from kcal.metrics.intervals import Resampling, metric_intervals
+from kcal.metrics.predictions import (
     Threshold,
     check_bins,
-    check_group_codes,
     check_predictions,
-    check_seed,
-    columns_of,
     resolve_threshold,
 )
-from kcal.metrics.intervals import Resampling, metric_intervals
 from kcal.metrics.resampling import Interval, check_confidence, check_resamples
 from kcal.metrics.scores import (
     Clip,
@@ -26,6 +23,7 @@ from kcal.metrics.scores import (
     negative_log_likelihood_of,
     top_label_brier_loss_of,
 )
+from kcal.validation import check_groups, check_seed
 
 if TYPE_CHECKING:
     import pandas
@@ -165,15 +163,14 @@ def evaluate(
     seed
         Same seed, same intervals.
     """
-    columns = labels if classes is None else columns_of(labels, classes, probs)
-    predictions = check_predictions(probs, columns, sample_weight)
+    predictions = check_predictions(probs, labels, sample_weight, classes)
     number = check_bins(bins)
     lowest = resolve_threshold(threshold, predictions.n_classes)
     clip = check_clip(clip)
     adaptive, static = confidence_errors(predictions, bins=number, adaptive=(True, False))
     class_adaptive, class_static = mean_class_errors(predictions, bins=number, threshold=lowest, adaptive=(True, False))
     intervals: dict[str, Interval] = {}
-    codes = None if groups is None else check_group_codes(groups, predictions.n_samples)
+    codes = None if groups is None else check_groups(groups, predictions.n_samples)
     if confidence is not None:
         settings = Resampling(check_confidence(confidence), check_resamples(resamples), codes, check_seed(seed))
         intervals = metric_intervals(predictions, settings, bins=number, threshold=lowest, clip=clip)

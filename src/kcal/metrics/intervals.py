@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
-from kcal.metrics.checks import Predictions
 from kcal.metrics.gap_intervals import Gaps, gap_interval
+from kcal.metrics.predictions import Predictions
 from kcal.metrics.resampling import (
     ENTRIES_AT_ONCE,
     Interval,
@@ -75,7 +75,7 @@ def _rows_that_count(predictions: Predictions, settings: Resampling) -> tuple[Pr
 
 def _independent_parts(predictions: Predictions, settings: Resampling) -> float:
     """Return how many samples, or groups, of equal weight say as much as all."""
-    weights = np.ones(predictions.n_samples) if predictions.weights is None else predictions.weights
+    weights = predictions.row_weights
     if settings.groups is not None:
         weights = np.bincount(settings.groups, weights=weights).astype(np.float64)
     return float(weights.sum() ** 2 / np.sum(weights**2))
@@ -88,7 +88,8 @@ def _accuracy_interval(predictions: Predictions, resampled: NDArray[np.float64],
     """
     accuracy = predictions.mean(predictions.correct)
     variance = float(resampled.var()) * few_groups_factor(settings.groups, settings.confidence) ** 2
-    count = accuracy * (1 - accuracy) / variance if variance > 0 else _independent_parts(predictions, settings)
+    varies = variance > 0 and predictions.correct.any() and not predictions.correct.all()
+    count = accuracy * (1 - accuracy) / variance if varies else _independent_parts(predictions, settings)
     low, high = wilson_interval(accuracy, count, settings.confidence)
     return Interval(float(low), float(high))
 
@@ -127,7 +128,7 @@ def _resampled_gaps(
     The bins are those of the measured predictions: if they moved with every resample, the samples that change bins
     would look like chance twice.
     """
-    own = np.ones(predictions.n_samples) if predictions.weights is None else predictions.weights
+    own = predictions.row_weights
     parts = []
     for matrices in _gap_matrices(predictions, events, kind):
         blocks = [matrices.gap_shares(drawn).astype(np.float32) for drawn in _draws(predictions, settings)]

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.spatial.distance import cdist, pdist
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.checks import Floats, Predictions, check_bandwidth, check_predictions
+from kcal.metrics.predictions import Floats, Predictions, check_bandwidth, check_predictions
 
 Estimator = Literal["unbiased-quadratic", "unbiased-linear", "biased"]
 Kernel = Literal["total-variation", "euclidean"]
@@ -125,8 +125,7 @@ def kernel_calibration_error(
     n²·(n_classes + resamples), and memory for a sorted copy of the input and n·resamples numbers.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    if predictions.weights is not None:
-        predictions = predictions.rows(predictions.weights > 0)
+    predictions = predictions.weighted_rows()
     _check_options(estimator, kernel, predictions.n_samples)
     number = _check_resamples(resamples)
     generator = np.random.default_rng(seed)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.metrics.checks import check_predictions
+from kcal.metrics.predictions import check_predictions
 
 SHOWN_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)  # the rejected shares that a printed curve shows
 
@@ -67,9 +67,8 @@ def accuracy_rejection(
         The order of the rows does not matter.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    if predictions.weights is not None:
-        predictions = predictions.rows(predictions.weights > 0)
-    weights = np.ones(predictions.n_samples) if predictions.weights is None else predictions.weights
+    predictions = predictions.weighted_rows()
+    weights = predictions.row_weights
     thresholds, level, counts = np.unique(predictions.confidences, return_inverse=True, return_counts=True)
     level = level.reshape(-1)
     mass = np.bincount(level, weights=weights)  # (points,), weight at each confidence

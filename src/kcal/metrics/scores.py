@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.checks import Predictions, check_predictions
+from kcal.metrics.predictions import Predictions, check_predictions
 
 Clip = float | Literal["published"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.fft import dct
 
-from kcal.metrics.checks import check_bandwidth, check_event, check_predictions
+from kcal.metrics.predictions import check_bandwidth, check_event, check_predictions
 
 Array = NDArray[np.float64]
 
@@ -133,8 +133,7 @@ def _sorted_event(
     They come in an order that the rows' order cannot change.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    if predictions.weights is not None:
-        predictions = predictions.rows(predictions.weights > 0)
+    predictions = predictions.weighted_rows()
     values, occurred = predictions.event(check_event(of, predictions.n_classes))
     weights = np.ones(len(values)) if predictions.weights is None else predictions.weights
     order = np.lexsort((weights, occurred, values))

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from kcal.metrics.calibration import sorted_event
-from kcal.metrics.checks import Predictions, check_bins, check_event, check_predictions
+from kcal.metrics.predictions import Predictions, check_bins, check_event, check_predictions
 from kcal.metrics.weighted_binning import ROUNDING, weighted_event
 
 

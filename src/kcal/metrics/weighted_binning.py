@@ -18,7 +18,7 @@ from kcal.metrics.binning import (
     equal_width_cuts,
     equal_width_edges,
 )
-from kcal.metrics.checks import Floats, Predictions
+from kcal.metrics.predictions import Floats, Predictions
 
 Array = NDArray[np.float64]
 
@@ -117,7 +117,7 @@ def weighted_event(
     predictions: Predictions, of: Literal["confidence"] | int, *, threshold: float = 0.0
 ) -> WeightedPredictions:
     """Sort the predictions of one event that reach the threshold; each counts 1 where there are no weights."""
-    weights = np.ones(predictions.n_samples) if predictions.weights is None else predictions.weights
+    weights = predictions.row_weights
     return sort_weighted(*predictions.event(of), weights, threshold=threshold)
 
 

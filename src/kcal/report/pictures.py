@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from kcal.metrics import CanonicalCells, RejectionCurve, ReliabilityBins
 from kcal.plots import rejection_curve, reliability_diagram, simplex_plot
-from kcal.plots.style import new_axes, plain
+from kcal.plots.style import new_axes
+from kcal.plots.style import wrap_label as plain
 from kcal.report.markup import escaped
 
 # Text stays text, drawn by the browser, which knows more alphabets than one font does; same input, same bytes.

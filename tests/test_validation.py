@@ -1,4 +1,4 @@
-"""The border: what arrays may look like, what is said about those that may not, and fingerprints of rows."""
+"""The border: which arrays, labels, groups and weights are accepted, what the errors say, and row fingerprints."""
 
 import warnings
 
@@ -13,16 +13,24 @@ from sklearn.exceptions import DataConversionWarning
 
 from kcal.errors import InvalidInputError
 from kcal.validation import (
+    check_choice,
+    check_columns,
+    check_flag,
     check_groups,
     check_ids,
+    check_integer,
     check_labels,
     check_matrix,
+    check_number,
+    check_probs,
+    check_seed,
     check_weights,
     collect_classes,
     computing_dtype,
     encode_labels,
     kind_of,
     row_fingerprints,
+    shown,
 )
 
 steady = settings(deadline=None, derandomize=True, max_examples=80)
@@ -97,7 +105,9 @@ def test_arrays_that_torch_cannot_share_are_copied_without_a_warning():
 )
 def test_a_row_that_is_not_finite_is_named(kind, value, what):
     rows = [[1.0, 2.0], [3.0, 4.0], [5.0, value], [value, 8.0]]
-    with pytest.raises(InvalidInputError, match=rf"^embeddings contains {what} at row 2;"):
+    with pytest.raises(
+        InvalidInputError, match=rf"^embeddings must be finite, without NaN or inf; got {what} at row 2\."
+    ):
         check_matrix(kind(rows), "embeddings")
 
 
@@ -106,11 +116,12 @@ def test_opposite_infinities_do_not_cancel():
         check_matrix(np.array([[0.0, 0.0], [np.inf, 1.0], [-np.inf, 1.0]]))
 
 
-def test_huge_values_are_finite_even_where_their_sum_is_not():
-    rows = np.full((3, 2), np.finfo(np.float32).max)
-    assert torch.isfinite(check_matrix(rows)).all()
-    with pytest.raises(InvalidInputError, match=r"X holds numbers up to 1\.8e\+308, whose squares overflow"):
-        check_matrix(np.full((3, 2), np.finfo(np.float64).max))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numbers_whose_squares_would_overflow_are_refused(dtype):
+    assert check_matrix(np.full((3, 2), -1e18, dtype=dtype)).shape == (3, 2)
+    for value in (2e18, -2e18, np.finfo(dtype).max):
+        with pytest.raises(InvalidInputError, match=r"^X must have no numbers beyond 1e\+18; got a magnitude of .*e\+"):
+            check_matrix(np.array([[0.0, 1.0], [value, 1.0]], dtype=dtype))
 
 
 @pytest.mark.parametrize(
@@ -130,17 +141,33 @@ def test_what_is_no_dense_real_matrix_is_a_value_error(given):
         check_matrix(given)
 
 
-def test_masked_entries_are_missing():
-    masked = np.ma.masked_array(np.ones((2, 2)), mask=[[True, False], [False, False]])
-    with pytest.raises(InvalidInputError, match="masked"):
-        check_matrix(masked)
+def test_masked_arrays_are_refused_by_the_name_of_the_argument():
+    matrix = np.ma.masked_array(np.full((2, 2), 0.5), mask=[[True, False], [False, False]])
+    vector = np.ma.masked_array([1, 0], mask=[True, False])
+    attempts = {
+        "X": lambda: check_matrix(matrix),
+        "logits": lambda: check_matrix(list(matrix), "logits"),
+        "probs": lambda: check_probs(matrix),
+        "y": lambda: check_labels(vector, 2),
+        "labels": lambda: check_columns(vector, 2, 2),
+        "groups": lambda: check_groups(vector, 2),
+        "sample_weight": lambda: check_weights(vector, 2),
+        "ids": lambda: check_ids(vector, 2),
+        "classes": lambda: collect_classes([], vector),
+    }
+    for name, attempt in attempts.items():
+        with pytest.raises(
+            InvalidInputError, match=f"^{name} must not have masked entries; got a masked array"
+        ) as raised:
+            attempt()
+        assert raised.value.parameter == name
     assert check_matrix(np.ma.masked_array(np.ones((2, 2)))).tolist() == [[1.0, 1.0]] * 2
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_every_sparse_layout_is_refused_as_sparse():
     for tensor in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()):
-        with pytest.raises(InvalidInputError, match="dense real matrix"):
+        with pytest.raises(InvalidInputError, match="dense tensor of real numbers; got a sparse tensor"):
             check_matrix(tensor)
 
 
@@ -235,16 +262,19 @@ def test_labels_are_required():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([1.0, np.nan, 2.0], "y contains NaN or infinity at row 1"),
-        ([1.0, 2.0, np.inf], "y contains NaN or infinity at row 2"),
-        (np.array([0, 1, None], dtype=object), "y is missing at row 2"),
-        (["a", None, "b"], "y is missing at row 1"),
+        ([1.0, np.nan, 2.0], "y must have no missing entries; got NaN at row 1"),
+        ([1.0, 2.0, np.inf], "y must have no missing entries; got infinity at row 2"),
+        (
+            np.array([0, 1, None], dtype=object),
+            "no missing entries; got None at row 2. Remove unlabelled samples",
+        ),
+        (["a", None, "b"], "y must have no missing entries; got None at row 1"),
         (pd.array([1, None, 2], dtype="Int64"), "row 1"),
         ([0, 1], "got 2 entries for 3 samples"),
         ([0, 1, 2, 3], "got 4 entries for 3 samples"),
         ([0.5, 1.5, 2.25], "continuous"),
-        (np.eye(3), "1d array"),
-        (np.array(3), "1d array"),
+        (np.eye(3), r"one-dimensional; got shape \(3, 3\)\. .*y.argmax\(axis=1\) converts one-hot rows"),
+        (np.array(3), "one-dimensional"),
     ],
 )
 def test_what_cannot_be_labels_is_refused(labels, message):
@@ -281,9 +311,9 @@ def test_a_missing_group_is_named(groups):
         check_groups(groups, 2)
 
 
-@pytest.mark.parametrize(("ids", "message"), [([1, 1, 2, 2, 2], "1 occurs 2 times"), (list("bbabb"), "'b' occurs 4")])
+@pytest.mark.parametrize(("ids", "message"), [([1, 1, 2, 2, 2], "1 2 times"), (list("bbabb"), "'b' 4 times")])
 def test_a_repeated_id_is_counted_itself(ids, message):
-    with pytest.raises(InvalidInputError, match=f"unique; {message}"):
+    with pytest.raises(InvalidInputError, match=f"^ids must be unique; got {message}"):
         check_ids(ids, 5)
 
 
@@ -301,10 +331,10 @@ def test_groups_become_codes_that_are_equal_where_they_are(groups):
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ([1, 2], "groups must have one entry a sample; got 2 entries for 3 samples"),
+        ([1, 2], "groups must have one entry per sample; got 2 entries for 3 samples"),
         ([[1], [2], [3]], r"groups must be one-dimensional; got shape \(3, 1\)"),
         (7, "one-dimensional"),
-        ([1.0, 2.0, np.nan], "groups contains NaN at row 2"),
+        ([1.0, 2.0, np.nan], "groups must have no missing entries; got NaN at row 2"),
     ],
 )
 def test_what_cannot_be_groups_is_refused(groups, message):
@@ -313,10 +343,30 @@ def test_what_cannot_be_groups_is_refused(groups, message):
 
 
 @pytest.mark.parametrize("weights", [[0, 2, 1], np.array([0.0, 2.0, 1.0], dtype=np.float32), torch.tensor([0, 2, 1])])
-def test_weights_become_doubles_and_some_may_be_zero(weights):
+def test_weights_have_mean_one_over_the_samples_of_positive_weight(weights):
     checked = check_weights(weights, 3)
     assert checked.dtype == np.float64
-    assert checked.tolist() == [0.0, 2.0, 1.0]
+    np.testing.assert_allclose(checked, [0.0, 4 / 3, 2 / 3], rtol=1e-15)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-5, 0.1, 7.0, 1e16, 1e300])
+def test_weights_are_relative_so_that_a_common_factor_changes_nothing(scale):
+    weights = np.random.default_rng(0).gamma(2.0, size=50)
+    np.testing.assert_allclose(check_weights(scale * weights, 50), check_weights(weights, 50), rtol=1e-14)
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-16, 0.1, 1 / 3, 1e307])
+def test_equal_weights_are_exactly_one(scale):
+    assert check_weights(np.full(7, scale), 7).tolist() == [1.0] * 7
+    assert check_weights(scale * np.array([0, 1, 1]), 3).tolist() == [0.0, 1.0, 1.0]
+
+
+def test_weights_that_differ_by_too_much_are_refused_with_the_row():
+    assert check_weights([1.0, 1e-8, 1.0], 3)[1] > 0
+    message = r"^sample_weight must be 0 or within a factor of 1e\+09 of the mean .* at row 1\. Set negligible weights"
+    for weights in ([1.0, 1e-300, 1.0], [1.0, 1e-10, 3.0]):
+        with pytest.raises(InvalidInputError, match=message):
+            check_weights(weights, 3)
 
 
 @pytest.mark.parametrize(
@@ -346,9 +396,9 @@ def test_ids_are_kept_as_they_come(ids):
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (["x", "y", "x"], "ids must be unique; .*'x'.* occurs 2 times"),
-        ([4, 4, 4], "ids must be unique; .*4.* occurs 3 times"),
-        ([1, 2], "ids must have one entry a sample; got 2 entries for 3 samples"),
+        (["x", "y", "x"], "ids must be unique; got 'x' 2 times"),
+        ([4, 4, 4], "ids must be unique; got 4 3 times"),
+        ([1, 2], "ids must have one entry per sample; got 2 entries for 3 samples"),
         ([[1, 2, 3]], "ids must be one-dimensional"),
     ],
 )
@@ -413,15 +463,112 @@ def test_an_unknown_label_is_named_with_its_row_and_the_remedy(labels, classes, 
         encode_labels(np.array(labels), np.array(classes), "train_labels")
     assert str(raised.value) == (
         f"train_labels must be in classes ({len(classes)} of them); got {shown} at row {row}. "
-        f"Pass classes=[..., {shown}] to fit if the class exists."
+        f"Pass classes=[..., {shown}] if the class exists."
     )
 
 
 def test_text_and_numbers_are_not_made_one():
-    with pytest.raises(InvalidInputError, match="text in one set and numbers in another"):
+    with pytest.raises(InvalidInputError, match=r"^labels must be all text or all numbers; got text in one set"):
         collect_classes([np.array([0, 1]), np.array(["a", "1"])])
     with pytest.raises(InvalidInputError, match="must be in classes"):
         encode_labels(np.array(["0", "1"]), np.array([0, 1], dtype=object))
+
+
+# ---------------------------------------------------------------- options
+
+ODD_VALUES = (None, "5", object(), {}, [5], np.array([5]), torch.tensor(5), len, 1j, float("nan"), 10**5000)
+
+
+def test_every_odd_value_of_an_option_is_an_error_that_names_it():
+    attempts = {
+        "bins": lambda value: check_integer(value, "bins", minimum=1, maximum=9),
+        "level": lambda value: check_number(value, "level", minimum=0, maximum=1),
+        "kernel": lambda value: check_choice(value, "kernel", ("rbf", "laplace")),
+        "adaptive": lambda value: check_flag(value, "adaptive"),
+        "seed": lambda value: check_seed(value),
+    }
+    for name, attempt in attempts.items():
+        for value in ODD_VALUES:
+            with pytest.raises(InvalidInputError, match=f"^{name} must be ") as raised:
+                attempt(value)
+            assert raised.value.parameter == name
+            assert len(raised.value.got) < 100
+
+
+def test_options_are_returned_as_plain_python_values():
+    assert type(check_integer(np.int32(3), "bins", minimum=1, maximum=9)) is int
+    assert type(check_number(np.float32(0.5), "level", minimum=0)) is float
+    assert check_flag(np.bool_(True), "adaptive") is True
+    assert check_seed(2**64 - 1) == 2**64 - 1
+
+
+@pytest.mark.parametrize(
+    ("options", "bounds"),
+    [
+        ({"minimum": 0, "maximum": 1}, "between 0 and 1"),
+        ({"minimum": 0, "maximum": 1, "exclusive": True}, "strictly between 0 and 1"),
+        ({"minimum": 0, "exclusive": True}, "greater than 0"),
+        ({"minimum": 2}, "of at least 2"),
+    ],
+)
+def test_the_bounds_of_a_number_are_in_the_message(options, bounds):
+    with pytest.raises(InvalidInputError, match=f"^level must be a number {bounds}; got -1.0"):
+        check_number(-1.0, "level", **options)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.ones((2, 3)), "ndarray of shape (2, 3)"),
+        (torch.ones(2), "Tensor of shape (2,)"),
+        ("a" * 100, "'" + "a" * 79 + "…"),
+        (10**5000, "a very long int"),
+        (np.ndarray, "an object of type type"),
+        (None, "None"),
+    ],
+    ids=["array", "tensor", "text", "integer", "type", "none"],
+)
+def test_values_are_shown_briefly(value, text):
+    assert shown(value) == text
+
+
+# ---------------------------------------------------------------- tensors that hold no plain numbers
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:The PyTorch API of nested", "ignore:Sparse")
+def test_tensors_without_plain_numbers_are_refused_everywhere_by_name():
+    rows = torch.full((4, 2), 0.5)
+    odd = {
+        "sparse": rows.to_sparse(),
+        "sparse csr": rows.to_sparse_csr(),
+        "meta": rows.to("meta"),
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]),
+        "quantized": torch.quantize_per_tensor(rows, 0.1, 0, torch.qint8),
+        "complex": rows + 1j,
+        "float8": rows.to(torch.float8_e4m3fn),
+    }
+    for tensor in odd.values():
+        for name, attempt in {
+            "X": check_matrix,
+            "probs": check_probs,
+            "y": lambda tensor: check_labels(tensor, 4),
+            "labels": lambda tensor: check_columns(tensor, 4, 2),
+            "groups": lambda tensor: check_groups(tensor, 4),
+            "sample_weight": lambda tensor: check_weights(tensor, 4),
+            "ids": lambda tensor: check_ids(tensor, 4),
+        }.items():
+            with pytest.raises(InvalidInputError, match=f"^{name} must be a dense tensor of real numbers") as raised:
+                attempt(tensor)
+            assert raised.value.remedy
+
+
+def test_negative_views_are_read_as_their_values():
+    complex_rows = torch.tensor([[1 + 1j, 2 - 3j]]).conj()
+    view = complex_rows.imag
+    assert view.is_neg()
+    assert check_matrix(view).tolist() == [[-1.0, 3.0]]
+    weights = torch.tensor([1 - 2j, 1 - 4j]).conj().imag
+    np.testing.assert_allclose(check_weights(weights, 2), [2 / 3, 4 / 3])
 
 
 # ---------------------------------------------------------------- fingerprints

@@ -1,0 +1,155 @@
+"""Checked probabilities and labels that every metric reads, and the checks of the options that metrics share."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kcal.errors import InvalidInputError
+from kcal.validation import (
+    check_columns,
+    check_integer,
+    check_labels,
+    check_number,
+    check_probs,
+    check_weights,
+    collect_classes,
+    encode_labels,
+    shown,
+)
+
+Floats = NDArray[np.floating[Any]]
+Event = Literal["confidence"] | int
+"""The event that is predicted: the top class is right ("confidence"), or the label is the class of this index."""
+Threshold = float | Literal["max", "min"]
+
+MOST_BINS = 100_000
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Checked probabilities and labels, and the quantities that metrics read from them."""
+
+    probs: Floats  # (n_samples, n_classes), float32 or float64
+    labels: NDArray[np.intp]  # (n_samples,), column indices of probs
+    weights: NDArray[np.float64] | None = None  # (n_samples,), relative importance; None if all are equal
+
+    @property
+    def n_samples(self) -> int:
+        """Number of rows."""
+        return int(self.probs.shape[0])
+
+    @property
+    def n_classes(self) -> int:
+        """Number of columns."""
+        return int(self.probs.shape[1])
+
+    @cached_property
+    def top_classes(self) -> NDArray[np.intp]:
+        """Column of each row's largest probability; the first of them where several are equal."""
+        return np.asarray(np.argmax(self.probs, axis=1))  # (n_samples,)
+
+    @cached_property
+    def confidences(self) -> Floats:
+        """Each row's largest probability."""
+        return self._at(self.top_classes)
+
+    @cached_property
+    def correct(self) -> NDArray[np.bool_]:
+        """Whether the top class is the label."""
+        return np.equal(self.top_classes, self.labels)
+
+    @cached_property
+    def label_probs(self) -> Floats:
+        """The probability that each row gives to its label."""
+        return self._at(self.labels)
+
+    @property
+    def total_weight(self) -> float:
+        """Sum of the weights; the number of rows without any."""
+        return float(self.n_samples if self.weights is None else self.weights.sum())
+
+    @property
+    def row_weights(self) -> NDArray[np.float64]:
+        """The weight of each row, (n_samples,); ones if there are none."""
+        return np.ones(self.n_samples) if self.weights is None else self.weights
+
+    def mean(self, values: NDArray[Any]) -> float:
+        """Return the (weighted) mean over the rows of one value per row."""
+        return float(np.mean(values) if self.weights is None else np.average(values, weights=self.weights))
+
+    def event(self, of: Event) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return the prediction of an event and whether it occurred, per row."""
+        if of == "confidence":
+            return self.confidences, self.correct
+        return self.probs[:, of], self.labels == of
+
+    def rows(self, chosen: NDArray[Any]) -> "Predictions":
+        """Return some of the rows: a mask, or indices in any order."""
+        weights = None if self.weights is None else self.weights[chosen]
+        return Predictions(self.probs[chosen], self.labels[chosen], weights)
+
+    def weighted_rows(self) -> "Predictions":
+        """Return the rows of positive weight."""
+        return self if self.weights is None else self.rows(self.weights > 0)
+
+    def _at(self, columns: NDArray[np.intp]) -> Floats:
+        return self.probs[np.arange(self.n_samples), columns]
+
+
+def check_predictions(
+    probs: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None, classes: ArrayLike | None = None
+) -> Predictions:
+    """Check probabilities, labels (column indices, or members of ``classes``) and weights."""
+    checked = check_probs(probs)
+    n_samples, n_classes = checked.shape
+    if classes is None:
+        columns = check_columns(labels, n_samples, n_classes)
+    else:
+        names = collect_classes([], classes)
+        if len(names) != n_classes:
+            raise InvalidInputError(
+                "classes", f"must name all {n_classes} columns of probs, in their order", got=f"{len(names)} names"
+            )
+        columns = encode_labels(check_labels(labels, n_samples, "labels"), names).astype(np.intp, copy=False)
+    weights = None if sample_weight is None else check_weights(sample_weight, n_samples)
+    if weights is not None and (weights == 1).all():
+        weights = None  # equal weights are exactly no weights
+    return Predictions(checked, columns, weights)
+
+
+def check_bins(bins: Any) -> int:
+    """Return a number of bins."""
+    return check_integer(bins, "bins", minimum=1, maximum=MOST_BINS)
+
+
+def resolve_threshold(threshold: Any, n_classes: int) -> float:
+    """Return max(0.01, 1/K) for "max", min(0.01, 1/K) for "min", or a number from 0 to 1."""
+    if isinstance(threshold, str):
+        if threshold == "max":
+            return max(0.01, 1 / n_classes)
+        if threshold == "min":
+            return min(0.01, 1 / n_classes)
+    try:
+        return check_number(threshold, "threshold", minimum=0, maximum=1)
+    except InvalidInputError:
+        expected = 'must be "max", "min" or a number from 0 to 1'
+        raise InvalidInputError("threshold", expected, got=shown(threshold)) from None
+
+
+def check_event(of: Any, n_classes: int) -> Event:
+    """Return the event that a metric is about: "confidence" or the index of a class."""
+    if isinstance(of, str) and of == "confidence":
+        return "confidence"
+    try:
+        return check_integer(of, "of", minimum=0, maximum=n_classes - 1)
+    except InvalidInputError:
+        expected = f'must be "confidence" or the index of a class, 0 to {n_classes - 1}'
+        raise InvalidInputError("of", expected, got=shown(of)) from None
+
+
+def check_bandwidth(bandwidth: Any) -> float:
+    """Return the width of a kernel, a positive number."""
+    return check_number(bandwidth, "bandwidth", minimum=0, exclusive=True)

@@ -1,0 +1,61 @@
+"""The border: arrays, labels, groups, weights and options, checked once for calibrators, metrics and the command line.
+
+Only numpy is imported; torch is loaded where a tensor is passed in or asked for.
+"""
+
+from kcal.validation.arrays import is_tensor, to_array
+from kcal.validation.labels import (
+    check_columns,
+    check_groups,
+    check_ids,
+    check_labels,
+    check_weights,
+    collect_classes,
+    encode_labels,
+)
+from kcal.validation.matrices import (
+    ALMOST_ZERO,
+    LARGEST,
+    ArrayKind,
+    check_matrix,
+    check_probs,
+    computing_dtype,
+    kind_of,
+    row_fingerprints,
+)
+from kcal.validation.scalars import (
+    SEED_LIMIT,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+    check_seed,
+    shown,
+)
+
+__all__ = [
+    "ALMOST_ZERO",
+    "LARGEST",
+    "SEED_LIMIT",
+    "ArrayKind",
+    "check_choice",
+    "check_columns",
+    "check_flag",
+    "check_groups",
+    "check_ids",
+    "check_integer",
+    "check_labels",
+    "check_matrix",
+    "check_number",
+    "check_probs",
+    "check_seed",
+    "check_weights",
+    "collect_classes",
+    "computing_dtype",
+    "encode_labels",
+    "is_tensor",
+    "kind_of",
+    "row_fingerprints",
+    "shown",
+    "to_array",
+]

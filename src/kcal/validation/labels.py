@@ -1,0 +1,209 @@
+"""Checks of what goes with the rows: labels, classes, groups, weights and ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.errors import InvalidInputError, warn
+from kcal.validation.arrays import first_row, require_vector, to_array, to_numbers
+from kcal.validation.scalars import shown
+
+LARGEST_WEIGHT_RATIO = 1e9
+"""A positive weight may differ from their mean by this factor; beyond it, sums lose their precision."""
+
+
+def check_labels(labels: Any, n_samples: int, name: str = "y") -> NDArray[Any]:
+    """Return ``labels`` as a one-dimensional numpy array of ``n_samples`` class labels: text or numbers."""
+    if labels is None:
+        raise InvalidInputError(name, "is required: kcal requires y to be passed, but the target y is None")
+    array = to_array(labels, name)
+    if array.dtype.kind != "O":
+        _require_storable(array, name)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = _column_as_vector(array, name)
+    one_hot = f"Pass one label per sample; {name}.argmax(axis=1) converts one-hot rows."
+    require_vector(array, n_samples, name, remedy=one_hot if array.ndim == 2 else "Pass one label per sample.")
+    _refuse_missing_and_mixed(array, name, "Remove unlabelled samples.")
+    _require_storable(array, name)
+    if array.dtype.kind == "f" and (array % 1 != 0).any():
+        row = first_row(array % 1 != 0)
+        raise InvalidInputError(
+            name, "must be class labels", got=f"{array[row]} at row {row}", remedy="Unknown label type: continuous."
+        )
+    return array
+
+
+def check_columns(labels: Any, n_samples: int, n_classes: int, name: str = "labels") -> NDArray[np.intp]:
+    """Return labels that are indices of the columns, 0 to n_classes − 1, one per sample."""
+    array = to_array(labels, name)
+    remedy = "Pass one label per sample."
+    if array.ndim == 2:
+        remedy = f"Pass {name}.ravel()." if array.shape[1] == 1 else f"Pass {name}.argmax(axis=1) of one-hot rows."
+    require_vector(array, n_samples, name, remedy=remedy)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        row = first_row(~np.isfinite(array))
+        got = f"{array[row]} at row {row}"
+        raise InvalidInputError(name, "must be integers", got=got, remedy="Leave unlabelled rows out.")
+    if array.dtype.kind not in "iu":
+        integral = array.dtype.kind == "b" or (array.dtype.kind == "f" and (array % 1 == 0).all())
+        remedy = (
+            f"Pass {name}.astype(int)."
+            if integral
+            else "Pass the column index of each label; evaluate and class_errors also take classes=."
+        )
+        raise InvalidInputError(
+            name, "must be integers, the column indices of probs", got=f"dtype {array.dtype}", remedy=remedy
+        )
+    outside = (array < 0) | (array >= n_classes)
+    if outside.any():
+        row = first_row(outside)
+        raise InvalidInputError(
+            name,
+            f"must be column indices of probs, 0 to {n_classes - 1}",
+            got=f"{array[row]} at row {row}",
+            remedy="Subtract 1 from labels that count from 1; evaluate and class_errors also take classes=.",
+        )
+    return array.astype(np.intp, copy=False)
+
+
+def check_groups(groups: Any, n_samples: int, name: str = "groups") -> NDArray[np.int64]:
+    """Return one integer code per sample, equal where ``groups`` (patients, speakers, sites) are equal."""
+    array = to_array(groups, name)
+    require_vector(array, n_samples, name)
+    _refuse_missing_and_mixed(array, name, "Give that sample a group of its own.")
+    try:
+        return np.unique(array, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    except TypeError as error:
+        raise InvalidInputError(name, "must be text or numbers", got=f"{shown(array[0])} at row 0") from error
+
+
+def check_weights(weights: Any, n_samples: int, name: str = "sample_weight") -> NDArray[np.float64]:
+    """Return the relative importance of each sample: weights divided by the mean of the positive ones.
+
+    Weights have no unit: c times the weights are the same weights, and equal weights are exactly 1. A sample of
+    weight 0 counts as absent.
+    """
+    array = to_numbers(weights, name).astype(np.float64)
+    require_vector(array, n_samples, name, remedy="Pass one weight per sample.")
+    bad = ~(np.isfinite(array) & (array >= 0))
+    if bad.any():
+        row = first_row(bad)
+        raise InvalidInputError(name, "must be finite and not negative", got=f"{array[row]} at row {row}")
+    positive = array > 0
+    if not positive.any():
+        raise InvalidInputError(name, "must not be zero for every sample")
+    if (array[positive] == array[positive][0]).all():
+        return np.asarray(positive, dtype=np.float64)
+    scaled: NDArray[np.float64] = array / array.max()  # so that the sum cannot overflow
+    relative: NDArray[np.float64] = scaled / scaled[positive].mean()
+    extreme = positive & ((relative < 1 / LARGEST_WEIGHT_RATIO) | (relative > LARGEST_WEIGHT_RATIO))
+    if extreme.any():
+        row = first_row(extreme)
+        raise InvalidInputError(
+            name,
+            f"must be 0 or within a factor of {LARGEST_WEIGHT_RATIO:g} of the mean of the positive weights",
+            got=f"{relative[row]:.3g} times the mean at row {row}",
+            remedy="Set negligible weights to 0.",
+        )
+    return relative
+
+
+def check_ids(ids: Any, n_samples: int) -> NDArray[Any]:
+    """Return one unique identifier per sample."""
+    array = to_array(ids, "ids")
+    require_vector(array, n_samples, "ids")
+    _require_storable(array, "ids")
+    unique, counts = np.unique(array, return_counts=True)
+    if len(unique) < n_samples:
+        repeated = unique[counts > 1].tolist()[0]
+        raise InvalidInputError("ids", "must be unique", got=f"{repeated!r} {counts[counts > 1][0]} times")
+    return array
+
+
+def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> NDArray[Any]:
+    """Return the sorted union of all labels, or ``classes`` in the caller's order."""
+    if classes is None:
+        if len({labels.dtype.kind in "US" for labels in label_sets}) > 1:
+            raise InvalidInputError(
+                "labels", "must be all text or all numbers", got="text in one set, numbers in another"
+            )
+        return np.unique(np.concatenate([np.unique(labels) for labels in label_sets]))
+    array = to_array(classes, "classes")
+    if array.ndim != 1 or len(array) == 0:
+        raise InvalidInputError("classes", "must list every class once", got=shown(classes))
+    _refuse_missing_and_mixed(array, "classes", "Name every class.")
+    _require_storable(array, "classes")
+    if len(np.unique(array)) != len(array):
+        raise InvalidInputError("classes", "must list every class once", got=shown(classes))
+    return array
+
+
+def encode_labels(labels: NDArray[Any], classes: NDArray[Any], name: str = "labels") -> NDArray[np.int64]:
+    """Return the position of every label in ``classes``."""
+    order = np.argsort(classes, kind="stable")
+    if (labels.dtype.kind in "US") != (classes.dtype.kind in "US"):
+        raise _unknown_label(labels[0], 0, classes, name)
+    position = np.minimum(np.searchsorted(classes[order], labels), len(classes) - 1)
+    codes = order[position]
+    wrong = np.flatnonzero(classes[codes] != labels)
+    if len(wrong):
+        raise _unknown_label(labels[wrong[0]], int(wrong[0]), classes, name)
+    return codes.astype(np.int64)
+
+
+def _column_as_vector(array: NDArray[Any], name: str) -> NDArray[Any]:
+    from sklearn.exceptions import DataConversionWarning
+
+    message = (
+        f"A column-vector {name} was passed when a 1d array was expected. "
+        f"Please change the shape of {name} to (n_samples, ), for example using ravel()."
+    )
+    warn(message, DataConversionWarning)
+    return array.ravel()
+
+
+def _require_storable(array: NDArray[Any], name: str) -> None:
+    """Raise for labels, classes and ids that could not be saved: times, complex numbers, bytes, Python objects."""
+    if array.dtype.kind in "biuU" or (array.dtype.kind == "f" and array.dtype.itemsize <= 8):
+        return
+    got = str(array.dtype)
+    if array.dtype.kind == "O":
+        entries = list(array.flat)
+        unusual = next((entry for entry in entries if not isinstance(entry, int) or entry.bit_length() > 63), None)
+        got = f"{str(unusual)[:60]!r}, a Python object of type {type(unusual).__name__}"
+    raise InvalidInputError(
+        name,
+        "must be text, truth values or numbers of up to 64 bits",
+        got=got,
+        remedy=f"Unknown label type: convert it with np.array({name}).astype(str), or astype(int) for integers.",
+    )
+
+
+def _refuse_missing_and_mixed(array: NDArray[Any], name: str, remedy: str) -> None:
+    """Raise for None, NaN, NA and infinity, and for text beside numbers in an array of objects."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        row = first_row(~np.isfinite(array))
+        what = "NaN" if np.isnan(array[row]) else "infinity"
+        raise InvalidInputError(name, "must have no missing entries", got=f"{what} at row {row}", remedy=remedy)
+    if array.dtype.kind != "O":
+        return
+    for row, value in enumerate(array):
+        if value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value):
+            raise InvalidInputError(name, "must have no missing entries", got=f"{value!r} at row {row}", remedy=remedy)
+        if isinstance(value, str) != isinstance(array[0], str):
+            got = f"{array[0]!r} at row 0 and {value!r} at row {row}"
+            raise InvalidInputError(name, "must be all text or all numbers", got=got)
+
+
+def _unknown_label(label: Any, row: int, classes: NDArray[Any], name: str) -> InvalidInputError:
+    value = label.item() if hasattr(label, "item") else label
+    return InvalidInputError(
+        name,
+        f"must be in classes ({len(classes)} of them)",
+        got=f"{value!r} at row {row}",
+        remedy=f"Pass classes=[..., {value!r}] if the class exists.",
+    )

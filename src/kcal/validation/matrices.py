@@ -1,0 +1,190 @@
+"""Checks of matrices: embeddings and logits as tensors, probabilities as numpy arrays; fingerprints of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.errors import InvalidInputError
+from kcal.validation.arrays import is_tensor, plain_tensor, to_array, to_numbers
+
+if TYPE_CHECKING:
+    import torch
+
+ALMOST_ZERO = 1e-12
+"""Probabilities are never smaller than this inside a logarithm."""
+LARGEST = 1e18
+"""Larger magnitudes are refused: their squares, and sums of these, must stay far from overflow in float32."""
+
+SUM_TOLERANCE = 1e-3
+HALF_PRECISION_SUM_TOLERANCE = 1e-2
+"""Half precision rounds every entry by up to 1 part in 500 (bfloat16), so that its rows miss a sum of 1 by more."""
+
+_FINGERPRINT_SEED = 0x6B63616C
+
+
+@dataclass(frozen=True)
+class ArrayKind:
+    """The kind of array that a caller passed, so that the result can be of the same kind."""
+
+    is_torch: bool
+    device: torch.device
+    dtype: torch.dtype
+
+    def give_back(self, tensor: torch.Tensor) -> Any:
+        """Return ``tensor`` as the kind of array that came in (numpy or torch, same device, same precision)."""
+        tensor = tensor.detach().to(dtype=self.dtype)
+        return tensor.to(self.device) if self.is_torch else tensor.cpu().numpy()
+
+
+def computing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the precision to compute in: half precision computes in float32, integers in float64."""
+    import torch
+
+    if dtype in (torch.float16, torch.bfloat16, torch.float32):
+        return torch.float32
+    return torch.float64
+
+
+def check_matrix(values: Any, name: str = "X", *, columns: int | None = None, owner: str = "") -> torch.Tensor:
+    """Return ``values`` (n, h) as a finite float tensor, without a copy where none is needed.
+
+    Parameters
+    ----------
+    values : array-like or tensor
+        Rows are samples.
+    name : str
+        Name of the argument, for messages.
+    columns : int, optional
+        The number of columns it must have.
+    owner : str
+        The calibrator that expects this number, for the message.
+    """
+    tensor = plain_tensor(values, name) if is_tensor(values) else _tensor_from_array_like(values, name)
+    if tensor.ndim != 2:
+        raise InvalidInputError(
+            name,
+            "must have two dimensions (samples, features)",
+            got=f"shape {tuple(tensor.shape)}",
+            remedy="Reshape your data: X.reshape(len(X), -1) keeps one row per sample.",
+        )
+    for count, noun in zip(tensor.shape, ("sample", "feature"), strict=True):
+        if count == 0:
+            got = f"0 {noun}(s) (shape={tuple(tensor.shape)}) while a minimum of 1 is required"
+            raise InvalidInputError(name, "must not be empty", got=got)
+    if columns is not None and tensor.shape[1] != columns:
+        raise InvalidInputError(
+            name, f"has {tensor.shape[1]} features, but {owner or 'this'} is expecting {columns} features as input"
+        )
+    tensor = tensor.to(computing_dtype(tensor.dtype))
+    _require_finite(tensor, name)
+    return tensor
+
+
+def kind_of(values: Any, checked: torch.Tensor) -> ArrayKind:
+    """Return the kind of array of ``values``; ``checked`` is what :func:`check_matrix` made of them."""
+    return ArrayKind(is_tensor(values), checked.device, checked.dtype)
+
+
+def check_probs(probs: Any, name: str = "probs") -> NDArray[np.floating[Any]]:
+    """Return probabilities (n_samples, n_classes), whose rows sum to 1, as float32 or float64."""
+    array = to_array(probs, name)
+    half = array.dtype == np.float16 or str(getattr(probs, "dtype", "")).endswith("float16")
+    two_classes = "For two classes, pass np.column_stack([1 - p, p])."
+    if array.ndim != 2:
+        remedy = two_classes if array.ndim == 1 else ""
+        got = f"shape {array.shape}"
+        raise InvalidInputError(name, "must be a matrix (n_samples, n_classes)", got=got, remedy=remedy)
+    array = to_numbers(array, name)
+    if array.shape[0] == 0:
+        raise InvalidInputError(name, "must have at least one row", got="none")
+    if array.shape[1] < 2:
+        got = str(array.shape[1])
+        raise InvalidInputError(name, "must have a column for each of at least 2 classes", got=got, remedy=two_classes)
+    _require_distributions(array, name, HALF_PRECISION_SUM_TOLERANCE if half else SUM_TOLERANCE)
+    return array
+
+
+def row_fingerprints(matrix: torch.Tensor) -> NDArray[np.uint64]:
+    """Return a 64-bit fingerprint per row; equal rows agree whatever their precision, others practically never."""
+    import torch
+
+    exact = matrix.detach().cpu()
+    values = exact.to(torch.float32).numpy() + np.float32(0.0)  # −0.0 becomes 0.0
+    bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
+    if exact.dtype == torch.float64:  # numbers that underflow in single precision contribute their own bits
+        wide = np.ascontiguousarray(exact.numpy())
+        beyond = np.isinf(values) | ((values == 0) & (wide != 0))
+        bits[beyond] = wide[beyond].view(np.uint64)
+    generator = np.random.default_rng([_FINGERPRINT_SEED, matrix.shape[1]])
+    multipliers = generator.integers(1, 2**63, size=matrix.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    mixed = (bits + np.uint64(0x9E3779B97F4A7C15)) * multipliers
+    mixed ^= mixed >> np.uint64(29)
+    result: NDArray[np.uint64] = (mixed * np.uint64(0xBF58476D1CE4E5B9)).sum(axis=1, dtype=np.uint64)
+    return result
+
+
+def _tensor_from_array_like(values: Any, name: str) -> torch.Tensor:
+    import torch
+
+    array = to_numbers(values, name)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))  # torch can only share writable memory in native order
+    return torch.from_numpy(array)
+
+
+def _require_finite(tensor: torch.Tensor, name: str) -> None:
+    import torch
+
+    lowest, highest = (float(end) for end in torch.aminmax(tensor))  # NaN if there is any
+    if -LARGEST <= lowest <= highest <= LARGEST:
+        return
+    if -inf < lowest <= highest < inf:
+        got = f"a magnitude of {max(-lowest, highest):.3g}"
+        raise InvalidInputError(name, f"must have no numbers beyond {LARGEST:g}", got=got, remedy="Scale it down.")
+    row = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
+    what = "NaN" if bool(torch.isnan(tensor[row]).any()) else "infinity"
+    raise InvalidInputError(
+        name,
+        "must be finite, without NaN or inf",
+        got=f"{what} at row {row}",
+        remedy="Remove such rows, or correct what computed them.",
+    )
+
+
+def _require_distributions(probs: NDArray[np.floating[Any]], name: str, tolerance: float) -> None:
+    """Raise on the first row that is not a probability vector; nan and infinity show in a row's sum."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = probs.sum(axis=1, dtype=np.float64)  # (n_samples,)
+        smallest = probs.min(axis=1)  # (n_samples,)
+        valid = (smallest >= 0) & (np.abs(sums - 1) <= tolerance)
+    if valid.all():
+        return
+    row = int(np.argmin(valid))
+    column = int(np.argmax(~np.isfinite(probs[row])))
+    if not np.isfinite(probs[row, column]):
+        raise InvalidInputError(
+            name,
+            "must be finite",
+            got=f"{probs[row, column]} at row {row}, column {column}",
+            remedy="Remove such rows, or correct what computed them.",
+        )
+    if smallest[row] < 0:
+        column = int(np.argmin(probs[row]))
+        raise InvalidInputError(
+            name,
+            "must not be negative",
+            got=f"{probs[row, column]:.6g} at row {row}, column {column}",
+            remedy="If these are logits, pass their softmax.",
+        )
+    raise InvalidInputError(
+        name,
+        f"must have rows that sum to 1 within {tolerance:g}",
+        got=f"a sum of {sums[row]:.6g} at row {row}",
+        remedy="If these are logits, pass their softmax; if they are rounded or columns are missing, pass all classes "
+        "and divide each row by its sum.",
+    )
