@@ -1,172 +1,82 @@
-"""What the dimension of the projected space changes, and what it costs."""
+"""The dimension of the projected space: metrics and time."""
 
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
-from kcal.benchmark.entrants import Entrant, train_for
-from kcal.benchmark.running import on_one_thread
-from kcal.benchmark.studies.measuring import Values, deals_of, fit_quietly, gathered, shown_metrics, warm_up
-from kcal.benchmark.studies.study import (
-    SHOWN,
-    Line,
-    Panel,
-    Study,
-    StudyWatch,
-    counted,
-    mean_entry,
-    metric_label,
-    spread_line,
-    unwatched,
-)
-from kcal.benchmark.tables import Entry, Table
-from kcal.benchmark.tasks import Task, example_task
-from kcal.datasets import load_example
-from kcal.datasets.network import IMAGE_SHAPE, SmallCNN
-from kcal.projection import FastRecipe
+from experiments.showing import METRIC_LABELS, level_line, metric_entries, metric_panel
+from experiments.study import Measurements, Shown, Study, TaskSetting, Values, Variant, by_row
+from kcal.benchmark import Task, example_task
+from kcal.benchmark.methods import pool_outputs
+from kcal.benchmark.splits import Split
+from kcal.benchmark.summaries import MAIN_METRICS
+from kcal.benchmark.table import Entry, Table
+from kcal.calibrators import predict_on
+from kcal.datasets import SmallCNN, load_example
+from kcal.datasets.network import IMAGE_SHAPE
+from kcal.plots import Line, Panel
+from kcal.projection import FastRecipe, PaperRecipe, TrainedProjection, train_projection
 
 DIMENSIONS = (8, 16, 32, 64, 128)
-REPEATS = 7
-"""Timings of a prediction, of which the median counts."""
-IMAGES_AT_ONCE = 256
-"""A batch in which the small network is fast; all images at once take it longer."""
+REPEATS = 3
+"""Timings of a prediction per split, of which the median counts."""
+IMAGES_PER_BATCH = 256
+NETWORK = "the network itself"
 DRAWN = ("classwise_calibration_error", "negative_log_likelihood")
-ABOUT = (
-    "KCal with more and more dimensions, up to those of the embedding. The default is as many as the embedding has, "
-    f"but at most {FastRecipe().largest_dimension}. Seconds to train the projection and to fit are of one processor, "
-    "and so are microseconds a prediction, from the embedding on; other work on the same machine makes them scatter."
-)
-ABOUT_THE_NETWORK = (
-    "The embedded example's own network, a small one with some 108,000 parameters, is timed beside it, on as many "
-    f"random images, in batches of {IMAGES_AT_ONCE}."
-)
 
 
-@dataclass(frozen=True, eq=False)
-class Dimensions:
-    """KCal by dimension on one task; ``network`` is the network's own microseconds a sample, where it is at hand."""
-
-    task: str
-    dimensions: tuple[int, ...]
-    values: tuple[Values, ...]
-    train_seconds: tuple[float, ...]
-    fit_seconds: tuple[float, ...]
-    microseconds: tuple[float, ...]
-    network: float | None = None
-
-    def table(self) -> Table:
-        """Return dimensions as rows; metrics and times as columns."""
-        rows = [
-            (
-                Entry(str(dimension)),
-                *(mean_entry(self.values[place][name], name) for name in SHOWN),
-                Entry(f"{self.train_seconds[place]:.1f}"),
-                Entry(f"{self.fit_seconds[place]:.2f}"),
-                Entry(f"{self.microseconds[place]:.1f}"),
-            )
-            for place, dimension in enumerate(self.dimensions)
-        ]
-        if self.network is not None:
-            empty = [Entry("")] * (len(SHOWN) + 2)
-            rows.append((Entry("the network itself"), *empty, Entry(f"{self.network:.1f}")))
-        times = ("train, s", "fit, s", "predict, µs a sample")
-        heading = ("d", *(metric_label(name) for name in SHOWN), *times)
-        return Table("dimension", f"{self.task}: KCal by dimension", heading, tuple(rows))
-
-    def panels(self) -> tuple[Panel, ...]:
-        """Return a panel for each drawn metric, and one for the time."""
-        axis = "dimension d"
-        shown = [
-            Panel(self.task, axis, metric_label(name), (self._line(name),), x_log=True, x_ticks=self.dimensions)
-            for name in DRAWN
-        ]
-        at = tuple(float(dimension) for dimension in self.dimensions)
-        lines = [Line("" if self.network is None else "KCal", at, self.microseconds)]
-        if self.network is not None:
-            lines.append(Line("the network itself", (at[0], at[-1]), (self.network, self.network), reference=True))
-        time_panel = Panel(
-            self.task, axis, "microseconds a sample", tuple(lines), x_log=True, y_log=True, x_ticks=self.dimensions
-        )
-        return (*shown, time_panel)
-
-    def _line(self, metric: str) -> Line:
-        return spread_line("", self.dimensions, np.array([values[metric] for values in self.values]), metric)
-
-
-def study_dimension(
-    tasks: Iterable[Task], *, reshuffles: int = 10, seed: int = 0, watch: StudyWatch = unwatched
-) -> Study:
-    """Train, fit and time KCal at every dimension that a task's embeddings have, and of the embedded example's."""
-    found = []
-    for task in _with_the_example(tasks):
-        total = reshuffles * len(dimensions_of(task))
-        watch(task.name, 0, total)
-        found.append(
-            measure_dimensions(
-                task,
-                n_reshuffles=reshuffles,
-                seed=seed,
-                watch=lambda done, name=task.name, of=total: watch(name, done, of),  # type: ignore[misc]
-            )
-        )
-    panels = tuple(panel for each in found for panel in each.panels())
-    tables = tuple(each.table() for each in found)
-    return Study("dimension", "The dimension d", counted(f"{ABOUT} {ABOUT_THE_NETWORK}", reshuffles), tables, panels)
-
-
-def _with_the_example(tasks: Iterable[Task]) -> Iterator[Task]:
-    """Yield tasks, and last, if it is not among them, the embedded example: the one whose network is at hand."""
+def settings(tasks: Iterable[Task], seed: int) -> Iterator[TaskSetting]:
+    """Yield the tasks and, if it is not among them, the embedded example, whose network can be timed."""
     names = set()
-    for task in tasks:
-        names.add(task.name)
-        yield task
+    for setting in by_row(tasks, seed):
+        names.add(setting.task.name)
+        yield setting
     if load_example().name not in names:
-        yield example_task()
+        yield TaskSetting(example_task(), seed)
 
 
-def dimensions_of(task: Task) -> tuple[int, ...]:
-    """Return the dimensions to look at: none above the embedding's own, which is taken where all are."""
-    width = task.pool.embeddings.shape[1]
-    return tuple(d for d in DIMENSIONS if d <= width) or (width,)
+def variants(setting: TaskSetting) -> Mapping[str, Variant]:
+    """Return KCal by dimension, none above that of the embeddings, and the network of the embedded example."""
+    width = setting.task.pool.embeddings.shape[1]
+    dimensions = [d for d in DIMENSIONS if d <= width] or [width]
+    found: dict[str, Variant] = {str(dimension): of_dimension(setting, dimension) for dimension in dimensions}
+    if setting.task.name == load_example().name:
+        found[NETWORK] = lambda split: {"microseconds": network_microseconds(len(split.test))}
+    return found
 
 
-def measure_dimensions(
-    task: Task, *, n_reshuffles: int, seed: int, watch: Callable[[int], None] = lambda _: None
-) -> Dimensions:
-    """Measure KCal at every dimension, on one thread."""
-    deals, dimensions = deals_of(task, n_reshuffles, seed), dimensions_of(task)
-    values, train_seconds, fit_seconds, microseconds = [], [], [], []
-    with on_one_thread():
-        warm_up()
-        for place, dimension in enumerate(dimensions):
-            start = time.process_time()
-            trained = train_for("kcal", task, seed=seed, by_group=False, dimension=dimension)
-            train_seconds.append(time.process_time() - start)
-            entrant, found, fits = Entrant("kcal", seed, trained), [], []
-            for deal in deals:
-                start = time.process_time()
-                calibrator = fit_quietly(entrant, task, deal.calibration)
-                fits.append(time.process_time() - start)
-                found.append(shown_metrics(entrant, calibrator, task, deal.test))
-                watch(place * len(deals) + len(found))
-            values.append(gathered(found))
-            fit_seconds.append(float(np.median(fits)))
-            rows = deals[-1].test
-            seconds = median_seconds(lambda of=calibrator, by=entrant, rows=rows: by.predict(of, task, rows))  # type: ignore[misc]
-            microseconds.append(1e6 * seconds / len(rows))
-        network = network_microseconds(len(rows)) if task.name == load_example().name else None
-    times = (tuple(train_seconds), tuple(fit_seconds), tuple(microseconds))
-    return Dimensions(task.name, dimensions, tuple(values), *times, network)
+def of_dimension(setting: TaskSetting, dimension: int) -> Variant:
+    """Return KCal with some dimension; the projection is trained and timed once."""
+    trained: list[tuple[TrainedProjection, float]] = []
+
+    def measure(split: Split) -> Values:
+        if not trained:
+            warm_up()
+            trained.append(timed(lambda: setting.projection(dimension=dimension)))
+        projection, train_seconds = trained[0]
+        fitted, fit_seconds = timed(lambda: setting.fit(setting.calibrator("kcal", projection=projection), split))
+        test = pool_outputs("", setting.task, split.test)
+        seconds = median_seconds(lambda: predict_on(fitted.calibrator, test))
+        microseconds = 1e6 * seconds / len(split.test)
+        return {**fitted.metrics(), "train": train_seconds, "fit": fit_seconds - seconds, "microseconds": microseconds}
+
+    return measure
+
+
+def warm_up() -> None:
+    """Train on next to nothing with each recipe, so that nothing is loaded while something is timed."""
+    points = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+    for recipe in (FastRecipe(steps=1), PaperRecipe(epochs=1, batches_per_epoch=1)):
+        train_projection(points, np.arange(16) % 2, recipe=recipe, progress=False)
 
 
 def network_microseconds(n_images: int) -> float:
-    """Return the time a sample of the embedded example's network, on random images of its size."""
+    """Return the time per sample of the embedded example's network, on random images of its size."""
     network = SmallCNN()
     network.load_state_dict(load_example().network_weights())
     network.eval()
@@ -174,19 +84,46 @@ def network_microseconds(n_images: int) -> float:
 
     def run() -> None:
         with torch.inference_mode():
-            for batch in torch.split(images, IMAGES_AT_ONCE):
+            for batch in torch.split(images, IMAGES_PER_BATCH):
                 network(batch)
 
     return 1e6 * median_seconds(run) / n_images
 
 
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """Return the result of a call and its processor seconds."""
+    start = time.process_time()
+    return call(), time.process_time() - start
+
+
 def median_seconds(call: Callable[[], object]) -> float:
-    """Return the median time of some calls, after one that does not count."""
-    seconds = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a pool may hold a row twice
-        for _ in range(1 + REPEATS):
-            start = time.process_time()
-            call()
-            seconds.append(time.process_time() - start)
-    return float(np.median(seconds[1:]))
+    """Return the median processor seconds of some calls, after one that does not count."""
+    return float(np.median([timed(call)[1] for _ in range(1 + REPEATS)][1:]))
+
+
+def show(measured: Measurements) -> Shown:
+    """Return a table and panels of two metrics and of the time per task."""
+    tables, panels = [], []
+    for label, by_variant in measured.items():
+        kcal = {name: values for name, values in by_variant.items() if name != NETWORK}
+        rows = []
+        for name, values in kcal.items():
+            digits = {"train": 1, "fit": 2, "microseconds": 1}
+            times = (Entry(f"{np.median(values[part]):.{places}f}") for part, places in digits.items())
+            rows.append((Entry(name), *metric_entries(values), *times))
+        dimensions = tuple(float(name) for name in kcal)
+        microseconds = [float(np.median(values["microseconds"])) for values in kcal.values()]
+        lines = [Line("KCal" if NETWORK in by_variant else "", dimensions, tuple(microseconds))]
+        if NETWORK in by_variant:
+            level = float(np.median(by_variant[NETWORK]["microseconds"]))
+            rows.append((Entry(NETWORK), *[Entry("")] * (len(MAIN_METRICS) + 2), Entry(f"{level:.1f}")))
+            lines.append(level_line(NETWORK, dimensions, level))
+        heading = ("d", *METRIC_LABELS, "train, s", "fit, s", "predict, µs per sample")
+        tables.append(Table("dimension", f"{label}: KCal by dimension", heading, tuple(rows)))
+        panels += [metric_panel(label, "dimension d", dimensions, list(kcal.values()), name) for name in DRAWN]
+        time_label = "microseconds per sample"
+        panels.append(Panel(label, "dimension d", time_label, tuple(lines), True, True, dimensions))
+    return Shown(tuple(tables), tuple(panels))
+
+
+STUDY = Study("dimension", "The dimension d", variants, show, settings)

@@ -59,12 +59,17 @@ class BenchmarkMethod:
 
     def predict(self, calibrator: Calibrator, task: Task, rows: NDArray[np.intp]) -> NDArray[Any]:
         """Return probabilities for some rows of the pool, with the columns of the logits."""
-        probs: NDArray[Any] = predict_on(calibrator, pool_outputs(self.name, task, rows))
-        if len(calibrator.classes_) == len(task.classes):
-            return probs
-        every = np.zeros((len(rows), len(task.classes)), dtype=probs.dtype)
-        every[:, calibrator.classes_] = probs  # a class without any sample has probability 0
-        return every
+        return predict_columns(calibrator, pool_outputs(self.name, task, rows), len(task.classes))
+
+
+def predict_columns(calibrator: Calibrator, outputs: ClassifierOutputs, n_classes: int) -> NDArray[Any]:
+    """Return probabilities with a column for every class; a class that the calibrator does not know has 0."""
+    probs: NDArray[Any] = predict_on(calibrator, outputs)
+    if len(calibrator.classes_) == n_classes:
+        return probs
+    every = np.zeros((len(probs), n_classes), dtype=probs.dtype)
+    every[:, calibrator.classes_] = probs
+    return every
 
 
 def pool_outputs(
