@@ -12,8 +12,8 @@ Range
     the exact maximum. Exponents are raised to ``lowest_exponent``, because exponentials that are not normal numbers are
     many times slower; what that adds is subtracted from the sums, so that "too far to count" is exactly 0.
 Accumulation
-    Kernel values are summed in the working precision within a block of support points, and in float64 across blocks.
-    Weights multiply kernel values, never exponents.
+    Kernel values are summed in the working precision over up to ``MOST_SUPPORT_BLOCKS`` blocks of support points; over
+    more of them, block sums are added in float64. Weights multiply kernel values, never exponents.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SUPPORT_BLOCK = 1024
 QUERY_BLOCK = 1024
 """Support points × queries of a block: a few MB, which stay in the cache."""
 MOST_SUPPORT_BLOCKS = 32
-"""Support blocks that are joined into one where queries are few."""
+"""Support blocks that are joined into one where queries are few, and over which sums stay in the working precision."""
 PREPARED_NUMBERS = 4_000_000
 """Numbers of a scaled support up to which it is kept; a larger one is scaled again block by block."""
 LONG_RUN = 64
@@ -56,6 +56,11 @@ def in_double(values: torch.Tensor) -> torch.Tensor:
     return (values.cpu() if values.device.type == "mps" else values).double()
 
 
-def accumulator_dtype(device: torch.device) -> torch.dtype:
+def widest_dtype(device: torch.device) -> torch.dtype:
     """Return the widest floating-point type of a device."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def accumulator_dtype(like: torch.Tensor, n_support: int) -> torch.dtype:
+    """Return the type of sums over ``n_support`` values of the type of ``like``."""
+    return like.dtype if n_support <= MOST_SUPPORT_BLOCKS * SUPPORT_BLOCK else widest_dtype(like.device)

@@ -41,14 +41,22 @@ class ClassMass:
         self.support, self.ladder, self.weights = support, ladder, weights
         self.floored, self.shifts = floored, shifts
         self.lowest = numerics.lowest_exponent(like.dtype)
-        shape = (len(ladder), support.n_classes, len(like))
-        self.sums = like.new_zeros(shape, dtype=numerics.accumulator_dtype(like.device))
+        self.sums = like.new_zeros(
+            len(ladder), support.n_classes, len(like), dtype=numerics.accumulator_dtype(like, len(support))
+        )
+        self.weighted = like.new_empty(0)
 
     def add(self, block: Block) -> None:
         """Add a block; it is overwritten."""
         for index, values in self.ladder.values(block.half_squares, floored=self.floored, shifts=self.shifts):
-            classes, sums = class_totals(values, self.support, block.rows, self.weights)
-            self.sums[index, classes] += sums
+            sums = self.sums[index, class_range(self.support, block.rows)]
+            add_by_class(sums, values, self.support, block.rows, self.weights, self._spare(values))
+
+    def _spare(self, values: torch.Tensor) -> torch.Tensor:
+        """Return room for weighted values, which a memory allocation per block would make slow."""
+        if self.weights is not None and self.weighted.numel() < values.numel():
+            self.weighted = values.new_empty(values.numel())
+        return self.weighted
 
     def total(self) -> torch.Tensor:
         """Return the sums, (n_bandwidths, n_classes, n_query), without what points too far to count added."""
@@ -81,7 +89,7 @@ class PairMass:
         self.support, self.ladder, self.weights, self.floored = support, ladder, weights, floored
         self.weights_or_ones = like.new_ones(len(support)) if weights is None else weights
         self.codes = support.codes.to(like.device)
-        self.from_all = like.new_zeros(len(support), dtype=numerics.accumulator_dtype(like.device))  # (n,)
+        self.from_all = like.new_zeros(len(support), dtype=numerics.widest_dtype(like.device))  # (n,)
         self.from_own_class = torch.zeros_like(self.from_all)  # (n,)
         self.spare = like.new_empty(numerics.SUPPORT_BLOCK**2)
 
@@ -99,7 +107,9 @@ class PairMass:
     def _add_own_mass(self, values: torch.Tensor, rows: slice, columns: slice) -> None:
         """Add mass within classes; two different blocks of points sorted by class share one class or none."""
         if rows == columns:
-            classes, sums = class_totals(values, self.support, rows, self.weights)
+            classes = class_range(self.support, rows)
+            sums = values.new_zeros(classes.stop - classes.start, values.shape[1])
+            add_by_class(sums, values, self.support, rows, self.weights)
             own = self.codes[None, columns] - classes.start
             self.from_own_class[columns] += sums.gather(0, own).squeeze(0)
         elif self.codes[rows.stop - 1] == self.codes[columns.start]:
@@ -110,23 +120,36 @@ class PairMass:
             self._add_mass(self.from_own_class, inside, tail, head)
 
 
-def class_totals(
-    values: torch.Tensor, support: SortedSupport, rows: slice, weights: torch.Tensor | None
-) -> tuple[slice, torch.Tensor]:
-    """Return the classes of support points ``rows``, and Σ w_i·values_i for each of them, (n of these, n_columns)."""
+def class_range(support: SortedSupport, rows: slice) -> slice:
+    """Return the classes from that of the first to that of the last of the support points ``rows``."""
     starts = support.class_starts
-    first, last = bisect_right(starts, rows.start) - 1, bisect_left(starts, rows.stop)
-    sums = values.new_zeros(last - first, values.shape[1])
-    short_runs = rows.stop - rows.start < numerics.LONG_RUN * (last - first)
+    return slice(bisect_right(starts, rows.start) - 1, bisect_left(starts, rows.stop))
+
+
+def add_by_class(
+    sums: torch.Tensor,
+    values: torch.Tensor,
+    support: SortedSupport,
+    rows: slice,
+    weights: torch.Tensor | None,
+    spare: torch.Tensor | None = None,
+) -> None:
+    """Add Σ w_i·values_i over the support points ``rows`` to the sums of their classes.
+
+    ``sums`` is (n_classes, n) for the classes of ``class_range``; ``spare`` is room for weighted values.
+    """
+    classes, starts = class_range(support, rows), support.class_starts
+    short_runs = rows.stop - rows.start < numerics.LONG_RUN * (classes.stop - classes.start)
     if short_runs and values.device.type == "cpu":  # elsewhere index_add_ is not deterministic
-        weighted = values if weights is None else values * weights[rows, None]
-        sums.index_add_(0, support.codes[rows].to(values.device) - first, weighted)
-        return slice(first, last), sums
-    for k in range(first, last):
+        if weights is not None:
+            out = None if spare is None else spare[: values.numel()].view(values.shape)
+            values = torch.mul(values, weights[rows, None], out=out)
+        part = sums if sums.dtype == values.dtype else torch.zeros_like(sums, dtype=values.dtype)
+        part.index_add_(0, support.codes[rows].to(values.device) - classes.start, values)
+        if part is not sums:
+            sums += part
+        return
+    for k in range(classes.start, classes.stop):
         run = slice(max(starts[k], rows.start), min(starts[k + 1], rows.stop))
         part = values[run.start - rows.start : run.stop - rows.start]
-        if weights is None:
-            torch.sum(part, dim=0, out=sums[k - first])
-        else:
-            torch.mv(part.T, weights[run], out=sums[k - first])
-    return slice(first, last), sums
+        sums[k - classes.start] += part.sum(dim=0) if weights is None else weights[run] @ part

@@ -188,8 +188,9 @@ class PreparedSupport:
         """Sum with exponents less those at ``largest``, a product with c = 0; None for no shift."""
         shifts, offsets = None, queries.common.new_zeros(len(self.bandwidths), len(queries.common))
         if largest is not None:
-            shifts = self._ladder.log_profiles(largest + queries.common)
-            offsets = shifts.masked_fill(torch.isneginf(largest), -torch.inf)
+            sees_nothing = torch.isneginf(largest)
+            shifts = self._ladder.log_profiles(largest + queries.common).masked_fill_(sees_nothing, 0.0)
+            offsets = shifts.masked_fill(sees_nothing, -torch.inf)
         mass = self._class_mass(scaled, queries, -torch.inf, shifts)
         scaled.reduce(mass, queries.with_constant(queries.common), leave_out)
         return ClassSums(mass.total(), offsets)

@@ -15,7 +15,7 @@ FEATURES_OF_A_DIRECTION = 16
 MAX_STEPS = 10**7
 MAX_BATCH = 10**5
 MAX_CHECKPOINTS = 64
-LARGEST = 1e6
+LARGEST = 1e12
 """Bound of rates, decays and bandwidths."""
 
 

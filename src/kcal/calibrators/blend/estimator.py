@@ -427,5 +427,5 @@ def _targets(samples: Samples) -> Targets:
             what = "samples" if name == "X" else "groups"
             expected = f"must hold at least two {what}, since calibration samples are predicted from others"
             raise InvalidInputError(name, expected, got=str(count))
-    weights = np.ones(n) if samples.weights is None else samples.weights / samples.weights.mean()
+    weights = np.ones(n) if samples.weights is None else samples.weights  # of mean 1
     return Targets(samples.codes, weights, samples.groups, len(samples.classes))
