@@ -207,7 +207,7 @@ class KCalBlend(Calibrator):
         if training is not None and not self.uses_training_set:
             raise refuse_training_set(self.projection)
         if scores is not None:
-            classes = encode_columns(y, *scores.shape, classes)[1]
+            classes = encode_columns(y, len(scores), scores.shape[1], classes)[1]
         other = other_labels(training, self.projection)
         samples = check_samples(
             rows, y, classes=classes, other_labels=other, groups=groups, sample_weight=sample_weight

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kcal.calibrators.base import REPRESENTATIONS
 from kcal.calibrators.blend.network import NETWORK_CALIBRATORS
 from kcal.calibrators.kcal.parameters import MAX_FOLDS, check_learned_projection
-from kcal.calibrators.logit_base import REPRESENTATIONS
 from kcal.errors import InvalidInputError
 from kcal.projection import ARCHITECTURES, TrainedProjection, get_recipe
 from kcal.validation import check_choice, check_integer, check_number, shown

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from kcal.calibrators.base import CalibratorState, LoadArgumentError
+from kcal.calibrators.base import REPRESENTATIONS, CalibratorState, LoadArgumentError
 from kcal.calibrators.blend.experts import Expert
 from kcal.calibrators.blend.model import BlendModel, Gate
 from kcal.calibrators.blend.network import MODELS, NetworkModel, model_name
@@ -27,7 +27,6 @@ from kcal.calibrators.kcal.state import (
     read_support,
     support_tensors,
 )
-from kcal.calibrators.logit_base import REPRESENTATIONS
 from kcal.errors import FileFormatError
 
 
