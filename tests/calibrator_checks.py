@@ -1,29 +1,33 @@
-"""The contract that every calibrator faces; one function a promise.
+"""The contract of all calibrators, one function per promise.
 
-A promise about what was fitted takes ``fitted``, a calibrator that was fitted on the problem and that all promises
-share: it is asked, never changed. What is promised of the fit itself is shown by calibrators that ``make`` makes anew.
+Promises about a fitted calibrator take ``fitted``, which was fitted on the problem once and is shared: it must not be
+changed. Promises about the fit itself use new calibrators from ``make``.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 
-from kcal import FastRecipe, KCal, KCalBlend, load, save
+from kcal import FastRecipe, load, save
 from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, make_calibrator, predict_on
-from kcal.errors import KcalError, KcalWarning
+from kcal.errors import InvalidInputError, KcalError, KcalWarning
 
 Factory = Callable[[], Calibrator]
 
 
 def quick(name: str) -> Calibrator:
-    """Return a calibrator of the table that takes little time to fit."""
+    """Return a registered calibrator with parameters that are quick to fit."""
     calibrator = make_calibrator(name)
     if "recipe" in calibrator.get_params():
         calibrator.set_params(recipe=FastRecipe(steps=12, batch_size=120, checkpoints=3))
@@ -45,18 +49,16 @@ def test_outputs(problem: Any) -> ClassifierOutputs:
 test_outputs.__test__ = False  # type: ignore[attr-defined]
 
 
-def asked(calibrator: Calibrator, outputs: ClassifierOutputs, change: Callable[[Any], Any]) -> Any:
-    """Return the arguments of a prediction: what a calibrator takes of the outputs, changed."""
+def prediction_arguments(calibrator: Calibrator, outputs: ClassifierOutputs, change: Callable[[Any], Any]) -> Any:
+    """Return the arguments of a prediction, each converted by ``change``."""
     extra = {"logits": change(outputs.logits)} if calibrator.inputs == "both" else {}
     return (change(outputs.matrix(calibrator.inputs)),), extra
 
 
 def unlearned(calibrator: Calibrator) -> Calibrator:
-    """Return the calibrator without a learned projection."""
-    if isinstance(calibrator, KCal):
-        calibrator.set_params(projection="identity")
-    if isinstance(calibrator, KCalBlend):
-        calibrator.set_params(projection=None)
+    """Return the calibrator without a trained projection."""
+    if calibrator.uses_training_set:
+        calibrator.set_params(projection=None if calibrator.inputs == "both" else "identity")
     return calibrator
 
 
@@ -87,7 +89,7 @@ def check_a_second_fit_forgets_the_first(make: Factory, fitted: Calibrator, prob
     )
 
 
-def check_it_survives_the_file_bit_for_bit(fitted: Calibrator, problem: Any, folder: Path) -> None:
+def check_saving_and_loading_keeps_every_bit(fitted: Calibrator, problem: Any, folder: Path) -> None:
     loaded = load(save(fitted, folder / "calibrator.kcal"))
     assert type(loaded) is type(fitted)
     np.testing.assert_array_equal(loaded.classes_, fitted.classes_)
@@ -100,7 +102,7 @@ def check_it_survives_the_file_bit_for_bit(fitted: Calibrator, problem: Any, fol
 def check_single_and_double_precision_agree(make: Factory, fitted: Calibrator, problem: Any) -> None:
     double = predict_on(fitted, test_outputs(problem))
     single_fit = fit(make(), problem, change=lambda values: values.astype(np.float32))
-    rows, extra = asked(single_fit, test_outputs(problem), lambda values: values.astype(np.float32))
+    rows, extra = prediction_arguments(single_fit, test_outputs(problem), lambda values: values.astype(np.float32))
     single = single_fit.predict_proba(*rows, **extra)
     assert single.dtype == np.float32
     np.testing.assert_allclose(single, double, atol=5e-3)
@@ -114,26 +116,30 @@ def check_torch_in_torch_out(make: Factory, fitted: Calibrator, problem: Any) ->
         (torch.half, torch.float32),
         (torch.bfloat16, torch.float32),
     ):
-        rows, extra = asked(of_tensors, test_outputs(problem), lambda values, to=dtype: torch.from_numpy(values).to(to))
+        rows, extra = prediction_arguments(
+            of_tensors, test_outputs(problem), lambda values, to=dtype: torch.from_numpy(values).to(to)
+        )
         probabilities = of_tensors.predict_proba(*rows, **extra)
         assert isinstance(probabilities, torch.Tensor)
         assert probabilities.dtype == given_back
-    rows, extra = asked(of_tensors, test_outputs(problem), torch.from_numpy)
+    rows, extra = prediction_arguments(of_tensors, test_outputs(problem), torch.from_numpy)
     np.testing.assert_array_equal(
         of_tensors.predict_proba(*rows, **extra).numpy(), predict_on(fitted, test_outputs(problem))
     )
 
 
-def check_it_fits_and_predicts_in_brain_float(make: Factory, problem: Any) -> None:
+def check_bfloat16_is_accepted(make: Factory, problem: Any) -> None:
     fitted = fit(make(), problem, change=lambda values: torch.from_numpy(values).bfloat16())
-    rows, extra = asked(fitted, test_outputs(problem), lambda values: torch.from_numpy(values).bfloat16())
+    rows, extra = prediction_arguments(
+        fitted, test_outputs(problem), lambda values: torch.from_numpy(values).bfloat16()
+    )
     probabilities = fitted.predict_proba(*rows, **extra)
     assert probabilities.dtype == torch.float32
     assert_valid(probabilities.numpy(), "bfloat16")
 
 
 def check_a_weight_of_zero_leaves_a_sample_out(make: Factory, problem: Any) -> None:
-    """KCal shows it unlearned: the half that its projection learns from is drawn from all rows."""
+    """Without training: the half that trains a projection is drawn from all rows."""
     weights = np.tile([1.0, 0.0, 2.0], 80)
     kept = weights > 0
     whole = ClassifierOutputs(problem.embeddings, problem.logits, problem.labels, weights=weights)
@@ -141,22 +147,99 @@ def check_a_weight_of_zero_leaves_a_sample_out(make: Factory, problem: Any) -> N
         problem.embeddings[kept], problem.logits[kept], problem.labels[kept], weights=weights[kept]
     )
     calibrator, twin = unlearned(make()), unlearned(make())
-    found = predict_on(fit_on(calibrator, whole), test_outputs(problem))
-    np.testing.assert_allclose(found, predict_on(fit_on(twin, part), test_outputs(problem)), atol=1e-6)
+    weighted = predict_on(fit_on(calibrator, whole), test_outputs(problem))
+    np.testing.assert_allclose(weighted, predict_on(fit_on(twin, part), test_outputs(problem)), atol=1e-6)
+
+
+def check_a_factor_of_all_weights_changes_nothing(make: Factory, problem: Any) -> None:
+    weights = np.random.default_rng(0).uniform(0.2, 3.0, len(problem.labels))
+    probs = [
+        predict_on(fit_on(unlearned(make()), weighted_outputs(problem, factor * weights)), test_outputs(problem))
+        for factor in (1.0, 1e-12, 3e16)
+    ]
+    for scaled in probs[1:]:
+        np.testing.assert_allclose(scaled, probs[0], atol=1e-6)
+
+
+def check_equal_weights_equal_no_weights(make: Factory, problem: Any) -> None:
+    weights = np.full(len(problem.labels), 0.004)
+    weighted = predict_on(fit_on(unlearned(make()), weighted_outputs(problem, weights)), test_outputs(problem))
+    plain = predict_on(fit_on(unlearned(make()), weighted_outputs(problem, None)), test_outputs(problem))
+    np.testing.assert_allclose(weighted, plain, atol=1e-6)
+
+
+def weighted_outputs(problem: Any, weights: Any) -> ClassifierOutputs:
+    return ClassifierOutputs(problem.embeddings, problem.logits, problem.labels, weights=weights)
+
+
+def check_parameters_set_after_the_fit_change_no_prediction(fitted: Calibrator, problem: Any) -> None:
+    changed = copy.deepcopy(fitted)
+    changed.set_params(**dict.fromkeys(changed.get_params(deep=False), "nonsense"))
+    np.testing.assert_array_equal(predict_on(changed, test_outputs(problem)), predict_on(fitted, test_outputs(problem)))
+
+
+def check_a_failed_fit_leaves_it_unfitted(fitted: Calibrator, problem: Any) -> None:
+    failed = copy.deepcopy(fitted)
+    with pytest.raises(InvalidInputError):
+        fit_on(failed, ClassifierOutputs(problem.embeddings, problem.logits, problem.labels[:-1]))
+    with pytest.raises(NotFittedError):
+        predict_on(failed, test_outputs(problem))
+    np.testing.assert_array_equal(
+        predict_on(fit(failed, problem), test_outputs(problem)), predict_on(fitted, test_outputs(problem))
+    )
+
+
+def check_masked_arrays_are_refused_by_name(make: Factory, problem: Any) -> None:
+    def masked(values: Any) -> Any:
+        return np.ma.masked_array(values, mask=np.arange(values.size).reshape(values.shape) == 5)
+
+    weights = np.ones(len(problem.labels))
+    cases = {
+        "X|embeddings|logits": (masked(problem.embeddings), masked(problem.logits), problem.labels, weights),
+        "y|labels": (problem.embeddings, problem.logits, masked(problem.labels), weights),
+        "sample_weight|weights": (problem.embeddings, problem.logits, problem.labels, masked(weights)),
+    }
+    for name, (embeddings, logits, labels, weights) in cases.items():
+        with pytest.raises(InvalidInputError, match=rf"^({name}) .*masked"):
+            fit_on(unlearned(make()), ClassifierOutputs(embeddings, logits, labels, weights=weights))
+
+
+def check_the_summary_is_text(fitted: Calibrator) -> None:
+    assert all(isinstance(text, str) for entry in fitted.summary().items() for text in entry)
+    if fitted.method != "uncal":
+        assert fitted.summary() or fitted.method in ("vector", "matrix", "sms")
+
+
+def check_it_says_whether_it_needs_logits(fitted: Calibrator) -> None:
+    assert fitted.needs_logits_ == (fitted.inputs != "embeddings")  # the blend was fitted with logits
+
+
+def check_the_declared_options_are_those_of_fit(make: Factory) -> None:
+    calibrator = make()
+    parameters = inspect.signature(calibrator.fit).parameters.values()
+    options = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    assert options == calibrator.fit_options
+
+
+def check_an_option_that_it_does_not_use_is_an_error(make: Factory, problem: Any) -> None:
+    calibrator = make()
+    for name in {"groups", "ids", "logits", "train_embeddings"} - calibrator.fit_options:
+        with pytest.raises(TypeError, match=name):
+            calibrator.fit(problem.logits, problem.labels, **{name: problem.labels})
 
 
 def check_log_probabilities_and_labels_agree(fitted: Calibrator, problem: Any) -> None:
-    rows, extra = asked(fitted, test_outputs(problem), lambda values: values)
+    rows, extra = prediction_arguments(fitted, test_outputs(problem), lambda values: values)
     probabilities = fitted.predict_proba(*rows, **extra)
     np.testing.assert_allclose(np.exp(fitted.predict_log_proba(*rows, **extra)), probabilities, atol=1e-12)
     np.testing.assert_array_equal(fitted.predict(*rows, **extra), fitted.classes_[probabilities.argmax(axis=1)])
 
 
 def check_permuting_classes_permutes_columns(make: Factory, problem: Any) -> None:
-    """Holds exactly at a fixed metric; the training of a projection draws other batches, so KCal shows it unlearned."""
+    """Without training, which draws other batches."""
     permutation = np.array([2, 0, 1])  # new code of each old class
     calibrator, twin = unlearned(make()), unlearned(make())
-    if calibrator.method == "iop":  # its other form sees which class is which
+    if calibrator.method == "iop":  # its other form distinguishes the classes
         calibrator.set_params(form="oi")
         twin.set_params(form="oi")
     columns = np.argsort(permutation)
@@ -204,7 +287,7 @@ def check_order_is_preserved_where_that_is_promised(fitted: Calibrator) -> None:
 
 
 def check_hard_inputs_give_valid_rows(make: Factory, problem: Any) -> None:
-    """No case is refused by a method on logits; KCal may say that it cannot learn from so little."""
+    """Methods on logits accept every case; KCal may raise that there are too few samples to train on."""
     for name, (rows, labels) in hard_cases().items():
         queries = rows + 0.25
         try:
@@ -213,21 +296,21 @@ def check_hard_inputs_give_valid_rows(make: Factory, problem: Any) -> None:
                 fitted = fit_on(make(), ClassifierOutputs(rows, rows, labels))
                 probabilities = predict_on(fitted, ClassifierOutputs(queries, queries))
                 extra = {"logits": queries} if fitted.inputs == "both" else {}
-                logarithms = fitted.predict_log_proba(queries, **extra)
+                log_probs = fitted.predict_log_proba(queries, **extra)
         except KcalError as error:
-            if isinstance(make(), KCal):
+            if make().inputs == "embeddings" or make().method == "kcal-logits":
                 continue
             error.add_note(f"in the case {name!r}")
             raise
         assert_valid(probabilities, name)
-        assert not np.isnan(logarithms).any(), name
-        assert (logarithms <= 0).all(), name
-        if takes_logarithms_itself(fitted):
-            assert np.isfinite(logarithms).all(), name
+        assert not np.isnan(log_probs).any(), name
+        assert (log_probs <= 0).all(), name
+        if not fitted.has_evidence:
+            assert np.isfinite(log_probs).all(), name
 
 
 def hard_cases() -> dict[str, tuple[Any, Any]]:
-    """Return logits, or embeddings, and labels that methods stumble over."""
+    """Return difficult logits, or embeddings, and labels."""
     generator = np.random.default_rng(0)
     labels = np.array([0, 0, 1, 1, 2, 2, 0, 1, 2, 0])
     signs = np.where(generator.random((60, 3)) < 0.5, -1.0, 1.0)
@@ -245,14 +328,8 @@ def hard_cases() -> dict[str, tuple[Any, Any]]:
     }
 
 
-def takes_logarithms_itself(calibrator: Calibrator) -> bool:
-    """Say whether a method on logits computes logarithms, which it then keeps finite where probabilities become 0."""
-    own = type(calibrator)._log_probabilities is not Calibrator._log_probabilities
-    return own and not isinstance(calibrator, KCal)
-
-
 def assert_valid(probabilities: Any, name: str) -> None:
-    """Refuse rows that are not probabilities."""
+    """Raise unless rows are probabilities."""
     assert np.isfinite(probabilities).all(), name
     assert (probabilities >= 0).all(), name
     np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, atol=1e-6, err_msg=name)

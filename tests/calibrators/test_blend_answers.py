@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from kcal.calibrators.logits import log_softmax_of
 
 from kcal import KCalBlend, StructuredMatrixScaling, TemperatureScaling
 from kcal.calibrators.blend.experts import Expert
 from kcal.calibrators.blend.network import Partner
-from kcal.calibrators.logits import log_softmax_of
 from kcal.errors import ConvergenceWarning, FewSamplesWarning, MissingClassWarning
 from kcal.kernels import ClassSums
 

@@ -30,7 +30,7 @@ def fitted(*, logits: bool = True, train: bool = False, **parameters: object) ->
 
 def expected(blend: KCalBlend) -> np.ndarray:
     arrays = blobs(60, 2)
-    return blend.predict_proba(arrays["embeddings"], logits=arrays["logits"] if blend.takes_logits_ else None)
+    return blend.predict_proba(arrays["embeddings"], logits=arrays["logits"] if blend.needs_logits_ else None)
 
 
 def written(run, *words: object) -> np.ndarray:

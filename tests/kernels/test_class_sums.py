@@ -7,12 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_oracle import COMPACT, DTYPES, ENDLESS, cloud, log_kernel, slow_log_sums, slow_posteriors
 
-from kcal.kernels import KERNELS, class_posteriors, class_sums, sort_support
-from kcal.kernels import leave_out as leave_out_module
-from kcal.kernels import posteriors as posteriors_module
-from kcal.kernels import sums as sums_module
-from kcal.kernels.leave_out import leave_out_rule
-from kcal.kernels.sums import LARGEST_EXPONENT_ERROR
+from kcal.kernels import KERNELS, PreparedSupport, class_posteriors, class_sums, leave_out_rule, numerics, sort_support
 
 steady = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -21,13 +16,10 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 
 def set_blocks(monkeypatch, support, query, pilots=2):
     """Make every block so small that a handful of points crosses many of them."""
-    for module in (sums_module, posteriors_module, leave_out_module):
-        monkeypatch.setattr(module, "SUPPORT_BLOCK", support)
-    for module in (sums_module, posteriors_module):
-        monkeypatch.setattr(module, "QUERY_BLOCK", query)
-    monkeypatch.setattr(sums_module, "NUMBERS_AT_ONCE", 1)
-    monkeypatch.setattr(sums_module, "SUMS_AT_ONCE", 1)
-    monkeypatch.setattr(sums_module, "PILOT_POINTS", pilots)
+    monkeypatch.setattr(numerics, "SUPPORT_BLOCK", support)
+    monkeypatch.setattr(numerics, "QUERY_BLOCK", query)
+    monkeypatch.setattr(numerics, "MOST_SUPPORT_BLOCKS", 1)
+    monkeypatch.setattr(numerics, "PILOT_POINTS", pilots)
 
 
 @pytest.fixture
@@ -36,8 +28,13 @@ def small_blocks(monkeypatch):
 
 
 def log_sums_of(queries, support, bandwidth, kernel):
-    sums = class_sums(queries, support, bandwidth, kernel=KERNELS[kernel])
-    return (sums.sums.log().double() + sums.offsets.double()[:, None]).numpy()
+    sums = class_sums(queries, support, [bandwidth], kernel=KERNELS[kernel])
+    return unclamped_log(sums).numpy()
+
+
+def unclamped_log(sums):
+    """log S at the first bandwidth, (n_query, n_classes), −inf where a class has no mass."""
+    return sums.sums[0].T.log().double() + sums.offsets[0].double()[:, None]
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -80,7 +77,7 @@ def test_the_size_of_the_blocks_does_not_matter(kernel, monkeypatch):
 
 
 def test_real_block_sizes_are_crossed():
-    support_size, query_size = sums_module.SUPPORT_BLOCK + 3, sums_module.QUERY_BLOCK + 5
+    support_size, query_size = numerics.SUPPORT_BLOCK + 3, numerics.QUERY_BLOCK + 5
     points, codes, _ = cloud(7, support_size, 2, 3, dtype=torch.float32)
     queries = cloud(8, query_size, 2, 1, dtype=torch.float32)[0]
     computed = class_posteriors(queries, sort_support(points, codes, 3), 0.5)
@@ -95,6 +92,29 @@ def test_a_support_without_queries_gives_no_rows():
     support = sort_support(*cloud(9, 5, 2, 3)[:2], 3)
     for kernel in KERNELS.values():
         assert class_posteriors(torch.empty(0, 2, dtype=torch.float64), support, 1.0, kernel=kernel).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_prepared_support_serves_any_number_of_queries(kernel, dtype, monkeypatch):
+    points, codes, weights = cloud(91, 60, 4, 3, dtype=dtype, weighted=True)
+    support = sort_support(points, codes, 3, weights)
+    queries = torch.cat([cloud(92, 9, 4, 1, dtype=dtype)[0], torch.full((1, 4), 1e4, dtype=dtype)])
+    for kept_numbers in (10**6, 0):  # scaled once, or block by block
+        monkeypatch.setattr(numerics, "PREPARED_NUMBERS", kept_numbers)
+        prepared = PreparedSupport(support, [0.5], KERNELS[kernel])
+        together = class_posteriors(queries, support, 0.5, kernel=KERNELS[kernel])
+        for row, query in zip(together, queries, strict=True):
+            torch.testing.assert_close(prepared.posteriors(query[None])[0, 0], row, rtol=0, atol=TOLERANCE[dtype])
+
+
+def test_where_a_compact_kernel_reaches_no_point_the_sums_are_the_weights_of_the_nearest():
+    points = torch.tensor([[0.0], [4.0], [4.0]], dtype=torch.float64)
+    support = sort_support(points, torch.tensor([0, 1, 2]), 3, torch.tensor([5.0, 1.0, 3.0], dtype=torch.float64))
+    sums = class_sums(torch.tensor([[7.0]], dtype=torch.float64), support, [0.1], kernel=KERNELS["epanechnikov"])
+    assert sums.sums[0, :, 0].tolist() == pytest.approx([0.0, 1.0, 3.0], rel=1e-12)
+    assert torch.isneginf(sums.offsets).all()
+    assert torch.isneginf(sums.log()).all()
 
 
 GRID = st.integers(-12, 12).map(lambda value: value / 4)
@@ -220,9 +240,9 @@ def test_a_sum_that_overflows_is_taken_again():
         set_blocks(monkeypatch, 64, 64)
         for dtype in DTYPES:
             support = sort_support(points.to(dtype), codes, 3)
-            sums = class_sums(torch.tensor([[0.0]], dtype=dtype), support, 0.7)
-            assert torch.isfinite(sums.sums.log()[0, 1])
-            assert float(sums.sums.log()[0, 1] + sums.offsets[0]) == pytest.approx(0.0, abs=1e-3)
+            sums = class_sums(torch.tensor([[0.0]], dtype=dtype), support, [0.7])
+            assert torch.isfinite(sums.sums.log()[0, 1, 0])
+            assert float(sums.log()[0, 0, 1]) == pytest.approx(0.0, abs=1e-3)
             assert torch.equal(
                 class_posteriors(torch.tensor([[0.0]], dtype=dtype), support, 0.7),
                 torch.tensor([[0.0, 1.0, 0.0]], dtype=dtype),
@@ -231,13 +251,13 @@ def test_a_sum_that_overflows_is_taken_again():
 
 @pytest.mark.parametrize("bandwidth", [0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
 def test_single_precision_keeps_its_promise_about_the_exponents(bandwidth):
-    """Just where float64 takes over, the classes' log-odds may be off by a few LARGEST_EXPONENT_ERROR."""
+    """Just where float64 takes over, the classes' log-odds may be off by twice RESOLUTION."""
     points, codes, _ = cloud(14, 400, 8, 4, dtype=torch.float32)
     queries = 2 * cloud(15, 200, 8, 1, dtype=torch.float32)[0]
     single = class_posteriors(queries, sort_support(points, codes, 4), bandwidth).log().double()
     double = class_posteriors(queries.double(), sort_support(points.double(), codes, 4), bandwidth).log()
     seen = double > -20
-    assert float((single - double)[seen].abs().max()) < 2 * LARGEST_EXPONENT_ERROR
+    assert float((single - double)[seen].abs().max()) < 2 * numerics.RESOLUTION
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -261,8 +281,8 @@ def test_far_offsets_and_small_bandwidths_do_not_cancel_in_single_precision(kern
 def test_left_out_points_are_not_summed(kernel):
     points, codes, weights = cloud(18, 26, 2, 3, weighted=True)
     support = sort_support(points, codes, 3, weights)
-    sums = class_sums(support.points, support, 0.6, kernel=KERNELS[kernel], leave_out=leave_out_rule(support))
-    computed = support.as_it_came(sums.sums.log() + sums.offsets[:, None])
+    sums = class_sums(support.points, support, [0.6], kernel=KERNELS[kernel], leave_out=leave_out_rule(support))
+    computed = support.in_original_order(unclamped_log(sums))
     slow = slow_log_sums(
         points, points, codes, 3, 0.6, kernel=kernel, weights=weights, hidden=lambda query, row: query == row
     )

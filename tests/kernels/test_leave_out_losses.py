@@ -9,9 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_oracle import COMPACT, DTYPES, cloud, slow_posteriors
 
-from kcal.kernels import KERNELS, LeaveOutLoss, class_posteriors, leave_out_posteriors, mean_log_loss, sort_support
-from kcal.kernels import leave_out as leave_out_module
-from kcal.kernels import sums as sums_module
+from kcal.kernels import (
+    KERNELS,
+    LeaveOutLoss,
+    class_posteriors,
+    leave_out_posteriors,
+    mean_log_loss,
+    numerics,
+    sort_support,
+)
 
 steady = settings(deadline=None, derandomize=True, max_examples=30)
 
@@ -31,7 +37,7 @@ def slow_loss(points, codes, n_classes, bandwidth, kernel, *, weights=None, keys
 @pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_leave_out_posteriors_equal_the_double_loop_in_the_order_of_arrival(kernel, dtype, keyed):
+def test_leave_out_posteriors_equal_the_double_loop_in_the_original_order(kernel, dtype, keyed):
     points, codes, weights = cloud(70, 45, 3, 4, dtype=dtype, weighted=True)
     keys = torch.arange(45) % 6 if keyed else torch.arange(45)
     support = sort_support(points, codes, 5, weights)
@@ -47,9 +53,8 @@ def test_leave_out_posteriors_equal_the_double_loop_in_the_order_of_arrival(kern
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_kept_the_streamed_and_the_slow_loss_are_one(kernel, dtype, weighted, monkeypatch):
-    for module in (sums_module, leave_out_module):
-        monkeypatch.setattr(module, "SUPPORT_BLOCK", 16)
-    monkeypatch.setattr(sums_module, "QUERY_BLOCK", 10)
+    monkeypatch.setattr(numerics, "SUPPORT_BLOCK", 16)
+    monkeypatch.setattr(numerics, "QUERY_BLOCK", 10)
     points, codes, weights = cloud(71, 43, 2, 3, dtype=dtype, weighted=weighted)
     for keys in (None, torch.arange(43) % 5):
         support = sort_support(points, codes, 4, weights)
@@ -70,6 +75,14 @@ def test_distances_are_kept_exactly_when_they_fit():
     assert LeaveOutLoss(support, memory_budget=20 * 20 * 8).kept
     assert not LeaveOutLoss(support, memory_budget=20 * 20 * 8 - 1).kept
     assert LeaveOutLoss(support.to(dtype=torch.float32), memory_budget=20 * 20 * 4).kept
+
+
+def test_a_loss_knows_what_it_leaves_out():
+    support = sort_support(*cloud(72, 20, 2, 2)[:2], 2)
+    by_sample, by_group = LeaveOutLoss(support), LeaveOutLoss(support, keys=torch.arange(20) % 6)
+    assert (by_sample.n_keys, by_sample.grouped) == (20, False)
+    assert (by_group.n_keys, by_group.grouped) == (6, True)
+    assert by_sample.support is support
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -95,6 +95,7 @@ def test_one_sample_and_its_wide_band_can_be_drawn():
         ({"minimum_count": 10**30}, "minimum_count must be an integer"),
         ({"ax": 5}, "ax must be matplotlib axes or None; got 5"),
         ({"title": 5}, "title must be text or None; got 5"),
+        ({"legend": "yes"}, "legend must be True or False; got 'yes'"),
         ({"class_name": ["a"]}, "class_name must be text or None"),
     ],
 )

@@ -18,11 +18,10 @@ from torch import nn
 
 from kcal.benchmark.tasks import Task
 from kcal.calibrators import METHODS, Calibrator, ClassifierOutputs, KCal, fit_on, predict_on
-from kcal.calibrators.kcal.training_set import is_to_be_learned
 from kcal.calibrators.registry import Method
 from kcal.datasets import COMPANIONS
 from kcal.errors import InvalidInputError
-from kcal.projection import FastRecipe, Recipe, TrainedProjection, get_recipe, train_projection
+from kcal.projection import FastRecipe, Recipe, TrainedProjection, get_recipe, needs_training, train_projection
 from kcal.validation import check_choice, shown
 
 COMPANION_CALIBRATORS = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
@@ -106,7 +105,7 @@ def projection_key(name: str, *, seed: int) -> str | None:
     """Return a text that is equal for methods that learn the same projection; None for methods that learn none."""
     calibrator = new_calibrator(name, seed=seed)
     parameters = calibrator.get_params()
-    if not is_to_be_learned(parameters.get("projection")):
+    if not needs_training(parameters.get("projection")):
         return None
     rows = "logits" if calibrator.inputs == "logits" else "embeddings"
     return repr((rows, parameters["projection"], parameters["dimension"], _recipe(calibrator)))
@@ -119,7 +118,7 @@ def train_for(name: str, task: Task, *, seed: int, by_group: bool, **changes: An
     """
     calibrator = new_calibrator(name, seed=seed).set_params(**changes)
     parameters = calibrator.get_params()
-    if not is_to_be_learned(parameters.get("projection")):
+    if not needs_training(parameters.get("projection")):
         return None
     rows = torch.from_numpy(task.train.matrix(calibrator.inputs))
     if calibrator.inputs == "logits":  # KCal on logits works on log-probabilities

@@ -1,4 +1,4 @@
-"""Calibrators: one file a method, one contract, one table of names."""
+"""Calibrators: one package per method, one contract, one table of methods."""
 
 from kcal.calibrators.base import Calibrator, CalibratorState
 from kcal.calibrators.binary.beta import BetaCalibration
@@ -16,8 +16,7 @@ from kcal.calibrators.order_preserving.estimator import OrderPreservingCalibrati
 from kcal.calibrators.outputs import ClassifierOutputs, fit_on, predict_on
 from kcal.calibrators.registry import METHODS, Method, calibrator_class, make_calibrator
 from kcal.calibrators.scaling.ensemble_temperature import EnsembleTemperatureScaling
-from kcal.calibrators.scaling.linear import MatrixScaling, VectorScaling
-from kcal.calibrators.scaling.structured import StructuredMatrixScaling
+from kcal.calibrators.scaling.linear import MatrixScaling, StructuredMatrixScaling, VectorScaling
 from kcal.calibrators.scaling.temperature import TemperatureScaling
 from kcal.calibrators.spline.estimator import SplineCalibration
 from kcal.calibrators.uncalibrated import Uncalibrated

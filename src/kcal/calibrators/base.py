@@ -1,11 +1,9 @@
-"""The contract that every calibrator keeps: scikit-learn's habits, numpy or torch in and out, a state of its own."""
+"""The contract that every calibrator keeps: scikit-learn's conventions, numpy or torch in and out, a state to save."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,23 +12,21 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from kcal.calibrators.logits import check_representation
 from kcal.errors import FileFormatError, InvalidInputError
-from kcal.validation import check_matrix, check_seed, kind_of, row_fingerprints
+from kcal.validation import check_choice, check_matrix, check_seed, kind_of, row_fingerprints
 
-LONGEST_LABEL = 1_000_000
-"""Bytes of a label in a file; more is no label."""
-WORDS = ("representation", "form", "maps", "binning", "training")
-"""Parameters that are one word each, whichever method has them."""
+REPRESENTATIONS = ("logits", "probabilities")
+MAX_LABEL_BYTES = 2**26
+"""Memory that the class labels of a file may take."""
 
 
 class LoadArgumentError(InvalidInputError):
-    """What :func:`kcal.load` was given beside the file is wrong or missing; the file is sound."""
+    """Raise for an argument of :func:`kcal.load` beside the path that is wrong or missing; the file is sound."""
 
 
 @dataclass(frozen=True)
 class CalibratorState:
-    """What a fitted calibrator is made of: parameters and values that JSON can hold, and tensors."""
+    """The content of a fitted calibrator: parameters and values that JSON can represent, and tensors."""
 
     method: str
     parameters: dict[str, Any]
@@ -39,34 +35,42 @@ class CalibratorState:
 
 
 class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Base of all calibrators.
+    """Base class of all calibrators.
 
-    ``__init__`` stores, ``fit`` computes. ``inputs`` says what ``X`` holds: "embeddings", "logits" or "both".
-    Columns of the probabilities follow ``classes_``.
+    ``__init__`` stores, ``fit`` computes, fitted names end in ``_``. ``fit`` builds one frozen dataclass, ``model_``,
+    and assigns it with ``classes_`` at its end. Predictions read the fitted attributes only, never the parameters: what
+    ``set_params`` changes takes effect at the next fit. A fit that fails leaves the calibrator unfitted, also if it had
+    been fitted before. Columns of the probabilities follow ``classes_``.
+
+    ``sample_weight`` means relative importance, for every method: weights are scaled to mean 1 over the samples of
+    positive weight, equal weights equal no weights, and a weight of 0 leaves a sample out.
     """
 
     inputs: ClassVar[str]
+    """What ``X`` holds: "embeddings", "logits" or "both"."""
     method: ClassVar[str]
-    """Name under which a saved calibrator is found again."""
+    """Name of the method in saved files."""
+    fit_options: ClassVar[frozenset[str]] = frozenset({"sample_weight", "classes"})
+    """Keywords of ``fit``."""
     preserves_order: ClassVar[bool] = False
     """Whether classes always rank as their logits do, equal ones equal: accuracy and top-k accuracy cannot change."""
+    has_evidence: ClassVar[bool] = False
+    """Whether ``log_evidence`` tells how close a query is to the calibration set."""
     columns_are_classes: ClassVar[bool] = True
-    """Whether ``X`` has one column a class, as logits have and embeddings have not."""
+    """Whether ``X`` has one column per class, as logits have and embeddings have not."""
+    seed: int
+    representation: str  # of the methods that take logits
+    model_: Any
     classes_: NDArray[Any]
     n_features_in_: int
-    _fingerprints: NDArray[np.uint64]  # of the rows that it was fitted on, ascending
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "fit" in vars(cls):
-            cls.fit = _whole_or_not_at_all(cls.fit)  # type: ignore[method-assign]
+    _fingerprints: NDArray[np.uint64]  # of the rows of the fit, ascending
 
     @abstractmethod
     def fit(self, X: Any, y: Any) -> Self:
-        """Learn from the rows ``X`` and labels ``y`` of the calibration set; methods add keywords of their own."""
+        """Fit to the rows ``X`` and labels ``y`` of the calibration set; ``fit_options`` names the keywords."""
 
     def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return probabilities, (n, n_classes), of checked rows; a method gives these or their logarithms."""
+        """Return probabilities, (n, n_classes), of checked rows; a method defines these or their logarithms."""
         return torch.exp(self._log_probabilities(rows))
 
     def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
@@ -75,15 +79,29 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @abstractmethod
     def state(self) -> CalibratorState:
-        """Return what the fitted calibrator is made of."""
+        """Return the content of the fitted calibrator."""
 
     @classmethod
     @abstractmethod
     def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
         """Return the fitted calibrator that ``state`` describes."""
 
+    @abstractmethod
+    def summary(self) -> dict[str, str]:
+        """Return the main results of the fit for display, label to text."""
+
+    @property
+    def needs_logits_(self) -> bool:
+        """Whether predictions need the logits of the classifier."""
+        return self.inputs == "logits"
+
+    @property
+    def uses_training_set(self) -> bool:
+        """Whether ``fit``, with the present parameters, learns from the classifier's training set."""
+        return False
+
     def was_fitted_on(self, X: Any) -> NDArray[np.bool_]:
-        """Say of each row whether the calibrator was fitted on it, (n,); such rows must not be evaluated on."""
+        """Return for each row whether the calibrator was fitted on it, (n,); do not evaluate on such rows."""
         rows, _ = self._check_rows(X)
         return self._knows(rows)
 
@@ -95,17 +113,32 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_log_proba(self, X: Any) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
         rows, kind = self._check_rows(X)
-        logarithms = self._log_probabilities(rows).to(kind.dtype)
-        return kind.give_back(logarithms.masked_fill(torch.exp(logarithms) == 1, 0.0))
+        log_probs = self._log_probabilities(rows).to(kind.dtype)
+        return kind.give_back(log_probs.masked_fill(torch.exp(log_probs) == 1, 0.0))
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the most probable class of each row, in the kind of ``classes_``."""
+        """Return the most probable class of each row, with the type of ``classes_``."""
         rows, _ = self._check_rows(X)
         labels: NDArray[Any] = self.classes_[self._probabilities(rows).argmax(dim=1).cpu().numpy()]
         return labels
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return "classes_" in vars(self)
+
+    def _begin_fit(self) -> None:
+        """Delete the results of an earlier fit and check the parameters; every ``fit`` begins here."""
+        for name in [name for name in vars(self) if name.endswith("_") or name == "_fingerprints"]:
+            delattr(self, name)
+        self._check_parameters()
+
+    def _check_parameters(self) -> None:
+        """Raise if a parameter is invalid; subclasses add theirs. Every fit and every load begins here."""
+        check_seed(self.seed)
+        if "representation" in self.get_params(deep=False):
+            check_choice(self.representation, "representation", REPRESENTATIONS)
+
     def _remember(self, rows: torch.Tensor) -> None:
-        """Keep fingerprints of the rows that the calibrator is fitted on."""
+        """Keep fingerprints of the rows of the fit."""
         self._fingerprints = np.sort(row_fingerprints(rows))
 
     def _knows(self, rows: torch.Tensor) -> NDArray[np.bool_]:
@@ -114,55 +147,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         known: NDArray[np.bool_] = self._fingerprints[places] == prints
         return known
 
-    def _state(self, parameters: dict[str, Any], values: dict[str, Any], **tensors: torch.Tensor) -> CalibratorState:
-        """Return the state: what all calibrators share, and what is the method's own.
-
-        Numbers of numpy, as a search over parameters gives them, become those of Python, which JSON can hold.
-        """
-        shared = {
-            "classes": encode_classes(self.classes_),
-            "n_features": self.n_features_in_,
-            "feature_names": getattr(self, "feature_names_in_", np.array([])).tolist(),
-        }
-        prints = torch.from_numpy(self._fingerprints.view(np.int64))
-        tensors = {"fingerprints": prints, **tensors}
-        return CalibratorState(self.method, plain(parameters), plain(shared | values), tensors)
-
-    def _check_shared_parameters(self) -> None:
-        """Refuse a seed that is none, and what is no word where one is meant; every fit and every load begins here."""
-        parameters = self.get_params(deep=False)
-        check_seed(parameters.get("seed", 0))
-        for name in WORDS:
-            if not isinstance(parameters.get(name, ""), str):
-                raise InvalidInputError(f"{name} must be one word, as text; got {parameters[name]!r}.")
-        if "representation" in parameters:
-            check_representation(parameters["representation"])
-
-    def _restore(self, state: CalibratorState) -> Self:
-        """Put back what all calibrators share."""
-        self._check_shared_parameters()
-        values, prints = state.values, state.tensors["fingerprints"]
-        names = values["feature_names"]
-        self.classes_, self.n_features_in_ = decode_classes(values["classes"]), values["n_features"]
-        if names:
-            self.feature_names_in_ = np.array(names, dtype=object)
-        if names and not (len(names) == self.n_features_in_ and all(isinstance(name, str) for name in names)):
-            raise FileFormatError("the stored names of the features are damaged.")
-        unique = len(np.unique(self.classes_)) == len(self.classes_)
-        if type(self.n_features_in_) is not int or self.n_features_in_ < 1 or len(self.classes_) < 2 or not unique:
-            raise FileFormatError("the stored classes or features are damaged.")
-        if self.columns_are_classes and self.n_features_in_ != len(self.classes_):
-            raise FileFormatError(
-                "the stored classes are not as many as the columns: "
-                f"{self.n_features_in_} columns are stored for {len(self.classes_)} classes."
-            )
-        if prints.dtype != torch.int64 or prints.ndim != 1 or len(prints) == 0:
-            raise FileFormatError("the stored fingerprints are damaged.")
-        self._fingerprints = np.sort(prints.numpy().view(np.uint64))
-        return self
-
     def _check_rows(self, X: Any, *, fitting: bool = False) -> tuple[torch.Tensor, Any]:
-        """Check the rows of ``X``, and their number of columns against what ``fit`` saw."""
+        """Check the rows of ``X``, and the number of their columns against that of the fit."""
         if not fitting:
             check_is_fitted(self)
         name = type(self).__name__
@@ -175,43 +161,60 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             validate_data(self, X, reset=fitting, skip_check_array=True)
         return checked, kind_of(X, checked)
 
+    def _state(self, parameters: dict[str, Any], values: dict[str, Any], /, **tensors: torch.Tensor) -> CalibratorState:
+        """Return the state: the part that all calibrators share and, from the arguments, the method's own.
 
-def _whole_or_not_at_all(fit: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a fit that fails leave the calibrator unfitted, not half of what it was and half of what it was to be.
+        numpy's numbers, as a grid search sets them, become Python's, which JSON can represent.
+        """
+        shared = {
+            "classes": encode_classes(self.classes_),
+            "n_features": self.n_features_in_,
+            "feature_names": getattr(self, "feature_names_in_", np.array([])).tolist(),
+        }
+        prints = torch.from_numpy(self._fingerprints.view(np.int64))
+        tensors = {"fingerprints": prints, **tensors}
+        return CalibratorState(self.method, plain(parameters), plain(shared | values), tensors)
 
-    It also begins every fit with the check of the parameters that calibrators share.
-    """
-
-    @wraps(fit)
-    def whole(self: Calibrator, *values: Any, **options: Any) -> Any:
-        try:
-            self._check_shared_parameters()
-            return fit(self, *values, **options)
-        except BaseException:
-            for name in vars(self).keys() - self.get_params(deep=False).keys():
-                delattr(self, name)
-            raise
-
-    return whole
+    def _restore(self, state: CalibratorState) -> Self:
+        """Check the parameters and set the fitted attributes that all calibrators share."""
+        self._check_parameters()
+        values, prints = state.values, state.tensors["fingerprints"]
+        names, classes, n_features = values["feature_names"], decode_classes(values["classes"]), values["n_features"]
+        if names and not (len(names) == n_features and all(isinstance(name, str) for name in names)):
+            raise FileFormatError("the stored feature names are damaged.")
+        unique = len(np.unique(classes)) == len(classes)
+        if type(n_features) is not int or n_features < 1 or len(classes) < 2 or not unique:
+            raise FileFormatError("the stored classes or features are damaged.")
+        if self.columns_are_classes and n_features != len(classes):
+            raise FileFormatError(f"{n_features} columns are stored for {len(classes)} classes.")
+        if prints.dtype != torch.int64 or prints.ndim != 1 or len(prints) == 0:
+            raise FileFormatError("the stored fingerprints are damaged.")
+        if names:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        self.classes_, self.n_features_in_ = classes, n_features
+        self._fingerprints = np.sort(prints.numpy().view(np.uint64))
+        return self
 
 
 def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
-    """Refuse a problem of one class: there is nothing to calibrate."""
+    """Raise if there is only one class: there is nothing to calibrate."""
     if len(classes) < 2:
         raise InvalidInputError(
-            f"{owner} needs at least two classes; got 1 class, {classes.tolist()[0]!r}. Pass classes= with every class "
-            "of the problem if the calibration set happens to hold only one."
+            "classes",
+            f"must be at least two for {owner}",
+            got=f"1 class, {classes.tolist()[0]!r}",
+            remedy="Pass classes= with every class of the problem if the calibration set holds only one of them.",
         )
 
 
 def refuse_extra(kind: type[Calibrator], extra: dict[str, Any]) -> None:
-    """Refuse what a method needs nothing of when it is put together again."""
-    if extra:
-        raise LoadArgumentError(f"a saved {kind.__name__} takes no {', '.join(extra)}; leave it out.")
+    """Raise if :func:`kcal.load` was given an argument that the method does not use."""
+    for name in extra:
+        raise LoadArgumentError(name, f"is not used by a saved {kind.__name__}", remedy="Leave it out.")
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` with Python's numbers, lists and dictionaries in place of numpy's numbers, arrays and tuples."""
+    """Return ``value`` with Python's numbers and lists in place of numpy's numbers, arrays and tuples."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, dict):
@@ -222,20 +225,20 @@ def plain(value: Any) -> Any:
 
 
 def encode_classes(classes: NDArray[Any]) -> dict[str, Any]:
-    """Return class labels as JSON can hold them."""
+    """Return class labels in a form that JSON can represent."""
     if classes.dtype.kind not in "biufU":
         raise InvalidInputError(
-            f"classes of dtype {classes.dtype} cannot be saved; use integers, floats, booleans or strings as labels."
+            "classes", "must be integers, floats, booleans or strings to be saved", got=f"dtype {classes.dtype}"
         )
     return {"dtype": classes.dtype.str, "labels": classes.tolist()}
 
 
 def decode_classes(stored: dict[str, Any]) -> NDArray[Any]:
     """Return the class labels that :func:`encode_classes` wrote."""
-    dtype = np.dtype(stored["dtype"])
-    if dtype.kind not in "biufU" or dtype.itemsize > LONGEST_LABEL:
-        raise FileFormatError(f"stored labels are of dtype {dtype}, which kcal does not write.")
-    labels = np.array(stored["labels"], dtype=dtype)
-    if labels.ndim != 1 or (dtype.kind == "f" and not np.isfinite(labels).all()):
-        raise FileFormatError("stored labels are damaged: one finite value each is expected.")
-    return labels
+    dtype, labels = np.dtype(stored["dtype"]), stored["labels"]
+    if dtype.kind not in "biufU" or not isinstance(labels, list) or dtype.itemsize * len(labels) > MAX_LABEL_BYTES:
+        raise FileFormatError(f"the stored labels are of dtype {dtype}, which kcal does not write, or too large.")
+    classes = np.array(labels, dtype=dtype)
+    if classes.ndim != 1 or (dtype.kind == "f" and not np.isfinite(classes).all()):
+        raise FileFormatError("the stored labels are damaged: one finite value per class is expected.")
+    return classes

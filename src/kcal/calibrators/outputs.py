@@ -1,19 +1,17 @@
-"""One record of a classifier's outputs, and the one place that hands each calibrator what it takes of it."""
+"""One record of a classifier's outputs, and the one place that passes each calibrator the parts that it takes."""
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
 from kcal.calibrators.base import Calibrator
-from kcal.calibrators.kcal.training_set import is_to_be_learned
 from kcal.errors import InvalidInputError
 
 
 @dataclass(frozen=True)
 class ClassifierOutputs:
-    """What a trained classifier gave for some samples; any part that a method does not take may be missing."""
+    """Outputs of a trained classifier for some samples; parts that a method does not take may be missing."""
 
     embeddings: Any = field(default=None, repr=False)  # (n, h)
     logits: Any = field(default=None, repr=False)  # (n, n_classes)
@@ -23,11 +21,11 @@ class ClassifierOutputs:
     ids: Any = field(default=None, repr=False)  # (n,)
 
     def matrix(self, inputs: str) -> Any:
-        """Return the part that a method with such ``inputs`` takes first; of both, the embeddings."""
-        values = self.logits if inputs == "logits" else self.embeddings
+        """Return what a method with such ``inputs`` takes as ``X``: the logits, or else the embeddings."""
+        name = "logits" if inputs == "logits" else "embeddings"
+        values = getattr(self, name)
         if values is None:
-            missing = "logits" if inputs == "logits" else "embeddings"
-            raise InvalidInputError(f"this method takes {missing}, but none were given.")
+            raise InvalidInputError(name, f"must be given for a method that takes {name}", got="None")
         return values
 
 
@@ -38,31 +36,31 @@ def fit_on(
     *,
     classes: Any = None,
 ) -> Calibrator:
-    """Fit a calibrator on what it takes of the calibration set and, if it learns from one, of the training set."""
-    accepted = inspect.signature(calibrator.fit).parameters
-    if calibration.weights is not None and "sample_weight" not in accepted:
-        raise InvalidInputError(f"samples have weights, but method {calibrator.method} cannot use any. Leave them out.")
-    offered = {
+    """Fit a calibrator on the parts of the calibration set, and of the training set, that it takes.
+
+    Groups, identifiers and a training set that a method has no use for are left out, so that one record serves every
+    method. Weights change what is estimated: a method that cannot use them raises.
+    """
+    if calibration.weights is not None and "sample_weight" not in calibrator.fit_options:
+        raise InvalidInputError(
+            "weights", f"cannot be used by method {calibrator.method}", remedy="Leave them out, or use another method."
+        )
+    options = {
         "sample_weight": calibration.weights,
         "groups": calibration.groups,
         "ids": calibration.ids,
         "classes": classes,
         "logits": calibration.logits,
     }
-    if train is not None and is_to_be_learned(calibrator.get_params().get("projection")):
-        offered |= {
-            "train_embeddings": train.matrix(calibrator.inputs),
-            "train_labels": train.labels,
-            "train_groups": train.groups,
-        }
-    extra = {name: value for name, value in offered.items() if name in accepted and value is not None}
-    fitted: Calibrator = calibrator.fit(calibration.matrix(calibrator.inputs), calibration.labels, **extra)
+    if train is not None and calibrator.uses_training_set:
+        options["train_embeddings"] = train.matrix(calibrator.inputs)
+        options["train_labels"], options["train_groups"] = train.labels, train.groups
+    taken = {name: value for name, value in options.items() if name in calibrator.fit_options and value is not None}
+    fitted: Calibrator = calibrator.fit(calibration.matrix(calibrator.inputs), calibration.labels, **taken)
     return fitted
 
 
 def predict_on(calibrator: Calibrator, outputs: ClassifierOutputs) -> Any:
-    """Return a fitted calibrator's probabilities for a classifier's outputs."""
-    rows = outputs.matrix(calibrator.inputs)
-    if calibrator.inputs == "both" and outputs.logits is not None:
-        return calibrator.predict_proba(rows, logits=outputs.logits)  # type: ignore[call-arg]
-    return calibrator.predict_proba(rows)
+    """Return a fitted calibrator's probabilities, (n, n_classes), for a classifier's outputs."""
+    logits = {"logits": outputs.logits} if calibrator.inputs == "both" and calibrator.needs_logits_ else {}
+    return calibrator.predict_proba(outputs.matrix(calibrator.inputs), **logits)

@@ -1,4 +1,4 @@
-"""Correcting posteriors for class frequencies that differ between the calibration set and the field."""
+"""Correct class posteriors for class frequencies that differ between the calibration set and deployment."""
 
 from __future__ import annotations
 
@@ -11,55 +11,72 @@ from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.kernels import in_double
+from kcal.validation import check_choice, shown
+
+EXAMPLE = 'Pass "uniform", a list such as [0.7, 0.2, 0.1], or a mapping from class to frequency.'
 
 
 def check_prior(prior: Any, classes: NDArray[Any]) -> NDArray[np.float64] | None:
-    """Return the class frequencies of the field, one a class, or None.
+    """Return the class frequencies of deployment, (n_classes,), or None.
 
     ``prior`` is "uniform", a sequence in the order of ``classes``, or a mapping from class to frequency.
     """
     if prior is None:
         return None
     if isinstance(prior, str):
-        if prior != "uniform":
-            raise InvalidInputError(f'prior must be "uniform", a sequence or a mapping; got {prior!r}.')
+        check_choice(prior, "prior", ("uniform",))
         return np.full(len(classes), 1.0 / len(classes))
-    if hasattr(prior, "to_dict"):  # a pandas Series goes by its index
-        prior = prior.to_dict()
-    if isinstance(prior, Mapping):
-        names = classes.tolist()
-        wrong = next((label for label in prior if label not in names), None)
-        if wrong is not None:
-            raise InvalidInputError(f"prior names {wrong!r}, which is not among the classes.")
-        missing = next((label for label in names if label not in prior), None)
-        if missing is not None:
-            raise InvalidInputError(f"prior leaves out {missing!r}; give every class a frequency, if only 0.")
-        prior = [prior[label] for label in names]
-    values = np.asarray(prior, dtype=np.float64)
+    values = _numbers(prior, classes)
     if values.shape != (len(classes),):
-        raise InvalidInputError(f"prior must have one entry a class ({len(classes)}); got shape {values.shape}.")
+        raise InvalidInputError(
+            "prior", f"must have one entry per class ({len(classes)})", got=f"shape {values.shape}", remedy=EXAMPLE
+        )
     if not (np.isfinite(values).all() and (values >= 0).all() and abs(values.sum() - 1.0) < 1e-3):
-        raise InvalidInputError(f"prior must be frequencies that sum to 1; got {values.tolist()} (sum {values.sum()}).")
+        raise InvalidInputError(
+            "prior", "must be frequencies that sum to 1", got=f"{shown(values.tolist())} (sum {values.sum():.4g})"
+        )
     frequencies: NDArray[np.float64] = values / values.sum()
     return frequencies
 
 
+def _numbers(prior: Any, classes: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the entries of a sequence or mapping as an array."""
+    if hasattr(prior, "to_dict"):  # a pandas Series is read by its index
+        prior = prior.to_dict()
+    if isinstance(prior, Mapping):
+        names = classes.tolist()
+        unknown = [label for label in prior if label not in names]
+        if unknown:
+            raise InvalidInputError("prior", "must name classes only", got=f"{unknown[0]!r}, not among the classes")
+        missing = [label for label in names if label not in prior]
+        if missing:
+            raise InvalidInputError("prior", f"leaves out {missing[0]!r}", remedy="Give every class a frequency, or 0.")
+        prior = [prior[label] for label in names]
+    try:
+        values = np.asarray(prior)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        values = np.empty(0, dtype=object)
+    if values.dtype.kind not in "iuf" or isinstance(prior, np.ma.MaskedArray):
+        raise InvalidInputError("prior", "must be one number per class", got=shown(prior), remedy=EXAMPLE)
+    return values.astype(np.float64)
+
+
 def apply_prior(
-    probabilities: torch.Tensor, prior: NDArray[np.float64] | None, frequencies: NDArray[np.float64]
+    probs: torch.Tensor, prior: NDArray[np.float64] | None, frequencies: NDArray[np.float64]
 ) -> torch.Tensor:
-    """Return p_k · prior_k / frequency_k, normalised; classes that were never seen stay at 0."""
+    """Return p_k · prior_k / frequency_k, normalised; classes without calibration samples stay at 0."""
     if prior is None:
-        return probabilities
+        return probs
     seen = frequencies > 0
     ratios = np.divide(prior, frequencies, out=np.zeros_like(prior), where=seen)
-    wide = in_double(probabilities)  # a prior over tiny frequencies is huge
+    wide = in_double(probs)  # a prior over tiny frequencies is huge
     corrected = wide * torch.as_tensor(ratios).to(wide)
-    # All evidence for classes that the prior rules out: the prior is all that is left.
+    # Where all mass is on classes that the prior excludes, the prior is the only information left.
     fallback = torch.as_tensor(np.where(seen, prior, 0.0)).to(wide)
     corrected = torch.where(corrected.sum(dim=1, keepdim=True) > 0, corrected, fallback)
-    return (corrected / corrected.sum(dim=1, keepdim=True)).to(probabilities)
+    return (corrected / corrected.sum(dim=1, keepdim=True)).to(probs)
 
 
-def smooth(probabilities: torch.Tensor, share: float) -> torch.Tensor:
-    """Return (1 − share)·p + share/K: a share of the mass spread evenly over all classes."""
-    return probabilities if share == 0 else (1.0 - share) * probabilities + share / probabilities.shape[1]
+def smooth(probs: torch.Tensor, share: float) -> torch.Tensor:
+    """Return (1 − share)·p + share/K: part of the mass spread evenly over all classes."""
+    return probs if share == 0 else (1.0 - share) * probs + share / probs.shape[1]

@@ -20,9 +20,10 @@ from kcal.benchmark import (
 )
 from kcal.benchmark.output import write_results
 from kcal.benchmark.tables import all_tables, group_note
-from kcal.cli.showing import show_tables
-from kcal.cli.tables import console
-from kcal.cli.watching import watching
+from kcal.cli.bench_tables import show_tables
+from kcal.cli.output import console
+from kcal.cli.parameters import parse_methods
+from kcal.cli.progress import show_progress
 
 
 def bench(
@@ -63,11 +64,12 @@ def bench(
 
     [green]kcal bench tasks --out results[/]
     """
-    plan = Plan(_parse_methods(methods), splits, seed, jobs or joblib.cpu_count())
+    names = DEFAULT_METHODS if methods is None else tuple(parse_methods(methods, tuple(BENCHMARK_METHODS)))
+    plan = Plan(names, splits, seed, jobs or joblib.cpu_count())
     if tasks is not None:
         check_tasks(tasks)
     try:
-        with watching(quiet) as progress:
+        with show_progress(quiet) as progress:
             measured = run([example_task()] if tasks is None else read_tasks(tasks), plan, out, progress=progress)
     except KeyboardInterrupt:
         console().print(f"Stopped. Results so far are kept in {out}; the same command resumes.", markup=False)
@@ -79,15 +81,3 @@ def bench(
     screen = console()
     show_tables(screen, all_tables(results), group_note(results))
     screen.print(f"{len(files)} files in {out}: results.json, tables.md, tables.tex, csv/, reliability/", markup=False)
-
-
-def _parse_methods(text: str | None) -> tuple[str, ...]:
-    if text is None:
-        return DEFAULT_METHODS
-    names = list(BENCHMARK_METHODS) if text.strip() == "all" else [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in BENCHMARK_METHODS:
-            raise typer.BadParameter(f"--methods: {name!r} is not one of all, {', '.join(BENCHMARK_METHODS)}.")
-        if names.count(name) > 1:
-            raise typer.BadParameter(f"--methods names {name} more than once.")
-    return tuple(names)

@@ -1,47 +1,24 @@
-"""Leave-one-out, leave-group-out and fold posteriors of a support, masked by index, and their log-loss.
-
-A sample is never recognised by its kernel value or its distance: true duplicates count, the sample itself does not.
-"""
+"""Leave-one-out, leave-group-out and fold posteriors of a support, and their log loss."""
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement
-from math import log
+from collections.abc import Iterable, Iterator
+from math import log, sqrt
 
 import torch
 
+from kcal.kernels import numerics
+from kcal.kernels.blocks import Block, ScaledSupport, slices
+from kcal.kernels.ladder import KernelLadder
 from kcal.kernels.mother import KERNELS, MotherKernel
-from kcal.kernels.posteriors import class_posteriors
-from kcal.kernels.sums import (
-    FINEST,
-    LARGEST_EXPONENT_ERROR,
-    SUPPORT_BLOCK,
-    LeaveOut,
-    add_by_class,
-    in_double,
-    least_exponent,
-    squared_distances,
-)
-from kcal.kernels.support import SortedSupport
+from kcal.kernels.numerics import in_double
+from kcal.kernels.reducers import PairMass
+from kcal.kernels.sums import class_posteriors
+from kcal.kernels.support import SortedSupport, leave_out_rule
 from kcal.validation import ALMOST_ZERO
 
 MEMORY_BUDGET = 512 * 2**20
-"""Bytes that the search may keep for distances; beyond, they are computed again at every bandwidth."""
-
-LEAST_MASS = 1e-17
-"""Mass, in units of the largest weight, below which a point's sums are taken again in log space."""
-
-
-def leave_out_rule(support: SortedSupport, keys: torch.Tensor | None = None) -> LeaveOut:
-    """Return the rule that leaves out the sample itself, or all samples with its key (a group, a fold).
-
-    ``keys`` has one entry a sample, in the order in which the support came.
-    """
-    if keys is None:
-        positions = torch.arange(len(support), device=support.points.device)
-        return LeaveOut(positions, positions, by_position=True)
-    sorted_keys = keys.to(support.points.device)[support.order]
-    return LeaveOut(sorted_keys, sorted_keys, by_position=False)
+"""Bytes that a search may keep for distances; beyond, they are computed again at every bandwidth."""
 
 
 def leave_out_posteriors(
@@ -51,14 +28,18 @@ def leave_out_posteriors(
     kernel: MotherKernel = KERNELS["rbf"],
     keys: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the posteriors of every support point given the others, (n, n_classes), in the order they came."""
+    """Return the posteriors of every support point given the others, (n, n_classes), in the original order.
+
+    ``keys``, one per sample in the original order, leave out all samples of the same group or fold.
+    """
     rule = leave_out_rule(support, keys)
-    return support.as_it_came(class_posteriors(support.points, support, bandwidth, kernel=kernel, leave_out=rule))
+    rows = class_posteriors(support.points, support, bandwidth, kernel=kernel, leave_out=rule)
+    return support.in_original_order(rows)
 
 
-def mean_log_loss(log_probabilities: torch.Tensor, log_weights: torch.Tensor | None = None) -> float:
-    """Return the (weighted) mean of −log p, p clipped at 1e-12."""
-    losses = -in_double(log_probabilities).clamp_min(log(ALMOST_ZERO))
+def mean_log_loss(log_probs: torch.Tensor, log_weights: torch.Tensor | None = None) -> float:
+    """Return the (weighted) mean of −log p, with p clipped at 1e-12."""
+    losses = -in_double(log_probs).clamp_min(log(ALMOST_ZERO))
     if log_weights is None:
         return float(losses.mean())
     weights = in_double(log_weights).exp()
@@ -66,12 +47,22 @@ def mean_log_loss(log_probabilities: torch.Tensor, log_weights: torch.Tensor | N
 
 
 class LeaveOutLoss:
-    """The leave-out log-loss of a support as a function of the bandwidth.
+    """The leave-out log loss of a support as a function of the bandwidth.
 
-    Every pair of points is looked at once and serves both: block by block, one exponential, then the mass that reaches
-    each point, in all and from its own class. Distances do not depend on the bandwidth: they are kept where they fit
-    ``memory_budget`` bytes, and computed again at every call where not. A point that hardly any mass reaches (a
-    bandwidth far below the distance of neighbours) is taken again by itself, in log space.
+    Every pair of points is computed once and serves both. Distances do not depend on the bandwidth: they are kept if
+    they fit in ``memory_budget`` bytes, and computed again at every call if not. A point that hardly any mass reaches
+    (a bandwidth far below the distance of neighbours) is computed again with a shift of its own.
+
+    Parameters
+    ----------
+    support : SortedSupport
+        Points sorted by class.
+    kernel : MotherKernel
+        Any kernel of the table.
+    keys : (n,) tensor, optional
+        Groups or folds of the samples, in the original order; default leave-one-out.
+    memory_budget : int
+        Bytes.
     """
 
     def __init__(
@@ -83,93 +74,76 @@ class LeaveOutLoss:
         memory_budget: int = MEMORY_BUDGET,
     ) -> None:
         self.support, self.kernel = support, kernel
-        self.rule = leave_out_rule(support, keys)
-        self.scale = support.extent or 1.0  # in units of it no square overflows
-        points = (support.points - support.centre) / self.scale
-        self.points = in_double(points) if self._is_delicate() else points
-        self.codes = support.codes.to(self.points.device)
-        self.weights = self._relative_weights()
-        blocks = [slice(low, min(low + SUPPORT_BLOCK, len(support))) for low in range(0, len(support), SUPPORT_BLOCK)]
-        self.pairs = list(combinations_with_replacement(blocks, 2))
-        n_distances = sum((rows.stop - rows.start) * (len(support) - rows.start) for rows in blocks)
+        self._rule = leave_out_rule(support, keys)
+        points = support.points[:0]
+        self._scaled = ScaledSupport(support, 1.0, in_double(points) if self._needs_double() else points)
+        n_distances = sum((rows.stop - rows.start) * (len(support) - rows.start) for rows in self._slices())
         self.kept = n_distances * support.points.element_size() <= memory_budget
-        self.distances = [self._distances(*pair).to(support.points.dtype) for pair in self.pairs] if self.kept else []
+        self._kept_blocks = [_copy(block) for block in self._blocks()] if self.kept else []
+
+    @property
+    def grouped(self) -> bool:
+        """Whether groups or folds are left out, not single samples."""
+        return self._rule.grouped
+
+    @property
+    def n_keys(self) -> int:
+        """Number of distinct samples, groups or folds that are left out in turn."""
+        return len(torch.unique(self._rule.support_keys))
 
     def __call__(self, bandwidth: float) -> float:
         """Return the loss at a bandwidth."""
         return mean_log_loss(self._own_shares(bandwidth).log_(), self.support.log_weights)
 
     def _own_shares(self, bandwidth: float) -> torch.Tensor:
-        """Return the posterior of every point's own class, given the others, (n,)."""
-        reached = self.points.new_zeros(2, len(self.support), dtype=self._wide)  # by any class, by the own class
-        unit = min(self.scale / bandwidth, FINEST) ** 2 / self.support.dimension
-        buffer = self.points.new_empty(SUPPORT_BLOCK**2, dtype=self.support.points.dtype)
-        for number, (rows, columns) in enumerate(self.pairs):
-            distances = self.distances[number] if self.kept else self._distances(rows, columns)
-            values = self._kernel_values(distances, unit, buffer)
-            self._add_mass(reached[0], values, rows, columns)
-            self._add_own_mass(reached[1], values, rows, columns)
-        shares = reached[1] / reached[0]
-        lonely = (~(reached[0] > LEAST_MASS)).nonzero().squeeze(1).to(self.support.points.device)
-        if len(lonely):
-            points, codes, rule = self.support.points[lonely], self.support.codes[lonely], self.rule.rows(lonely)
+        """Return the posterior of every point's own class given the others, (n,)."""
+        mass = self._pair_mass(bandwidth)
+        blocks: Iterable[Block] = self._kept_blocks if self.kept else self._blocks()
+        for block in blocks:
+            mass.add(block)
+        shares = mass.from_own_class / mass.from_all
+        faint = (~(mass.from_all > numerics.LEAST_MASS)).nonzero().squeeze(1).to(self.support.points.device)
+        if len(faint):
+            points, codes, rule = self.support.points[faint], self.support.codes[faint], self._rule.select(faint)
             exact = class_posteriors(points, self.support, bandwidth, kernel=self.kernel, leave_out=rule)
-            shares[lonely.to(shares.device)] = exact.gather(1, codes[:, None]).squeeze(1).to(shares)
+            shares[faint.to(shares.device)] = exact.gather(1, codes[:, None]).squeeze(1).to(shares)
         return shares
 
-    def _distances(self, rows: slice, columns: slice) -> torch.Tensor:
-        """Return the squared distances of two blocks; inf where a point must not see another."""
-        distances = squared_distances(self.points[rows], self.points[columns])
-        self.rule.fill(distances, rows.start, columns, torch.inf)
-        return distances
+    def _pair_mass(self, bandwidth: float) -> PairMass:
+        """Return the reducer for a bandwidth, which is no smaller than float64 resolves."""
+        support = self.support
+        resolved = torch.finfo(torch.float64).eps / numerics.RESOLUTION * 2.0 * support.radius**2
+        factor = 1.0 / max(support.dimension * bandwidth**2, resolved)
+        ladder = KernelLadder(self.kernel, support.dimension, [factor])
+        least = -torch.inf if self.grouped else -2.0 * support.radius**2
+        floored = ladder.needs_floor(least, support.points.dtype)
+        like = self._scaled.like.to(support.points.dtype)
+        weights = None
+        if support.log_weights is not None:
+            weights = (support.log_weights - support.log_weights.amax()).exp().to(like)
+        return PairMass(support, ladder, weights, floored=floored, like=like)
 
-    def _kernel_values(self, distances: torch.Tensor, unit: float, buffer: torch.Tensor) -> torch.Tensor:
-        exponents = buffer[: distances.numel()].view(distances.shape)
-        if self.kernel.name == "rbf":
-            torch.mul(distances, -0.5 * unit, out=exponents)
-        else:
-            exponents.copy_(self.kernel.log_profile(distances * unit, self.support.dimension))
-        farthest = -2.0 * (self.support.radius / self.scale) ** 2 * unit
-        whole_groups = not self.rule.by_position  # many infinite distances, whose exponentials are slow to take
-        if self.kernel.name != "rbf" or whole_groups or farthest < least_exponent(exponents.dtype):
-            exponents.clamp_min_(least_exponent(exponents.dtype))
-        return exponents.exp_()
+    def _blocks(self) -> Iterator[Block]:
+        """Yield −½‖z_i − z_j‖² of every pair of points once, in the precision of the support."""
+        for columns in self._slices():
+            queries = self._scaled.queries(self.support.points[columns].to(self._scaled.like))
+            queries = queries.with_constant(queries.common)
+            rows = slices(columns.stop, numerics.SUPPORT_BLOCK)
+            for block in self._scaled.blocks(queries, self._rule.select(columns), columns=columns, row_blocks=rows):
+                half_squares = block.half_squares.clamp_max_(0.0).to(self.support.points.dtype)
+                yield Block(block.rows, block.columns, half_squares)
 
-    def _add_mass(self, reached: torch.Tensor, values: torch.Tensor, rows: slice, columns: slice) -> None:
-        """Add what the points of each block give to those of the other."""
-        reached[columns] += self.weights[rows] @ values
-        if rows != columns:
-            reached[rows] += values @ self.weights[columns]
+    def _slices(self) -> Iterator[slice]:
+        return slices(len(self.support), numerics.SUPPORT_BLOCK)
 
-    def _add_own_mass(self, reached: torch.Tensor, values: torch.Tensor, rows: slice, columns: slice) -> None:
-        """Add what points give to those of their own class; blocks sorted by class share one class or none."""
-        codes, starts = self.codes, self.support.class_starts
-        if rows == columns:
-            sums = values.new_zeros(self.support.n_classes, values.shape[1])
-            add_by_class(sums, values.mul_(self.weights[rows, None]), self.support, rows.start)
-            reached[columns] += sums.gather(0, codes[None, columns]).squeeze(0)
-        elif codes[rows.stop - 1] == codes[columns.start]:
-            shared = int(codes[columns.start])
-            tail = slice(max(rows.start, starts[shared]), rows.stop)
-            head = slice(columns.start, min(columns.stop, starts[shared + 1]))
-            inside = values[tail.start - rows.start :, : head.stop - head.start]
-            self._add_mass(reached, inside, tail, head)
+    def _needs_double(self) -> bool:
+        """Return whether distances need float64 to resolve the bandwidths that a search may end at."""
+        if not self.kernel.log_linear:
+            return True
+        length = numerics.SEARCH_DETAIL * sqrt(self.support.dimension * self.support.mean_square)
+        error = torch.finfo(self.support.points.dtype).eps * 2.0 * self.support.radius**2
+        return not error < numerics.RESOLUTION * length**2
 
-    def _relative_weights(self) -> torch.Tensor:
-        """Return weights in units of the largest, (n,)."""
-        like = self.points.new_empty(0, dtype=self.support.points.dtype)
-        if self.support.log_weights is None:
-            return like.new_ones(len(self.support))
-        log_weights = self.support.log_weights
-        return (log_weights - log_weights.amax()).exp().to(like)
 
-    @property
-    def _wide(self) -> torch.dtype:
-        return torch.float32 if self.points.device.type == "mps" else torch.float64
-
-    def _is_delicate(self) -> bool:
-        """Say whether rounding could disturb exponents at a hundredth of the squared spread, well below any good b²."""
-        if self.kernel.name != "rbf":
-            return True  # roots of small distances
-        error = torch.finfo(self.support.points.dtype).eps * self.support.radius**2
-        return not error < LARGEST_EXPONENT_ERROR * 0.01 * self.support.dimension * self.support.mean_square
+def _copy(block: Block) -> Block:
+    return Block(block.rows, block.columns, block.half_squares.clone())

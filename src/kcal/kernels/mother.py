@@ -15,7 +15,7 @@ triweight      max(0, 1 − s)³                               s = t / (d+8)
 =============  ===========================================  ==========================
 
 The scales give every kernel the variance d·b² in each direction, so that a bandwidth means the same width
-whatever the kernel, and one search interval serves them all.
+for every kernel, and one search interval serves them all.
 """
 
 from __future__ import annotations
@@ -34,14 +34,22 @@ FARTHEST = 1e15
 
 @dataclass(frozen=True)
 class MotherKernel:
-    """A spherical kernel, as the logarithm of its profile and of its integral over ℝᵈ."""
+    """A spherical kernel: log profile, log integral over ℝᵈ, and what the engine may rely on."""
 
     name: str
     log_profile: Callable[[torch.Tensor, int], torch.Tensor]
-    """Maps t (any shape) and d to log φ; −inf outside a compact kernel's reach."""
+    """Maps t (any shape) and d to log φ, which never rises; −inf beyond the reach of a compact kernel."""
     log_unit_volume: Callable[[int], float]
     """Maps d to log ∫ φ(‖v‖²) dv over ℝᵈ, v being u in units of b·√d."""
     is_compact: bool = False
+    """φ is 0 beyond a finite distance."""
+    log_linear: bool = False
+    """log φ(t) = −t/2.
+
+    Then a matrix product gives exponents directly, what all points share with a query can be taken out of it, powers of
+    the kernel are the kernel at smaller bandwidths, and single precision is enough. Other profiles need float64: roots
+    magnify the rounding of small distances, and so does the rim of a compact kernel.
+    """
 
     def log_volume(self, bandwidth: float, dimension: int) -> float:
         """Return log ∫ φ(‖u‖²/(d·b²)) du, which turns a mean of kernel values into a density."""
@@ -96,7 +104,7 @@ def _compact_volume(power: int) -> Callable[[int], float]:
 KERNELS: dict[str, MotherKernel] = {
     kernel.name: kernel
     for kernel in (
-        MotherKernel("rbf", _rbf, lambda d: 0.5 * d * log(2.0 * pi)),
+        MotherKernel("rbf", _rbf, lambda d: 0.5 * d * log(2.0 * pi), log_linear=True),
         MotherKernel("laplace", _exponential(1, None), _exponential_volume(1, lambda d: 1.0)),
         MotherKernel("matern32", _exponential(3, 0.0), _exponential_volume(3, lambda d: 1.0 + d)),
         MotherKernel("matern52", _exponential(5, 1 / 3), _exponential_volume(5, lambda d: 1.0 + d + d * (d + 1) / 3)),

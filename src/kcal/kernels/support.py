@@ -1,4 +1,4 @@
-"""Support points sorted by class, the form in which the kernel sums read them."""
+"""Support points sorted by class, and which of them a query must not see."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from functools import cached_property
 import torch
 
 ROWS_AT_ONCE = 8_192
+"""Rows for which statistics of the support are computed at once, to hold no second copy of it."""
 
 
 @dataclass(frozen=True)
 class SortedSupport:
-    """Support points, sorted by class; ``order`` leads back to the rows as they came."""
+    """Support points sorted by class; ``order`` leads back to the original rows."""
 
     points: torch.Tensor  # (n_support, d)
     codes: torch.Tensor  # (n_support,) class of each point, ascending
-    log_weights: torch.Tensor | None  # (n_support,); −inf for a point that counts for nothing
-    order: torch.Tensor  # (n_support,) sorted position -> row as it came
+    log_weights: torch.Tensor | None  # (n_support,); −inf for a point of weight 0; None if all weights are 1
+    order: torch.Tensor  # (n_support,) sorted position -> original row
     n_classes: int
 
     @property
@@ -31,8 +32,8 @@ class SortedSupport:
     @cached_property
     def class_starts(self) -> list[int]:
         """Position at which each class starts, and the end: n_classes + 1 numbers."""
-        wanted = torch.arange(self.n_classes + 1, device=self.codes.device)
-        return [int(start) for start in torch.searchsorted(self.codes, wanted)]
+        boundaries = torch.arange(self.n_classes + 1, device=self.codes.device)
+        return [int(start) for start in torch.searchsorted(self.codes, boundaries)]
 
     @cached_property
     def class_counts(self) -> torch.Tensor:
@@ -41,20 +42,18 @@ class SortedSupport:
 
     @cached_property
     def centre(self) -> torch.Tensor:
-        """Mean of the points, (d,): distances from it are small, and so are the rounding errors."""
+        """Mean of the points, (d,): centred points are small, and so are their rounding errors."""
         return self.points.mean(dim=0)
 
     @cached_property
     def extent(self) -> float:
-        """Largest coordinate of a point as seen from the centre."""
+        """Largest absolute coordinate of a centred point."""
         return max(float((rows - self.centre).abs().max()) for rows in torch.split(self.points, ROWS_AT_ONCE))
 
     @cached_property
     def radius(self) -> float:
         """Largest distance of a point from the centre."""
-        unit = self.extent or 1.0  # whose square may overflow
-        parts = torch.split(self.points, ROWS_AT_ONCE)
-        return unit * max(float(((rows - self.centre) / unit).norm(dim=1).max()) for rows in parts)
+        return max(float((rows - self.centre).norm(dim=1).max()) for rows in torch.split(self.points, ROWS_AT_ONCE))
 
     @cached_property
     def mean_square(self) -> float:
@@ -63,7 +62,7 @@ class SortedSupport:
         return 2.0 * float(sum(parts)) / self.points.numel()
 
     def to(self, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> SortedSupport:
-        """Return the same support elsewhere or in another precision."""
+        """Return the same support on another device or in another precision."""
         return SortedSupport(
             self.points.to(device=device, dtype=dtype),
             self.codes.to(device=device),
@@ -72,8 +71,8 @@ class SortedSupport:
             self.n_classes,
         )
 
-    def as_it_came(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return ``rows``, one a sorted support point, in the order in which the support came."""
+    def in_original_order(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return ``rows``, one per sorted support point, in the order of the original points."""
         result = torch.empty_like(rows)
         result[self.order] = rows
         return result
@@ -88,3 +87,43 @@ def sort_support(
     if weights is not None and not bool((weights == 1).all()):
         log_weights = torch.log(weights.cpu().double()).to(points)[order]
     return SortedSupport(points[order], codes[order], log_weights, order, n_classes)
+
+
+@dataclass(frozen=True)
+class LeaveOut:
+    """Hide support points from queries: a query does not see the points that share its key.
+
+    A sample is never recognised by its distance: true duplicates count, the sample itself does not.
+    """
+
+    query_keys: torch.Tensor  # (n_query,)
+    support_keys: torch.Tensor  # (n_support,)
+    grouped: bool
+    """The keys are groups or folds; otherwise they are positions in the sorted support (leave-one-out)."""
+
+    def select(self, queries: torch.Tensor | slice) -> LeaveOut:
+        """Return the same rule for some of the queries."""
+        return LeaveOut(self.query_keys[queries], self.support_keys, self.grouped)
+
+    def hide(self, block: torch.Tensor, start: int) -> None:
+        """Set to −inf what must not be seen in a block, (support points from ``start`` on) × (all queries)."""
+        keys = self.query_keys.to(block.device)
+        if self.grouped:
+            support_keys = self.support_keys[start : start + block.shape[0]].to(block.device)
+            block.masked_fill_(support_keys[:, None] == keys[None, :], -torch.inf)
+            return
+        own = keys - start
+        inside = ((own >= 0) & (own < block.shape[0])).nonzero().squeeze(1)
+        block[own[inside], inside] = -torch.inf
+
+
+def leave_out_rule(support: SortedSupport, keys: torch.Tensor | None = None) -> LeaveOut:
+    """Return the rule that hides from each support point itself, or all points with its key (a group, a fold).
+
+    ``keys`` has one entry per sample, in the original order.
+    """
+    if keys is None:
+        positions = torch.arange(len(support), device=support.points.device)
+        return LeaveOut(positions, positions, grouped=False)
+    sorted_keys = keys.to(support.points.device)[support.order]
+    return LeaveOut(sorted_keys, sorted_keys, grouped=True)

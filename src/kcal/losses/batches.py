@@ -10,6 +10,7 @@ import torch
 
 from kcal.errors import InvalidInputError
 from kcal.validation import check_choice, shown
+from kcal.validation.arrays import plain_tensor
 
 REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda losses: losses,
@@ -58,20 +59,10 @@ def check_reduction(reduction: Any) -> str:
     return check_choice(reduction, "reduction", tuple(REDUCTIONS))
 
 
-def check_bool(value: Any, name: str) -> bool:
-    """Return True or False; raise if ``value`` is anything else."""
-    if isinstance(value, bool):
-        return value
-    raise InvalidInputError(name, "must be True or False", got=shown(value))
-
-
 def _check_tensor(value: Any, name: str) -> None:
     if not isinstance(value, torch.Tensor):
         raise InvalidInputError(name, "must be a torch tensor", got=shown(value))
-    if value.is_nested or value.is_meta or value.layout != torch.strided:
-        raise InvalidInputError(
-            name, "must be a dense tensor on a real device", got=f"{value.layout} on {value.device}"
-        )
+    plain_tensor(value, name)
 
 
 def _described(tensor: torch.Tensor) -> str:

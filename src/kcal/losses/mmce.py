@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from kcal.errors import InvalidInputError
-from kcal.losses.batches import REDUCTIONS, check_batch, check_bool, check_reduction, full_precision
-from kcal.validation import check_number
+from kcal.losses.batches import REDUCTIONS, check_batch, check_reduction, full_precision
+from kcal.validation import check_flag, check_number
 
 KERNEL_WIDTH = 0.4
 """Width of the kernel over confidences."""
@@ -43,7 +43,7 @@ def mmce(logits: torch.Tensor, labels: torch.Tensor, *, weighted: bool = True) -
     weighted : bool
         Whether correct and wrong samples are averaged separately (see the formula of the module).
     """
-    check_bool(weighted, "weighted")
+    check_flag(weighted, "weighted")
     _check_mmce_batch(logits, labels)
     return _mmce(logits, labels, weighted=weighted)
 
@@ -87,7 +87,7 @@ def mmce_loss(
         and the sum of "none" are "mean" and "sum".
     """
     _check_coefficient(coefficient)
-    check_bool(weighted, "weighted")
+    check_flag(weighted, "weighted")
     check_reduction(reduction)
     _check_mmce_batch(logits, labels)
     with full_precision(logits) as wide:
@@ -118,7 +118,7 @@ class MMCE(nn.Module):
 
     def __init__(self, *, weighted: bool = True) -> None:
         super().__init__()
-        self.weighted = check_bool(weighted, "weighted")
+        self.weighted = check_flag(weighted, "weighted")
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the MMCE of logits (n, n_classes) and labels (n,), a scalar."""
@@ -150,7 +150,7 @@ class MMCELoss(nn.Module):
         _check_coefficient(coefficient)
         check_reduction(reduction)
         self.coefficient = coefficient
-        self.weighted = check_bool(weighted, "weighted")
+        self.weighted = check_flag(weighted, "weighted")
         self.reduction = reduction
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from kcal.metrics import ReliabilityBins
 from kcal.plots.arguments import check_text, prepare_axes
 from kcal.plots.reliability_panel import check_arguments, draw_panel, error_text, legend_handles
 from kcal.plots.style import COUNTS, wrap_label
+from kcal.validation import check_flag
 
 
 def reliability_diagram(
@@ -52,6 +53,7 @@ def reliability_diagram(
     """
     check_arguments([bins], "bins", minimum_count=minimum_count, confidence=confidence, title=title)
     check_text(class_name, "class_name")
+    check_flag(legend, "legend")
     ax = prepare_axes(ax, 6.2, 5.0, title)
     counts_ax = draw_panel(ax, bins, minimum_count=minimum_count, confidence=confidence, marker_size=4)
     of_confidence = bins.of == "confidence"

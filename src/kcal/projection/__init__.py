@@ -1,4 +1,4 @@
-"""The network Π, the sampling of episodes and the recipes that train it."""
+"""The projection Π, the sampling of episodes, and the recipes that train it."""
 
 from kcal.projection.modules import (
     ARCHITECTURES,
@@ -7,13 +7,17 @@ from kcal.projection.modules import (
     LinearProjection,
     SkipProjection,
     build_projection,
+    check_dimension,
+    check_projection,
     choose_dimension,
+    needs_training,
     project,
 )
 from kcal.projection.recipes import RECIPES, FastRecipe, PaperRecipe, Recipe, get_recipe
 from kcal.projection.training import (
     TrainedProjection,
     TrainingCurve,
+    TrainingRun,
     TrainingSamples,
     run_training,
     start_projection,
@@ -32,10 +36,14 @@ __all__ = [
     "SkipProjection",
     "TrainedProjection",
     "TrainingCurve",
+    "TrainingRun",
     "TrainingSamples",
     "build_projection",
+    "check_dimension",
+    "check_projection",
     "choose_dimension",
     "get_recipe",
+    "needs_training",
     "project",
     "run_training",
     "start_projection",

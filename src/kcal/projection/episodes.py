@@ -1,4 +1,4 @@
-"""Drawing the samples of a training step: prediction samples and a background of each class."""
+"""Draw the samples of a training step: prediction samples and a background of each class."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 Index = NDArray[np.int64]
 
 SPARE_DRAWS = 12
-"""Draws beyond m for each class, so that collisions rarely leave a class short."""
+"""Draws beyond m for each class, so that a class rarely has too few distinct ones."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """Rows of a step; ``log_weights`` says how many training samples each background row stands for."""
+    """Rows of a step; exp(``log_weights``) is the number of training samples that each background row represents."""
 
     queries: Index  # (n_query,)
     background: Index  # (n_background,)
@@ -23,7 +23,7 @@ class Episode:
 
 
 class ClassIndex:
-    """The rows of every class, one class after the other."""
+    """The rows of every class, sorted by class."""
 
     def __init__(self, codes: Index, n_classes: int) -> None:
         self.codes, self.n_classes = codes, n_classes
@@ -38,11 +38,11 @@ class ClassIndex:
     def draw(
         self, per_class: int | Index, generator: np.random.Generator, unavailable: NDArray[np.bool_] | None = None
     ) -> tuple[Index, Index]:
-        """Draw ``per_class`` distinct rows of each class (one number, or one a class), all where a class has fewer.
+        """Draw ``per_class`` distinct rows of each class (one number, or one per class), or all if a class has fewer.
 
-        Returns the rows, grouped by class, and how many of each class were drawn. Every class is drawn uniformly
-        without replacement: draws with replacement of which the first occurrences are kept; a class that comes out
-        short is drawn again by a permutation.
+        Return the rows, sorted by class, and the number drawn per class. Every class is sampled uniformly without
+        replacement: by draws with replacement of which first occurrences are kept; a class with too few distinct
+        draws is sampled again by a permutation.
         """
         wanted = np.broadcast_to(np.asarray(per_class, dtype=np.int64), (self.n_classes,))
         tries = int(wanted.max()) + SPARE_DRAWS
@@ -65,7 +65,7 @@ class ClassIndex:
 
 
 def _first_occurrences(values: Index) -> NDArray[np.bool_]:
-    """Mark, in each row of ``values``, the first place of every value."""
+    """Return a mask of the first occurrence of every value in each row."""
     order = np.argsort(values, axis=1, kind="stable")
     ordered = np.take_along_axis(values, order, axis=1)
     first = np.ones(values.shape, dtype=bool)
@@ -76,7 +76,7 @@ def _first_occurrences(values: Index) -> NDArray[np.bool_]:
 
 
 class PaperEpisodes:
-    """The paper's step: B prediction samples, and m background samples of each class that are none of them.
+    """The paper's step: B prediction samples, and m other samples of each class as background.
 
     With groups, the prediction samples come from one group, drawn in proportion to its size, and the background
     leaves that group out.
@@ -120,7 +120,7 @@ class PaperEpisodes:
 
 
 def proportional_counts(counts: Index, total: int) -> Index:
-    """Return how many samples of each class make ``total`` in proportion to its frequency, at least 2 where it has."""
+    """Return the number of samples per class: ``total`` in proportion to frequency, at least 2 where available."""
     shares = total * counts / max(int(counts.sum()), 1)
     least = np.minimum(counts, 2)
     drawn = np.clip(np.rint(shares).astype(np.int64), least, counts)
@@ -134,11 +134,12 @@ def proportional_counts(counts: Index, total: int) -> Index:
 class StratifiedBatches:
     """One batch that is prediction and background at once: the same number of samples of each class.
 
-    ``proportional`` draws as many samples in all, but of each class in proportion to its frequency.
+    ``proportional`` draws the same total, but each class in proportion to its frequency.
 
-    ``log_weights`` says how many training samples a sample of the batch stands for when it predicts another: of its
-    own class n − 1 others, of which m − 1 are in the batch. ``shares`` weighs the batch's log-losses so that they
-    estimate the mean over the training set or, if ``balanced``, the mean of the classes' means.
+    exp(``log_weights``) is the number of training samples that a sample of the batch represents when it predicts
+    another: of its own class n − 1 others, of which m − 1 are in the batch. ``shares`` are the weights of the
+    log-losses in the batch: with them their sum estimates the mean over the training set or, if ``balanced``, the mean
+    of the class means.
     """
 
     def __init__(
@@ -168,5 +169,5 @@ class StratifiedBatches:
         self.shares = np.repeat(counts_for, drawn)
 
     def draw(self) -> Index:
-        """Return the rows of one batch, grouped by class as ``codes`` says."""
+        """Return the rows of one batch, sorted by class; ``codes`` are their classes."""
         return self.classes.draw(self.per_class, self.generator)[0]

@@ -1,25 +1,27 @@
-"""The network Π that maps an embedding to the space in which the kernel measures distances."""
+"""The projection Π: the network that maps an embedding to the space in which the kernel measures distances."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from numbers import Integral
+from typing import Any
 
 import torch
 from torch import nn
 
 from kcal.errors import InvalidInputError
+from kcal.validation import check_integer, shown
 
 ROWS_AT_ONCE = 16_384
 START_SPREAD = 40.0
-"""Mean squared distance per dimension at the start; the best bandwidth then lies near 1 on real networks."""
+"""Mean squared distance per dimension at the start; the best bandwidth is then near 1 on real networks."""
+MAX_DIMENSION = 16_384
 
 
 class NormalisedReduction(nn.Module):
-    """What the projections of the table share: batch norm on the embedding, then a linear map h → d.
+    """Base of the built-in projections: batch norm on the embedding, then a linear map h → d.
 
-    With ``unit_length`` an embedding is divided by its length first, so that only its direction counts.
+    With ``unit_length`` an embedding is first divided by its length, so that only its direction matters.
     """
 
     unit_length: torch.Tensor
@@ -38,10 +40,10 @@ class NormalisedReduction(nn.Module):
 
     @torch.no_grad()
     def start_from(self, embeddings: torch.Tensor) -> None:
-        """Start as the principal axes of the embeddings, spread so that b = 1 is a fair bandwidth.
+        """Initialise with the principal axes of the embeddings, scaled so that b = 1 is a fair bandwidth.
 
-        They are the axes of the standardised embeddings, or with ``unit_length`` those of the directions as they are,
-        whose features are comparable already.
+        These are the axes of the standardised embeddings or, with ``unit_length``, of the directions without
+        standardisation, since their features are comparable.
         """
         rows = at_unit_length(embeddings) if self.unit_length else embeddings
         mean, variance = rows.mean(dim=0), rows.var(dim=0, correction=0)
@@ -58,7 +60,7 @@ class NormalisedReduction(nn.Module):
 
 
 def at_unit_length(embeddings: torch.Tensor) -> torch.Tensor:
-    """Return rows divided by their length; a row of zeros stays one, and no square overflows."""
+    """Return rows divided by their length, without overflow; a row of zeros stays as it is."""
     tiny = torch.finfo(embeddings.dtype).tiny
     scaled = embeddings / embeddings.abs().amax(dim=1, keepdim=True).clamp_min(tiny)
     directions: torch.Tensor = scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp_min(tiny)
@@ -66,7 +68,7 @@ def at_unit_length(embeddings: torch.Tensor) -> torch.Tensor:
 
 
 def _principal_axes(centred: torch.Tensor, reduce: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the leading axes, (d or fewer, h), and the variances along them; signs are fixed."""
+    """Return at most d leading axes, (≤ d, h), with fixed signs, and the variances along them."""
     covariance = (centred.T @ centred / len(centred)).cpu().double()
     variances, vectors = torch.linalg.eigh(covariance)
     count = min(reduce.out_features, len(variances))
@@ -90,13 +92,13 @@ class SkipProjection(NormalisedReduction):
 
     @torch.no_grad()
     def start_from(self, embeddings: torch.Tensor) -> None:
-        """Start as the principal axes, unbent."""
+        """Initialise with the principal axes and without the nonlinear part."""
         super().start_from(embeddings)
         self.bend.weight.zero_()
 
 
 class LinearProjection(NormalisedReduction):
-    """KCal-Linear's Π: batch norm and a linear map h → d without bias, started small."""
+    """KCal-Linear's Π: batch norm and a linear map h → d without bias, with small initial weights."""
 
     def __init__(self, n_features: int, dimension: int) -> None:
         super().__init__(n_features, dimension, bias=False)
@@ -105,7 +107,7 @@ class LinearProjection(NormalisedReduction):
 
 
 class UnitLength(nn.Module):
-    """Nothing to learn: embeddings divided by their length, so that only their direction counts."""
+    """Divide embeddings by their length, so that only their direction matters; there is nothing to learn."""
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Map (n, h) to (n, h)."""
@@ -113,13 +115,13 @@ class UnitLength(nn.Module):
 
 
 UNTRAINED: dict[str, type[nn.Module]] = {"identity": nn.Identity, "unit": UnitLength}
-"""Projections that have nothing to learn."""
+"""Projections without parameters."""
 ARCHITECTURES: dict[str, type[nn.Module]] = {"skip": SkipProjection, "linear": LinearProjection}
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's generators, and leave them afterwards as they were, on every device."""
+    """Seed torch's generators, and restore their state afterwards, on every device."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         on_mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
         torch.manual_seed(seed)
@@ -130,26 +132,52 @@ def seeded(seed: int) -> Iterator[None]:
                 torch.mps.set_rng_state(on_mps)
 
 
+def check_projection(projection: Any) -> None:
+    """Raise if ``projection`` is not a name, a TrainedProjection (recognised by its checkpoints) or an nn.Module."""
+    names = (*ARCHITECTURES, *UNTRAINED)
+    if isinstance(projection, str):
+        valid = projection in names
+    else:
+        valid = isinstance(projection, nn.Module) or isinstance(getattr(projection, "checkpoints", None), tuple)
+    if not valid:
+        expected = f"must be {', '.join(map(repr, names))}, a TrainedProjection or an nn.Module"
+        raise InvalidInputError("projection", expected, got=shown(projection))
+
+
+def needs_training(projection: Any) -> bool:
+    """Return whether a ``projection`` parameter asks for training: an architecture, or a module that is not frozen."""
+    if isinstance(projection, nn.Module):
+        return any(parameter.requires_grad for parameter in projection.parameters())
+    return isinstance(projection, str) and projection not in UNTRAINED
+
+
 def build_projection(name: str, n_features: int, dimension: int, seed: int) -> nn.Module:
-    """Return a projection of the table with weights drawn from ``seed``, leaving the global generator as it was."""
+    """Return a built-in projection with weights drawn from ``seed``; the global generator is not changed."""
     if name not in ARCHITECTURES:
-        names = ", ".join(repr(known) for known in (*ARCHITECTURES, *UNTRAINED))
-        raise InvalidInputError(f"projection must be {names}, a trained projection or an nn.Module; got {name!r}.")
+        raise InvalidInputError("projection", f"must be one of {', '.join(map(repr, ARCHITECTURES))}", got=shown(name))
     with seeded(seed):
         return ARCHITECTURES[name](n_features, dimension)
 
 
+def check_dimension(dimension: Any) -> int | None:
+    """Return the dimension, None for "auto"; raise if it is neither "auto" nor an integer within bounds."""
+    if isinstance(dimension, str) and dimension == "auto":
+        return None
+    try:
+        return check_integer(dimension, "dimension", minimum=1, maximum=MAX_DIMENSION)
+    except InvalidInputError as error:
+        expected = f'must be "auto" or an integer from 1 to {MAX_DIMENSION:,}'
+        raise InvalidInputError("dimension", expected, got=shown(dimension)) from error
+
+
 def choose_dimension(dimension: int | str, n_features: int, largest: int) -> int:
-    """Return d: the number given, or min(h, largest) for "auto"."""
-    if dimension == "auto":
-        return min(n_features, largest)
-    if not isinstance(dimension, Integral) or isinstance(dimension, bool) or dimension < 1:
-        raise InvalidInputError(f'dimension must be a positive integer or "auto"; got {dimension!r}.')
-    return int(dimension)
+    """Return d: the given number, or min(h, largest) for "auto"."""
+    given = check_dimension(dimension)
+    return min(n_features, largest) if given is None else given
 
 
 def project(module: nn.Module, embeddings: torch.Tensor) -> torch.Tensor:
-    """Return Π(embeddings) in evaluation mode, a part at a time, as (n, d); the module's mode is left as it was."""
+    """Return Π(embeddings), (n, d), computed in blocks in evaluation mode; the module's mode is restored."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
@@ -157,7 +185,7 @@ def project(module: nn.Module, embeddings: torch.Tensor) -> torch.Tensor:
             parts = [module(rows) for rows in torch.split(embeddings, ROWS_AT_ONCE)]
     except RuntimeError as error:
         raise InvalidInputError(
-            f"the projection does not take embeddings of {embeddings.shape[1]} features: {error}"
+            "projection", f"must take embeddings of {embeddings.shape[1]} features", got=f"this error from it: {error}"
         ) from error
     finally:
         for part, mode in modes.items():
@@ -165,9 +193,12 @@ def project(module: nn.Module, embeddings: torch.Tensor) -> torch.Tensor:
     projected = torch.cat(parts)
     if projected.ndim != 2 or projected.shape[0] != embeddings.shape[0]:
         raise InvalidInputError(
-            f"the projection must map (n, {embeddings.shape[1]}) to (n, d); "
-            f"it mapped {tuple(embeddings.shape)} to {tuple(projected.shape)}."
+            "projection",
+            f"must map (n, {embeddings.shape[1]}) to (n, d)",
+            got=f"{tuple(embeddings.shape)} mapped to {tuple(projected.shape)}",
         )
     if not bool(torch.isfinite(projected).all()):
-        raise InvalidInputError("the projection gave NaN or infinity; train it with a smaller learning rate.")
+        raise InvalidInputError(
+            "projection", "must give finite numbers", got="NaN or infinity", remedy="Train it with a smaller rate."
+        )
     return projected

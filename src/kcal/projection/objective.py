@@ -1,4 +1,4 @@
-"""The log-loss that trains Π: every prediction sample given a weighted background, with its gradient by hand.
+"""The log-loss that trains Π: every prediction sample given a weighted background, with an analytic gradient.
 
 e_ij = −‖q_i − z_j‖² / (2·d·b²) + log w_j        L = Σ_i v_i·(logsumexp_j e_ij − logsumexp_{j: y_j = y_i} e_ij)
 """
@@ -11,11 +11,11 @@ import torch
 from torch.autograd.function import once_differentiable
 
 LEAST_SHARE = 1e-30
-"""A sample whose own class has less than this share of the mass is given up for the step."""
+"""A sample whose own class has less than this share of the mass gets no gradient in the step."""
 
 
 class _EpisodeLoss(torch.autograd.Function):
-    """One matrix product and one exponential forwards, two products backwards."""
+    """One matrix product and one exponential forward, two products backward."""
 
     @staticmethod
     def forward(
@@ -30,13 +30,13 @@ class _EpisodeLoss(torch.autograd.Function):
         factor = 1.0 / (queries.shape[1] * bandwidth**2)
         centre = background.mean(dim=0)  # distances stay, rounding errors shrink
         queries, background = queries - centre, background - centre
-        bias = log_weights - 0.5 * factor * background.square().sum(dim=1)  # as many dimensions as the weights have
+        bias = log_weights - 0.5 * factor * background.square().sum(dim=1)  # (n_background,) or (n_query, n_background)
         shares = torch.addmm(bias, queries, background.T, alpha=factor)  # −‖q‖² is common to a row
         if blocked is not None:
             shares.masked_fill_(blocked, -torch.inf)
         shares = torch.softmax(shares, dim=1)  # (n_query, n_background)
         if blocked is not None and bool(blocked.all(dim=1).any()):
-            shares.nan_to_num_(nan=0.0)  # rows that may see nothing
+            shares.nan_to_num_(nan=0.0)  # rows without any background
         own_shares = shares * same_class
         own = own_shares.sum(dim=1)  # (n_query,)
         ctx.save_for_backward(queries, background, shares, own_shares, own)
@@ -75,11 +75,11 @@ def episode_losses(
     query_codes, background_codes : tensors
         Their classes.
     log_weights : (n_background,) or (n_query, n_background) tensor
-        Logarithm of the number of samples that each background sample stands for, to all queries or to each.
+        Logarithm of the number of samples that each background sample represents, for all queries or for each.
     bandwidth : float
-        b, fixed in training: its value can be folded into Π.
+        b, fixed in training, since Π can absorb its value.
     blocked : (n_query, n_background) boolean tensor, optional
-        Background that a query must not see.
+        Background that is hidden from a query.
     """
     same_class = query_codes[:, None] == background_codes[None, :]
     visible = same_class if blocked is None else same_class & ~blocked

@@ -1,16 +1,22 @@
-"""How Π is trained: every number of the paper's recipe and of the fast one."""
+"""How Π is trained: all numbers of the paper's recipe and of the fast one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from math import cos, inf, isfinite, pi
-from numbers import Integral, Real
+from dataclasses import dataclass
+from math import cos, pi
 from typing import Any
 
 from kcal.errors import InvalidInputError
+from kcal.projection.modules import MAX_DIMENSION
+from kcal.validation import check_choice, check_integer, check_number, shown
 
 FEATURES_OF_A_DIRECTION = 16
-"""From so many features on, embeddings are divided by their length."""
+"""From this number of features on, embeddings are divided by their length."""
+MAX_STEPS = 10**7
+MAX_BATCH = 10**5
+MAX_CHECKPOINTS = 64
+LARGEST = 1e12
+"""Bound of rates, decays and bandwidths."""
 
 
 @dataclass(frozen=True)
@@ -18,13 +24,13 @@ class PaperRecipe:
     """The paper's training: plain SGD, halved on a plateau, the last weights kept.
 
     Every step predicts ``predictions`` samples from a background of ``background_per_class`` samples of each class.
-    After every epoch the log-loss on what ``monitor`` names decides whether the learning rate is multiplied by
+    After every epoch the log-loss on the set named by ``monitor`` decides whether the learning rate is multiplied by
     ``factor``; training ends with the last epoch or when the rate falls below ``least_learning_rate``.
 
-    On fewer than 2·``predictions`` samples half of them are predicted, so that a background is left; a sample whose
-    class has no background in a step does not count in it.
+    With fewer than 2·``predictions`` samples half of them are predicted, so that a background is left; a sample whose
+    class has no background in a step is left out of that step.
 
-    ``monitor="calibration"`` is what was published (leave-one-out log-loss on the calibration set). It makes Π depend
+    ``monitor="calibration"`` is the published rule (leave-one-out log-loss on the calibration set). It makes Π depend
     on the calibration set, which the theorems do not allow; ``monitor="training"`` avoids it.
     """
 
@@ -41,12 +47,14 @@ class PaperRecipe:
     largest_dimension: int = 32
 
     def __post_init__(self) -> None:
-        _check_counts(self, "epochs", "batches_per_epoch", "predictions", "background_per_class", "largest_dimension")
-        _check_counts(self, "patience", least=0)
-        _check_numbers(self, "learning_rate", "bandwidth")
-        _check_numbers(self, "factor", below=1.0)
-        _check_numbers(self, "least_learning_rate", or_zero=True)
-        _refuse_unless_among(self, "monitor", ("calibration", "training"))
+        _check_integers(self, MAX_STEPS, "epochs", "batches_per_epoch")
+        _check_integers(self, MAX_BATCH, "predictions", "background_per_class")
+        _check_integers(self, MAX_DIMENSION, "largest_dimension")
+        _check_integers(self, MAX_STEPS, "patience", minimum=0)
+        _check_numbers(self, LARGEST, "learning_rate", "bandwidth", positive=True)
+        _check_numbers(self, 1.0, "factor", positive=True)
+        _check_numbers(self, LARGEST, "least_learning_rate")
+        check_choice(self.monitor, "monitor", ("calibration", "training"))
 
 
 @dataclass(frozen=True)
@@ -54,22 +62,23 @@ class FastRecipe:
     """The same objective in a small fraction of the time.
 
     One stratified batch is prediction and background at once: each sample is predicted from all the others, so that
-    a step learns from ``batch_size``² pairs. AdamW; the rate rises in a line and falls as a cosine. ``start="pca"``
-    begins at the principal axes of the embeddings, where the distances already mean something, in place of random
-    weights. ``hold`` draws the weights back to their start, whatever it was: at every step by ``hold`` times the rate
-    of the way. It is 0, since checkpoints stay as near and do better. With ``unit_length`` embeddings are divided by
-    their length first: a network that fits its training set stretches the embeddings of training samples, and their
-    length says little of new ones. "auto" does so from 16 features on; in few dimensions the direction alone tells too
-    little. A dimension left to KCal ("auto") is at most ``largest_dimension``.
+    a step learns from ``batch_size``² pairs. The optimiser is AdamW; the rate rises linearly and falls as a cosine.
+
+    ``start="pca"`` begins at the principal axes of the embeddings, in place of random weights. ``hold`` pulls the
+    weights back to their initial values: at every step by ``hold`` times the learning rate of the way; 0 by default,
+    since choosing among checkpoints does better. ``unit_length`` divides embeddings by their length first: a network
+    that fits its training set stretches the embeddings of training samples, so that their length is not comparable
+    with that of new samples. "auto" does so from 16 features on. A dimension of "auto" is at most
+    ``largest_dimension``.
 
     Checkpoints are kept at the start and at steps, steps/2, steps/4, … ``select="calibration"`` takes the one with
     the lowest leave-one-out loss on the calibration set, so that one training serves many calibration sets. It lets Π
-    depend on the calibration set through that choice among a handful, which the theorems do not allow;
-    ``select="last"`` avoids it.
+    depend on the calibration set through a choice among a few, which the theorems do not allow; ``select="last"``
+    avoids it.
 
-    ``sampling="equal"`` puts the same number of samples of each class into a batch, as the paper does, and
-    "proportional" numbers in proportion to the classes' frequencies; samples are weighed so that both estimate the
-    same loss. ``class_weights="balanced"`` lets every class count the same in that loss, however rare it is.
+    ``sampling="equal"`` draws the same number of samples of each class into a batch, as the paper does, and
+    "proportional" draws in proportion to the class frequencies; weights make both estimate the same loss.
+    ``class_weights="balanced"`` gives every class the same weight in that loss.
     """
 
     steps: int = 400
@@ -88,25 +97,27 @@ class FastRecipe:
     hold: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_counts(self, "steps", "batch_size", "checkpoints", "largest_dimension")
-        _check_numbers(self, "learning_rate", "bandwidth")
-        _check_numbers(self, "weight_decay", "hold", or_zero=True)
-        _check_numbers(self, "warm_up", or_zero=True, below=1.0)
-        _refuse_unless_among(self, "start", ("pca", "random"))
-        _refuse_unless_among(self, "select", ("calibration", "last"))
-        _refuse_unless_among(self, "sampling", ("equal", "proportional"))
-        if not isinstance(self.unit_length, bool) and self.unit_length != "auto":
-            raise _bad(self, "unit_length", 'True, False or "auto"')
-        balanced = isinstance(self.class_weights, str) and self.class_weights == "balanced"
-        if self.class_weights is not None and not balanced:
-            raise _bad(self, "class_weights", '"balanced" or None')
+        _check_integers(self, MAX_STEPS, "steps")
+        _check_integers(self, MAX_BATCH, "batch_size")
+        _check_integers(self, MAX_CHECKPOINTS, "checkpoints")
+        _check_integers(self, MAX_DIMENSION, "largest_dimension")
+        _check_numbers(self, LARGEST, "learning_rate", "bandwidth", positive=True)
+        _check_numbers(self, LARGEST, "weight_decay", "hold")
+        _check_numbers(self, 0.99, "warm_up")
+        check_choice(self.start, "start", ("pca", "random"))
+        check_choice(self.select, "select", ("calibration", "last"))
+        check_choice(self.sampling, "sampling", ("equal", "proportional"))
+        if not isinstance(self.unit_length, bool) and not _is(self.unit_length, "auto"):
+            raise InvalidInputError("unit_length", 'must be True, False or "auto"', got=shown(self.unit_length))
+        if self.class_weights is not None and not _is(self.class_weights, "balanced"):
+            raise InvalidInputError("class_weights", 'must be "balanced" or None', got=shown(self.class_weights))
 
     def takes_directions(self, n_features: int) -> bool:
-        """Say whether embeddings of so many features are divided by their length."""
+        """Return whether embeddings with this number of features are divided by their length."""
         return n_features >= FEATURES_OF_A_DIRECTION if self.unit_length == "auto" else bool(self.unit_length)
 
     def relative_rate(self, step: int) -> float:
-        """Return the learning rate at a step relative to the highest: a linear rise, then half a cosine to zero."""
+        """Return the learning rate at a step relative to the highest: a linear rise, then half a cosine to 0."""
         rise = self.warm_up * self.steps
         if step < rise:
             return (step + 1) / (rise + 1)
@@ -123,48 +134,25 @@ RECIPES: dict[str, type[PaperRecipe] | type[FastRecipe]] = {"fast": FastRecipe, 
 
 
 def get_recipe(recipe: str | Recipe) -> Recipe:
-    """Return a recipe by name with its default numbers, or the recipe itself."""
+    """Return a recipe by name with its default numbers, or the given recipe."""
     if isinstance(recipe, PaperRecipe | FastRecipe):
         return recipe
-    if not isinstance(recipe, str) or recipe not in RECIPES:
-        raise InvalidInputError(f'recipe must be "fast", "paper", a FastRecipe or a PaperRecipe; got {recipe!r}.')
-    return RECIPES[recipe]()
+    if isinstance(recipe, str) and recipe in RECIPES:
+        return RECIPES[recipe]()
+    raise InvalidInputError("recipe", 'must be "fast", "paper", a FastRecipe or a PaperRecipe', got=shown(recipe))
 
 
-def _check_counts(recipe: object, *names: str, least: int = 1) -> None:
+def _check_integers(recipe: Recipe, maximum: int, *names: str, minimum: int = 1) -> None:
     for name in names:
-        value = getattr(recipe, name)
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-            raise _bad(recipe, name, f"an integer of at least {least}")
-        object.__setattr__(recipe, name, int(value))  # numpy's integers become Python's
+        value = check_integer(getattr(recipe, name), name, minimum=minimum, maximum=maximum)
+        object.__setattr__(recipe, name, value)  # numpy's integers become Python's
 
 
-def _check_numbers(recipe: object, *names: str, or_zero: bool = False, below: float = inf) -> None:
-    kind = "zero or positive" if or_zero else "positive"
-    expected = f"{kind} and {'finite' if below == inf else f'less than {below:g}'}"
+def _check_numbers(recipe: Recipe, maximum: float, *names: str, positive: bool = False) -> None:
     for name in names:
-        value = getattr(recipe, name)
-        if not _is_finite(value) or not ((value >= 0 if or_zero else value > 0) and value < below):
-            raise _bad(recipe, name, expected)
-        object.__setattr__(recipe, name, value if isinstance(value, int) else float(value))
+        value = check_number(getattr(recipe, name), name, minimum=0, maximum=maximum, exclusive=positive)
+        object.__setattr__(recipe, name, value)
 
 
-def _is_finite(value: Any) -> bool:
-    try:
-        return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
-    except OverflowError:  # a whole number that is too large for floating point
-        return False
-
-
-def _bad(recipe: object, name: str, expected: str) -> InvalidInputError:
-    default = next(field.default for field in fields(recipe) if field.name == name)  # type: ignore[arg-type]
-    return InvalidInputError(
-        f"{type(recipe).__name__}: {name} must be {expected}; got {getattr(recipe, name)!r}. "
-        f"Leave it out for {default!r}."
-    )
-
-
-def _refuse_unless_among(recipe: object, name: str, choices: tuple[str, ...]) -> None:
-    value = getattr(recipe, name)
-    if not isinstance(value, str) or value not in choices:
-        raise InvalidInputError(f"{type(recipe).__name__}: {name} must be one of {choices}; got {value!r}.")
+def _is(value: Any, word: str) -> bool:
+    return isinstance(value, str) and value == word

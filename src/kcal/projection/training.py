@@ -1,11 +1,11 @@
-"""Training Π on the embeddings of a training set."""
+"""Train Π on the embeddings of a training set."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from kcal.validation import (
     check_groups,
     check_labels,
     check_matrix,
+    check_seed,
     collect_classes,
     encode_labels,
     row_fingerprints,
@@ -32,18 +33,26 @@ Monitor = Callable[[nn.Module], float]
 
 @dataclass(frozen=True)
 class TrainingCurve:
-    """Mean training log-loss and learning rate up to each noted step."""
+    """Training log-loss, averaged since the last record, and learning rate at the recorded steps."""
 
     steps: tuple[int, ...]
     losses: tuple[float, ...]
     learning_rates: tuple[float, ...]
 
 
+class TrainingRun(NamedTuple):
+    """Frozen checkpoints of a training, the steps at which they were taken, and the curve."""
+
+    checkpoints: tuple[nn.Module, ...]
+    steps: tuple[int, ...]
+    curve: TrainingCurve
+
+
 @dataclass(frozen=True, repr=False)
 class TrainedProjection:
-    """A projection trained once, with its checkpoints; give it to ``KCal(projection=...)``, any number of times.
+    """A projection that is trained once, with its checkpoints; pass it to ``KCal(projection=...)`` any number of times.
 
-    ``classes`` are those of the training set: a class that only the training set knows still gets its column.
+    ``classes`` are those of the training set: a class that occurs only there still gets a column.
     """
 
     checkpoints: tuple[nn.Module, ...]
@@ -58,6 +67,11 @@ class TrainedProjection:
         """The last checkpoint."""
         return self.checkpoints[-1]
 
+    @property
+    def run(self) -> TrainingRun:
+        """The checkpoints with their steps and the curve."""
+        return TrainingRun(self.checkpoints, self.steps, self.curve)
+
     def __repr__(self) -> str:
         name = type(self.module).__name__
         return f"TrainedProjection({name}, steps={self.steps[-1]}, checkpoints={len(self.checkpoints)})"
@@ -65,7 +79,7 @@ class TrainedProjection:
 
 @dataclass(frozen=True)
 class TrainingSamples:
-    """What Π learns from: embeddings (n, h), class codes and, if any, group codes."""
+    """The samples that Π is trained on: embeddings (n, h), class codes and, if any, group codes."""
 
     embeddings: torch.Tensor
     codes: NDArray[np.int64]
@@ -98,25 +112,26 @@ def train_projection(
     dimension : int or "auto"
         d; for "auto" min(h, 128), or min(h, 32) with the paper's recipe.
     recipe : "fast", "paper", FastRecipe or PaperRecipe
-        How to train it. The paper's recipe watches the training loss here, for want of a calibration set.
+        How to train it. The paper's recipe monitors the training loss here, since there is no calibration set.
     groups : (n,) array, optional
         Patients, speakers, sites: a sample is never predicted from its own group.
     classes : sequence, optional
-        Every class, where the training set does not hold them all.
+        All classes, where the training set does not include them all.
     seed : int
         Same seed, same result.
     progress : bool, optional
         Show a progress bar; by default only in a terminal.
     """
+    check_seed(seed)
+    numbers = get_recipe(recipe)
     rows = check_matrix(embeddings, "embeddings")
     names = check_labels(labels, rows.shape[0], "labels")
     known = collect_classes([names], classes)
     codes = encode_labels(names, known)
     keys = None if groups is None else check_groups(groups, rows.shape[0])
-    numbers = get_recipe(recipe)
     module = start_projection(projection, rows, dimension, numbers, seed)
     if isinstance(numbers, PaperRecipe):
-        numbers = replace(numbers, monitor="training")  # there is no calibration set to watch
+        numbers = replace(numbers, monitor="training")  # there is no calibration set
     samples = TrainingSamples(rows, codes, len(known), keys)
     run = run_training(module, samples, numbers, seed=seed, show=progress)
     return TrainedProjection(*run, numbers, known, row_fingerprints(rows))
@@ -125,7 +140,7 @@ def train_projection(
 def start_projection(
     projection: str | nn.Module, embeddings: torch.Tensor, dimension: int | str, recipe: Recipe, seed: int
 ) -> nn.Module:
-    """Return the module that training starts from, on the device and in the precision of the embeddings."""
+    """Return the initial module, on the device and in the precision of the embeddings."""
     if isinstance(projection, nn.Module):
         module = deepcopy(projection)
     else:
@@ -145,32 +160,32 @@ def run_training(
     seed: int = 0,
     monitor: Monitor | None = None,
     show: bool | None = None,
-) -> tuple[tuple[nn.Module, ...], tuple[int, ...], TrainingCurve]:
+) -> TrainingRun:
     """Train ``module`` in place; return frozen checkpoints, their steps and the curve.
 
-    ``monitor`` maps the module to the loss that the paper's recipe watches; without one it watches the training loss.
+    ``monitor`` maps the module to the loss that the paper's recipe monitors; without it, that is the training loss.
     """
     if len(np.unique(samples.codes)) < 2:
-        raise InvalidInputError("learning a projection needs samples of at least two classes in the training set.")
+        raise InvalidInputError("train_labels", "must hold at least two classes to learn a projection")
     if samples.groups is not None and len(np.unique(samples.groups)) < 2:
-        raise InvalidInputError("learning a projection by groups needs at least two groups in the training set.")
+        raise InvalidInputError("train_groups", "must hold at least two groups to learn a projection")
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise InvalidInputError("this projection has nothing to train; pass it to KCal as it is, frozen.")
+        raise InvalidInputError("projection", "has nothing to train", remedy="Pass it to KCal directly, frozen.")
     generator = np.random.default_rng(seed)
     with seeded(seed):  # a module may hold dropout
         if isinstance(recipe, PaperRecipe):
-            return _train_as_published(module, samples, recipe, generator, monitor, show)
+            return _train_paper(module, samples, recipe, generator, monitor, show)
         return _train_fast(module, samples, recipe, generator, show)
 
 
-def _train_as_published(
+def _train_paper(
     module: nn.Module,
     samples: TrainingSamples,
     recipe: PaperRecipe,
     generator: np.random.Generator,
     monitor: Monitor | None,
     show: bool | None,
-) -> tuple[tuple[nn.Module, ...], tuple[int, ...], TrainingCurve]:
+) -> TrainingRun:
     episodes = PaperEpisodes(
         samples.codes, samples.n_classes, predictions=recipe.predictions, per_class=recipe.background_per_class,
         generator=generator, groups=samples.groups,
@@ -178,18 +193,18 @@ def _train_as_published(
     labels = torch.as_tensor(samples.codes, device=samples.embeddings.device)
     optimizer = torch.optim.SGD(module.parameters(), lr=recipe.learning_rate)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=recipe.factor, patience=recipe.patience)
-    curve = _CurveNotes(optimizer)
+    curve = _CurveRecorder(optimizer)
     with progress_bar("Training the projection", recipe.epochs * recipe.batches_per_epoch, show=show) as advance:
         for _ in range(recipe.epochs):
             module.train()
             for _ in range(recipe.batches_per_epoch):
                 loss = _paper_loss(module, samples.embeddings, labels, episodes, recipe.bandwidth)
                 curve.add(_descend(optimizer, loss), advance)
-            mean = curve.note()
+            mean = curve.record()
             scheduler.step(monitor(module) if monitor is not None and recipe.monitor == "calibration" else mean)
             if optimizer.param_groups[0]["lr"] < recipe.least_learning_rate:
                 break
-    return (_frozen_copy(module),), (curve.step,), curve.curve()
+    return TrainingRun((_frozen_copy(module),), (curve.step,), curve.curve())
 
 
 def _paper_loss(
@@ -221,7 +236,7 @@ def _train_fast(
     recipe: FastRecipe,
     generator: np.random.Generator,
     show: bool | None,
-) -> tuple[tuple[nn.Module, ...], tuple[int, ...], TrainingCurve]:
+) -> TrainingRun:
     embeddings, groups = samples.embeddings, samples.groups
     batches = StratifiedBatches(
         samples.codes, samples.n_classes, batch_size=recipe.batch_size, generator=generator,
@@ -235,7 +250,7 @@ def _train_fast(
     itself = torch.eye(len(labels), dtype=torch.bool, device=embeddings.device)
     optimizer = torch.optim.AdamW(module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.relative_rate)
-    marks, curve = recipe.marks(), _CurveNotes(optimizer)
+    marks, curve = recipe.marks(), _CurveRecorder(optimizer)
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
     kept = [_frozen_copy(module)] if 0 in marks else []
     start = [parameter.detach().clone() for parameter in learned] if recipe.hold else []
@@ -250,19 +265,19 @@ def _train_fast(
             )
             curve.add(_descend(optimizer, (losses * shares).sum()), advance)
             if recipe.hold:
-                _draw_back(learned, start, min(recipe.hold * optimizer.param_groups[0]["lr"], 1.0))
+                _pull_back(learned, start, min(recipe.hold * optimizer.param_groups[0]["lr"], 1.0))
             scheduler.step()
             if step in marks:
-                curve.note()
+                curve.record()
                 kept.append(_frozen_copy(module))
-    return tuple(kept), marks, curve.curve()
+    return TrainingRun(tuple(kept), marks, curve.curve())
 
 
 @torch.no_grad()
-def _draw_back(learned: list[nn.Parameter], start: list[torch.Tensor], share: float) -> None:
-    """Take the weights a share of the way back to where they started."""
-    for parameter, first in zip(learned, start, strict=True):
-        parameter.lerp_(first, share)
+def _pull_back(learned: list[nn.Parameter], start: list[torch.Tensor], share: float) -> None:
+    """Move the weights a share of the way back to their initial values."""
+    for parameter, initial in zip(learned, start, strict=True):
+        parameter.lerp_(initial, share)
 
 
 def _descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
@@ -281,25 +296,25 @@ def _frozen_copy(module: nn.Module) -> nn.Module:
     return deepcopy(module).eval().requires_grad_(False)
 
 
-class _CurveNotes:
-    """Gathers the losses of the steps into a curve."""
+class _CurveRecorder:
+    """Collect the losses of the steps into a curve."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self.step = optimizer, 0
         self.recent: list[torch.Tensor] = []
-        self.notes: list[tuple[int, float, float]] = []
+        self.records: list[tuple[int, float, float]] = []
 
     def add(self, loss: torch.Tensor, advance: Advance) -> None:
         self.step += 1
         self.recent.append(loss)
         advance("")
 
-    def note(self) -> float:
+    def record(self) -> float:
         mean = float(torch.stack(self.recent).mean())
-        self.notes.append((self.step, mean, float(self.optimizer.param_groups[0]["lr"])))
+        self.records.append((self.step, mean, float(self.optimizer.param_groups[0]["lr"])))
         self.recent.clear()
         return mean
 
     def curve(self) -> TrainingCurve:
-        steps, losses, rates = zip(*self.notes, strict=True)
+        steps, losses, rates = zip(*self.records, strict=True)
         return TrainingCurve(steps, losses, rates)

@@ -1,58 +1,76 @@
-"""Scaling-binning: temperature scaling, then each class's probability replaced by the mean of those in its bin.
+"""Scaling-binning: temperature scaling, then each class's probability replaced by the mean over its bin.
 
-q_k = (1/n_b)·Σ_{i∈b} p_ik(T),   p(T) = softmax(z / T),   b the bin of p_k(T);   output_k = q_k / Σ_j q_j
+q_k = (1/n_b)·Σ_{i∈b} p_ik(T),   p(T) = softmax(z / T),   b the bin of p_k(T);   p′_k = q_k / Σ_j q_j
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from scipy.special import expit, log_softmax
+from scipy.special import expit
 
-from kcal.calibrators.binary.one_versus_rest import Floats, OneVersusRest, check_bins, equal_mass_edges
-from kcal.calibrators.scaling.temperature import HIGHEST, LOWEST, solve_temperature
-from kcal.errors import FileFormatError
+from kcal.calibrators.binary.binned import BinnedModel
+from kcal.calibrators.binary.one_versus_rest import Floats, OneVersusRest, equal_mass_edges, fit_each_map, to_arrays
+from kcal.calibrators.class_scores import rounded_log_odds
+from kcal.calibrators.logit_base import check_bins
+from kcal.calibrators.model_state import LogitModel, number
+from kcal.calibrators.scaling.temperature import HIGHEST, LOWEST, fit_temperature
 from kcal.validation import ALMOST_ZERO
 
 
+@dataclass(frozen=True)
+class ScaledBinnedModel(BinnedModel):
+    """A binned model of the log-odds at a temperature."""
+
+    temperature: float = number(LOWEST, HIGHEST)
+
+    def scores(self, log_probs: torch.Tensor) -> Floats:
+        """Return the log-odds of the scaled probabilities, (n, n_classes)."""
+        return scaled_log_odds(log_probs, self.temperature)
+
+    def summary(self) -> dict[str, str]:
+        """Return the temperature and the kind of maps for display."""
+        return {"temperature": f"{self.temperature:.4g}", **super().summary()}
+
+
 class ScalingBinning(OneVersusRest):
-    """Scale by a temperature, then round the probability of each class to the mean of its bin, and normalise.
+    """Scale by a temperature, round the probability of each class to the mean of its bin, and normalise.
 
     Labels are used for the temperature only; bins hold equal numbers of samples and give the mean of the scaled
-    probabilities, which varies far less than the mean of labels that histogram binning takes. Outputs of the maps are
-    few values, so that the calibration error of the maps can be measured without the bias of binning. One set of
-    samples serves all steps, as in the published code: a temperature is too little to be overfitted.
+    probabilities, which varies far less than the mean of labels in histogram binning. The maps have few distinct
+    outputs, so that their calibration error can be measured without the bias of binning. One set of samples serves all
+    steps, as in the published code: one temperature cannot overfit much.
 
     Parameters
     ----------
     bins : int, optional
-        Bins a map, at most; ties can leave fewer. If not given, ten for every class and at least 100: the samples of
+        Maximal number of bins per map; ties can leave fewer. By default ten per class and at least 100: the samples of
         one of K equally frequent classes fill one bin in K, and many bins cost little where no labels are averaged.
     maps : "auto", "class" or "shared"
-        Bins of its own for every class, or one set of bins for the scores of all classes together. "auto" takes
-        whichever has the lower cross-validated log-loss.
+        Bins per class, or one set of bins for the scores of all classes together. "auto" takes the one with the lower
+        cross-validated log-loss.
     representation : "logits" or "probabilities"
         What ``X`` holds; it is never guessed.
     seed : int
-        Of the folds that "auto" is decided by.
+        Seed of the folds of the cross-validation.
 
     Attributes
     ----------
     temperature_ : float
         T of the scaling.
     edges_ : list of arrays
-        Where the bins of each map meet, as log-odds of the scaled probabilities, ascending.
+        Inner edges of the bins of each map, as log-odds of the scaled probabilities, ascending.
     means_ : list of arrays
-        What each bin gives before rows are normalised; one more than there are edges.
+        Output of each bin before rows are normalised; one more than there are edges.
     """
 
     method: ClassVar[str] = "scaling-binning"
-    parts: ClassVar[tuple[str, ...]] = ("edges", "means")
-    temperature_: float
-    edges_: list[Floats]
-    means_: list[Floats]
+    model_class: ClassVar[type[LogitModel]] = ScaledBinnedModel
+    model_: ScaledBinnedModel
 
     def __init__(
         self, *, bins: int | None = None, maps: str = "auto", representation: str = "logits", seed: int = 0
@@ -62,36 +80,43 @@ class ScalingBinning(OneVersusRest):
         self.representation = representation
         self.seed = seed
 
+    @property
+    def temperature_(self) -> float:
+        """T of the scaling."""
+        return self.model_.temperature
+
+    @property
+    def edges_(self) -> list[Any]:
+        """Inner edges of the bins of each map, as log-odds of the scaled probabilities, ascending."""
+        return to_arrays(self.model_.edges)
+
+    @property
+    def means_(self) -> list[Any]:
+        """Output of each bin before rows are normalised."""
+        return to_arrays(self.model_.values)
+
     def _check_parameters(self) -> None:
         super()._check_parameters()
         if self.bins is not None:
             check_bins(self.bins)
 
-    def _prepare(self, logarithms: Floats, codes: NDArray[np.int64], weights: Floats) -> None:
-        self.temperature_ = solve_temperature(logarithms, codes, weights)
+    def _fit_maps(
+        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats, *, shared: bool
+    ) -> ScaledBinnedModel:
+        bins = max(100, 10 * log_probs.shape[1]) if self.bins is None else self.bins
+        temperature = fit_temperature(log_probs, codes, weights).temperature
 
-    def _scores(self, logarithms: Floats) -> Floats:
-        return super()._scores(log_softmax(logarithms / self.temperature_, axis=1))
+        def average_bins(scores: Floats, hits: NDArray[np.bool_], weights: Floats) -> tuple[Floats, Floats]:
+            edges = equal_mass_edges(scores, weights, bins)
+            places = np.searchsorted(edges, scores)
+            means = np.bincount(places, weights=weights * expit(scores)) / np.bincount(places, weights=weights)
+            return edges, np.maximum(means, ALMOST_ZERO)
 
-    def _fit_map(self, scores: Floats, hits: NDArray[np.bool_], weights: Floats) -> tuple[Floats, ...]:
-        bins = max(100, 10 * len(self.classes_)) if self.bins is None else self.bins
-        edges = equal_mass_edges(scores, weights, bins)
-        places = np.searchsorted(edges, scores)
-        means = np.bincount(places, weights=weights * expit(scores)) / np.bincount(places, weights=weights)
-        return edges, np.maximum(means, ALMOST_ZERO)
+        scores = scaled_log_odds(log_probs, temperature)
+        edges, means = fit_each_map(scores, codes, weights, average_bins, shared=shared)
+        return ScaledBinnedModel(edges, means, temperature)
 
-    def _log_map(self, scores: Floats, *parts: Floats) -> Floats:
-        edges, means = parts
-        return np.log(means)[np.searchsorted(edges, scores)]
 
-    def _is_map(self, *parts: Floats) -> bool:
-        edges, means = parts
-        return len(means) == len(edges) + 1 and bool((np.diff(edges) > 0).all() and ((means > 0) & (means <= 1)).all())
-
-    def _more_values(self) -> dict[str, Any]:
-        return {"temperature": self.temperature_}
-
-    def _restore_more(self, values: dict[str, Any]) -> None:
-        self.temperature_ = float(values["temperature"])
-        if not LOWEST <= self.temperature_ <= HIGHEST:
-            raise FileFormatError(f"the stored temperature is out of bounds: {self.temperature_!r}.")
+def scaled_log_odds(log_probs: torch.Tensor, temperature: float) -> Floats:
+    """Return the log-odds of softmax(z / T), (n, n_classes)."""
+    return rounded_log_odds(torch.log_softmax(log_probs / temperature, dim=1))

@@ -1,9 +1,9 @@
-"""How frequent classes are, from how often each was seen: without the differences that chance explains.
+"""Estimate class frequencies from counts, without the differences that sampling explains.
 
-n_k is drawn towards the mean of a Dirichlet posterior, (n_k + a) · n / (n + K·a), whose a is the most likely one
-(empirical Bayes), but no further than chance could have moved it: √n_k by twice its standard deviation of ½ (limited
-translation: Efron and Morris, 1972). So counts that differ as those of equally frequent classes do become equal, and a
-rare class among many that are alike stays rare.
+n_k is shrunk towards the mean of a Dirichlet posterior, (n_k + a) · n / (n + K·a), with the a of the highest marginal
+likelihood (empirical Bayes), but √n_k moves by at most two of its standard deviations of ½ (limited translation: Efron
+and Morris, 1972). So counts that differ as those of equally frequent classes do become equal, and a rare class among
+many alike stays rare.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from scipy.special import gammaln
 
 Floats = NDArray[np.float64]
 
-LEAST, MOST = 0.5, 1e6
-"""Samples that every class is given beside its own; the least is that of Jeffreys."""
-REACH = 1.0
-"""How far a count's root is moved at most."""
+MIN_STRENGTH, MAX_STRENGTH = 0.5, 1e6
+"""Bounds of the pseudo-count per class; the lower one is that of Jeffreys' prior."""
+MAX_ROOT_SHIFT = 1.0
+"""How far the square root of a count moves at most."""
 
 
 def likely_frequencies(counts: Floats, strength: float | None = None) -> Floats:
-    """Return the frequency of each class, (…, n_classes), all above 0, given how many samples each has.
+    """Return the estimated frequency of each class, (…, n_classes), all above 0.
 
-    ``strength`` is how many samples every class is given beside its own; without, the most likely number.
+    ``strength`` is the pseudo-count per class; by default the one of the highest marginal likelihood.
     """
-    moved = moved_counts(counts, most_likely_strength(counts) if strength is None else strength)
-    moved = np.maximum(moved, np.finfo(np.float64).tiny)  # counts too faint to be divided tell nothing
-    frequencies: Floats = moved / moved.sum(axis=-1, keepdims=True)
+    shrunk = shrunk_counts(counts, likely_strength(counts) if strength is None else strength)
+    shrunk = np.maximum(shrunk, np.finfo(np.float64).tiny)
+    frequencies: Floats = shrunk / shrunk.sum(axis=-1, keepdims=True)
     return frequencies
 
 
-def moved_counts(counts: Floats, strength: float) -> Floats:
-    """Return counts drawn towards their mean, each between what it was and its posterior mean."""
+def shrunk_counts(counts: Floats, strength: float) -> Floats:
+    """Return counts shrunk towards their mean, each between itself and its posterior mean."""
     n = counts.sum(axis=-1, keepdims=True)
-    drawn = (counts + strength) * n / (n + counts.shape[-1] * strength)
+    posterior = (counts + strength) * n / (n + counts.shape[-1] * strength)
     roots = np.sqrt(counts)
-    lowest = np.minimum(np.maximum(roots - REACH, 0.0) ** 2, counts)
-    moved: Floats = np.clip(drawn, lowest, (roots + REACH) ** 2)
-    return moved
+    lowest = np.minimum(np.maximum(roots - MAX_ROOT_SHIFT, 0.0) ** 2, counts)
+    shrunk: Floats = np.clip(posterior, lowest, (roots + MAX_ROOT_SHIFT) ** 2)
+    return shrunk
 
 
-def most_likely_strength(counts: Floats) -> float:
-    """Return the strength of a symmetric Dirichlet prior under which the counts are likeliest."""
-    found = minimize_scalar(
-        lambda log_strength: -log_evidence(counts, float(np.exp(log_strength))),
-        bounds=(np.log(LEAST), np.log(MOST)),
+def likely_strength(counts: Floats) -> float:
+    """Return the strength of a symmetric Dirichlet prior with the highest marginal likelihood of the counts."""
+    result = minimize_scalar(
+        lambda log_strength: -log_marginal_likelihood(counts, float(np.exp(log_strength))),
+        bounds=(np.log(MIN_STRENGTH), np.log(MAX_STRENGTH)),
         method="bounded",
     )
-    return float(np.exp(found.x))
+    return float(np.exp(result.x))
 
 
-def log_evidence(counts: Floats, strength: float) -> float:
-    """Return the log-likelihood of samples with such counts, their frequencies drawn from a Dirichlet distribution."""
+def log_marginal_likelihood(counts: Floats, strength: float) -> float:
+    """Return the log-likelihood of labels with such counts, their frequencies drawn from a Dirichlet distribution."""
     total = len(counts) * strength
-    each = gammaln(counts + strength) - gammaln(strength)
-    return float(gammaln(total) - gammaln(counts.sum() + total) + each.sum())
+    per_class = gammaln(counts + strength) - gammaln(strength)
+    return float(gammaln(total) - gammaln(counts.sum() + total) + per_class.sum())

@@ -1,15 +1,8 @@
-"""KCal blended with the network: kernel density estimates in several metrics and widths, pooled with its logits.
-
-log p(x) = g·(Σ_j w_j·log p_j(x) + Σ_i v_i·log n_i(x) + bias) + (1 − g)·log n_1(x), normalised, then sharpened
-
-p_j is a kernel density estimate over the calibration set (a metric, a bandwidth), with a little background mass, and
-classes as frequent as they are likely to be; n_i is the network, calibrated; g is the share of evidence, near 1
-wherever calibration samples lie. Sharpening makes sure answers surer and unsure ones less sure, or the other way round,
-as the calibration set asks for.
-"""
+"""KCal blended with the network: kernel density estimates in several metrics and bandwidths, pooled with its logits."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,27 +10,41 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
-from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
-from kcal.calibrators.blend.answers import blended, evidence_of, least_logarithm, reweighed, share_of_pool
-from kcal.calibrators.blend.class_frequencies import likely_frequencies, most_likely_strength
-from kcal.calibrators.blend.experts import Expert, fit_experts
-from kcal.calibrators.blend.fitting import Samples, cross_fitted_partners, fit_pool
-from kcal.calibrators.blend.network import Partner
-from kcal.calibrators.blend.parameters import check_blend_parameters, check_names, check_scales, names_of
-from kcal.calibrators.blend.pool import Pool, PoolProblem
+from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two, refuse_extra
+from kcal.calibrators.blend.experts import fit_experts
+from kcal.calibrators.blend.fitting import Targets, fit_blend
+from kcal.calibrators.blend.model import BlendModel
+from kcal.calibrators.blend.network import NetworkFit, cross_fit_network, min_log_prob, network_folds
+from kcal.calibrators.blend.parameters import check_blend_parameters, check_factors
 from kcal.calibrators.blend.sharpness import Sharpness
-from kcal.calibrators.fit_warnings import warn_of_few_samples, warn_of_known_rows, warn_of_missing_classes
-from kcal.calibrators.logits import encode_columns
+from kcal.calibrators.blend.state import model_from_state, model_state
+from kcal.calibrators.fit_warnings import (
+    warn_of_few_samples,
+    warn_of_known_rows,
+    warn_of_missing_classes,
+    warn_of_training_rows,
+)
+from kcal.calibrators.kcal.parameters import refuse_training_set
+from kcal.calibrators.kcal.samples import (
+    Samples,
+    TrainingSet,
+    check_samples,
+    check_training_set,
+    other_labels,
+    training_fingerprints,
+)
+from kcal.calibrators.kcal.state import OWN_MODULE, damaged_parameters, read_parameters, stored_parameters
+from kcal.calibrators.logit_base import encode_columns, to_log_probs
 from kcal.calibrators.prior import check_prior
-from kcal.errors import InvalidInputError
-from kcal.validation import check_groups, check_labels, check_matrix, check_weights
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.projection import get_recipe
+from kcal.validation import ArrayKind, check_matrix
 
 Floats = NDArray[np.float64]
 
-ROWS_AT_ONCE = 4096
-LARGEST_FACTOR = 1e6
-"""By which the sums of a class grow, however little its samples weigh: single precision has to hold them."""
+BLOCK_ROWS = 4096
 
 
 class KCalBlend(Calibrator):
@@ -119,16 +126,12 @@ class KCalBlend(Calibrator):
     method: ClassVar[str] = "kcal-blend"
     columns_are_classes: ClassVar[bool] = False
 
-    _experts: list[Expert]
-    _partners: list[Partner]
-    _pool: Pool
-    sharpness_: Sharpness
-    group_efficiency_: float
-    background_: float
-    _frequencies: Floats
-    _least_evidence: float
-    _steepness: float
-    _least_logarithm: float
+    has_evidence: ClassVar[bool] = True
+    fit_options: ClassVar[frozenset[str]] = frozenset(
+        {"logits", "train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes"}
+    )
+
+    model_: BlendModel
     logit_names_in_: NDArray[np.object_]
 
     def __init__(
@@ -196,182 +199,233 @@ class KCalBlend(Calibrator):
         classes : sequence, optional
             All classes in the order of the columns.
         """
-        check_blend_parameters(self)
+        self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
         self._remember(rows)
-        n = rows.shape[0]
-        labels, scores = check_labels(y, n), None if logits is None else self._check_logits(logits, n)
-        self.logit_names_in_ = np.array(names_of(logits), dtype=object)
+        scores = None if logits is None else self._check_logits(logits, len(rows))
+        training = check_training_set(train_embeddings, train_labels, train_groups, rows)
+        if training is not None and not self.uses_training_set:
+            raise refuse_training_set(self.projection)
         if scores is not None:
-            classes = encode_columns(labels, n, scores.shape[1], classes)[1]
-        weights = np.ones(n) if sample_weight is None else check_weights(sample_weight, n)
-        keys = None if groups is None else check_groups(groups, n)
-        kept = np.flatnonzero(weights > 0)
-        if len(kept) == 0:
-            raise InvalidInputError("every sample has weight 0; give some of them a weight.")
-        for what, found in (("samples", len(kept)), ("groups", 2 if keys is None else len(np.unique(keys[kept])))):
-            if found < 2:
-                raise InvalidInputError(f"a blend judges calibration samples by others: it needs two {what}; got 1.")
-        described = {
-            "classes": classes,
-            "groups": None if keys is None else keys[kept],
-            "sample_weight": None if sample_weight is None else weights[kept],
-        }
-        training = {"train_embeddings": train_embeddings, "train_labels": train_labels, "train_groups": train_groups}
-        self._experts = self._find_experts(rows[kept], labels[kept], described, training)
-        self.classes_ = self._experts[0].estimate.classes_
-        check_at_least_two(self.classes_, type(self).__name__)
-        check_prior(self.prior, self.classes_)
-        if scores is not None:
-            warn_of_few_samples(len(kept), len(self.classes_))
-        else:
-            warn_of_missing_classes(
-                self.classes_, self._experts[0].estimate._frequencies, "Add samples, or pass logits=."
-            )
-        codes = self._experts[0].estimate._codes.cpu().numpy()
-        samples = Samples(codes, weights[kept] / weights[kept].mean(), described["groups"])
-        self._strength = self._strength_of_frequencies(samples)
-        self._frequencies = likely_frequencies(samples.totals(len(self.classes_)).numpy(), self._strength)
-        self._partners = [] if scores is None else self._calibrated_network(scores[kept], samples)
-        self._least_logarithm = 0.0 if scores is None else least_logarithm(scores[kept], self.representation)
-        fit_pool(self, samples)
+            classes = encode_columns(y, len(scores), scores.shape[1], classes)[1]
+        other = other_labels(training, self.projection)
+        samples = check_samples(
+            rows, y, classes=classes, other_labels=other, groups=groups, sample_weight=sample_weight
+        )
+        check_at_least_two(samples.classes, type(self).__name__)
+        prior = check_prior(self.prior, samples.classes)
+        if samples.weights is not None:
+            samples = samples.rows(np.flatnonzero(samples.weights))
+        targets = _targets(samples)
+        self._warn_of_samples(samples, training, with_logits=scores is not None)
+        experts = fit_experts(
+            samples.calibration_set(samples.groups),
+            None if training is None else training.encoded(samples.classes),
+            projection=self.projection,
+            dimension=self.dimension,
+            recipe=get_recipe(self.recipe),
+            factors=check_factors(self.bandwidth_factors),
+            seed=self.seed,
+            progress=self.progress,
+        )
+        network = None if scores is None else self._fit_network(scores[samples.indices], targets)
+        model = fit_blend(
+            targets,
+            experts,
+            network,
+            bias=self.bias,
+            background=self.background,
+            fallback_quantile=self.fallback_quantile,
+            sharpness=self.sharpness,
+        )
+        lowest = 0.0 if scores is None else min_log_prob(scores[samples.indices], self.representation)
+        self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)
+        self.model_ = replace(model, min_log_prob=lowest, representation=self.representation, prior=prior)
         return self
 
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
-        """Return calibrated probabilities, (n, n_classes), of embeddings and, if it was fitted so, of their logits."""
-        rows, kind = self._check_rows(X)
-        return kind.give_back(torch.exp(self._blend(rows, logits)))
+        """Return calibrated probabilities, (n, n_classes), from embeddings and, if fitted with them, logits."""
+        log_probs, kind = self._predict_log_probs(X, logits)
+        return kind.give_back(torch.exp(log_probs))
 
     def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
-        rows, kind = self._check_rows(X)
-        return kind.give_back(self._blend(rows, logits))
+        log_probs, kind = self._predict_log_probs(X, logits)
+        return kind.give_back(log_probs)
 
     def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
-        """Return the most probable class of each row, in the kind of ``classes_``."""
-        rows, _ = self._check_rows(X)
-        labels: NDArray[Any] = self.classes_[self._blend(rows, logits).argmax(dim=1).cpu().numpy()]
+        """Return the most probable class of each row, with the type of ``classes_``."""
+        log_probs, _ = self._predict_log_probs(X, logits)
+        labels: NDArray[Any] = self.classes_[log_probs.argmax(dim=1).cpu().numpy()]
         return labels
 
     def score(self, X: Any, y: Any, *, logits: Any = None, sample_weight: Any = None) -> float:
-        """Return the accuracy on test data, as scikit-learn's classifiers do."""
+        """Return the accuracy, as scikit-learn's classifiers do."""
         return float(accuracy_score(y, self.predict(X, logits=logits), sample_weight=sample_weight))
 
-    def evidence(self, X: Any) -> Any:
-        """Return g, (n,): near 1 where calibration samples lie, near 0 where the network is on its own.
+    def gate(self, X: Any) -> Any:
+        """Return g, (n,): near 1 where calibration samples lie, near 0 where the fallback decides.
 
-        Of 16 features or more it looks at directions, and a length tells it nothing. It is 1 with
-        ``fallback_quantile=0``.
+        From 16 features on it depends on directions only. It is 1 with ``fallback_quantile=0``.
         """
         rows, kind = self._check_rows(X)
-        found = reweighed(self, self._experts[0].class_sums(rows))
-        return kind.give_back(share_of_pool(self, evidence_of(self, found))[:, 0])
+        first = replace(self.model_, experts=self.model_.experts[:1], network=())
+        return kind.give_back(first.gate_values(first.inputs(rows, None))[:, 0])
+
+    def log_evidence(self, X: Any) -> Any:
+        """Return the log density of the calibration set, in the first metric, at each row, (n,)."""
+        rows, kind = self._check_rows(X)
+        return kind.give_back(self.model_.log_evidence(rows))
 
     @property
     def weights_(self) -> dict[str, float]:
-        """The weight of each expert, by name."""
-        check_is_fitted(self)
-        names = [name for expert in self._experts for name in expert.names]
-        names += [partner.calibrator.method for partner in self._partners]
-        return dict(zip(names, self._pool.weights.tolist(), strict=True))
+        """Pool weight of each estimate and network calibrator, by name."""
+        return dict(zip(self.model_.names, self.model_.pool.weights.tolist(), strict=True))
 
     @property
     def bandwidths_(self) -> dict[str, float]:
-        """The best single bandwidth of each metric."""
-        check_is_fitted(self)
-        return {expert.metric: expert.estimate.bandwidth_ for expert in self._experts}
-
-    @property
-    def takes_logits_(self) -> bool:
-        """Whether it was fitted with logits, and so needs them to predict."""
-        check_is_fitted(self)
-        return bool(self._partners)
+        """Best single bandwidth of each metric."""
+        return {expert.metric: expert.bandwidth for expert in self.model_.experts}
 
     @property
     def bias_(self) -> Floats:
-        """The bias of each class, (n_classes,)."""
-        check_is_fitted(self)
-        return self._pool.bias
+        """Bias of each class, (n_classes,)."""
+        return self.model_.pool.bias
 
     @property
     def frequencies_(self) -> Floats:
-        """The class frequencies that answers presume, (n_classes,)."""
+        """Class frequencies that the probabilities assume, (n_classes,)."""
+        return self.model_.frequencies
+
+    @property
+    def sharpness_(self) -> Sharpness:
+        """How predictions are sharpened, by their entropy."""
+        return self.model_.sharpness
+
+    @property
+    def background_(self) -> float:
+        """Background mass, relative to the median mass at a calibration sample."""
+        return self.model_.background
+
+    @property
+    def group_efficiency_(self) -> float:
+        """Information of a sample relative to an independent one; 1 without groups."""
+        return self.model_.group_efficiency
+
+    @property
+    def needs_logits_(self) -> bool:
+        """Whether it was fitted with logits, and so needs them to predict."""
         check_is_fitted(self)
-        return self._frequencies
+        return bool(self.model_.network)
+
+    @property
+    def uses_training_set(self) -> bool:
+        """Whether ``fit``, with the present parameters, learns from the network's training set."""
+        return isinstance(self.projection, str)
 
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
         check_is_fitted(self)
-        for expert in self._experts:
-            expert.estimate.to(device)
+        self.model_ = self.model_.to(device)
         return self
 
-    def state(self) -> CalibratorState:
-        """Return what the fitted calibrator is made of."""
-        from kcal.calibrators.blend.state import describe
-
+    def summary(self) -> dict[str, str]:
+        """Return the main results of the fit for display, label to text."""
         check_is_fitted(self)
-        return describe(self)
+        width = max(map(len, self.weights_))
+        return {
+            "metrics": "\n".join(f"{metric}, bandwidth {b:.4g}" for metric, b in self.bandwidths_.items()),
+            "weights": "\n".join(f"{name:<{width}}  {weight: .4f}" for name, weight in self.weights_.items()),
+            "background": f"{self.background_:.4g} of the median mass at a calibration sample",
+        }
+
+    def state(self) -> CalibratorState:
+        """Return the content of the fitted calibrator."""
+        check_is_fitted(self)
+        self._check_parameters()
+        values, tensors = model_state(self.model_)
+        values["logit_names"] = self.logit_names_in_.tolist()
+        parameters = stored_parameters(self.get_params(deep=False), self.classes_)
+        if parameters["projection"] == OWN_MODULE:
+            parameters["projection"] = "skip"  # the learned metric is stored with its tensors
+        return self._state(parameters, values, **tensors)
 
     @classmethod
-    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
-        """Return the fitted calibrator; ``projection=module`` gives the module of a learned metric of your own."""
-        from kcal.calibrators.blend.state import restore
+    def from_state(cls, state: CalibratorState, *, projection: nn.Module | None = None, **extra: Any) -> Self:
+        """Return the fitted calibrator; ``projection`` is the module of a learned metric of one's own."""
+        refuse_extra(cls, extra)
+        model, names = model_from_state(state, projection), state.values["logit_names"]
+        blend = cls(**read_parameters(state.parameters, None))
+        with damaged_parameters():
+            blend._restore(state)
+        if len(names) not in (0, len(blend.classes_)) or not all(isinstance(name, str) for name in names):
+            raise FileFormatError("the stored names of the logits are damaged.")
+        blend.logit_names_in_ = np.array(names, dtype=object)
+        blend.model_ = model
+        return blend
 
-        return restore(cls, state, **extra)
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_blend_parameters(self.get_params(deep=False))
 
-    def _find_experts(
-        self, rows: torch.Tensor, labels: NDArray[Any], described: dict[str, Any], training: dict[str, Any]
-    ) -> list[Expert]:
-        """Return the kernel density estimates, a metric each."""
-        return fit_experts(self, rows, labels, check_scales(self.bandwidth_factors), described, training)
+    def _warn_of_samples(self, samples: Samples, training: TrainingSet | None, *, with_logits: bool) -> None:
+        warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
+        if with_logits:
+            warn_of_few_samples(len(samples.codes), len(samples.classes))
+        else:
+            warn_of_missing_classes(samples.classes, samples.frequencies())
 
-    def _strength_of_frequencies(self, samples: Samples) -> float:
-        """Return how many samples every class is given beside its own, where their numbers differ by chance."""
-        return most_likely_strength(samples.totals(len(self.classes_)).numpy())
+    def _fit_network(self, scores: torch.Tensor, targets: Targets) -> NetworkFit:
+        log_probs = to_log_probs(scores, self.representation)
+        folds = network_folds(targets.codes, targets.groups, self.folds, self.seed)
+        fitted = (log_probs, targets.codes, targets.weights, folds)
+        return cross_fit_network(*fitted, choice=self.network_calibrator, groups=targets.groups)
 
-    def _calibrated_network(self, scores: torch.Tensor, samples: Samples) -> list[Partner]:
-        """Return the network's calibrators, with what they say of samples that they were not fitted on."""
-        return cross_fitted_partners(self, scores, samples)
-
-    def _worth_of_a_sample(self, problem: PoolProblem, groups: NDArray[np.int64]) -> float:
-        """Return the share of what a sample tells that is not told by the others of its group."""
-        return problem.worth_of_a_sample(self._pool, groups)
-
-    def _centre(self) -> Floats:
-        """Return the weights that are expected before any data: the network alone, or the best bandwidth alone."""
-        centre = np.zeros(sum(len(expert.names) for expert in self._experts) + len(self._partners))
-        centre[-len(self._partners) if self._partners else self._experts[0].middle] = 1.0
-        return centre
-
-    def _blend(self, rows: torch.Tensor, logits: Any) -> torch.Tensor:
-        """Return log probabilities, (n, n_classes)."""
-        if (logits is None) != (not self._partners):
+    def _predict_log_probs(self, X: Any, logits: Any) -> tuple[torch.Tensor, ArrayKind]:
+        """Return log probabilities, (n, n_classes), computed in blocks, and the kind of ``X``."""
+        rows, kind = self._check_rows(X)
+        if (logits is None) == self.needs_logits_:
+            expected = "are needed: this blend was fitted with logits; pass logits= of the same rows"
             raise InvalidInputError(
-                "this blend was fitted with logits; pass logits= of the same rows."
-                if self._partners
-                else "this blend was fitted without logits; leave logits= out, or fit it with logits=."
+                "logits", expected if self.needs_logits_ else "must be left out: this blend was fitted without logits"
             )
-        scores = None if logits is None else self._check_logits(logits, rows.shape[0], len(self.classes_))
-        check_names(logits, self.logit_names_in_.tolist())
-        warn_of_known_rows(self._knows(rows), "Judge a blend by other data.")
-        parts = []
-        for start in range(0, rows.shape[0], ROWS_AT_ONCE):
-            part = slice(start, start + ROWS_AT_ONCE)
-            parts.append(blended(self, rows[part], None if scores is None else scores[part]))
-        return torch.cat(parts)
-
-    def _frequency_factors(self) -> Floats:
-        """Return what class sums are multiplied by, (n_classes,), as if each class had been seen as often as is likely.
-
-        The sum of a class grows with its number of samples, which is partly chance.
-        """
-        seen = self._experts[0].estimate._frequencies
-        factors: Floats = self._frequencies / np.where(seen > 0, seen, self._frequencies)
-        return np.minimum(factors, LARGEST_FACTOR)
+        scores = None if logits is None else self._check_logits(logits, len(rows), len(self.classes_))
+        names, known = column_names(logits), self.logit_names_in_.tolist()
+        if names and known and names != known:
+            raise InvalidInputError(
+                "logits",
+                f"must have the columns of the fit, in the same order: {', '.join(known)}",
+                got=", ".join(names),
+            )
+        warn_of_known_rows(self._knows(rows))
+        blocks = []
+        for start in range(0, len(rows), BLOCK_ROWS):
+            block = slice(start, start + BLOCK_ROWS)
+            inputs = self.model_.inputs(rows[block], None if scores is None else scores[block])
+            blocks.append(self.model_.log_probs(inputs))
+        return torch.cat(blocks), kind
 
     def _check_logits(self, logits: Any, n: int, n_classes: int | None = None) -> torch.Tensor:
         scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__)
-        if scores.shape[0] != n:
-            raise InvalidInputError(f"logits must have a row for each row of X, {n:,} of them; got {len(scores):,}.")
+        if len(scores) != n:
+            raise InvalidInputError(
+                "logits", f"must have a row for each row of X, {n:,} of them", got=f"{len(scores):,}"
+            )
         return scores
+
+
+def column_names(logits: Any) -> list[str]:
+    """Return the names of the columns of a table; nothing for an array."""
+    return [str(name) for name in getattr(logits, "columns", [])]
+
+
+def _targets(samples: Samples) -> Targets:
+    """Return the samples of the pool; raise if there are fewer than two, or fewer than two groups."""
+    n = len(samples.codes)
+    for name, count in (("X", n), ("groups", 2 if samples.groups is None else len(np.unique(samples.groups)))):
+        if count < 2:
+            what = "samples" if name == "X" else "groups"
+            expected = f"must hold at least two {what}, since calibration samples are predicted from others"
+            raise InvalidInputError(name, expected, got=str(count))
+    weights = np.ones(n) if samples.weights is None else samples.weights  # of mean 1
+    return Targets(samples.codes, weights, samples.groups, len(samples.classes))

@@ -1,71 +1,78 @@
-"""The network's own opinion, calibrated, and what it says of samples that it was not calibrated on."""
+"""The calibrators of the network in a blend, with out-of-fold predictions for fitting the pool."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.base import Calibrator
-from kcal.calibrators.scaling.structured import StructuredMatrixScaling
-from kcal.calibrators.scaling.temperature import TemperatureScaling
+from kcal.calibrators.blend.sharpness import LOWEST_LOG_PROB
+from kcal.calibrators.holdout import fold_codes, stratified_folds
+from kcal.calibrators.logit_base import to_log_probs
+from kcal.calibrators.scaling.linear_fit import LinearModel, fit_structured_matrix
+from kcal.calibrators.scaling.temperature import TemperatureModel, fit_temperature
 
 Index = NDArray[np.int64]
+Floats = NDArray[np.float64]
+NetworkModel = TemperatureModel | LinearModel
+NetworkFitter = Callable[[torch.Tensor, Index, Floats], NetworkModel]
+
+NETWORK_CALIBRATORS = ("auto", "ts", "sms")
+MODELS: dict[str, type[TemperatureModel] | type[LinearModel]] = {"ts": TemperatureModel, "sms": LinearModel}
 
 
-@dataclass(frozen=True)
-class Partner:
-    """A calibrated network: its calibrator, fitted on all samples, and its cross-fitted log probabilities."""
+@dataclass(frozen=True, eq=False)
+class NetworkFit:
+    """Calibrators of the network fitted on all samples, and log probabilities of each sample without its fold."""
 
-    calibrator: TemperatureScaling | StructuredMatrixScaling
-    cross_fitted: torch.Tensor  # (n, n_classes), double
-
-    def says(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return log probabilities of other samples, (n, n_classes), double."""
-        return self.calibrator._log_probabilities(logits).cpu().double()
-
-    def heights(self, logarithms: torch.Tensor) -> torch.Tensor:
-        """Return the same but for what all classes of a row share, from log-softmax of the logits, in its precision."""
-        if isinstance(self.calibrator, TemperatureScaling):
-            return logarithms / self.calibrator.temperature_
-        matrix, bias = self.calibrator.weights_, self.calibrator.bias_
-        return torch.addmm(torch.from_numpy(bias).to(logarithms), logarithms, torch.from_numpy(matrix.T).to(logarithms))
+    models: tuple[NetworkModel, ...]
+    out_of_fold: tuple[torch.Tensor, ...]  # (n, n_classes) each, float64
 
 
-PARTNERS = ("auto", "ts", "sms")
+def model_name(model: NetworkModel) -> str:
+    """Return the name of the method: "ts" or "sms"."""
+    return next(name for name, kind in MODELS.items() if type(model) is kind)
 
 
-def find_partners(
-    network_calibrator: str,
-    logits: torch.Tensor,
+def network_folds(codes: Index, groups: Index | None, folds: int, seed: int) -> Index:
+    """Return the fold of each sample, (n,): classes spread evenly, groups kept together."""
+    if groups is None:
+        return stratified_folds(codes, min(folds, len(codes)), seed)
+    return fold_codes(codes, min(folds, len(np.unique(groups))), groups, seed)
+
+
+def cross_fit_network(
+    log_probs: torch.Tensor,
     codes: Index,
-    weights: NDArray[np.float64],
+    weights: Floats,
     folds: Index,
-    representation: str,
+    *,
+    choice: str = "auto",
     groups: Index | None = None,
-) -> list[Partner]:
-    """Return temperature scaling and, where cross-validation finds it better, structured matrix scaling.
+) -> NetworkFit:
+    """Fit temperature scaling and, where cross-validation prefers it, structured matrix scaling beside it.
 
-    Better is a lower log-loss by more than one standard error of the difference, that of the groups' means where there
-    are groups: what one patient gains tells little of another. "ts" never looks further, "sms" always takes both.
+    It is preferred if it lowers the out-of-fold log-loss by more than one standard error of the difference; with
+    groups, that of the group means. ``choice`` "ts" fits the first only, "sms" always both.
     """
-    if network_calibrator == "ts":
-        return [_cross_fit(_candidates(representation)[0], logits, codes, weights, folds)]
-    first, second = (_cross_fit(make, logits, codes, weights, folds) for make in _candidates(representation))
-    rows = np.arange(len(codes))
-    gains = (second.cross_fitted - first.cross_fitted).numpy()[rows, codes]
+    first = _cross_fit(fit_temperature, log_probs, codes, weights, folds)
+    if choice == "ts":
+        return first
+    second = _cross_fit(fit_structured_matrix, log_probs, codes, weights, folds)
+    gains = (second.out_of_fold[0] - first.out_of_fold[0]).numpy()[np.arange(len(codes)), codes]
     shares = weights / weights.sum()
     gain = float(shares @ gains)
-    error = _standard_error(shares, gains - gain, groups)
-    return [first, second] if gain > error or network_calibrator == "sms" else [first]
+    if choice == "auto" and gain <= _standard_error(shares, gains - gain, groups):
+        return first
+    return NetworkFit(first.models + second.models, first.out_of_fold + second.out_of_fold)
 
 
-def _standard_error(shares: NDArray[np.float64], deviations: NDArray[np.float64], groups: Index | None) -> float:
-    """Return the standard error of a weighed mean; samples of a group move together."""
+def _standard_error(shares: Floats, deviations: Floats, groups: Index | None) -> float:
+    """Return the standard error of a weighted mean; samples of a group are not independent."""
     if groups is None:
         return float(np.sqrt(shares**2 @ deviations**2))
     _, codes = np.unique(groups, return_inverse=True)
@@ -73,26 +80,25 @@ def _standard_error(shares: NDArray[np.float64], deviations: NDArray[np.float64]
     return float(np.sqrt((by_group**2).sum() * len(by_group) / (len(by_group) - 1)))
 
 
-def _candidates(representation: str) -> tuple[Calibrator, Calibrator]:
-    return TemperatureScaling(representation=representation), StructuredMatrixScaling(representation=representation)
-
-
-def _cross_fit(
-    calibrator: Calibrator, logits: torch.Tensor, codes: Index, weights: NDArray[np.float64], folds: Index
-) -> Partner:
-    predicted = torch.empty(logits.shape, dtype=torch.float64)
-    for fold in np.unique(folds).tolist():
-        inside, outside = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
-        part = _fit(type(calibrator)(**calibrator.get_params()), logits[outside], codes[outside], weights[outside])
-        predicted[inside] = part._log_probabilities(logits[inside])
-    return Partner(_fit(calibrator, logits, codes, weights, whole=True), predicted)
-
-
-def _fit(
-    calibrator: Any, logits: torch.Tensor, codes: Index, weights: NDArray[np.float64], *, whole: bool = False
-) -> Calibrator:
+def _cross_fit(fit: NetworkFitter, log_probs: torch.Tensor, codes: Index, weights: Floats, folds: Index) -> NetworkFit:
+    """Fit on all samples, and predict each fold from the others."""
+    out_of_fold = torch.empty_like(log_probs)
     with warnings.catch_warnings():
-        if not (whole and isinstance(calibrator, TemperatureScaling)):
-            warnings.simplefilter("ignore", UserWarning)  # a fold may miss classes or be separable
-        fitted: Calibrator = calibrator.fit(logits, codes, sample_weight=weights)
-    return fitted
+        warnings.simplefilter("ignore", UserWarning)  # a fold may lack classes or be separable
+        for fold in np.unique(folds).tolist():
+            inside, outside = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
+            model = fit(log_probs[outside], codes[outside], weights[outside])
+            out_of_fold[inside] = model.log_probs(log_probs[inside])
+        if fit is not fit_temperature:
+            return NetworkFit((fit(log_probs, codes, weights),), (out_of_fold,))
+    return NetworkFit((fit(log_probs, codes, weights),), (out_of_fold,))
+
+
+def network_log_probs(rows: torch.Tensor, representation: str) -> torch.Tensor:
+    """Return log probabilities of the network, (n, n_classes), on the CPU; of logits in their own precision."""
+    return torch.log_softmax(rows.cpu(), dim=1) if representation == "logits" else to_log_probs(rows, representation)
+
+
+def min_log_prob(rows: torch.Tensor, representation: str) -> float:
+    """Return the lowest log probability that the network gives to a class."""
+    return max(float(network_log_probs(rows, representation).min()), LOWEST_LOG_PROB)

@@ -1,147 +1,132 @@
-"""Taking a fitted blend apart into JSON and tensors, and putting it together again."""
+"""Write a fitted blend as JSON values and tensors, and read it back with every part checked."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from kcal.calibrators.base import Calibrator, CalibratorState, plain, refuse_extra
+from kcal.calibrators.base import REPRESENTATIONS, CalibratorState, LoadArgumentError
 from kcal.calibrators.blend.experts import Expert
-from kcal.calibrators.blend.network import Partner
-from kcal.calibrators.blend.parameters import check_blend_parameters, check_scales
+from kcal.calibrators.blend.model import BlendModel, Gate
+from kcal.calibrators.blend.network import MODELS, NetworkModel, model_name
+from kcal.calibrators.blend.parameters import check_factors
 from kcal.calibrators.blend.pool import Pool
-from kcal.calibrators.blend.sharpness import LARGEST_LEVEL, LARGEST_SLOPE, Sharpness
-from kcal.calibrators.kcal.estimator import KCal
-from kcal.calibrators.kcal.state import recipe_from, stored_recipe
-from kcal.calibrators.prior import check_prior
-from kcal.calibrators.scaling.structured import StructuredMatrixScaling
-from kcal.calibrators.scaling.temperature import TemperatureScaling
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.calibrators.blend.sharpness import MAX_LEVEL, MAX_SLOPE, Sharpness
+from kcal.calibrators.kcal.state import (
+    Tensors,
+    architecture_of,
+    damaged_parameters,
+    projection_tensors,
+    read_frequencies,
+    read_positive,
+    read_projection,
+    read_support,
+    support_tensors,
+)
+from kcal.errors import FileFormatError
 
-if TYPE_CHECKING:
-    from kcal.calibrators.blend.estimator import KCalBlend
 
-PARTNERS: dict[str, type[Calibrator]] = {kind.method: kind for kind in (TemperatureScaling, StructuredMatrixScaling)}
-
-
-def describe(blend: KCalBlend) -> CalibratorState:
-    """Return the parameters, values and tensors of a fitted blend, its parts with names before theirs."""
-    tensors = {"pool.weights": torch.from_numpy(blend._pool.weights), "pool.bias": torch.from_numpy(blend._pool.bias)}
-    parts = [(expert.metric, expert.estimate) for expert in blend._experts]
-    parts += [(partner.calibrator.method, partner.calibrator) for partner in blend._partners]
-    stored = {}
-    for name, part in parts:
-        state = part.state()
-        stored[name] = {"parameters": state.parameters, "values": state.values}
-        tensors |= {f"{name}.{key}": tensor for key, tensor in state.tensors.items()}
-    values = {
-        "parts": stored,
-        "experts": [{"metric": expert.metric, "typical": expert.typical} for expert in blend._experts],
-        "partners": [partner.calibrator.method for partner in blend._partners],
-        "bandwidth_factors": blend._experts[0].bandwidth_factors,
-        "background": blend.background_,
-        "sharpness": asdict(blend.sharpness_),
-        "worth": blend.group_efficiency_,
-        "least_evidence": blend._least_evidence if np.isfinite(blend._least_evidence) else None,
-        "steepness": blend._steepness,
-        "least_logarithm": blend._least_logarithm,
-        "frequencies": blend._frequencies.tolist(),
-        "loss": blend._pool.loss,
-        "logit_names": blend.logit_names_in_.tolist(),
+def model_state(model: BlendModel) -> tuple[dict[str, Any], Tensors]:
+    """Return the values and tensors of a model."""
+    tensors: Tensors = {
+        "pool.weights": torch.from_numpy(model.pool.weights),
+        "pool.bias": torch.from_numpy(model.pool.bias),
     }
-    return blend._state(_parameters(blend), values, **tensors)
+    for expert in model.experts:
+        tensors |= support_tensors(expert.support, f"{expert.metric}.support")
+        tensors |= projection_tensors(expert.projection, f"{expert.metric}.projection")
+    network = []
+    for calibrator in model.network:
+        name, (values, own) = model_name(calibrator), calibrator.to_state()
+        network.append({"name": name, **values})
+        tensors |= {f"{name}.{part}": tensor for part, tensor in own.items()}
+    threshold = model.gate.threshold
+    return {
+        "experts": [
+            {
+                "metric": expert.metric,
+                "projection": architecture_of(expert.projection),
+                "bandwidth": expert.bandwidth,
+                "median_evidence": expert.median_evidence,
+            }
+            for expert in model.experts
+        ],
+        "bandwidth_factors": model.experts[0].factors,
+        "network": network,
+        "loss": model.pool.loss,
+        "gate": {"threshold": threshold if np.isfinite(threshold) else None, "steepness": model.gate.steepness},
+        "background": model.background,
+        "sharpness": asdict(model.sharpness),
+        "frequencies": model.frequencies,
+        "sample_frequencies": model.sample_frequencies,
+        "min_log_prob": model.min_log_prob,
+        "representation": model.representation,
+        "prior": model.prior,
+        "group_efficiency": model.group_efficiency,
+    }, tensors
 
 
-def restore(
-    cls: type[KCalBlend], state: CalibratorState, *, projection: nn.Module | None = None, **extra: Any
-) -> KCalBlend:
-    """Return the fitted blend that ``state`` describes; ``projection`` is the module of a metric of your own."""
-    refuse_extra(cls, extra)
-    own = {} if projection is None else {"projection": projection}
-    parameters, values = dict(state.parameters), state.values
-    parameters["recipe"] = recipe_from(parameters["recipe"])
-    parameters["bandwidth_factors"] = tuple(parameters["bandwidth_factors"])
-    blend = cls(**parameters)._restore(state)
-    bandwidth_factors = tuple(float(scale) for scale in values["bandwidth_factors"])
-    if own and not any(each["metric"] == "learned" for each in values["experts"]):
-        refuse_extra(cls, own)
-    blend._experts = [
-        Expert(
-            each["metric"],
-            KCal.from_state(_part(state, each["metric"], "kcal"), **(own if each["metric"] == "learned" else {})),
-            bandwidth_factors,
-            list(each["typical"]),
-        )
-        for each in values["experts"]
-    ]
-    blend._partners = [
-        Partner(PARTNERS[name].from_state(_part(state, name, name)), torch.empty(0)) for name in values["partners"]
-    ]
-    blend._pool = Pool(
-        state.tensors["pool.weights"].numpy().copy(), state.tensors["pool.bias"].numpy().copy(), float(values["loss"])
+def model_from_state(state: CalibratorState, projection: nn.Module | None) -> BlendModel:
+    """Return the model that the values and tensors describe; ``projection`` is the module of a learned metric."""
+    values, tensors = state.values, state.tensors
+    n_classes = len(values["classes"]["labels"])
+    if projection is not None and not any(expert["metric"] == "learned" for expert in values["experts"]):
+        raise LoadArgumentError("projection", "is not used: this blend has no learned metric", remedy="Leave it out.")
+    with damaged_parameters():
+        factors = check_factors(values["bandwidth_factors"])
+    experts = tuple(_read_expert(stored, state, factors, n_classes, projection) for stored in values["experts"])
+    network = tuple(_read_network(stored, tensors, n_classes) for stored in values["network"])
+    pool = Pool(tensors["pool.weights"].numpy().copy(), tensors["pool.bias"].numpy().copy(), float(values["loss"]))
+    gate, sharpness = values["gate"], Sharpness(**{name: float(entry) for name, entry in values["sharpness"].items()})
+    threshold = -np.inf if gate["threshold"] is None else float(gate["threshold"])
+    model = BlendModel(
+        experts,
+        network,
+        pool,
+        Gate(threshold, read_positive(gate["steepness"], "steepness")),
+        read_positive(values["background"], "background"),
+        read_frequencies(values["frequencies"], n_classes),
+        read_frequencies(values["sample_frequencies"], n_classes),
+        sharpness,
+        float(values["min_log_prob"]),
+        values["representation"],
+        None if values["prior"] is None else read_frequencies(values["prior"], n_classes),
+        read_positive(values["group_efficiency"], "group_efficiency"),
     )
-    made = values["sharpness"]
-    blend.sharpness_ = Sharpness(float(made["level"]), float(made["slope"]), float(made["middle"]))
-    blend.group_efficiency_ = float(values["worth"])
-    least = values["least_evidence"]
-    blend.background_, blend._least_evidence = float(values["background"]), -np.inf if least is None else float(least)
-    blend._steepness, blend._least_logarithm = float(values["steepness"]), float(values["least_logarithm"])
-    blend._frequencies = np.array(values["frequencies"], dtype=np.float64)
-    blend.logit_names_in_ = np.array(values["logit_names"], dtype=object)
-    _check(blend)
-    return blend
-
-
-def _parameters(blend: KCalBlend) -> dict[str, Any]:
-    parameters = dict(blend.get_params(deep=False))
-    if parameters["projection"] is not None and not isinstance(parameters["projection"], str):
-        parameters["projection"] = "skip"  # the learned metric is stored with its tensors
-    parameters["recipe"] = stored_recipe(parameters["recipe"])
-    parameters["bandwidth_factors"] = check_scales(parameters["bandwidth_factors"])
-    if parameters["prior"] is not None and not isinstance(parameters["prior"], str):
-        parameters["prior"] = check_prior(parameters["prior"], blend.classes_)
-    return {name: plain(value) for name, value in parameters.items()}
-
-
-def _part(state: CalibratorState, name: str, method: str) -> CalibratorState:
-    stored = state.values["parts"][name]
-    tensors = {key.removeprefix(f"{name}."): t for key, t in state.tensors.items() if key.startswith(f"{name}.")}
-    return CalibratorState(method, stored["parameters"], stored["values"], tensors)
-
-
-def _check(blend: KCalBlend) -> None:
-    """Refuse parts that do not fit together."""
-    n_classes = len(blend.classes_)
-    try:
-        check_blend_parameters(blend)
-        check_prior(blend.prior, blend.classes_)
-        check_scales(blend._experts[0].bandwidth_factors if blend._experts else ())
-    except InvalidInputError as error:
-        raise FileFormatError(f"a stored parameter is damaged: {error}") from error
-    n_weights = sum(len(expert.names) for expert in blend._experts) + len(blend._partners)
-    pool, frequencies = blend._pool, blend._frequencies
-    numbers = [pool.weights, pool.bias, frequencies, np.array([blend.background_, max(blend._least_evidence, -1e300)])]
-    numbers += [
-        np.array([*astuple(blend.sharpness_), blend.group_efficiency_, blend._steepness, blend._least_logarithm])
-    ]
-    numbers += [np.array(expert.typical) for expert in blend._experts]
-    fits = pool.weights.shape == (n_weights,) and pool.bias.shape == (n_classes,) and frequencies.shape == (n_classes,)
-    fits = fits and 0 < blend.group_efficiency_ <= 1 and blend._steepness > 0 and abs(frequencies.sum() - 1.0) < 1e-6
-    fits = fits and abs(blend.sharpness_.level) <= LARGEST_LEVEL and abs(blend.sharpness_.slope) <= LARGEST_SLOPE
-    fits = fits and blend.background_ > 0 and bool((frequencies > 0).all()) and len(blend._experts) > 0
-    fits = fits and all(
-        len(expert.typical) == len(expert.bandwidth_factors) and 1.0 in expert.bandwidth_factors
-        for expert in blend._experts
-    )
-    parts: list[Calibrator] = [expert.estimate for expert in blend._experts]
-    parts += [partner.calibrator for partner in blend._partners]
-    fits = fits and all(len(part.classes_) == n_classes for part in parts)
-    fits = fits and all(expert.estimate.n_features_in_ == blend.n_features_in_ for expert in blend._experts)
-    names = blend.logit_names_in_.tolist()
-    fits = fits and len(names) in (0, n_classes) and all(isinstance(name, str) for name in names)
-    if not fits or not all(np.isfinite(values).all() for values in numbers):
+    numbers = [pool.weights, pool.bias, *asdict(sharpness).values(), max(threshold, -1e300), model.min_log_prob]
+    n_members = len(factors) * len(experts) + len(network)
+    intact = pool.weights.shape == (n_members,) and pool.bias.shape == (n_classes,) and len(experts) > 0
+    intact = intact and all(np.isfinite(entry).all() for entry in numbers) and model.group_efficiency <= 1
+    intact = intact and abs(sharpness.level) <= MAX_LEVEL and abs(sharpness.slope) <= MAX_SLOPE
+    if not intact or not (model.frequencies > 0).all() or model.representation not in REPRESENTATIONS:
         raise FileFormatError("the stored blend is damaged: its parts do not fit together.")
+    return model
+
+
+def _read_expert(
+    stored: dict[str, Any],
+    state: CalibratorState,
+    factors: tuple[float, ...],
+    n_classes: int,
+    projection: nn.Module | None,
+) -> Expert:
+    metric, evidence = stored["metric"], tuple(float(value) for value in stored["median_evidence"])
+    if len(evidence) != len(factors) or not np.isfinite(evidence).all():
+        raise FileFormatError("the stored median evidence is damaged.")
+    support = read_support(state.tensors, n_classes, f"{metric}.support")
+    given = projection if metric == "learned" else None
+    prefix, n_features = f"{metric}.projection", state.values["n_features"]
+    module = read_projection(stored["projection"], state.tensors, n_features, support, given, prefix)
+    return Expert(metric, module, support, read_positive(stored["bandwidth"], "bandwidth"), factors, evidence)
+
+
+def _read_network(stored: dict[str, Any], tensors: Tensors, n_classes: int) -> NetworkModel:
+    if stored["name"] not in MODELS:
+        raise FileFormatError("the stored calibrators of the network are damaged.")
+    prefix = f"{stored['name']}."
+    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return MODELS[stored["name"]].from_state(stored, own, n_classes)

@@ -1,52 +1,75 @@
-"""Dirichlet calibration: a linear map of log-probabilities, its entries held by penalties that are cross-validated.
+"""Dirichlet calibration: a linear map of log probabilities with cross-validated penalties.
 
-p = softmax(W·log clip(q, 2.2e-16) + b),   q the network's probabilities
+p = softmax(W·log max(q, 2.2e-16) + b),   q the network's probabilities
 """
 
 from __future__ import annotations
 
-import warnings
+from dataclasses import dataclass
 from math import inf, log
-from numbers import Integral
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted
 
-from kcal.calibrators.base import Calibrator, CalibratorState, refuse_extra
-from kcal.calibrators.dirichlet.grid import (
-    MOST_POINTS,
-    check_grid,
-    is_better,
-    published_grid,
-    search_penalty,
-)
+from kcal.calibrators.dirichlet.grid import MAX_POINTS, check_grid, is_better, published_grid, search_penalty
 from kcal.calibrators.dirichlet.solver import FoldProblem, FoldSolution, Penalty, solve_folds, tempered_identity
 from kcal.calibrators.dirichlet.training import train_folds
-from kcal.calibrators.holdout import stratified_folds
-from kcal.calibrators.logits import encode_columns, log_probabilities
-from kcal.errors import ConvergenceWarning, FileFormatError, InvalidInputError
+from kcal.calibrators.holdout import check_folds, stratified_folds
+from kcal.calibrators.logit_base import LogitCalibrator
+from kcal.calibrators.model_state import LogitModel, number, tensor
+from kcal.errors import ConvergenceWarning, InvalidInputError, warn
 from kcal.progress import progress_bar
-from kcal.validation import check_weights
+from kcal.validation import check_choice
 
-LEAST_LOG = log(2.2e-16)
+Floats = NDArray[np.float64]
+
+LEAST_LOG_PROB = log(2.2e-16)
 SEARCH_TOLERANCE, FINAL_TOLERANCE = 1e-5, 1e-9
 SEPARABLE = 1e-6  # a mean log-loss that only separable rows reach
 TRAININGS = ("exact", "published")
 
 
-class DirichletCalibration(Calibrator):
-    """Softmax of a linear map of the log-probabilities, W·log q + b, with off-diagonal and intercept penalties (ODIR).
+@dataclass(frozen=True)
+class DirichletModel(LogitModel):
+    """The mean probability of the folds' models, and the search for their penalties."""
+
+    weights: torch.Tensor = tensor("folds", "classes", "classes")
+    intercepts: torch.Tensor = tensor("folds", "classes")
+    off_diagonal: float = number(0.0, inf)
+    intercept: float = number(0.0, inf)
+    diagonal: float = number(0.0, inf)
+    search: torch.Tensor = tensor("points", 4)  # λ, μ, ν and cross-validated log-loss of every point
+
+    def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
+        """Return calibrated log probabilities, (n, n_classes)."""
+        clipped = log_probs.clamp_min(LEAST_LOG_PROB)
+        summed = torch.full_like(log_probs, -inf)
+        for weights, intercepts in zip(self.weights, self.intercepts, strict=True):
+            summed = torch.logaddexp(summed, torch.log_softmax(clipped @ weights.T + intercepts, dim=1))
+        return torch.log_softmax(summed, dim=1)
+
+    def summary(self) -> dict[str, str]:
+        """Return the penalties for display."""
+        return {
+            "penalty off the diagonal": f"{self.off_diagonal:.3g}",
+            "penalty of the intercepts": f"{self.intercept:.3g}",
+            "penalty of the diagonal": f"{self.diagonal:.3g}",
+            "models": str(len(self.weights)),
+        }
+
+
+class DirichletCalibration(LogitCalibrator):
+    """Softmax of a linear map of the log probabilities, W·log q + b, with off-diagonal and intercept penalties (ODIR).
 
     W and b minimise  mean log-loss + λ·Σ_{i≠j} W_ij² + μ·Σ_j b_j² + ν·Σ_j (W_jj − w̄)²,  w̄ the mean of the diagonal.
     λ, μ and ν minimise the cross-validated log-loss; the prediction is the mean probability of the folds' models.
 
-    The published penalty has ν = 0 and relies on stopping its training early: at the minimiser itself a diagonal
-    that nothing holds fits a few samples a class far too closely. With ν, which is not published, the strongest
-    penalties are temperature scaling and the weakest are ODIR, so that little data cost little. The method to the
-    letter is ``grid="published", training="published"``, many times slower.
+    The published penalty has ν = 0 and relies on early stopping: at the minimiser itself an unpenalised diagonal
+    overfits a few samples per class. With ν, which is not published, the strongest penalties are temperature scaling
+    and the weakest are ODIR, so that small calibration sets lose little. The method to the letter is
+    ``grid="published", training="published"``, many times slower.
 
     Parameters
     ----------
@@ -62,7 +85,7 @@ class DirichletCalibration(Calibrator):
     representation : "logits" or "probabilities"
         What ``X`` holds; it is never guessed.
     seed : int
-        Draws the folds, and the batches of the published training.
+        Seed of the folds, and of the batches of the published training.
     progress : bool, optional
         Show a progress bar; None shows it in a terminal only.
 
@@ -78,14 +101,9 @@ class DirichletCalibration(Calibrator):
         (λ, μ, ν, cross-validated log-loss) of every point that was tried.
     """
 
-    inputs: ClassVar[str] = "logits"
     method: ClassVar[str] = "dircal"
-    weights_: NDArray[np.float64]
-    intercepts_: NDArray[np.float64]
-    off_diagonal_: float
-    intercept_: float
-    diagonal_: float
-    search_: list[tuple[float, float, float, float]]
+    model_class: ClassVar[type[LogitModel]] = DirichletModel
+    model_: DirichletModel
 
     def __init__(
         self,
@@ -104,38 +122,68 @@ class DirichletCalibration(Calibrator):
         self.seed = seed
         self.progress = progress
 
-    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
-        """Choose the penalties and fit the folds' models; integer labels ``y`` are columns of the logits ``X``."""
-        grid = self._check_parameters()
-        rows, _ = self._check_rows(X, fitting=True)
-        self._remember(rows)
-        features = _features(log_probabilities(rows, self.representation))
-        codes, self.classes_ = encode_columns(y, len(features), rows.shape[1], classes)
-        weights = np.ones(len(codes)) if sample_weight is None else check_weights(sample_weight, len(codes))
-        counted = np.flatnonzero(weights)
-        if len(counted) < 2:
+    @property
+    def weights_(self) -> Floats:
+        """W of each fold's model, (n_folds, n_classes, n_classes)."""
+        weights: Floats = self.model_.weights.numpy()
+        return weights
+
+    @property
+    def intercepts_(self) -> Floats:
+        """The vector b of each fold's model, (n_folds, n_classes)."""
+        intercepts: Floats = self.model_.intercepts.numpy()
+        return intercepts
+
+    @property
+    def off_diagonal_(self) -> float:
+        """λ."""
+        return self.model_.off_diagonal
+
+    @property
+    def intercept_(self) -> float:
+        """μ."""
+        return self.model_.intercept
+
+    @property
+    def diagonal_(self) -> float:
+        """ν."""
+        return self.model_.diagonal
+
+    @property
+    def search_(self) -> list[tuple[float, ...]]:
+        """(λ, μ, ν, cross-validated log-loss) of every point that was tried."""
+        return [tuple(point) for point in self.model_.search.tolist()]
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_choice(self.training, "training", TRAININGS)
+        check_folds(self.folds)
+        check_grid(self.grid)
+
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats) -> DirichletModel:
+        if len(codes) < 2:
             raise InvalidInputError(
-                f"cross-validation needs at least 2 samples of weight above 0; got {len(counted)}. Use ts instead."
+                "X", "must hold at least 2 samples for cross-validation", got="1 sample", remedy="Use ts instead."
             )
-        fold_of = stratified_folds(codes[counted], min(int(self.folds), len(counted)), int(self.seed))
+        folds = stratified_folds(codes, min(int(self.folds), len(codes)), int(self.seed))
         published_seed = int(self.seed) if self.training == "published" else None
-        search = _Search(features[counted], codes[counted], weights[counted], fold_of, published_seed)
-        self._choose(search, grid, len(self.classes_))
-        return self
+        search = _Search(log_probs, codes, weights, folds, published_seed)
+        self._try_penalties(search, log_probs.shape[1])
+        penalty, solution = search.finish()
+        _warn_unless_minimal(solution)
+        return DirichletModel(
+            weights=solution.coefficients[..., :-1].contiguous(),
+            intercepts=solution.coefficients[..., -1].contiguous(),
+            off_diagonal=penalty.off_diagonal,
+            intercept=penalty.intercept,
+            diagonal=penalty.diagonal,
+            search=torch.tensor(search.tried, dtype=torch.float64),
+        )
 
-    def _check_parameters(self) -> str | list[Penalty]:
-        """Refuse a parameter that cannot be meant, and return the grid."""
-        if not (isinstance(self.training, str) and self.training in TRAININGS):
-            raise InvalidInputError(f"training must be one of {TRAININGS}; got {self.training!r}.")
-        for name, least in (("folds", 2), ("seed", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-                raise InvalidInputError(f"{name} must be an integer of at least {least}; got {value!r}.")
-        return check_grid(self.grid)
-
-    def _choose(self, search: _Search, grid: str | list[Penalty], n_classes: int) -> None:
+    def _try_penalties(self, search: _Search, n_classes: int) -> None:
+        grid = check_grid(self.grid)
         points = published_grid(n_classes) if grid == "published" else grid
-        total = MOST_POINTS if isinstance(points, str) else len(points)
+        total = MAX_POINTS if isinstance(points, str) else len(points)
         with progress_bar("Dirichlet calibration", total, show=self.progress) as advance:
 
             def loss_of(penalty: Penalty) -> float:
@@ -148,79 +196,21 @@ class DirichletCalibration(Calibrator):
             else:
                 for penalty in points:
                     loss_of(penalty)
-        penalty, solution = search.finish()
-        _warn_of(solution)
-        self.off_diagonal_, self.intercept_, self.diagonal_ = (
-            penalty.off_diagonal,
-            penalty.intercept,
-            penalty.diagonal,
-        )
-        self.search_ = search.tried
-        self.weights_ = solution.coefficients[..., :-1].numpy().copy()
-        self.intercepts_ = solution.coefficients[..., -1].numpy().copy()
-
-    def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        logs = log_probabilities(rows, self.representation).clamp_min(LEAST_LOG)
-        summed: torch.Tensor | None = None
-        for weights, intercepts in zip(self.weights_, self.intercepts_, strict=True):
-            of_fold = torch.log_softmax(logs @ torch.from_numpy(weights).T + torch.from_numpy(intercepts), dim=1)
-            summed = of_fold if summed is None else torch.logaddexp(summed, of_fold)
-        assert summed is not None  # there are at least two folds
-        return torch.log_softmax(summed, dim=1)
-
-    def state(self) -> CalibratorState:
-        """Return what the fitted calibrator is made of."""
-        check_is_fitted(self)
-        values = {
-            "off_diagonal": self.off_diagonal_,
-            "intercept": self.intercept_,
-            "diagonal": self.diagonal_,
-            "search": [list(point) for point in self.search_],
-        }
-        tensors = {"weights": torch.from_numpy(self.weights_), "intercepts": torch.from_numpy(self.intercepts_)}
-        grid = self.grid if isinstance(self.grid, str) else [[float(number) for number in point] for point in self.grid]
-        parameters = {**self.get_params(), "grid": grid, "folds": int(self.folds), "seed": int(self.seed)}
-        return self._state(parameters, values, **tensors)
-
-    @classmethod
-    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
-        """Return the fitted calibrator that ``state`` describes."""
-        refuse_extra(cls, extra)
-        calibrator = cls(**state.parameters)._restore(state)
-        try:
-            calibrator._check_parameters()
-        except InvalidInputError as error:
-            raise FileFormatError(f"a stored parameter is damaged: {error}") from error
-        weights, intercepts = state.tensors["weights"], state.tensors["intercepts"]
-        n_classes, n_folds = len(calibrator.classes_), len(weights)
-        shapes = tuple(weights.shape), tuple(intercepts.shape)
-        if n_folds < 1 or shapes != ((n_folds, n_classes, n_classes), (n_folds, n_classes)):
-            raise FileFormatError(f"the stored models have shapes {shapes} for {n_classes} classes.")
-        for stored in (weights, intercepts):
-            if stored.dtype != torch.float64 or not bool(torch.isfinite(stored).all()):
-                raise FileFormatError("the stored models are damaged.")
-        if calibrator.n_features_in_ != n_classes:
-            raise FileFormatError(f"{calibrator.n_features_in_} columns are stored for {n_classes} classes.")
-        calibrator.weights_, calibrator.intercepts_ = weights.numpy(), intercepts.numpy()
-        calibrator.off_diagonal_ = float(state.values["off_diagonal"])
-        calibrator.intercept_ = float(state.values["intercept"])
-        calibrator.diagonal_ = float(state.values["diagonal"])
-        calibrator.search_ = [(float(a), float(b), float(c), float(d)) for a, b, c, d in state.values["search"]]
-        return calibrator
 
 
 class _Search:
-    """Cross-validated losses of penalties, each solved from a solution that is already known."""
+    """Cross-validated losses of penalties, each solved from a known solution."""
 
     def __init__(
         self,
-        features: torch.Tensor,
+        log_probs: torch.Tensor,
         codes: NDArray[np.int64],
-        weights: NDArray[np.float64],
+        weights: Floats,
         fold_of: NDArray[np.int64],
         published_seed: int | None,
     ) -> None:
         n_folds = int(fold_of.max()) + 1
+        features = torch.nn.functional.pad(log_probs.clamp_min(LEAST_LOG_PROB), (0, 1), value=1.0)
         counts = np.where(fold_of[None, :] == np.arange(n_folds)[:, None], 0.0, weights)  # (n_folds, n)
         shares = torch.from_numpy(counts / counts.sum(axis=1, keepdims=True))
         self.problem = FoldProblem(features, torch.from_numpy(codes), shares)
@@ -233,9 +223,9 @@ class _Search:
         self.tried: list[tuple[float, float, float, float]] = []
 
     def loss_of(self, penalty: Penalty) -> float:
-        """Return the log-loss of the held-out rows."""
+        """Return the cross-validated log-loss."""
         solution = self._solve(penalty, self._nearest(penalty), SEARCH_TOLERANCE)
-        own = solution.own_log.gather(0, self.fold_of[None, :])[0]  # by the model that did not see the row
+        own = solution.own_log.gather(0, self.fold_of[None, :])[0]  # by the model of the fold that held the row out
         loss = -float(self.weights @ own)
         self.tried.append((penalty.off_diagonal, penalty.intercept, penalty.diagonal, loss))
         self.latest, self.latest_penalty = solution, penalty
@@ -254,27 +244,21 @@ class _Search:
         return self.latest if to_latest < to_best else self.best
 
     def finish(self) -> tuple[Penalty, FoldSolution]:
-        """Return the best penalty and its models, solved to the end where there is one."""
+        """Return the best penalty and its models; exact training solves them to the final tolerance."""
         if self.published_seed is None:
             self.best = self._solve(self.best_penalty, self.best, FINAL_TOLERANCE)
         return self.best_penalty, self.best
 
 
-def _features(logs: torch.Tensor) -> torch.Tensor:
-    """Return clipped log-probabilities with a column of ones, (n, n_classes + 1)."""
-    return torch.nn.functional.pad(logs.clamp_min(LEAST_LOG), (0, 1), value=1.0)
-
-
-def _warn_of(solution: FoldSolution) -> None:
+def _warn_unless_minimal(solution: FoldSolution) -> None:
     reason = ""
     if bool((solution.cross_entropy < SEPARABLE).any()):
         reason = "the logits separate the classes, so that there is no minimiser and probabilities are near 0 and 1"
     elif not solution.converged:
-        reason = "the steps ran out"
+        reason = "it reached its maximum of steps"
     if reason:
-        warnings.warn(
+        warn(
             f"Dirichlet calibration stopped before its minimum: {reason}. Use more calibration samples, or a grid of "
             "stronger penalties.",
             ConvergenceWarning,
-            stacklevel=5,
         )

@@ -1,36 +1,37 @@
-"""Which penalties Dirichlet calibration tries, and in which order; the losses come from elsewhere."""
+"""The penalties that Dirichlet calibration tries, and their order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf
-from numbers import Real
 from typing import Any
 
 from kcal.calibrators.dirichlet.solver import Penalty
 from kcal.errors import InvalidInputError
+from kcal.validation import check_number, shown
 
 GRIDS = ("tied", "odir", "published")
-MOST_POINTS = 20
-"""How many penalties the default search tries at most."""
+MAX_POINTS = 20
+"""Maximal number of penalties that the default search tries."""
+MAX_GRID = 10_000
 FIRST = {"off_diagonal": 100.0, "diagonal": 1.0, "intercept": 0.01}
-"""Where the search starts: close to temperature scaling, where every problem is easy."""
+"""Start of the search: close to temperature scaling, where every problem is easy."""
 FACTORS = (100.0, 10.0, 10**0.5)
 WEAKEST, STRONGEST = 1e-6, 1e4
-WORTH = 1e-4
-"""A penalty is better if its loss is lower by this share."""
+LARGEST_PENALTY = 1e12
+MIN_IMPROVEMENT = 1e-4
+"""A penalty is better if its loss is lower by this fraction."""
 
 
 def is_better(loss: float, best: float) -> bool:
-    """Say whether a loss is lower by more than rounding and chance would make it."""
-    return loss < best * (1 - WORTH)
+    """Return whether a loss is lower by more than rounding and chance."""
+    return loss < best * (1 - MIN_IMPROVEMENT)
 
 
 def search_penalty(loss_of: Callable[[Penalty], float], *, tied: bool) -> Penalty:
-    """Return the best penalty that a coarse and then finer search finds, within 20 points.
+    """Return the best penalty of a coarse and then finer search of at most 20 points.
 
-    One coordinate after the other moves towards weaker, or else stronger, penalties as long as the loss falls:
-    first by factors of 100, then of 10, then of √10.
+    One coordinate after the other moves to weaker, or else stronger, penalties as long as the loss falls: first
+    by factors of 100, then of 10, then of √10.
     """
     numbers = dict(FIRST) if tied else {**FIRST, "diagonal": 0.0}
     best = loss_of(Penalty(**numbers))
@@ -41,7 +42,7 @@ def search_penalty(loss_of: Callable[[Penalty], float], *, tied: bool) -> Penalt
                 continue
             for ratio in (1 / factor, factor):
                 moved = False
-                while len(tried) < MOST_POINTS:
+                while len(tried) < MAX_POINTS:
                     candidate = {**numbers, name: float(f"{numbers[name] * ratio:.6g}")}
                     known = tuple(candidate.values()) in tried
                     if known or not WEAKEST <= candidate[name] <= STRONGEST:
@@ -69,21 +70,21 @@ def published_grid(n_classes: int) -> list[Penalty]:
 
 
 def check_grid(grid: Any) -> str | list[Penalty]:
-    """Return a grid's name, or the penalties that were given as (λ, μ) or (λ, μ, ν)."""
-    if isinstance(grid, str):
-        if grid not in GRIDS:
-            raise InvalidInputError(f"grid must be one of {GRIDS} or a list of (λ, μ) or (λ, μ, ν); got {grid!r}.")
+    """Return the name of a grid, or the penalties given as (λ, μ) or (λ, μ, ν)."""
+    if isinstance(grid, str) and grid in GRIDS:
         return grid
-    if not isinstance(grid, Sequence) or len(grid) == 0:
-        raise InvalidInputError(f"grid must be one of {GRIDS} or a list of (λ, μ) or (λ, μ, ν); got {grid!r}.")
-    return [_penalty_of(point) for point in grid]
+    if isinstance(grid, str) or not isinstance(grid, Sequence) or not 0 < len(grid) <= MAX_GRID:
+        expected = f"must be one of {', '.join(map(repr, GRIDS))} or a list of (λ, μ) or (λ, μ, ν)"
+        raise InvalidInputError("grid", expected, got=shown(grid))
+    return [_check_point(point) for point in grid]
 
 
-def _penalty_of(point: Any) -> Penalty:
-    fits = isinstance(point, Sequence) and len(point) in (2, 3)
-    if not fits or not all(isinstance(number, Real) and 0 <= float(number) < inf for number in point):
-        raise InvalidInputError(f"a point of grid must be two or three numbers, (λ, μ) or (λ, μ, ν); got {point!r}.")
-    penalty = Penalty(*(float(number) for number in point))
-    if penalty.off_diagonal <= 0 or penalty.intercept <= 0:
-        raise InvalidInputError(f"λ and μ must be positive, or there may be no minimiser; got {point!r}.")
+def _check_point(point: Any) -> Penalty:
+    if isinstance(point, str) or not isinstance(point, Sequence) or len(point) not in (2, 3):
+        raise InvalidInputError(
+            "grid", "must hold points of two or three numbers, (λ, μ) or (λ, μ, ν)", got=shown(point)
+        )
+    penalty = Penalty(*(check_number(value, "grid", minimum=0, maximum=LARGEST_PENALTY) for value in point))
+    if penalty.off_diagonal == 0 or penalty.intercept == 0:
+        raise InvalidInputError("grid", "must have positive λ and μ, or there may be no minimiser", got=shown(point))
     return penalty

@@ -1,11 +1,11 @@
-"""Bins of log-odds that keep the most information about the label; knows no classes and no labels.
+"""Bins of log-odds that keep the most information about a binary label.
 
 boundary         g_b = log[(sp(φ_{b+1}) − sp(φ_b)) / (sp(−φ_b) − sp(−φ_{b+1}))],   sp = softplus
 representative   φ_b = logit of the mean of σ(λ) in the bin
 
-The label is the one that the network believes in: 1 with probability σ(λ). The information that bins lose about it is
-the mean of KL(σ(λ)‖σ(φ)) if every φ is the mean of its bin, and more if not. Each step minimises that mean exactly,
-given the other, so that the mutual information of bin and label never falls; that it reaches the highest is not said.
+The label is modelled by the network: 1 with probability σ(λ). Bins lose the mean of KL(σ(λ)‖σ(φ)) of the information
+about it if every φ is the mean of its bin, and more otherwise. Each step minimises that mean exactly, given the other,
+so that the mutual information of bin and label never decreases; the maximum that it reaches may be a local one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, xlogy
 
-MOST_STEPS = 200
+MAX_STEPS = 200
 CANDIDATES = 4
-MOST_SEEDED = 2**16
-"""Seeds are drawn from at most so many scores, taken at even ranks."""
+MAX_SEEDED = 2**16
+"""Seeds are drawn from at most so many scores, at evenly spaced ranks."""
 LARGEST_LOG_ODDS = 700.0  # σ of minus this is still above zero
-NOTHING = 1e-12  # a distance between scores that are the same
+SAME_SCORE = 1e-12  # distance below which scores are the same
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class InformationBins:
     information: tuple[float, ...] = field(repr=False)
 
     def place(self, log_odds: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the bin of every score; one at a boundary belongs to the upper bin."""
+        """Return the bin of every score; a score at a boundary belongs to the upper bin."""
         return place(self.boundaries, log_odds)
 
 
 def place(boundaries: NDArray[np.float64], log_odds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the bin of every score; one at a boundary belongs to the upper bin."""
+    """Return the bin of every score; a score at a boundary belongs to the upper bin."""
     return np.searchsorted(boundaries, log_odds, side="right")
 
 
 def find_bins(
     log_odds: NDArray[np.float64], weights: NDArray[np.float64], n_bins: int, generator: np.random.Generator
 ) -> InformationBins:
-    """Return bins of the scores (n,); fewer than ``n_bins`` where the scores have fewer values."""
+    """Return bins of the scores (n,); fewer than ``n_bins`` if the scores have fewer values."""
     order = np.argsort(log_odds, kind="stable")
     scores = np.clip(log_odds[order], -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
     weights = weights[order]
@@ -52,7 +52,7 @@ def find_bins(
     representatives = _seeds(scores, weights, n_bins, generator)
     boundaries = boundaries_between(representatives)
     history: list[float] = []
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         edges = np.concatenate([[0], np.searchsorted(scores, boundaries, side="left"), [len(scores)]])
         ones, zeros = _sums(positive, edges), _sums(negative, edges)
         history.append(mutual_information(ones, zeros))
@@ -69,13 +69,13 @@ def boundaries_between(representatives: NDArray[np.float64]) -> NDArray[np.float
     """Return the log-odds that are as far, in KL, from each representative as from the next, (n − 1,)."""
     low, high = representatives[:-1], representatives[1:]
     gap = high - low
-    near = gap < 1  # there the difference of softplus is written without cancellation
+    near = gap < 1  # there the difference of softplus is computed without cancellation
     grown = np.expm1(np.where(near, gap, 0.0))
     rise = np.where(near, np.log1p(expit(low) * grown), np.logaddexp(0, high) - np.logaddexp(0, low))
     fall = np.where(near, np.log1p(expit(-high) * grown), np.logaddexp(0, -low) - np.logaddexp(0, -high))
     with np.errstate(divide="ignore", invalid="ignore"):
         between = np.log(rise) - np.log(fall)
-    between = np.where(gap > NOTHING, between, low)
+    between = np.where(gap > SAME_SCORE, between, low)
     result: NDArray[np.float64] = np.maximum.accumulate(np.clip(between, low, high))
     return result
 
@@ -102,16 +102,14 @@ def seed_distance(scores: NDArray[np.float64], seeds: NDArray[np.float64]) -> ND
 def _seeds(
     scores: NDArray[np.float64], weights: NDArray[np.float64], n_bins: int, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Return ascending first representatives: k-means++ under :func:`seed_distance`, the best of four a seed."""
-    if len(scores) > MOST_SEEDED:
-        kept = np.linspace(0, len(scores) - 1, MOST_SEEDED).round().astype(np.int64)
+    """Return ascending first representatives: k-means++ under :func:`seed_distance`, the best of four per seed."""
+    if len(scores) > MAX_SEEDED:
+        kept = np.linspace(0, len(scores) - 1, MAX_SEEDED).round().astype(np.int64)
         scores, weights = scores[kept], weights[kept]
-    if not weights.any():
-        weights = np.ones_like(weights)
     seeds = [_draw(scores, weights, generator, 1)[0]]
     nearest = seed_distance(scores, seeds[0])
     while len(seeds) < n_bins:
-        mass = np.where(nearest > NOTHING, nearest * weights, 0.0)
+        mass = np.where(nearest > SAME_SCORE, nearest * weights, 0.0)
         if not mass.any():
             break
         candidates = _draw(scores, mass, generator, CANDIDATES)

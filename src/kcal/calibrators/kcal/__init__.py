@@ -2,5 +2,6 @@
 
 from kcal.calibrators.kcal.estimator import KCal
 from kcal.calibrators.kcal.logits import KCalLogits
+from kcal.calibrators.kcal.model import KCalModel
 
-__all__ = ["KCal", "KCalLogits"]
+__all__ = ["KCal", "KCalLogits", "KCalModel"]

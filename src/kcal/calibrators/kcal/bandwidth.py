@@ -1,4 +1,4 @@
-"""How KCal comes by its bandwidth: a number, the power law, or a search on the calibration set."""
+"""Choose the bandwidth of a KCal: a given number, the power law, or a search on the calibration set."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kcal.kernels import (
     INTERVAL,
     BandwidthCurve,
     LeaveOutLoss,
+    MotherKernel,
     SortedSupport,
     scaled_bandwidth,
     search_bandwidth,
@@ -19,46 +20,59 @@ from kcal.kernels import (
 from kcal.progress import progress_bar
 from kcal.projection import START_SPREAD
 
+TYPICAL_EVALUATIONS = 14
+"""Evaluations of a search, for the progress bar."""
+
 
 @dataclass(frozen=True)
 class BandwidthChoice:
-    """The parameters that decide, and the count of the rarest class that the power law goes by."""
+    """How the bandwidth is chosen: KCal's parameters, and the count of the rarest class for the power law."""
 
-    bandwidth: str | float
-    interval: tuple[float, float] | None
-    reference: tuple[float, float] | None
-    rarest: float
+    bandwidth: str | float = "cv"
+    interval: tuple[float, float] | None = None
+    reference: tuple[float, float] | None = None
+    rarest: float = 1.0
 
     def without_search(self, dimension: int) -> float | None:
-        """Return the number given or the power law's, or None where a search has to find it."""
+        """Return the given bandwidth or that of the power law; None where a search has to find it."""
         if self.bandwidth == "cv":
             return None
         if self.bandwidth == "rule":
-            return scaled_bandwidth(self.reference, self.rarest, dimension)  # type: ignore[arg-type]
+            assert self.reference is not None
+            return scaled_bandwidth(self.reference, self.rarest, dimension)
         return float(self.bandwidth)
 
     def lowest_loss(self, loss: LeaveOutLoss) -> float:
-        """Return the leave-out loss at the bandwidth that this choice would lead to, roughly where it searches."""
+        """Return the leave-out loss at the chosen bandwidth, found roughly where it is searched for."""
         fixed = self.without_search(loss.support.dimension)
         if fixed is not None:
             return loss(fixed)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BandwidthWarning)  # the search that counts comes later
+            warnings.simplefilter("ignore", BandwidthWarning)  # the final search warns
             return search_bandwidth(loss, interval=self._interval(loss.support), tolerance=0.05).loss
 
-    def search(self, loss: LeaveOutLoss, *, show: bool | None) -> BandwidthCurve:
-        """Return the curve of the search, with the bandwidth that it found."""
-        n_keys = len(torch.unique(loss.rule.support_keys))
+    def choose(
+        self, support: SortedSupport, *, kernel: MotherKernel, keys: torch.Tensor | None, progress: bool | None
+    ) -> tuple[float, BandwidthCurve | None]:
+        """Return the bandwidth and, where it was searched for by the leave-out loss, all that were tried."""
+        fixed = self.without_search(support.dimension)
+        if fixed is not None:
+            return fixed, None
+        n_keys = len(support) if keys is None else len(torch.unique(keys))
         if n_keys < 2:
-            what = "calibration samples" if loss.rule.by_position else "groups"
             raise InvalidInputError(
-                f"choosing the bandwidth by cross-validation needs at least two {what}; got {n_keys}. "
-                "Pass bandwidth= a number."
+                "bandwidth" if keys is None else "groups",
+                f"needs at least two {'calibration samples' if keys is None else 'groups'} for cross-validation",
+                got=str(n_keys),
+                remedy="Pass bandwidth= a number.",
             )
-        with progress_bar("Choosing the bandwidth", 14, show=show) as advance:
-            return search_bandwidth(loss, interval=self._interval(loss.support), after_each=advance)
+        loss = LeaveOutLoss(support, kernel=kernel, keys=keys)
+        with progress_bar("Choosing the bandwidth", TYPICAL_EVALUATIONS, show=progress) as advance:
+            curve = search_bandwidth(loss, interval=self._interval(support), after_each=advance)
+        return curve.bandwidth, curve
 
     def _interval(self, support: SortedSupport) -> tuple[float, float]:
+        """Return the interval of the search: by default the published one, in units of the spread of the samples."""
         if self.interval is not None:
             return self.interval
         unit = (support.mean_square / START_SPREAD) ** 0.5 or 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -10,53 +11,37 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
-from kcal.calibrators.fit_warnings import (
-    warn_of_known_rows,
-    warn_of_missing_classes,
-    warn_of_training_rows,
-)
+from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two, encode_classes, refuse_extra
+from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes, warn_of_training_rows
 from kcal.calibrators.holdout import fold_codes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
-from kcal.calibrators.kcal.parameters import check_parameters
-from kcal.calibrators.kcal.training_set import (
-    CalibrationSet,
+from kcal.calibrators.kcal.learning import fit_projection
+from kcal.calibrators.kcal.model import KCalModel
+from kcal.calibrators.kcal.parameters import check_parameters, refuse_training_set
+from kcal.calibrators.kcal.samples import (
+    Samples,
     TrainingSet,
-    adopt_projection,
-    given_training_set,
+    check_samples,
+    check_training_columns,
+    check_training_set,
     hold_out_half,
-    is_to_be_learned,
-    learn_projection,
+    other_labels,
+    training_fingerprints,
 )
-from kcal.calibrators.prior import apply_prior, check_prior, smooth
+from kcal.calibrators.kcal.state import (
+    damaged_parameters,
+    model_from_state,
+    model_state,
+    read_curves,
+    read_indices,
+    read_parameters,
+    stored_parameters,
+)
+from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
-from kcal.kernels import (
-    BandwidthCurve,
-    LeaveOutLoss,
-    SortedSupport,
-    class_posteriors,
-    get_kernel,
-    leave_out_posteriors,
-    log_densities,
-    sort_support,
-)
-from kcal.projection import (
-    Recipe,
-    TrainedProjection,
-    TrainingCurve,
-    get_recipe,
-    project,
-)
-from kcal.validation import (
-    ArrayKind,
-    check_groups,
-    check_ids,
-    check_labels,
-    check_weights,
-    collect_classes,
-    encode_labels,
-    row_fingerprints,
-)
+from kcal.kernels import BandwidthCurve, get_kernel, mean_log_loss
+from kcal.projection import Recipe, TrainedProjection, TrainingCurve, get_recipe, needs_training
+from kcal.validation import ArrayKind
 
 
 class KCal(Calibrator):
@@ -70,11 +55,11 @@ class KCal(Calibrator):
         d, the dimension of the projected space; for "auto" min(h, 128), or min(h, 32) with the paper's recipe.
     kernel : str
         A mother kernel: "rbf", "laplace", "matern32", "matern52", "epanechnikov", "biweight", "triweight". The
-        projection is learned with "rbf" whatever the kernel.
+        projection is always trained with "rbf".
     projection : "skip", "linear", "unit", "identity", TrainedProjection or nn.Module
         Π. "skip" is the paper's, "linear" is KCal-Linear, "unit" learns nothing and compares directions. A module is
-        copied, and trained unless it is frozen. A :class:`~kcal.projection.TrainedProjection` is used as it is: the
-        way to use KCal in pipelines and cross-validation, where a training set cannot be passed along.
+        copied, and trained unless it is frozen. A :class:`~kcal.projection.TrainedProjection` is used without further
+        training: pass one in pipelines and cross-validation, where a training set cannot be passed to ``fit``.
     recipe : "fast", "paper", FastRecipe or PaperRecipe
         How Π is trained.
     bandwidth : "cv", "rule" or float
@@ -82,16 +67,16 @@ class KCal(Calibrator):
         ``folds``). "rule" scales ``bandwidth_reference`` by the power law b ∝ m^(−1/(d+4)), m being the count of the
         rarest class.
     prior : "uniform", sequence, mapping or None
-        Class frequencies in the field, where they differ from those of the calibration set.
+        Class frequencies of deployment, where they differ from those of the calibration set.
     seed : int
         Same seed, same result.
     folds : int, optional
         Folds for the bandwidth search in place of leave-one-out.
     bandwidth_interval : (float, float), optional
-        Where the search looks first; it widens by itself. By default the published interval, [0.224, 2.236], in units
-        of the spread of the projected samples.
+        Where the search starts; it is widened where necessary. By default the published interval, [0.224, 2.236], in
+        units of the spread of the projected samples.
     bandwidth_reference : (float, int), optional
-        (b₀, m₀) for the rule: a bandwidth found before, and the count of the rarest class then.
+        (b₀, m₀) for the rule: an earlier bandwidth, and the count of the rarest class at that time.
     smoothing : float
         Share of the probability spread evenly over all classes; with 0, a class without calibration samples gets
         probability 0.
@@ -102,6 +87,8 @@ class KCal(Calibrator):
     ----------
     classes_ : array
         Labels, in the order of the columns: the sorted union of those in the calibration and the training set.
+    model_ : KCalModel
+        The fitted model: everything that predictions need.
     bandwidth_ : float
         b in use.
     bandwidth_curve_ : BandwidthCurve or None
@@ -113,8 +100,8 @@ class KCal(Calibrator):
     support_indices_ : array
         Rows of ``X`` that became support: all of them, unless a part was held out to learn the projection.
     leave_one_out_proba_ : array
-        Probabilities of each support row given the others, as predict_proba would give them; with groups, given the
-        samples of other groups. Rows as in ``support_indices_``.
+        Probabilities of each support row given the others, as ``predict_proba`` would return them; with groups, given
+        the samples of other groups. Rows as in ``support_indices_``.
 
     Examples
     --------
@@ -126,22 +113,18 @@ class KCal(Calibrator):
     method: ClassVar[str] = "kcal"
     columns_are_classes: ClassVar[bool] = False
 
-    bandwidth_: float
+    has_evidence: ClassVar[bool] = True
+    fit_options: ClassVar[frozenset[str]] = frozenset(
+        {"train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes", "ids"}
+    )
+
+    model_: KCalModel
     bandwidth_curve_: BandwidthCurve | None
-    projection_: nn.Module
     training_curve_: TrainingCurve | None
-    support_indices_: NDArray[np.int64]
     checkpoint_step_: int | None
     checkpoint_losses_: tuple[float, ...]
+    support_indices_: NDArray[np.int64]
     ids_: NDArray[Any] | None
-    _points: torch.Tensor  # (n_support, d), in the order in which they came
-    _codes: torch.Tensor  # (n_support,)
-    _weights: torch.Tensor | None
-    _keys: torch.Tensor | None  # groups
-    _search_keys: torch.Tensor | None  # folds, or else groups
-    _sorted: SortedSupport | None  # the support as the sums read it, once they have
-    _frequencies: NDArray[np.float64]
-    _leave_one_out: torch.Tensor | None
     _kind: ArrayKind  # of the rows that fit was given
 
     def __init__(
@@ -196,205 +179,203 @@ class KCal(Calibrator):
             Their labels, of any type.
         train_embeddings, train_labels : (m, h) and (m,) arrays, optional
             Embeddings and labels of the network's training set, to learn the projection from. Without them, a
-            stratified half of ``X`` (by groups, if given) is held out for it, and a warning says so.
+            stratified half of ``X`` (by groups, if given) is held out for it, with a warning.
         groups, train_groups : arrays, optional
-            Patients, speakers, sites: a sample is never judged by its own group.
+            Patients, speakers, sites: a sample is never predicted from its own group.
         sample_weight : (n,) array, optional
-            How many samples each one counts for, in the support; the learning of a projection does not weigh.
+            Relative importance of each sample in the support; the training of the projection is not weighted.
         classes : sequence, optional
-            All classes in the wanted order of columns, where the data do not hold them all.
+            All classes in the wanted order of columns, where the labels do not include them all.
         ids : (n,) array, optional
-            A name of your own for each calibration sample.
+            An identifier of each calibration sample.
         """
-        check_parameters(self)
+        self._begin_fit()
         rows, self._kind = self._check_rows(X, fitting=True)
         self._remember(rows)
-        rows, n = self._as_embeddings(rows), rows.shape[0]
-        labels = check_labels(y, n)
-        group_codes = None if groups is None else check_groups(groups, n)
-        weights = None if sample_weight is None else check_weights(sample_weight, n)
-        if weights is not None:
-            weights = weights / weights.max()  # only their ratios count
-        names = None if ids is None else check_ids(ids, n)
-        columns = list(getattr(train_embeddings, "columns", []))
-        if columns and hasattr(self, "feature_names_in_") and columns != self.feature_names_in_.tolist():
-            raise InvalidInputError("train_embeddings must have the columns of X, in the same order.")
-        training = given_training_set(train_embeddings, train_labels, train_groups, rows, self._as_embeddings)
-        learns = is_to_be_learned(self.projection)
-        if training is not None and not learns:
-            raise InvalidInputError(
-                f"train_embeddings are of no use with projection={self.projection!r}: nothing is to be learned. "
-                "Leave them out."
-            )
-        label_sets = [labels] if training is None else [labels, training.labels]
-        if isinstance(self.projection, TrainedProjection):
-            label_sets.append(self.projection.classes)
-        self.classes_ = collect_classes(label_sets, classes)
-        check_at_least_two(self.classes_, type(self).__name__)
-        codes = encode_labels(labels, self.classes_, "y")
-
-        kept = np.arange(n)
-        if learns and training is None:
-            training, kept = hold_out_half(rows, labels, codes, group_codes, self.seed)
-        self.support_indices_ = kept
-        self._describe_support(
-            rows[kept], codes[kept], _at(weights, kept), _at(names, kept), _at(group_codes, kept), training
+        training = self._check_training_set(train_embeddings, train_labels, train_groups, rows)
+        samples = check_samples(
+            self.as_embeddings(rows),
+            y,
+            classes=classes,
+            other_labels=other_labels(training, self.projection),
+            groups=groups,
+            sample_weight=sample_weight,
+            ids=ids,
         )
-        self._fit_projection(rows[kept], training)
-        self._fit_bandwidth()
+        check_at_least_two(samples.classes, type(self).__name__)
+        if training is None and self.uses_training_set:
+            training, samples = hold_out_half(samples, self.seed)
+        self._warn_of_samples(samples, training)
+
+        kernel, choice, keys = get_kernel(self.kernel), self._bandwidth_choice(samples), self._search_keys(samples)
+        calibration = samples.calibration_set(keys)
+        learned = fit_projection(
+            self.projection,
+            None if training is None else training.encoded(samples.classes),
+            calibration,
+            dimension=self.dimension,
+            recipe=self.training_recipe(),
+            kernel=kernel,
+            bandwidth=choice,
+            seed=self.seed,
+            progress=self.progress,
+        )
+        support = calibration.support(learned.module)
+        bandwidth, curve = choice.choose(support, kernel=kernel, keys=calibration.keys, progress=self.progress)
+        self.classes_, self.support_indices_, self.ids_ = samples.classes, samples.indices, samples.ids
+        self.bandwidth_curve_, self.training_curve_ = curve, learned.curve
+        self.checkpoint_step_, self.checkpoint_losses_ = learned.step, learned.checkpoint_losses
+        self.model_ = KCalModel(
+            learned.module,
+            support,
+            bandwidth,
+            kernel.name,
+            samples.frequencies(),
+            prior=check_prior(self.prior, samples.classes),
+            smoothing=float(self.smoothing),
+            groups=None if samples.groups is None else torch.as_tensor(samples.groups, device=rows.device),
+        )
         return self
 
     def log_evidence(self, X: Any) -> Any:
-        """Return the log density of each row under the support, (n,).
+        """Return the log density of the calibration set at each row, (n,).
 
-        Low values mark queries far from everything that was calibrated; compare with the values of held-out data.
+        Low values mark queries far from all calibration samples; compare with the values of held-out data.
         """
         rows, kind = self._check_rows(X)
-        queries = project(self.projection_, self._here(self._as_embeddings(rows)))
-        return kind.give_back(log_densities(queries, self._support, self.bandwidth_, kernel=get_kernel(self.kernel)))
+        return kind.give_back(self.model_.log_evidence(self.as_embeddings(rows)))
 
     @property
-    def leave_one_out_proba_(self) -> Any:
-        """Probabilities of each support row given the others, (n, n_classes), in the order in which they came."""
+    def bandwidth_(self) -> float:
+        """The bandwidth b in use."""
         check_is_fitted(self)
-        if self._leave_one_out is None:
-            shares = leave_out_posteriors(
-                self._support, self.bandwidth_, kernel=get_kernel(self.kernel), keys=self._keys
-            )
-            self._leave_one_out = self._finish(shares)
-        return self._kind.give_back(self._leave_one_out)
+        return self.model_.bandwidth
+
+    @property
+    def projection_(self) -> nn.Module:
+        """The projection Π in use."""
+        check_is_fitted(self)
+        return self.model_.projection
 
     @property
     def dimension_(self) -> int:
         """Dimension of the projected space."""
-        return int(self._support.dimension)
+        check_is_fitted(self)
+        return self.model_.support.dimension
+
+    @property
+    def leave_one_out_proba_(self) -> Any:
+        """Probabilities of each support row given the others, (n, n_classes), in the order of ``support_indices_``."""
+        check_is_fitted(self)
+        return self._kind.give_back(self.model_.leave_one_out_probs)
+
+    @property
+    def uses_training_set(self) -> bool:
+        """Whether ``fit``, with the present parameters, learns from the network's training set."""
+        return needs_training(self.projection)
 
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; predictions then run there."""
         check_is_fitted(self)
-        self._points, self._codes = self._points.to(device), self._codes.to(device)
-        self._weights = None if self._weights is None else self._weights.to(device)
-        self._keys = None if self._keys is None else self._keys.to(device)
-        self._search_keys = None if self._search_keys is None else self._search_keys.to(device)
-        self.projection_ = self.projection_.to(device)
-        self._sorted = None
+        self.model_ = self.model_.to(device)
         return self
 
-    def state(self) -> CalibratorState:
-        """Return what the fitted calibrator is made of."""
-        from kcal.calibrators.kcal.state import describe
-
-        check_is_fitted(self)
-        return describe(self)
-
-    @classmethod
-    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
-        """Return the fitted calibrator; ``projection=module`` gives the module of a projection of your own."""
-        from kcal.calibrators.kcal.state import restore
-
-        return restore(cls, state, **extra)
-
-    @property
-    def _support(self) -> SortedSupport:
-        if self._sorted is None:
-            self._sorted = sort_support(self._points, self._codes, len(self.classes_), self._weights)
-        return self._sorted
-
-    def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        warn_of_known_rows(self._knows(rows))
-        queries = project(self.projection_, self._here(self._as_embeddings(rows)))
-        return self._finish(class_posteriors(queries, self._support, self.bandwidth_, kernel=get_kernel(self.kernel)))
-
-    def _training_recipe(self) -> Recipe:
-        return get_recipe(self.recipe)
-
-    def _as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return what the kernel works on, made from what the caller gave."""
+    def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings that the projection works on, (n, h), from rows of ``X``."""
         return rows
 
-    def _finish(self, shares: torch.Tensor) -> torch.Tensor:
-        if not bool(torch.isfinite(shares).all()):
-            raise InvalidInputError(
-                f"probabilities are not finite at bandwidth {self.bandwidth_:.3g}: the embeddings or the bandwidth are "
-                "too large or too small for floating point. Scale the embeddings."
-            )
-        prior = check_prior(self.prior, self.classes_)
-        return smooth(apply_prior(shares, prior, self._frequencies), self.smoothing)
+    def training_recipe(self) -> Recipe:
+        """Return the recipe by which the projection is trained."""
+        return get_recipe(self.recipe)
 
-    def _here(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.to(device=self._points.device, dtype=self._points.dtype)
+    def summary(self) -> dict[str, str]:
+        """Return the main results of the fit for display, label to text."""
+        check_is_fitted(self)
+        return {
+            "support": f"{len(self.support_indices_):,} samples",
+            "dimension": f"{self.n_features_in_:,} → {self.dimension_:,}",
+            "bandwidth": f"{self.bandwidth_:.4g}",
+            **self._loss_summary(),
+        }
 
-    def _describe_support(
-        self,
-        rows: torch.Tensor,
-        codes: NDArray[np.int64],
-        weights: NDArray[np.float64] | None,
-        ids: NDArray[Any] | None,
-        groups: NDArray[np.int64] | None,
-        training: TrainingSet | None,
-    ) -> None:
-        """Keep what the support is known by, and warn of what is wrong with it."""
-        self._codes = torch.as_tensor(codes, device=rows.device)
-        self._weights = None if weights is None else torch.as_tensor(weights).to(rows)
-        self._keys = None if groups is None else torch.as_tensor(groups, device=rows.device)
-        folds = None if self.folds is None else fold_codes(codes, self.folds, groups, self.seed)
-        self._search_keys = self._keys if folds is None else torch.as_tensor(folds, device=rows.device)
-        self.ids_ = ids
-        counts = np.bincount(codes, weights=weights, minlength=len(self.classes_))
-        if not counts.any():
-            raise InvalidInputError("every sample of the support has weight 0; give some of them a weight.")
-        self._frequencies = counts / counts.sum()
-        prior = check_prior(self.prior, self.classes_)
-        if prior is not None and not prior[counts > 0].any():
-            raise InvalidInputError("prior gives nothing to the classes that have calibration samples.")
-        if self.smoothing == 0:
-            warn_of_missing_classes(self.classes_, counts)
-        if isinstance(self.projection, TrainedProjection):
-            warn_of_training_rows(rows, self.projection.fingerprints)
-        elif training is not None:
-            warn_of_training_rows(rows, row_fingerprints(training.embeddings))
+    def _loss_summary(self) -> dict[str, str]:
+        """Return the log-loss on the calibration set by leaving out samples, groups or folds."""
+        model, curve = self.model_, self.bandwidth_curve_
+        name = "leave-one-out log-loss" if model.groups is None else "leave-one-group-out log-loss"
+        if curve is not None:
+            return {name if self.folds is None else f"log-loss over {self.folds} folds": f"{curve.loss:.4f}"}
+        codes = model.support.in_original_order(model.support.codes)
+        own = model.leave_one_out_probs[torch.arange(len(codes)), codes]
+        return {name: f"{mean_log_loss(torch.log(own)):.4f}"}
 
-    def _fit_projection(self, rows: torch.Tensor, training: TrainingSet | None) -> None:
-        calibration = CalibrationSet(rows, self._codes, len(self.classes_), self._weights, self._search_keys)
-        kernel = get_kernel(self.kernel)
+    def state(self) -> CalibratorState:
+        """Return the content of the fitted calibrator."""
+        check_is_fitted(self)
+        self._check_parameters()
+        values, tensors = model_state(self.model_)
+        values |= {
+            "bandwidth_curve": None if self.bandwidth_curve_ is None else asdict(self.bandwidth_curve_),
+            "training_curve": None if self.training_curve_ is None else asdict(self.training_curve_),
+            "checkpoint_step": self.checkpoint_step_,
+            "checkpoint_losses": self.checkpoint_losses_,
+            "ids": None if self.ids_ is None else encode_classes(self.ids_),
+        }
+        tensors["support.indices"] = torch.from_numpy(self.support_indices_)
+        return self._state(stored_parameters(self.get_params(deep=False), self.classes_), values, **tensors)
+
+    @classmethod
+    def from_state(cls, state: CalibratorState, *, projection: nn.Module | None = None, **extra: Any) -> Self:
+        """Return the fitted calibrator; ``projection`` is the module, if the architecture is not one of kcal's."""
+        refuse_extra(cls, extra)
+        model = model_from_state(state, projection)
+        calibrator = cls(**read_parameters(state.parameters, model.projection))
+        with damaged_parameters():
+            calibrator._restore(state)
+        points = model.support.points
+        calibrator._kind = ArrayKind(is_torch=False, device=points.device, dtype=points.dtype)
+        calibrator.bandwidth_curve_, calibrator.training_curve_ = read_curves(state.values)
+        calibrator.support_indices_, calibrator.ids_ = read_indices(state, len(model.support))
+        calibrator.checkpoint_step_ = state.values["checkpoint_step"]
+        calibrator.checkpoint_losses_ = tuple(state.values["checkpoint_losses"])
+        calibrator.model_ = model
+        return calibrator
+
+    def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
+        warn_of_known_rows(self._knows(rows), "Or use leave_one_out_proba_.")
+        return self.model_.probs(self.as_embeddings(rows))
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_parameters(self.get_params(deep=False))
+
+    def _check_training_set(self, embeddings: Any, labels: Any, groups: Any, rows: torch.Tensor) -> TrainingSet | None:
+        """Return the training set as embeddings; None without one."""
+        check_training_columns(embeddings, list(getattr(self, "feature_names_in_", [])))
+        training = check_training_set(embeddings, labels, groups, rows)
         if training is None:
-            learned = adopt_projection(self.projection, calibration, self._checkpoint_loss, show=self.progress)
-        else:
-            learned = learn_projection(
-                self.projection,  # type: ignore[arg-type]
-                training,
-                encode_labels(training.labels, self.classes_, "train_labels"),
-                calibration,
-                dimension=self.dimension,
-                recipe=self._training_recipe(),
-                kernel=kernel,
-                loss_of=self._checkpoint_loss,
-                seed=self.seed,
-                show=self.progress,
+            return None
+        if not self.uses_training_set:
+            raise refuse_training_set(self.projection)
+        return replace(training, embeddings=self.as_embeddings(training.embeddings))
+
+    def _warn_of_samples(self, samples: Samples, training: TrainingSet | None) -> None:
+        """Check the prior against the classes of the support; warn of missing classes and of training rows."""
+        frequencies, prior = samples.frequencies(), check_prior(self.prior, samples.classes)
+        if prior is not None and not prior[frequencies > 0].any():
+            raise InvalidInputError("prior", "gives nothing to the classes that have calibration samples")
+        if self.smoothing == 0:
+            warn_of_missing_classes(
+                samples.classes, frequencies, "Or pass smoothing=1e-3 to give them some probability."
             )
-        self.projection_ = learned.module.requires_grad_(False)
-        self.training_curve_ = learned.curve
-        self.checkpoint_step_ = learned.step
-        self.checkpoint_losses_ = learned.checkpoint_losses
-        self._points = project(self.projection_, rows)
-        self._sorted = self._leave_one_out = None
+        warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
 
-    def _fit_bandwidth(self) -> None:
-        choice = self._bandwidth_choice()
-        fixed = choice.without_search(self._support.dimension)
-        self.bandwidth_curve_ = None
-        if fixed is None:
-            loss = LeaveOutLoss(self._support, kernel=get_kernel(self.kernel), keys=self._search_keys)
-            self.bandwidth_curve_ = choice.search(loss, show=self.progress)
-        self.bandwidth_ = fixed if self.bandwidth_curve_ is None else self.bandwidth_curve_.bandwidth  # type: ignore[assignment]
+    def _search_keys(self, samples: Samples) -> NDArray[np.int64] | None:
+        """Return the keys by which the bandwidth search leaves samples out: folds, groups, or None for one by one."""
+        if self.folds is None:
+            return samples.groups
+        return fold_codes(samples.codes, self.folds, samples.groups, self.seed)
 
-    def _bandwidth_choice(self) -> BandwidthChoice:
-        rarest = float(self._frequencies[self._frequencies > 0].min() * len(self._codes))
+    def _bandwidth_choice(self, samples: Samples) -> BandwidthChoice:
+        frequencies = samples.frequencies()
+        rarest = float(frequencies[frequencies > 0].min() * len(samples.codes))
         return BandwidthChoice(self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, rarest)
-
-    def _checkpoint_loss(self, calibration: CalibrationSet, module: nn.Module) -> float:
-        return self._bandwidth_choice().lowest_loss(calibration.leave_out_loss(module, get_kernel(self.kernel)))
-
-
-def _at(values: NDArray[Any] | None, index: NDArray[np.int64]) -> Any:
-    return None if values is None else values[index]

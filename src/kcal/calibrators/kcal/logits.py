@@ -8,27 +8,29 @@ from typing import ClassVar
 import torch
 
 from kcal.calibrators.kcal.estimator import KCal
-from kcal.projection import FastRecipe, Recipe, get_recipe
+from kcal.projection import FastRecipe, Recipe
 
 
 class KCalLogits(KCal):
     """KCal on the network's logits in place of its embeddings.
 
-    Log-softmax of the logits is the embedding, so that a constant added to a row changes nothing. ``X`` and
-    ``train_embeddings`` are logits; all else is as in :class:`KCal`: columns of the probabilities follow the labels
-    seen or ``classes``, not the columns of the logits. The length of a row of logits tells how sure the network is,
-    so that the fast recipe keeps it unless told otherwise.
+    The log-softmax of the logits is the embedding, so that a constant added to a row changes nothing. ``X`` and
+    ``train_embeddings`` are logits; everything else is as in :class:`KCal`: columns of the probabilities follow the
+    labels or ``classes``, not the columns of the logits. The length of a row of logits is informative (it is the
+    network's confidence), so that the fast recipe keeps it unless ``unit_length`` is set.
     """
 
     inputs: ClassVar[str] = "logits"
     method: ClassVar[str] = "kcal-logits"
 
-    def _as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
-        dtype = rows.dtype
-        return torch.log_softmax(rows if rows.device.type == "mps" else rows.double(), dim=1).to(dtype)
+    def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the log-softmax of logits, (n, n_columns)."""
+        wide = rows if rows.device.type == "mps" else rows.double()
+        return torch.log_softmax(wide, dim=1).to(rows.dtype)
 
-    def _training_recipe(self) -> Recipe:
-        recipe = get_recipe(self.recipe)
+    def training_recipe(self) -> Recipe:
+        """Return the recipe of the projection; by default it keeps the length of the rows."""
+        recipe = super().training_recipe()
         if isinstance(recipe, FastRecipe) and recipe.unit_length == "auto":
             return replace(recipe, unit_length=False)
         return recipe

@@ -1,79 +1,80 @@
-"""What a seed and the parameters of a KCal may be, checked when a calibrator is fitted and when it is loaded."""
+"""Check the parameters of a KCal, when it is fitted and when it is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import isfinite
-from numbers import Real
-from typing import TYPE_CHECKING, Any
+from math import inf
+from typing import Any
 
 import numpy as np
 
-from kcal.calibrators.holdout import check_folds
-from kcal.calibrators.kcal.training_set import check_projection
 from kcal.errors import InvalidInputError
 from kcal.kernels import get_kernel
-from kcal.projection import ARCHITECTURES, choose_dimension, get_recipe
-from kcal.validation import check_seed
+from kcal.projection import ARCHITECTURES, UNTRAINED, TrainedProjection, check_dimension, check_projection, get_recipe
+from kcal.validation import check_integer, check_number, shown
 
-if TYPE_CHECKING:
-    from kcal.calibrators.kcal.estimator import KCal
-
-
-def check_parameters(calibrator: KCal) -> None:
-    """Refuse a parameter that cannot be meant."""
-    get_kernel(calibrator.kernel)
-    get_recipe(calibrator.recipe)
-    _refuse_arrays(calibrator, "projection", "dimension", "bandwidth")
-    check_projection(calibrator.projection)
-    if calibrator.dimension != "auto" and calibrator.projection not in ARCHITECTURES:
-        raise InvalidInputError('dimension applies to the projections "skip" and "linear"; leave it at "auto".')
-    if calibrator.dimension != "auto":
-        choose_dimension(calibrator.dimension, 1, 1)
-    check_seed(calibrator.seed)
-    if not (isinstance(calibrator.smoothing, Real) and 0 <= calibrator.smoothing < 1):
-        raise InvalidInputError(f"smoothing must be at least 0 and less than 1; got {calibrator.smoothing!r}.")
-    if calibrator.folds is not None:
-        check_folds(calibrator.folds)
-    _check_bandwidth(calibrator)
-    _check_prior_numbers(calibrator.prior)
+MAX_FOLDS = 10**6
 
 
-def _check_bandwidth(calibrator: KCal) -> None:
-    b = calibrator.bandwidth
-    if not _is_positive(b) and not (isinstance(b, str) and b in ("cv", "rule")):
-        raise InvalidInputError(f'bandwidth must be "cv", "rule" or a positive number; got {b!r}.')
+def check_parameters(parameters: dict[str, Any]) -> None:
+    """Raise if a parameter of a KCal is invalid; the prior is checked with the classes."""
+    get_kernel(parameters["kernel"])
+    get_recipe(parameters["recipe"])
+    check_learned_projection(parameters["projection"], parameters["dimension"])
+    smoothing = check_number(parameters["smoothing"], "smoothing", minimum=0, maximum=1)
+    if smoothing == 1:
+        raise InvalidInputError("smoothing", "must be less than 1", got="1")
+    if parameters["folds"] is not None:
+        check_integer(parameters["folds"], "folds", minimum=2, maximum=MAX_FOLDS)
+    _check_bandwidth(parameters["bandwidth"], parameters["bandwidth_reference"])
     for name in ("bandwidth_interval", "bandwidth_reference"):
-        pair = getattr(calibrator, name)
-        if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2):
-            raise InvalidInputError(f"{name} must be a pair of numbers; got {pair!r}.")
-        if pair is not None and not all(_is_positive(number) for number in pair):
-            raise InvalidInputError(f"{name} must be two positive, finite numbers; got {pair!r}.")
-    if b == "rule" and calibrator.bandwidth_reference is None:
-        raise InvalidInputError('bandwidth="rule" needs bandwidth_reference=(b, count of the rarest class).')
+        _check_pair(parameters[name], name)
+    interval = parameters["bandwidth_interval"]
+    if interval is not None and not interval[0] < interval[1]:
+        raise InvalidInputError("bandwidth_interval", "must be (low, high) with 0 < low < high", got=shown(interval))
 
 
-def _check_prior_numbers(prior: Any) -> None:
-    """Refuse a prior that holds anything but numbers; how many, and which, depends on the classes."""
-    if prior is None or isinstance(prior, str):
+def check_learned_projection(projection: Any, dimension: Any) -> None:
+    """Raise if ``projection`` is invalid, or if ``dimension`` does not apply to it."""
+    check_projection(projection)
+    check_dimension(dimension)
+    if dimension != "auto" and not (isinstance(projection, str) and projection in ARCHITECTURES):
+        raise InvalidInputError(
+            "dimension", f"applies to the projections {', '.join(ARCHITECTURES)} only", remedy='Leave it at "auto".'
+        )
+
+
+def refuse_training_set(projection: Any) -> InvalidInputError:
+    """Return the error for a training set beside a projection that needs none."""
+    fitted = isinstance(projection, TrainedProjection) or projection is None or projection in UNTRAINED
+    name = repr(projection) if fitted else "a frozen module"
+    return InvalidInputError(
+        "train_embeddings",
+        f"are of no use with projection={name}: there is nothing to learn",
+        remedy="Leave them out.",
+    )
+
+
+def _check_bandwidth(bandwidth: Any, reference: Any) -> None:
+    if isinstance(bandwidth, str) and bandwidth in ("cv", "rule"):
+        if bandwidth == "rule" and reference is None:
+            raise InvalidInputError("bandwidth", '"rule" needs bandwidth_reference=(b, count of the rarest class)')
         return
-    shares = list(prior.values()) if isinstance(prior, Mapping) else prior
     try:
-        np.asarray(shares, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidInputError(f"prior must be one number a class, such as [0.7, 0.2, 0.1]; got {prior!r}.") from error
+        check_number(bandwidth, "bandwidth", minimum=0, maximum=inf, exclusive=True)
+    except InvalidInputError as error:
+        raise InvalidInputError(
+            "bandwidth", 'must be "cv", "rule" or a positive number', got=shown(bandwidth)
+        ) from error
 
 
-def _refuse_arrays(calibrator: KCal, *names: str) -> None:
-    """Refuse arrays for what is one word or number, before a comparison of them fails."""
-    for name in names:
-        value = getattr(calibrator, name)
-        if isinstance(value, np.ndarray):
-            raise InvalidInputError(f"{name} must be a single value; got an array of shape {value.shape}.")
-
-
-def _is_positive(number: Any) -> bool:
+def _check_pair(pair: Any, name: str) -> None:
+    if pair is None:
+        return
+    expected = "must be a pair of two positive, finite numbers"
+    if isinstance(pair, np.ndarray) or not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise InvalidInputError(name, expected, got=shown(pair))
     try:
-        return isinstance(number, Real) and not isinstance(number, bool) and isfinite(number) and float(number) > 0
-    except OverflowError:  # a whole number that is too large for floating point
-        return False
+        for number in pair:
+            check_number(number, name, minimum=0, maximum=inf, exclusive=True)
+    except InvalidInputError as error:
+        raise InvalidInputError(name, expected, got=shown(pair)) from error

@@ -1,198 +1,224 @@
-"""Taking a fitted KCal apart into JSON and tensors, and putting it together again."""
+"""Write a fitted KCal as JSON values and tensors, and read it back with every part checked."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from kcal.calibrators.base import CalibratorState, LoadArgumentError, decode_classes, encode_classes, plain
-from kcal.calibrators.kcal.parameters import check_parameters
+from kcal.calibrators.base import CalibratorState, LoadArgumentError, decode_classes
+from kcal.calibrators.kcal.model import KCalModel
 from kcal.calibrators.prior import check_prior
 from kcal.errors import FileFormatError, InvalidInputError
-from kcal.kernels import BandwidthCurve
+from kcal.kernels import KERNELS, BandwidthCurve, SortedSupport
 from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED, Recipe, TrainingCurve, build_projection, project
-from kcal.validation import ArrayKind
-
-if TYPE_CHECKING:
-    from kcal.calibrators.kcal.estimator import KCal
 
 OWN_MODULE = "module"
 """Marks a projection whose architecture is the caller's: only its tensors are stored."""
 
+Tensors = dict[str, torch.Tensor]
 
-def describe(calibrator: KCal) -> CalibratorState:
-    """Return the parameters, values and tensors of a fitted KCal."""
-    tensors = {
-        "support.points": calibrator._points,
-        "support.codes": calibrator._codes,
-        "support.indices": torch.from_numpy(calibrator.support_indices_),
-    }
-    if calibrator._weights is not None:
-        tensors["support.weights"] = calibrator._weights
-    if calibrator._keys is not None:
-        tensors["support.keys"] = calibrator._keys
-    tensors |= {f"projection.{name}": value for name, value in calibrator.projection_.state_dict().items()}
-    curve, training = calibrator.bandwidth_curve_, calibrator.training_curve_
+
+def model_state(model: KCalModel) -> tuple[dict[str, Any], Tensors]:
+    """Return the values and tensors of a model."""
     values = {
-        "bandwidth": calibrator.bandwidth_,
-        "bandwidth_curve": None if curve is None else plain(asdict(curve)),
-        "training_curve": None if training is None else asdict(training),
-        "checkpoint_step": calibrator.checkpoint_step_,
-        "checkpoint_losses": calibrator.checkpoint_losses_,
-        "frequencies": calibrator._frequencies.tolist(),
-        "ids": None if calibrator.ids_ is None else encode_classes(calibrator.ids_),
-        "projection": _architecture(calibrator.projection_),
-        "dimension": calibrator._points.shape[1],
+        "bandwidth": model.bandwidth,
+        "kernel": model.kernel,
+        "frequencies": model.frequencies,
+        "prior": model.prior,
+        "smoothing": model.smoothing,
+        "projection": architecture_of(model.projection),
     }
-    return calibrator._state(_parameters(calibrator), values, **tensors)
+    tensors = support_tensors(model.support) | projection_tensors(model.projection)
+    if model.groups is not None:
+        tensors["support.groups"] = model.groups
+    return values, tensors
 
 
-def restore(cls: type[KCal], state: CalibratorState, *, projection: nn.Module | None = None) -> KCal:
-    """Return the fitted KCal that ``state`` describes."""
-    parameters, values, tensors = dict(state.parameters), state.values, state.tensors
-    parameters["recipe"] = recipe_from(parameters["recipe"])
-    for name in ("bandwidth_interval", "bandwidth_reference"):
-        if parameters[name] is not None:
-            parameters[name] = tuple(parameters[name])
-    points, codes = tensors["support.points"], tensors["support.codes"]
-    classes = decode_classes(values["classes"])
-    _check_support(tensors, len(classes), values)
-    module = _rebuild_projection(values, tensors, points, projection)
-    if parameters["projection"] == OWN_MODULE:
-        parameters["projection"] = module
-    calibrator = cls(**parameters)._restore(state)
-    _check_parameters(calibrator)
-    calibrator.bandwidth_ = float(values["bandwidth"])
-    calibrator.bandwidth_curve_ = _curve_from(values["bandwidth_curve"])
-    calibrator.training_curve_ = _training_curve_from(values["training_curve"])
-    calibrator.checkpoint_step_ = values["checkpoint_step"]
-    calibrator.checkpoint_losses_ = tuple(values["checkpoint_losses"])
-    calibrator.ids_ = None if values["ids"] is None else decode_classes(values["ids"])
-    calibrator.support_indices_ = tensors["support.indices"].numpy()
-    calibrator.projection_ = module
-    calibrator._frequencies = np.array(values["frequencies"])
-    calibrator._points, calibrator._codes = points, codes
-    calibrator._weights, calibrator._keys = tensors.get("support.weights"), tensors.get("support.keys")
-    calibrator._sorted = calibrator._leave_one_out = None
-    calibrator._kind = ArrayKind(is_torch=False, device=points.device, dtype=points.dtype)
-    calibrator._search_keys = calibrator._keys
-    return calibrator
+def model_from_state(state: CalibratorState, projection: nn.Module | None) -> KCalModel:
+    """Return the model that the values and tensors describe."""
+    values, tensors = state.values, state.tensors
+    n_classes = len(values["classes"]["labels"])
+    support = read_support(tensors, n_classes)
+    groups = tensors.get("support.groups")
+    if groups is not None and (groups.dtype != torch.int64 or groups.shape != (len(support),)):
+        raise FileFormatError("the stored groups are damaged.")
+    if values["kernel"] not in KERNELS or not 0 <= values["smoothing"] < 1:
+        raise FileFormatError("the stored kernel or smoothing is damaged.")
+    module = read_projection(values["projection"], tensors, values["n_features"], support, projection)
+    return KCalModel(
+        module,
+        support,
+        read_positive(values["bandwidth"], "bandwidth"),
+        values["kernel"],
+        read_frequencies(values["frequencies"], n_classes),
+        prior=None if values["prior"] is None else read_frequencies(values["prior"], n_classes),
+        smoothing=float(values["smoothing"]),
+        groups=groups,
+    )
 
 
-def _check_parameters(calibrator: KCal) -> None:
+def stored_parameters(parameters: dict[str, Any], classes: NDArray[Any]) -> dict[str, Any]:
+    """Return constructor parameters in a form that JSON can represent."""
+    stored = dict(parameters)
+    if stored["projection"] is not None and not isinstance(stored["projection"], str):
+        stored["projection"] = OWN_MODULE
+    if not isinstance(stored["recipe"], str):
+        name = next(name for name, kind in RECIPES.items() if type(stored["recipe"]) is kind)
+        stored["recipe"] = {"name": name, **asdict(stored["recipe"])}
+    if stored["prior"] is not None and not isinstance(stored["prior"], str):
+        stored["prior"] = check_prior(stored["prior"], classes)  # JSON has text keys only
+    return stored
+
+
+@contextmanager
+def damaged_parameters() -> Iterator[None]:
+    """Turn the error of a stored parameter into one of the file."""
     try:
-        check_parameters(calibrator)
-        check_prior(calibrator.prior, calibrator.classes_)
+        yield
     except InvalidInputError as error:
         raise FileFormatError(f"a stored parameter is damaged: {error}") from error
 
 
-def _parameters(calibrator: KCal) -> dict[str, Any]:
-    parameters = dict(calibrator.get_params(deep=False))
-    if not isinstance(parameters["projection"], str):
-        parameters["projection"] = OWN_MODULE  # loaded as the frozen module that is in use
-    parameters["recipe"] = stored_recipe(parameters["recipe"])
-    if parameters["prior"] is not None and not isinstance(parameters["prior"], str):
-        parameters["prior"] = check_prior(parameters["prior"], calibrator.classes_)  # JSON has no keys but text
-    return {name: plain(value) for name, value in parameters.items()}
+def read_parameters(stored: dict[str, Any], module: nn.Module | None) -> dict[str, Any]:
+    """Return constructor parameters from :func:`stored_parameters`; ``module`` replaces a projection of one's own."""
+    parameters = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
+    parameters["recipe"] = read_recipe(stored["recipe"])
+    if stored["projection"] == OWN_MODULE:
+        parameters["projection"] = module
+    return parameters
 
 
-def stored_recipe(recipe: str | Recipe) -> str | dict[str, Any]:
-    """Return a recipe as JSON can hold it."""
-    if isinstance(recipe, str):
-        return recipe
-    return {"name": next(name for name, kind in RECIPES.items() if type(recipe) is kind), **asdict(recipe)}
-
-
-def recipe_from(stored: Any) -> str | Recipe:
-    """Return the recipe that :func:`stored_recipe` wrote."""
+def read_recipe(stored: Any) -> str | Recipe:
+    """Return a recipe by name, or with its own numbers."""
     if isinstance(stored, str):
         return stored
     numbers = dict(stored)
     return RECIPES[numbers.pop("name")](**numbers)
 
 
-def _architecture(module: nn.Module) -> str:
+def read_curves(values: dict[str, Any]) -> tuple[BandwidthCurve | None, TrainingCurve | None]:
+    """Return the curves of the bandwidth search and of the training."""
+    search, training = values["bandwidth_curve"], values["training_curve"]
+    if search is not None:
+        arrays = {name: np.array(search[name], dtype=np.float64) for name in ("bandwidths", "losses")}
+        search = BandwidthCurve(**{**search, **arrays})
+    if training is not None:
+        training = TrainingCurve(**{name: tuple(entries) for name, entries in training.items()})
+    return search, training
+
+
+def read_indices(state: CalibratorState, n_support: int) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
+    """Return the rows of ``X`` that are support, and their identifiers."""
+    indices, ids = state.tensors["support.indices"], state.values["ids"]
+    names = None if ids is None else decode_classes(ids)
+    if indices.dtype != torch.int64 or indices.shape != (n_support,) or bool((indices < 0).any()):
+        raise FileFormatError("the stored row numbers of the support are damaged.")
+    if names is not None and len(names) != n_support:
+        raise FileFormatError("the stored identifiers are damaged.")
+    return indices.numpy(), names
+
+
+def support_tensors(support: SortedSupport, prefix: str = "support") -> Tensors:
+    """Return the tensors of a support."""
+    tensors = {"points": support.points, "codes": support.codes, "order": support.order}
+    if support.log_weights is not None:
+        tensors["log_weights"] = support.log_weights
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def read_support(tensors: Tensors, n_classes: int, prefix: str = "support") -> SortedSupport:
+    """Return the support that :func:`support_tensors` wrote."""
+    points, codes, order = (tensors[f"{prefix}.{name}"] for name in ("points", "codes", "order"))
+    log_weights = tensors.get(f"{prefix}.log_weights")
+    n = len(points)
+    intact = (
+        points.ndim == 2
+        and points.numel() > 0
+        and points.dtype in (torch.float32, torch.float64)
+        and bool(torch.isfinite(points).all())
+        and codes.dtype == order.dtype == torch.int64
+        and codes.shape == order.shape == (n,)
+        and int(codes[0]) >= 0
+        and int(codes[-1]) < n_classes
+        and bool((codes.diff() >= 0).all())
+        and torch.equal(order.sort().values, torch.arange(n))
+    )
+    if log_weights is not None:
+        intact = intact and log_weights.dtype == points.dtype and log_weights.shape == (n,)
+        intact = intact and bool((log_weights < torch.inf).all()) and bool(torch.isfinite(log_weights).any())
+    if not intact:
+        raise FileFormatError("the stored support is damaged: its parts do not fit together.")
+    return SortedSupport(points, codes, log_weights, order, n_classes)
+
+
+def architecture_of(module: nn.Module) -> str:
+    """Return the name of a projection's architecture; ``OWN_MODULE`` if it is not one of kcal's."""
     known = UNTRAINED | ARCHITECTURES
     return next((name for name, kind in known.items() if type(module) is kind), OWN_MODULE)
 
 
-def _check_support(tensors: dict[str, torch.Tensor], n_classes: int, values: dict[str, Any]) -> None:
-    points, codes = tensors["support.points"], tensors["support.codes"]
-    fits = (
-        points.ndim == 2 and points.shape[1] == values["dimension"] and points.dtype in (torch.float32, torch.float64)
-    )
-    for name in ("codes", "weights", "keys", "indices"):
-        fits = fits and tensors.get(f"support.{name}", codes).shape == points.shape[:1]
-    indices = tensors["support.indices"]
-    fits = fits and indices.dtype == torch.int64 and bool((indices >= 0).all())
-    fits = fits and (values["ids"] is None or len(values["ids"]["labels"]) == len(points))
-    fits = fits and tensors.get("support.weights", points).dtype.is_floating_point
-    if not fits or len(points) == 0 or not bool(torch.isfinite(points).all()):
-        raise FileFormatError("the stored support is damaged: its parts do not fit together.")
-    frequencies = np.array(values["frequencies"], dtype=np.float64)
-    if frequencies.shape != (n_classes,) or not (frequencies >= 0).all() or abs(frequencies.sum() - 1) > 1e-6:
-        raise FileFormatError("the stored class frequencies are damaged.")
-    weights, keys = tensors.get("support.weights"), tensors.get("support.keys")
-    if weights is not None and not (
-        bool(torch.isfinite(weights).all()) and bool((weights >= 0).all()) and weights.any()
-    ):
-        raise FileFormatError("the stored weights are damaged.")
-    if keys is not None and keys.dtype != torch.int64:
-        raise FileFormatError("the stored groups are damaged.")
-    if codes.dtype != torch.int64 or int(codes.min()) < 0 or int(codes.max()) >= n_classes:
-        raise FileFormatError("the stored support is damaged: it names classes that do not exist.")
-    if not (np.isfinite(values["bandwidth"]) and values["bandwidth"] > 0):
-        raise FileFormatError(f"the stored bandwidth must be positive; got {values['bandwidth']!r}.")
+def projection_tensors(module: nn.Module, prefix: str = "projection") -> Tensors:
+    """Return the tensors of a projection."""
+    return {f"{prefix}.{name}": tensor for name, tensor in module.state_dict().items()}
 
 
-def _rebuild_projection(
-    values: dict[str, Any], tensors: dict[str, torch.Tensor], points: torch.Tensor, given: nn.Module | None
+def read_projection(
+    architecture: str,
+    tensors: Tensors,
+    n_features: int,
+    support: SortedSupport,
+    given: nn.Module | None,
+    prefix: str = "projection",
 ) -> nn.Module:
-    kind = values["projection"]
-    if kind == OWN_MODULE and given is None:
+    """Return the projection that :func:`projection_tensors` wrote; ``given`` is the module if it is the caller's."""
+    if architecture == OWN_MODULE and given is None:
         raise LoadArgumentError(
-            "this calibrator uses a projection of your own; only its tensors are stored. "
-            "Build the module again and pass it: kcal.load(path, projection=module)."
+            "projection",
+            "is needed: this calibrator uses a module of your own, of which only the tensors are stored",
+            remedy="Build the module again and pass it: kcal.load(path, projection=module).",
         )
-    if kind != OWN_MODULE and given is not None:
-        raise LoadArgumentError(f'this calibrator has a "{kind}" projection, stored whole; leave projection= out.')
-    if given is not None:
+    if architecture != OWN_MODULE and given is not None:
+        raise LoadArgumentError(
+            "projection", f'is not needed: a "{architecture}" projection is stored whole', remedy="Leave it out."
+        )
+    if architecture in UNTRAINED:
+        module = UNTRAINED[architecture]()
+    elif given is not None:
         module = deepcopy(given)
-    elif kind in UNTRAINED:
-        if values["n_features"] != values["dimension"]:
-            raise FileFormatError("the stored projection does not lead to the space of the stored support.")
-        return UNTRAINED[kind]()
     else:
-        reduce = tensors["projection.reduce.weight"]
-        if tuple(reduce.shape) != (values["dimension"], values["n_features"]):
+        if tensors[f"{prefix}.reduce.weight"].shape != (support.dimension, n_features):
             raise FileFormatError("the stored projection does not fit its support.")
-        module = build_projection(kind, int(values["n_features"]), int(values["dimension"]), seed=0)
-    stored = {name.removeprefix("projection."): t for name, t in tensors.items() if name.startswith("projection.")}
-    if kind in ARCHITECTURES:
-        stored.setdefault("unit_length", torch.tensor(False))  # older files have none
-    module = module.to(dtype=points.dtype)  # before loading, or float64 would pass through float32
+        module = build_projection(architecture, n_features, support.dimension, seed=0)
+    module = module.to(dtype=support.points.dtype)  # before loading, or float64 would pass through float32
+    start = f"{prefix}."
     try:
-        module.load_state_dict(stored)
+        module.load_state_dict({k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)})
     except RuntimeError as error:
         raise FileFormatError(f"the stored projection does not fit: {error}") from error
     module = module.eval().requires_grad_(False)
-    if project(module, torch.zeros(1, int(values["n_features"]), dtype=points.dtype)).shape[1] != points.shape[1]:
+    if project(module, support.points.new_zeros(1, n_features)).shape[1] != support.dimension:
         raise FileFormatError("the stored projection does not lead to the space of the stored support.")
     return module
 
 
-def _curve_from(stored: dict[str, Any] | None) -> BandwidthCurve | None:
-    if stored is None:
-        return None
-    arrays = {name: np.array(stored[name]) for name in ("bandwidths", "losses")}
-    return BandwidthCurve(**{**stored, **arrays})
+def read_frequencies(values: Any, n_classes: int) -> NDArray[np.float64]:
+    """Return class frequencies, (n_classes,)."""
+    frequencies = np.array(values, dtype=np.float64)
+    if frequencies.shape != (n_classes,) or not (frequencies >= 0).all() or not abs(frequencies.sum() - 1) < 1e-6:
+        raise FileFormatError("the stored class frequencies are damaged.")
+    return frequencies
 
 
-def _training_curve_from(stored: dict[str, Any] | None) -> TrainingCurve | None:
-    return None if stored is None else TrainingCurve(**{name: tuple(entries) for name, entries in stored.items()})
+def read_positive(value: Any, name: str) -> float:
+    """Return a positive finite number."""
+    if not (isinstance(value, int | float) and 0 < value < np.inf):
+        raise FileFormatError(f"the stored {name} must be positive; got {value!r}.")
+    return float(value)

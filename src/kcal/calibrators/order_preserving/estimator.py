@@ -1,76 +1,111 @@
-"""Intra order-preserving calibration: the network's ranking of the classes stays, their distances are learned.
+"""Intra order-preserving calibration: the network's ranking of the classes stays, the gaps between them are learned.
 
 out_j = out_{j+1} + (z_j − z_{j+1}) softplus(m_j(x)),   z_1 ≥ … ≥ z_K,   p = softmax(out)
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import dataclass
 from math import inf
-from numbers import Integral
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
+from numpy.typing import NDArray
 
-from kcal.calibrators.base import Calibrator, CalibratorState, refuse_extra
-from kcal.calibrators.logits import REPRESENTATIONS, encode_columns, log_probabilities
+from kcal.calibrators.class_scores import sort_classes
+from kcal.calibrators.holdout import check_folds
+from kcal.calibrators.logit_base import LogitCalibrator
+from kcal.calibrators.model_state import LogitModel, nested, tensor
 from kcal.calibrators.order_preserving.maps import GapMap, MonotoneMap, in_exact_order
 from kcal.calibrators.order_preserving.training import WIDTHS, OrderChoice, OrderMap, SortedRows, train
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.errors import InvalidInputError
 from kcal.progress import progress_bar
-from kcal.validation import check_weights
+from kcal.validation import check_choice, check_integer
 
 FORMS = tuple(WIDTHS)
+MAX_WIDTH, MAX_EPOCHS = 10_000, 100_000
 
 
-class OrderPreservingCalibration(Calibrator):
-    """Learn how far apart the logits should be, never their order: accuracy and every top-k accuracy stay exactly.
+@dataclass(frozen=True)
+class OrderPreservingModel(LogitModel):
+    """The map of the sorted row, and the forms and widths that were tried."""
 
-    Of two classes the one with the greater logit gets the greater probability, in the precision that comes back, and
-    equal logits get equal probabilities. Three forms: "diag", one rising function for all logits, by L-BFGS; "oi",
-    a network that sees the sorted row stretches its gaps; "op", one that sees the row as the classes stand, so that
-    classes may differ; both by Adam. Each is trained on every fold but one, starting from that part's temperature,
+    order_map: OrderMap = nested(GapMap, MonotoneMap)
+    tried: torch.Tensor = tensor("tried", 3)  # place in FORMS, width, cross-validated log-loss
+
+    @property
+    def choices(self) -> tuple[OrderChoice, ...]:
+        """Every form and width that was tried."""
+        return tuple(OrderChoice(FORMS[int(form)], int(width), loss) for form, width, loss in self.tried.tolist())
+
+    @property
+    def best(self) -> OrderChoice:
+        """The form and width of lowest cross-validated log-loss."""
+        return min(self.choices, key=lambda choice: choice.log_loss)
+
+    def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
+        """Return calibrated log probabilities, (n, n_classes)."""
+        scores, order = sort_classes(log_probs)
+        mapped = torch.log_softmax(self.order_map(scores, order), dim=1)
+        return torch.empty_like(scores).scatter_(1, order, mapped)
+
+    def summary(self) -> dict[str, str]:
+        """Return form and width for display."""
+        return {"form": self.best.form, "width": str(self.best.width)}
+
+    def is_consistent(self, n_classes: int) -> bool:
+        """Return whether the choices name forms and widths."""
+        forms, widths = self.tried[:, 0], self.tried[:, 1]
+        return bool(torch.isin(forms, torch.arange(len(FORMS))).all()) and bool(
+            ((widths >= 1) & (widths <= MAX_WIDTH)).all()
+        )
+
+
+class OrderPreservingCalibration(LogitCalibrator):
+    """Learn the gaps between the logits, never their order: accuracy and every top-k accuracy stay exactly.
+
+    Of two classes the one with the greater logit gets the greater probability, in the precision of the output, and
+    equal logits get equal probabilities. Three forms: "diag", one increasing function of all logits, by L-BFGS; "oi",
+    a network of the sorted row that scales its gaps; "op", a network of the row in the order of the classes, so that
+    classes may differ; both by Adam. Each is trained on all folds but one, starting at the temperature of that part,
     and the calibrator is the mean of the folds' output logits.
 
     Two things differ from the published method: "diag" integrates its network by the trapezoid rule on a fixed grid of
-    256 cells, not by Clenshaw-Curtis quadrature for every logit, and the learning rate of Adam, 5e-3, falls linearly
-    to 0 over the epochs.
+    256 cells, not by Clenshaw-Curtis quadrature for every logit, and the learning rate of Adam, 5e-3, decreases
+    linearly to 0 over the epochs.
 
     Parameters
     ----------
     form : "auto", "diag", "oi" or "op"
-        "auto" takes the form of least cross-validated log-loss.
+        "auto" takes the form of lowest cross-validated log-loss.
     width : "auto" or int
-        Of the network's two hidden layers; "auto" tries 10 for "diag", and for the others 2, 10 and 50, as long as
-        wider is better.
+        Width of the network's two hidden layers; "auto" tries 10 for "diag", and for the others 2, 10 and 50, as long
+        as wider is better.
     folds : int
-        Parts of the calibration set; fewer if there are fewer samples.
+        Folds of the cross-validation; fewer if there are fewer samples.
     epochs : int
-        Of Adam, for "oi" and "op".
+        Epochs of Adam, for "oi" and "op".
     representation : "logits" or "probabilities"
         What ``X`` holds; it is never guessed.
     seed : int
-        Of the folds, the initial weights and the batches.
+        Seed of the folds, the initial weights and the batches.
     progress : bool, optional
         Show a progress bar; None shows it in a terminal only.
 
     Attributes
     ----------
-    form_, width_ :
-        What was chosen.
+    form_, width_ : str, int
+        Of the lowest cross-validated log-loss.
     choices_ : tuple of OrderChoice
-        All that was tried, with its cross-validated log-loss.
+        Every form and width that was tried, with its cross-validated log-loss.
     """
 
-    inputs: ClassVar[str] = "logits"
     method: ClassVar[str] = "iop"
+    ignores_class_order: ClassVar[bool] = True
     preserves_order: ClassVar[bool] = True
-    form_: str
-    width_: int
-    choices_: tuple[OrderChoice, ...]
-    _map: OrderMap
+    model_class: ClassVar[type[LogitModel]] = OrderPreservingModel
+    model_: OrderPreservingModel
 
     def __init__(
         self,
@@ -91,122 +126,61 @@ class OrderPreservingCalibration(Calibrator):
         self.seed = seed
         self.progress = progress
 
-    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
-        """Learn the map from logits ``X`` (n, n_classes) and labels ``y``; integer labels are columns."""
-        self._check_parameters()
-        rows, _ = self._check_rows(X, fitting=True)
-        scores, order = self._sorted(rows)
-        codes, self.classes_ = encode_columns(y, len(scores), scores.shape[1], classes)
-        weights = np.ones(len(scores)) if sample_weight is None else check_weights(sample_weight, len(scores))
-        counted = torch.from_numpy(weights > 0)
-        if int(counted.sum()) < 2:
-            raise InvalidInputError(
-                f"{type(self).__name__} cross-validates: it needs at least two samples; got 1 sample."
-            )
-        self._remember(rows)
-        own = (order == torch.from_numpy(codes)[:, None]).int().argmax(dim=1)  # where the sorted row has the label
-        self._choose(SortedRows(*(part[counted] for part in (scores, order, own, torch.from_numpy(weights)))))
-        return self
+    @property
+    def form_(self) -> str:
+        """Form of lowest cross-validated log-loss."""
+        return self.model_.best.form
 
-    def _choose(self, data: SortedRows) -> None:
-        """Train every form that may be meant, ever wider until that no longer helps, and keep the best."""
-        forms = FORMS if self.form == "auto" else (self.form,)
-        folds = min(int(self.folds), len(data.own))
-        steps = sum(len(self._widths(form)) * (folds if form == "diag" else self.epochs) for form in forms)
-        found: list[tuple[OrderMap, OrderChoice]] = []
-        with progress_bar("Order-preserving maps", steps, show=self.progress) as advance:
-            for form in forms:
-                least = inf
-                for width in self._widths(form):
-                    found.append(
-                        train(data, form, width, folds=folds, epochs=self.epochs, seed=int(self.seed), advance=advance)
-                    )
-                    if found[-1][1].log_loss >= least:
-                        break
-                    least = found[-1][1].log_loss
-        self.choices_ = tuple(choice for _, choice in found)
-        self._map, best = min(found, key=lambda pair: pair[1].log_loss)
-        self.form_, self.width_ = best.form, best.width
+    @property
+    def width_(self) -> int:
+        """Width of lowest cross-validated log-loss."""
+        return self.model_.best.width
 
-    def _widths(self, form: str) -> tuple[int, ...]:
-        return (int(self.width),) if self.width != "auto" else WIDTHS[form]
-
-    def _sorted(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log probabilities of the classes in descending order, and that order, both (n, n_classes)."""
-        descending, order = torch.sort(rows.cpu(), dim=1, descending=True, stable=True)
-        return log_probabilities(descending, self.representation), order
-
-    def _logarithms(self, rows: torch.Tensor) -> torch.Tensor:
-        scores, order = self._sorted(rows)
-        return torch.empty_like(scores).scatter_(1, order, torch.log_softmax(self._map(scores, order), dim=1))
-
-    def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        return in_exact_order(torch.exp(self._logarithms(rows)).to(rows.dtype), rows.cpu())
-
-    def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        return -in_exact_order(self._logarithms(rows).abs().to(rows.dtype), -rows.cpu())
+    @property
+    def choices_(self) -> tuple[OrderChoice, ...]:
+        """Every form and width that was tried, with its cross-validated log-loss."""
+        return self.model_.choices
 
     def _check_parameters(self) -> None:
-        if not isinstance(self.form, str) or self.form not in ("auto", *FORMS):
-            raise InvalidInputError(f'form must be "auto" or one of {FORMS}; got {self.form!r}.')
-        for name, least, limit in (("width", 1, 10**4), ("folds", 2, 10**4), ("epochs", 1, 10**6), ("seed", 0, 2**64)):
-            value = getattr(self, name)
-            if name == "width" and isinstance(value, str) and value == "auto":
-                continue
-            if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) < limit:
-                raise InvalidInputError(f"{name} must be an integer from {least} to {limit - 1}; got {value!r}.")
-        if self.representation not in REPRESENTATIONS:
-            raise InvalidInputError(f"representation must be one of {REPRESENTATIONS}; got {self.representation!r}.")
+        super()._check_parameters()
+        check_choice(self.form, "form", ("auto", *FORMS))
+        if not (isinstance(self.width, str) and self.width == "auto"):
+            check_integer(self.width, "width", minimum=1, maximum=MAX_WIDTH)
+        check_folds(self.folds)
+        check_integer(self.epochs, "epochs", minimum=1, maximum=MAX_EPOCHS)
 
-    def state(self) -> CalibratorState:
-        """Return what the fitted calibrator is made of."""
-        check_is_fitted(self)
-        parameters = {
-            name: int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
-            for name, value in self.get_params().items()
-        }
-        values = {"form": self.form_, "width": self.width_, "choices": [asdict(choice) for choice in self.choices_]}
-        return self._state(parameters, values, **_tensors_of(self._map))
+    def _fit_log_probs(
+        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: NDArray[np.float64]
+    ) -> OrderPreservingModel:
+        if len(codes) < 2:
+            raise InvalidInputError("X", "must hold at least two samples for cross-validation", got="1 sample")
+        scores, order = sort_classes(log_probs)
+        own = (order == torch.from_numpy(codes)[:, None]).int().argmax(dim=1)  # rank of the label
+        trained = self._train_all(SortedRows(scores, order, own, torch.from_numpy(weights)))
+        tried = [(FORMS.index(choice.form), choice.width, choice.log_loss) for _, choice in trained]
+        best, _ = min(trained, key=lambda pair: pair[1].log_loss)
+        return OrderPreservingModel(best, torch.tensor(tried, dtype=torch.float64))
 
-    @classmethod
-    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
-        """Return the fitted calibrator that ``state`` describes."""
-        refuse_extra(cls, extra)
-        calibrator = cls(**state.parameters)._restore(state)
-        try:
-            calibrator._check_parameters()
-        except InvalidInputError as error:
-            raise FileFormatError(f"a stored parameter is damaged: {error}") from error
-        calibrator.choices_ = tuple(OrderChoice(**choice) for choice in state.values["choices"])
-        calibrator.form_, calibrator.width_ = state.values["form"], state.values["width"]
-        calibrator._map = _map_from(calibrator.form_, state.tensors, calibrator.n_features_in_)
-        return calibrator
+    def _train_all(self, data: SortedRows) -> list[tuple[OrderMap, OrderChoice]]:
+        """Train every form, with increasing width as long as that helps."""
+        forms = FORMS if self.form == "auto" else (self.form,)
+        widths = {form: WIDTHS[form] if self.width == "auto" else (int(self.width),) for form in forms}
+        folds, epochs, seed = min(int(self.folds), len(data.own)), int(self.epochs), int(self.seed)
+        steps = sum(len(widths[form]) * (folds if form == "diag" else epochs) for form in forms)
+        trained: list[tuple[OrderMap, OrderChoice]] = []
+        with progress_bar("Order-preserving maps", steps, show=self.progress) as advance:
+            for form in forms:
+                lowest = inf
+                for width in widths[form]:
+                    trained.append(train(data, form, width, folds=folds, epochs=epochs, seed=seed, advance=advance))
+                    loss = trained[-1][1].log_loss
+                    if loss >= lowest:
+                        break
+                    lowest = loss
+        return trained
 
+    def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
+        return in_exact_order(torch.exp(super()._log_probabilities(rows)).to(rows.dtype), rows.cpu())
 
-def _tensors_of(found: OrderMap) -> dict[str, torch.Tensor]:
-    if isinstance(found, MonotoneMap):
-        return {"depths": found.depths, "density": found.density}
-    layers = {f"layer.{place}": layer for place, layer in enumerate(found.layers)}
-    return {"centre": found.centre, "scale": found.scale, "start": found.start, **layers}
-
-
-def _map_from(form: Any, tensors: dict[str, torch.Tensor], n_classes: int) -> OrderMap:
-    """Return the stored map, or say that it cannot be one."""
-    if form not in FORMS:
-        raise FileFormatError(f"the stored form must be one of {FORMS}; got {form!r}.")
-    found: OrderMap
-    if form == "diag":
-        found = MonotoneMap(tensors["depths"], tensors["density"])
-        rising = found.depths.ndim == 1 and bool((found.depths.diff() > 0).all()) and bool(found.depths[0] == 0)
-        sound = rising and found.density.shape == found.depths.shape and bool((found.density >= 0).all())
-    else:
-        layers = tuple(tensors[f"layer.{place}"] for place in range(6))
-        found = GapMap(form == "op", tensors["centre"], tensors["scale"], tensors["start"], layers)
-        folds, width = layers[0].shape[0], layers[0].shape[-1]
-        sizes = ((n_classes, width), (1, width), (width, width), (1, width), (width, n_classes - 1), (1, n_classes - 1))
-        fits = all(layer.shape == (folds, *size) for layer, size in zip(layers, sizes, strict=True))
-        fits = fits and found.start.shape == (folds, 1, 1) and found.centre.shape == (n_classes,)
-        sound = fits and found.scale.shape == (n_classes,) and bool((found.scale > 0).all())
-    if not sound or not all(t.dtype == torch.float64 and bool(t.isfinite().all()) for t in _tensors_of(found).values()):
-        raise FileFormatError("the stored map is damaged: its parts are not numbers, or do not fit together.")
-    return found
+    def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
+        return -in_exact_order(super()._log_probabilities(rows).abs().to(rows.dtype), -rows.cpu())

@@ -1,9 +1,9 @@
-"""Training of order-preserving maps on folds, and the choice between them by cross-validated log-loss."""
+"""Training of order-preserving maps on folds, with their cross-validated log-loss."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import softplus
 
-from kcal.calibrators.dirichlet.quasi_newton import minimise
 from kcal.calibrators.order_preserving.maps import (
     GapMap,
     GridPlaces,
@@ -21,15 +20,15 @@ from kcal.calibrators.order_preserving.maps import (
     inverse_softplus,
     new_gap_map,
 )
-from kcal.calibrators.scaling.temperature import solve_temperature
+from kcal.calibrators.quasi_newton import minimise
+from kcal.calibrators.scaling.temperature import fit_temperature
 from kcal.errors import ConvergenceWarning
 from kcal.progress import Advance
 
 WIDTHS = {"diag": (10,), "oi": (2, 10, 50), "op": (2, 10, 50)}
-"""Hidden widths that are tried, by form."""
+"""Hidden widths that "auto" tries, by form."""
 BATCH, LEARNING_RATE, DECAY = 256, 5e-3, 5e-4
-ITERATIONS = 2000
-"""Of L-BFGS for the monotone map, at most."""
+MAX_ITERATIONS = 2000  # of L-BFGS, for the monotone map
 
 OrderMap = GapMap | MonotoneMap
 
@@ -39,20 +38,20 @@ class SortedRows:
     """Scores of a calibration set, each row in descending order."""
 
     scores: torch.Tensor = field(repr=False)  # (n, n_classes)
-    order: torch.Tensor = field(repr=False)  # (n, n_classes), the class of each
-    own: torch.Tensor = field(repr=False)  # (n,), the rank of the label
+    order: torch.Tensor = field(repr=False)  # (n, n_classes), the class of each score
+    own: torch.Tensor = field(repr=False)  # (n,), rank of the label
     weights: torch.Tensor = field(repr=False)  # (n,)
 
     def temperature(self, rows: NDArray[np.intp]) -> float:
-        """Return the temperature that suits some of the rows."""
+        """Return the temperature of temperature scaling on some of the rows."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # it is only where the training starts
-            return solve_temperature(self.scores[rows].numpy(), self.own[rows].numpy(), self.weights[rows].numpy())
+            warnings.simplefilter("ignore", ConvergenceWarning)  # it is only the start of the training
+            return fit_temperature(self.scores[rows], self.own[rows].numpy(), self.weights[rows].numpy()).temperature
 
 
 @dataclass(frozen=True)
 class OrderChoice:
-    """A form and width that was tried, and its cross-validated log-loss."""
+    """A form and width, and its cross-validated log-loss."""
 
     form: str
     width: int
@@ -68,14 +67,14 @@ def split_folds(n_samples: int, folds: int, seed: int) -> list[tuple[NDArray[np.
 def train(
     data: SortedRows, form: str, width: int, *, folds: int, epochs: int, seed: int, advance: Advance
 ) -> tuple[OrderMap, OrderChoice]:
-    """Return the mean of the maps learned on every fold, and the log-loss of each where it was not learned."""
+    """Return the mean of the maps trained on all folds but one, and the cross-validated log-loss."""
     parts = split_folds(len(data.own), folds, seed)
-    found: OrderMap
+    trained: OrderMap
     if form == "diag":
-        found, held_out = _train_monotone(data, width, parts, seed, advance)
+        trained, held_out = _train_monotone(data, width, parts, seed, advance)
     else:
-        found, held_out = _train_gaps(data, form, width, parts, epochs, seed, advance)
-    return found, OrderChoice(form, width, float(data.weights @ held_out / data.weights.sum()))
+        trained, held_out = _train_gaps(data, form, width, parts, epochs, seed, advance)
+    return trained, OrderChoice(form, width, float(data.weights @ held_out / data.weights.sum()))
 
 
 def _train_gaps(
@@ -87,12 +86,12 @@ def _train_gaps(
     seed: int,
     advance: Advance,
 ) -> tuple[GapMap, torch.Tensor]:
-    """Learn all folds side by side by Adam."""
+    """Train all folds side by side by Adam."""
     temperatures = torch.tensor([data.temperature(kept) for kept, _ in parts], dtype=torch.float64)
-    blank = new_gap_map(data.scores, data.order, temperatures, width=width, sees_order=form == "op", seed=seed)
-    learned = replace(blank, layers=tuple(layer.clone().requires_grad_() for layer in blank.layers))
-    inputs, shares = learned.inputs(data.scores, data.order), data.weights / data.weights.mean()
-    optimiser = torch.optim.Adam(learned.layers, lr=LEARNING_RATE, weight_decay=DECAY)
+    initial = new_gap_map(data.scores, data.order, temperatures, width=width, sees_order=form == "op", seed=seed)
+    current = initial.with_layers(layer.clone().requires_grad_() for layer in initial.layers)
+    inputs, importance = current.inputs(data.scores, data.order), data.weights / data.weights.mean()
+    optimiser = torch.optim.Adam(current.layers, lr=LEARNING_RATE, weight_decay=DECAY)
     size = min(len(kept) for kept, _ in parts)
     n_batches = -(-size // BATCH)
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, total_iters=epochs * n_batches)
@@ -100,40 +99,37 @@ def _train_gaps(
     for _ in range(epochs):
         drawn = torch.from_numpy(np.stack([generator.permutation(kept)[:size] for kept, _ in parts]))
         for rows in drawn.chunk(n_batches, dim=1):  # (folds, rows)
-            out = learned.stretch(inputs[rows], data.scores[rows])
-            loss = (shares[rows] * _log_losses(out, data.own[rows])).mean(dim=1).sum()
+            out = current.stretch(inputs[rows], data.scores[rows])
+            loss = (importance[rows] * _log_losses(out, data.own[rows])).mean(dim=1).sum()
             optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
             optimiser.step()
             schedule.step()
         advance(f"{form} {width}")
-    found = replace(blank, layers=tuple(layer.detach() for layer in learned.layers))
+    trained = initial.with_layers(layer.detach() for layer in current.layers)
     held_out = torch.empty_like(data.weights)
     for fold, (_, left) in enumerate(parts):
-        one = replace(found, start=found.start[[fold]], layers=tuple(layer[[fold]] for layer in found.layers))
-        held_out[left] = _log_losses(one(data.scores[left], data.order[left]), data.own[left])
-    return found, held_out
+        held_out[left] = _log_losses(trained.of_fold(fold)(data.scores[left], data.order[left]), data.own[left])
+    return trained, held_out
 
 
 def _train_monotone(
     data: SortedRows, width: int, parts: list[tuple[NDArray[np.intp], NDArray[np.intp]]], seed: int, advance: Advance
 ) -> tuple[MonotoneMap, torch.Tensor]:
-    """Learn fold after fold by L-BFGS."""
+    """Train fold after fold by L-BFGS."""
     depths = grid_depths(data.scores)
     densities = []
     held_out = torch.empty_like(data.weights)
     for kept, rows in parts:
-        density = _learn_density(data, kept, depths, width, seed)
+        density = _fit_density(data, kept, depths, width, seed)
         densities.append(density)
         held_out[rows] = _log_losses(MonotoneMap(depths, density)(data.scores[rows], data.order[rows]), data.own[rows])
         advance(f"diag {width}")
     return MonotoneMap(depths, torch.stack(densities).mean(dim=0)), held_out
 
 
-def _learn_density(
-    data: SortedRows, kept: NDArray[np.intp], depths: torch.Tensor, width: int, seed: int
-) -> torch.Tensor:
-    """Return the density, (cells + 1,), of least log-loss on the kept rows: softplus of a network of log(1 + depth)."""
+def _fit_density(data: SortedRows, kept: NDArray[np.intp], depths: torch.Tensor, width: int, seed: int) -> torch.Tensor:
+    """Return the density, (cells + 1,), that minimises the log-loss: softplus of a network of log(1 + depth)."""
     scores, own, weights = data.scores[kept].numpy(), data.own[kept].numpy(), data.weights[kept].numpy()
     places, shares = GridPlaces.of(scores, depths.numpy()), weights / weights.sum()
     generator = np.random.default_rng([seed, width])
@@ -156,21 +152,21 @@ def _learn_density(
 
     def evaluate() -> float:
         values = density()
-        heights = integrate(values, depths)
-        out = places.heights(heights.detach().numpy(), values.detach().numpy()).reshape(scores.shape)
-        out -= out[:, :1]  # the highest of each row
+        integrals = integrate(values, depths)
+        out = places.interpolate(integrals.detach().numpy(), values.detach().numpy()).reshape(scores.shape)
+        out -= out[:, :1]  # the maximum of each row
         own_out = out.ravel()[own_at]
         odds = np.exp(out, out=out)
         totals = odds.sum(axis=1)
         slopes = (odds * (shares / totals)[:, None]).ravel()
         slopes[own_at] -= shares
-        in_heights, in_density = places.pull_back(slopes, len(depths))
+        in_integrals, in_density = places.pull_back(slopes, len(depths))
         penalty = 0.5 * DECAY * sum((layer.square().sum() for layer in layers), torch.zeros(()))
-        whole = heights @ torch.from_numpy(in_heights) + values @ torch.from_numpy(in_density) + penalty
-        whole.backward()  # type: ignore[no-untyped-call]
+        whole = integrals @ torch.from_numpy(in_integrals) + values @ torch.from_numpy(in_density) + penalty
+        torch.autograd.backward(whole)
         return float(shares @ (np.log(totals) - own_out)) + float(penalty.detach())
 
-    minimise(evaluate, layers, iterations=ITERATIONS, tolerance=1e-7, gradient_tolerance=1e-5)
+    minimise(evaluate, layers, iterations=MAX_ITERATIONS, tolerance=1e-7, gradient_tolerance=1e-5)
     return density().detach()
 
 

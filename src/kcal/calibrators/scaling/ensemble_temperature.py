@@ -1,30 +1,54 @@
 """Ensemble temperature scaling: a mixture of scaled, unscaled and uniform probabilities.
 
-output = w₁·softmax(z / T) + w₂·softmax(z) + w₃/K,   w ≥ 0, Σ w = 1
+p = w₁·softmax(z / T) + w₂·softmax(z) + w₃/K,   w ≥ 0, Σ w = 1
 """
 
 from __future__ import annotations
 
-import warnings
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from math import log
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from sklearn.utils.validation import check_is_fitted
 
-from kcal.calibrators.base import Calibrator, CalibratorState, refuse_extra
-from kcal.calibrators.logits import encode_columns, log_probabilities
-from kcal.calibrators.scaling.temperature import HIGHEST, LOWEST, solve_temperature
-from kcal.errors import ConvergenceWarning, FileFormatError
-from kcal.validation import ALMOST_ZERO, check_weights
+from kcal.calibrators.logit_base import LogitCalibrator
+from kcal.calibrators.model_state import LogitModel, number, tensor
+from kcal.calibrators.scaling.temperature import HIGHEST, LOWEST, fit_temperature
+from kcal.errors import ConvergenceWarning, warn
+from kcal.validation import ALMOST_ZERO
 
 LARGEST_GAP = 1e-9
-"""The weights' log-loss is at most this far above the least one."""
+"""The log-loss of the fitted weights exceeds the minimum by at most this."""
+MAX_STEPS = 10_000
 
 
-class EnsembleTemperatureScaling(Calibrator):
+@dataclass(frozen=True)
+class EnsembleModel(LogitModel):
+    """w₁·softmax(z / T) + w₂·softmax(z) + w₃/K."""
+
+    temperature: float = number(LOWEST, HIGHEST)
+    weights: torch.Tensor = tensor(3, lowest=0.0, highest=1.0)
+
+    def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
+        """Return calibrated log probabilities, (n, n_classes)."""
+        parts = mixture_parts(log_probs, self.temperature)
+        return torch.log_softmax(torch.logsumexp(parts + self.weights.log()[:, None, None], dim=0), dim=1)
+
+    def summary(self) -> dict[str, str]:
+        """Return temperature and weights for display."""
+        names = ("scaled", "unscaled", "uniform")
+        shares = ", ".join(f"{name} {weight:.3f}" for name, weight in zip(names, self.weights.tolist(), strict=True))
+        return {"temperature": f"{self.temperature:.4g}", "weights": shares}
+
+    def is_consistent(self, n_classes: int) -> bool:
+        """Return whether the weights sum to 1."""
+        return abs(float(self.weights.sum()) - 1) < 1e-6
+
+
+class EnsembleTemperatureScaling(LogitCalibrator):
     """Mix temperature-scaled probabilities with the network's own and with uniform ones.
 
     T is that of temperature scaling; the weights then minimise the log-loss of the mixture, which is convex in them.
@@ -42,68 +66,48 @@ class EnsembleTemperatureScaling(Calibrator):
     temperature_ : float
         T; above 1 for an overconfident network.
     weights_ : array, (3,)
-        Shares of the scaled, the network's own and the uniform probabilities.
+        Weights of the scaled, the network's own and the uniform probabilities.
     """
 
-    inputs: ClassVar[str] = "logits"
     method: ClassVar[str] = "ets"
     preserves_order: ClassVar[bool] = True
-    temperature_: float
-    weights_: NDArray[np.float64]
+    model_class: ClassVar[type[LogitModel]] = EnsembleModel
+    model_: EnsembleModel
 
     def __init__(self, *, representation: str = "logits", seed: int = 0) -> None:
         self.representation = representation
         self.seed = seed
 
-    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
-        """Find T and the weights for logits ``X`` (n, n_classes) and labels ``y``; integer labels are columns."""
-        rows, _ = self._check_rows(X, fitting=True)
-        self._remember(rows)
-        logarithms = log_probabilities(rows, self.representation)
-        codes, self.classes_ = encode_columns(y, len(logarithms), logarithms.shape[1], classes)
-        weights = np.ones(len(codes)) if sample_weight is None else check_weights(sample_weight, len(codes))
-        self.temperature_ = solve_temperature(logarithms.numpy(), codes, weights)
-        own = self._parts(logarithms)[:, torch.arange(len(codes)), torch.from_numpy(codes)]  # (3, n)
-        self.weights_ = solve_mixture(np.exp(own.numpy().T), weights)
-        return self
+    @property
+    def temperature_(self) -> float:
+        """T; above 1 for an overconfident network."""
+        return self.model_.temperature
 
-    def _parts(self, logarithms: torch.Tensor) -> torch.Tensor:
-        """Return the logarithms of the three parts, (3, n, n_classes)."""
-        scaled = torch.log_softmax(logarithms / self.temperature_, dim=1)
-        uniform = torch.full_like(logarithms, -np.log(logarithms.shape[1]))
-        return torch.stack([scaled, logarithms, uniform])
+    @property
+    def weights_(self) -> NDArray[np.float64]:
+        """Weights of the scaled, the network's own and the uniform probabilities, (3,)."""
+        weights: NDArray[np.float64] = self.model_.weights.numpy()
+        return weights
 
-    def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        parts = self._parts(log_probabilities(rows, self.representation))
-        mixed = torch.logsumexp(parts + torch.from_numpy(self.weights_).log()[:, None, None], dim=0)
-        return torch.log_softmax(mixed, dim=1)
-
-    def state(self) -> CalibratorState:
-        """Return what the fitted calibrator is made of."""
-        check_is_fitted(self)
-        values = {"temperature": self.temperature_, "weights": self.weights_.tolist()}
-        return self._state(self.get_params(), values)
-
-    @classmethod
-    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
-        """Return the fitted calibrator that ``state`` describes."""
-        refuse_extra(cls, extra)
-        calibrator = cls(**state.parameters)._restore(state)
-        calibrator.temperature_ = float(state.values["temperature"])
-        calibrator.weights_ = np.array(state.values["weights"], dtype=np.float64)
-        if not LOWEST <= calibrator.temperature_ <= HIGHEST:
-            raise FileFormatError(f"the stored temperature is out of bounds: {calibrator.temperature_!r}.")
-        shares = calibrator.weights_
-        if shares.shape != (3,) or not (shares >= 0).all() or not abs(shares.sum() - 1) < 1e-6:
-            raise FileFormatError(f"the stored weights are not three shares: {shares.tolist()!r}.")
-        return calibrator
+    def _fit_log_probs(
+        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: NDArray[np.float64]
+    ) -> EnsembleModel:
+        temperature = fit_temperature(log_probs, codes, weights).temperature
+        own = mixture_parts(log_probs, temperature)[:, torch.arange(len(codes)), torch.from_numpy(codes)]  # (3, n)
+        return EnsembleModel(temperature, torch.from_numpy(fit_mixture(np.exp(own.numpy().T), weights)))
 
 
-def solve_mixture(densities: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the shares of the parts, (m,), that minimise the weighted mean of −log(densities @ shares).
+def mixture_parts(log_probs: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return the log probabilities of the three parts, (3, n, n_classes)."""
+    scaled = torch.log_softmax(log_probs / temperature, dim=1)
+    return torch.stack([scaled, log_probs, torch.full_like(log_probs, -log(log_probs.shape[1]))])
 
-    With r_j the mean of densities_j / (densities @ shares), the loss is at most log(max_j r_j) above the least one:
-    Newton-like steps come close, and multiplying the shares by r, which never raises the loss, finishes.
+
+def fit_mixture(densities: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weights of the parts, (m,), that minimise the weighted mean of −log(densities @ weights).
+
+    With r_j the mean of densities_j / (densities @ weights), the loss exceeds the minimum by at most log(max_j r_j).
+    SLSQP comes close; multiplying the weights by r, which never increases the loss, then converges.
     """
     densities, importance = np.maximum(densities, ALMOST_ZERO), weights / weights.sum()
 
@@ -112,7 +116,7 @@ def solve_mixture(densities: NDArray[np.float64], weights: NDArray[np.float64]) 
         return -float(importance @ np.log(mixed)), -(importance / mixed) @ densities
 
     n_parts = densities.shape[1]
-    found = minimize(
+    solution = minimize(
         loss,
         np.full(n_parts, 1 / n_parts),
         jac=True,
@@ -121,12 +125,12 @@ def solve_mixture(densities: NDArray[np.float64], weights: NDArray[np.float64]) 
         constraints={"type": "eq", "fun": lambda shares: shares.sum() - 1, "jac": np.ones_like},
         options={"maxiter": 500, "ftol": 1e-15},
     )
-    shares: NDArray[np.float64] = np.maximum(found.x, ALMOST_ZERO)
+    shares: NDArray[np.float64] = np.maximum(solution.x, ALMOST_ZERO)
     shares /= shares.sum()
-    for _ in range(10_000):
+    for _ in range(MAX_STEPS):
         ratios = (importance / (densities @ shares)) @ densities
         if np.log(ratios.max()) <= LARGEST_GAP:
             return shares
         shares = shares * ratios
-    warnings.warn("The weights of the mixture did not converge.", ConvergenceWarning, stacklevel=3)
+    warn("The weights of the mixture did not converge.", ConvergenceWarning)
     return shares

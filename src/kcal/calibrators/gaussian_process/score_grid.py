@@ -1,4 +1,4 @@
-"""Scores spread over a grid of nodes, so that a smooth function of one score is computed once a node, not a score.
+"""A grid of nodes over the scores, so that a smooth function of one score is evaluated at nodes, not at every score.
 
 g(s) = (1 − a)·g(x_j) + a·g(x_{j+1}),   x_j ≤ s ≤ x_{j+1} = x_j + h,   wrong by at most h²/8·max|g″|
 """
@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 SPACING = 2.0**-9
-"""h, in units of the score: of log probabilities and of probabilities."""
+"""h, in units of the score."""
 FEW = 2**13
-"""So many distinct scores are their own nodes."""
+"""Up to so many distinct scores are their own nodes."""
 
 
 @dataclass(frozen=True)
 class ScoreGrid:
-    """Nodes, and where the scores lie between them; only nodes next to a score exist."""
+    """Nodes, and the places of the scores between them; only nodes next to a score exist."""
 
     scores: torch.Tensor = field(repr=False)  # (n, n_classes)
     nodes: torch.Tensor = field(repr=False)  # (n_nodes,), ascending
@@ -27,11 +27,11 @@ class ScoreGrid:
 
     @property
     def exact(self) -> bool:
-        """Say whether every score is a node."""
+        """Whether every score is a node."""
         return self.share is None
 
-    def take(self, values: torch.Tensor, rows: slice) -> torch.Tensor:
-        """Return a function, given at the nodes, at the scores of some rows."""
+    def interpolate(self, values: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Return a function, given by its values at the nodes, at the scores of some rows."""
         below, given = self.below[rows].numpy(), values.numpy()
         taken = torch.from_numpy(given.take(below))
         if self.share is None:
@@ -39,8 +39,8 @@ class ScoreGrid:
         rises = np.diff(given, append=given[-1:])
         return taken.addcmul_(self.share[rows], torch.from_numpy(rises.take(below)))
 
-    def give_back(self, slopes: torch.Tensor, parts: torch.Tensor, rows: slice) -> None:
-        """Add to the slopes at the nodes those at the scores of some rows: the transpose of :meth:`take`."""
+    def add_slopes(self, slopes: torch.Tensor, parts: torch.Tensor, rows: slice) -> None:
+        """Add the slopes at the scores of some rows to those at the nodes: the transpose of :meth:`interpolate`."""
         below = self.below[rows].numpy().ravel()
         upper = np.zeros(parts.numel()) if self.share is None else (parts * self.share[rows]).numpy().ravel()
         slopes += torch.from_numpy(np.bincount(below, parts.numpy().ravel() - upper, len(slopes)))
@@ -48,14 +48,13 @@ class ScoreGrid:
             slopes[1:] += torch.from_numpy(np.bincount(below, upper, len(slopes)))[:-1]
 
 
-def spread_scores(scores: torch.Tensor, spacing: float) -> ScoreGrid:
-    """Return a grid of at most this spacing; the scores themselves where these are few or lie far apart."""
+def make_grid(scores: torch.Tensor, spacing: float) -> ScoreGrid:
+    """Return a grid of at most this spacing; the scores themselves if they are few or far apart."""
     distinct, places = np.unique(scores.numpy(), return_inverse=True)
-    with np.errstate(over="ignore"):
-        cells = np.floor(distinct / spacing)
+    cells = np.floor(distinct / spacing)
     lows = np.unique(cells)
-    lies_far = not np.abs(cells).max() < 2.0**52  # there the next cell is no other number
-    if len(distinct) <= max(FEW, 2 * len(lows)) or lies_far:
+    is_beyond_grid = np.abs(cells).max() >= 2.0**52  # there neighbouring cells are the same number
+    if len(distinct) <= max(FEW, 2 * len(lows)) or is_beyond_grid:
         return ScoreGrid(scores, torch.from_numpy(distinct), torch.from_numpy(places.reshape(scores.shape)), None)
     nodes = np.union1d(lows, lows + 1)
     below = np.searchsorted(nodes, cells)

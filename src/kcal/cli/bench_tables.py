@@ -1,4 +1,4 @@
-"""The benchmark's tables in a terminal of any width."""
+"""Print the benchmark's tables in a terminal of any width."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.console import Console
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tables import METRIC_NOTE
 
-NOT_TURNED = ("corrected", "failures")
-"""In the other tables tasks become columns, because there are more methods."""
+NOT_TRANSPOSED = ("corrected", "failures")
+"""In the other tables tasks become columns, because there are more methods than tasks."""
 BOLD, UNDERLINED = "*", "_"
-"""In files and pipes, which show neither."""
+"""Marks for files and pipes, which show neither."""
 
 
 def show_tables(screen: Console, tables: list[Table], *more: str) -> None:
-    """Print tables, in parts where the terminal is narrow, each with its note; what all metrics share comes once."""
+    """Print tables with their notes, in parts if the terminal is narrow; a note that all metrics share comes once."""
     metrics = [table for table in tables if table.note == METRIC_NOTE]
     for table in metrics:
         _show(screen, table)
@@ -33,7 +33,7 @@ def show_tables(screen: Console, tables: list[Table], *more: str) -> None:
 
 def _show(screen: Console, table: Table) -> None:
     screen.print()
-    shown = table if table.name in NOT_TURNED else table.transposed()
+    shown = table if table.name in NOT_TRANSPOSED else table.transposed()
     if not screen.is_terminal:
         shown = replace(shown, rows=tuple(tuple(_marked(entry) for entry in row) for row in shown.rows))
     for part in shown.fitting(screen.width):

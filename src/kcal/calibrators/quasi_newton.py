@@ -1,4 +1,4 @@
-"""Full-batch L-BFGS with bounds over torch parameters; SciPy does the work."""
+"""Full-batch L-BFGS with bounds over torch parameters, by SciPy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 Bounds = tuple[float, float]
-FREE: Bounds = (-inf, inf)
 
 
 def minimise(
@@ -23,42 +22,42 @@ def minimise(
     tolerance: float = 1e-10,
     gradient_tolerance: float = 1e-7,
 ) -> bool:
-    """Move ``parameters`` to a minimum, and say whether the solver was content with it.
+    """Move ``parameters`` to a minimum, and return whether the solver converged.
 
     Parameters
     ----------
     evaluate : callable
-        Returns the loss at the current parameters and leaves its gradient in their ``grad``.
+        Returns the loss at the current parameters and sets its gradient in their ``grad``.
     parameters : sequence of tensors
         In double precision; changed in place.
     bounds : sequence of pairs, optional
-        The least and the greatest entry of each parameter.
+        Lower and upper bound of the entries of each parameter.
     iterations : int
-        The most to make.
+        Maximum of iterations.
     tolerance, gradient_tolerance : float
         The solver stops when the relative decrease of the loss, or the largest entry of its gradient, falls below.
     """
-    wide = [FREE] * len(parameters) if bounds is None else bounds
-    box = [pair for parameter, pair in zip(parameters, wide, strict=True) for _ in range(parameter.numel())]
+    pairs = [(-inf, inf)] * len(parameters) if bounds is None else bounds
+    box = [pair for parameter, pair in zip(parameters, pairs, strict=True) for _ in range(parameter.numel())]
 
     def value_and_slope(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        _put(parameters, point)
+        _assign(parameters, point)
         for parameter in parameters:
             parameter.grad = None
         value = evaluate()
         slope = np.concatenate([_slope_of(parameter) for parameter in parameters])
         if not (isfinite(value) and np.isfinite(slope).all()):
-            return inf, np.zeros_like(slope)  # too long a step: the line search comes back
+            return inf, np.zeros_like(slope)  # too long a step: the line search shortens it
         return value, slope
 
     start = np.concatenate([parameter.detach().numpy().ravel() for parameter in parameters])
     options = {"maxiter": iterations, "maxfun": 4 * iterations, "ftol": tolerance, "gtol": gradient_tolerance}
-    found = minimize(value_and_slope, start, method="L-BFGS-B", jac=True, bounds=box, options=options)
-    _put(parameters, found.x)
-    return bool(found.status != 1)  # 1: out of iterations; 2: no further decrease within rounding
+    solution = minimize(value_and_slope, start, method="L-BFGS-B", jac=True, bounds=box, options=options)
+    _assign(parameters, solution.x)
+    return bool(solution.status != 1)  # 1: out of iterations; 2: no further decrease within rounding
 
 
-def _put(parameters: Sequence[torch.Tensor], point: NDArray[np.float64]) -> None:
+def _assign(parameters: Sequence[torch.Tensor], point: NDArray[np.float64]) -> None:
     pieces = np.split(point, np.cumsum([parameter.numel() for parameter in parameters])[:-1])
     with torch.no_grad():
         for parameter, piece in zip(parameters, pieces, strict=True):

@@ -1,0 +1,75 @@
+"""Scores of single classes: log-odds against the rest, the top class of a row and the ranks, with ties."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+Floats = NDArray[np.float64]
+
+TIE_TOLERANCE = 1e-9
+"""Log probabilities that differ by no more are tied, so that rounding decides nothing."""
+LOG_ODDS_DECIMALS = 9
+"""Log-odds are rounded to so many decimals, so that rounding errors of a shifted row neither make nor break a tie."""
+
+
+def log_odds(log_probs: Floats) -> Floats:
+    """Return log p − log(1 − p), (n, n_classes), of log probabilities, accurate where p rounds to 1."""
+    top = log_probs.argmax(axis=1)[:, None]
+    others = log_probs.copy()
+    np.put_along_axis(others, top, -np.inf, axis=1)
+    complement_of_top = logsumexp(others, axis=1, keepdims=True)  # log(1 − p) of the top class
+    complements = np.log1p(-np.exp(others))  # no other class is above one half
+    np.put_along_axis(complements, top, complement_of_top, axis=1)
+    return np.asarray(log_probs - complements, dtype=np.float64)
+
+
+def rounded_log_odds(log_probs: torch.Tensor) -> Floats:
+    """Return the log-odds, (n, n_classes), rounded so that a row plus a constant has the same."""
+    return np.round(log_odds(log_probs.numpy()), LOG_ODDS_DECIMALS)
+
+
+def tied_tops(log_probs: torch.Tensor) -> torch.Tensor:
+    """Return for each entry, (n, n_classes), whether it is the largest of its row or tied with it."""
+    return log_probs >= log_probs.amax(dim=1, keepdim=True) - TIE_TOLERANCE
+
+
+def top_accuracy(log_probs: torch.Tensor, codes: NDArray[np.int64]) -> Floats:
+    """Return whether the top class is the label, (n,): 1 or 0, or a fraction if several classes tie."""
+    tops = tied_tops(log_probs)
+    own = tops.gather(1, torch.from_numpy(codes)[:, None])[:, 0]
+    fractions: Floats = (own / tops.sum(dim=1)).double().numpy()
+    return fractions
+
+
+def replace_top(log_probs: torch.Tensor, log_top: torch.Tensor, log_rest: torch.Tensor) -> torch.Tensor:
+    """Return log probabilities with a new one for the top class; the others share the rest in proportion.
+
+    If m classes tie, the result is the mean over the m cases in which one of them is the top.
+    """
+    tops = tied_tops(log_probs)
+    count = tops.sum(dim=1, keepdim=True)
+    first = log_probs.argmax(dim=1, keepdim=True)
+    others = torch.logsumexp(log_probs.scatter(1, first, -torch.inf), dim=1, keepdim=True)
+    below = log_probs - others + log_rest[:, None]
+    in_other_cases = torch.log((count - 1).double()) + below
+    at_top = torch.logaddexp(log_top[:, None].expand_as(log_probs), in_other_cases) - torch.log(count.double())
+    return torch.log_softmax(torch.where(tops, at_top, below), dim=1)
+
+
+def sort_classes(log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log probabilities in descending order and the class of each, both (n, n_classes)."""
+    descending, order = torch.sort(log_probs, dim=1, descending=True, stable=True)
+    return descending, order
+
+
+def average_ties(values: torch.Tensor, descending: torch.Tensor) -> torch.Tensor:
+    """Replace the values of tied ranks by their mean; both (n, n_classes), log probabilities in descending order."""
+    breaks = descending[:, :-1] - descending[:, 1:] > TIE_TOLERANCE
+    group = torch.nn.functional.pad(breaks, (1, 0)).long().cumsum(dim=1)  # (n, n_classes): index of the run of ties
+    zeros = torch.zeros_like(values)
+    sums = zeros.scatter_add(1, group, values)
+    counts = zeros.scatter_add(1, group, torch.ones_like(values))
+    return (sums / counts.clamp_min(1)).gather(1, group)

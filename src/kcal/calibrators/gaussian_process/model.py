@@ -1,0 +1,143 @@
+"""The fitted model of Gaussian-process calibration, and its prediction by sampling.
+
+p = E[softmax(f(s_1), …, f(s_K))],   f(s_k) independent N(m(s_k), v(s_k)) under the posterior
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from math import exp, inf, log
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from kcal.calibrators.class_scores import sort_classes
+from kcal.calibrators.model_state import LogitModel, choice, integer, tensor
+from kcal.errors import MissingExtraError
+from kcal.validation import SEED_LIMIT
+
+MAX_SAMPLES = 100_000
+BLOCK_SIZE = 2**18
+"""Scores, and latent values, in one block: bounds the memory of a prediction for any number of rows."""
+LARGEST_DEVIATION = 300.0
+"""Latent values are clipped to this distance from their mean, so that no exponential overflows."""
+LOG_LENGTHSCALE = log(0.001), log(10.0)
+LOG_VARIANCE = log(1e-4), log(1e4)
+DEVIATION = 1e-6, 1e3
+BOUNDS = {
+    "log_lengthscale": LOG_LENGTHSCALE,
+    "log_variance": LOG_VARIANCE,
+    "deviation": DEVIATION,
+    "mean": (-inf, inf),
+}
+"""Bounds of the solver, by parameter."""
+
+
+@dataclass(frozen=True)
+class GaussianProcessModel(LogitModel):
+    """Variational posterior at the inducing points, and the draws of the prediction."""
+
+    representation: str = choice("logits", "probabilities")  # of the scores: log probabilities or probabilities
+    samples: int = integer(1, MAX_SAMPLES)
+    seed: int = integer(0, SEED_LIMIT - 1)
+    inducing: torch.Tensor = tensor("points", highest=1.0)
+    mean: torch.Tensor = tensor("points")
+    deviation: torch.Tensor = tensor("points", lowest=DEVIATION[0], highest=DEVIATION[1])
+    log_variance: torch.Tensor = tensor(1, lowest=LOG_VARIANCE[0], highest=LOG_VARIANCE[1])
+    log_lengthscale: torch.Tensor = tensor(1, lowest=LOG_LENGTHSCALE[0], highest=LOG_LENGTHSCALE[1])
+
+    @property
+    def lengthscale(self) -> float:
+        """Lengthscale of the covariance, in units of the score."""
+        return exp(float(self.log_lengthscale))
+
+    @property
+    def variance(self) -> float:
+        """Variance of the process around the network's own log probability."""
+        return exp(float(self.log_variance))
+
+    def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
+        """Return calibrated log probabilities, (n, n_classes)."""
+        latent_process = require_latent_process()
+        normals = _standard_normals(self.samples, log_probs.shape[1], self.seed)
+        result = torch.empty_like(log_probs)
+        step = max(1, BLOCK_SIZE // log_probs.shape[1])
+        for start in range(0, len(log_probs), step):
+            scores, order = sorted_scores(log_probs[start : start + step], self.representation)
+            means, variances = latent_process.marginals(self, scores)
+            expected = _average_equals(expected_softmax(means, variances, normals), scores)
+            result[start : start + step].scatter_(1, order, expected)
+        return result
+
+    def summary(self) -> dict[str, str]:
+        """Return the covariance for display."""
+        return {
+            "lengthscale": f"{self.lengthscale:.3g}",
+            "variance": f"{self.variance:.3g}",
+            "inducing points": str(len(self.inducing)),
+        }
+
+
+def require_latent_process() -> ModuleType:
+    """Return the module that needs gpytorch; raise with how to install it if it is missing."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # gpytorch scripts a function that is not used here
+            from kcal.calibrators.gaussian_process import latent_process
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("gpytorch", "linear_operator"):
+            raise
+        raise MissingExtraError(
+            "Gaussian-process calibration is built on gpytorch, which is not installed. Run: pip install 'kcal[gp]'"
+        ) from error
+    return latent_process
+
+
+def sorted_scores(log_probs: torch.Tensor, representation: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scores of the classes in descending order, and that order, both (n, n_classes)."""
+    descending, order = sort_classes(log_probs)
+    return (descending if representation == "logits" else torch.exp(descending)), order
+
+
+def expected_softmax(means: torch.Tensor, variances: torch.Tensor, normals: torch.Tensor) -> torch.Tensor:
+    """Return the logarithm of the mean softmax over the draws ``normals`` (draws, n_classes), (n, n_classes).
+
+    Σ_s softmax(m + e_s)_k = exp(m_k) Σ_s exp(e_sk) / Σ_j exp(m_j + e_sj): one exponential per draw, exact in the tails
+    """
+    relative = means - means.amax(dim=1, keepdim=True)
+    odds, deviations = torch.exp(relative), variances.sqrt()
+    factors = torch.empty_like(means)
+    step = max(1, BLOCK_SIZE // normals.numel())
+    for start in range(0, len(means), step):
+        rows = slice(start, start + step)
+        draws = (deviations[rows, None] * normals).clamp_(-LARGEST_DEVIATION, LARGEST_DEVIATION)
+        ratios = draws.exp_()  # (rows, draws, n_classes)
+        totals = torch.bmm(ratios, odds[rows, :, None])  # (rows, draws, 1)
+        factors[rows] = torch.bmm(totals.reciprocal_().mT, ratios)[:, 0]
+    return relative + torch.log(factors / len(normals))
+
+
+def _standard_normals(draws: int, n_classes: int, seed: int) -> torch.Tensor:
+    """Return standard normal numbers, (draws, n_classes), each with its negative, so that their mean is exactly 0.
+
+    An odd number of draws is rounded up.
+    """
+    half = np.random.default_rng(seed).standard_normal((-(-draws // 2), n_classes))
+    return torch.from_numpy(np.concatenate([half, -half]))
+
+
+def _average_equals(log_probs: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Give classes of equal (sorted) scores the mean of their probabilities, (n, n_classes)."""
+    equal = scores[:, 1:] == scores[:, :-1]
+    if not bool(equal.any()):
+        return log_probs
+    first = torch.nn.functional.pad(~equal, (1, 0), value=True)
+    group = first.long().cumsum(dim=1) - 1  # (n, n_classes)
+    empty = torch.full_like(log_probs, -torch.inf)
+    highest = empty.scatter_reduce(1, group, log_probs, "amax").gather(1, group)
+    zeros = torch.zeros_like(log_probs)
+    totals = zeros.scatter_add(1, group, torch.exp(log_probs - highest)).gather(1, group)
+    counts = zeros.scatter_add(1, group, torch.ones_like(log_probs)).gather(1, group)
+    return highest + torch.log(totals / counts)

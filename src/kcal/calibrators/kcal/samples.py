@@ -1,0 +1,189 @@
+"""The samples that KCal is fitted on: a calibration set, and a training set for the projection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from kcal.calibrators.fit_warnings import warn_of_held_out
+from kcal.calibrators.holdout import stratified_halves
+from kcal.errors import InvalidInputError
+from kcal.kernels import SortedSupport, sort_support
+from kcal.projection import TrainedProjection, TrainingSamples, project
+from kcal.validation import (
+    check_groups,
+    check_ids,
+    check_labels,
+    check_matrix,
+    check_weights,
+    collect_classes,
+    encode_labels,
+    row_fingerprints,
+)
+
+Index = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationSet:
+    """Embeddings, class codes and weights; samples with equal keys (a group, a fold) do not predict each other."""
+
+    embeddings: torch.Tensor  # (n, h)
+    codes: torch.Tensor  # (n,)
+    n_classes: int
+    weights: torch.Tensor | None  # (n,)
+    keys: torch.Tensor | None  # (n,); None for leave-one-out
+
+    def support(self, module: nn.Module) -> SortedSupport:
+        """Return the projected samples as support of the kernel sums."""
+        return sort_support(project(module, self.embeddings), self.codes, self.n_classes, self.weights)
+
+    def at_most(self, n: int) -> CalibrationSet:
+        """Return no more than ``n`` samples, spread evenly over the classes and, within them, over the set."""
+        if len(self.codes) <= n:
+            return self
+        order = torch.argsort(self.codes, stable=True)
+        rows = order[torch.arange(n, device=order.device) * len(order) // n]
+        weights, keys = (None if values is None else values[rows] for values in (self.weights, self.keys))
+        return CalibrationSet(self.embeddings[rows], self.codes[rows], self.n_classes, weights, keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """The checked arguments of a fit, one entry per sample; ``indices`` are their rows of ``X``."""
+
+    embeddings: torch.Tensor  # (n, h)
+    labels: NDArray[Any]
+    codes: Index
+    classes: NDArray[Any]
+    weights: Floats | None
+    groups: Index | None
+    ids: NDArray[Any] | None
+    indices: Index
+
+    def rows(self, index: Index) -> Samples:
+        """Return some of the samples."""
+        weights, groups, ids = (None if values is None else values[index] for values in self._optional)
+        parts = self.embeddings[index], self.labels[index], self.codes[index]
+        return Samples(*parts, self.classes, weights, groups, ids, self.indices[index])
+
+    @property
+    def _optional(self) -> tuple[NDArray[Any] | None, ...]:
+        return self.weights, self.groups, self.ids
+
+    def frequencies(self) -> Floats:
+        """Return the (weighted) share of each class, (n_classes,)."""
+        counts = np.bincount(self.codes, weights=self.weights, minlength=len(self.classes))
+        if not counts.any():
+            raise InvalidInputError("sample_weight", "must not be 0 for every sample of the support")
+        frequencies: Floats = counts / counts.sum()
+        return frequencies
+
+    def calibration_set(self, keys: Index | None) -> CalibrationSet:
+        """Return the samples as tensors; those with equal ``keys`` do not predict each other."""
+        like, weights = self.embeddings, None
+        if self.weights is not None:  # at most 1, so that sums in single precision stay small
+            weights = torch.as_tensor(self.weights / self.weights.max()).to(like)
+        return CalibrationSet(
+            like,
+            torch.as_tensor(self.codes, device=like.device),
+            len(self.classes),
+            weights,
+            None if keys is None else torch.as_tensor(keys, device=like.device),
+        )
+
+
+def check_samples(
+    embeddings: torch.Tensor,
+    y: Any,
+    *,
+    classes: Any,
+    other_labels: Sequence[NDArray[Any]] = (),
+    groups: Any = None,
+    sample_weight: Any = None,
+    ids: Any = None,
+) -> Samples:
+    """Return the samples of a fit; classes are ``classes``, or the sorted union of ``y`` and other labels."""
+    n = len(embeddings)
+    labels = check_labels(y, n)
+    known = collect_classes([labels, *other_labels], classes)
+    return Samples(
+        embeddings,
+        labels,
+        encode_labels(labels, known, "y"),
+        known,
+        None if sample_weight is None else check_weights(sample_weight, n),
+        None if groups is None else check_groups(groups, n),
+        None if ids is None else check_ids(ids, n),
+        np.arange(n),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSet:
+    """Embeddings to train a projection on, with their labels and groups."""
+
+    embeddings: torch.Tensor  # (m, h)
+    labels: NDArray[Any]
+    groups: Index | None
+
+    def encoded(self, classes: NDArray[Any]) -> TrainingSamples:
+        """Return the samples with labels as positions in ``classes``."""
+        codes = encode_labels(self.labels, classes, "train_labels")
+        return TrainingSamples(self.embeddings, codes, len(classes), self.groups)
+
+
+def check_training_set(embeddings: Any, labels: Any, groups: Any, like: torch.Tensor) -> TrainingSet | None:
+    """Return the training set on the device and in the precision of the calibration rows; None without one."""
+    if embeddings is None:
+        for name, values in (("train_labels", labels), ("train_groups", groups)):
+            if values is not None:
+                raise InvalidInputError(name, "need train_embeddings", remedy="Pass both, or neither.")
+        return None
+    if labels is None:
+        raise InvalidInputError("train_embeddings", "needs train_labels, one per row", got="None")
+    rows = check_matrix(embeddings, "train_embeddings", columns=like.shape[1], owner="the calibration set")
+    names = check_labels(labels, len(rows), "train_labels")
+    keys = None if groups is None else check_groups(groups, len(rows), "train_groups")
+    return TrainingSet(rows.to(device=like.device, dtype=like.dtype), names, keys)
+
+
+def check_training_columns(train_embeddings: Any, feature_names: list[str]) -> None:
+    """Raise if a table of training embeddings has other columns than the calibration set."""
+    columns = [str(column) for column in getattr(train_embeddings, "columns", [])]
+    if columns and feature_names and columns != feature_names:
+        raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
+
+
+def training_fingerprints(training: TrainingSet | None, projection: Any) -> NDArray[np.uint64]:
+    """Return fingerprints of the rows that the projection is trained on."""
+    if isinstance(projection, TrainedProjection):
+        return projection.fingerprints
+    return np.empty(0, dtype=np.uint64) if training is None else row_fingerprints(training.embeddings)
+
+
+def other_labels(training: TrainingSet | None, projection: Any) -> list[NDArray[Any]]:
+    """Return the labels that the projection is trained on: their classes get columns too."""
+    labels = [] if training is None else [training.labels]
+    return [*labels, projection.classes] if isinstance(projection, TrainedProjection) else labels
+
+
+def hold_out_half(samples: Samples, seed: int) -> tuple[TrainingSet, Samples]:
+    """Return half of the calibration set to train a projection on, and the samples that are left; warn of it."""
+    train, kept = stratified_halves(samples.codes, samples.groups, seed)
+    if len(np.unique(samples.codes[train])) < 2:
+        raise InvalidInputError(
+            "train_embeddings",
+            f"are needed: half of {len(samples.codes)} samples holds fewer than two classes to learn from",
+            remedy='Pass train_embeddings and train_labels, a fitted projection, or projection="identity".',
+        )
+    warn_of_held_out(len(train), len(kept))
+    half = samples.rows(train)
+    return TrainingSet(half.embeddings, half.labels, half.groups), samples.rows(kept)

@@ -1,0 +1,178 @@
+"""What methods on logits share: the border of ``fit``, the normal form of the inputs, the state."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
+
+from kcal.calibrators.base import REPRESENTATIONS, Calibrator, CalibratorState, refuse_extra
+from kcal.calibrators.fit_warnings import warn_of_missing_classes
+from kcal.calibrators.model_state import LogitModel
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.validation import (
+    ALMOST_ZERO,
+    check_integer,
+    check_labels,
+    check_number,
+    check_weights,
+    collect_classes,
+    encode_labels,
+)
+
+LARGEST_PENALTY = 1e12
+MAX_BINS = 100_000
+
+
+class LogitCalibrator(Calibrator):
+    """Base class of the methods on logits.
+
+    A method names its ``model_class``, checks its parameters in ``_check_parameters`` and fits in ``_fit_log_probs``.
+    The rest is here: the checks of the data, predictions by the frozen model, and the state, which is its fields.
+    """
+
+    inputs: ClassVar[str] = "logits"
+    model_class: ClassVar[type[LogitModel]]
+    """Class of ``model_``."""
+    ignores_class_order: ClassVar[bool] = False
+    """Whether permuting the columns of ``X`` permutes the log probabilities to the last bit."""
+    model_: LogitModel
+    representation_: str
+
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
+        """Fit to the calibration set.
+
+        Parameters
+        ----------
+        X : (n, n_classes) array or tensor
+            Logits, or probabilities with ``representation="probabilities"``.
+        y : (n,) array
+            Labels: integers are columns of ``X``, other labels need ``classes``.
+        sample_weight : (n,) array, optional
+            Relative importance of the samples; a factor common to all changes nothing, 0 leaves a sample out.
+        classes : sequence, optional
+            The label of every column, in order.
+        """
+        self._begin_fit()
+        rows, _ = self._check_rows(X, fitting=True)
+        log_probs = to_log_probs(rows, self.representation, ignore_order=self.ignores_class_order)
+        codes, labels = encode_columns(y, len(log_probs), log_probs.shape[1], classes)
+        weights = np.ones(len(codes)) if sample_weight is None else check_weights(sample_weight, len(codes))
+        counted = np.flatnonzero(weights)
+        codes, weights = codes[counted], weights[counted]
+        if self._fits_each_class:
+            warn_of_missing_classes(labels, np.bincount(codes, minlength=len(labels)))
+        model = self._fit_log_probs(log_probs[torch.from_numpy(counted)], codes, weights)
+        self._remember(rows)
+        self.model_, self.representation_, self.classes_ = model, self.representation, labels
+        return self
+
+    @abstractmethod
+    def _fit_log_probs(
+        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: NDArray[np.float64]
+    ) -> LogitModel:
+        """Return the model.
+
+        Parameters
+        ----------
+        log_probs : (n, n_classes) float64 tensor
+            Log probabilities of the network.
+        codes : (n,)
+            Column of each label.
+        weights : (n,)
+            Positive, with mean 1.
+        """
+
+    @property
+    def _fits_each_class(self) -> bool:
+        """Whether parts of the model are fitted per class, so that a class without samples deserves a warning."""
+        return False
+
+    def summary(self) -> dict[str, str]:
+        """Return the main results of the fit for display, label to text."""
+        check_is_fitted(self)
+        return self.model_.summary()
+
+    def state(self) -> CalibratorState:
+        """Return the content of the fitted calibrator."""
+        check_is_fitted(self)
+        self._check_parameters()
+        values, tensors = self.model_.to_state()
+        return self._state(self.get_params(), {"representation": self.representation_, **values}, **tensors)
+
+    @classmethod
+    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
+        """Return the fitted calibrator that ``state`` describes."""
+        refuse_extra(cls, extra)
+        calibrator = cls(**state.parameters)._restore(state)
+        if state.values["representation"] not in REPRESENTATIONS:
+            raise FileFormatError(f"the stored representation must be one of {REPRESENTATIONS}.")
+        calibrator.representation_ = state.values["representation"]
+        calibrator.model_ = cls.model_class.from_state(state.values, state.tensors, len(calibrator.classes_))
+        return calibrator
+
+    def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
+        log_probs = to_log_probs(rows, self.representation_, ignore_order=self.ignores_class_order)
+        return self.model_.log_probs(log_probs)
+
+
+def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool = False) -> torch.Tensor:
+    """Return log-softmax of the rows in float64 on the CPU, so that a constant added to a row changes nothing.
+
+    ``ignore_order`` adds up the classes of a row in descending order, so that their order plays no part.
+    """
+    if ignore_order:
+        descending, order = torch.sort(rows.cpu(), dim=1, descending=True, stable=True)
+        log_probs = to_log_probs(descending, representation)
+        return torch.empty_like(log_probs).scatter_(1, order, log_probs)
+    rows = rows.cpu().double()
+    if representation == "logits":
+        return torch.log_softmax(rows, dim=1)
+    sums = rows.sum(dim=1)
+    wrong = ((rows < 0).any(dim=1) | ((sums - 1).abs() > 1e-2)).nonzero().squeeze(1)
+    if len(wrong):
+        row = int(wrong[0])
+        raise InvalidInputError(
+            "X",
+            'must hold probabilities that sum to 1 for representation="probabilities"',
+            got=f"row {row}, which sums to {float(sums[row]):.4g}, with smallest entry {float(rows[row].min()):.4g}",
+            remedy='Pass representation="logits" if these are logits.',
+        )
+    return torch.log_softmax(rows.clamp_min(ALMOST_ZERO).log(), dim=1)
+
+
+def encode_columns(y: Any, n_samples: int, n_columns: int, classes: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Return class codes and classes: integer labels are column indices, other labels need ``classes``."""
+    labels = check_labels(y, n_samples)
+    if classes is not None:
+        known = collect_classes([], classes)
+        if len(known) != n_columns:
+            raise InvalidInputError(
+                "classes", f"must name every column of X ({n_columns})", got=f"{len(known)} classes"
+            )
+    elif labels.dtype.kind in "iub":
+        known = np.arange(n_columns)
+    else:
+        raise InvalidInputError(
+            "y",
+            "must be column indices if classes are not given",
+            got=f"labels of dtype {labels.dtype}",
+            remedy="Pass classes= with the label of every column, in order.",
+        )
+    if n_columns < 2:
+        raise InvalidInputError("X", "must have one column per class, at least two", got=f"{n_columns} (1 class)")
+    return encode_labels(labels, known, "y"), known
+
+
+def check_penalty(penalty: Any) -> float:
+    """Return the penalty; raise if it is not a number of at least 0."""
+    return check_number(penalty, "penalty", minimum=0, maximum=LARGEST_PENALTY)
+
+
+def check_bins(bins: Any) -> int:
+    """Return the number of bins; raise if it is not a positive integer."""
+    return check_integer(bins, "bins", minimum=1, maximum=MAX_BINS)

@@ -1,0 +1,113 @@
+"""Kernel values at one or several bandwidths from one block of squared distances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import exp, isclose, log2
+
+import torch
+
+from kcal.kernels import numerics
+from kcal.kernels.mother import MotherKernel
+
+
+class KernelLadder:
+    """One kernel at several bandwidths, the widest first.
+
+    Blocks hold h = −½‖z − q‖², in any unit of length and less any shift per query that a log-linear kernel can bear.
+    At bandwidth j the exponents are
+
+        h·f_j  (log-linear kernels)        log φ(−2·h·f_j) − shift_j  (others)
+
+    with f_j = 1/(d·b_j²) in the unit of the block. A log-linear kernel whose f_j is that of the next wider one times a
+    power of 2, as with 2b, b and b/2, is that kernel squared a few times, which is much faster than an exponential.
+    """
+
+    def __init__(self, kernel: MotherKernel, dimension: int, factors: Sequence[float]) -> None:
+        self.kernel, self.dimension, self.factors = kernel, dimension, list(factors)
+        self.order = sorted(range(len(self.factors)), key=self.factors.__getitem__)
+        self.squares = self._squares()
+
+    def __len__(self) -> int:
+        return len(self.factors)
+
+    def log_profiles(self, half_squares: torch.Tensor) -> torch.Tensor:
+        """Return log φ of unshifted h (n,) at every bandwidth, (n_bandwidths, n)."""
+        squares = half_squares.clamp_max(0.0) * -2.0
+        return torch.stack([self.kernel.log_profile(squares * factor, self.dimension) for factor in self.factors])
+
+    def needs_floor(self, least: float, dtype: torch.dtype) -> list[bool]:
+        """Return per bandwidth whether exponents may be too low for normal numbers, if no h is below ``least``."""
+        lowest = numerics.lowest_exponent(dtype)
+        return [not (self.kernel.log_linear and least * factor > lowest) for factor in self.factors]
+
+    def values(
+        self,
+        half_squares: torch.Tensor,
+        *,
+        floored: Sequence[bool],
+        shifts: torch.Tensor | None = None,
+        spare: torch.Tensor | None = None,
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the index of each bandwidth with its kernel values, which the next ones overwrite.
+
+        Parameters
+        ----------
+        half_squares : (n_rows, n_columns) tensor
+            A block; overwritten unless there is a ``spare``.
+        floored : sequence of bool
+            Bandwidths whose exponents are raised to the lowest one of normal numbers.
+        shifts : (n_bandwidths, n_columns) tensor, optional
+            Subtracted from the exponents, if the kernel is not log-linear.
+        spare : tensor, optional
+            Room for as many numbers as the block has.
+        """
+        lowest = numerics.lowest_exponent(half_squares.dtype)
+        values, exponentials_left = half_squares, self.squares.count(None)
+        for index, squares in zip(self.order, self.squares, strict=True):
+            if squares is None:
+                exponentials_left -= 1
+                in_place = spare is None and exponentials_left == 0
+                values = self._exponents(half_squares, index, shifts, spare, in_place=in_place)
+                if floored[index]:
+                    values.clamp_min_(lowest)
+                values.exp_()
+            else:
+                if floored[index]:
+                    values.clamp_min_(exp(lowest / 2**squares))
+                for _ in range(squares):
+                    values.square_()
+            yield index, values
+
+    def _exponents(
+        self,
+        half_squares: torch.Tensor,
+        index: int,
+        shifts: torch.Tensor | None,
+        spare: torch.Tensor | None,
+        *,
+        in_place: bool,
+    ) -> torch.Tensor:
+        factor = self.factors[index]
+        if not self.kernel.log_linear:
+            squares = half_squares.clamp_max(0.0).mul_(-2.0 * factor)
+            exponents = self.kernel.log_profile(squares, self.dimension)
+            return exponents if shifts is None else exponents.sub_(shifts[index])
+        if in_place:
+            return half_squares if factor == 1.0 else half_squares.mul_(factor)
+        if spare is None:
+            return half_squares * factor
+        return torch.mul(half_squares, factor, out=spare[: half_squares.numel()].view(half_squares.shape))
+
+    def _squares(self) -> list[int | None]:
+        """Return how often the kernel before is squared to give each one, by ``order``; None for an exponential."""
+        result: list[int | None] = [None]
+        in_a_row = 0
+        for wider, narrower in pairwise(sorted(self.factors)):
+            count = round(log2(narrower / wider))
+            is_power = self.kernel.log_linear and isclose(wider * 2.0**count, narrower, rel_tol=1e-9)
+            squared = is_power and in_a_row + count <= numerics.MOST_SQUARES
+            in_a_row = in_a_row + count if squared else 0
+            result.append(count if squared else None)
+        return result

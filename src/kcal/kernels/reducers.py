@@ -1,0 +1,155 @@
+"""What blocks of squared distances are gathered into: a maximum, sums per class, mass from the own class."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from math import exp
+
+import torch
+
+from kcal.kernels import numerics
+from kcal.kernels.blocks import Block
+from kcal.kernels.ladder import KernelLadder
+from kcal.kernels.support import SortedSupport
+
+
+class Maximum:
+    """The largest entry of each query: the nearest point."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self.largest = torch.full_like(like, -torch.inf)  # (n_query,)
+
+    def add(self, block: Block) -> None:
+        """Add a block."""
+        torch.maximum(self.largest, block.half_squares.amax(dim=0), out=self.largest)
+
+
+class ClassMass:
+    """Σ w_i·φ per class, query and bandwidth."""
+
+    def __init__(
+        self,
+        support: SortedSupport,
+        ladder: KernelLadder,
+        weights: torch.Tensor | None,
+        *,
+        floored: Sequence[bool],
+        like: torch.Tensor,  # (n_query,)
+        shifts: torch.Tensor | None = None,
+    ) -> None:
+        self.support, self.ladder, self.weights = support, ladder, weights
+        self.floored, self.shifts = floored, shifts
+        self.lowest = numerics.lowest_exponent(like.dtype)
+        self.sums = like.new_zeros(
+            len(ladder), support.n_classes, len(like), dtype=numerics.accumulator_dtype(like, len(support))
+        )
+        self.weighted = like.new_empty(0)
+
+    def add(self, block: Block) -> None:
+        """Add a block; it is overwritten."""
+        for index, values in self.ladder.values(block.half_squares, floored=self.floored, shifts=self.shifts):
+            sums = self.sums[index, class_range(self.support, block.rows)]
+            add_by_class(sums, values, self.support, block.rows, self.weights, self._spare(values))
+
+    def _spare(self, values: torch.Tensor) -> torch.Tensor:
+        """Return room for weighted values, which a memory allocation per block would make slow."""
+        if self.weights is not None and self.weighted.numel() < values.numel():
+            self.weighted = values.new_empty(values.numel())
+        return self.weighted
+
+    def total(self) -> torch.Tensor:
+        """Return the sums, (n_bandwidths, n_classes, n_query), without what points too far to count added."""
+        if any(self.floored):
+            mass = self.support.class_counts.to(self.sums)
+            if self.weights is not None:
+                codes = self.support.codes.to(self.sums.device)
+                mass = torch.zeros_like(mass).index_add_(0, codes, self.weights.to(self.sums))
+            floor = self.sums.new_tensor(self.floored) * (2.0 * exp(self.lowest))  # twice, as a margin for rounding
+            self.sums.sub_(floor[:, None, None] * mass[:, None])
+            torch.threshold_(self.sums, 0.0, 0.0)
+        return self.sums
+
+
+class PairMass:
+    """Mass that reaches each support point from all others and from those of its own class.
+
+    Every pair of points is added once and serves both.
+    """
+
+    def __init__(
+        self,
+        support: SortedSupport,
+        ladder: KernelLadder,
+        weights: torch.Tensor | None,
+        *,
+        floored: Sequence[bool],
+        like: torch.Tensor,
+    ) -> None:
+        self.support, self.ladder, self.weights, self.floored = support, ladder, weights, floored
+        self.weights_or_ones = like.new_ones(len(support)) if weights is None else weights
+        self.codes = support.codes.to(like.device)
+        self.from_all = like.new_zeros(len(support), dtype=numerics.widest_dtype(like.device))  # (n,)
+        self.from_own_class = torch.zeros_like(self.from_all)  # (n,)
+        self.spare = like.new_empty(numerics.SUPPORT_BLOCK**2)
+
+    def add(self, block: Block) -> None:
+        """Add a block of the upper triangle or the diagonal; it is not overwritten."""
+        for _, values in self.ladder.values(block.half_squares, floored=self.floored, spare=self.spare):
+            self._add_mass(self.from_all, values, block.rows, block.columns)
+            self._add_own_mass(values, block.rows, block.columns)
+
+    def _add_mass(self, reached: torch.Tensor, values: torch.Tensor, rows: slice, columns: slice) -> None:
+        reached[columns] += self.weights_or_ones[rows] @ values
+        if rows != columns:
+            reached[rows] += values @ self.weights_or_ones[columns]
+
+    def _add_own_mass(self, values: torch.Tensor, rows: slice, columns: slice) -> None:
+        """Add mass within classes; two different blocks of points sorted by class share one class or none."""
+        if rows == columns:
+            classes = class_range(self.support, rows)
+            sums = values.new_zeros(classes.stop - classes.start, values.shape[1])
+            add_by_class(sums, values, self.support, rows, self.weights)
+            own = self.codes[None, columns] - classes.start
+            self.from_own_class[columns] += sums.gather(0, own).squeeze(0)
+        elif self.codes[rows.stop - 1] == self.codes[columns.start]:
+            shared, starts = int(self.codes[columns.start]), self.support.class_starts
+            tail = slice(max(rows.start, starts[shared]), rows.stop)
+            head = slice(columns.start, min(columns.stop, starts[shared + 1]))
+            inside = values[tail.start - rows.start :, : head.stop - head.start]
+            self._add_mass(self.from_own_class, inside, tail, head)
+
+
+def class_range(support: SortedSupport, rows: slice) -> slice:
+    """Return the classes from that of the first to that of the last of the support points ``rows``."""
+    starts = support.class_starts
+    return slice(bisect_right(starts, rows.start) - 1, bisect_left(starts, rows.stop))
+
+
+def add_by_class(
+    sums: torch.Tensor,
+    values: torch.Tensor,
+    support: SortedSupport,
+    rows: slice,
+    weights: torch.Tensor | None,
+    spare: torch.Tensor | None = None,
+) -> None:
+    """Add Σ w_i·values_i over the support points ``rows`` to the sums of their classes.
+
+    ``sums`` is (n_classes, n) for the classes of ``class_range``; ``spare`` is room for weighted values.
+    """
+    classes, starts = class_range(support, rows), support.class_starts
+    short_runs = rows.stop - rows.start < numerics.LONG_RUN * (classes.stop - classes.start)
+    if short_runs and values.device.type == "cpu":  # elsewhere index_add_ is not deterministic
+        if weights is not None:
+            out = None if spare is None else spare[: values.numel()].view(values.shape)
+            values = torch.mul(values, weights[rows, None], out=out)
+        part = sums if sums.dtype == values.dtype else torch.zeros_like(sums, dtype=values.dtype)
+        part.index_add_(0, support.codes[rows].to(values.device) - classes.start, values)
+        if part is not sums:
+            sums += part
+        return
+    for k in range(classes.start, classes.stop):
+        run = slice(max(starts[k], rows.start), min(starts[k + 1], rows.stop))
+        part = values[run.start - rows.start : run.stop - rows.start]
+        sums[k - classes.start] += part.sum(dim=0) if weights is None else weights[run] @ part
