@@ -89,7 +89,7 @@ def reliability_of(probs: NDArray[Any], labels: NDArray[np.int64], classes: Sequ
     stored = {}
     for event in events:
         threshold: Any = 0.0 if event == "confidence" else "max"
-        bins = metrics.reliability(probs, labels, of=event, bins=RELIABILITY_BINS, threshold=threshold)
+        bins = metrics.reliability(probs, labels, of=event, bins=RELIABILITY_BINS, adaptive=False, threshold=threshold)
         stored[str(event)] = {
             "name": "top class" if event == "confidence" else classes[event],
             "counts": bins.counts.tolist(),
