@@ -25,7 +25,6 @@ COMMANDS = {
     "evaluate": "Measure a model, several methods, or probabilities on labelled data.",
     "bench": "Compare methods on a folder of tasks, as the paper does.",
     "task": "Make or check a task for kcal bench.",
-    "ablate": "Study the parts of KCal on tasks.",
 }
 """Commands with their line in ``kcal --help``; each is the function of that name in the module of that name."""
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from kcal.benchmark.tables import NOTE, Entry, Table
+from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.tables import METRIC_NOTE
 
-NOT_TURNED = ("corrected", "failures")
+NOT_TRANSPOSED = ("corrected", "failures")
 """In the other tables tasks become columns, because there are more methods than tasks."""
 BOLD, UNDERLINED = "*", "_"
 """Marks for files and pipes, which show neither."""
@@ -16,15 +17,15 @@ BOLD, UNDERLINED = "*", "_"
 
 def show_tables(screen: Console, tables: list[Table], *more: str) -> None:
     """Print tables with their notes, in parts if the terminal is narrow; a note that all metrics share comes once."""
-    metrics = [table for table in tables if table.note == NOTE]
+    metrics = [table for table in tables if table.note == METRIC_NOTE]
     for table in metrics:
         _show(screen, table)
     plain = "" if screen.is_terminal else f"{BOLD} stands for bold, {UNDERLINED} for underlined."
-    for text in (NOTE, plain, *more):
+    for text in (METRIC_NOTE, plain, *more):
         if text:
             screen.print(text, markup=False)
     for table in tables:
-        if table.note != NOTE:
+        if table.note != METRIC_NOTE:
             _show(screen, table)
             if table.note:
                 screen.print(table.note, markup=False)
@@ -32,7 +33,7 @@ def show_tables(screen: Console, tables: list[Table], *more: str) -> None:
 
 def _show(screen: Console, table: Table) -> None:
     screen.print()
-    shown = table if table.name in NOT_TURNED else table.turned()
+    shown = table if table.name in NOT_TRANSPOSED else table.transposed()
     if not screen.is_terminal:
         shown = replace(shown, rows=tuple(tuple(_marked(entry) for entry in row) for row in shown.rows))
     for part in shown.fitting(screen.width):
