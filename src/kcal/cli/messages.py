@@ -38,6 +38,7 @@ DATA_NAMES = {
     "X": "the array",
     "y": "labels",
     "sample_weight": "weights",
+    "folder": "TASKS",
     "train_embeddings": "training embeddings",
     "train_labels": "training labels",
     **{name: name for name in ("classes", "embeddings", "groups", "ids", "logits")},
