@@ -15,19 +15,19 @@ from one_class_problems import two_columns
 CUBE = [(a, b) for a in np.linspace(0, 3, 31) for b in np.linspace(0, 3, 31)]
 
 
-def heights(scores: Any, a: float, b: float, c: float) -> Any:
+def curve(scores: Any, a: float, b: float, c: float) -> Any:
     return -a * np.logaddexp(0, -scores) + b * np.logaddexp(0, scores) + c
 
 
 def plain_loss(scores: Any, labels: Any, abc: Any) -> float:
-    t = heights(scores, *abc)
+    t = curve(scores, *abc)
     return float((np.logaddexp(0, t) - labels * t).sum())
 
 
 def sample(a: float, b: float, c: float, n: int, seed: int = 0) -> tuple[Any, Any]:
     generator = np.random.default_rng(seed)
     scores = generator.normal(scale=2, size=n)
-    labels = generator.uniform(size=n) < 1 / (1 + np.exp(-heights(scores, a, b, c)))
+    labels = generator.uniform(size=n) < 1 / (1 + np.exp(-curve(scores, a, b, c)))
     return scores, labels.astype(np.int64)
 
 
@@ -59,5 +59,5 @@ def test_the_penalty_keeps_separable_scores_finite() -> None:
     fitted = BetaCalibration(maps="class").fit(two_columns(scores), np.repeat([0, 1], 20))
     assert (np.abs(fitted.coefficients_[1]) < 10).all()
     for wrong in (-1.0, np.nan, "one", True):
-        with pytest.raises(InvalidInputError, match="penalty must be a finite number"):
+        with pytest.raises(InvalidInputError, match="penalty must be a number"):
             BetaCalibration(penalty=wrong, maps="class").fit(two_columns(scores), np.repeat([0, 1], 20))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kcal import EnsembleTemperatureScaling, TemperatureScaling
-from kcal.calibrators.scaling.ensemble_temperature import solve_mixture
+from kcal.calibrators.scaling.ensemble_temperature import fit_mixture
 
 
 def softmax(logits: Any) -> Any:
@@ -25,7 +25,7 @@ def test_no_weights_of_a_fine_grid_are_better(seed: int) -> None:
     def loss(shares: Any) -> Any:
         return -(importance @ np.log(np.maximum(densities @ shares, 1e-300))) / importance.sum()
 
-    found = solve_mixture(densities, importance)
+    found = fit_mixture(densities, importance)
     assert found.sum() == pytest.approx(1)
     grid = [np.array([i, j, 200 - i - j]) / 200 for i in range(201) for j in range(201 - i)]
     assert loss(found) <= min(loss(shares) for shares in grid) + 1e-9

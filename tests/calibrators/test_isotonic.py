@@ -47,17 +47,6 @@ def test_separable_scores_stay_away_from_zero_and_one() -> None:
     np.testing.assert_allclose(found, [[50 / 51, 1 / 51], [1 / 51, 50 / 51]], atol=1e-12)
 
 
-def test_weights_equal_repetition(problem: Any) -> None:
-    weights = np.random.default_rng(0).integers(0, 4, len(problem.labels))
-    weighted = IsotonicCalibration(maps="class").fit(problem.logits, problem.labels, sample_weight=weights)
-    repeated = IsotonicCalibration(maps="class").fit(
-        np.repeat(problem.logits, weights, axis=0), np.repeat(problem.labels, weights)
-    )
-    np.testing.assert_allclose(
-        weighted.predict_proba(problem.test_logits), repeated.predict_proba(problem.test_logits), atol=1e-9
-    )
-
-
 def test_it_recovers_a_monotone_warp_as_samples_grow() -> None:
     generator = np.random.default_rng(0)
     scores = generator.normal(scale=2, size=50_000)

@@ -1,27 +1,23 @@
-"""What the methods that map a class's score share: log-odds, bins of equal mass, files."""
+"""What the methods that map the score of each class share: log-odds, bins of equal mass, the choice of maps."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from kcal import (
     BetaCalibration,
-    EnsembleTemperatureScaling,
     HistogramBinning,
     IsotonicCalibration,
-    MatrixScaling,
     PlattScaling,
     ScalingBinning,
-    VectorScaling,
 )
-from kcal.calibrators.binary.one_versus_rest import equal_mass_edges, log_odds
-from kcal.errors import FileFormatError, MissingClassWarning
+from kcal.calibrators.binary.one_versus_rest import equal_mass_edges
+from kcal.calibrators.class_scores import log_odds
+from kcal.errors import MissingClassWarning
 
 METHODS = (HistogramBinning, IsotonicCalibration, PlattScaling, BetaCalibration, ScalingBinning)
 
@@ -51,49 +47,6 @@ def test_equal_rows_that_differ_by_a_constant_stay_tied(kind: Any) -> None:
     shift = generator.normal(scale=30, size=(200, 1))
     plain, shifted = kind().fit(logits, labels), kind().fit(logits + shift, labels)
     np.testing.assert_allclose(shifted.predict_proba(logits + shift[::-1]), plain.predict_proba(logits), atol=1e-6)
-
-
-@pytest.mark.parametrize("maps", ["class", "shared", "auto"])
-@pytest.mark.parametrize("kind", METHODS)
-def test_a_state_comes_back_and_a_damaged_one_is_told(kind: Any, maps: str, problem: Any) -> None:
-    fitted = kind(maps=maps).fit(problem.logits, problem.labels)
-    state = fitted.state()
-    again = kind.from_state(state)
-    np.testing.assert_array_equal(again.predict_proba(problem.test_logits), fitted.predict_proba(problem.test_logits))
-    for name, tensor in state.tensors.items():
-        if not name.startswith("map."):
-            continue
-        any_number_will_do = kind is PlattScaling and name == "map.coefficients"
-        out_of_place = [] if any_number_will_do else [torch.full_like(tensor, -7)]
-        for wrong in (tensor[:-1], tensor.float(), *out_of_place):
-            with pytest.raises(FileFormatError):
-                kind.from_state(replace(state, tensors=state.tensors | {name: wrong}))
-    for name in ("map.rates", "map.values", "map.means", "map.coefficients"):
-        if name in state.tensors:
-            broken = state.tensors | {name: torch.full_like(state.tensors[name], torch.nan)}
-            with pytest.raises(FileFormatError, match="not finite"):
-                kind.from_state(replace(state, tensors=broken))
-    with pytest.raises(FileFormatError, match="columns"):
-        kind.from_state(replace(state, values=state.values | {"n_features": 4}))
-
-
-@pytest.mark.parametrize("kind", [VectorScaling, MatrixScaling])
-def test_a_damaged_linear_map_is_told(kind: Any, problem: Any) -> None:
-    state = kind().fit(problem.logits, problem.labels).state()
-    for name in ("weights", "bias"):
-        for wrong in (state.tensors[name][:-1], torch.full_like(state.tensors[name], torch.inf)):
-            with pytest.raises(FileFormatError, match=f"stored {name}"):
-                kind.from_state(replace(state, tensors=state.tensors | {name: wrong}))
-
-
-def test_damaged_shares_and_temperatures_are_told(problem: Any) -> None:
-    state = EnsembleTemperatureScaling().fit(problem.logits, problem.labels).state()
-    for wrong in ({"weights": [0.5, 0.5]}, {"weights": [1.5, -0.5, 0.0]}, {"temperature": 0.0}):
-        with pytest.raises(FileFormatError, match="stored"):
-            EnsembleTemperatureScaling.from_state(replace(state, values=state.values | wrong))
-    state = ScalingBinning().fit(problem.logits, problem.labels).state()
-    with pytest.raises(FileFormatError, match="temperature"):
-        ScalingBinning.from_state(replace(state, values=state.values | {"temperature": -1.0}))
 
 
 @pytest.mark.parametrize("kind", METHODS)

@@ -58,8 +58,8 @@ def test_the_temperature_is_scikit_learns(problem: Any) -> None:
     )
 
     def loss(temperature: float) -> float:
-        logarithms = log_softmax(problem.logits / temperature, axis=1)
-        return -float(logarithms[np.arange(len(problem.labels)), problem.labels].mean())
+        log_probs = log_softmax(problem.logits / temperature, axis=1)
+        return -float(log_probs[np.arange(len(problem.labels)), problem.labels].mean())
 
     assert loss(mine.temperature_) <= loss(1 / float(beta)) + 1e-12
 

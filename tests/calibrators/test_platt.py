@@ -42,12 +42,3 @@ def test_separable_and_saturated_scores_have_a_finite_curve() -> None:
         fitted = PlattScaling(maps="class").fit(two_columns(scores), np.repeat([0, 1], 50))
         found = fitted.predict_proba(two_columns(scores))
         np.testing.assert_allclose(found[[0, -1], [0, 1]], 51 / 52, atol=1e-5)  # Platt's targets themselves
-
-
-def test_weights_equal_repetition(problem: Any) -> None:
-    weights = np.random.default_rng(0).integers(0, 4, len(problem.labels))
-    weighted = PlattScaling(maps="class").fit(problem.logits, problem.labels, sample_weight=weights)
-    repeated = PlattScaling(maps="class").fit(
-        np.repeat(problem.logits, weights, axis=0), np.repeat(problem.labels, weights)
-    )
-    np.testing.assert_allclose(weighted.coefficients_, repeated.coefficients_, atol=1e-5)

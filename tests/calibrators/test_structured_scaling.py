@@ -18,8 +18,8 @@ def published_loss(logits: Any, labels: Any, matrix: Any, bias: Any, penalty: fl
     scaled = logits / TemperatureScaling().fit(logits, labels).temperature_
     change = matrix - np.eye(k)
     diagonal = np.diag(change)
-    heights = log_softmax(scaled @ matrix.T + bias, axis=1)
-    loss = -heights[np.arange(n), labels].mean()
+    log_probs = log_softmax(scaled @ matrix.T + bias, axis=1)
+    loss = -log_probs[np.arange(n), labels].mean()
     others = (change**2).sum() - (diagonal**2).sum()
     return float(loss + penalty / n * (k * (bias**2).sum() + k * (diagonal**2).sum() + k * (k - 1) * others))
 

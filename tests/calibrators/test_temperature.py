@@ -1,4 +1,4 @@
-"""Temperature scaling finds the minimiser of the log-loss, and says when there is none."""
+"""Temperature scaling minimises the log-loss, and warns if there is no minimiser."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_probabilities_are_taken_only_when_named(problem: Any) -> None:
     from_logits = TemperatureScaling().fit(problem.logits, problem.labels)
     named = TemperatureScaling(representation="probabilities").fit(probabilities, problem.labels)
     assert named.temperature_ == pytest.approx(from_logits.temperature_, rel=1e-3)
-    with pytest.raises(InvalidInputError, match="row 0 sums to"):
+    with pytest.raises(InvalidInputError, match="row 0, which sums to"):
         TemperatureScaling(representation="probabilities").fit(problem.logits, problem.labels)
     with pytest.raises(InvalidInputError, match="representation must be one of"):
         TemperatureScaling(representation="scores").fit(problem.logits, problem.labels)
@@ -99,7 +99,7 @@ def test_probabilities_are_taken_only_when_named(problem: Any) -> None:
 
 def test_integer_labels_are_columns_and_others_need_classes(problem: Any) -> None:
     names = np.array(["b", "c", "a"])
-    with pytest.raises(InvalidInputError, match="pass classes="):
+    with pytest.raises(InvalidInputError, match="Pass classes="):
         TemperatureScaling().fit(problem.logits, names[problem.labels])
     calibrator = TemperatureScaling().fit(problem.logits, names[problem.labels], classes=names)
     np.testing.assert_array_equal(calibrator.classes_, names)
@@ -107,7 +107,7 @@ def test_integer_labels_are_columns_and_others_need_classes(problem: Any) -> Non
     assert calibrator.temperature_ == plain.temperature_
     with pytest.raises(InvalidInputError, match="got 3 at row 0"):
         TemperatureScaling().fit(problem.logits, np.full(240, 3))
-    with pytest.raises(InvalidInputError, match=r"every column \(3\)"):
+    with pytest.raises(InvalidInputError, match=r"every column of X \(3\)"):
         TemperatureScaling().fit(problem.logits, problem.labels, classes=[0, 1])
 
 

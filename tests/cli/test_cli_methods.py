@@ -12,7 +12,6 @@ from animals import blobs, columns_of, write_columns
 
 import kcal
 from kcal.calibrators import METHODS, make_calibrator
-from kcal.cli.tables import METHODS as TITLES
 
 CODES = np.arange(60) % 3
 
@@ -26,7 +25,7 @@ def metrics(run, *words: object) -> dict[str, dict[str, float]]:
 def test_every_method_can_be_fitted_stored_and_judged(run, calibration, test_set, name):
     output = run("fit", calibration, "--method", name, "--out", "model.kcal").stdout
     stored = kcal.load("model.kcal")
-    assert TITLES[stored.method] in output
+    assert METHODS[stored.method].title in output
     run("predict", "model.kcal", test_set, "--out", "probabilities.npy")
     assert np.load("probabilities.npy").sum(axis=1) == pytest.approx(np.ones(60), abs=1e-5)
     found = metrics(run, "model.kcal", test_set)
@@ -55,7 +54,7 @@ def test_many_methods_stand_below_each_other_with_the_paper_s_metrics(run, calib
         assert text in lines[heading]
     shown = [line.strip().split("  ")[0] for line in lines[heading + 2 : heading + 8]]
     wanted = ("uncal", "ts", "ets", "vector", "platt", "kcal-linear")
-    assert shown == [TITLES[name] for name in wanted]
+    assert shown == [METHODS[name].title for name in wanted]
     assert "--json FILE" in output
 
 

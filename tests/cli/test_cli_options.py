@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import kcal
-from kcal.cli.methods import parse_classes, parse_prior
+from kcal.cli.parameters import parse_classes, parse_prior
 
 QUICK = ("--projection", "identity")
 

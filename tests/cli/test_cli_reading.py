@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from animals import blobs, columns_of, write_columns
 
-from kcal.cli.samples import Source, read_samples
+from kcal.cli.data import Request, Source, load
 from kcal.errors import KcalError
 
 QUICK = ("-o", "m.kcal", "--projection", "identity")
@@ -91,7 +91,7 @@ def test_bytes_changed_at_random_are_read_or_refused_but_never_a_crash(tmp_path,
             changed[place] = generator.integers(256)
         path.write_bytes(changed)
         with contextlib.suppress(KcalError):
-            read_samples(Source(path), inputs="embeddings")
+            load(Source(path), Request("embeddings"))
 
 
 def test_damage_inside_an_npz_file_is_named_with_its_array(run):

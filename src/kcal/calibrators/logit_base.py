@@ -65,7 +65,7 @@ class LogitCalibrator(Calibrator):
         counted = np.flatnonzero(weights)
         codes, weights = codes[counted], weights[counted]
         if self._fits_each_class:
-            warn_of_missing_classes(labels, np.bincount(codes, minlength=len(labels)), "Add samples of them.")
+            warn_of_missing_classes(labels, np.bincount(codes, minlength=len(labels)))
         model = self._fit_log_probs(log_probs[torch.from_numpy(counted)], codes, weights)
         self._remember(rows)
         self.model_, self.representation_, self.classes_ = model, self.representation, labels

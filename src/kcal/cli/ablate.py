@@ -13,10 +13,9 @@ from kcal.benchmark import Task, check_tasks, example_task, read_tasks
 from kcal.benchmark.keeping import study_origin
 from kcal.benchmark.studies import STUDIES, Study, read_studies, write_study
 from kcal.benchmark.tables import Table
-from kcal.cli.arrays_out import named_output
-from kcal.cli.methods import one_of
-from kcal.cli.tables import console
-from kcal.cli.watching import watching
+from kcal.cli.output import console
+from kcal.cli.parameters import one_of
+from kcal.cli.progress import show_progress
 from kcal.errors import FileFormatError
 
 
@@ -60,8 +59,7 @@ def ablate(
     if tasks is not None:
         check_tasks(tasks)
     if out is not None:
-        with named_output(out):
-            out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     for name in STUDIES if study == "all" else (study,):
         made, is_new = _make(name, tasks, out, reshuffles, seed, quiet=quiet)
         if not quiet:
@@ -91,7 +89,7 @@ def _make(
     stored = None if out is None else _stored(name, out)
     if stored is not None and stored.origin == origin:
         return stored, False
-    with watching(quiet) as watch:
+    with show_progress(quiet) as watch:
         made = STUDIES[name](tasks(), reshuffles=reshuffles, seed=seed, watch=watch)
     return replace(made, origin=origin), True
 

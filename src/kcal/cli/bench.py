@@ -15,10 +15,11 @@ from kcal.benchmark.results import Results
 from kcal.benchmark.studies import STUDIES, read_studies
 from kcal.benchmark.tables import all_tables, dealing_note
 from kcal.benchmark.writing import write_results
-from kcal.cli.arrays_out import check_name, check_writable, named_output
-from kcal.cli.showing import show_tables
-from kcal.cli.tables import console
-from kcal.cli.watching import watching
+from kcal.cli.bench_tables import show_tables
+from kcal.cli.messages import usage_error
+from kcal.cli.output import check_writable, console
+from kcal.cli.parameters import parse_methods
+from kcal.cli.progress import show_progress
 
 
 def bench(
@@ -67,15 +68,20 @@ def bench(
 
     [green]kcal bench tasks --out results[/]
     """
-    plan = Plan(tuple(_parse_methods(methods)), reshuffles, seed, jobs or joblib.cpu_count())
-    if page is not None:
-        check_name(page, (".md",), option="--page")
+    plan = Plan(
+        tuple(DEFAULT if methods is None else parse_methods(methods, tuple(ENTRANTS))),
+        reshuffles,
+        seed,
+        jobs or joblib.cpu_count(),
+    )
+    if page is not None and page.suffix != ".md":
+        raise usage_error(f"--page must end in .md; got {str(page)!r}.")
     if tasks is not None:
         check_tasks(tasks)
     if page is not None:
         _check_page(page, out)
     try:
-        with watching(quiet) as watch:
+        with show_progress(quiet) as watch:
             outcomes = run([example_task()] if tasks is None else read_tasks(tasks), plan, out, watch=watch)
     except KeyboardInterrupt:
         console().print(f"Stopped. What was measured is kept in {out}; the same command goes on.", markup=False)
@@ -83,8 +89,7 @@ def bench(
     results = Results.of(outcomes, plan.methods)
     files = write_results(results, plan, out)
     if page is not None:
-        with named_output(page):
-            write_page(page, results, plan, out)
+        write_page(page, results, plan, out)
     if quiet:
         return
     screen = console()
@@ -95,19 +100,6 @@ def bench(
 def _check_page(page: Path, out: Path) -> None:
     """Refuse early what could not be written, or put together, after long work."""
     if out.resolve() in page.resolve().parents:
-        with named_output(page):
-            page.parent.mkdir(parents=True, exist_ok=True)
+        page.parent.mkdir(parents=True, exist_ok=True)
     check_writable(page, option="--page")
     read_studies(out, STUDIES)
-
-
-def _parse_methods(text: str | None) -> list[str]:
-    if text is None:
-        return list(DEFAULT)
-    names = list(ENTRANTS) if text.strip() == "all" else [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in ENTRANTS:
-            raise typer.BadParameter(f"--methods: {name!r} is not one of all, {', '.join(ENTRANTS)}.")
-        if names.count(name) > 1:
-            raise typer.BadParameter(f"--methods names {name} more than once.")
-    return names

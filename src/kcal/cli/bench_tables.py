@@ -1,4 +1,4 @@
-"""The benchmark's tables in a terminal of any width."""
+"""Print the benchmark's tables in a terminal of any width."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rich.console import Console
 from kcal.benchmark.tables import NOTE, Entry, Table
 
 NOT_TURNED = ("corrected", "failures")
-"""In the other tables tasks become columns, because there are more methods."""
+"""In the other tables tasks become columns, because there are more methods than tasks."""
 BOLD, UNDERLINED = "*", "_"
-"""In files and pipes, which show neither."""
+"""Marks for files and pipes, which show neither."""
 
 
 def show_tables(screen: Console, tables: list[Table], *more: str) -> None:
-    """Print tables, in parts where the terminal is narrow, each with its note; what all metrics share comes once."""
+    """Print tables with their notes, in parts if the terminal is narrow; a note that all metrics share comes once."""
     metrics = [table for table in tables if table.note == NOTE]
     for table in metrics:
         _show(screen, table)

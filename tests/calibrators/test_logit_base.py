@@ -1,0 +1,125 @@
+"""What all methods on logits share: the state of their models, the meaning of weights, the border."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from calibrator_checks import quick
+from kcal.calibrators.base import REPRESENTATIONS
+from kcal.calibrators.logit_base import LogitCalibrator, to_log_probs
+from kcal.calibrators.registry import METHODS
+from kcal.errors import FileFormatError, InvalidInputError
+
+NAMES = [name for name, method in METHODS.items() if issubclass(method.calibrator_class, LogitCalibrator)]
+VARIANTS: dict[str, dict[str, list[Any]]] = {
+    **{name: {"maps": ["class", "shared"]} for name in ("platt", "beta", "isotonic", "histogram", "scaling-binning")},
+    "imax": {"form": ["shared", "classwise", "top"]},
+    "spline": {"form": ["one-versus-rest", "rank", "top"]},
+    "iop": {"form": ["diag", "oi", "op"]},
+}
+CASES = [
+    (name, {parameter: value})
+    for name in NAMES
+    for parameter, values in VARIANTS.get(name, {"seed": [0]}).items()
+    for value in values
+]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def fitted(request: pytest.FixtureRequest, problem: Any) -> LogitCalibrator:
+    name, parameters = request.param
+    calibrator = quick(name).set_params(**parameters)
+    assert isinstance(calibrator, LogitCalibrator)
+    return calibrator.fit(problem.logits, problem.labels)
+
+
+def test_a_model_comes_back_from_its_state(fitted: LogitCalibrator, problem: Any) -> None:
+    again = type(fitted).from_state(fitted.state())
+    np.testing.assert_array_equal(again.predict_proba(problem.test_logits), fitted.predict_proba(problem.test_logits))
+    assert again.summary() == fitted.summary()
+    for name in (name for name in dir(type(fitted)) if name.endswith("_") and not name.startswith("_")):
+        values, stored = getattr(fitted, name), getattr(again, name)
+        pairs = zip(values, stored, strict=True) if isinstance(values, list) else [(values, stored)]
+        assert all(np.array_equal(value, other) for value, other in pairs), name
+
+
+def test_damaged_tensors_are_refused(fitted: LogitCalibrator) -> None:
+    state = fitted.state()
+    for name, tensor in state.tensors.items():
+        damages = [tensor.float(), tensor[None]]
+        if name not in ("search", "tried", "fingerprints"):  # fewer of these are as good
+            damages.append(tensor[:-1])
+        if tensor.dtype == torch.float64:
+            damages += [tensor * torch.nan, torch.full_like(tensor, -1e300)]
+        for damaged in damages:
+            with pytest.raises(FileFormatError, match="stored"):
+                type(fitted).from_state(replace(state, tensors=state.tensors | {name: damaged}))
+        if name != "fingerprints":
+            rest = {other: value for other, value in state.tensors.items() if other != name}
+            with pytest.raises(FileFormatError, match=f"no {name.removeprefix('order_map.')}"):
+                type(fitted).from_state(replace(state, tensors=rest))
+
+
+def test_damaged_values_are_refused(fitted: LogitCalibrator) -> None:
+    state = fitted.state()
+    for name in state.values.keys() - {"classes", "feature_names"}:
+        for damaged in ("nonsense", -7.5, None, [], float("nan"), {}):
+            with pytest.raises(FileFormatError, match="stored"):
+                type(fitted).from_state(replace(state, values=state.values | {name: damaged}))
+    with pytest.raises(FileFormatError, match="4 columns are stored for 3 classes"):
+        type(fitted).from_state(replace(state, values=state.values | {"n_features": 4}))
+
+
+TOLERANCES = {"vector": 1e-4, "matrix": 1e-4, "sms": 1e-4, "platt": 1e-5, "beta": 1e-5, "gp": 1e-4}
+
+
+@pytest.mark.parametrize(("name", "parameters"), CASES, ids=str)
+def test_in_the_fit_itself_integer_weights_equal_repetition(name: str, parameters: Any, problem: Any) -> None:
+    """Before they are scaled to mean 1; folds, and a spline's knots, depend on the number of rows."""
+    if name in ("dircal", "iop", "spline"):
+        return
+    weights = np.random.default_rng(0).integers(1, 4, len(problem.labels))
+    log_probs = torch.log_softmax(torch.from_numpy(problem.logits), dim=1)
+    calibrator: Any = quick(name).set_params(**parameters)
+    weighted = calibrator._fit_log_probs(log_probs, problem.labels, weights.astype(float))
+    repeated = calibrator._fit_log_probs(
+        log_probs.repeat_interleave(torch.from_numpy(weights), dim=0),
+        np.repeat(problem.labels, weights),
+        np.ones(weights.sum()),
+    )
+    queries = torch.log_softmax(torch.from_numpy(problem.test_logits), dim=1)
+    np.testing.assert_allclose(
+        weighted.log_probs(queries).exp(), repeated.log_probs(queries).exp(), atol=TOLERANCES.get(name, 1e-9)
+    )
+
+
+def test_probabilities_are_accepted_only_when_named(problem: Any) -> None:
+    logits = torch.from_numpy(problem.logits)
+    probs = torch.softmax(logits, dim=1)
+    torch.testing.assert_close(
+        to_log_probs(probs, "probabilities"), to_log_probs(logits, "logits").clamp_min(np.log(1e-12))
+    )
+    for wrong in (logits, probs - 0.1, 2 * probs):
+        with pytest.raises(InvalidInputError, match=r"^X must hold probabilities that sum to 1.*row 0") as caught:
+            to_log_probs(wrong, "probabilities")
+        assert caught.value.parameter == "X"
+
+
+@pytest.mark.parametrize("representation", REPRESENTATIONS)
+def test_log_probabilities_that_ignore_the_order_of_classes_permute_to_the_last_bit(representation: str) -> None:
+    logits = torch.randn(200, 17, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows = logits if representation == "logits" else torch.softmax(logits, dim=1)
+    columns = torch.randperm(17, generator=torch.Generator().manual_seed(1))
+    plain = to_log_probs(rows, representation, ignore_order=True)
+    assert torch.equal(to_log_probs(rows[:, columns], representation, ignore_order=True), plain[:, columns])
+    torch.testing.assert_close(plain, to_log_probs(rows, representation))
+
+
+def test_one_column_is_no_classification() -> None:
+    with pytest.raises(InvalidInputError, match=r"^X must have one column per class, at least two"):
+        quick("ts").fit(np.zeros((4, 1)), [0, 0, 0, 0])
