@@ -224,7 +224,7 @@ def test_duplicates_of_a_sample_count(problem: Any) -> None:
     assert calibrator.leave_one_out_proba_[0, labels[0]] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("distance", [1e5, 1e6, 1e12, 1e30])
+@pytest.mark.parametrize("distance", [1e5, 1e6, 1e9])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_query_far_from_everything_gets_a_valid_row(problem: Any, distance: float, kernel: str) -> None:
     calibrator = identity(kernel=kernel, bandwidth=0.6).fit(problem.embeddings.astype(np.float32), problem.labels)

@@ -16,6 +16,7 @@ from kcal.kernels.numerics import in_double
 from kcal.kernels.reducers import PairMass
 from kcal.kernels.sums import class_posteriors
 from kcal.kernels.support import SortedSupport, leave_out_rule
+from kcal.kernels.workspace import Workspace
 
 MEMORY_BUDGET = 512 * 2**20
 """Bytes that a search may keep for distances; beyond, they are computed again at every bandwidth."""
@@ -125,8 +126,9 @@ class LeaveOutLoss:
 
     def _blocks(self) -> Iterator[Block]:
         """Yield −½‖z_i − z_j‖² of every pair of points once, in the precision of the support."""
+        workspace = Workspace()
         for columns in self._slices():
-            queries = self._scaled.queries(self.support.points[columns].to(self._scaled.like))
+            queries = self._scaled.queries(self.support.points[columns].to(self._scaled.like), workspace)
             queries = queries.with_constant(queries.common)
             rows = slices(columns.stop, numerics.SUPPORT_BLOCK)
             for block in self._scaled.blocks(queries, self._rule.select(columns), columns=columns, row_blocks=rows):
