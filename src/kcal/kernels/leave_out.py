@@ -77,7 +77,8 @@ class LeaveOutLoss:
         self.support, self.kernel = support, kernel
         self._rule = leave_out_rule(support, keys)
         points = support.points[:0]
-        self._scaled = ScaledSupport(support, 1.0, in_double(points) if self._needs_double() else points)
+        unit = 1.0 / (support.extent or 1.0)  # squares neither overflow nor vanish in single precision
+        self._scaled = ScaledSupport(support, unit, in_double(points) if self._needs_double() else points)
         n_distances = sum((rows.stop - rows.start) * (len(support) - rows.start) for rows in self._slices())
         self.kept = n_distances * support.points.element_size() <= memory_budget
         self._kept_blocks = [_copy(block) for block in self._blocks()] if self.kept else []
@@ -112,11 +113,11 @@ class LeaveOutLoss:
 
     def _pair_mass(self, bandwidth: float) -> PairMass:
         """Return the reducer for a bandwidth, which is no smaller than float64 resolves."""
-        support = self.support
-        resolved = torch.finfo(torch.float64).eps / numerics.RESOLUTION * 2.0 * support.radius**2
-        factor = 1.0 / max(support.dimension * bandwidth**2, resolved)
+        support, radius = self.support, self._scaled.radius
+        finest = torch.finfo(torch.float64).eps / numerics.RESOLUTION * 2.0 * radius**2
+        factor = 1.0 / max(support.dimension * (bandwidth * self._scaled.unit) ** 2, finest)
         ladder = KernelLadder(self.kernel, support.dimension, [factor])
-        least = -torch.inf if self.grouped else -2.0 * support.radius**2
+        least = -torch.inf if self.grouped else -2.0 * radius**2
         floored = ladder.needs_floor(least, support.points.dtype)
         like = self._scaled.like.to(support.points.dtype)
         weights = None

@@ -102,7 +102,7 @@ class PreparedSupport:
         length = min(self.bandwidths) * sqrt(self.support.dimension)
         radius = self.support.radius / length
         for rows in slices(queries.shape[0], numerics.QUERY_BLOCK):
-            distances = in_double((queries[rows] - self.support.centre).norm(dim=1)).cpu() / length
+            distances = in_double(((queries[rows] - self.support.centre) * (1.0 / length)).norm(dim=1)).cpu()
             levels = torch.bucketize(radius * (distances + radius), self._resolved_products, right=True)
             lowest, highest = int(levels.min()), int(levels.max())
             if lowest == highest:
