@@ -103,6 +103,7 @@ def _bins(stored: Mapping[str, Any], event: str) -> ReliabilityBins:
         for name in ("mean_prediction", "observed_frequency")
     )
     counts = np.array(stored["counts"], dtype=np.intp)
-    edges, weights = np.arange(len(counts) + 1) / len(counts), counts.astype(np.float64)
+    edges = np.arange(len(counts) + 1) / len(counts)
     of: Any = event if event == "confidence" else int(event)
+    weights = counts.astype(np.float64)
     return ReliabilityBins(counts, means, frequencies, edges, of, False, weights, weights)

@@ -87,15 +87,16 @@ class WeightedPredictions:
 
     def bin(self, *, bins: int, adaptive: bool, of: Event) -> ReliabilityBins:
         """Cut the predictions into bins of equal weight (adaptive) or of equal width."""
-        cuts, edges = _cuts_and_edges(self.values, bins, adaptive)
-        if adaptive:
+        if not adaptive:
+            cuts, edges = _cuts_and_edges(self.values, bins, adaptive)
+        else:
             inner_weights = self._weights_below_cuts(bins)[1:-1] * (1 + ROUNDING)
             inner = np.searchsorted(np.cumsum(self.weights), inner_weights, side="right")  # samples wholly below
             cuts = np.concatenate([[0], inner, [len(self.values)]]).astype(np.intp)
             edges = _edges_between(self.values, cuts)
         memberships = self.memberships(bins=bins, adaptive=adaptive)
-        per_sample = np.stack([self.weights, self.weights * self.values, self.weights * self.occurred, self.weights**2])
-        mass, predicted, occurred, squares = (memberships @ sums for sums in per_sample)
+        factors = np.stack([np.ones_like(self.weights), self.values, self.occurred, self.weights], axis=1)  # (n, 4)
+        mass, predicted, occurred, squares = (memberships @ (self.weights[:, None] * factors)).T
         filled = mass > 0
         divisor = np.where(filled, mass, np.nan)
         effective_counts = np.where(filled, mass**2 / np.where(filled, squares, 1.0), 0.0)
@@ -114,14 +115,16 @@ class WeightedPredictions:
             lower = upper = _cuts_and_edges(self.values, bins, adaptive)[0]  # between samples, whatever their ties
             fraction = np.zeros(bins + 1)
 
-        def below(cut: int, ranks: NDArray[np.intp]) -> Array:
-            """Return the fraction of each sample that is below a cut."""
-            return np.where(ranks < lower[cut], 1.0, np.where(ranks < upper[cut], fraction[cut], 0.0))
+        first, sizes = lower[:-1], upper[1:] - lower[:-1]  # the samples of each bin, those on its cuts included
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        ranks = np.arange(ends[-1]) + np.repeat(first - ends[:-1], sizes)
+        cuts = np.repeat(np.arange(bins), sizes)
 
-        ranks = [np.arange(lower[b], upper[b + 1]) for b in range(bins)]
-        fractions = [below(b + 1, ranks[b]) - below(b, ranks[b]) for b in range(bins)]
-        ends = np.concatenate([[0], np.cumsum([len(part) for part in ranks])])
-        return csr_array((np.concatenate(fractions), np.concatenate(ranks), ends), shape=(bins, n))
+        def below(cuts: NDArray[np.intp]) -> Array:
+            """Return the fraction of each sample that is below a cut."""
+            return np.where(ranks < lower[cuts], 1.0, np.where(ranks < upper[cuts], fraction[cuts], 0.0))
+
+        return csr_array((below(cuts + 1) - below(cuts), ranks, ends), shape=(bins, n))
 
     def _weights_below_cuts(self, bins: int) -> Array:
         """Return the weight below each cut; equal weights are cut between samples, like samples without weights."""
