@@ -126,7 +126,7 @@ def test_extreme_logits_give_probabilities(problem: Any, extreme: float) -> None
 
 
 def test_without_logits_missing_classes_warn(problem: Any) -> None:
-    with pytest.warns(MissingClassWarning, match="1 of 4 classes .* pass logits="):
+    with pytest.warns(MissingClassWarning, match="1 of 4 classes .* Add samples of them"):
         KCalBlend(projection=None).fit(problem.embeddings, problem.labels, classes=range(4))
 
 
