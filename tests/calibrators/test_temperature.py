@@ -70,7 +70,7 @@ def test_misleading_logits_stop_at_the_upper_bound_with_a_warning() -> None:
     assert calibrator.temperature_ == 100.0
 
 
-def test_saturated_single_precision_logits_are_no_trouble() -> None:
+def test_saturated_single_precision_logits_give_finite_values() -> None:
     logits = np.where(np.eye(3)[[0, 1, 2, 0, 1]] > 0, 1e4, -1e4).astype(np.float32)
     with pytest.warns(ConvergenceWarning, match="bound, 100"):
         calibrator = TemperatureScaling().fit(logits, [0, 1, 2, 0, 2])
