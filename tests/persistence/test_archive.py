@@ -385,5 +385,5 @@ def test_columns_that_do_not_fit_the_classes_are_seen_in_every_form(form: str, p
 
 def test_a_module_for_a_method_without_projection_is_the_callers_mistake(problem: Any, tmp_path: Path) -> None:
     path = saved("ts", problem, tmp_path)
-    with pytest.raises(InvalidInputError, match="takes no projection; leave it out"):
+    with pytest.raises(InvalidInputError, match="projection is not used by a saved TemperatureScaling"):
         load(path, projection=nn.Identity())
