@@ -1,6 +1,6 @@
 """Calibrated probabilities for every class of a deep classifier.
 
-Names are loaded when they are first used, so that ``import kcal.metrics`` waits for nothing that metrics do not need.
+Names are imported on first use, so that ``import kcal`` is quick and ``import kcal.metrics`` does not import torch.
 """
 
 from importlib import import_module as _import_module
@@ -8,7 +8,19 @@ from importlib.metadata import version as _version
 from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 
-from kcal.errors import KcalError, KcalWarning
+from kcal.errors import (
+    BandwidthWarning,
+    ConvergenceWarning,
+    FewSamplesWarning,
+    FileFormatError,
+    HeldOutWarning,
+    InvalidInputError,
+    KcalError,
+    KcalWarning,
+    LeakageWarning,
+    MissingClassWarning,
+    MissingExtraError,
+)
 
 if TYPE_CHECKING:
     from kcal.calibrators import (
@@ -25,6 +37,7 @@ if TYPE_CHECKING:
         KCalBlend,
         KCalLogits,
         MatrixScaling,
+        Method,
         OrderPreservingCalibration,
         PlattScaling,
         ScalingBinning,
@@ -33,6 +46,8 @@ if TYPE_CHECKING:
         TemperatureScaling,
         Uncalibrated,
         VectorScaling,
+        fit_on,
+        predict_on,
     )
     from kcal.datasets import load_example
     from kcal.metrics import evaluate
@@ -43,22 +58,31 @@ __version__ = _version("kcal")
 
 __all__ = [
     "METHODS",
+    "BandwidthWarning",
     "BetaCalibration",
     "ClassifierOutputs",
+    "ConvergenceWarning",
     "DirichletCalibration",
     "EnsembleTemperatureScaling",
     "FastRecipe",
+    "FewSamplesWarning",
+    "FileFormatError",
     "GaussianProcessCalibration",
+    "HeldOutWarning",
     "HistogramBinning",
     "IMaxBinning",
+    "InvalidInputError",
     "IsotonicCalibration",
     "KCal",
     "KCalBlend",
     "KCalLogits",
     "KcalError",
     "KcalWarning",
+    "LeakageWarning",
     "MatrixScaling",
     "Method",
+    "MissingClassWarning",
+    "MissingExtraError",
     "OrderPreservingCalibration",
     "PaperRecipe",
     "PlattScaling",
@@ -71,20 +95,22 @@ __all__ = [
     "VectorScaling",
     "__version__",
     "evaluate",
+    "fit_on",
     "load",
     "load_example",
+    "predict_on",
     "save",
     "train_projection",
 ]
 
-_HOMES = ("kcal.metrics", "kcal.projection", "kcal.calibrators", "kcal.persistence", "kcal.datasets")
-"""Where the names live; what loads fastest comes first."""
+_MODULES = ("kcal.metrics", "kcal.projection", "kcal.calibrators", "kcal.persistence", "kcal.datasets")
+"""Modules that define the names above, the quickest to import first."""
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        home = next(module for module in map(_import_module, _HOMES) if name in module.__all__)
-        value = globals()[name] = getattr(home, name)
+        module = next(module for module in map(_import_module, _MODULES) if name in module.__all__)
+        value = globals()[name] = getattr(module, name)
         return value
     if not name.startswith("_") and _find_spec(f"kcal.{name}") is not None:
         return _import_module(f"kcal.{name}")

@@ -57,7 +57,20 @@ class MissingExtraError(KcalError, ImportError):
 
 
 class KcalWarning(UserWarning):
-    """Base class of every warning of kcal, so that one filter catches them all."""
+    """Base class of every warning of kcal, so that one filter catches them all.
+
+    Parameters
+    ----------
+    description : str
+        What happened, as whole sentences.
+    remedy : str
+        What to do about it in Python, as whole sentences. The command line shows its own remedy instead.
+    """
+
+    def __init__(self, description: str = "", *, remedy: str = "") -> None:
+        self.description = description
+        self.remedy = remedy
+        super().__init__(f"{description} {remedy}" if remedy else description)
 
 
 class LeakageWarning(KcalWarning):
@@ -84,9 +97,10 @@ class ConvergenceWarning(KcalWarning):
     """A solver stopped at a bound or before it converged."""
 
 
-def warn(message: str, category: type[Warning]) -> None:
-    """Issue a warning that points at the first caller outside the package."""
+def warn(message: str, category: type[Warning], *, remedy: str = "") -> None:
+    """Issue a warning that points at the first caller outside the package; ``remedy`` is for users of Python only."""
     frame, stacklevel = inspect.currentframe(), 1
     while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, stacklevel = frame.f_back, stacklevel + 1
-    warnings.warn(message, category, stacklevel=stacklevel)
+    warning = category(message, remedy=remedy) if issubclass(category, KcalWarning) else category(message)
+    warnings.warn(warning, stacklevel=stacklevel)

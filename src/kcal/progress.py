@@ -1,4 +1,4 @@
-"""Progress bars for long work: shown in a terminal, silent elsewhere and when asked."""
+"""Progress bars for long work: shown in a terminal or on request, silent elsewhere."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 Advance = Callable[[str], None]
-"""Called once a step, with a few words on how it goes (may be empty)."""
+"""Called once per step, with a short note for the end of the bar; empty text keeps the last note."""
 
 
 @contextmanager
 def progress_bar(title: str, total: int, *, show: bool | None = None) -> Iterator[Advance]:
     """Yield a function that advances the bar by one step.
 
-    ``show=None`` shows the bar only where a person can see it: when standard error is a terminal.
+    Parameters
+    ----------
+    title : str
+        Text in front of the bar.
+    total : int
+        Number of steps.
+    show : bool, optional
+        Whether to show the bar; None shows it if standard error is a terminal, and removes it at the end.
     """
     if not (sys.stderr.isatty() if show is None else show):
         yield _silent
@@ -29,14 +36,16 @@ def progress_bar(title: str, total: int, *, show: bool | None = None) -> Iterato
         task = bar.add_task(title, total=total, note="")
 
         def advance(note: str = "") -> None:
-            bar.update(task, advance=1, **({"note": note} if note else {}))  # type: ignore[arg-type]
+            bar.advance(task)
+            if note:
+                bar.update(task, note=note)
 
         yield advance
 
 
 @contextmanager
 def working(title: str) -> Iterator[None]:
-    """Show that something goes on, where a person can see it and its steps cannot be counted."""
+    """Show a spinner if standard error is a terminal, for work whose steps cannot be counted."""
     if not sys.stderr.isatty():
         yield
         return
@@ -45,4 +54,4 @@ def working(title: str) -> Iterator[None]:
 
 
 def _silent(note: str = "") -> None:
-    """Advance nothing."""
+    """Do nothing: the bar is not shown."""

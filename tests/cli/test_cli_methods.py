@@ -12,7 +12,6 @@ from animals import blobs, columns_of, write_columns
 
 import kcal
 from kcal.calibrators import METHODS, make_calibrator
-from kcal.cli.tables import METHODS as TITLES
 
 CODES = np.arange(60) % 3
 
@@ -26,7 +25,7 @@ def metrics(run, *words: object) -> dict[str, dict[str, float]]:
 def test_every_method_can_be_fitted_stored_and_judged(run, calibration, test_set, name):
     output = run("fit", calibration, "--method", name, "--out", "model.kcal").stdout
     stored = kcal.load("model.kcal")
-    assert TITLES[stored.method] in output
+    assert METHODS[stored.method].title in output
     run("predict", "model.kcal", test_set, "--out", "probabilities.npy")
     assert np.load("probabilities.npy").sum(axis=1) == pytest.approx(np.ones(60), abs=1e-5)
     found = metrics(run, "model.kcal", test_set)
@@ -51,11 +50,11 @@ def test_many_methods_stand_below_each_other_with_the_paper_s_metrics(run, calib
     output = run("evaluate", calibration, test_set, "--methods", methods, "--resamples", 20).stdout
     lines = output.splitlines()
     heading = next(place for place, line in enumerate(lines) if "CECE, % ↓" in line)
-    for text in ("acc., % ↑", "ECE, % ↓", "Brier, % ↓", "NLL ↓"):
+    for text in ("accuracy, % ↑", "ECE, % ↓", "Brier, % ↓", "NLL ↓"):
         assert text in lines[heading]
     shown = [line.strip().split("  ")[0] for line in lines[heading + 2 : heading + 8]]
     wanted = ("uncal", "ts", "ets", "vector", "platt", "kcal-linear")
-    assert shown == [TITLES[name] for name in wanted]
+    assert shown == [METHODS[name].title for name in wanted]
     assert "--json FILE" in output
 
 
@@ -72,7 +71,7 @@ def test_methods_read_tables_and_a_training_set_of_its_own(run, tmp_path):
 def test_a_report_compares_the_methods(run, calibration, test_set):
     run("evaluate", calibration, test_set, "--methods", "ts,kcal", "--report", "page", "--pictures", "1")
     page = Path("page/report.html").read_text()
-    for text in ("uncalibrated", "temperature scaling", "KCal", "calibration.npz", "pictures of the 1 worst"):
+    for text in ("no calibration", "temperature scaling", "KCal", "calibration.npz", "pictures of the 1 worst"):
         assert text in page
 
 
@@ -82,7 +81,7 @@ def test_a_report_compares_the_methods(run, calibration, test_set):
         (["--methods", "ts,hal"], "'hal' is not one of all, uncal, ts"),
         (["--methods", "ts,ts"], "names ts more than once"),
         (["--methods", ""], "'' is not one of all"),
-        (["--methods", "ts", "--before", "test.npz"], "of no use with --methods"),
+        (["--methods", "ts", "--before", "test.npz"], "have no effect with --methods"),
         (["--train", "calibration.npz"], "are for --methods"),
         (["--pictures", "3"], "give --report FOLDER too"),
     ],
@@ -140,8 +139,8 @@ def test_any_parameter_of_a_method_can_be_set(run, calibration, method, settings
     [
         (["form"], "must be NAME=VALUE"),
         (["form="], "must be NAME=VALUE"),
-        (["bones=3"], "'bones' is no parameter of method imax"),
-        (["seed=3"], "has an option of its own: --seed"),
+        (["bones=3"], "'bones' is not a parameter of method imax"),
+        (["seed=3"], "this parameter has its own option, --seed"),
         (["bins=3", "bins=4"], "more than once"),
     ],
 )

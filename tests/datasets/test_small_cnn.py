@@ -1,5 +1,8 @@
 """The small network embeds, classifies and refuses what it cannot take."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -63,9 +66,21 @@ def test_a_gradient_reaches_every_parameter(images: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("shape", [(5, 28, 28), (5, 3, 28, 28), (5, 1, 32, 32), (784,)])
 def test_other_shapes_are_refused_with_the_shape_that_came(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidInputError, match="must have shape") as error:
+    with pytest.raises(InvalidInputError, match="images must be a tensor of shape") as error:
         SmallCNN()(torch.zeros(shape))
     assert str(shape) in str(error.value)
+
+
+@pytest.mark.parametrize("images", [None, "x", [[0.0]], np.zeros((5, 1, 28, 28), dtype=np.float32)])
+def test_what_is_no_tensor_is_refused_by_name(images: Any) -> None:
+    with pytest.raises(InvalidInputError, match="images must be a tensor of shape"):
+        SmallCNN()(images)
+
+
+@pytest.mark.parametrize("n_classes", [0, -1, 2.5, "ten", None, 10**9])
+def test_a_number_of_classes_out_of_bounds_is_refused(n_classes: Any) -> None:
+    with pytest.raises(InvalidInputError, match="n_classes must be an integer from 1 to 100,000"):
+        SmallCNN(n_classes)
 
 
 def test_bytes_are_refused_with_the_remedy() -> None:

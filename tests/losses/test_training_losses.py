@@ -209,20 +209,34 @@ def test_training_with_the_losses_lowers_them() -> None:
     [
         (lambda: FocalLoss(gamma=-1.0), "gamma must be"),
         (lambda: FocalLoss(gamma="flsd"), 'gamma must be "flsd-53"'),
-        (lambda: FocalLoss(reduction="median"), "reduction must be one of none, mean, sum; got 'median'"),
+        (lambda: FocalLoss(gamma=1e9), "gamma must be .* between 0 and 1000"),
+        (lambda: FocalLoss(gamma=None), "gamma must be"),
+        (lambda: FocalLoss(reduction="median"), "reduction must be one of 'none', 'mean', 'sum'; got 'median'"),
+        (lambda: FocalLoss(reduction=["mean"]), "reduction must be one of"),
         (lambda: MMCELoss(coefficient=float("nan")), "coefficient must be"),
-        (lambda: focal_loss(torch.zeros(3), torch.tensor([0])), r"got logits of shape \(3,\)"),
-        (lambda: mmce(torch.zeros(3, 2), torch.tensor([0, 1])), r"labels of shape \(2,\)"),
-        (lambda: mmce(torch.zeros(2, 2), torch.tensor([0.0, 1.0])), "dtype int64"),
-        (lambda: mmce(torch.zeros(2, 3), torch.tensor([0, 3])), "columns of the logits, 0 to 2; got 3"),
-        (lambda: mmce(torch.zeros(2, 3), torch.tensor([-1, 2])), "columns of the logits, 0 to 2; got -1"),
+        (lambda: MMCELoss(coefficient=10**400), "coefficient must be"),
+        (lambda: MMCELoss(coefficient="x"), "coefficient must be"),
+        (lambda: MMCE(weighted="yes"), "weighted must be True or False; got 'yes'"),
+        (lambda: MMCELoss(weighted=None), "weighted must be True or False"),
+        (lambda: mmce(None, torch.tensor([0])), "logits must be a torch tensor; got None"),
+        (lambda: mmce([[0.0, 1.0]], torch.tensor([0])), "logits must be a torch tensor"),
+        (lambda: focal_loss(torch.zeros(1, 2), [0]), "labels must be a torch tensor"),
+        (lambda: focal_loss(torch.zeros(2, 2).to_sparse(), torch.tensor([0, 1])), "logits must be a dense tensor"),
+        (lambda: focal_loss(torch.zeros(2, 2, device="meta"), torch.tensor([0, 1])), "logits must be a dense tensor"),
+        (lambda: focal_loss(torch.zeros(2, 2, dtype=torch.int64), torch.tensor([0, 1])), "logits must be a float"),
+        (lambda: focal_loss(torch.zeros(3), torch.tensor([0])), r"logits must be .*; got shape \(3,\)"),
+        (lambda: mmce(torch.zeros(3, 2), torch.tensor([0, 1])), r"labels must be .*; got shape \(2,\)"),
+        (lambda: mmce(torch.zeros(2, 2), torch.tensor([0.0, 1.0])), "labels must be .* dtype int64"),
+        (lambda: mmce(torch.zeros(2, 3), torch.tensor([0, 3])), "column indices of logits, 0 to 2; got 3"),
+        (lambda: mmce(torch.zeros(2, 3), torch.tensor([-1, 2])), "column indices of logits, 0 to 2; got -1"),
         (lambda: mmce_loss(torch.zeros(2, 3), torch.tensor([0, -100])), "0 to 2; got -100"),
         (lambda: focal_loss(torch.zeros(2, 3), torch.tensor([0, 3])), "0 to 2; got 3"),
         (lambda: focal_loss(torch.zeros(2, 3), torch.tensor([-100, 0])), "0 to 2; got -100"),
         (lambda: mmce(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)), r"shape \(0, 2\)"),
+        (lambda: mmce(torch.zeros(1, 2).expand(10**6, 2), torch.zeros(10**6, dtype=torch.int64)), "at most 20,000"),
     ],
 )
-def test_what_cannot_be_meant_is_named(make: Callable[[], Any], message: str) -> None:
+def test_invalid_arguments_are_named(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         make()
 

@@ -2,6 +2,7 @@
 
 import io
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -35,10 +36,16 @@ def test_it_draws_on_the_axes_that_are_given():
 @pytest.mark.parametrize(
     ("bandwidths", "losses", "chosen", "message"),
     [
-        ([0.5, 1.0], [0.3], 0.5, r"got shapes \(2,\) and \(1,\)"),
-        ([], [], 0.5, "at least one"),
-        ([0.5, 0.0], [0.3, 0.2], 0.5, "must be above 0"),
-        ([0.5, 1.0], [0.3, 0.2], 0.0, "must be above 0"),
+        ([0.5, 1.0], [0.3], 0.5, "losses must have 2 entries, one per bandwidth; got 1"),
+        ([], [], 0.5, "bandwidths must be a list of at least one number"),
+        ([0.5, 0.0], [0.3, 0.2], 0.5, "bandwidths must be positive"),
+        ([0.5, np.nan], [0.3, 0.2], 0.5, "bandwidths must be positive"),
+        ([0.5, 1.0], [0.3, 0.2], 0.0, "chosen must be a number strictly between 0"),
+        ([0.5, 1.0], [0.3, 0.2], "0.5", "chosen must be a number"),
+        (None, [0.3], 0.5, "bandwidths must be a list"),
+        ([0.5], ["low"], 0.5, "losses must be a list"),
+        ([[0.5]], [0.3], 0.5, "bandwidths must be a list"),
+        (np.ma.masked_equal([0.5, 1.0], 1.0), [0.3, 0.2], 0.5, "bandwidths must be a list"),
     ],
 )
 def test_bandwidths_that_cannot_be_drawn_are_refused(bandwidths, losses, chosen, message):

@@ -83,14 +83,14 @@ def test_nothing_of_a_diagram_with_a_long_name_is_cut():
     assert legend.y1 <= label.y0 + 8  # the frame of the legend is empty at its edge
 
 
-@pytest.mark.parametrize("limit", [0, 2.5, True])
+@pytest.mark.parametrize("limit", [0, 2.5, True, None, "3", 10**9])
 def test_a_limit_that_is_no_number_of_classes_is_refused(limit):
-    with pytest.raises(InvalidInputError, match="limit must be a whole number, at least 1"):
+    with pytest.raises(InvalidInputError, match="limit must be an integer from 1 to 400"):
         class_reliability_grid(bins_of(2), ["a", "b"], limit=limit)
 
 
 def test_names_and_bins_must_be_as_many():
-    with pytest.raises(InvalidInputError, match="bins of all 3 classes; 'the method' has 2"):
+    with pytest.raises(InvalidInputError, match="bins must be a list of the bins of all 3 classes; got 2 bins"):
         class_reliability_grid(bins_of(2), ["a", "b", "c"])
-    with pytest.raises(InvalidInputError, match="at least one method and one class"):
+    with pytest.raises(InvalidInputError, match="class_names must have at least one name"):
         class_reliability_grid([], [])

@@ -23,6 +23,8 @@ def bins():
         edges=np.linspace(0, 1, 6),
         of="confidence",
         adaptive=False,
+        weights=np.array([0, 4, 20, 50, 30], dtype=float),
+        effective_counts=np.array([0, 4, 20, 50, 30], dtype=float),
     )
 
 
@@ -87,10 +89,16 @@ def test_one_sample_and_its_wide_band_can_be_drawn():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"confidence": 1.0}, "between 0 and 1"),
-        ({"confidence": 95}, "between 0 and 1"),
-        ({"minimum_count": -1}, "at least 0; got -1"),
-        ({"minimum_count": 1.5}, "whole number"),
+        ({"confidence": 1.0}, "confidence must be a number strictly between 0 and 1"),
+        ({"confidence": 95}, "confidence must be a number strictly between 0 and 1"),
+        ({"confidence": "high"}, "confidence must be a number"),
+        ({"minimum_count": -1}, "minimum_count must be an integer from 0 .*; got -1"),
+        ({"minimum_count": 1.5}, "minimum_count must be an integer"),
+        ({"minimum_count": 10**30}, "minimum_count must be an integer"),
+        ({"ax": 5}, "ax must be matplotlib axes or None; got 5"),
+        ({"title": 5}, "title must be text or None; got 5"),
+        ({"legend": "yes"}, "legend must be True or False; got 'yes'"),
+        ({"class_name": ["a"]}, "class_name must be text or None"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(bins, settings, message):
@@ -99,5 +107,6 @@ def test_settings_that_mean_nothing_are_refused(bins, settings, message):
 
 
 def test_what_are_no_bins_is_refused_by_its_name():
-    with pytest.raises(InvalidInputError, match=r"reliability\(probs, labels, ...\) returns; got list"):
-        reliability_diagram([0.1, 0.2])
+    for bins in ([0.1, 0.2], None, "x", np.zeros(3)):
+        with pytest.raises(InvalidInputError, match=r"bins must be the result of kcal\.metrics\.reliability\(probs"):
+            reliability_diagram(bins)

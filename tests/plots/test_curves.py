@@ -8,9 +8,9 @@ from pictures import boxes_inside, legend_texts, overconfident, rendered
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import accuracy_rejection, average_ranks
-from kcal.metrics.ranks import AverageRanks
+from kcal.metrics.ranks import AverageRank, AverageRanks
 from kcal.plots import rank_plot, rejection_curve, training_curve
-from kcal.plots.style import GAP, plain
+from kcal.plots.style import GAP, wrap_label
 from kcal.projection import TrainingCurve
 
 LEARNING = TrainingCurve((100, 200, 300), (0.9, 0.5, 0.4), (1e-2, 1e-2, 1e-3))
@@ -46,9 +46,10 @@ def test_without_learning_rates_there_is_no_right_axis():
 @pytest.mark.parametrize(
     ("curve", "message"),
     [
-        (TrainingCurve((), (), ()), "at least one step; got 0 steps"),
+        (TrainingCurve((), (), ()), "curve must .* at least one step; got 0 steps"),
         (TrainingCurve((1, 2), (0.3,), (0.1, 0.1)), "got 2 steps, 1 losses and 2 learning rates"),
-        ([0.3, 0.2], r"train_projection\(...\).curve; got list"),
+        ([0.3, 0.2], r"curve must be train_projection\(\.\.\.\)\.curve; got \[0\.3, 0\.2\]"),
+        (None, "curve must be"),
     ],
 )
 def test_training_curves_that_cannot_be_drawn_are_refused(curve, message):
@@ -112,7 +113,12 @@ def test_one_sample_gives_a_point_and_readable_ticks():
 
 @pytest.mark.parametrize(
     ("curves", "message"),
-    [({}, "at least one method's name"), ([1, 2], "got list"), ({"a": [0.5, 0.6]}, "curve of 'a' must be")],
+    [
+        ({}, "curves must map at least one method's name"),
+        ([1, 2], r"curves must map .*; got \[1, 2\]"),
+        (None, "curves must map"),
+        ({"a": [0.5, 0.6]}, r"curves\['a'\] must be the result of kcal\.metrics\.accuracy_rejection"),
+    ],
 )
 def test_rejection_curves_that_cannot_be_drawn_are_refused(curves, message):
     with pytest.raises(InvalidInputError, match=message):
@@ -150,7 +156,15 @@ def test_ranks_are_drawn_on_the_axes_that_are_given():
     assert rank_plot(average_ranks({"t": {"a": 1.0}}), ax=ax) is ax
 
 
-@pytest.mark.parametrize(("ranks", "message"), [({"a": 1.0}, "got dict"), (AverageRanks({}), "with none")])
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ({"a": 1.0}, "ranks must be the result of"),
+        (None, "ranks must be the result of"),
+        (AverageRanks({}), "ranks must hold at least one method"),
+        (AverageRanks({str(k): AverageRank(1.0, 0.0, 1) for k in range(1000)}), "ranks must give at most 400"),
+    ],
+)
 def test_ranks_that_cannot_be_drawn_are_refused(ranks, message):
     with pytest.raises(InvalidInputError, match=message):
         rank_plot(ranks)
@@ -161,9 +175,9 @@ def test_ranks_that_cannot_be_drawn_are_refused(ranks, message):
 )
 def test_long_names_that_differ_at_the_end_can_be_told_apart(name):
     for width, lines in ((14, 3), (16, 2), (19, 2), (32, 1), (40, 1)):
-        shown = [plain(name.format(end), width=width, lines=lines) for end in ("one", "two")]
+        shown = [wrap_label(name.format(end), width=width, lines=lines) for end in ("one", "two")]
         assert shown[0] != shown[1]
         for text in shown:
             assert len(text.splitlines()) <= lines
             assert max(map(len, text.splitlines())) <= width
-    assert plain("short", width=14) == "short"
+    assert wrap_label("short", width=14) == "short"

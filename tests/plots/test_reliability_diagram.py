@@ -29,6 +29,8 @@ def bins():
         edges=np.array([0, 0.25, 0.5, 0.75, 1]),
         of="confidence",
         adaptive=False,
+        weights=np.array([0, 14, 15, 200], dtype=float),
+        effective_counts=np.array([0, 14, 15, 200], dtype=float),
     )
 
 
@@ -189,14 +191,32 @@ def test_a_grid_of_one_panel_and_names_in_an_array_can_be_drawn(methods):
 
 def test_a_grid_that_lacks_a_class_is_refused(methods):
     methods["before"].pop()
-    with pytest.raises(InvalidInputError, match="bins of all 3 classes; 'before' has 2"):
+    with pytest.raises(InvalidInputError, match=r"rows\['before'\] must be a list of the bins of all 3 classes; got 2"):
         reliability_grid(methods, ["cat", "dog", "bird"])
 
 
-@pytest.mark.parametrize(("rows", "names"), [({}, ["cat"]), ({"before": []}, [])])
-def test_an_empty_grid_is_refused(rows, names):
-    with pytest.raises(InvalidInputError, match="at least one method and one class"):
+@pytest.mark.parametrize(
+    ("rows", "names", "message"),
+    [
+        ({}, ["cat"], "rows must map at least one"),
+        (None, ["cat"], "rows must map"),
+        ({"before": []}, [], "class_names must have at least one name"),
+        ({"before": []}, None, "class_names must be a list of names"),
+        ({"before": []}, "cat", "class_names must be a list of names"),
+        ({"before": None}, ["cat"], r"rows\['before'\] must be a list"),
+        ({"before": [None]}, ["cat"], r"rows must be the result of kcal\.metrics\.reliability"),
+    ],
+)
+def test_a_grid_that_cannot_be_drawn_is_refused_by_the_name_of_the_argument(rows, names, message):
+    with pytest.raises(InvalidInputError, match=message):
         reliability_grid(rows, names)
+
+
+def test_a_grid_of_too_many_panels_or_on_no_figure_is_refused(methods):
+    with pytest.raises(InvalidInputError, match="rows must give at most 400 panels or lines; got 3,000"):
+        reliability_grid({str(k): methods["before"] for k in range(1000)}, ["cat", "dog", "bird"])
+    with pytest.raises(InvalidInputError, match="figure must be a matplotlib figure or None"):
+        reliability_grid(methods, ["cat", "dog", "bird"], figure="new")
 
 
 def test_without_matplotlib_importing_the_plots_or_the_report_says_how_to_install_it():
@@ -215,6 +235,8 @@ def test_without_matplotlib_importing_the_plots_or_the_report_says_how_to_instal
 
 def test_the_exported_names_are_these():
     assert kcal.plots.__all__ == [
+        "Line",
+        "Panel",
         "bandwidth_curve",
         "class_reliability_grid",
         "line_panels",

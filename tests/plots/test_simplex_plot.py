@@ -81,8 +81,8 @@ def test_it_draws_on_the_axes_that_are_given():
 @pytest.mark.parametrize(
     ("probs", "names", "message"),
     [
-        ([[0.4, 0.6]], None, "three classes; got 2"),
-        ([[0.2, 0.3, 0.5]], ["a"], "must be three names; got 1"),
+        ([[0.4, 0.6]], None, "cells must be of three classes; got 2"),
+        ([[0.2, 0.3, 0.5]], ["a"], "class_names must have 3 names, one per class; got 1"),
         ([[0.2, 0.3, 0.9]], None, "sum to 1"),
     ],
 )

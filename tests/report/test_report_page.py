@@ -5,6 +5,7 @@ import subprocess
 
 import numpy as np
 import pytest
+import torch
 from pages import Page, svg_texts
 
 from kcal.errors import InvalidInputError
@@ -176,26 +177,69 @@ def test_it_is_written_into_a_folder_that_is_made(tmp_path):
 def test_a_failure_leaves_the_old_report_and_no_other_trace(tmp_path):
     probs, _, labels = sharpened(40, 2)
     (tmp_path / "report.html").write_text("old")
-    with pytest.raises(InvalidInputError, match="class_names must name all 2"):
+    with pytest.raises(InvalidInputError, match="class_names must have 2 names, one per class; got 1"):
         write_report(tmp_path, {"p": probs}, labels, class_names=["a"], evaluations={"p": evaluate(probs, labels)})
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.html", "old")]
-    with pytest.raises(InvalidInputError, match="at least one"):
+    with pytest.raises(InvalidInputError, match="probs must map the names of 1 to 100 methods"):
         write_report(tmp_path / "new", {}, labels)
     assert not (tmp_path / "new").exists()
 
 
 def test_what_does_not_fit_together_is_refused(judged, tmp_path):
     probabilities, labels, evaluations = judged
-    with pytest.raises(InvalidInputError, match="'after' is missing"):
+    with pytest.raises(InvalidInputError, match=r"evaluations must .*; got None for 'after'"):
         report_page(probabilities, labels, evaluations={"before": evaluations["before"]})
     other = evaluate(probabilities["after"], labels)
-    with pytest.raises(InvalidInputError, match="same settings; got 2 different"):
+    with pytest.raises(InvalidInputError, match=r"evaluations must be .* same settings; got 2 different"):
         report_page(probabilities, labels, evaluations={**evaluations, "after": other})
     with pytest.raises(InvalidInputError, match="limit must be"):
         report_page(probabilities, labels, evaluations=evaluations, limit=0)
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidInputError, match="is not a folder"):
+    with pytest.raises(InvalidInputError, match=r"folder must be .* is not a folder"):
         write_report(tmp_path / "file", probabilities, labels)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"probs": None}, "probs must map"),
+        ({"probs": np.full((4, 2), 0.5)}, "probs must map"),
+        ({"probs": {"p": None}}, "probs must be"),
+        ({"probs": {"p": "x"}}, "probs must be"),
+        ({"probs": {"p": np.full((4, 2), 0.5), "q": np.full((4, 4), 0.25)}}, "probs must be of the same classes"),
+        ({"labels": None}, "labels must be"),
+        ({"labels": [0, 1, 0]}, "labels must"),
+        ({"labels": [0, 1, 0, 9]}, "labels must"),
+        ({"class_names": 5}, "class_names must be a list of names; got 5"),
+        ({"class_names": "ab"}, "class_names must be a list of names; got 'ab'"),
+        ({"class_names": ["a", "b", "c"]}, "class_names must have 2 names"),
+        ({"evaluations": 5}, "evaluations must map every method"),
+        ({"evaluations": {"p": {}}}, "evaluations must map every method"),
+        ({"sample_weight": "x"}, "sample_weight must"),
+        ({"sample_weight": [1, 1, 1, -1]}, "sample_weight must"),
+        ({"sources": ["a"]}, r"sources must map terms to text; got \['a'\]"),
+        ({"settings": 5}, "settings must map terms to text; got 5"),
+        ({"limit": "all"}, "limit must be an integer"),
+        ({"limit": 10**30}, "limit must be an integer from 1 to 10,000"),
+        ({"minimum_count": None}, "minimum_count must be an integer"),
+        ({"title": 5}, "title must be text"),
+        ({"folder": 7}, "folder must be the name of a file"),
+        ({"folder": None}, "folder must be the name of a file"),
+    ],
+)
+def test_wrong_types_are_refused_by_the_name_of_the_argument(changed, message, tmp_path):
+    arguments = {"folder": tmp_path / "new", "probs": {"p": np.full((4, 2), 0.5)}, "labels": [0, 1, 0, 1]}
+    with pytest.raises(InvalidInputError, match=message):
+        write_report(**{**arguments, **changed})
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_tensors_of_every_precision_are_read(dtype):
+    probs, _, labels = sharpened(40, 2)
+    tensor = torch.tensor(probs).to(dtype)
+    made = Page(report_page({"p": tensor}, torch.tensor(labels), evaluations={"p": evaluate(tensor, labels)}))
+    assert "40 samples of 2 classes" in made.text
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
@@ -214,5 +258,7 @@ def test_a_browser_sees_the_same_elements(html, page, tmp_path):
 def test_evaluations_of_other_samples_are_refused(judged):
     probabilities, labels, _ = judged
     others = {name: evaluate(probs[:50], labels[:50]) for name, probs in probabilities.items()}
-    with pytest.raises(InvalidInputError, match="must be of its probabilities: 50 samples of 4 classes"):
+    with pytest.raises(
+        InvalidInputError, match=r"evaluations must be of the same samples .*; got 50 samples of 4 classes"
+    ):
         report_page(probabilities, labels, evaluations=others)

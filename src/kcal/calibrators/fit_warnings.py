@@ -22,16 +22,16 @@ FEW_PER_CLASS = 8
 """With at least so many calibration samples per class a blend was never far behind temperature scaling."""
 
 
-def warn_of_missing_classes(
-    classes: NDArray[Any], counts: NDArray[Any], remedy: str = "Add samples of them, or pass smoothing=1e-3."
-) -> None:
+def warn_of_missing_classes(classes: NDArray[Any], counts: NDArray[Any], remedy: str = "") -> None:
     """Warn if a class has no calibration sample."""
     missing = classes[counts == 0].tolist()
     if missing:
         warn(
             f"{len(missing)} of {len(classes)} classes have no calibration sample and get a probability of 0 or close "
-            f"to it: {', '.join(map(repr, missing[:5]))}{', …' if len(missing) > 5 else ''}. {remedy}",
+            f"to it: {', '.join(map(repr, missing[:5]))}{', …' if len(missing) > 5 else ''}. "
+            "Add samples of them.",
             MissingClassWarning,
+            remedy=remedy,
         )
 
 
@@ -44,15 +44,14 @@ def warn_of_early_stop(model: str, iterations: int) -> None:
     )
 
 
-def warn_of_known_rows(
-    known: NDArray[np.bool_], remedy: str = "Use leave_one_out_proba_ for calibration rows."
-) -> None:
+def warn_of_known_rows(known: NDArray[np.bool_], remedy: str = "") -> None:
     """Warn if queries are rows of the calibration set."""
     if known.any():
         warn(
             f"{known.sum()} of {len(known)} rows are in the calibration set: each is its own neighbour there, so that "
-            f"results look better than they are. {remedy}",
+            "results look better than they are. Evaluate on other data.",
             LeakageWarning,
+            remedy=remedy,
         )
 
 
@@ -90,7 +89,7 @@ def warn_of_held_out(n_training: int, n_support: int) -> None:
     """Warn that part of the calibration set was held out to train the projection."""
     warn(
         f"No training set was given: {n_training} of the {n_training + n_support} samples were held out to train the "
-        f"projection, {n_support} are support. Pass train_embeddings and train_labels to use all of them, or "
-        'projection="identity" to train none.',
+        f"projection, {n_support} are support.",
         HeldOutWarning,
+        remedy='Pass train_embeddings and train_labels to use all of them, or projection="identity" to train none.',
     )

@@ -73,7 +73,7 @@ class LogitCalibrator(Calibrator):
             counted = np.flatnonzero(weights)
             log_probs, codes, weights = log_probs[torch.from_numpy(counted)], codes[counted], weights[counted]
         if self.fits_each_class:
-            warn_of_missing_classes(labels, np.bincount(codes, minlength=len(labels)), "Add samples of them.")
+            warn_of_missing_classes(labels, np.bincount(codes, minlength=len(labels)))
         model = self._fit_log_probs(log_probs, codes, weights)
         self._remember(rows)
         self.model_, self.representation_, self.classes_ = model, self.representation, labels
@@ -147,9 +147,9 @@ def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool 
         row = int(wrong[0])
         raise InvalidInputError(
             "X",
-            'must hold probabilities that sum to 1 for representation="probabilities"',
+            'must hold probabilities that sum to 1 if the representation is "probabilities"',
             got=f"row {row}, which sums to {float(sums[row]):.4g}, with smallest entry {float(rows[row].min()):.4g}",
-            remedy='Pass representation="logits" if these are logits.',
+            remedy='If these are logits, set the representation to "logits".',
         )
     return torch.log_softmax(rows.clamp_min(ALMOST_ZERO).log(), dim=1)
 
@@ -161,7 +161,7 @@ def encode_columns(y: Any, n_samples: int, n_columns: int, classes: Any) -> tupl
         known = collect_classes([], classes)
         if len(known) != n_columns:
             raise InvalidInputError(
-                "classes", f"must name every column of X ({n_columns})", got=f"{len(known)} classes"
+                "classes", f"must name every column of the logits ({n_columns})", got=f"{len(known)} classes"
             )
     elif labels.dtype.kind in "iub":
         known = np.arange(n_columns)

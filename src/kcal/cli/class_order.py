@@ -2,127 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.cli.samples import Samples
-from kcal.cli.tables_in import listed
+from kcal.cli.data import Dataset
+from kcal.cli.files import shorten
 from kcal.errors import InvalidInputError
-from kcal.validation import collect_classes
 
 
-def name_labels(samples: Samples) -> Samples:
-    """Return samples whose labels are among their ``classes``: whole numbers become the names at those places."""
-    classes, labels = samples.classes, samples.labels
-    if classes is None or labels is None:
-        return samples
-    if labels.dtype.kind not in "iu":
-        return samples
-    classes = _numbers(classes)
-    if classes.dtype.kind == "U":
+def is_text(values: NDArray[Any]) -> bool:
+    """Return whether labels or classes are text; otherwise they are numbers."""
+    return values.dtype.kind == "U"
+
+
+def name_labels(data: Dataset) -> Dataset:
+    """Return the data with labels that are among their ``classes``: an integer becomes the class at that place."""
+    classes, labels = data.classes, data.outputs.labels
+    if classes is None or labels is None or labels.dtype.kind not in "iu":
+        return data
+    classes = _as_numbers(classes)
+    if is_text(classes):
         outside = (labels < 0) | (labels >= len(classes))
         if outside.any():
             row = int(np.argmax(outside))
             raise InvalidInputError(
-                f"{samples.name}: labels must be places in classes, 0 to {len(classes) - 1}; got {labels[row]} at "
-                f"row {row}."
+                f"{data.name}: labels",
+                f"must be indices of classes, 0 to {len(classes) - 1}",
+                got=f"{labels[row]} at row {row}",
             )
         labels = classes[labels]
-    return replace(samples, labels=labels, classes=classes)
+    return replace(data, outputs=replace(data.outputs, labels=labels), classes=classes)
 
 
-def classes_to_fit(samples: Samples, inputs: str) -> NDArray[Any] | None:
-    """Return the order of classes to fit with: as the file or the user says, or as the logits' columns are called.
+def share_classes(data: Dataset, training: Dataset) -> tuple[Dataset, Dataset]:
+    """Return both with labels that mean the same: classes that one file lists hold for the other."""
+    first, second = data.classes, training.classes
+    if first is not None and second is not None and first.tolist() != second.tolist():
+        raise InvalidInputError(
+            f"{data.name} and {training.name}", "must list the same classes in the same order", remedy="Pass --classes."
+        )
+    shared = first if first is not None else second
+    data, training = (name_labels(replace(part, classes=shared)) for part in (data, training))
+    if is_text(data.outputs.labels) != is_text(training.outputs.labels):
+        raise InvalidInputError(
+            f"labels of {data.name} and {training.name}",
+            "must be of the same kind; they are text in one file and numbers in the other",
+            remedy="Write them alike.",
+        )
+    return data, training
 
-    A method on "both" is fitted in the order of the logits, where there are any.
+
+def classes_to_fit(data: Dataset, inputs: str) -> NDArray[Any] | None:
+    """Return the order of the classes to fit with: as the file, the user or the columns of the logits say.
+
+    None leaves it to the method. A method on "both" is fitted in the order of the logits, if there are any.
     """
-    ordered = inputs == "logits" or (inputs == "both" and samples.logits is not None)
-    if samples.classes is not None and samples.logit_columns and ordered:
-        typed = [str(label) for label in samples.classes.tolist()]
-        if sorted(typed) == sorted(samples.logit_columns) and typed != list(samples.logit_columns):
+    ordered = inputs == "logits" or (inputs == "both" and data.outputs.logits is not None)
+    if not ordered:
+        return data.classes
+    columns = data.column_classes
+    if data.classes is not None and columns:
+        listed = [str(label) for label in data.classes.tolist()]
+        if sorted(listed) == sorted(columns) and listed != list(columns):
             raise InvalidInputError(
-                f"{samples.name}: --classes says {listed(typed)}, but the columns are called "
-                f"{listed(list(samples.logit_columns))}, in this order. Leave --classes out."
+                f"{data.name}: --classes",
+                f"must follow the columns, which are called {shorten(columns)} in this order",
+                got=shorten(listed),
+                remedy="Leave --classes out.",
             )
-    if inputs == "both" and samples.logits is not None:
-        _check_columns(samples, samples.logits)
-    if samples.classes is not None or samples.labels is None or not ordered or samples.logit_columns is None:
-        return samples.classes
-    names, labels = samples.logit_columns, samples.labels
-    if labels.dtype.kind != "U":
-        return np.array([int(name) for name in names]) if all(name.isdecimal() for name in names) else None
-    unknown = sorted(set(labels.tolist()) - set(names))
+    labels = data.outputs.labels
+    if data.classes is not None or labels is None or not columns:
+        return data.classes
+    if not is_text(labels):
+        return np.array([int(name) for name in columns]) if all(name.isdecimal() for name in columns) else None
+    unknown = sorted(set(labels.tolist()) - set(columns))
     if unknown:
         raise InvalidInputError(
-            f"{samples.name}: labels are text, so the logits' columns must be called by class; there is no column for "
-            f"{listed(unknown)} among {listed(names)}. Pass --classes with the class of every column, in order."
+            f"{data.name}: labels",
+            f"are text, so the columns of the logits must be named after the classes; there is no column for "
+            f"{shorten(unknown)} among {shorten(columns)}",
+            remedy="Pass --classes with the class of every column, in order.",
         )
-    return np.array(names)
+    return np.array(columns)
 
 
-def known_classes(samples: Samples, train: Samples | None, order: NDArray[Any] | None, inputs: str) -> NDArray[Any]:
-    """Return all classes that a method will know once it is fitted in such an order."""
-    if order is None and inputs == "both" and samples.logits is not None:
-        order = np.arange(samples.logits.shape[1])
-    return collect_classes([part.true_labels for part in (samples, train) if part is not None], order)
+def match_labels(data: Dataset, classes: NDArray[Any]) -> Dataset:
+    """Return the data with labels and classes of the same kind as a model's ``classes``.
 
-
-def _check_columns(samples: Samples, logits: NDArray[Any]) -> None:
-    """Refuse logits of other columns than there are classes, or labels."""
-    columns, classes, labels = logits.shape[1], samples.classes, samples.true_labels
-    if classes is not None and len(classes) != columns:
-        raise InvalidInputError(
-            f"{samples.name}: logits must have a column for each of the {len(classes):,} classes "
-            f"({listed([str(label) for label in classes.tolist()])}); got {columns:,}."
-        )
-    if classes is None and labels.dtype.kind in "iu" and labels.max() >= columns and samples.logit_columns is None:
-        row = int(np.argmax(labels >= columns))
-        raise InvalidInputError(
-            f"{samples.name}: labels must be columns of the logits, 0 to {columns - 1}; got {labels[row]} at row {row}."
-            " Add the missing columns, or list the class of every column, in order, with --classes."
-        )
-
-
-def labels_for(samples: Samples, classes: NDArray[Any]) -> Samples:
-    """Return samples whose labels and classes are in the kind of a model's ``classes``.
-
-    A model of numbered classes takes numbered labels as they are; names of theirs are then of no use.
+    A model of numbered classes takes numbered labels as they are; their names are ignored.
     """
-    if samples.classes is None:
-        return samples
-    if classes.dtype.kind == "U":
-        return name_labels(samples)
-    numbers = _numbers(samples.classes)
-    return replace(samples, classes=None if numbers.dtype.kind == "U" else numbers)
+    if data.classes is None:
+        return data
+    if is_text(classes):
+        return name_labels(data)
+    numbers = _as_numbers(data.classes)
+    return replace(data, classes=None if is_text(numbers) else numbers)
 
 
-def order_for(samples: Samples, classes: NDArray[Any], n_columns: int, *, known: bool) -> NDArray[np.int64] | None:
-    """Return the columns of the logits in the order of a model's classes, or None where nothing tells it.
+def encode(data: Dataset, classes: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the index in ``classes`` of every label; raise for labels of another kind or of an unknown class."""
+    labels, name = data.outputs.labels, f"{data.name}: labels"
+    if is_text(labels) != is_text(classes):
+        raise InvalidInputError(
+            name,
+            f"are {'text' if is_text(labels) else 'numbers'}, such as {labels[0].item()!r}, but the classes are not, "
+            f"such as {classes[0].item()!r}",
+            remedy="Write the labels as the classes are called, or list the classes in order with --classes.",
+        )
+    index = {label: place for place, label in enumerate(classes.tolist())}
+    codes = np.array([index.get(label, -1) for label in labels.tolist()], dtype=np.int64)
+    if (codes < 0).any():
+        row = int(np.argmin(codes))
+        raise InvalidInputError(
+            name,
+            f"must be in classes ({len(classes):,} of them)",
+            got=f"{labels[row].item()!r} at row {row}",
+            remedy="If the class exists, list it in --classes of kcal fit.",
+        )
+    return codes
 
-    ``known`` says that columns without names come in the model's order, as those that it was fitted on did.
+
+def column_order(data: Dataset, classes: NDArray[Any], *, assume_same: bool) -> NDArray[np.int64] | None:
+    """Return the columns of the logits in the order of a model's classes, or None if the order is unknown.
+
+    With ``assume_same``, columns without names are taken to be in the model's order, as those of its fit were.
     """
-    wanted = [str(label) for label in classes.tolist()]
-    names: Sequence[str] = samples.logit_columns or ()
-    if samples.classes is not None:
-        names = [str(label) for label in samples.classes.tolist()]
-        if sorted(names) != sorted(wanted):
+    n_columns, expected = data.outputs.logits.shape[1], [str(label) for label in classes.tolist()]
+    names = list(data.column_classes)
+    if data.classes is not None:
+        names = [str(label) for label in data.classes.tolist()]
+        if sorted(names) != sorted(expected):
             raise InvalidInputError(
-                f"{samples.name}: its classes are {listed(names)}, but the model's are {listed(wanted)}."
+                f"{data.name}: classes", f"must be those of the model, {shorten(expected)}", got=shorten(names)
             )
-    if n_columns != len(wanted):
+    if n_columns != len(expected):
         return None
-    if sorted(names) == sorted(wanted):
-        return np.array([list(names).index(label) for label in wanted])
-    counted = classes.dtype.kind in "iu" and classes.tolist() == list(range(len(wanted)))
-    return np.arange(n_columns) if known or counted else None
+    if sorted(names) == sorted(expected):
+        return np.array([names.index(label) for label in expected])
+    is_counted = classes.dtype.kind in "iu" and classes.tolist() == list(range(len(expected)))
+    return np.arange(n_columns) if assume_same or is_counted else None
 
 
-def _numbers(classes: NDArray[Any]) -> NDArray[Any]:
-    """Return classes that were typed or stored as text as whole numbers, where all of them are."""
-    if classes.dtype.kind == "U" and all(name.isdecimal() for name in classes.tolist()):
+def _as_numbers(classes: NDArray[Any]) -> NDArray[Any]:
+    """Return classes that were typed or stored as text as integers, if all of them are."""
+    if is_text(classes) and all(name.isdecimal() for name in classes.tolist()):
         return classes.astype(np.int64)
     return classes

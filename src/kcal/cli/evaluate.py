@@ -1,12 +1,11 @@
-"""The command ``kcal evaluate``: what a model's probabilities are worth, beside the network's own."""
+"""The command ``kcal evaluate``: metrics of a model, of methods or of probabilities on labelled data."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import warnings
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,31 +13,31 @@ import numpy as np
 import typer
 
 from kcal.cli import options as o
-from kcal.cli.arrays_in import SUFFIXES
-from kcal.cli.arrays_out import check_writable, named_output, refuse_to_replace
-from kcal.cli.comparing import judge_methods, parse_methods
-from kcal.cli.judged import Judged, judge_model, judge_probabilities, probability_columns
-from kcal.cli.model_inputs import takes_both
-from kcal.cli.tables import METHODS, console, show_evaluations
-from kcal.errors import InvalidInputError, KcalWarning
+from kcal.cli.evaluation import (
+    Comparison,
+    Intervals,
+    fit_methods,
+    load_probabilities,
+    measure_all,
+    predict_model,
+    probability_columns,
+)
+from kcal.cli.files import SUFFIXES
+from kcal.cli.messages import usage_error
+from kcal.cli.output import check_writable, console, shown
+from kcal.cli.parameters import parse_methods
+from kcal.cli.tables import method_title, show_evaluations
+from kcal.errors import InvalidInputError
 from kcal.metrics import Evaluation
-from kcal.metrics import evaluate as measure
 from kcal.persistence import load, write_whole
 from kcal.progress import working
 
 REPORT = "report.html"
-MANY_DRAWS = 20_000_000
-"""Rows times resamples beyond which a line says what takes so long."""
 
 
 def evaluate(
     model: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MODEL",
-            help="What kcal fit wrote; or a file of probabilities, without DATA; or, with --methods, calibration data.",
-            show_default=False,
-        ),
+        Path, typer.Argument(metavar="MODEL", help="A model of kcal fit, or see the examples.", show_default=False)
     ],
     data: Annotated[
         Path | None, typer.Argument(metavar="DATA", help="An npz, npy, parquet or csv file.", show_default=False)
@@ -48,30 +47,20 @@ def evaluate(
     train_labels: o.TrainLabels = None,
     report: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help=f"Write a page with tables and pictures, {REPORT}, into this folder.",
-            show_default=False,
-        ),
+        typer.Option(metavar="FOLDER", help=f"Write {REPORT} there: tables and pictures.", show_default=False),
     ] = None,
     json_file: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write all figures as JSON too; - for standard output instead."),
+        str | None, typer.Option("--json", metavar="FILE", help="Write all figures; - for standard output only.")
     ] = None,
     before: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Probabilities for the same rows to compare with, in place of the logits'.",
-            show_default=False,
-        ),
+        typer.Option(metavar="FILE", help="Probabilities to compare with, in place of the network's."),
     ] = None,
     pictures: Annotated[
-        int | None,
-        typer.Option(min=1, help="How many classes the report shows in pictures, worst first.", show_default="20"),
+        int | None, typer.Option(min=1, max=10_000, help="Classes with pictures in the report. (default: 20)")
     ] = None,
     allow_overlap: Annotated[
-        bool, typer.Option("--allow-overlap", help="Evaluate on rows that the model was fitted on, too.")
+        bool, typer.Option("--allow-overlap", help="Accept rows that the model was fitted on.")
     ] = False,
     confidence: o.Confidence = None,
     resamples: o.Resamples = None,
@@ -91,9 +80,9 @@ def evaluate(
 ) -> None:
     """Measure a model on labelled data: accuracy, calibration errors, Brier losses, log-loss, with intervals.
 
-    Where the data hold [cyan]logits[/] too, the network's own probabilities stand beside the model's. Data that the
-    model was fitted on are refused. Keys of an npz file may begin with [cyan]test_[/]. Where there are
-    [cyan]groups[/], intervals come from drawing whole groups; [cyan]weights[/] are how much each row counts.
+    If the data have [cyan]logits[/] too, the network's own probabilities are shown beside the model's. Rows that the
+    model was fitted on are refused. Keys of an npz file may begin with [cyan]test_[/]. With [cyan]groups[/], the
+    intervals resample whole groups; [cyan]weights[/] are the relative importance of the rows.
 
     [bold]Examples[/]
 
@@ -105,140 +94,89 @@ def evaluate(
 
     [green]kcal evaluate calibration.npz test.npz --methods ts,kcal,kcal-blend[/]
     """
+    _check_options(
+        (methods is None and (train or train_labels), "--train and --train-labels are for --methods, which fits them."),
+        (methods and not data, "--methods needs two files: kcal evaluate CALIBRATION DATA --methods ts,kcal."),
+        (methods and (before or logits), "--before and --logits have no effect with --methods."),
+        (pictures and not report, "--pictures is about the report; give --report FOLDER too."),
+        (not data and model.suffix.lower() not in SUFFIXES, f"{model} needs DATA: kcal evaluate {model} DATA."),
+        (
+            not data and (logits or logit_columns or allow_overlap),
+            "--logits, --logit-columns and --allow-overlap need a MODEL and DATA.",
+        ),
+        (
+            no_intervals and (confidence, resamples, seed, groups or group_column) != (None, None, None, None),
+            "--confidence, --resamples, --seed, --groups and --group-column have no effect with --no-intervals.",
+        ),
+    )
+    names = None if methods is None else parse_methods(methods)
     inputs = (model, data, labels, logits, groups, weights, before, train, train_labels)
-    _check_methods(methods, data, before, logits, train, train_labels)
-    written = None if json_file in (None, "-") else Path(str(json_file))
-    if written is not None:
-        check_writable(written, option="--json")
-        refuse_to_replace(written, *inputs)
-    if pictures is not None and report is None:
-        raise typer.BadParameter("--pictures is about the report; give --report FOLDER too.")
+    json_path = None if json_file in (None, "-") else Path(str(json_file))
+    if json_path is not None:
+        check_writable(json_path, inputs=inputs, option="--json")
     if report is not None:
-        _check_report(report)
-        refuse_to_replace(report / REPORT, *inputs)
-    drawing = Drawing.typed(confidence, resamples, seed, no_intervals, grouped=bool(groups or group_column))
-    calibrator = load(model) if data is not None and methods is None else None
-    compared = logits is not None or (data is not None and logit_columns is not None)
-    if before is not None and compared and not (calibrator is not None and takes_both(calibrator)):
-        raise typer.BadParameter("--before and the logits both say what to compare with; give one of them.")
+        _check_report(report, inputs)
+    level = 0.95 if confidence is None else confidence
+    intervals = Intervals(None if no_intervals else level, resamples or 1000, seed or 0)
     columns = {"labels": label_column, "groups": group_column, "weights": weight_column, "ids": id_column}
-    patterns = {"features": feature_columns, "logits": logit_columns}
-    if data is None:
-        _refuse_what_needs_a_model(model, logits, logit_columns, allow_overlap)
-        patterns["features"] = feature_columns or probability_columns(model)
+    features = feature_columns or (probability_columns(model) if data is None else None)
+    source = partial(o.source_of, columns=columns | {"features": features, "logits": logit_columns}, classes=classes)
     files = {"labels": labels, "logits": logits, "groups": groups, "weights": weights}
-    prefixes = ("", "test_")
-    source = o.source_of(data or model, columns=columns | patterns, files=files, prefixes=prefixes, classes=classes)
+    test = source(data or model, files=files, prefixes=("", "test_"))
     other = None
     if before is not None:
-        patterns = {"features": probability_columns(before) or (feature_columns if data is None else None)}
-        other = o.source_of(before, columns=columns | patterns, prefixes=prefixes, classes=classes)
-    if methods is not None:
-        judged = judge_methods(
-            parse_methods(methods),
-            o.source_of(model, columns=columns | patterns, prefixes=("", "calibration_"), classes=classes),
-            source,
-            train=train,
-            train_labels=train_labels,
-            allow_overlap=allow_overlap,
-            leave_out=methods.strip() == "all",
+        pattern = probability_columns(before) or (feature_columns if data is None else None)
+        other = source(before, columns=columns | {"features": pattern}, prefixes=("", "test_"))
+    if names is not None:
+        calibration = source(model, prefixes=("", "calibration_"))
+        comparison = fit_methods(
+            names, calibration, test, train, train_labels, allow_overlap=allow_overlap, skip_failures=methods == "all"
         )
-    elif calibrator is None:
-        judged = judge_probabilities(source, before=other)
+    elif data is None:
+        comparison = load_probabilities(test, before=other)
     else:
-        judged = judge_model(calibrator, source, before=other, allow_overlap=allow_overlap)
+        comparison = predict_model(load(model), test, before=other, allow_overlap=allow_overlap)
     with working("Measuring"):
-        evaluations = measured(judged, drawing, before)
+        evaluations = measure_all(comparison, intervals)
     text = json.dumps(as_json(evaluations, model, data), indent=2, allow_nan=False)
     if json_file == "-":
         typer.echo(text)
     else:
         show_evaluations(evaluations)
-    if written is not None:
-        with named_output(written):
-            write_whole(written, f"{text}\n".encode())
+    if json_path is not None:
+        write_whole(json_path, f"{text}\n".encode())
     if report is not None:
-        sources = {"model" if methods is None else "calibration": model, "data": data}
-        if data is None:
-            sources = {"probabilities": model}
+        term = "probabilities" if data is None else "model" if methods is None else "calibration"
         with working("Drawing the report"):
-            page = _write_report(report, judged, evaluations, drawing, {**sources, "before": before}, pictures or 20)
+            page = _write_report(
+                report, comparison, evaluations, intervals, {term: model, "data": data, "before": before}, pictures
+            )
         if json_file != "-":
-            console().print(f"The report is {page}", markup=False, soft_wrap=True)
+            console().print(f"The report is {shown(page)}", soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """How rows are drawn anew for the intervals; there are none where the confidence is None."""
-
-    confidence: float | None
-    resamples: int
-    seed: int
-
-    @classmethod
-    def typed(
-        cls, confidence: float | None, resamples: int | None, seed: int | None, none: bool, *, grouped: bool
-    ) -> Drawing:
-        """Return what was typed, or the defaults; refuse what has no effect."""
-        if none and (confidence, resamples, seed, grouped) != (None, None, None, False):
-            raise typer.BadParameter(
-                "--no-intervals leaves nothing to do for --confidence, --resamples, --seed, --groups or --group-column."
-            )
-        if confidence is not None and not 0 < confidence < 1:
-            raise typer.BadParameter(f"--confidence must lie between 0 and 1, like 0.95; got {confidence:g}.")
-        chosen = 0.95 if confidence is None else confidence
-        return cls(None if none else chosen, 1000 if resamples is None else resamples, seed or 0)
-
-
-def measured(judged: Judged, drawing: Drawing, before: Path | None) -> dict[str, Evaluation]:
-    """Return the metrics of every method, with intervals where there is anything to draw from."""
-    n_samples, groups, confidence = len(judged.labels), judged.groups, drawing.confidence
-    counted = slice(None) if judged.weights is None else np.asarray(judged.weights) > 0
-    n_drawn = len(judged.labels[counted]) if groups is None else len(np.unique(groups[counted]))
-    if confidence is not None and n_drawn < 2:
-        what = "sample" if groups is None else "group"
-        warnings.warn(f"there are no intervals, because there is only one {what} to draw from.", KcalWarning, 2)
-        confidence = None
-    if confidence is not None and n_samples * drawing.resamples * len(judged.probabilities) > MANY_DRAWS:
-        typer.echo(f"Drawing {drawing.resamples:,} resamples for the intervals; --no-intervals saves it.", err=True)
-    evaluations = {}
-    for name, probabilities in judged.probabilities.items():
-        try:
-            evaluations[name] = measure(
-                probabilities,
-                judged.labels,
-                sample_weight=judged.weights,
-                confidence=confidence,
-                resamples=drawing.resamples,
-                groups=None if confidence is None else groups,
-                seed=drawing.seed,
-            )
-        except InvalidInputError as error:
-            if name != "before":
-                raise
-            raise InvalidInputError(f"{before}: {error}") from error
-    return evaluations
+def _check_options(*problems: tuple[Any, str]) -> None:
+    """Raise for the first combination of options that has no meaning."""
+    for found, message in problems:
+        if found:
+            raise usage_error(message)
 
 
 def as_json(evaluations: dict[str, Evaluation], model: Path, data: Path | None) -> dict[str, Any]:
-    """Return all figures as JSON can hold them; what is not a number becomes null."""
-    any_one = next(iter(evaluations.values()))
+    """Return all figures in a form that JSON can represent; NaN becomes null."""
+    first = next(iter(evaluations.values()))
+    settings = ("n_samples", "n_classes", "bins", "threshold", "clip", "confidence")
     return {
         "model": str(model),
         "data": None if data is None else str(data),
-        "n_samples": any_one.n_samples,
-        "n_classes": any_one.n_classes,
-        "bins": any_one.bins,
-        "threshold": any_one.threshold,
-        "clip": any_one.clip,
-        "confidence": any_one.confidence,
+        **{name: getattr(first, name) for name in settings},
         "metrics": {
-            name: {metric: _finite(value) for metric, value in found.as_dict().items()}
-            for name, found in evaluations.items()
+            name: {metric: _finite(value) for metric, value in evaluation.as_dict().items()}
+            for name, evaluation in evaluations.items()
         },
         "intervals": {
-            name: {metric: [_finite(end) for end in interval] for metric, interval in found.intervals.items()}
-            for name, found in evaluations.items()
+            name: {metric: [_finite(end) for end in ends] for metric, ends in evaluation.intervals.items()}
+            for name, evaluation in evaluations.items()
         },
     }
 
@@ -249,62 +187,39 @@ def _finite(value: float) -> float | None:
 
 def _write_report(
     folder: Path,
-    judged: Judged,
+    comparison: Comparison,
     evaluations: dict[str, Evaluation],
-    drawing: Drawing,
+    intervals: Intervals,
     sources: dict[str, Path | None],
-    limit: int,
+    pictures: int | None,
 ) -> Path:
     from kcal.report import write_report
 
-    told = {term: str(path) for term, path in sources.items() if path is not None}
-    if judged.groups is not None:
-        told["groups"] = f"{len(np.unique(judged.groups)):,}; whole groups are drawn for the intervals"
-    drawn = next(iter(evaluations.values())).confidence is not None
-    with named_output(folder / REPORT):
-        return write_report(
-            folder,
-            {METHODS.get(name, name): probabilities for name, probabilities in judged.probabilities.items()},
-            judged.labels,
-            class_names=judged.classes.tolist(),
-            evaluations={METHODS.get(name, name): found for name, found in evaluations.items()},
-            sample_weight=judged.weights,
-            sources=told,
-            limit=limit,
-            settings={"resamples": f"{drawing.resamples:,}", "seed": str(drawing.seed)} if drawn else {},
-        )
+    facts = {term: str(path) for term, path in sources.items() if path is not None}
+    if comparison.groups is not None:
+        facts["groups"] = f"{len(np.unique(comparison.groups)):,}; the intervals resample whole groups"
+    has_intervals = next(iter(evaluations.values())).confidence is not None
+    return write_report(
+        folder,
+        {method_title(name): probs for name, probs in comparison.probs.items()},
+        comparison.labels,
+        class_names=comparison.classes.tolist(),
+        evaluations={method_title(name): evaluation for name, evaluation in evaluations.items()},
+        sample_weight=comparison.weights,
+        sources=facts,
+        limit=pictures or 20,
+        settings={"resamples": f"{intervals.resamples:,}", "seed": str(intervals.seed)} if has_intervals else {},
+    )
 
 
-def _check_report(folder: Path) -> None:
-    """Refuse early a report that could not be drawn or written after long work."""
-    import kcal.report  # noqa: F401 - says how to install matplotlib where it is missing
+def _check_report(folder: Path, inputs: tuple[Path | None, ...]) -> None:
+    """Raise early for a report that could not be drawn or written after long work."""
+    import kcal.report  # noqa: F401 - raises with the command that installs matplotlib if it is missing
 
     if folder.is_dir():
-        check_writable(folder / REPORT, option="--report")
+        check_writable(folder / REPORT, inputs=inputs, option="--report")
         return
     above = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
-    if not above.is_dir():
-        raise InvalidInputError(f"{above} is not a folder; give the name of one with --report.")
-    if not os.access(above, os.W_OK):
-        raise InvalidInputError(f"{folder} cannot be made: {above} cannot be written to. Choose another folder.")
-
-
-def _check_methods(methods: str | None, data: Path | None, before: Path | None, *unused: Path | None) -> None:
-    """Refuse what does not go with methods that are yet to be fitted, and what goes with nothing else."""
-    logits, train, train_labels = unused
-    if methods is None:
-        if train is not None or train_labels is not None:
-            raise typer.BadParameter("--train and --train-labels are for --methods, which fits what it evaluates.")
-        return
-    parse_methods(methods)
-    if data is None:
-        raise typer.BadParameter("--methods needs two files: kcal evaluate CALIBRATION DATA --methods ts,kcal.")
-    if before is not None or logits is not None:
-        raise typer.BadParameter("--before and --logits are of no use with --methods; DATA holds the logits.")
-
-
-def _refuse_what_needs_a_model(path: Path, logits: Path | None, logit_columns: str | None, allow_overlap: bool) -> None:
-    if path.suffix.lower() not in SUFFIXES:
-        raise typer.BadParameter(f"{path} needs DATA to be evaluated on: kcal evaluate {path} DATA.")
-    if logits is not None or logit_columns is not None or allow_overlap:
-        raise typer.BadParameter("--logits, --logit-columns and --allow-overlap need a MODEL and DATA.")
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        reason = "is not writable" if above.is_dir() else "is not a folder"
+        raise InvalidInputError("--report", "must be a folder that can be made", got=f"{folder}; {above} {reason}")

@@ -1,27 +1,14 @@
-"""The command ``kcal fit``: from a classifier's outputs to a file that holds a calibrator."""
+"""The command ``kcal fit``: from a classifier's outputs to a file with a calibrator."""
 
 from __future__ import annotations
 
 from time import perf_counter
 
-from kcal.calibrators import make_calibrator
 from kcal.cli import options as o
-from kcal.cli.arrays_out import MODEL_SUFFIXES, check_writable, named_output, refuse_to_replace
-from kcal.cli.class_order import classes_to_fit, known_classes
-from kcal.cli.fitting import fit_samples, read_to_fit
-from kcal.cli.methods import (
-    build_calibrator,
-    check_options,
-    parse_bandwidth,
-    parse_bandwidth_reference,
-    parse_dimension,
-    parse_prior,
-    parse_seed,
-    parse_settings,
-    parse_smoothing,
-    prior_in_order,
-    refuse_what_lacks_data,
-)
+from kcal.cli import parameters as p
+from kcal.cli.class_order import classes_to_fit, is_text
+from kcal.cli.fitting import fit_dataset, load_to_fit
+from kcal.cli.output import check_writable
 from kcal.cli.tables import show_fitted
 from kcal.persistence import save
 
@@ -56,15 +43,15 @@ def fit(
     smoothing: o.Smoothing = None,
     representation: o.Representation = None,
     seed: o.Seed = None,
-    more: o.Set = None,
+    settings: o.Set = None,
 ) -> None:
     """Fit a calibrator on data that the network was not trained on, and write it to a file.
 
-    An npz file holds [cyan]embeddings[/] and [cyan]labels[/] (for methods on logits, [cyan]logits[/]; for kcal-blend,
-    both), may hold [cyan]groups, weights, ids, classes[/] and, from the network's own training set,
+    An npz file has the keys [cyan]embeddings[/] and [cyan]labels[/] (methods on logits: [cyan]logits[/]; kcal-blend:
+    both), and optionally [cyan]groups, weights, ids, classes[/] and, from the network's own training set,
     [cyan]train_embeddings, train_labels, train_groups[/]; the other keys may begin with [cyan]calibration_[/]. A csv
-    or parquet table has a header and a column for each feature. A kcal model holds the calibration set's projected
-    embeddings: personal data, if the inputs were.
+    or parquet table has a header and one column per feature. A kcal model contains the projected embeddings of the
+    calibration set: personal data, if the inputs were.
 
     [bold]Examples[/]
 
@@ -76,45 +63,49 @@ def fit(
 
     [green]kcal fit calibration.csv --train train.csv --label-column diagnosis --group-column patient -o model.kcal[/]
     """
-    check_writable(out, MODEL_SUFFIXES)
-    refuse_to_replace(out, data, labels, logits, train, train_labels, groups, weights, ids)
+    inputs = (data, labels, logits, train, train_labels, groups, weights, ids)
+    check_writable(out, (".kcal", ".safetensors"), inputs=inputs)
     typed = {
         "kernel": kernel,
         "projection": projection,
-        "dimension": parse_dimension(dimension),
+        "dimension": dimension and p.parse_value(dimension),
         "recipe": recipe,
-        "bandwidth": parse_bandwidth(bandwidth),
-        "bandwidth_reference": parse_bandwidth_reference(bandwidth_reference),
+        "bandwidth": bandwidth and p.parse_value(bandwidth),
+        "bandwidth_reference": bandwidth_reference and p.parse_value(bandwidth_reference),
         "folds": folds,
-        "prior": parse_prior(prior),
-        "smoothing": parse_smoothing(smoothing),
+        "prior": p.parse_prior(prior),
+        "smoothing": smoothing,
         "representation": representation,
-        "seed": parse_seed(seed),
+        "seed": seed,
     }
-    columns = {
-        "labels": label_column,
-        "groups": group_column,
-        "weights": weight_column,
-        "ids": id_column,
-        "features": feature_columns,
-        "logits": logit_columns,
-    }
-    files = {"labels": labels, "logits": logits, "groups": groups, "weights": weights, "ids": ids}
-    parameters = check_options(method, typed) | parse_settings(method, more or [], typed)
-    plan = make_calibrator(method, **{name: parameters[name] for name in ("projection",) if name in parameters})
-    source = o.source_of(data, columns=columns, files=files, prefixes=("", "calibration_"), classes=classes)
-    samples, learned = read_to_fit(plan, source, train, train_labels)
-    if plan.inputs == "both":
-        refuse_what_lacks_data(parameters, training=learned is not None, logits=samples.logits is not None)
-    order = classes_to_fit(samples, plan.inputs)
-    if "prior" in parameters:
-        known = known_classes(samples, learned, order, plan.inputs)
-        parameters["prior"] = prior_in_order(parameters["prior"], known)
-    calibrator = build_calibrator(method, parameters, quiet=quiet)
-    began = perf_counter()
-    fit_samples(calibrator, samples, learned, order)
-    seconds = perf_counter() - began
-    with named_output(out):
-        save(calibrator, out)
+    parameters = p.choose_parameters(method, typed, settings or [])
+    source = o.source_of(
+        data,
+        columns={
+            "labels": label_column,
+            "groups": group_column,
+            "weights": weight_column,
+            "ids": id_column,
+            "features": feature_columns,
+            "logits": logit_columns,
+        },
+        files={"labels": labels, "logits": logits, "groups": groups, "weights": weights, "ids": ids},
+        prefixes=("", "calibration_"),
+        classes=classes,
+    )
+    calibrator = p.build_calibrator(method, parameters, quiet=quiet)
+    samples, training = load_to_fit(calibrator, source, train, train_labels)
+    if calibrator.inputs == "both":
+        p.check_blend_options(
+            parameters, has_training=training is not None, has_logits=samples.outputs.logits is not None
+        )
+    order = classes_to_fit(samples, calibrator.inputs)
+    shares = parameters.get("prior")
+    if isinstance(shares, dict) and not is_text(samples.outputs.labels):
+        calibrator.set_params(prior={int(name) if name.isdecimal() else name: share for name, share in shares.items()})
+    start = perf_counter()
+    fit_dataset(calibrator, samples, training, order)
+    seconds = perf_counter() - start
+    save(calibrator, out)
     if not quiet:
-        show_fitted(calibrator, samples, out, seconds, learned=learned is not None)
+        show_fitted(calibrator, samples, out, seconds)

@@ -1,4 +1,4 @@
-"""What a method is fitted on: the calibration set, the network's training set, and what else it takes."""
+"""Load what a method is fitted on, and what a fitted model needs to predict."""
 
 from __future__ import annotations
 
@@ -7,95 +7,117 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import typer
 from numpy.typing import NDArray
 
-from kcal.calibrators import Calibrator, ClassifierOutputs, KCalBlend, fit_on
-from kcal.cli.arrays_in import ArraysFile, check_readable
-from kcal.cli.class_order import name_labels
-from kcal.cli.samples import Samples, Source, read_samples
-from kcal.cli.vectors import is_text
+from kcal.calibrators import Calibrator, fit_on, predict_on
+from kcal.cli.class_order import column_order, match_labels, name_labels, share_classes
+from kcal.cli.data import Dataset, Request, Source, load
+from kcal.cli.files import ArrayFile, open_file
+from kcal.cli.messages import OverlapError, errors_about, usage_error
 from kcal.errors import InvalidInputError
-from kcal.projection import needs_training
 
 
-def read_to_fit(
-    plan: Calibrator, source: Source, train: Path | None, train_labels: Path | None
-) -> tuple[Samples, Samples | None]:
-    """Read the calibration set and, where the method learns from one and there is one, the training set."""
+def load_to_fit(
+    calibrator: Calibrator, source: Source, train: Path | None, train_labels: Path | None
+) -> tuple[Dataset, Dataset | None]:
+    """Load the calibration set and, if the method learns from one and there is one, the training set."""
     if train is None and train_labels is not None:
-        raise typer.BadParameter("--train-labels needs --train, the file that they belong to.")
-    learns = needs_training(plan.get_params().get("projection"))
-    if train is not None and not learns:
-        raise typer.BadParameter("--train is of no use here: this method learns no projection.")
-    both = plan.inputs == "both"
-    if "logits" in source.files and not both:
-        raise typer.BadParameter(
-            f"--logits is of no use here: method {plan.method} takes {plan.inputs}, and DATA holds them."
+        raise usage_error("--train-labels needs --train, the file that the labels belong to.")
+    if train is not None and not calibrator.uses_training_set:
+        raise usage_error("--train has no effect here: this method learns no projection.")
+    if "logits" in source.files and calibrator.inputs != "both":
+        raise usage_error(
+            f"--logits has no effect here: method {calibrator.method} takes {calibrator.inputs}, from DATA."
         )
-    inputs = "embeddings" if both else plan.inputs
-    samples = read_samples(source, inputs=inputs, labelled=True, with_logits=both)
-    origin = _training_source(source, train, train_labels, inputs) if learns else None
+    matrix = "logits" if calibrator.inputs == "logits" else "embeddings"
+    data = load(source, Request(matrix, logits=calibrator.inputs == "both", labelled=True))
+    origin = _training_source(source, train, train_labels, matrix) if calibrator.uses_training_set else None
     if origin is None:
-        return name_labels(samples), None
-    learned = read_samples(origin, inputs=inputs, labelled=True, feature_names=samples.columns)
-    return _with_the_same_classes(samples, learned)
+        return name_labels(data), None
+    training = load(origin, Request(matrix, labelled=True, feature_names=data.feature_columns))
+    return share_classes(data, training)
 
 
-def fit_samples(
-    calibrator: Calibrator, samples: Samples, train: Samples | None, classes: NDArray[Any] | None
+def fit_dataset(
+    calibrator: Calibrator, data: Dataset, training: Dataset | None, classes: NDArray[Any] | None
 ) -> Calibrator:
-    """Fit a calibrator on what it takes of the samples."""
-    fit_on(
-        calibrator,
-        outputs_of(calibrator.inputs, samples),
-        None if train is None else outputs_of(calibrator.inputs, train),
-        classes=classes,
-    )
-    if samples.columns is not None:
-        calibrator.feature_names_in_ = np.array(samples.columns, dtype=object)
-    if isinstance(calibrator, KCalBlend) and samples.logits is not None and samples.logit_names is not None:
-        calibrator.logit_names_in_ = np.array(samples.logit_names, dtype=object)
+    """Fit a calibrator, and store the names of the table's columns with it."""
+    with errors_about(data.name):
+        fit_on(calibrator, data.outputs, None if training is None else training.outputs, classes=classes)
+    if data.feature_columns:
+        calibrator.feature_names_in_ = np.array(data.feature_columns, dtype=object)
+    if calibrator.inputs == "both" and calibrator.needs_logits_ and data.logit_columns:
+        calibrator.logit_names_in_ = np.array(data.logit_columns, dtype=object)
     return calibrator
 
 
-def outputs_of(inputs: str, samples: Samples) -> ClassifierOutputs:
-    """Return what a method that takes ``inputs`` may take of the samples."""
-    both = {"embeddings": samples.matrix, "logits": samples.logits}
-    return ClassifierOutputs(
-        **(both if inputs == "both" else {inputs: samples.matrix}),
-        labels=samples.labels,
-        groups=samples.groups,
-        weights=samples.weights,
-        ids=samples.ids,
+def load_to_predict(calibrator: Calibrator, source: Source, **request: Any) -> Dataset:
+    """Load data for a fitted model: its columns by name, the logits in the order of its classes."""
+    matrix = "logits" if calibrator.inputs == "logits" else "embeddings"
+    needs_both = calibrator.inputs == "both" and calibrator.needs_logits_
+    data = load(
+        source,
+        Request(
+            matrix,
+            logits=request.pop("logits", False) or needs_both,
+            feature_names=_names(calibrator, "feature_names_in_"),
+            logit_names=_names(calibrator, "logit_names_in_"),
+            **request,
+        ),
     )
-
-
-def _training_source(source: Source, train: Path | None, labels: Path | None, inputs: str) -> Source | None:
-    """Return where the training set lies; columns go by the calibration set's names."""
-    if train is not None:
-        kept = {key: source.columns[key] for key in ("labels", "groups") if key in source.columns}
-        if labels is not None:
-            kept.pop("labels", None)
-        files = {} if labels is None else {"labels": labels}
-        return Source(train, columns=kept, files=files, prefixes=("", "train_"), classes=source.classes)
-    if check_readable(source.path) != ".npz":
-        return None
-    with ArraysFile(source.path) as stored:
-        if f"train_{inputs}" not in stored.keys:
-            return None
-    return Source(source.path, prefixes=("train_",), classes=source.classes)
-
-
-def _with_the_same_classes(samples: Samples, train: Samples) -> tuple[Samples, Samples]:
-    """Return both with labels that mean the same: names of classes in one file hold for the other."""
-    first, second = samples.classes, train.classes
-    if first is not None and second is not None and first.tolist() != second.tolist():
-        raise InvalidInputError(f"{samples.name} and {train.name} list different classes, or in a different order.")
-    shared = first if first is not None else second
-    one, other = (name_labels(replace(part, classes=shared)) for part in (samples, train))
-    if is_text(one.true_labels) != is_text(other.true_labels):
+    data = match_labels(data, calibrator.classes_)
+    n_columns = data.outputs.matrix(calibrator.inputs).shape[1]
+    if n_columns != calibrator.n_features_in_:
         raise InvalidInputError(
-            f"labels are text in one of {samples.name} and {train.name}, and numbers in the other. Write them alike."
+            f"{data.name}: {matrix}",
+            f"have {n_columns:,} columns, but the model was fitted on {calibrator.n_features_in_:,}",
+            remedy="In a table, choose them with --feature-columns.",
         )
-    return one, other
+    if needs_both and data.outputs.logits is None:
+        raise InvalidInputError(
+            data.name,
+            f"has no logits, but method {calibrator.method} was fitted with logits and needs them for every row",
+            remedy="Store them as logits in an npz file, name their columns in a table with --logit-columns, or pass "
+            "--logits FILE.",
+        )
+    order = column_order(data, calibrator.classes_, assume_same=True) if calibrator.needs_logits_ else None
+    if order is None:  # none to put in order, or too many or too few columns, which the prediction reports
+        return data
+    outputs = replace(data.outputs, logits=data.outputs.logits[:, order])
+    return replace(data, outputs=outputs, classes=None, column_classes=())
+
+
+def check_overlap(calibrator: Calibrator, data: Dataset) -> None:
+    """Raise if data contain rows that the calibrator was fitted on."""
+    with errors_about(data.name):
+        known = int(calibrator.was_fitted_on(data.outputs.matrix(calibrator.inputs)).sum())
+    if known:
+        raise OverlapError(
+            f"{known:,} of the {len(data):,} rows of {data.name} are in the calibration set of this model: it would "
+            "look better than it is. Evaluate on other data, or pass --allow-overlap."
+        )
+
+
+def predict_dataset(calibrator: Calibrator, data: Dataset) -> NDArray[Any]:
+    """Return the probabilities of a fitted model."""
+    with errors_about(data.name):
+        probs: NDArray[Any] = predict_on(calibrator, data.outputs)
+    return probs
+
+
+def _names(calibrator: Calibrator, attribute: str) -> list[str]:
+    """Return the columns of a table that a model was fitted on; empty if it was fitted on an array."""
+    return [str(name) for name in vars(calibrator).get(attribute, ())]
+
+
+def _training_source(source: Source, train: Path | None, labels: Path | None, matrix: str) -> Source | None:
+    """Return where the training set is; its columns have the names of the calibration set's."""
+    if train is not None:
+        columns = {key: source.columns[key] for key in ("labels", "groups") if key in source.columns}
+        if labels is not None:
+            columns.pop("labels", None)
+        files = {} if labels is None else {"labels": labels}
+        return Source(train, columns=columns, files=files, prefixes=("", "train_"), classes=source.classes)
+    file = open_file(source.path)
+    has_training = isinstance(file, ArrayFile) and f"train_{matrix}" in file.names
+    return Source(source.path, prefixes=("train_",), classes=source.classes) if has_training else None

@@ -1,4 +1,4 @@
-"""What goes wrong, told in a readable line on standard error, with an exit code that scripts can use."""
+"""Errors and warnings as one line on standard error, with exit codes for scripts."""
 
 from __future__ import annotations
 
@@ -7,61 +7,136 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import typer
-from typer.core import TyperGroup
 
-from kcal.cli.wording import in_typed_words
-from kcal.errors import KcalError, KcalWarning
+from kcal.errors import (
+    BandwidthWarning,
+    HeldOutWarning,
+    InvalidInputError,
+    KcalError,
+    KcalWarning,
+    LeakageWarning,
+    MissingClassWarning,
+)
 
-BAD_DATA = 1
-OVERLAP = 3
-"""2 is typer's own, for commands and options that do not exist or do not fit."""
+BAD_DATA, USAGE, OVERLAP = 1, 2, 3
 
 EXIT_CODES = (
-    "[bold]Exit codes:[/bold] 0 all went well; 1 the data or the model cannot be used, or a file cannot be "
-    "read or written; 2 the command was typed wrongly; 3 evaluate refused rows that the model was fitted on."
+    "[bold]Exit codes:[/bold] 0 success; 1 the data or the model cannot be used, or a file cannot be read or written; "
+    "2 the command or an option is wrong; 3 evaluate refused rows that the model was fitted on."
 )
+
+OPTIONS = (
+    "bandwidth", "bandwidth_reference", "confidence", "dimension", "folds", "kernel", "prior", "projection", "recipe",
+    "representation", "resamples", "seed", "smoothing",
+)  # fmt: skip
+"""Parameters of the library that are options of the same name."""
+
+DATA_NAMES = {
+    "X": "the array",
+    "y": "labels",
+    "sample_weight": "weights",
+    "train_embeddings": "training embeddings",
+    "train_labels": "training labels",
+    **{name: name for name in ("classes", "embeddings", "groups", "ids", "logits")},
+}
+"""What arguments of the library are called in files."""
+
+ERROR_REMEDIES = {
+    "bandwidth": "Pass a number with --bandwidth.",
+    "classes": "List all classes with --classes.",
+    "prior": "Pass a share for each class, such as cat=0.2,dog=0.8.",
+    "projection": "Pass --train FILE or --projection identity.",
+    "representation": "Pass --representation logits or --representation probabilities.",
+    "train_embeddings": "Pass --train FILE or --projection identity.",
+    "y": "List the class of every column, in order, with --classes.",
+}
+"""What to do about a parameter on the command line, in place of the library's remedy in Python."""
+
+WARNING_REMEDIES: dict[type[KcalWarning], str] = {
+    BandwidthWarning: "Pass a number with --bandwidth.",
+    HeldOutWarning: "Pass --train FILE to use all of them, or --projection identity to train none.",
+    LeakageWarning: "Or use the leave-one-out log-loss that kcal fit prints.",
+    MissingClassWarning: "Or pass --smoothing 1e-3 to give them some probability.",
+}
+"""The same for warnings."""
+
+
+class DataError(KcalError):
+    """Raise for an error of the library, with the file or the method that it concerns before its text."""
 
 
 class OverlapError(KcalError):
-    """Data to evaluate on holds rows that the calibrator was fitted on."""
+    """Raise for data to evaluate on that contain rows of the calibration set."""
 
 
-class ReadableGroup(TyperGroup):
-    """Commands whose errors and warnings are lines to read, not tracebacks."""
+def usage_error(message: str) -> typer.BadParameter:
+    """Return the error for an option that is wrong, by itself or beside another one; exit code 2."""
+    return typer.BadParameter(message)
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
-        with readable_messages():
-            return super().invoke(ctx)
+
+def option_name(parameter: str) -> str:
+    """Return the option of a parameter."""
+    return f"--{parameter.replace('_', '-')}"
+
+
+def printable(text: object) -> str:
+    """Return text with control characters escaped, so that names from files cannot control the terminal."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in str(text)
+    )
 
 
 @contextmanager
 def readable_messages() -> Iterator[None]:
-    """Turn errors of kcal and of the file system into one message and an exit code; show warnings as lines."""
+    """Turn errors of kcal and of the file system into one line and an exit code; show warnings as lines."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", KcalWarning)
-            # Columns of tables are matched by name before a calibrator sees them as an array.
+            # The columns of tables are matched by name before a calibrator gets them as an array.
             warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
             warnings.showwarning = _show_warning
             yield
+    except typer.BadParameter as error:
+        raise _stop(error.message if error.param is None else error.format_message(), USAGE) from error
     except OverlapError as error:
         raise _stop(str(error), OVERLAP) from error
     except KcalError as error:
-        raise _stop(str(error), BAD_DATA) from error
+        name = error.parameter if isinstance(error, InvalidInputError) else ""
+        raise _stop(error_text(error), USAGE if name in OPTIONS or name.startswith("--") else BAD_DATA) from error
     except BrokenPipeError:
         raise  # the reader of the output left; typer ends quietly
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        raise _stop(f"{where}{error.strerror or error}.", BAD_DATA) from error
+        file = f"{error.filename}: " if error.filename else ""
+        raise _stop(f"{file}{error.strerror or error}.", BAD_DATA) from error
+
+
+@contextmanager
+def errors_about(file: str) -> Iterator[None]:
+    """Put the name of a file before errors about its data."""
+    try:
+        yield
+    except InvalidInputError as error:
+        if error.parameter not in DATA_NAMES:
+            raise
+        raise DataError(f"{file}: {error_text(error)}") from error
+
+
+def error_text(error: KcalError) -> str:
+    """Return an error's message with options and names of data in place of the library's arguments."""
+    if not isinstance(error, InvalidInputError) or not error.expected:
+        return str(error)
+    name = error.parameter
+    shown = option_name(name) if name in OPTIONS else DATA_NAMES.get(name, name)
+    remedy = error.remedy and ERROR_REMEDIES.get(name, error.remedy)
+    return InvalidInputError(shown, error.expected, got=error.got, remedy=remedy).message()
 
 
 def _stop(message: str, code: int) -> typer.Exit:
     typer.secho("error: ", err=True, nl=False, bold=True, fg="red")
-    typer.echo(in_typed_words(message), err=True)
+    typer.echo(printable(message), err=True)
     return typer.Exit(code)
 
 
@@ -73,6 +148,10 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    place = "" if issubclass(category, KcalWarning) else f" ({Path(filename).name}, line {lineno})"
+    text = str(message)
+    if isinstance(message, KcalWarning) and message.remedy:
+        text = f"{message.description} {WARNING_REMEDIES.get(type(message), message.remedy)}"
+    elif not issubclass(category, KcalWarning):
+        text = f"{text} ({Path(filename).name}, line {lineno})"
     typer.secho("warning: ", err=True, nl=False, bold=True, fg="yellow")
-    typer.echo(f"{in_typed_words(str(message))}{place}", file=file or sys.stderr)
+    typer.echo(printable(text), file=file or sys.stderr)

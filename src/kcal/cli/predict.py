@@ -7,21 +7,14 @@ from typing import Annotated
 import typer
 
 from kcal.cli import options as o
-from kcal.cli.arrays_out import (
-    Predictions,
-    check_predictions_file,
-    named_output,
-    refuse_to_replace,
-    write_predictions,
-)
-from kcal.cli.model_inputs import predicted, read_for, takes_both
-from kcal.cli.samples import VECTORS
+from kcal.cli.data import COLUMNS
+from kcal.cli.files import SUFFIXES, TABLES, require_pyarrow
+from kcal.cli.fitting import load_to_predict, predict_dataset
+from kcal.cli.messages import usage_error
+from kcal.cli.output import check_writable, write_predictions
 from kcal.cli.tables import show_predicted
 from kcal.errors import InvalidInputError
 from kcal.persistence import load
-
-EVIDENCE = ("log_evidence", "evidence")
-"""What a calibrator may call how near the samples lie to what it was fitted on; the column is called likewise."""
 
 
 def predict(
@@ -32,8 +25,8 @@ def predict(
         bool,
         typer.Option(
             "--evidence",
-            help="Add log_evidence (kcal) or evidence, a share (kcal-blend): low for samples far from all that was "
-            "calibrated.",
+            help="Add log_evidence, the log density of the calibration set at each sample (kcal methods): low far from "
+            "all calibration samples.",
         ),
     ] = False,
     quiet: o.Quiet = False,
@@ -47,32 +40,35 @@ def predict(
     """Write calibrated probabilities for new data, as npz, npy, parquet or csv by the suffix of FILE.
 
     Tables get a column [cyan]prediction[/] and a column [cyan]p_CLASS[/] for each class; npz files the keys
-    [cyan]prediction, probabilities, classes[/]; npy files nothing but the probabilities. Ids are carried over.
-    Keys of an npz file may begin with [cyan]test_[/]. A kcal-blend that was fitted with logits needs them here too.
+    [cyan]prediction, probabilities, classes[/]; npy files only the probabilities. Ids are copied. Keys of an npz file
+    may begin with [cyan]test_[/]. A kcal-blend that was fitted with logits needs them here too.
 
     [bold]Example[/]
 
     [green]kcal predict model.kcal new.npz --out probabilities.csv[/]
     """
-    check_predictions_file(out, evidence=evidence)
-    refuse_to_replace(out, model, data, logits, ids)
+    check_writable(out, SUFFIXES, inputs=(model, data, logits, ids))
+    if out.suffix.lower() in TABLES:
+        require_pyarrow()
+    if evidence and out.suffix.lower() == ".npy":
+        raise usage_error(f"--evidence has no effect with {str(out)!r}: npy files have only probabilities. Use npz.")
     calibrator = load(model)
-    near = next((name for name in EVIDENCE if hasattr(calibrator, name)), None)
-    if evidence and near is None:
-        raise InvalidInputError(f"--evidence needs a kcal model; {model} holds method {calibrator.method}.")
-    if logits is not None and not takes_both(calibrator):
-        raise typer.BadParameter(f"--logits is of no use here: {model} was not fitted on embeddings and logits.")
+    if evidence and not calibrator.has_evidence:
+        raise InvalidInputError("--evidence", f"needs a kcal model; {model} is of method {calibrator.method}")
+    if logits is not None and not (calibrator.inputs == "both" and calibrator.needs_logits_):
+        raise usage_error(f"--logits has no effect here: {model} was not fitted on embeddings and logits.")
     columns = {"labels": label_column, "ids": id_column, "features": feature_columns, "logits": logit_columns}
     source = o.source_of(data, columns=columns, files={"ids": ids, "logits": logits}, prefixes=("", "test_"))
-    samples = read_for(calibrator, source, vectors=("ids",))
-    predictions = Predictions(
-        probabilities=predicted(calibrator, samples),
-        classes=calibrator.classes_,
-        ids=samples.ids,
-        id_column=id_column or VECTORS["ids"],
-        evidence={near: getattr(calibrator, near)(samples.matrix)} if evidence and near else {},
+    samples = load_to_predict(calibrator, source, keys=("ids",))
+    rows = samples.outputs.matrix(calibrator.inputs)
+    probs = predict_dataset(calibrator, samples)
+    write_predictions(
+        out,
+        probs,
+        calibrator.classes_,
+        ids=samples.outputs.ids,
+        id_column=id_column or COLUMNS["ids"],
+        log_evidence=calibrator.log_evidence(rows) if evidence else None,
     )
-    with named_output(out):
-        write_predictions(out, predictions)
     if not quiet:
-        show_predicted(predictions, out)
+        show_predicted(probs, out)

@@ -1,28 +1,26 @@
-"""The command ``kcal task``: make a benchmark task of a network's outputs, or check one."""
+"""The command ``kcal task``: make a benchmark task from a network's outputs, or check one."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from kcal.benchmark import read_task, write_task
-from kcal.calibrators import ClassifierOutputs
 from kcal.cli import options as o
-from kcal.cli.arrays_out import check_writable, named_output, refuse_to_replace
-from kcal.cli.class_order import classes_to_fit, name_labels
-from kcal.cli.samples import Samples, Source, read_samples
-from kcal.cli.tables import console
+from kcal.cli.class_order import classes_to_fit, encode, name_labels
+from kcal.cli.data import Dataset, Request, Source, load
+from kcal.cli.messages import printable, usage_error
+from kcal.cli.output import check_writable, console
 from kcal.errors import InvalidInputError
-from kcal.validation import encode_labels
 
 
 def task(
-    path: Annotated[
-        Path, typer.Argument(metavar="NAME.npz", help="The task: to make, or to check.", show_default=False)
-    ],
+    path: Annotated[Path, typer.Argument(metavar="NAME.npz", help="The task to make or to check.", show_default=False)],
     train: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Outputs for the network's training data.", show_default=False)
     ] = None,
@@ -31,18 +29,16 @@ def task(
     ] = None,
     out_of_scope: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Outputs for inputs of no class, which kcal ablate far looks at.", show_default=False
-        ),
+        typer.Option(metavar="FILE", help="Outputs for inputs that belong to no class.", show_default=False),
     ] = None,
-    share: Annotated[float, typer.Option(help="Share of the pool that calibrates in each reshuffle.")] = 0.3,
+    share: Annotated[float, typer.Option(help="Share of the pool that calibrates in each split.")] = 0.3,
     classes: o.Classes = None,
     label_column: o.LabelColumn = None,
     group_column: o.GroupColumn = None,
     feature_columns: o.FeatureColumns = None,
     logit_columns: o.LogitColumns = None,
 ) -> None:
-    """Make a task for kcal bench of a network's embeddings, logits and labels, or check one that is there.
+    """Make a task for kcal bench from a network's embeddings, logits and labels, or check an existing one.
 
     [bold]Examples[/]
 
@@ -50,66 +46,51 @@ def task(
 
     [green]kcal task tasks/mine.npz[/]
     """
-    screen = console()
     if train is None and pool is None:
-        screen.print(str(read_task(path)), markup=False)
+        console().print(printable(read_task(path)), markup=False)
         return
     if train is None or pool is None:
-        raise typer.BadParameter("a task is made of both --train and --pool; with neither, NAME.npz is checked.")
+        raise usage_error("a task is made from both --train and --pool; with neither, NAME.npz is checked.")
     if not 0 < share < 1:
-        raise typer.BadParameter(f"--share must lie between 0 and 1; got {share:g}.")
-    check_writable(path, (".npz",))
-    refuse_to_replace(path, *(file for file in (train, pool, out_of_scope) if file is not None))
-    columns = {"labels": label_column, "groups": group_column, "features": feature_columns, "logits": logit_columns}
-    read = [
-        _read(o.source_of(file, columns=columns, prefixes=("", prefix), classes=classes))
+        raise usage_error(f"--share must be between 0 and 1; got {share:g}.")
+    check_writable(path, (".npz",), inputs=(train, pool, out_of_scope))
+    columns = {"features": feature_columns, "logits": logit_columns}
+    labelled = {"labels": label_column, "groups": group_column, **columns}
+    parts = [
+        _load(o.source_of(file, columns=labelled, prefixes=("", prefix), classes=classes))
         for file, prefix in ((train, "train_"), (pool, "pool_"))
     ]
-    names = _class_names(read)
-    parts = [
-        ClassifierOutputs(
-            samples.matrix,
-            samples.logits,
-            encode_labels(samples.true_labels, names, f"{samples.name}: labels"),
-            samples.groups,
-        )
-        for samples in read
-    ]
+    names = _class_names(parts)
+    outputs = [replace(part.outputs, labels=encode(part, names)) for part in parts]
     outside = None
     if out_of_scope is not None:
-        columns = {"features": feature_columns, "logits": logit_columns}
-        samples = _read(o.source_of(out_of_scope, columns=columns, prefixes=("", "out_of_scope_")), labelled=False)
-        outside = ClassifierOutputs(samples.matrix, samples.logits)
-    with named_output(path):
-        made = write_task(
-            path,
-            *parts,
-            calibration_share=share,
-            classes=[str(name) for name in names.tolist()],
-            out_of_scope=outside,
-        )
-    screen.print(str(made), markup=False)
+        source = o.source_of(out_of_scope, columns=columns, prefixes=("", "out_of_scope_"))
+        outside = _load(source, labelled=False).outputs
+    names_as_text = [str(name) for name in names.tolist()]
+    made = write_task(path, *outputs, calibration_share=share, classes=names_as_text, out_of_scope=outside)
+    console().print(printable(made), markup=False)
 
 
-def _read(source: Source, *, labelled: bool = True) -> Samples:
-    vectors = ("labels", "groups") if labelled else ()
-    samples = read_samples(source, inputs="embeddings", vectors=vectors, labelled=labelled, with_logits=True)
-    if samples.logits is None:
+def _load(source: Source, *, labelled: bool = True) -> Dataset:
+    keys = ("labels", "groups") if labelled else ()
+    data = load(source, Request("embeddings", logits=True, keys=keys, labelled=labelled))
+    if data.outputs.logits is None:
         raise InvalidInputError(
-            f"{samples.name} holds no logits; a task needs them. In a table, name their columns with --logit-columns."
+            data.name, "has no logits; a task needs them", remedy="In a table, name their columns with --logit-columns."
         )
-    return name_labels(samples) if labelled else samples
+    return name_labels(data) if labelled else data
 
 
-def _class_names(read: list[Samples]) -> np.ndarray:
-    """Return the class of every column of the logits, the same for both files."""
-    found = []
-    for samples in read:
-        names = classes_to_fit(samples, "logits")
-        assert samples.logits is not None
-        found.append(np.arange(samples.logits.shape[1]) if names is None else names)
-    if found[0].tolist() != found[1].tolist():
+def _class_names(parts: list[Dataset]) -> NDArray[Any]:
+    """Return the class of every column of the logits, the same in both files."""
+    orders = []
+    for data in parts:
+        names = classes_to_fit(data, "logits")
+        orders.append(np.arange(data.outputs.logits.shape[1]) if names is None else names)
+    if orders[0].tolist() != orders[1].tolist():
         raise InvalidInputError(
-            f"{read[0].name} and {read[1].name} list different classes, or in a different order. Pass --classes."
+            f"{parts[0].name} and {parts[1].name}",
+            "must list the same classes in the same order",
+            remedy="Pass --classes.",
         )
-    return found[0]
+    return orders[0]

@@ -1,4 +1,4 @@
-"""Data and a trained network that come with the package."""
+"""The example data and the small network that come with the package."""
 
 from kcal.datasets.example import COMPANIONS, Companion, Example, ExamplePart, load_example
 from kcal.datasets.network import SmallCNN

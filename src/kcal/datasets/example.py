@@ -1,4 +1,4 @@
-"""The embedded example, a small network's outputs on Fashion-MNIST; reads files, computes nothing."""
+"""The embedded example: outputs of a small network on Fashion-MNIST."""
 
 from dataclasses import dataclass
 from importlib import resources
@@ -10,25 +10,25 @@ import safetensors.torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kcal.errors import InvalidInputError
+from kcal.validation import check_choice
 
 NAME: Final = "fashion_mnist_small_cnn"
 COMPANIONS: Final = ("focal", "mmce", "smooth")
-"""Losses that the same network was trained with on the same images: FLSD-53, weighted MMCE, label smoothing."""
+"""Other losses that the same network was trained with: FLSD-53, weighted MMCE, label smoothing."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExamplePart:
-    """What the network says about one part of the images, and what they show.
+    """Outputs of the network for one part of the images, and their labels.
 
     Attributes
     ----------
     embeddings
-        The penultimate layer, (n, 64), float32.
+        Outputs of the penultimate layer, (n, 64), float32.
     logits
-        The last layer, (n, 10), float32.
+        Outputs of the last layer, (n, 10), float32.
     labels
-        The true classes as columns of the logits, (n,), int64.
+        The true classes as column indices of the logits, (n,), int64.
     rows
         The row of each image in its original file, (n,), int64: the file of training images for the
         training part, the file of test images for the calibration and test parts.
@@ -51,16 +51,16 @@ class ExamplePart:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Companion:
-    """The same images under the same network, trained with another loss.
+    """Logits of the same network for the same images, trained with another loss.
 
     Attributes
     ----------
     name
-        Of the example and the loss: ``fashion_mnist_small_cnn@focal``.
+        Name of the example and the loss: ``fashion_mnist_small_cnn@focal``.
     calibration_logits, test_logits
-        Rows as in the example's parts, (n, 10), float32.
+        Logits, (n, 10), float32; rows as in the parts of the example.
     provenance
-        Where the data come from, their licence, and the loss.
+        Source and licence of the data, and the loss.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Companion:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Example:
-    """A trained classifier's outputs on what it was trained on and on images that it never saw.
+    """Outputs of a trained classifier for its training images and for unseen images.
 
     Attributes
     ----------
@@ -84,13 +84,13 @@ class Example:
     classes
         The names of the classes, in the order of the logits.
     train
-        The images that the network was trained on.
+        The training images of the network.
     calibration, test
-        Images that the network never saw, drawn at random from the same file.
+        Unseen images, split at random.
     images
-        The images of the first rows of the test part, (64, 28, 28), bytes from 0 to 255.
+        The images of the first rows of the test part, (64, 28, 28), uint8 from 0 to 255.
     provenance
-        Where the data come from, and their licence.
+        Source and licence of the data.
     """
 
     name: str
@@ -102,19 +102,18 @@ class Example:
     provenance: str
 
     def network_weights(self) -> dict[str, Tensor]:
-        """Read the network's tensors, for ``kcal.datasets.SmallCNN().load_state_dict``."""
+        """Return the weights of the network, for ``kcal.datasets.SmallCNN().load_state_dict``."""
         return safetensors.torch.load(read_resource(f"{self.name}.safetensors"))
 
     def companion(self, loss: str) -> Companion:
-        """Read the logits of the network that was trained with another loss: "focal", "mmce" or "smooth".
+        """Return the logits of the network trained with another loss: "focal", "mmce" or "smooth".
 
         Examples
         --------
         >>> load_example().companion("focal")
         Companion fashion_mnist_small_cnn@focal: 10 logits, calibration and test of 3,000 and 7,000 rows
         """
-        if loss not in COMPANIONS:
-            raise InvalidInputError(f"loss must be one of {', '.join(COMPANIONS)}; got {loss!r}.")
+        check_choice(loss, "loss", COMPANIONS)
         arrays = read_arrays(f"{self.name}@{loss}.npz")
         return Companion(
             name=f"{self.name}@{loss}",
@@ -135,11 +134,10 @@ class Example:
 
 
 def load_example() -> Example:
-    """Read the example that comes with the package.
+    """Return the example that comes with the package.
 
-    A small convolutional network was trained on 20,000 images of Fashion-MNIST until it was
-    overconfident; 3,000 images that it never saw are there to calibrate it with and 7,000 to test it.
-    Each call gives arrays of its own.
+    A small convolutional network was trained on 20,000 images of Fashion-MNIST until it was overconfident; 3,000 unseen
+    images are for calibration and 7,000 for testing. Each call returns new arrays.
 
     Examples
     --------
@@ -159,7 +157,7 @@ def load_example() -> Example:
 
 
 def part_of(arrays: dict[str, NDArray[Any]], name: str) -> ExamplePart:
-    """Give one part in the precision to compute with; the file keeps floats in half precision."""
+    """Return one part in float32; the file stores float16."""
     return ExamplePart(
         embeddings=arrays[f"{name}_embeddings"].astype(np.float32),
         logits=arrays[f"{name}_logits"].astype(np.float32),
@@ -169,11 +167,11 @@ def part_of(arrays: dict[str, NDArray[Any]], name: str) -> ExamplePart:
 
 
 def read_arrays(filename: str) -> dict[str, NDArray[Any]]:
-    """Read the arrays of an npz file that lies beside this module."""
+    """Return the arrays of an npz file in this package."""
     with np.load(BytesIO(read_resource(filename)), allow_pickle=False) as stored:
         return {name: stored[name] for name in stored.files}
 
 
 def read_resource(filename: str) -> bytes:
-    """Read a file that lies beside this module, also when the package is a zip file."""
+    """Return the content of a file in this package, also if the package is in a zip file."""
     return (resources.files("kcal.datasets") / filename).read_bytes()

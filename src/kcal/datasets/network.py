@@ -1,30 +1,33 @@
-"""A small convolutional network for 28 x 28 grey images; knows no data set and no training."""
+"""A small convolutional network for grey images of 28 x 28 pixels."""
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from kcal.errors import InvalidInputError
+from kcal.validation import check_integer, shown
 
 IMAGE_SHAPE: Final = (1, 28, 28)
 EMBEDDING_DIMENSION: Final = 64
+MOST_CLASSES: Final = 100_000
 
 
 class SmallCNN(nn.Module):
     """Three strided convolutions, a hidden layer of 64 units and a linear head.
 
-    logits = head(embed(images)); the embedding is the rectified hidden layer, so it is never negative
-    and often zero. With ten classes the network has about 108,000 parameters.
+    logits = head(embed(images)); the embedding is the output of the hidden layer after its ReLU. With ten classes the
+    network has about 108,000 parameters.
 
     Parameters
     ----------
     n_classes
-        How many logits the head gives.
+        Number of logits.
     """
 
     def __init__(self, n_classes: int = 10) -> None:
         super().__init__()
+        check_integer(n_classes, "n_classes", minimum=1, maximum=MOST_CLASSES)
         self.features = nn.Sequential(
             halving_convolution(1, 32),  # 28 -> 14 pixels
             halving_convolution(32, 48),  # 14 -> 7
@@ -35,35 +38,39 @@ class SmallCNN(nn.Module):
         self.head = nn.Linear(EMBEDDING_DIMENSION, n_classes)
 
     def embed(self, images: Tensor) -> Tensor:
-        """Give the penultimate layer, (n, 64), of images (n, 1, 28, 28) with values from 0 to 1."""
+        """Return the embeddings, (n, 64), of images (n, 1, 28, 28) with values from 0 to 1."""
         check_images(images)
         return torch.relu(self.hidden(self.features(images)))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Give the logits, (n, n_classes)."""
+        """Return the logits, (n, n_classes)."""
         logits: Tensor = self.head(self.embed(images))
         return logits
 
 
 def halving_convolution(n_inputs: int, n_outputs: int) -> nn.Sequential:
-    """Convolve 3 x 3 with stride 2, normalise, rectify: half the height and width, rounded up."""
+    """Return a 3 x 3 convolution of stride 2 with batch norm and ReLU: half the height and width, rounded up."""
     return nn.Sequential(
-        # The normalisation that follows has its own shift, so a bias would do nothing.
+        # No bias: the batch norm that follows has its own.
         nn.Conv2d(n_inputs, n_outputs, kernel_size=3, stride=2, padding=1, bias=False),
         nn.BatchNorm2d(n_outputs),
         nn.ReLU(inplace=True),
     )
 
 
-def check_images(images: Tensor) -> None:
-    """Refuse what is not a batch of floating-point images of one channel and 28 x 28 pixels."""
-    if images.ndim != 4 or tuple(images.shape[1:]) != IMAGE_SHAPE:
+def check_images(images: Any) -> None:
+    """Raise if ``images`` is not a batch of floating-point images of one channel and 28 x 28 pixels."""
+    if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != IMAGE_SHAPE:
         raise InvalidInputError(
-            f"images must have shape (n, 1, 28, 28); got {tuple(images.shape)}. "
-            "Grey images without a channel become so with images[:, None]."
+            "images",
+            "must be a tensor of shape (n, 1, 28, 28)",
+            got=shown(images),
+            remedy="images[:, None] adds the channel to grey images.",
         )
     if not torch.is_floating_point(images):
         raise InvalidInputError(
-            f"images must be floating point, from 0 to 1; got {images.dtype}. "
-            "Bytes become so with images.float() / 255."
+            "images",
+            "must be floating point, from 0 to 1",
+            got=str(images.dtype),
+            remedy="Pass images.float() / 255 for bytes.",
         )

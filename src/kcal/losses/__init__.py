@@ -1,4 +1,4 @@
-"""Losses to train a network with, so that its probabilities are calibrated to begin with."""
+"""Losses that train a network to be calibrated: focal loss and MMCE."""
 
 from kcal.losses.focal import FocalLoss, focal_loss
 from kcal.losses.mmce import MMCE, MMCELoss, mmce, mmce_loss

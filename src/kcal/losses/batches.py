@@ -1,13 +1,16 @@
-"""What a batch of logits and labels may look like, its precision, and how losses are reduced."""
+"""Checks of a batch of logits and labels, its precision, and the reductions of a loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from kcal.errors import InvalidInputError
+from kcal.validation import check_choice, shown
+from kcal.validation.arrays import plain_tensor
 
 REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda losses: losses,
@@ -18,32 +21,49 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @contextmanager
 def full_precision(logits: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield logits of at least single precision, out of reach of autocast."""
+    """Yield logits in float32 or float64, with autocast off."""
     with torch.autocast(device_type=logits.device.type, enabled=False):
         yield logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def check_batch(logits: torch.Tensor, labels: torch.Tensor) -> None:
-    """Refuse shapes and kinds that cannot be meant, and labels that are no columns; logits are the network's own.
+def check_batch(logits: Any, labels: Any) -> None:
+    """Raise if ``logits`` are not a float matrix (n, n_classes) or ``labels`` not its column indices (n,), int64.
 
-    The least and the greatest label are looked at. On the CPU that is nothing beside the loss; on another device the
-    host waits for them, once a call, and a compiled graph breaks there.
+    Whether logits are finite is not checked. The range of the labels is read from the device: on one other than the
+    CPU the host waits for it once per call, and a compiled graph breaks there.
     """
-    if logits.ndim != 2 or labels.shape != logits.shape[:1] or labels.dtype != torch.int64 or 0 in logits.shape:
+    _check_tensor(logits, "logits")
+    _check_tensor(labels, "labels")
+    if logits.ndim != 2 or 0 in logits.shape or not logits.is_floating_point():
         raise InvalidInputError(
-            "a loss needs logits (n, n_classes) and n labels that are columns, of dtype int64; got logits of shape "
-            f"{tuple(logits.shape)} and labels of shape {tuple(labels.shape)} and dtype {labels.dtype}."
+            "logits", "must be a float tensor (n, n_classes) with at least one row", got=_described(logits)
         )
-    least, greatest = torch.stack(torch.aminmax(labels)).tolist()
-    if least < 0 or greatest >= logits.shape[1]:
-        wrong = least if least < 0 else greatest
+    if labels.shape != logits.shape[:1] or labels.dtype != torch.int64:
         raise InvalidInputError(
-            f"labels must be columns of the logits, 0 to {logits.shape[1] - 1}; got {wrong}. "
-            "Leave out samples without a label: no number stands for them."
+            "labels",
+            f"must be a tensor of shape ({len(logits)},) and dtype int64, one column index per row of logits",
+            got=_described(labels),
+        )
+    lowest, highest = torch.stack(torch.aminmax(labels)).tolist()
+    if lowest < 0 or highest >= logits.shape[1]:
+        raise InvalidInputError(
+            "labels",
+            f"must be column indices of logits, 0 to {logits.shape[1] - 1}",
+            got=str(lowest if lowest < 0 else highest),
+            remedy="Leave out unlabelled samples: there is no ignore_index.",
         )
 
 
-def check_reduction(reduction: str) -> None:
-    """Refuse what is no reduction."""
-    if reduction not in REDUCTIONS:
-        raise InvalidInputError(f"reduction must be one of {', '.join(REDUCTIONS)}; got {reduction!r}.")
+def check_reduction(reduction: Any) -> str:
+    """Return the name of a reduction; raise if it is unknown."""
+    return check_choice(reduction, "reduction", tuple(REDUCTIONS))
+
+
+def _check_tensor(value: Any, name: str) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise InvalidInputError(name, "must be a torch tensor", got=shown(value))
+    plain_tensor(value, name)
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"shape {tuple(tensor.shape)} and dtype {tensor.dtype}"

@@ -1,4 +1,4 @@
-"""Focal loss: cross-entropy that counts a sample the less, the surer the network is of its class.
+"""Focal loss: cross-entropy with less weight on samples whose class is predicted with high probability.
 
 loss = −(1 − p_y)^γ log p_y
 """
@@ -6,16 +6,19 @@ loss = −(1 − p_y)^γ log p_y
 from __future__ import annotations
 
 from math import inf
-from numbers import Real
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from kcal.errors import InvalidInputError
 from kcal.losses.batches import REDUCTIONS, check_batch, check_reduction, full_precision
+from kcal.validation import shown
 
 SCHEDULE = "flsd-53"
 """γ = 5 where p_y < 0.2, and 3 elsewhere."""
+LARGEST_GAMMA = 1000
 
 
 def focal_loss(
@@ -26,13 +29,12 @@ def focal_loss(
     Parameters
     ----------
     logits : tensor
-        Half precision is computed in single. Loss and gradient are finite for logits up to 1e30 in size and γ up to
-        1000; beyond that single precision can overflow.
+        float16 and bfloat16 are computed in float32. Loss and gradient are finite for logits up to 1e30 in size;
+        beyond that float32 can overflow.
     labels : tensor of int64
-        Columns, from 0 to n_classes − 1; others are refused, for which a device other than the CPU is waited for once
-        a call.
+        Column indices, from 0 to n_classes − 1. The check of this range waits for a device other than the CPU.
     gamma : float or "flsd-53"
-        γ, or the published schedule: 5 where p_y < 0.2, else 3.
+        γ from 0 to 1000, or the published schedule: 5 where p_y < 0.2, else 3.
     reduction : "mean", "sum" or "none"
         As in torch.
     """
@@ -40,11 +42,11 @@ def focal_loss(
     check_reduction(reduction)
     check_batch(logits, labels)
     with full_precision(logits) as wide:
-        logarithms = torch.log_softmax(wide, dim=1)
-        own = labels[:, None]
-        log_p = logarithms.gather(1, own)[:, 0]  # (n,)
-        # log(1 − p_y) from the other classes: 1 − p_y itself would be 0, and its powers' slopes infinite
-        log_rest = torch.logsumexp(logarithms.scatter(1, own, -inf), dim=1)
+        log_probs = torch.log_softmax(wide, dim=1)  # (n, n_classes)
+        columns = labels[:, None]
+        log_p = log_probs.gather(1, columns)[:, 0]  # (n,)
+        # log(1 − p_y) from the other classes: 1 − p_y could round to 0, where the gradient of its power is infinite.
+        log_rest = torch.logsumexp(log_probs.scatter(1, columns, -inf), dim=1)
         return REDUCTIONS[reduction](-torch.exp(_exponents(log_p, gamma) * log_rest) * log_p)
 
 
@@ -54,22 +56,26 @@ def _exponents(log_p: torch.Tensor, gamma: float | str) -> torch.Tensor | float:
     return torch.where(log_p.detach().exp() < 0.2, 5.0, 3.0).to(log_p.dtype)
 
 
-def _check_gamma(gamma: float | str) -> None:
-    known = gamma == SCHEDULE if isinstance(gamma, str) else isinstance(gamma, Real) and 0 <= gamma < inf
-    if not known:
-        raise InvalidInputError(f'gamma must be "{SCHEDULE}" or a number of at least 0; got {gamma!r}.')
+def _check_gamma(gamma: Any) -> None:
+    number = isinstance(gamma, int | float | np.number) and not isinstance(gamma, bool)
+    if number and 0 <= gamma <= LARGEST_GAMMA:
+        return
+    if not isinstance(gamma, str) or gamma != SCHEDULE:
+        raise InvalidInputError(
+            "gamma", f'must be "{SCHEDULE}" or a number between 0 and {LARGEST_GAMMA}', got=shown(gamma)
+        )
 
 
 class FocalLoss(nn.Module):
     """:func:`focal_loss` as a module.
 
-    It is called as ``nn.CrossEntropyLoss`` is, with labels (n,), but has none of its options ``weight``,
-    ``ignore_index`` and ``label_smoothing``.
+    Use it like ``nn.CrossEntropyLoss`` with labels (n,); the options ``weight``, ``ignore_index`` and
+    ``label_smoothing`` do not exist.
 
     Parameters
     ----------
     gamma : float or "flsd-53"
-        γ, or the published schedule: 5 where p_y < 0.2, else 3.
+        γ from 0 to 1000, or the published schedule: 5 where p_y < 0.2, else 3.
     reduction : "mean", "sum" or "none"
         As in torch.
     """
@@ -86,5 +92,5 @@ class FocalLoss(nn.Module):
         return focal_loss(logits, labels, gamma=self.gamma, reduction=self.reduction)
 
     def extra_repr(self) -> str:
-        """Return the parameters as they print."""
+        """Return the parameters for repr()."""
         return f"gamma={self.gamma!r}, reduction={self.reduction!r}"

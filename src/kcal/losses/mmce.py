@@ -1,18 +1,15 @@
-"""Maximum mean calibration error of a batch, a differentiable measure of miscalibration, beside cross-entropy.
+"""Maximum mean calibration error (MMCE) of a batch, differentiable, alone or added to cross-entropy.
 
-r = top probability,  c = 1 if the top class is right, else 0,  k(r, r′) = exp(−|r − r′| / 0.4)
+r = top probability,  c = 1 if the top class is correct, else 0,  k(r, r′) = exp(−|r − r′| / 0.4)
 
 plain:     MMCE² = Σ_i Σ_j (c_i − r_i)(c_j − r_j) k(r_i, r_j) / n²
-weighted:  MMCE² = mean over right pairs of (1 − r)(1 − r′) k + mean over wrong pairs of r r′ k
-                   − 2 mean over right r, wrong r′ of (1 − r) r′ k;   0 if all are right or all are wrong
+weighted:  MMCE² = mean over correct pairs of (1 − r)(1 − r′) k + mean over wrong pairs of r r′ k
+                   − 2 mean over correct r, wrong r′ of (1 − r) r′ k;   0 if all are correct or all are wrong
 
 loss = cross-entropy + λ sqrt(max(MMCE², 0) + 1e-10)
 """
 
 from __future__ import annotations
-
-from math import inf
-from numbers import Real
 
 import torch
 from torch import nn
@@ -20,35 +17,47 @@ from torch.nn.functional import cross_entropy
 
 from kcal.errors import InvalidInputError
 from kcal.losses.batches import REDUCTIONS, check_batch, check_reduction, full_precision
+from kcal.validation import check_flag, check_number
 
-WIDTH = 0.4
-"""Of the kernel over confidences."""
+KERNEL_WIDTH = 0.4
+"""Width of the kernel over confidences."""
 ROOT_FLOOR = 1e-10
-"""Keeps the root's slope finite where the error is 0."""
+"""Keeps the gradient of the root finite where the error is 0."""
 COEFFICIENT = 0.2
-"""λ. The published 4 belongs to a code whose errors are 7 to 57 times smaller; 0.2 is 4 over the middle of that."""
+"""Default λ. The published 4 belongs to an implementation whose errors are 7 to 57 times smaller (4 / 20 = 0.2)."""
+LARGEST_COEFFICIENT = 1e6
+LARGEST_BATCH = 20_000
+"""The kernel matrix of a larger batch would need gigabytes."""
 
 
 def mmce(logits: torch.Tensor, labels: torch.Tensor, *, weighted: bool = True) -> torch.Tensor:
     """Return sqrt(max(MMCE², 0) + 1e-10) of logits (n, n_classes) and labels (n,), a scalar.
 
-    Half precision is computed in single; value and gradient are finite for every batch of finite logits. Labels that
-    are no columns are refused, for which a device other than the CPU is waited for once a call.
+    float16 and bfloat16 are computed in float32; value and gradient are finite for every batch of finite logits. The
+    check of the labels waits for a device other than the CPU.
+
+    Parameters
+    ----------
+    logits, labels : tensor
+        Labels are column indices, from 0 to n_classes − 1, of dtype int64.
+    weighted : bool
+        Whether correct and wrong samples are averaged separately (see the formula of the module).
     """
-    check_batch(logits, labels)
+    check_flag(weighted, "weighted")
+    _check_mmce_batch(logits, labels)
     return _mmce(logits, labels, weighted=weighted)
 
 
 def _mmce(logits: torch.Tensor, labels: torch.Tensor, *, weighted: bool) -> torch.Tensor:
-    """Return the error of a checked batch."""
+    """Return the MMCE of a checked batch."""
     with full_precision(logits) as wide:
-        confidence, guess = torch.softmax(wide, dim=1).max(dim=1)  # (n,)
-        right = (guess == labels).to(confidence.dtype)
-        kernel = torch.exp(-(confidence[:, None] - confidence).abs() / WIDTH)  # (n, n)
-        gaps = right - confidence
-        if weighted:  # a mean over right pairs, over wrong pairs and across is one double sum of gaps over their counts
-            gaps = gaps / torch.where(right > 0, right.sum(), (1 - right).sum())
-            gaps = gaps * (right.min() < right.max())
+        confidence, predicted = torch.softmax(wide, dim=1).max(dim=1)  # (n,)
+        correct = (predicted == labels).to(confidence.dtype)
+        kernel = torch.exp(-(confidence[:, None] - confidence).abs() / KERNEL_WIDTH)  # (n, n)
+        gaps = correct - confidence
+        if weighted:  # the three means are one double sum of gaps, each divided by the count of its side
+            gaps = gaps / torch.where(correct > 0, correct.sum(), (1 - correct).sum())
+            gaps = gaps * (correct.min() < correct.max())
         else:
             gaps = gaps / len(gaps)
         return torch.sqrt((gaps @ kernel @ gaps).clamp_min(0.0) + ROOT_FLOOR)
@@ -67,27 +76,35 @@ def mmce_loss(
     Parameters
     ----------
     logits, labels : tensor
-        Labels are columns, of dtype int64, from 0 to n_classes − 1; others are refused, for which a device other than
-        the CPU is waited for once a call.
+        Labels are column indices, from 0 to n_classes − 1, of dtype int64. The check of this range waits for a device
+        other than the CPU.
     coefficient : float
-        λ: tune it on validation log-loss, a published one does not transfer.
+        λ, at least 0. Tune it on validation log-loss; published values do not transfer.
     weighted : bool
-        Which MMCE.
+        Which MMCE, as in :func:`mmce`.
     reduction : "mean", "sum" or "none"
-        As in torch; MMCE is one number a batch and counts for each of its samples, so that the mean and the sum of
-        "none" are "mean" and "sum".
+        As in torch. The MMCE is one number per batch and is added to the loss of each of its samples, so that the mean
+        and the sum of "none" are "mean" and "sum".
     """
     _check_coefficient(coefficient)
+    check_flag(weighted, "weighted")
     check_reduction(reduction)
-    check_batch(logits, labels)
+    _check_mmce_batch(logits, labels)
     with full_precision(logits) as wide:
         losses = cross_entropy(wide, labels, reduction="none")
     return REDUCTIONS[reduction](losses + coefficient * _mmce(logits, labels, weighted=weighted))
 
 
 def _check_coefficient(coefficient: float) -> None:
-    if not isinstance(coefficient, Real) or not 0 <= coefficient < inf:
-        raise InvalidInputError(f"coefficient must be a number of at least 0; got {coefficient!r}.")
+    check_number(coefficient, "coefficient", minimum=0.0, maximum=LARGEST_COEFFICIENT)
+
+
+def _check_mmce_batch(logits: torch.Tensor, labels: torch.Tensor) -> None:
+    check_batch(logits, labels)
+    if len(logits) > LARGEST_BATCH:
+        raise InvalidInputError(
+            "logits", f"must have at most {LARGEST_BATCH:,} rows", got=f"{len(logits):,}", remedy="Use smaller batches."
+        )
 
 
 class MMCE(nn.Module):
@@ -96,34 +113,34 @@ class MMCE(nn.Module):
     Parameters
     ----------
     weighted : bool
-        Which MMCE.
+        Which MMCE, as in :func:`mmce`.
     """
 
     def __init__(self, *, weighted: bool = True) -> None:
         super().__init__()
-        self.weighted = weighted
+        self.weighted = check_flag(weighted, "weighted")
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the error of logits (n, n_classes) and labels (n,), a scalar."""
+        """Return the MMCE of logits (n, n_classes) and labels (n,), a scalar."""
         return mmce(logits, labels, weighted=self.weighted)
 
     def extra_repr(self) -> str:
-        """Return the parameters as they print."""
+        """Return the parameters for repr()."""
         return f"weighted={self.weighted!r}"
 
 
 class MMCELoss(nn.Module):
     """:func:`mmce_loss` as a module.
 
-    It is called as ``nn.CrossEntropyLoss`` is, with labels (n,), but has none of its options ``weight``,
-    ``ignore_index`` and ``label_smoothing``.
+    Use it like ``nn.CrossEntropyLoss`` with labels (n,); the options ``weight``, ``ignore_index`` and
+    ``label_smoothing`` do not exist.
 
     Parameters
     ----------
     coefficient : float
-        λ: tune it on validation log-loss, a published one does not transfer.
+        λ, at least 0. Tune it on validation log-loss; published values do not transfer.
     weighted : bool
-        Which MMCE.
+        Which MMCE, as in :func:`mmce`.
     reduction : "mean", "sum" or "none"
         As in torch.
     """
@@ -133,7 +150,7 @@ class MMCELoss(nn.Module):
         _check_coefficient(coefficient)
         check_reduction(reduction)
         self.coefficient = coefficient
-        self.weighted = weighted
+        self.weighted = check_flag(weighted, "weighted")
         self.reduction = reduction
 
     def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -141,5 +158,5 @@ class MMCELoss(nn.Module):
         return mmce_loss(logits, labels, coefficient=self.coefficient, weighted=self.weighted, reduction=self.reduction)
 
     def extra_repr(self) -> str:
-        """Return the parameters as they print."""
+        """Return the parameters for repr()."""
         return f"coefficient={self.coefficient!r}, weighted={self.weighted!r}, reduction={self.reduction!r}"

@@ -1,17 +1,22 @@
-"""One file a calibrator: safetensors with JSON metadata; loading never runs code from the file.
+"""One file per calibrator: safetensors with a JSON header and a checksum; loading never runs code from the file.
+
+The metadata of the safetensors file has two entries: "kcal", the header as JSON text, and "sha256", the checksum of the
+header and of the name, dtype, shape and bytes of every tensor.
 
 A saved KCal holds the projected embeddings of its calibration set. These are personal data if the inputs were.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import tempfile
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
@@ -20,23 +25,31 @@ from torch import nn
 from kcal.calibrators import Calibrator, CalibratorState, calibrator_class
 from kcal.calibrators.base import LoadArgumentError
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
+from kcal.persistence.atomic import atomic_path, check_path
+from kcal.validation import shown
 
-FORMAT = "kcal"
-FORMAT_VERSION = 1
+HEADER, CHECKSUM = "kcal", "sha256"
+FORMAT_VERSION = 2
+LARGEST_NUMBER = 1e18
+"""No fit gives a tensor with a larger entry; with one, probabilities can become NaN."""
+LABEL_BYTES, LABEL_BYTES_PER_FILE_BYTE = 2**26, 64
+"""Bound on the memory of decoded labels: a constant plus a multiple of the size of the file."""
+FEW_FEATURES = 10**6
+"""A file with more features than this has at least one byte for each."""
 
 
 def save(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
-    """Write a fitted calibrator to one file, whole or not at all.
+    """Write a fitted calibrator to one file, completely or not at all; return the path.
 
     Parameters
     ----------
     calibrator : Calibrator
         Any fitted calibrator of kcal.
     path : path
-        Where to; an existing file is replaced.
+        The file; an existing one is replaced.
     """
     if not isinstance(calibrator, Calibrator):
-        raise InvalidInputError(f"save expects a calibrator of kcal; got {type(calibrator).__name__}.")
+        raise InvalidInputError("calibrator", "must be a calibrator of kcal", got=shown(calibrator))
     state = calibrator.state()
     header = {
         "format_version": FORMAT_VERSION,
@@ -48,9 +61,15 @@ def save(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
     try:
         text = json.dumps(header, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"this calibrator's parameters cannot be saved: {error}") from error
+        raise InvalidInputError("calibrator", f"must have parameters that JSON can hold ({error})") from error
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors.items()}
-    return write_whole(_as_path(path), to_bytes(tensors, metadata={FORMAT: text}))
+    damaged = _first_damaged(tensors)
+    if damaged:
+        raise InvalidInputError("calibrator", "must be fitted to finite numbers", got=damaged, remedy="Fit it again.")
+    content = to_bytes(tensors, metadata={HEADER: text, CHECKSUM: checksum(text, tensors)})
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
+    return check_path(path)
 
 
 def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -> Calibrator:
@@ -61,9 +80,12 @@ def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -
     path : path
         The file.
     projection : nn.Module, optional
-        For a KCal with a projection of your own: the module, built as it was; its stored tensors are put into it.
+        For a KCal with a custom projection: a module of the same architecture. A copy of it receives the stored
+        tensors.
     """
-    path = _as_path(path)
+    path = check_path(path)
+    if projection is not None and not isinstance(projection, nn.Module):
+        raise InvalidInputError("projection", "must be a torch module", got=shown(projection))
     header, tensors = _read(path)
     extra = {} if projection is None else {"projection": projection}
     try:
@@ -73,95 +95,114 @@ def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -
         raise
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
-    except InvalidInputError as error:  # what a fit would have refused, so that no fit can have written it
+    except InvalidInputError as error:  # fit would have raised it, so no fit can have written the file
         raise FileFormatError(f"{path}: a stored parameter is damaged: {error}") from error
     except KcalError:
         raise
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        IndexError,
-        RuntimeError,
-        OverflowError,
-    ) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         raise FileFormatError(
             f"{path} is a kcal file, but a part of it is missing or damaged ({type(error).__name__}: {error}). "
             "Save the calibrator again."
         ) from error
 
 
-def _as_path(path: Any) -> Path:
-    try:
-        text = os.fspath(path)
-    except TypeError:
-        text = None
-    if not isinstance(text, str) or "\0" in text or not text:
-        raise InvalidInputError(f"path must be the name of a file, text or a pathlib.Path; got {path!r}.")
-    return Path(text).expanduser()
+def checksum(header: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of a file's header and tensors, as hexadecimal text."""
+    digest = hashlib.sha256()
+    for part in (header.encode(), *_tensor_parts(tensors)):
+        digest.update(len(part).to_bytes(8, "little"))  # so that bytes cannot move from one part to the next
+        digest.update(part)
+    return digest.hexdigest()
 
 
-def write_whole(path: Path, content: bytes) -> Path:
-    """Write ``content`` beside ``path`` first and rename, so that nothing is ever half written."""
-    try:
-        return _write_and_rename(path, content)
-    except OSError as error:  # its file name may be that of the temporary file
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-
-
-def _write_and_rename(path: Path, content: bytes) -> Path:
-    if path.is_dir():
-        raise InvalidInputError(f"{path} is a folder; give the name of a file.")
-    if path.exists() and not path.is_file():
-        raise InvalidInputError(f"{path} is not a regular file; give the name of one.")
-    if not path.parent.is_dir():
-        raise InvalidInputError(f"{path.parent} is not a folder; make it first.")
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
+def _tensor_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
+    for name, tensor in sorted(tensors.items()):
+        yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
+        yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the checked header and tensors of a file."""
     try:
         if not path.is_file():
             raise FileFormatError(f"{path} is not a file.")
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            if FORMAT not in metadata:
+            if HEADER not in metadata:
                 raise FileFormatError(f"{path} is a safetensors file, but kcal did not write it.")
-            header = json.loads(metadata[FORMAT])
-            _check_header(header, path)
-            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            header = json.loads(metadata[HEADER], parse_constant=_refuse_constant)
+            _check_version(header, path)
+            # Copies: what was read stays as it was checked, even if the file changes.
+            names = file.keys()
+            tensors = {name: file.get_tensor(name).clone() for name in names}
+        if metadata.get(CHECKSUM) != checksum(metadata[HEADER], tensors):
+            raise FileFormatError(f"{path} is damaged: its checksum does not match. Save the calibrator again.")
+        _check_content(header, tensors, path)
+        return header, tensors
     except FileFormatError:
         raise
     except (SafetensorError, ValueError, OSError, RecursionError) as error:
         raise FileFormatError(f"{path} is not a kcal file, or it is truncated or corrupt ({error}).") from error
 
 
-def _check_header(header: Any, path: Path) -> None:
-    if not isinstance(header, dict) or not isinstance(header.get("format_version"), int):
-        raise FileFormatError(f"{path} names no format version; it is damaged.")
-    if header["format_version"] > FORMAT_VERSION:
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} in the header")
+
+
+def _check_version(header: Any, path: Path) -> None:
+    number = header.get("format_version") if isinstance(header, dict) else None
+    if type(number) is not int or number < 1:
+        raise FileFormatError(f"{path} has no valid format version; it is damaged.")
+    if number > FORMAT_VERSION:
         raise FileFormatError(
-            f"{path} was written by kcal {header.get('package_version')} in format {header['format_version']}; "
-            f"this kcal reads up to {FORMAT_VERSION}. Upgrade kcal."
+            f"{path} was written by kcal {header.get('package_version')} in format {number}; "
+            f"this kcal reads format {FORMAT_VERSION}. Upgrade kcal."
         )
+    if number < FORMAT_VERSION:
+        raise FileFormatError(
+            f"{path} was written in format {number}; this kcal reads format {FORMAT_VERSION}. Fit and save it again."
+        )
+
+
+def _check_content(header: dict[str, Any], tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     for part in ("parameters", "values"):
         if not isinstance(header.get(part), dict):
             raise FileFormatError(f"{path} has no {part}; it is damaged.")
+    damaged = _first_damaged(tensors)
+    if damaged:
+        raise FileFormatError(f"{path} is damaged: it holds {damaged}.")
+    n_bytes = path.stat().st_size
+    n_features = header["values"].get("n_features")
+    if not isinstance(n_features, int) or n_features > max(FEW_FEATURES, n_bytes):
+        raise FileFormatError(f"{path} is damaged: {shown(n_features)} is not the number of its features.")
+    limit = LABEL_BYTES + LABEL_BYTES_PER_FILE_BYTE * n_bytes
+    if sum(_label_bytes(header["values"])) > limit:
+        raise FileFormatError(f"{path} is damaged: its labels would need more than {limit:,} bytes of memory.")
+
+
+def _first_damaged(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Describe the first tensor with an entry that is not finite or too large; empty text if there is none."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel():
+            lowest, highest = (float(end) for end in torch.aminmax(tensor))  # NaN if any entry is
+            log_of_zero = lowest == -torch.inf and name.rpartition(".")[2].startswith("log_")
+            if not ((lowest >= -LARGEST_NUMBER or log_of_zero) and highest <= LARGEST_NUMBER):
+                return f"a tensor {name!r} with entries from {lowest:.3g} to {highest:.3g}"
+    return ""
+
+
+def _label_bytes(value: Any) -> Iterator[int]:
+    """Yield the decoded size of every array of labels in the header's values."""
+    if isinstance(value, dict):
+        labels, dtype = value.get("labels"), value.get("dtype")
+        if isinstance(labels, list) and isinstance(dtype, str):
+            yield len(labels) * _itemsize(dtype)
+        for entry in value.values():
+            yield from _label_bytes(entry)
+
+
+def _itemsize(dtype: str) -> int:
+    try:
+        return np.dtype(dtype).itemsize
+    except TypeError:
+        return 0  # what decodes the labels raises

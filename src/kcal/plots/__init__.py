@@ -1,14 +1,14 @@
-"""Pictures of results: they draw, they compute nothing. Importing them needs matplotlib.
+"""Plots of computed results; importing them needs matplotlib.
 
-Each takes computed results and an optional ``ax``, and returns it; the grids take a ``figure`` and return an array
-of axes.
+Each takes results and optional axes ``ax``, and returns the axes; the grids take a ``figure`` and return an array of
+axes.
 """
 
 from kcal.errors import MissingExtraError
 
 try:
     from kcal.plots.bandwidth import bandwidth_curve
-    from kcal.plots.lines import line_panels
+    from kcal.plots.lines import Line, Panel, line_panels
     from kcal.plots.ranks import rank_plot
     from kcal.plots.rejection import rejection_curve
     from kcal.plots.reliability import reliability_diagram
@@ -19,10 +19,12 @@ except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "matplotlib":
         raise
     raise MissingExtraError(
-        "kcal.plots draws with matplotlib, which is not installed. Run: pip install 'kcal[plots]'"
+        "kcal.plots needs matplotlib, which is not installed. Run: pip install 'kcal[plots]'"
     ) from error
 
 __all__ = [
+    "Line",
+    "Panel",
     "bandwidth_curve",
     "class_reliability_grid",
     "line_panels",

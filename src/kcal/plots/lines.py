@@ -1,55 +1,90 @@
-"""Panels of lines side by side: how numbers move with a size, a bandwidth, a time."""
+"""Panels of lines side by side: how numbers change with a size, a bandwidth or a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.plots.style import COUNTS, MARKERS, SERIES, plain
+from kcal.plots.arguments import MOST_PANELS, check_figure, check_numbers, check_panel_count
+from kcal.plots.bandwidth import label_plain_numbers
+from kcal.plots.style import COUNTS, MARKERS, SERIES, wrap_label
+from kcal.validation import check_integer, shown
 
-WIDEST = 3
-"""Panels in a row, unless told; beyond so many they are smaller."""
+DEFAULT_COLUMNS = 3
+"""Panels per row by default; with more columns panels are smaller."""
 FEW_LINES = 3
-"""Beyond so many lines, panels with the same ones share a legend below them, as small ones do: it would cover them."""
+"""With more lines, panels that have the same ones share a legend below them: their own would cover the lines."""
 LARGE, SMALL = (4.2, 3.2), (2.9, 2.5)
-"""Inches of a panel."""
+"""Width and height of a panel, in inches."""
 NARROW = 4.0
-"""Highest over lowest number of a logarithmic axis below which even steps are labelled."""
+"""Ratio of the ends of a logarithmic axis below which it has evenly spaced ticks."""
 MARKED = 16
-"""Points of a line that are marked, at most."""
+"""Longer lines have no markers."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel.
+
+    ``spread`` is half the height of a band around it. A reference is dashed and has no markers; points are not joined;
+    a plain line has no markers.
+    """
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    spread: tuple[float, ...] | None = None
+    reference: bool = False
+    points: bool = False
+    plain: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel of a figure; ``x_ticks`` are labelled values, chosen by matplotlib if empty."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    x_log: bool = False
+    y_log: bool = False
+    x_ticks: tuple[float, ...] = ()
 
 
 def line_panels(panels: Sequence[Any], *, columns: int | None = None, figure: Figure | None = None) -> NDArray[Any]:
-    """Draw panels of lines in a grid; returns the axes, (n_rows, n_columns), those without a panel invisible.
+    """Draw panels of lines in a grid; return the axes, (n_rows, n_columns), those without a panel invisible.
 
     Parameters
     ----------
     panels
-        What to draw; each has ``title``, ``x_label``, ``y_label``, ``lines``, ``x_log`` and ``y_log``, and may have
-        ``x_ticks``, where numbers are written (the axis chooses them if empty); each line has
-        ``label``, ``x``, ``y``, ``spread`` (half of a band, or None), ``reference`` (dashed and without marks) and
-        ``points`` (not joined), and may have ``plain`` (joined, without marks).
+        :class:`Panel` objects, or others with the same attributes.
     columns
-        Panels in a row; three at most if None. More than three are smaller, and share the legend of most of them.
+        Panels per row; up to three if None. With more than three, panels are smaller, and the most frequent legend is
+        shown once below them.
     figure
-        Where to draw; a new figure if None.
+        Figure to draw on; a new one if None.
     """
-    if not panels:
-        raise InvalidInputError("line_panels needs at least one panel.")
-    across = columns or min(len(panels), WIDEST)
-    down = -(-len(panels) // across)
+    _check_panels(panels)
+    check_figure(figure)
+    if columns is not None:
+        check_integer(columns, "columns", minimum=1, maximum=MOST_PANELS)
+    n_columns = columns or min(len(panels), DEFAULT_COLUMNS)
+    n_rows = -(-len(panels) // n_columns)
+    small = n_columns > DEFAULT_COLUMNS
     if figure is None:
-        width, height = SMALL if across > WIDEST else LARGE
-        figure = Figure(figsize=(width * across, height * down), layout="constrained")
-    axes: NDArray[Any] = figure.subplots(down, across, squeeze=False)
-    sharing = _panels_of_one_legend(panels, small=across > WIDEST)
+        width, height = SMALL if small else LARGE
+        figure = Figure(figsize=(width * n_columns, height * n_rows), layout="constrained")
+    axes: NDArray[Any] = figure.subplots(n_rows, n_columns, squeeze=False)
+    sharing = _panels_of_one_legend(panels, small=small)
     for place, ax in enumerate(axes.flat):
         if place < len(panels):
             _draw_panel(ax, panels[place], legend=place not in sharing)
@@ -57,48 +92,32 @@ def line_panels(panels: Sequence[Any], *, columns: int | None = None, figure: Fi
             ax.set_visible(False)
     if sharing:
         lines, names = axes.flat[sharing[0]].get_legend_handles_labels()
-        figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 2 * across), frameon=False)
+        figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 2 * n_columns), frameon=False)
     return axes
 
 
 def _panels_of_one_legend(panels: Sequence[Any], *, small: bool) -> list[int]:
-    """Return which panels have the same lines, and need no legend each; of small ones the most with the same lines."""
+    """Return the indices of panels that share one legend: those with the most frequent set of lines."""
     labels = [tuple(line.label for line in panel.lines) for panel in panels]
-    commonest = max(labels, key=labels.count)
-    sharing = [place for place, found in enumerate(labels) if found == commonest]
-    shared = small or (len(sharing) == len(panels) and len(commonest) > FEW_LINES)
+    most_frequent = max(labels, key=labels.count)
+    sharing = [place for place, names in enumerate(labels) if names == most_frequent]
+    shared = small or (len(sharing) == len(panels) and len(most_frequent) > FEW_LINES)
     return sharing if shared and len(sharing) > 1 else []
 
 
 def _draw_panel(ax: Axes, panel: Any, *, legend: bool) -> None:
     for number, line in enumerate(panel.lines):
-        colour = COUNTS if line.reference else SERIES[number % len(SERIES)]
-        style = "--" if line.reference else "none" if line.points else "-"
-        few = line.points or (len(line.x) <= MARKED and not line.reference and not getattr(line, "plain", False))
-        marker = MARKERS[number % len(MARKERS)] if few else ""
-        ax.plot(
-            line.x,
-            line.y,
-            linestyle=style,
-            color=colour,
-            marker=marker,
-            markersize=4,
-            label=plain(line.label, width=30),
-        )
-        if line.spread is not None:
-            middle, half = np.asarray(line.y), np.asarray(line.spread)
-            ax.fill_between(line.x, middle - half, middle + half, color=colour, alpha=0.15, linewidth=0)
+        _draw_line(ax, line, number)
     if panel.x_log:
         ax.set_xscale("log")
-        _label_in_plain_numbers(ax.xaxis, *ax.get_xlim())
+        _label_log_axis(ax.xaxis, *ax.get_xlim())
     if panel.y_log:
         ax.set_yscale("log")
-        _label_in_plain_numbers(ax.yaxis, *ax.get_ylim())
-    ticks = getattr(panel, "x_ticks", ())
-    if ticks:
-        ax.set_xticks(ticks, [f"{value:g}" for value in ticks])
+        _label_log_axis(ax.yaxis, *ax.get_ylim())
+    if panel.x_ticks:
+        ax.set_xticks(panel.x_ticks, [f"{value:g}" for value in panel.x_ticks])
         ax.set_xticks([], minor=True)
-    ax.set_title(plain(panel.title, width=44), fontsize=10)
+    ax.set_title(wrap_label(panel.title, width=44), fontsize=10)
     ax.set_xlabel(panel.x_label)
     ax.set_ylabel(panel.y_label)
     ax.grid(alpha=0.25)
@@ -106,9 +125,41 @@ def _draw_panel(ax: Axes, panel: Any, *, legend: bool) -> None:
         ax.legend(frameon=False, fontsize=8)
 
 
-def _label_in_plain_numbers(axis: Any, low: float, high: float) -> None:
-    """Label 1, 2, 5, 10 and so on, as what studies look at spans few decades; even steps where it spans less."""
-    narrow = high < NARROW * low
-    axis.set_major_locator(MaxNLocator(4) if narrow else LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+def _draw_line(ax: Axes, line: Any, number: int) -> None:
+    colour = COUNTS if line.reference else SERIES[number % len(SERIES)]
+    marked = line.points or (len(line.x) <= MARKED and not line.reference and not line.plain)
+    ax.plot(
+        line.x,
+        line.y,
+        linestyle="--" if line.reference else "none" if line.points else "-",
+        color=colour,
+        marker=MARKERS[number % len(MARKERS)] if marked else "",
+        markersize=4,
+        label=wrap_label(line.label, width=30),
+    )
+    if line.spread is not None:
+        middle, half = np.asarray(line.y), np.asarray(line.spread)
+        ax.fill_between(line.x, middle - half, middle + half, color=colour, alpha=0.15, linewidth=0)
+
+
+def _label_log_axis(axis: Any, low: float, high: float) -> None:
+    """Label plain numbers; evenly spaced ones if the axis spans little."""
+    label_plain_numbers(axis)
+    if high < NARROW * low:
+        axis.set_major_locator(MaxNLocator(4))
+
+
+def _check_panels(panels: Any) -> None:
+    if not isinstance(panels, Sequence) or isinstance(panels, str) or len(panels) == 0:
+        raise InvalidInputError("panels", "must be a list of at least one kcal.plots.Panel", got=shown(panels))
+    check_panel_count(len(panels), "panels")
+    for panel in panels:
+        complete = all(hasattr(panel, field.name) for field in fields(Panel))
+        if not complete or not isinstance(panel.lines, list | tuple) or not panel.lines:
+            raise InvalidInputError("panels", "must be kcal.plots.Panel objects with lines", got=shown(panel))
+        for line in panel.lines:
+            if not all(hasattr(line, field.name) for field in fields(Line)):
+                raise InvalidInputError("panels", "must have kcal.plots.Line objects as lines", got=shown(line))
+            sizes = [len(check_numbers(part, "panels")) for part in (line.x, line.y, line.spread) if part is not None]
+            if len(set(sizes)) > 1:
+                raise InvalidInputError("panels", "must have lines with as many y as x", got=f"{sizes} entries")

@@ -1,4 +1,4 @@
-"""Many reliability diagrams side by side: methods beside classes, or all classes of one method in rows."""
+"""Many reliability diagrams in one figure: methods by classes, or all classes of one method."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import ReliabilityBins
-from kcal.plots.reliability_panel import check_panels, draw_panel, error_text, legend_handles
-from kcal.plots.style import COUNTS, plain
+from kcal.plots.arguments import MOST_PANELS, check_figure, check_names, check_panel_count
+from kcal.plots.reliability_panel import PanelOptions, check_options, draw_panel, error_text, legend_handles
+from kcal.plots.style import COUNTS, wrap_label
+from kcal.validation import check_integer, shown
 
-PANELS_A_ROW = 5
+PANELS_PER_ROW = 5
 
 
 def reliability_grid(
@@ -27,46 +29,47 @@ def reliability_grid(
     title: str | None = None,
     figure: Figure | SubFigure | None = None,
 ) -> NDArray[Any]:
-    """Draw methods beside classes: a row of reliability diagrams for each method, a column for each class.
+    """Draw a grid of reliability diagrams, one row per method and one column per class.
 
     Parameters
     ----------
     rows
-        For each method, by name, the bins of every class, in the order of class_names.
+        By name of the method, the bins of every class, in the order of class_names.
     class_names
-        Headings of the columns.
-    minimum_count
-        Bins with fewer samples have no bar.
-    confidence
-        Share of the bands that are to hold the true frequency, as in `reliability_diagram`; no bands if None.
+        Titles of the columns.
+    minimum_count, confidence
+        As in `reliability_diagram`.
     title
-        Heading of the whole picture.
+        Title of the figure.
     figure
-        Where to draw; a new one of fitting size if None.
+        Figure to draw on; a new one of fitting size if None.
 
     Returns
     -------
     array of Axes
-        (methods, classes). The picture is ``axes[0, 0].get_figure(root=True)``.
+        (methods, classes). The figure is ``axes[0, 0].get_figure(root=True)``.
     """
-    _check_grid(rows, class_names)
-    everything = [bins for row in rows.values() for bins in row]
-    check_panels(everything, minimum_count=minimum_count, confidence=confidence)
-    handles = legend_handles(everything, minimum_count=minimum_count, confidence=confidence)
-    n_rows, n_columns = len(rows), len(class_names)
-    panels = _panels_above_legend(figure, n_rows, n_columns, 1.6, handles)
-    axes = panels.subplots(n_rows, n_columns, squeeze=False)  # (n_rows, n_columns); sharing makes many panels slow
-    for i, (method, row) in enumerate(rows.items()):
-        for j, bins in enumerate(row):
-            ax = axes[i, j]
-            counts_ax = draw_panel(ax, bins, minimum_count=minimum_count, confidence=confidence, marker_size=2)
-            counts_ax.set_ylim(0.7, _highest(everything))
-            _label_panel(ax, counts_ax, bins, last_column=j == n_columns - 1)
-            ax.tick_params(labelbottom=i == n_rows - 1, labelleft=j == 0)
-            if i == 0:
-                ax.set_title(f"{_heading(class_names[j])}\n", fontsize=10, fontweight="bold")
-        axes[i, 0].set_ylabel(plain(method, width=14), fontsize=11, fontweight="bold")
-    _label_all(panels, title)
+    if not isinstance(rows, Mapping) or not rows:
+        raise InvalidInputError(
+            "rows", "must map at least one method's name to the bins of each class", got=shown(rows)
+        )
+    names = check_names(class_names)
+    for method, row in rows.items():
+        _check_row(row, f"rows[{method!r}]", len(names))
+    drawn = [bins for row in rows.values() for bins in row]
+    check_panel_count(len(drawn), "rows")
+    options = check_options(drawn, "rows", minimum_count, confidence, title)
+    panels = _panels_above_legend(figure, len(rows), len(names), 1.6, legend_handles(drawn, options))
+    axes = panels.subplots(len(rows), len(names), squeeze=False)  # not shared, which is slow for many panels
+    for (i, j), ax in np.ndenumerate(axes):
+        bins, last_column = drawn[i * len(names) + j], j == len(names) - 1
+        _draw_cell(ax, bins, options, highest=_highest_count(drawn), last_column=last_column)
+        ax.tick_params(labelbottom=i == len(rows) - 1, labelleft=j == 0)
+        if i == 0:
+            _set_heading(ax, names[j])
+    for ax, method in zip(axes[:, 0], rows, strict=True):
+        ax.set_ylabel(wrap_label(method, width=14), fontsize=11, fontweight="bold")
+    _label_figure(panels, title)
     return np.asarray(axes)
 
 
@@ -87,53 +90,48 @@ def class_reliability_grid(
     bins
         The bins of every class, in the order of class_names.
     class_names
-        Headings of the diagrams.
+        Titles of the diagrams.
     limit
-        With more classes only this many are drawn, those of the largest calibration error, worst first;
-        the title then says so.
-    minimum_count
-        Bins with fewer samples have no bar.
-    confidence
-        Share of the bands that are to hold the true frequency, as in `reliability_diagram`; no bands if None.
+        With more classes only this many are drawn, those with the largest calibration error, worst first; the title
+        then says so.
+    minimum_count, confidence
+        As in `reliability_diagram`.
     title
-        Heading of the whole picture.
+        Title of the figure.
     figure
-        Where to draw; a new one of fitting size if None.
+        Figure to draw on; a new one of fitting size if None.
 
     Returns
     -------
     array of Axes
-        One a class that is drawn. The picture is ``axes[0].get_figure(root=True)``.
+        One per class that is drawn. The figure is ``axes[0].get_figure(root=True)``.
     """
-    _check_grid({"the method": bins}, class_names)
-    check_panels(bins, minimum_count=minimum_count, confidence=confidence)
-    if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1:
-        raise InvalidInputError(f"limit must be a whole number, at least 1; got {limit!r}.")
+    names = check_names(class_names)
+    _check_row(bins, "bins", len(names))
+    options = check_options(bins, "bins", minimum_count, confidence, title)
+    check_integer(limit, "limit", minimum=1, maximum=MOST_PANELS)
     chosen = range(len(bins)) if len(bins) <= limit else _worst(bins, limit)
     drawn = [bins[k] for k in chosen]
     if len(drawn) < len(bins):
         which = f"the {len(drawn)} classes of largest error, of {len(bins):,}" if len(drawn) > 1 else "the worst class"
         title = which if title is None else f"{title}: {which}"
-    handles = legend_handles(drawn, minimum_count=minimum_count, confidence=confidence)
-    n_columns = min(PANELS_A_ROW, len(drawn))
+    n_columns = min(PANELS_PER_ROW, len(drawn))
     n_rows = ceil(len(drawn) / n_columns)
-    panels = _panels_above_legend(figure, n_rows, n_columns, 2.0, handles)
-    axes = panels.subplots(n_rows, n_columns, sharey=True, squeeze=False)  # (n_rows, n_columns)
-    for place, ax in enumerate(axes.flat):
-        if place >= len(drawn):
-            ax.set_axis_off()
-            continue
-        counts_ax = draw_panel(ax, drawn[place], minimum_count=minimum_count, confidence=confidence, marker_size=2)
-        counts_ax.set_ylim(0.7, _highest(drawn))
-        _label_panel(ax, counts_ax, drawn[place], last_column=place % n_columns == n_columns - 1)
-        ax.set_title(f"{_heading(class_names[chosen[place]])}\n", fontsize=10, fontweight="bold")
+    panels = _panels_above_legend(figure, n_rows, n_columns, 2.0, legend_handles(drawn, options))
+    axes = panels.subplots(n_rows, n_columns, sharey=True, squeeze=False).ravel()
+    for place, (ax, k) in enumerate(zip(axes, chosen, strict=False)):
+        last_column = place % n_columns == n_columns - 1
+        _draw_cell(ax, bins[k], options, highest=_highest_count(drawn), last_column=last_column)
+        _set_heading(ax, names[k])
         ax.tick_params(axis="x", labelbottom=place + n_columns >= len(drawn))
-    _label_all(panels, title)
-    return np.asarray(axes.ravel()[: len(drawn)])
+    for ax in axes[len(drawn) :]:
+        ax.set_axis_off()
+    _label_figure(panels, title)
+    return np.asarray(axes[: len(drawn)])
 
 
 def _worst(bins: Sequence[ReliabilityBins], limit: int) -> list[int]:
-    """Return the places of the largest calibration errors, largest first; classes without samples come last."""
+    """Return the indices of the largest calibration errors, largest first; classes without samples come last."""
     errors = np.nan_to_num([row.calibration_error for row in bins], nan=-1.0)
     return [int(k) for k in np.argsort(-errors, kind="stable")[:limit]]
 
@@ -141,7 +139,8 @@ def _worst(bins: Sequence[ReliabilityBins], limit: int) -> list[int]:
 def _panels_above_legend(
     figure: Figure | SubFigure | None, n_rows: int, n_columns: int, row_height: float, handles: list[Artist]
 ) -> SubFigure:
-    """Put the legend at the foot of a figure, a new one if None, and return the part that is left for panels."""
+    """Draw the legend at the bottom of a figure, a new one if None, and return the part for the panels."""
+    check_figure(figure)
     width = max(1.2 + 1.5 * n_columns, 5.4)  # inches
     legend_columns = min(int(width / 2.6), len(handles))
     heights = (0.9 + row_height * n_rows, 0.2 + 0.2 * ceil(len(handles) / legend_columns))  # panels, legend
@@ -153,8 +152,10 @@ def _panels_above_legend(
     return panels
 
 
-def _label_panel(ax: Axes, counts_ax: Axes, bins: ReliabilityBins, *, last_column: bool) -> None:
-    """Write the error over a panel of a grid, and the counts' axis only at the right end."""
+def _draw_cell(ax: Axes, bins: ReliabilityBins, options: PanelOptions, *, highest: float, last_column: bool) -> None:
+    """Draw one panel of a grid with its error above it; only the last column labels the axis of the counts."""
+    counts_ax = draw_panel(ax, bins, options, marker_size=2)
+    counts_ax.set_ylim(0.7, highest)
     ax.set_box_aspect(1)
     counts_ax.set_box_aspect(1)
     ax.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
@@ -167,29 +168,26 @@ def _label_panel(ax: Axes, counts_ax: Axes, bins: ReliabilityBins, *, last_colum
         counts_ax.tick_params(axis="y", right=False, labelright=False)
 
 
-def _label_all(panels: SubFigure, title: str | None) -> None:
+def _set_heading(ax: Axes, class_name: str) -> None:
+    ax.set_title(f"{wrap_label(class_name, width=16, lines=2)}\n", fontsize=10, fontweight="bold")
+
+
+def _label_figure(panels: SubFigure, title: str | None) -> None:
     panels.supxlabel("predicted probability of the class", fontsize=11)
     panels.supylabel("observed frequency", fontsize=11)
     if title is not None:
         panels.suptitle(title, fontsize=13)
 
 
-def _heading(class_name: str) -> str:
-    return plain(class_name, width=16, lines=2)
-
-
-def _highest(drawn: Sequence[ReliabilityBins]) -> float:
+def _highest_count(drawn: Sequence[ReliabilityBins]) -> float:
     return max(max(int(bins.counts.max()) for bins in drawn), 10) * 2
 
 
-def _check_grid(rows: Mapping[str, Sequence[ReliabilityBins]], class_names: Sequence[str]) -> None:
-    if len(rows) == 0 or len(class_names) == 0:
+def _check_row(row: Any, name: str, n_classes: int) -> None:
+    if not isinstance(row, Sequence) or len(row) != n_classes:
         raise InvalidInputError(
-            f"a grid needs at least one method and one class; got {len(rows)} and {len(class_names)}."
+            name,
+            f"must be a list of the bins of all {n_classes} classes",
+            got=f"{len(row)} bins" if isinstance(row, Sequence) else shown(row),
+            remedy="Pass [reliability(probs, labels, of=k) for k in range(len(class_names))].",
         )
-    for method, row in rows.items():
-        if len(row) != len(class_names):
-            raise InvalidInputError(
-                f"each method needs the bins of all {len(class_names)} classes; {method!r} has {len(row)}. "
-                "Pass [reliability(probs, labels, of=k) for k in range(len(class_names))]."
-            )

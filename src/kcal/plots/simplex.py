@@ -1,4 +1,4 @@
-"""Predictions of three classes in a triangle, and how far the observed frequencies are from them."""
+"""Predicted probabilities of three classes in a triangle, with arrows to the observed frequencies."""
 
 from collections.abc import Sequence
 from math import ceil, sqrt
@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import CanonicalCells
-from kcal.plots.style import MARKERS, SERIES, new_axes, plain
+from kcal.plots.arguments import check_minimum_count, check_names, check_result, prepare_axes
+from kcal.plots.style import MARKERS, SERIES, wrap_label
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, sqrt(3) / 2]])  # of the first, second and third class
-POINTS = 2000  # at most so many are drawn: more would only be a cloud
-SHORT_LABEL = 20  # characters of a legend's text; beyond, the legend has one column
+POINTS = 2000  # at most, because more could not be distinguished
+SHORT_LABEL = 20  # characters; with longer labels the legend has one column
 CLASS_COLOURS = (SERIES[0], SERIES[4], SERIES[2])
 
 
@@ -27,39 +28,36 @@ def simplex_plot(
     minimum_count: int = 15,
     title: str | None = None,
 ) -> Axes:
-    """Draw predictions of three classes in a triangle, with arrows to what was observed.
+    """Draw predictions of three classes in a triangle, with arrows to the observed frequencies.
 
-    A corner is a class that is certain, the middle of the triangle is one third each. Points are samples, marked by
-    their true class. An arrow leads from the mean prediction of a cell's samples to the frequencies of the classes
-    among them: no arrow to speak of, no error.
+    A corner is probability 1 of a class, the center of the triangle is one third each. Points are samples, marked by
+    their true class. An arrow leads from the mean prediction of the samples in a cell to the class frequencies among
+    them: the shorter, the better calibrated.
 
     Parameters
     ----------
     cells
-        What `kcal.metrics.canonical_cells` returns, of three classes; ``bins=5`` leaves enough samples in a cell.
+        What `kcal.metrics.canonical_cells` returns for three classes; ``bins=5`` leaves enough samples in a cell.
     class_names
-        What to call the three classes; "class 0" and so on if None.
+        Names of the three classes; "class 0" and so on if None.
     ax
-        Where to draw; a new figure if None.
+        Axes to draw on; a new figure if None.
     minimum_count
-        Cells with fewer samples have no arrow, because it would be mostly chance.
+        Cells with fewer samples have no arrow, because it would be mostly noise.
     title
-        Heading of the picture.
+        Title of the axes.
     """
-    if not isinstance(cells, CanonicalCells):
-        raise InvalidInputError(
-            f"cells must be what kcal.metrics.canonical_cells(probs, labels, bins=5) returns; got {type(cells)}."
-        )
+    check_result(cells, CanonicalCells, "cells", "the result of kcal.metrics.canonical_cells(probs, labels, bins=5)")
     if cells.probs.shape[1] != 3:
         raise InvalidInputError(
-            f"a simplex plot needs probabilities of three classes; got {cells.probs.shape[1]}. "
-            "Draw reliability diagrams of each class for any other number."
+            "cells",
+            "must be of three classes",
+            got=str(cells.probs.shape[1]),
+            remedy="Draw a reliability diagram per class for any other number.",
         )
-    names = [f"class {k}" for k in range(3)] if class_names is None else [str(name) for name in class_names]
-    if len(names) != 3:
-        raise InvalidInputError(f"class_names must be three names; got {len(names)}.")
-    if ax is None:
-        ax = new_axes(6.4, 6.2)
+    names = [f"class {k}" for k in range(3)] if class_names is None else check_names(class_names, 3)
+    check_minimum_count(minimum_count)
+    ax = prepare_axes(ax, 6.4, 6.2, title)
     _draw_triangle(ax, cells.bins)
     handles = _draw_points(ax, cells.probs, cells.labels, names)
     enough = cells.counts >= max(minimum_count, 1)
@@ -78,13 +76,11 @@ def simplex_plot(
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
     columns = 2 if longest <= SHORT_LABEL else 1  # a wide legend would leave the triangle no room
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=columns, frameon=False)
-    if title is not None:
-        ax.set_title(title)
     return ax
 
 
 def _draw_triangle(ax: Axes, bins: int) -> None:
-    # The names at the corners lie within the limits, so that nothing is cut or covered.
+    # The limits leave room for the names at the corners.
     ax.set_aspect("equal")
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
@@ -99,7 +95,7 @@ def _draw_triangle(ax: Axes, bins: int) -> None:
 
 
 def _draw_points(ax: Axes, probs: NDArray[np.floating], labels: NDArray[np.intp], names: list[str]) -> list[Line2D]:
-    """Draw samples by true class, no more than can be told apart; return their legend."""
+    """Draw a part of the samples, marked by true class; return the entries of the legend."""
     every = ceil(len(probs) / POINTS)
     places, true = probs[::every] @ CORNERS, labels[::every]
     size = 4 if len(places) > 300 else 6
@@ -108,7 +104,7 @@ def _draw_points(ax: Axes, probs: NDArray[np.floating], labels: NDArray[np.intp]
         style: dict[str, Any] = {"color": CLASS_COLOURS[k], "marker": MARKERS[k], "linestyle": "none"}
         of_class = places[true == k]
         ax.plot(*of_class.T, markersize=size, markeredgewidth=0, alpha=0.45, zorder=3, clip_on=False, **style)
-        label = plain(f"truly {name}", width=36, lines=1)
+        label = wrap_label(f"truly {name}", width=36, lines=1)
         handles.append(Line2D([], [], markersize=7, label=label, **style))
     if every > 1:
         handles.append(Line2D([], [], linestyle="none", label=f"one sample of {every} is drawn"))
@@ -119,7 +115,7 @@ def _name_corners(ax: Axes, names: list[str]) -> None:
     places = ((-8, -6, "left", "top"), (8, -6, "right", "top"), (0, 6, "center", "bottom"))
     for k, (name, (x, y, horizontal, vertical)) in enumerate(zip(names, places, strict=True)):
         ax.annotate(
-            plain(name, width=19, lines=2),
+            wrap_label(name, width=19, lines=2),
             tuple(CORNERS[k]),
             xytext=(x, y),
             textcoords="offset points",

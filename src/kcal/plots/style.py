@@ -1,15 +1,15 @@
-"""Colours, marks, names and empty axes that every picture shares."""
+"""Colours, markers, labels and empty axes that all plots share."""
 
 import textwrap
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart with every common kind of colour blindness.
+# Colours of Okabe and Ito, which people with any common colour blindness can distinguish.
 OBSERVED = "#56B4E9"  # sky blue
 OBSERVED_EDGE = "#0072B2"  # blue
 GAP = "#D55E00"  # vermilion
-GAP_FILL = "#F9D9C3"  # vermilion, pale
+GAP_FILL = "#F9D9C3"  # pale vermilion
 BAND = "#000000"
 COUNTS = "#4D4D4D"
 GUIDE = "#000000"
@@ -17,23 +17,23 @@ GUIDE = "#000000"
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 LINES = ("-", "--", "-.", ":")
-"""Methods and classes take these in turn; their lengths share no factor, so that no pair comes back soon."""
+"""Methods and classes cycle through these; the lengths have no common factor, so that combinations repeat late."""
 
 
-def plain(name: str, *, width: int = 70, lines: int = 3) -> str:
-    """Return a name as it is to be read: broken into lines, dollar signs no mathematics.
+def wrap_label(name: str, *, width: int = 70, lines: int = 3) -> str:
+    """Return a name broken into lines, with dollar signs escaped so that matplotlib does not read them as mathematics.
 
-    One that is too long is cut in the middle: its end is what tells it from its like.
+    A name that is too long is cut in the middle, because similar names often differ at the end.
     """
     text = " ".join(str(name).split())
-    shown = textwrap.wrap(text, width)
-    kept = lines * width - 1
-    while len(shown) > lines:
-        kept -= 1
-        shown = textwrap.wrap(f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}", width)
-    return "\n".join(shown).replace("$", r"\$")
+    wrapped = textwrap.wrap(text, width)
+    n_kept = lines * width - 1
+    while len(wrapped) > lines:
+        n_kept -= 1
+        wrapped = textwrap.wrap(f"{text[: n_kept - n_kept // 2]}…{text[len(text) - n_kept // 2 :]}", width)
+    return "\n".join(wrapped).replace("$", r"\$")
 
 
 def new_axes(width: float, height: float) -> Axes:
-    """Return the axes of a new figure that no global state knows."""
+    """Return the axes of a new figure that pyplot does not know."""
     return Figure(figsize=(width, height), layout="constrained").add_subplot()

@@ -1,43 +1,48 @@
-"""How a projection learned: the training loss and the learning rate, step by step."""
+"""Training of a projection: loss and learning rate at each recorded step."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.plots.style import COUNTS, OBSERVED_EDGE, new_axes
-from kcal.projection import TrainingCurve
+from kcal.plots.arguments import check_result, prepare_axes
+from kcal.plots.style import COUNTS, OBSERVED_EDGE
+
+if TYPE_CHECKING:
+    from kcal.projection import TrainingCurve
 
 
 def training_curve(curve: TrainingCurve, *, ax: Axes | None = None, title: str | None = None) -> Axes:
-    """Draw the mean training log-loss up to each noted step, and the learning rate on a logarithmic right axis.
+    """Draw the mean training log-loss up to each recorded step, and the learning rate on a logarithmic right axis.
 
     Parameters
     ----------
     curve
-        What a `TrainedProjection` holds as ``curve``.
+        The attribute ``curve`` of a `TrainedProjection`.
     ax
-        Where to draw; a new figure if None.
+        Axes to draw on; a new figure if None.
     title
-        Heading of the picture.
+        Title of the axes.
 
     Returns
     -------
     Axes
         The axes of the losses; those of the learning rate lie over them.
     """
-    steps, losses, rates = _checked(curve)
-    if ax is None:
-        ax = new_axes(6.4, 4.0)
+    steps, losses, rates = _check_curve(curve)
+    ax = prepare_axes(ax, 6.4, 4.0, title, pad=28)
     ax.plot(steps, losses, color=OBSERVED_EDGE, marker="o", markersize=4)
     ax.set_xlabel("training step")
     ax.set_ylabel("training log-loss")
     ax.grid(alpha=0.25)
     handles = [Line2D([], [], color=OBSERVED_EDGE, marker="o", markersize=4, label="log-loss")]
     if (rates > 0).any():
-        # A single step has no line to be seen, and its two marks may coincide.
+        # A single step has no visible line, and its two markers may coincide.
         mark = {"marker": "s", "markersize": 10, "markerfacecolor": "none"} if len(steps) == 1 else {}
         rate_style: dict[str, Any] = {"color": COUNTS, "linestyle": "--", **mark}
         rates_ax = ax.twinx()
@@ -47,22 +52,20 @@ def training_curve(curve: TrainingCurve, *, ax: Axes | None = None, title: str |
         rates_ax.tick_params(axis="y", which="both", colors=COUNTS)
         handles.append(Line2D([], [], label="learning rate (right axis)", **rate_style))
     ax.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
-    if title is not None:
-        ax.set_title(title, pad=28)
     return ax
 
 
-def _checked(curve: TrainingCurve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if not isinstance(curve, TrainingCurve):
+def _check_curve(curve: Any) -> list[NDArray[np.float64]]:
+    """Return steps, losses and learning rates as arrays."""
+    from kcal.projection import TrainingCurve  # here, because it imports torch, which other plots do not need
+
+    check_result(curve, TrainingCurve, "curve", "train_projection(...).curve")
+    parts = [np.asarray(part, dtype=np.float64) for part in (curve.steps, curve.losses, curve.learning_rates)]
+    sizes = [len(part) for part in parts]
+    if len(set(sizes)) > 1 or sizes[0] == 0:
         raise InvalidInputError(
-            f"curve must be a TrainingCurve, such as train_projection(...).curve; got {type(curve).__name__}."
+            "curve",
+            "must have a loss and a learning rate for each step, and at least one step",
+            got="{} steps, {} losses and {} learning rates".format(*sizes),
         )
-    steps, losses, rates = (
-        np.asarray(part, dtype=np.float64) for part in (curve.steps, curve.losses, curve.learning_rates)
-    )
-    if not (len(steps) == len(losses) == len(rates)) or len(steps) == 0:
-        raise InvalidInputError(
-            "a training curve needs a loss and a learning rate for each step, and at least one step; "
-            f"got {len(steps)} steps, {len(losses)} losses and {len(rates)} learning rates."
-        )
-    return steps, losses, rates
+    return parts

@@ -1,11 +1,10 @@
-"""Everything that a report shows, computed once: the sections only tell it."""
+"""Everything that a report shows, computed once; the sections only format it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import (
@@ -20,132 +19,146 @@ from kcal.metrics import (
     evaluate,
     reliability,
 )
+from kcal.metrics.predictions import Predictions, check_predictions
+from kcal.plots.arguments import check_minimum_count, check_names
 from kcal.report.markup import readable
+from kcal.validation import check_integer, shown
 
 SIMPLEX_BINS = 5  # so that cells hold enough samples
+DEFAULT_CONFIDENCE = 0.95
+MOST_METHODS, MOST_CLASSES = 100, 10_000
+"""Bounds on what a page shows in pictures."""
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """The last method is the one that is judged; those before it are what it is compared with."""
+    """Results per method; the last method is the one that the report is about, the others are its baselines."""
 
     class_names: list[str]
-    labels: NDArray[np.intp]
-    probabilities: dict[str, NDArray[Any]]
     evaluations: dict[str, Evaluation]
     errors: dict[str, ClassErrors]
     confidence_bins: dict[str, ReliabilityBins]
     class_bins: dict[int, dict[str, ReliabilityBins]]  # of the classes that are shown, worst first
     rejection: dict[str, RejectionCurve]
-    cells: dict[str, CanonicalCells]  # of three classes; otherwise empty
+    cells: dict[str, CanonicalCells]  # empty unless there are three classes
     weighted: bool
+    minimum_count: int
 
     @property
-    def judged(self) -> str:
-        """The method that the report is about."""
-        return list(self.probabilities)[-1]
+    def methods(self) -> list[str]:
+        """Names of all methods."""
+        return list(self.evaluations)
 
     @property
     def evaluation(self) -> Evaluation:
-        """Its metrics."""
-        return self.evaluations[self.judged]
+        """The evaluation of the last method, whose settings are those of all."""
+        return self.evaluations[self.methods[-1]]
 
     @property
-    def positives(self) -> NDArray[np.intp]:
-        """Samples of each class."""
-        return self.errors[self.judged].positives
+    def class_errors(self) -> ClassErrors:
+        """The errors per class of the last method."""
+        return self.errors[self.methods[-1]]
+
+    @property
+    def band(self) -> float:
+        """Confidence level of the bands in reliability diagrams."""
+        return self.evaluation.confidence or DEFAULT_CONFIDENCE
 
 
-def gather(
-    probabilities: Mapping[str, ArrayLike],
-    labels: ArrayLike,
+def compute_contents(
+    probs: Any,
+    labels: Any,
     *,
-    class_names: Sequence[object] | None,
-    evaluations: Mapping[str, Evaluation] | None,
-    sample_weight: ArrayLike | None,
+    class_names: Any,
+    evaluations: Any,
+    sample_weight: Any,
     limit: int,
+    minimum_count: int,
 ) -> Contents:
-    """Compute what a report shows."""
-    if not isinstance(probabilities, Mapping) or not probabilities:
-        raise InvalidInputError("probabilities must map the name of a method to its probabilities, for at least one.")
-    if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1:
-        raise InvalidInputError(f"limit must be a whole number, at least 1; got {limit!r}.")
+    """Check the arguments of a report and compute what it shows."""
+    check_integer(limit, "limit", minimum=1, maximum=MOST_CLASSES)
+    minimum_count = check_minimum_count(minimum_count)
+    methods = _check_methods(probs, labels, sample_weight)
+    n_classes = next(iter(methods.values())).n_classes
+    names = range(n_classes) if class_names is None else check_names(class_names, n_classes)
+
+    def per_method(function: Callable[..., Result], **options: Any) -> dict[str, Result]:
+        # The arrays as they were given: rows of half precision may miss a sum of 1 by more.
+        arrays = zip(methods, probs.values(), strict=True)
+        return {name: function(values, labels, sample_weight=sample_weight, **options) for name, values in arrays}
+
     if evaluations is None:
-        evaluations = {
-            name: evaluate(probs, labels, sample_weight=sample_weight, confidence=0.95)
-            for name, probs in probabilities.items()
-        }
-    _check_alike(probabilities, evaluations)
-    by_name = {readable(name): np.asarray(probs) for name, probs in probabilities.items()}
-    found = {readable(name): evaluations[name] for name in probabilities}
-    any_one = next(iter(found.values()))
-    names = list(range(any_one.n_classes)) if class_names is None else list(class_names)
-    if len(names) != any_one.n_classes:
-        raise InvalidInputError(f"class_names must name all {any_one.n_classes} classes; got {len(names)}.")
-    errors = {
-        name: class_errors(probs, labels, bins=any_one.bins, threshold=any_one.threshold, sample_weight=sample_weight)
-        for name, probs in by_name.items()
-    }
-    codes = np.asarray(labels).astype(np.intp)
-    shown = [int(k) for k in errors[list(by_name)[-1]].worst(limit)]
+        evaluated = per_method(evaluate, confidence=DEFAULT_CONFIDENCE)
+    else:
+        evaluated = _check_evaluations(evaluations, probs)
+    used = _common_settings(evaluated, methods)
+    errors = per_method(class_errors, bins=used.bins, threshold=used.threshold)
+    worst = errors[next(reversed(errors))].worst(limit).tolist()
     return Contents(
         class_names=[readable(name) for name in names],
-        labels=codes,
-        probabilities=by_name,
-        evaluations=found,
+        evaluations=evaluated,
         errors=errors,
-        confidence_bins={
-            name: reliability(probs, codes, bins=any_one.bins, sample_weight=sample_weight)
-            for name, probs in by_name.items()
-        },
-        class_bins={
-            k: {name: _bins_of_class(probs, codes, k, any_one, sample_weight) for name, probs in by_name.items()}
-            for k in shown
-        },
-        rejection={
-            name: accuracy_rejection(probs, codes, sample_weight=sample_weight) for name, probs in by_name.items()
-        },
-        cells={
-            name: canonical_cells(probs, codes, bins=SIMPLEX_BINS, sample_weight=sample_weight)
-            for name, probs in by_name.items()
-            if any_one.n_classes == 3
-        },
+        confidence_bins=per_method(reliability, bins=used.bins, adaptive=False),
+        class_bins={k: {name: _class_bins(each, k, used) for name, each in methods.items()} for k in worst},
+        rejection=per_method(accuracy_rejection),
+        cells=per_method(canonical_cells, bins=SIMPLEX_BINS) if used.n_classes == 3 else {},
         weighted=sample_weight is not None,
+        minimum_count=minimum_count,
     )
 
 
-def _bins_of_class(
-    probs: NDArray[Any], labels: NDArray[np.intp], k: int, settings: Evaluation, sample_weight: ArrayLike | None
-) -> ReliabilityBins:
-    """Bin one class against all others, so that not every class is checked again."""
-    column = np.clip(probs[:, k].astype(np.float64), 0.0, 1.0)
+def _check_methods(probs: Any, labels: Any, sample_weight: Any) -> dict[str, Predictions]:
+    if not isinstance(probs, Mapping) or not 0 < len(probs) <= MOST_METHODS:
+        raise InvalidInputError(
+            "probs", f"must map the names of 1 to {MOST_METHODS} methods to their probabilities", got=shown(probs)
+        )
+    return {readable(name): check_predictions(values, labels, sample_weight) for name, values in probs.items()}
+
+
+def _class_bins(predictions: Predictions, k: int, settings: Evaluation) -> ReliabilityBins:
+    """Bin class k against the rest: two columns are checked much faster than all."""
+    column = np.clip(predictions.probs[:, k].astype(np.float64), 0.0, 1.0)
     return reliability(
         np.stack([1 - column, column], axis=1),
-        (labels == k).astype(np.intp),
+        (predictions.labels == k).astype(np.intp),
         of=1,
         bins=settings.bins,
+        adaptive=False,
         threshold=settings.threshold,
-        sample_weight=sample_weight,
+        sample_weight=predictions.weights,
     )
 
 
-def _check_alike(probabilities: Mapping[str, ArrayLike], evaluations: Mapping[str, Evaluation]) -> None:
-    missing = [name for name in probabilities if name not in evaluations]
-    if missing:
-        raise InvalidInputError(f"evaluations must hold every method of probabilities; {missing[0]!r} is missing.")
-    for name, probs in probabilities.items():
-        found, shape = evaluations[name], np.shape(probs)
-        if shape != (found.n_samples, found.n_classes):
+def _check_evaluations(evaluations: Any, probs: Mapping[Any, Any]) -> dict[str, Evaluation]:
+    by_name = evaluations if isinstance(evaluations, Mapping) else {}
+    for name in probs:
+        if not isinstance(by_name.get(name), Evaluation):
             raise InvalidInputError(
-                f"the evaluation of {name!r} must be of its probabilities: {found.n_samples:,} samples of "
-                f"{found.n_classes:,} classes are not of shape {shape}."
+                "evaluations",
+                "must map every method of probs to the result of kcal.metrics.evaluate",
+                got=f"{shown(by_name.get(name))} for {name!r}",
             )
-    settings = {
-        (found.n_samples, found.n_classes, found.bins, found.threshold, found.clip, found.confidence)
-        for found in (evaluations[name] for name in probabilities)
-    }
+    return {readable(name): by_name[name] for name in probs}
+
+
+def _common_settings(evaluations: Mapping[str, Evaluation], methods: Mapping[str, Predictions]) -> Evaluation:
+    """Return the last evaluation; raise unless all are of the given samples and computed with the same settings."""
+    settings = set()
+    for name, evaluation in evaluations.items():
+        shape = methods[name].probs.shape
+        if (evaluation.n_samples, evaluation.n_classes) != shape:
+            raise InvalidInputError(
+                "evaluations",
+                f"must be of the same samples and classes as probs, {shape} for {name!r}",
+                got=f"{evaluation.n_samples:,} samples of {evaluation.n_classes:,} classes",
+            )
+        settings.add((shape[1], evaluation.bins, evaluation.threshold, evaluation.clip, evaluation.confidence))
     if len(settings) > 1:
         raise InvalidInputError(
-            "all methods must be evaluated on the same samples and classes with the same settings; got "
-            f"{len(settings)} different ones."
+            "probs" if len({each.n_classes for each in methods.values()}) > 1 else "evaluations",
+            "must be of the same classes for all methods, with the same settings",
+            got=f"{len(settings)} different ones",
         )
+    return evaluation

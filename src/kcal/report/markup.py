@@ -1,4 +1,4 @@
-"""Text as HTML: names escaped and shortened, tables, and the frame of a page; knows no metrics."""
+"""Text as HTML: escaped and shortened names, tables, and the frame of a page."""
 
 import html
 import unicodedata
@@ -8,29 +8,29 @@ from typing import NamedTuple
 from kcal.report.style import STYLE
 
 LONGEST_NAME = 120
-"""Longer names are cut; the whole of them shows when the pointer rests on it."""
+"""Longer names are cut; the tooltip shows them in full."""
 
 
 class Column(NamedTuple):
-    """The heading of a table's column, as text, and whether its cells are numbers."""
+    """A column of a table: its heading, as text, and whether its cells are numbers."""
 
     heading: str
     number: bool = True
 
 
 def readable(name: object) -> str:
-    """Return a name without what no page can hold: control characters and halves of characters become �."""
+    """Return a name that a page can hold: control characters and lone surrogates become �."""
     text = str(name).encode("utf-8", "replace").decode("utf-8")
     return "".join("\ufffd" if unicodedata.category(sign) == "Cc" and sign not in "\t\n" else sign for sign in text)
 
 
 def escaped(text: object) -> str:
-    """Return text that means nothing to a browser but itself, in content as in attributes."""
+    """Return text escaped for HTML content and attributes."""
     return html.escape(readable(text), quote=True)
 
 
 def named(name: object) -> str:
-    """Return the HTML of a name, kept apart from the direction in which the text around it is written."""
+    """Return a name as HTML, isolated from the writing direction of the text around it."""
     text = readable(name)
     if len(text) <= LONGEST_NAME:
         return f"<bdi>{escaped(text) or '(no name)'}</bdi>"
@@ -38,7 +38,7 @@ def named(name: object) -> str:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, label: str) -> str:
-    """Return a table of cells that are HTML; the first of each row is its heading. It scrolls where it is too wide."""
+    """Return a table of HTML cells; the first of each row is its heading. A table that is too wide scrolls."""
     heads = "".join(f'<th scope="col"{_kind(column)}>{escaped(column.heading)}</th>' for column in columns)
     body = "\n".join(f"<tr>{_row(columns, row)}</tr>" for row in rows)
     return (
@@ -48,18 +48,18 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, label: st
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return terms and what is to be said of them (HTML)."""
-    return "<dl>\n" + "\n".join(f"<dt>{escaped(term)}</dt><dd>{said}</dd>" for term, said in pairs) + "\n</dl>"
+    """Return a list of terms (text) and their descriptions (HTML)."""
+    return "<dl>\n" + "\n".join(f"<dt>{escaped(term)}</dt><dd>{text}</dd>" for term, text in pairs) + "\n</dl>"
 
 
 def section(identity: str, heading: str, *parts: str) -> str:
-    """Return a section of the page, with a place to link to."""
+    """Return a section of the page; ``identity`` is its anchor."""
     inside = "\n".join(part for part in parts if part)
     return f'<section id="{escaped(identity)}">\n<h2>{escaped(heading)}</h2>\n{inside}\n</section>'
 
 
 def page(title: str, lead: str, sections: Sequence[str]) -> str:
-    """Return a whole HTML5 page that asks for nothing from anywhere, and may not."""
+    """Return a complete HTML5 page; its policy forbids it to load anything."""
     inside = "\n".join(sections)
     return f"""<!DOCTYPE html>
 <html lang="en">

@@ -1,4 +1,4 @@
-"""How the page looks: at any width, by day and by night, and on paper."""
+"""The style sheet of the page: any width, light and dark, print."""
 
 STYLE = """\
 :root { color-scheme: light dark; --text: #1b1f24; --soft: #57606a; --line: #d0d7de; --back: #ffffff; --card: #f6f8fa; }

@@ -1,15 +1,17 @@
-"""The whole report: gathered, told section by section, and written whole or not at all."""
+"""The whole report: computed, formatted section by section, and written completely or not at all."""
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from numpy.typing import ArrayLike
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import Evaluation
-from kcal.persistence import write_whole
-from kcal.report.contents import gather
+from kcal.persistence import check_path, write_whole
+from kcal.plots.arguments import check_text
+from kcal.report.contents import compute_contents
 from kcal.report.markup import escaped, page
 from kcal.report.sections import (
     classes_section,
@@ -20,54 +22,33 @@ from kcal.report.sections import (
     settings_section,
     simplex_section,
 )
+from kcal.validation import shown
 
 FILE_NAME = "report.html"
 
 
 def write_report(
-    folder: str | os.PathLike[str],
-    probabilities: Mapping[str, ArrayLike],
-    labels: ArrayLike,
-    *,
-    class_names: Sequence[object] | None = None,
-    evaluations: Mapping[str, Evaluation] | None = None,
-    sample_weight: ArrayLike | None = None,
-    sources: Mapping[str, str] | None = None,
-    settings: Mapping[str, str] | None = None,
-    limit: int = 20,
-    minimum_count: int = 15,
-    title: str = "Calibration report",
+    folder: str | os.PathLike[str], probs: Mapping[str, ArrayLike], labels: ArrayLike, **options: Any
 ) -> Path:
-    """Write `report_page` as report.html into a folder, which is made if it is not there; return the file.
+    """Write `report_page` as report.html into a folder, which is made if it does not exist; return the file.
 
     Parameters
     ----------
     folder
-        Where to; a report that is there is replaced.
-    probabilities, labels, class_names, evaluations, sample_weight, sources, settings, limit, minimum_count, title
+        The folder; an existing report is replaced.
+    probs, labels, **options
         As in `report_page`.
     """
-    place = Path(folder)
+    place = check_path(folder, "folder")
     if place.exists() and not place.is_dir():
-        raise InvalidInputError(f"{place} is not a folder; give the name of one.")
-    text = report_page(
-        probabilities,
-        labels,
-        class_names=class_names,
-        evaluations=evaluations,
-        sample_weight=sample_weight,
-        sources=sources,
-        settings=settings,
-        limit=limit,
-        minimum_count=minimum_count,
-        title=title,
-    )
+        raise InvalidInputError("folder", "must be the name of a folder", got=f"{place}, which is not a folder")
+    text = report_page(probs, labels, **options)
     place.mkdir(parents=True, exist_ok=True)
     return write_whole(place / FILE_NAME, text.encode("utf-8"))
 
 
 def report_page(
-    probabilities: Mapping[str, ArrayLike],
+    probs: Mapping[str, ArrayLike],
     labels: ArrayLike,
     *,
     class_names: Sequence[object] | None = None,
@@ -83,47 +64,53 @@ def report_page(
 
     Parameters
     ----------
-    probabilities
-        For each method, by name, its probabilities (n_samples, n_classes). The last is the one that the report is
-        about; what comes before it is what it is compared with, like the uncalibrated network.
+    probs
+        The probabilities of each method by name, (n_samples, n_classes). The last method is the one that the report is
+        about; the others are its baselines, like the uncalibrated network.
     labels
         True classes as column indices, (n_samples,).
     class_names
-        What to call the classes; their numbers if None.
+        Names of the classes; their numbers if None.
     evaluations
-        For each method what `kcal.metrics.evaluate` returns; computed with 95 % intervals if None. Its bins and
-        its threshold are those of the whole report.
+        What `kcal.metrics.evaluate` returns, by method; computed with 95 % intervals if None. Its bins and threshold
+        are used for the whole report.
     sample_weight
-        How much each row counts, (n_samples,), as given to `evaluate`.
+        Relative importance of each sample, (n_samples,), as passed to `evaluate`.
     sources, settings
-        More to be told of the data, and of how things were computed: what by term.
+        Further lines for the sections "Data" and "Settings": text by term.
     limit
-        How many classes to show in detail, worst first.
+        Number of classes to show in detail, worst first.
     minimum_count
         Bins, cells and ends of curves with fewer samples are not drawn.
     title
-        Heading of the page.
+        Title of the page.
     """
-    contents = gather(
-        probabilities,
+    check_text(title, "title")
+    _check_lines(sources, "sources")
+    _check_lines(settings, "settings")
+    contents = compute_contents(
+        probs,
         labels,
         class_names=class_names,
         evaluations=evaluations,
         sample_weight=sample_weight,
         limit=limit,
+        minimum_count=minimum_count,
     )
-    found = contents.evaluation
-    band = 0.95 if found.confidence is None else found.confidence
     sections = [
         data_section(contents, sources or {}),
         metrics_section(contents),
-        confidence_section(contents, minimum_count, band),
-        classes_section(contents, minimum_count, band),
-        simplex_section(contents, minimum_count) if found.n_classes == 3 else "",
-        rejection_section(contents, minimum_count),
-        settings_section(contents, settings or {}, minimum_count, band),
+        confidence_section(contents),
+        classes_section(contents),
+        simplex_section(contents),
+        rejection_section(contents),
+        settings_section(contents, settings or {}),
     ]
-    lead = (
-        f"{escaped(' → '.join(contents.probabilities))} on {found.n_samples:,} samples of {found.n_classes:,} classes"
-    )
+    used = contents.evaluation
+    lead = f"{escaped(' → '.join(contents.methods))} on {used.n_samples:,} samples of {used.n_classes:,} classes"
     return page(title, lead, [part for part in sections if part])
+
+
+def _check_lines(lines: Any, name: str) -> None:
+    if lines is not None and not isinstance(lines, Mapping):
+        raise InvalidInputError(name, "must map terms to text", got=shown(lines))

@@ -220,7 +220,7 @@ class KCalBlend(Calibrator):
         lowest = 0.0 if scores is None else float(network_log_probs(scores, self.representation).min())
         warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
         if scores is None:
-            warn_of_missing_classes(samples.classes, targets.totals().numpy(), "Add samples, or pass logits=.")
+            warn_of_missing_classes(samples.classes, targets.totals().numpy(), "Or pass logits=.")
         else:
             warn_of_few_samples(len(samples.codes), len(samples.classes))
         experts = fit_experts(
@@ -352,7 +352,7 @@ class KCalBlend(Calibrator):
         if names and known and names != known:
             expected = f"must have the columns of the fit, in the same order: {', '.join(known)}"
             raise InvalidInputError("logits", expected, got=", ".join(names))
-        warn_of_known_rows(self._knows(rows), "Evaluate a blend on other data.")
+        warn_of_known_rows(self._knows(rows))
         blocks = []
         for start in range(0, len(rows), BLOCK_ROWS):
             block = slice(start, start + BLOCK_ROWS)

@@ -39,7 +39,7 @@ from kcal.calibrators.kcal.state import (
 )
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
-from kcal.kernels import BandwidthCurve, get_kernel
+from kcal.kernels import BandwidthCurve, get_kernel, mean_log_loss
 from kcal.projection import Recipe, TrainedProjection, TrainingCurve, get_recipe, needs_training
 from kcal.validation import ArrayKind
 
@@ -295,7 +295,18 @@ class KCal(Calibrator):
             "support": f"{len(self.support_indices_):,} samples",
             "dimension": f"{self.n_features_in_:,} → {self.dimension_:,}",
             "bandwidth": f"{self.bandwidth_:.4g}",
+            **self._loss_summary(),
         }
+
+    def _loss_summary(self) -> dict[str, str]:
+        """Return the log-loss on the calibration set by leaving out samples, groups or folds."""
+        model, curve = self.model_, self.bandwidth_curve_
+        name = "leave-one-out log-loss" if model.groups is None else "leave-one-group-out log-loss"
+        if curve is not None:
+            return {name if self.folds is None else f"log-loss over {self.folds} folds": f"{curve.loss:.4f}"}
+        codes = model.support.in_original_order(model.support.codes)
+        own = model.leave_one_out_probs[torch.arange(len(codes)), codes]
+        return {name: f"{mean_log_loss(torch.log(own)):.4f}"}
 
     def state(self) -> CalibratorState:
         """Return the content of the fitted calibrator."""
@@ -330,7 +341,7 @@ class KCal(Calibrator):
         return calibrator
 
     def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        warn_of_known_rows(self._knows(rows))
+        warn_of_known_rows(self._knows(rows), "Or use leave_one_out_proba_.")
         return self.model_.probs(self.as_embeddings(rows))
 
     def _check_parameters(self) -> None:
@@ -353,7 +364,9 @@ class KCal(Calibrator):
         if prior is not None and not prior[frequencies > 0].any():
             raise InvalidInputError("prior", "gives nothing to the classes that have calibration samples")
         if self.smoothing == 0:
-            warn_of_missing_classes(samples.classes, frequencies)
+            warn_of_missing_classes(
+                samples.classes, frequencies, "Or pass smoothing=1e-3 to give them some probability."
+            )
         warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
 
     def _search_keys(self, samples: Samples) -> NDArray[np.int64] | None:

@@ -1,0 +1,222 @@
+"""Load a classifier's outputs from files: one record, whatever the format and however many files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.calibrators import ClassifierOutputs
+from kcal.cli.files import ArrayFile, TableFile, open_file
+from kcal.errors import InvalidInputError
+from kcal.validation import check_matrix, check_probs, check_weights
+
+COLUMNS = {"labels": "label", "groups": "group", "weights": "weight", "ids": "id"}
+"""Values per sample: the key in an npz file, and the default column of a table."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where to load samples from.
+
+    ``columns`` and ``files`` are what the user named, by key ("labels", "groups", …); ``columns`` may also contain the
+    patterns "features" and "logits". ``prefixes`` may precede the keys of an npz file.
+    """
+
+    path: Path
+    columns: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
+    prefixes: Sequence[str] = ("",)
+    classes: Sequence[str] | None = None
+
+    @property
+    def reserved(self) -> set[str]:
+        """The columns of labels, groups, weights and ids."""
+        return {self.columns.get(key, default) for key, default in COLUMNS.items()}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to load.
+
+    ``matrix`` is "embeddings", "logits" or "probabilities" (stored as ``outputs.logits``); a table or an npy file does
+    not say which it contains. ``logits`` asks for logits beside embeddings, if there are any, and ``keys`` for labels,
+    groups, weights and ids. A table is read in the order of ``feature_names`` and ``logit_names``, the columns that a
+    model was fitted on, whatever else it contains.
+    """
+
+    matrix: str
+    logits: bool = False
+    keys: Sequence[str] = tuple(COLUMNS)
+    labelled: bool = False
+    feature_names: Sequence[str] = ()
+    logit_names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A classifier's outputs, and the names that belong to them.
+
+    ``classes`` are the classes of the logits' columns, if the file or the user lists them. ``column_classes`` are the
+    classes that a table's columns of logits or probabilities are named after. ``feature_columns`` and
+    ``logit_columns`` are the names of the columns in the table.
+    """
+
+    name: str
+    outputs: ClassifierOutputs
+    classes: NDArray[Any] | None = None
+    column_classes: tuple[str, ...] = ()
+    feature_columns: tuple[str, ...] = ()
+    logit_columns: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.outputs.logits if self.outputs.embeddings is None else self.outputs.embeddings)
+
+
+def load(source: Source, request: Request) -> Dataset:
+    """Load and check a data set."""
+    file = open_file(source.path)
+    parts = _read_table(file, source, request) if isinstance(file, TableFile) else _read_arrays(file, source, request)
+    for key, path in source.files.items():
+        other = open_file(path)
+        if isinstance(other, ArrayFile):
+            parts[key] = other.get(key, source.prefixes)
+        elif key == "logits":
+            parts |= _read_logits(other, source, request.logit_names, is_separate=True)
+        else:
+            column = source.columns.get(key, COLUMNS[key])
+            is_only = column not in other.columns and len(other.columns) == 1
+            parts[key] = other.get(other.columns[0] if is_only else column, _option(key))
+    return _check(source, request.matrix, parts)
+
+
+def _read_arrays(file: ArrayFile, source: Source, request: Request) -> dict[str, Any]:
+    if file.is_single and request.labelled and "labels" not in source.files:
+        raise InvalidInputError(str(file.path), "is a single array without labels", remedy="Pass --labels FILE.")
+    parts: dict[str, Any] = {"matrix": file.get(request.matrix, source.prefixes), "classes": file.find("classes")}
+    prefix = next((prefix for prefix in source.prefixes if f"{prefix}{request.matrix}" in file.names), "")
+    if request.logits and request.matrix != "logits":
+        parts["logits"] = file.find(f"{prefix}logits")
+    for key in request.keys:
+        if key not in source.files:
+            required = request.labelled and key == "labels"
+            parts[key] = file.get(f"{prefix}{key}") if required else file.find(f"{prefix}{key}")
+    return parts
+
+
+def _read_table(table: TableFile, source: Source, request: Request) -> dict[str, Any]:
+    parts: dict[str, Any] = {}
+    for key in request.keys:
+        if key not in source.files:
+            required = key in source.columns or (request.labelled and key == "labels")
+            column = source.columns.get(key, COLUMNS[key])
+            parts[key] = table.get(column, _option(key)) if required else table.find(column)
+    names = _choose_features(table, source, request)
+    parts |= {"matrix": table.matrix(names, "--feature-columns"), "feature_columns": names}
+    if request.matrix != "embeddings":
+        pattern = source.columns.get("logits") or source.columns.get("features") or "*"
+        parts["column_classes"] = class_names(names, pattern)
+    elif request.logits and "logits" not in source.files:
+        parts |= _read_logits(table, source, request.logit_names)
+    return parts
+
+
+def _choose_features(table: TableFile, source: Source, request: Request) -> tuple[str, ...]:
+    """Return the columns of the matrix: those that the user names, those of the model, or all that remain."""
+    logits: tuple[str, ...] = ()
+    if "logits" in source.columns and "logits" not in source.files:
+        logits = table.matching(source.columns["logits"], "--logit-columns")
+    named: tuple[str, ...] = ()
+    if request.matrix == "logits" and logits:
+        named = logits
+    elif "features" in source.columns:
+        named = table.matching(source.columns["features"], "--feature-columns")
+    if named and sorted(named) != sorted(request.feature_names):
+        return named
+    remaining = tuple(name for name in table.columns if name not in {*logits, *source.reserved})
+    return tuple(request.feature_names) or remaining
+
+
+def _read_logits(
+    table: TableFile, source: Source, logit_names: Sequence[str], *, is_separate: bool = False
+) -> dict[str, Any]:
+    """Return the logits in columns that the user names, in those of the model, or in all of a separate file."""
+    pattern, names = source.columns.get("logits"), tuple(logit_names)
+    if pattern is not None:
+        named = table.matching(pattern, "--logit-columns")
+        names = names if sorted(named) == sorted(names) else named
+    elif is_separate and (not names or not set(names) <= set(table.columns)):
+        names = tuple(name for name in table.columns if name not in source.reserved)
+    if not names:
+        return {}
+    classes = () if names == tuple(logit_names) else class_names(names, pattern or "*")
+    return {"logits": table.matrix(names, "--logit-columns"), "column_classes": classes, "logit_columns": names}
+
+
+def _option(key: str) -> str:
+    return f"--{COLUMNS[key]}-column"
+
+
+def class_names(columns: Sequence[str], pattern: str) -> tuple[str, ...]:
+    """Return what the star of a pattern matches in each column: cat and dog for z_cat and z_dog with ``z_*``."""
+    if pattern.count("*") != 1 or set("?[") & set(pattern):
+        return tuple(columns)
+    start, end = pattern.split("*")
+    return tuple(name[len(start) : len(name) - len(end)] for name in columns)
+
+
+def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
+    """Return the data set, with every array checked."""
+    matrix = _check_numbers(parts.pop("matrix"), f"{source.path}: {matrix_name}")
+    if matrix_name == "probabilities":
+        check_probs(matrix, f"{source.path}: probabilities")
+    arrays = {"embeddings" if matrix_name == "embeddings" else "logits": matrix}
+    classes = parts.pop("classes", None) if source.classes is None else np.array(source.classes)
+    for key in ("logits", *COLUMNS):
+        values, name = parts.pop(key, None), f"{source.files.get(key, source.path)}: {key}"
+        if values is None:
+            continue
+        arrays[key] = _check_numbers(values, name) if key == "logits" else _check_vector(values, name, key == "weights")
+        if len(values) != len(matrix):
+            got = f"{len(values):,} for {len(matrix):,} samples"
+            raise InvalidInputError(name, "must have one entry per sample", got=got)
+        if key == "weights":
+            check_weights(arrays[key], len(matrix), name)
+    if classes is not None:
+        classes = _check_vector(classes, f"{source.path}: classes")
+    parts.pop("classes", None)
+    return Dataset(str(source.path), ClassifierOutputs(**arrays), classes, **parts)
+
+
+def _check_numbers(values: NDArray[Any], name: str) -> NDArray[Any]:
+    if values.dtype.kind not in "fiub":
+        raise InvalidInputError(name, "must be numbers", got=str(values.dtype))
+    checked: NDArray[Any] = check_matrix(values, name).numpy()
+    return checked
+
+
+def _check_vector(values: NDArray[Any], name: str, is_weights: bool = False) -> NDArray[Any]:
+    """Return a single column; of weights, or of integers or text: bytes are decoded, and 3.0 is 3."""
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        remedy = "If they are one-hot, store labels.argmax(axis=1)." if name.endswith("labels") else ""
+        raise InvalidInputError(name, "must be a single column", got=f"shape {values.shape}", remedy=remedy)
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8", "replace")
+    if values.dtype.kind not in ("fiub" if is_weights else "fiubU"):
+        raise InvalidInputError(name, f"must be numbers{'' if is_weights else ' or text'}", got=str(values.dtype))
+    if values.dtype.kind == "U" and (values == "").any():
+        row = int(np.argmax(values == ""))
+        raise InvalidInputError(name, "must not be blank", got=f"a blank at row {row}", remedy="Leave such rows out.")
+    if values.dtype.kind != "f" or is_weights:
+        return values
+    is_whole = np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) < 2.0**63)
+    if not is_whole.all():
+        row = int(np.argmin(is_whole))
+        raise InvalidInputError(name, "must be integers or text", got=f"{values[row]} at row {row}")
+    return values.astype(np.int64)

@@ -1,0 +1,238 @@
+"""Probabilities to evaluate: of a model, of several methods fitted here, or of files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.calibrators import Calibrator, Uncalibrated, make_calibrator
+from kcal.cli.class_order import classes_to_fit, column_order, encode, name_labels
+from kcal.cli.data import Dataset, Request, Source, load
+from kcal.cli.files import TableFile, open_file, shorten
+from kcal.cli.fitting import check_overlap, fit_dataset, load_to_fit, load_to_predict, predict_dataset
+from kcal.cli.messages import DataError, OverlapError, error_text, usage_error
+from kcal.cli.output import PROBABILITY_COLUMN
+from kcal.errors import InvalidInputError, KcalError, KcalWarning, warn
+from kcal.metrics import Evaluation
+from kcal.metrics import evaluate as measure
+from kcal.progress import working
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Probabilities (n_samples, n_classes) by method; labels are columns of theirs."""
+
+    probs: dict[str, NDArray[Any]] = field(repr=False)
+    labels: NDArray[np.int64] = field(repr=False)
+    classes: NDArray[Any]
+    groups: NDArray[Any] | None = field(default=None, repr=False)
+    weights: NDArray[Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """How confidence intervals are computed; there are none if the confidence is None."""
+
+    confidence: float | None
+    resamples: int
+    seed: int
+
+
+def predict_model(calibrator: Calibrator, source: Source, *, before: Source | None, allow_overlap: bool) -> Comparison:
+    """Return a model's probabilities, after those of ``before`` or of the network's logits if there are any."""
+    needs_both = calibrator.inputs == "both" and calibrator.needs_logits_
+    if calibrator.inputs == "logits" and "logits" in source.files:
+        raise usage_error("--logits has no effect here: this model takes logits itself, from DATA.")
+    if before is not None and ("logits" in source.files or "logits" in source.columns) and not needs_both:
+        raise usage_error("--before and the logits are both to compare with; give one of them.")
+    data = load_to_predict(calibrator, source, labelled=True, logits=before is None)
+    if not allow_overlap:
+        check_overlap(calibrator, data)
+    labels = encode(data, calibrator.classes_)
+    probs: dict[str, NDArray[Any]] = {}
+    if before is not None:
+        probs["before"] = _load_before(before, data, calibrator.classes_)
+    else:
+        network = _network_probs(data, calibrator)
+        if network is not None:
+            probs["uncal"] = network
+    if calibrator.method not in probs:
+        probs[calibrator.method] = predict_dataset(calibrator, data)
+    return Comparison(probs, labels, calibrator.classes_, data.outputs.groups, data.outputs.weights)
+
+
+def load_probabilities(source: Source, *, before: Source | None) -> Comparison:
+    """Return the probabilities of a file, after those of ``before``."""
+    data = name_labels(load(source, Request("probabilities", labelled=True)))
+    classes = classes_to_fit(data, "logits")
+    if classes is None:
+        classes = np.arange(data.outputs.logits.shape[1])
+    _check_n_columns(data, classes)
+    labels = encode(data, classes)
+    probs = {} if before is None else {"before": _load_before(before, data, classes)}
+    probs["probabilities"] = data.outputs.logits
+    return Comparison(probs, labels, classes, data.outputs.groups, data.outputs.weights)
+
+
+def fit_methods(
+    names: Sequence[str],
+    calibration: Source,
+    test: Source,
+    train: Path | None,
+    train_labels: Path | None,
+    *,
+    allow_overlap: bool,
+    skip_failures: bool = False,
+) -> Comparison:
+    """Fit every method on the calibration set, and return their probabilities for the test set, uncalibrated first.
+
+    With ``skip_failures``, a method that cannot be fitted or applied is left out with a warning.
+    """
+    probs: dict[str, NDArray[Any]] = {}
+    first: Comparison | None = None
+    for name in names:
+        try:
+            with working(f"Fitting {name}"):
+                calibrator = _fit_method(name, calibration, train, train_labels)
+                comparison = predict_model(calibrator, test, before=None, allow_overlap=allow_overlap)
+            order = _class_indices(first or comparison, comparison, name)
+        except KcalError as error:
+            if isinstance(error, OverlapError) or not skip_failures:
+                raise
+            warn(f"{name} is left out: {error_text(error)}", KcalWarning)
+            continue
+        first = first or comparison
+        for method, values in comparison.probs.items():
+            probs.setdefault(name if method == calibrator.method else method, values[:, order])
+    if first is None:
+        raise InvalidInputError("--methods", "must name a method that can be fitted; the warnings say why none can")
+    return replace(first, probs={name: probs[name] for name in sorted(probs, key=lambda name: name != "uncal")})
+
+
+def measure_all(comparison: Comparison, intervals: Intervals) -> dict[str, Evaluation]:
+    """Return the metrics of every method, with intervals if there is more than one row or group to resample."""
+    groups, confidence = comparison.groups, intervals.confidence
+    counted = slice(None) if comparison.weights is None else comparison.weights > 0
+    n_drawn = len(comparison.labels[counted]) if groups is None else len(np.unique(groups[counted]))
+    if confidence is not None and n_drawn < 2:
+        unit = "sample" if groups is None else "group"
+        warn(f"There are no confidence intervals, because there is only one {unit} to resample.", KcalWarning)
+        confidence = None
+    return {
+        name: measure(
+            probs,
+            comparison.labels,
+            sample_weight=comparison.weights,
+            confidence=confidence,
+            resamples=intervals.resamples,
+            groups=None if confidence is None else groups,
+            seed=intervals.seed,
+        )
+        for name, probs in comparison.probs.items()
+    }
+
+
+def probability_columns(path: Path) -> str | None:
+    """Return the pattern of the columns that kcal predict writes, if the file has any."""
+    file = open_file(path)
+    names = file.columns if isinstance(file, TableFile) else ()
+    return f"{PROBABILITY_COLUMN}*" if any(name.startswith(PROBABILITY_COLUMN) for name in names) else None
+
+
+def _fit_method(name: str, calibration: Source, train: Path | None, train_labels: Path | None) -> Calibrator:
+    calibrator = make_calibrator(name)
+    learns = calibrator.uses_training_set and calibrator.inputs != "logits"
+    try:
+        data, training = load_to_fit(calibrator, calibration, *((train, train_labels) if learns else (None, None)))
+        if calibrator.inputs == "both" and data.outputs.logits is None:
+            warn(f"{name}: {data.name} has no logits, so it is fitted on embeddings alone.", KcalWarning)
+        return fit_dataset(calibrator, data, training, classes_to_fit(data, calibrator.inputs))
+    except KcalError as error:
+        raise DataError(f"{name}: {error_text(error)}") from error
+
+
+def _class_indices(first: Comparison, comparison: Comparison, name: str) -> NDArray[np.intp]:
+    """Return where the classes of the first method are among those of another one."""
+    index = {label: place for place, label in enumerate(comparison.classes.tolist())}
+    if set(index) != set(first.classes.tolist()):
+        raise InvalidInputError(
+            name,
+            f"knows other classes than the methods before it: {len(index)}, not {len(first.classes)}",
+            remedy="List all classes, in the order of the logits' columns, with --classes.",
+        )
+    return np.array([index[label] for label in first.classes.tolist()], dtype=np.intp)
+
+
+def _load_before(source: Source, after: Dataset, classes: NDArray[Any]) -> NDArray[Any]:
+    """Return the probabilities of another file for the same rows, columns in the order of ``classes``."""
+    data = load(source, Request("probabilities", keys=("ids", "labels")))
+    if len(data) != len(after):
+        raise InvalidInputError(
+            data.name, f"must have the same rows as {after.name}, {len(after):,} of them", got=f"{len(data):,}"
+        )
+    _check_same_rows(data, after, "ids", data.outputs.ids, after.outputs.ids)
+    labels = name_labels(data).outputs.labels
+    if labels is not None and set(map(str, labels)) <= set(map(str, after.outputs.labels)):  # otherwise named otherwise
+        _check_same_rows(data, after, "labels", labels, after.outputs.labels)
+    names, expected_names = data.column_classes, [str(label) for label in classes.tolist()]
+    if data.classes is None and set(names) != set(expected_names) and set(names) & set(expected_names):
+        raise InvalidInputError(
+            data.name,
+            f"has columns for {shorten(names)}, but the classes are {shorten(expected_names)}",
+            remedy="Rename its columns, or list its classes in their order with --classes.",
+        )
+    _check_n_columns(data, classes)
+    order = column_order(data, classes, assume_same=True)
+    probs: NDArray[Any] = data.outputs.logits[:, order]
+    return probs
+
+
+def _check_same_rows(
+    data: Dataset, after: Dataset, key: str, values: NDArray[Any] | None, expected: NDArray[Any] | None
+) -> None:
+    if values is None or expected is None:
+        return
+    differ = values.astype(str) != expected.astype(str)
+    if differ.any():
+        row = int(np.argmax(differ))
+        raise InvalidInputError(
+            f"{data.name}: {key}",
+            f"must be those of {after.name}, in the same order; row {row} is {expected[row].item()!r} there",
+            got=repr(values[row].item()),
+        )
+
+
+def _check_n_columns(data: Dataset, classes: NDArray[Any]) -> None:
+    n_columns = data.outputs.logits.shape[1]
+    if n_columns != len(classes):
+        raise InvalidInputError(data.name, f"has {n_columns:,} columns of probabilities for {len(classes):,} classes")
+
+
+def _network_probs(data: Dataset, calibrator: Calibrator) -> NDArray[Any] | None:
+    """Return the network's own probabilities in the order of the model's classes, or None."""
+    logits, classes = data.outputs.logits, calibrator.classes_
+    if logits is None:
+        return None
+    if calibrator.needs_logits_ and logits.shape[1] == len(classes):
+        return _softmax(logits, calibrator.get_params().get("representation", "logits"), classes)
+    order = column_order(data, classes, assume_same=False)
+    if order is not None:
+        return _softmax(logits[:, order], "logits", classes)
+    reason, remedy = f"the logits have {logits.shape[1]:,} columns for {len(classes):,} classes", ""
+    if logits.shape[1] == len(classes):
+        reason = "it is unknown which column of the logits is which class"
+        remedy = " List the classes in their order with --classes."
+    warn(f"{data.name}: {reason}, so the network's own probabilities are left out.{remedy}", KcalWarning)
+    return None
+
+
+def _softmax(logits: NDArray[Any], representation: str, classes: NDArray[Any]) -> NDArray[Any]:
+    labels = np.repeat(classes[:1], len(logits))  # any labels: nothing is learned from them
+    network = Uncalibrated(representation=representation).fit(logits, labels, classes=classes)
+    probs: NDArray[Any] = network.predict_proba(logits)
+    return probs

@@ -1,0 +1,108 @@
+"""Write probabilities, arrays and tables; a file is complete or absent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+
+from kcal.cli.files import FORMULA_STARTS, TABLES, TEXT_MARK, require_pyarrow
+from kcal.cli.messages import printable, usage_error
+from kcal.errors import InvalidInputError
+from kcal.persistence import atomic_path
+
+PROBABILITY_COLUMN = "p_"
+"""Precedes the name of a class, so that no class can be mistaken for another column."""
+
+
+class _Writable(Exception):  # noqa: N818 - not an error
+    """Leave the block that would write a file."""
+
+
+def console() -> Console:
+    """Return standard output as a rich console that does not colour numbers by itself."""
+    return Console(highlight=False)
+
+
+def shown(text: object) -> str:
+    """Return text from data, files or options for a rich console: control characters and markup escaped."""
+    return escape(printable(text))
+
+
+def file_size(path: Path) -> str:
+    """Return the size of a file for display."""
+    size = path.stat().st_size
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{max(size / 1e3, 0.1):.1f} kB"
+
+
+def check_writable(
+    path: Path, suffixes: tuple[str, ...] = (), *, inputs: tuple[Path | None, ...] = (), option: str = "--out"
+) -> None:
+    """Raise early if a file could not be written later, or is also an input; ``option`` is how the user named it."""
+    if suffixes and path.suffix.lower() not in suffixes and not path.is_dir():
+        example = path.with_suffix(suffixes[0]) if path.name else f"model{suffixes[0]}"
+        raise usage_error(f"{option} must end in {', '.join(suffixes)}; got {str(path)!r}. Try {str(example)!r}.")
+    for other in inputs:
+        if other is not None and path.exists() and other.exists() and path.samefile(other):
+            raise InvalidInputError(option, "must not replace an input", got=str(path), remedy="Choose another name.")
+    try:
+        with atomic_path(path, name=option):
+            raise _Writable
+    except _Writable:
+        pass
+
+
+def write_predictions(
+    path: Path,
+    probs: NDArray[Any],
+    classes: NDArray[Any],
+    *,
+    ids: NDArray[Any] | None = None,
+    id_column: str = "id",
+    log_evidence: NDArray[Any] | None = None,
+) -> None:
+    """Write probabilities (n, n_classes) in the format of the suffix; npy has only these, the others also the rest."""
+    prediction = classes[probs.argmax(axis=1)]
+    more = {} if log_evidence is None else {"log_evidence": log_evidence}
+    if path.suffix.lower() == ".npz":
+        arrays = {} if ids is None else {"ids": ids}
+        write_arrays(path, arrays | {"prediction": prediction, "probabilities": probs, "classes": classes} | more)
+    elif path.suffix.lower() in TABLES:
+        named = {f"{PROBABILITY_COLUMN}{label}": probs[:, index] for index, label in enumerate(classes.tolist())}
+        columns = {"prediction": prediction} | named | more
+        first = {} if ids is None else {"id" if id_column in columns else id_column: ids}
+        write_table(path, first | columns)
+    else:
+        with atomic_path(path) as temporary, temporary.open("wb") as file:
+            np.save(file, probs, allow_pickle=False)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays by name to a compressed npz file."""
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+
+
+def write_table(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
+    """Write columns by name to a parquet or csv file; text that a spreadsheet program would run is marked as text."""
+    pyarrow = require_pyarrow()
+    is_csv = path.suffix.lower() == ".csv"
+    if is_csv:
+        columns = {_mark(name): _mark_all(values) for name, values in columns.items()}
+    table = pyarrow.table(dict(columns))
+    with atomic_path(path) as temporary:
+        (pyarrow.csv.write_csv if is_csv else pyarrow.parquet.write_table)(table, temporary)
+
+
+def _mark_all(values: NDArray[Any]) -> NDArray[Any]:
+    return np.array([_mark(text) for text in values.tolist()]) if values.dtype.kind == "U" else values
+
+
+def _mark(text: str) -> str:
+    """Return a csv cell that no spreadsheet program takes for a formula; reading removes the mark again."""
+    return f"{TEXT_MARK}{text}" if text.lstrip(TEXT_MARK).startswith(FORMULA_STARTS) else text

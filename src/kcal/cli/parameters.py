@@ -1,0 +1,144 @@
+"""From options to the parameters of a method; the library checks their values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from kcal.calibrators import METHODS, Calibrator, make_calibrator
+from kcal.cli.messages import option_name, usage_error
+from kcal.projection import ARCHITECTURES, UNTRAINED
+
+NO_PROJECTION = "none"
+"""The projection of a blend that is to learn no metric."""
+
+
+def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
+    """Return a callback that raises unless an option's value is one of ``names``."""
+
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in names:
+            raise usage_error(f"{value!r} is not one of {', '.join(names)}.")
+        return value
+
+    return check
+
+
+def parse_methods(text: str, names: Sequence[str] = tuple(METHODS)) -> list[str]:
+    """Return names of methods, each once; "all" means every method."""
+    chosen = list(names) if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    for name in chosen:
+        if name not in names:
+            raise usage_error(f"--methods: {name!r} is not one of all, {', '.join(names)}.")
+        if chosen.count(name) > 1:
+            raise usage_error(f"--methods names {name} more than once.")
+    return chosen
+
+
+def parse_value(text: str) -> Any:
+    """Return the JSON value; a list also without brackets or in round ones; anything else as text."""
+    inner = text.removeprefix("(").removesuffix(")").strip().removesuffix(",")
+    for form in (text, f"[{inner}]" if "," in text else text):
+        try:
+            return json.loads(form)
+        except (ValueError, RecursionError):
+            continue
+    return text
+
+
+def choose_parameters(method: str, typed: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Return the parameters of a method from its options and from ``--set NAME=VALUE``; raise if it lacks one."""
+    factory = METHODS[method].factory
+    fixed = factory.keywords if isinstance(factory, partial) else {}
+    accepted = [name for name in make_calibrator(method).get_params() if name not in fixed]
+    chosen = {name: value for name, value in typed.items() if value is not None}
+    for name in chosen:
+        if name not in accepted:
+            known = ", ".join(option_name(other) for other in accepted if other in typed)
+            raise usage_error(f"{option_name(name)} is not an option of method {method}, which takes {known}.")
+    chosen |= _parse_settings(method, settings, typed, accepted)
+    _check_projection(method, chosen)
+    return chosen | ({"projection": None} if chosen.get("projection") == NO_PROJECTION else {})
+
+
+def _parse_settings(
+    method: str, settings: Sequence[str], typed: Mapping[str, Any], accepted: Sequence[str]
+) -> dict[str, Any]:
+    own = [name for name in accepted if name not in typed and name != "progress"]
+    parsed: dict[str, Any] = {}
+    for text in settings:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not value:
+            raise usage_error(f"--set must be NAME=VALUE, such as bins=20; got {text!r}.")
+        if name in typed:
+            raise usage_error(f"--set {name}: this parameter has its own option, {option_name(name)}.")
+        if name not in own:
+            known = f"which takes {', '.join(own)}" if own else "which takes no --set"
+            raise usage_error(f"--set: {name!r} is not a parameter of method {method}, {known}.")
+        if name in parsed:
+            raise usage_error(f"--set names {name} more than once.")
+        parsed[name] = parse_value(value)
+    return parsed
+
+
+def _check_projection(method: str, chosen: Mapping[str, Any]) -> None:
+    """Raise for a projection that the method does not take, and for options that another one makes useless."""
+    projection = chosen.get("projection")
+    known = (*ARCHITECTURES, *((NO_PROJECTION,) if METHODS[method].inputs == "both" else UNTRAINED))
+    if projection is not None and projection not in known:
+        raise usage_error(f"--projection {projection} is not for method {method}, which takes {', '.join(known)}.")
+    for name in ("dimension", "recipe"):
+        if name in chosen and projection in (*UNTRAINED, NO_PROJECTION):
+            raise usage_error(f"{option_name(name)} has no effect with --projection {projection}. Leave it out.")
+    if ("bandwidth_reference" in chosen) != (chosen.get("bandwidth") == "rule"):
+        raise usage_error(
+            "--bandwidth rule and --bandwidth-reference B,COUNT, such as 1.4,300, need each other: an earlier "
+            "bandwidth and the count of the rarest class then."
+        )
+
+
+def check_blend_options(chosen: Mapping[str, Any], *, has_training: bool, has_logits: bool) -> None:
+    """Raise for options of a blend about a training set or about logits that are not there."""
+    for name in chosen:
+        if name in ("projection", "dimension", "recipe") and chosen[name] is not None and not has_training:
+            raise usage_error(
+                f"{option_name(name)} has no effect here: a blend learns its projection only from the network's "
+                "training set, and none is given. Pass --train FILE, or leave the option out."
+            )
+        if name in ("representation", "folds") and not has_logits:
+            raise usage_error(
+                f"{option_name(name)} has no effect here: it is about logits, and there are none. Name their columns "
+                "with --logit-columns, pass --logits FILE, or leave the option out."
+            )
+
+
+def parse_classes(text: str | None) -> list[str] | None:
+    """Return the names of all classes, each once."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    if "" in names or len(set(names)) < len(names) or len(names) < 2:
+        raise usage_error(f"--classes must list at least two classes, each once, such as cat,dog,owl; got {text!r}.")
+    return names
+
+
+def parse_prior(text: str | None) -> str | dict[str, float] | None:
+    """Return "uniform", or the share of each class by its name."""
+    if text is None or text == "uniform":
+        return text
+    try:
+        pairs = [(name.strip(), float(share)) for name, _, share in (part.rpartition("=") for part in text.split(","))]
+    except ValueError:
+        pairs = []
+    shares = dict(pairs)
+    if not shares or "" in shares or len(shares) < len(pairs):
+        raise usage_error(f"--prior must be uniform, or a share for each class, such as cat=0.2,dog=0.8; got {text!r}.")
+    return shares
+
+
+def build_calibrator(method: str, parameters: Mapping[str, Any], *, quiet: bool) -> Calibrator:
+    """Return the unfitted calibrator."""
+    silent = {"progress": False} if quiet and "progress" in make_calibrator(method).get_params() else {}
+    return make_calibrator(method, **parameters, **silent)
