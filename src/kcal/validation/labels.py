@@ -98,7 +98,8 @@ def check_weights(weights: Any, n_samples: int, name: str = "sample_weight") -> 
         raise InvalidInputError(name, "must not be zero for every sample")
     if (array[positive] == array[positive][0]).all():
         return np.asarray(positive, dtype=np.float64)
-    scaled: NDArray[np.float64] = array / array.max()  # so that the sum cannot overflow
+    # A power of two, so that the sum cannot overflow and nothing is rounded.
+    scaled: NDArray[np.float64] = np.ldexp(array, -int(np.frexp(array.max())[1]))
     relative: NDArray[np.float64] = scaled / scaled[positive].mean()
     extreme = positive & ((relative < 1 / LARGEST_WEIGHT_RATIO) | (relative > LARGEST_WEIGHT_RATIO))
     if extreme.any():
