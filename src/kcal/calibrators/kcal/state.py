@@ -91,7 +91,9 @@ def damaged_parameters() -> Iterator[None]:
 
 def read_parameters(stored: dict[str, Any], module: nn.Module | None) -> dict[str, Any]:
     """Return constructor parameters from :func:`stored_parameters`; ``module`` replaces a projection of one's own."""
-    parameters = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
+    pairs = ("bandwidth_interval", "bandwidth_reference", "bandwidth_factors")
+    tuples = {name: tuple(stored[name]) for name in pairs if isinstance(stored.get(name), list)}
+    parameters = {**stored, **tuples}
     parameters["recipe"] = read_recipe(stored["recipe"])
     if stored["projection"] == OWN_MODULE:
         parameters["projection"] = module
