@@ -107,7 +107,7 @@ def test_integer_labels_are_columns_and_others_need_classes(problem: Any) -> Non
     assert calibrator.temperature_ == plain.temperature_
     with pytest.raises(InvalidInputError, match="got 3 at row 0"):
         TemperatureScaling().fit(problem.logits, np.full(240, 3))
-    with pytest.raises(InvalidInputError, match=r"every column of X \(3\)"):
+    with pytest.raises(InvalidInputError, match=r"every column of the logits \(3\)"):
         TemperatureScaling().fit(problem.logits, problem.labels, classes=[0, 1])
 
 
