@@ -46,9 +46,7 @@ def by_hand(calibrator: Any, task: Task, split: Any, **given: Any) -> dict[str, 
     rows = split.calibration
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        calibrator.fit(
-            task.pool.embeddings[rows], task.pool.labels[rows], **{k: v[rows] for k, v in given.items()}
-        )
+        calibrator.fit(task.pool.embeddings[rows], task.pool.labels[rows], **{k: v[rows] for k, v in given.items()})
         logits = {"logits": given["logits"][split.test]} if "logits" in given else {}
         probs = calibrator.predict_proba(task.pool.embeddings[split.test], **logits)
     return metrics.evaluate(probs, task.pool.labels[split.test]).as_dict()

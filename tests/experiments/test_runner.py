@@ -88,9 +88,7 @@ def test_other_code_is_measured_again(
     assert len(seen) == 2 * 4
 
 
-def test_a_stopped_study_resumes(
-    study: Study, task: Task, seen: list[tuple[str, str, int]], tmp_path: Path
-) -> None:
+def test_a_stopped_study_resumes(study: Study, task: Task, seen: list[tuple[str, str, int]], tmp_path: Path) -> None:
     def stopping(setting: TaskSetting) -> Mapping[str, Variant]:
         def stop(split: Split) -> Values:
             raise KeyboardInterrupt
