@@ -1,4 +1,4 @@
-"""KCal blended with the network: its formula, who speaks where, and what more data bring."""
+"""KCal blended with the network: its formula, its fallback, out-of-fold inputs, and more data."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from scipy.special import log_softmax, logsumexp, softmax
 
 from kcal import FastRecipe, KCal, KCalBlend, TemperatureScaling, train_projection
 from kcal.calibrators.blend.class_frequencies import likely_frequencies
+from kcal.calibrators.blend.fitting import Targets, split_by_class_left, with_leave_out_sums
+from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
 from kcal.calibrators.holdout import fold_codes, stratified_folds
+from kcal.kernels import sort_support
 from kcal.metrics import negative_log_likelihood
 from quick_blend import QUICK, blend_of
+
+
+@pytest.fixture(scope="module")
+def plain_blend(problem: Any) -> KCalBlend:
+    """Return a blend without a learned metric."""
+    return KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
 
 
 def kernel_sums(queries: Any, points: Any, labels: Any, bandwidth: float) -> Any:
@@ -28,8 +37,8 @@ def kernel_sums(queries: Any, points: Any, labels: Any, bandwidth: float) -> Any
     return result
 
 
-def test_predictions_are_the_documented_formula(problem: Any) -> None:
-    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+def test_predictions_are_the_documented_formula(plain_blend: KCalBlend, problem: Any) -> None:
+    blend = plain_blend
     x, y, queries = problem.embeddings, problem.labels, problem.test_embeddings[:40]
     b = blend.bandwidths_["identity"]
     assert b == pytest.approx(KCal(projection="identity").fit(x, y).bandwidth_)
@@ -43,9 +52,9 @@ def test_predictions_are_the_documented_formula(problem: Any) -> None:
         counts = np.bincount(y)
         own[np.arange(len(x)), y] += np.log(counts / (counts - 1))[y]  # as if the whole class had been there
         total = logsumexp(own + likely, axis=1)
-        typical = np.sort(total)[(len(total) - 1) // 2]  # the lower of two medians
+        median = np.sort(total)[(len(total) - 1) // 2]  # the lower of two medians
         sums = kernel_sums(queries, x, y, b * scale) + likely
-        mass = np.logaddexp(sums, np.log(frequencies) + typical + np.log(blend.background_))
+        mass = np.logaddexp(sums, np.log(frequencies) + median + np.log(blend.background_))
         pooled += blend.weights_[f"identity × {scale:.3g}"] * log_softmax(mass, axis=1)
         evidence[scale] = (logsumexp(sums, axis=1), np.quantile(total, 0.01))
     scaled = TemperatureScaling().fit(problem.logits, y).predict_log_proba(problem.test_logits[:40])
@@ -58,38 +67,58 @@ def test_predictions_are_the_documented_formula(problem: Any) -> None:
     assert made.slope != 0
     expected = softmax(np.exp(near * (made.level + made.slope * (unsure - made.middle))) * answer, axis=1)
     np.testing.assert_allclose(blend.predict_proba(queries, logits=problem.test_logits[:40]), expected, atol=1e-6)
-    np.testing.assert_allclose(blend.evidence(queries), near[:, 0], atol=1e-6)
+    np.testing.assert_allclose(blend.gate(queries), near[:, 0], atol=1e-6)
 
 
-def test_the_network_is_judged_on_samples_that_it_was_not_calibrated_on(problem: Any) -> None:
-    blend = KCalBlend(projection=None, seed=3).fit(problem.embeddings, problem.labels, logits=problem.logits)
+def network_fit(problem: Any, groups: Any = None, *, seed: int = 0) -> NetworkFit:
+    log_probs = torch.from_numpy(log_softmax(problem.logits, axis=1))
+    return cross_fit_network(
+        log_probs, problem.labels, np.ones(len(log_probs)), groups, choice="ts", folds=5, seed=seed
+    )
+
+
+def test_out_of_fold_predictions_of_the_network_are_fitted_on_the_other_folds(problem: Any) -> None:
+    out_of_fold = network_fit(problem, seed=3).out_of_fold[0].numpy()
     folds = stratified_folds(problem.labels, 5, 3)
     for fold in range(5):
         inside, outside = folds == fold, folds != fold
         scaling = TemperatureScaling().fit(problem.logits[outside], problem.labels[outside])
-        np.testing.assert_allclose(
-            blend._partners[0].cross_fitted.numpy()[inside],
-            scaling.predict_log_proba(problem.logits[inside]),
-            atol=1e-12,
-        )
+        np.testing.assert_allclose(out_of_fold[inside], scaling.predict_log_proba(problem.logits[inside]), atol=1e-12)
 
 
-def test_a_sample_has_no_part_in_what_the_estimates_say_of_it(problem: Any) -> None:
-    """Its label could be anything: the experts' opinion of it stays, at the same bandwidth."""
-    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
-    expert = blend._experts[0]
-    before = expert.leave_out_log_sums()[:, 5].exp()
+def test_the_label_of_a_sample_does_not_enter_its_leave_out_sums(plain_blend: KCalBlend, problem: Any) -> None:
+    expert = plain_blend.model_.experts[0]
+    before = expert.leave_out_sums(None).log()[:, 5].exp()
     labels = problem.labels.copy()
     labels[5] = (labels[5] + 1) % 3
-    other = KCalBlend(projection=None).fit(problem.embeddings, labels, logits=problem.logits)._experts[0]
-    other.estimate.bandwidth_ = expert.estimate.bandwidth_
-    torch.testing.assert_close(other.leave_out_log_sums()[:, 5].exp(), before, rtol=1e-9, atol=1e-12)
+    points = torch.from_numpy(problem.embeddings)
+    other = replace(expert, support=sort_support(points, torch.from_numpy(labels), 3))
+    torch.testing.assert_close(other.leave_out_sums(None).log()[:, 5].exp(), before, rtol=1e-9, atol=1e-12)
+
+
+def test_the_fit_of_the_pool_uses_the_formula_of_the_prediction(problem: Any) -> None:
+    """At the fitted weights, the mean out-of-fold loss of the model's own formula is the loss of the pool."""
+    blend = KCalBlend(projection=None, sharpness=0.0).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    targets, network = Targets(problem.labels, np.ones(240), None, 3), network_fit(problem)
+    model, sums = with_leave_out_sums(blend.model_, targets)
+    seen, unseen = split_by_class_left(model, targets, sums, network.out_of_fold, 1.0)
+    assert len(unseen.targets.codes) == 0
+    assert seen.loss(blend.model_) / 240 == pytest.approx(blend.model_.pool.loss, rel=1e-9)
+
+
+def test_the_fitted_blend_holds_nothing_of_the_size_of_the_out_of_fold_predictions(plain_blend: KCalBlend) -> None:
+    model = plain_blend.model_
+    assert {type(part).__name__ for part in model.network} == {"TemperatureModel"}
+    stored = plain_blend.state().tensors
+    assert all(
+        len(tensor) != 240 for name, tensor in stored.items() if "support" not in name and name != "fingerprints"
+    )
 
 
 def test_groups_are_left_out_whole_by_estimates_and_network(problem: Any) -> None:
     groups = np.arange(240) % 6
     blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits, groups=groups)
-    sums = blend._experts[0].leave_out_log_sums()[1, 7].numpy()
+    sums = blend.model_.experts[0].leave_out_sums(torch.from_numpy(groups)).log()[1, 7].numpy()
     others = groups != groups[7]
     expected = kernel_sums(
         problem.embeddings[[7]], problem.embeddings[others], problem.labels[others], blend.bandwidths_["identity"]
@@ -100,15 +129,19 @@ def test_groups_are_left_out_whole_by_estimates_and_network(problem: Any) -> Non
     inside, outside = folds == folds[7], folds != folds[7]
     scaling = TemperatureScaling().fit(problem.logits[outside], problem.labels[outside])
     np.testing.assert_allclose(
-        blend._partners[0].cross_fitted.numpy()[inside], scaling.predict_log_proba(problem.logits[inside]), atol=1e-12
+        network_fit(problem, groups).out_of_fold[0].numpy()[inside],
+        scaling.predict_log_proba(problem.logits[inside]),
+        atol=1e-12,
     )
 
 
-def test_far_from_all_samples_the_network_speaks_and_without_logits_the_frequencies(problem: Any) -> None:
+def test_far_from_all_samples_the_prediction_is_that_of_the_network_and_without_logits_the_frequencies(
+    problem: Any,
+) -> None:
     far = np.full((3, 6), 1e3) * np.array([[1.0], [-1.0], [7.0]])
     logits = np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.5]])
     blend = blend_of(problem)
-    np.testing.assert_allclose(blend.evidence(far), 0.0, atol=1e-12)
+    np.testing.assert_allclose(blend.gate(far), 0.0, atol=1e-12)
     network = TemperatureScaling().fit(problem.logits, problem.labels).predict_proba(logits)
     np.testing.assert_allclose(blend.predict_proba(far, logits=logits), network, atol=1e-9)
     frequencies = likely_frequencies(np.bincount(problem.labels))
@@ -116,7 +149,7 @@ def test_far_from_all_samples_the_network_speaks_and_without_logits_the_frequenc
     np.testing.assert_allclose(alone.predict_proba(far), np.tile(frequencies, (3, 1)), atol=1e-9)
     plain = KCal(projection="identity").fit(problem.embeddings, problem.labels)
     assert plain.predict_proba(far).max(axis=1).min() > 0.999  # what KCal says there: the nearest sample's class
-    assert blend.evidence(problem.test_embeddings).mean() > 0.95
+    assert blend.gate(problem.test_embeddings).mean() > 0.95
 
 
 def known_problem(n: int, seed: int, *, n_test: int = 2000) -> Any:
@@ -200,7 +233,7 @@ def test_each_ingredient_can_be_left_out(problem: Any) -> None:
     assert "sms" not in fitted(network_calibrator="ts").weights_
     assert fitted(background=0.01).background_ == 0.01
     never = fitted(fallback_quantile=0, background=1e-9)
-    assert never.evidence(far)[0] == 1.0
+    assert never.gate(far)[0] == 1.0
     network = TemperatureScaling().fit(problem.logits, problem.labels).predict_proba(logits)
     assert np.abs(never.predict_proba(far, logits=logits) - network).max() > 0.01
     loaded = KCalBlend.from_state(never.state())
@@ -234,15 +267,17 @@ def test_a_prior_is_what_the_field_has_and_the_answers_presume_what_is_likely_of
     points = np.array([[-1.0], [0.3], [1.6]])[labels] + generator.normal(size=(6000, 1))
     likelihood = np.exp(-0.5 * (points - np.array([-1.0, 0.3, 1.6])) ** 2)
     true = [likelihood * prior / (likelihood * prior).sum(axis=1, keepdims=True) for prior in (before, after)]
-    blend = KCalBlend(projection=None).fit(points[:3000], labels[:3000], logits=np.log(true[0][:3000]))
+    fit = {"X": points[:3000], "y": labels[:3000], "logits": np.log(true[0][:3000])}
+    blend = KCalBlend(projection=None).fit(**fit)
     np.testing.assert_allclose(blend.frequencies_, before, atol=0.02)
     queries, logits = points[3000:], np.log(true[0][3000:])
     assert np.abs(blend.predict_proba(queries, logits=logits) - true[0][3000:]).mean() < 0.015
-    moved = blend.set_params(prior=after)
+    moved = KCalBlend(projection=None, prior=after).fit(**fit)
     assert np.abs(moved.predict_proba(queries, logits=logits) - true[1][3000:]).mean() < 0.02
     single = moved.predict_log_proba(queries.astype(np.float32), logits=(300 * logits).astype(np.float32))
     assert np.isfinite(single).all()  # however sure the network is
-    ruled_out = moved.set_params(prior=[0.5, 0.5, 0.0]).predict_proba(queries, logits=logits)
+    moved.model_ = replace(moved.model_, prior=np.array([0.5, 0.5, 0.0]))
+    ruled_out = moved.predict_proba(queries, logits=logits)
     assert (ruled_out[:, 2] == 0).all()
     np.testing.assert_allclose(ruled_out.sum(axis=1), 1.0)
 
@@ -253,7 +288,7 @@ def test_a_prior_shifts_the_answer_as_bayes_says(problem: Any) -> None:
     prior = np.array([0.7, 0.2, 0.1])
     frequencies = likely_frequencies(np.bincount(problem.labels))
     expected = plain * prior / frequencies
-    moved = blend.set_params(prior=prior).predict_proba(problem.test_embeddings, logits=problem.test_logits)
+    moved = blend_of(problem, prior=prior).predict_proba(problem.test_embeddings, logits=problem.test_logits)
     np.testing.assert_allclose(moved, expected / expected.sum(axis=1, keepdims=True), atol=1e-9)
 
 
@@ -289,7 +324,23 @@ def test_a_start_that_is_another_metric_is_kept_and_one_that_is_the_same_is_not(
     assert not any(name.startswith("learned") for name in KCalBlend(projection=same).fit(long, labels).weights_)
 
 
-def test_a_query_beyond_all_numbers_gets_an_answer_without_hand_over(problem: Any) -> None:
+def test_a_query_very_far_away_gets_probabilities_without_a_fallback(problem: Any) -> None:
     blend = KCalBlend(projection=None, fallback_quantile=0).fit(problem.embeddings, problem.labels)
-    answer = blend.predict_proba(np.full((1, 6), 1e37, dtype=np.float32))
+    answer = blend.predict_proba(np.full((1, 6), 1e17, dtype=np.float32))
     assert np.isfinite(answer).all()
+
+
+def test_parameters_changed_after_the_fit_change_no_prediction(problem: Any) -> None:
+    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    rows = {"X": problem.test_embeddings, "logits": problem.test_logits}
+    before = blend.predict_proba(**rows)
+    blend.set_params(prior=[0.9, 0.05, 0.05], representation="probabilities", bandwidth_factors=(1,), sharpness=-1)
+    np.testing.assert_array_equal(blend.predict_proba(**rows), before)
+
+
+def test_log_evidence_is_the_density_of_the_first_metric(plain_blend: KCalBlend, problem: Any) -> None:
+    kcal = KCal(projection="identity", bandwidth=plain_blend.bandwidths_["identity"])
+    kcal.fit(problem.embeddings, problem.labels)
+    np.testing.assert_allclose(
+        plain_blend.log_evidence(problem.test_embeddings), kcal.log_evidence(problem.test_embeddings), atol=1e-12
+    )

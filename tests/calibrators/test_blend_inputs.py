@@ -1,4 +1,4 @@
-"""What a blend takes and refuses: logits, parameters, training data, labels, stored parts."""
+"""Inputs of a blend: logits, parameters, training data, labels, stored parts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
         ({"bandwidth_factors": ()}, "bandwidth_factors must be"),
         ({"bandwidth_factors": (0.5, 2)}, "1 among them"),
         ({"bandwidth_factors": (1, -1)}, "bandwidth_factors must be"),
-        ({"bandwidth_factors": (1, 1.0001)}, "different in their first three digits"),
+        ({"bandwidth_factors": (1, 1.0001)}, "differ in their first three digits"),
         ({"bandwidth_factors": 1.0}, "bandwidth_factors must be"),
         ({"bandwidth_factors": ("a",)}, "bandwidth_factors must be"),
         ({"folds": 1}, "folds must be"),
@@ -62,7 +62,7 @@ def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
         ({"background": "much"}, "background must be"),
         ({"fallback_quantile": 1.0}, "fallback_quantile must be"),
         ({"sharpness": -1.0}, "sharpness must be"),
-        ({"prior": [0.5, 0.5]}, "prior must have one entry a class"),
+        ({"prior": [0.5, 0.5]}, "prior must have one entry per class"),
         ({"recipe": "slow"}, "recipe must be"),
     ],
 )
@@ -145,13 +145,17 @@ def test_a_damaged_blend_is_told(problem: Any) -> None:
     for wrong_value in (
         {"background": 0.0},
         {"sharpness": whole | {"slope": 50.0}},
-        {"worth": 0.0},
-        {"steepness": -4.0},
-        {"steepness": float("inf")},
-        {"worth": 3.0},
+        {"group_efficiency": 0.0},
+        {"gate": {"threshold": -5.0, "steepness": -4.0}},
+        {"gate": {"threshold": -5.0, "steepness": float("inf")}},
+        {"gate": {"threshold": float("nan"), "steepness": 4.0}},
+        {"group_efficiency": 3.0},
         {"frequencies": [5.0, 5.0, 5.0]},
-        {"bandwidth_factors": [0.0, 1.0, 3.0]},
-        {"least_evidence": float("nan")},
+        {"experts": [expert | {"factors": [0.0, 1.0, 3.0]} for expert in state.values["experts"]]},
+        {"experts": [expert | {"bandwidth": -1.0} for expert in state.values["experts"]]},
+        {"experts": []},
+        {"min_log_prob": float("nan")},
+        {"representation": "odds"},
         {"frequencies": [1.0, 0.0, 0.0]},
     ):
         with pytest.raises(FileFormatError, match="damaged"):

@@ -1,4 +1,4 @@
-"""A blend where a class has one sample, a group of its own, or none at all."""
+"""A blend where a class has one sample, lies within one group, or has no sample."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from kcal import KCalBlend, TemperatureScaling
-from kcal.calibrators.blend.fitting import FAINTEST, Samples, whole_class_sums
+from kcal.calibrators.blend.fitting import MIN_MEDIAN_EVIDENCE, Targets, whole_class_sums
 from kcal.datasets import load_example
 from kcal.errors import FewSamplesWarning
+from kcal.kernels import ClassSums
 from kcal.metrics import negative_log_likelihood
 
 
@@ -78,18 +79,18 @@ def test_classes_that_no_sample_has_keep_some_probability() -> None:
 
 def test_what_is_left_of_a_class_stands_for_all_of_it() -> None:
     """With a kernel so wide that all points count the same, sums are the classes' weights, whoever is left out."""
-    samples = Samples(np.array([0, 0, 0, 1, 1, 2]), np.array([1.0, 2.0, 1.0, 1.0, 3.0, 1.0]), None)
-    left, totals = samples.left_out(4), samples.totals(4)
+    samples = Targets(np.array([0, 0, 0, 1, 1, 2]), np.array([1.0, 2.0, 1.0, 1.0, 3.0, 1.0]), None, 4)
+    left, totals = samples.left_out(), samples.totals()
     np.testing.assert_allclose(totals, [4, 4, 1, 0])
     np.testing.assert_allclose(left.sum(dim=1), samples.weights)
-    sums = torch.log(totals - left)[None]
-    found = whole_class_sums(sums, left, totals)[0].exp().numpy()
+    sums = ClassSums((totals - left).T[None], torch.zeros(1, 6, dtype=torch.float64))
+    found = whole_class_sums(sums, samples).sums[0].T.numpy()
     np.testing.assert_allclose(found[:5, :3], np.tile([4, 4, 1], (5, 1)))
     np.testing.assert_allclose(found[5, :3], [4, 4, 8 / 8])  # nothing of class 2 is left: its share of the sum
     assert (found[:, 3] == 0).all()
-    grouped = Samples(samples.codes, samples.weights, np.array([7, 7, 1, 1, 7, 1]))
-    np.testing.assert_allclose(grouped.left_out(3)[0], [3, 3, 0])
-    np.testing.assert_allclose(grouped.left_out(3)[5], [1, 1, 1])
+    grouped = Targets(samples.codes, samples.weights, np.array([7, 7, 1, 1, 7, 1]), 3)
+    np.testing.assert_allclose(grouped.left_out()[0], [3, 3, 0])
+    np.testing.assert_allclose(grouped.left_out()[5], [1, 1, 1])
 
 
 @pytest.mark.parametrize(("n", "slack"), [(20, 0.35), (40, 0.15), (80, 0.05)])
@@ -107,12 +108,13 @@ def test_a_handful_of_samples_leaves_much_to_the_network(n: int, slack: float) -
         found = blend.predict_proba(test.embeddings[rows], logits=test.logits[rows])
         losses = [negative_log_likelihood(each, test.labels[rows]) for each in (found, scaled)]
         assert losses[0] < losses[1] + slack
-        assert blend._experts[0].typical[1] > 1.3 * FAINTEST  # no bandwidth at which nobody sees another
+        # no bandwidth at which samples hardly reach each other
+        assert blend.model_.experts[0].median_evidence[1] > 1.3 * MIN_MEDIAN_EVIDENCE
 
 
 def test_few_samples_are_told_and_enough_are_not() -> None:
     x, y, z = few_samples(40, 4, 0)
-    with pytest.warns(FewSamplesWarning, match="31 calibration samples for 4 classes are few: below 8 a class"):
+    with pytest.warns(FewSamplesWarning, match="31 calibration samples for 4 classes are few: below 8 per class"):
         KCalBlend(projection=None).fit(x[:31], y[:31], logits=z[:31])
     with warnings.catch_warnings():
         warnings.simplefilter("error", FewSamplesWarning)

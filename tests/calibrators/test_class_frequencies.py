@@ -1,4 +1,4 @@
-"""Class frequencies from counts: chance is taken out of them, and nothing else."""
+"""Class frequencies from counts: differences that sampling explains are removed, and no others."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from scipy.special import gammaln
 from scipy.stats import dirichlet_multinomial
 
 from kcal.calibrators.blend.class_frequencies import (
-    LEAST,
-    MOST,
+    MIN_STRENGTH,
+    MAX_STRENGTH,
     likely_frequencies,
-    log_evidence,
-    most_likely_strength,
-    moved_counts,
+    log_marginal_likelihood,
+    likely_strength,
+    shrunk_counts,
 )
 
 
@@ -24,15 +24,15 @@ def test_the_evidence_is_the_likelihood_of_the_dirichlet_multinomial(strength):
     counts = np.array([7, 0, 3, 12])
     ways = gammaln(counts.sum() + 1) - gammaln(counts + 1).sum()  # in which samples can come
     expected = dirichlet_multinomial.logpmf(counts, np.full(4, strength), counts.sum()) - ways
-    assert log_evidence(counts, strength) == pytest.approx(expected, rel=1e-10)
+    assert log_marginal_likelihood(counts, strength) == pytest.approx(expected, rel=1e-10)
 
 
 def test_the_strength_is_the_best_of_a_grid():
     counts = np.random.default_rng(0).multinomial(4000, np.random.default_rng(1).dirichlet(np.full(40, 6.0)))
-    grid = np.exp(np.linspace(np.log(LEAST), np.log(MOST), 4001))
-    best = grid[np.argmax([log_evidence(counts, strength) for strength in grid])]
+    grid = np.exp(np.linspace(np.log(MIN_STRENGTH), np.log(MAX_STRENGTH), 4001))
+    best = grid[np.argmax([log_marginal_likelihood(counts, strength) for strength in grid])]
     assert 3 < best < 12
-    assert most_likely_strength(counts) == pytest.approx(best, rel=0.005)
+    assert likely_strength(counts) == pytest.approx(best, rel=0.005)
 
 
 def test_counts_that_differ_by_chance_alone_make_equal_frequencies():
@@ -69,11 +69,11 @@ def test_a_rare_class_among_many_alike_stays_rare():
 
 @given(
     st.lists(st.just(0.0) | st.floats(1e-290, 1e6), min_size=2, max_size=30).filter(lambda counts: sum(counts) > 0),
-    st.floats(LEAST, MOST),
+    st.floats(MIN_STRENGTH, MAX_STRENGTH),
 )
 def test_counts_move_towards_their_mean_and_no_further_than_chance(counts, strength):
     seen = np.array(counts)
-    moved, mean = moved_counts(seen, strength), seen.mean()
+    moved, mean = shrunk_counts(seen, strength), seen.mean()
     slack = 1e-9 * seen.sum()
     assert (np.minimum(seen, mean) - slack <= moved).all()
     assert (moved <= np.maximum(seen, mean) + slack).all()
@@ -86,7 +86,7 @@ def test_counts_move_towards_their_mean_and_no_further_than_chance(counts, stren
 
 
 @pytest.mark.parametrize("counts", [[0.0, 5e-324], [5e-324, 5e-324, 0.0], [1e-310, 1.0]])
-@pytest.mark.parametrize("strength", [LEAST, 1.0, MOST, None])
+@pytest.mark.parametrize("strength", [MIN_STRENGTH, 1.0, MAX_STRENGTH, None])
 def test_counts_too_faint_to_be_divided_give_frequencies_too(counts, strength):
     found = likely_frequencies(np.array(counts), strength)
     assert found.sum() == pytest.approx(1.0)

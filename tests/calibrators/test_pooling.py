@@ -1,4 +1,4 @@
-"""A log-linear pool: the minimiser of its loss, and who speaks where."""
+"""A log-linear pool: the minimiser of its loss, its gate, and the information of grouped samples."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def make_pool_problem(n: int = 80, spread: float = 0.5, bias_spread: float = 0.1
     truth = log_softmax(2 * generator.normal(size=(n, 4)), axis=1)
     labels = (truth + generator.gumbel(size=truth.shape)).argmax(axis=1)
     noise = log_softmax(generator.normal(size=(n, 4)), axis=1)
-    far = torch.from_numpy(log_softmax(generator.normal(size=(n, 4)), axis=1))
+    fallback = torch.from_numpy(log_softmax(generator.normal(size=(n, 4)), axis=1))
     experts = torch.from_numpy(np.stack([truth, noise]))
-    near = torch.from_numpy(generator.uniform(0.2, 1.0, size=(n, 1)))
+    gate = torch.from_numpy(generator.uniform(0.2, 1.0, size=(n, 1)))
     weights = generator.integers(1, 4, n).astype(float)
-    return PoolProblem(experts, labels, weights, near, far, np.array([0.0, 1.0]), spread, bias_spread)
+    return PoolProblem(experts, labels, weights, gate, fallback, np.array([0.0, 1.0]), spread, bias_spread)
 
 
 def slow_loss(flat: Any, problem: PoolProblem) -> float:
@@ -32,12 +32,12 @@ def slow_loss(flat: Any, problem: PoolProblem) -> float:
     n_experts, n, n_classes = problem.experts.shape
     total = 0.0
     for i in range(n):
-        g = float(problem.near[i])
-        heights = np.zeros(n_classes)
+        g = float(problem.gate[i])
+        scores = np.zeros(n_classes)
         for k in range(n_classes):
             pooled = sum(flat[j] * float(problem.experts[j, i, k]) for j in range(n_experts)) + flat[n_experts + k]
-            heights[k] = g * pooled + (1 - g) * float(problem.far[i, k])
-        total -= problem.weights[i] * (heights[problem.codes[i]] - np.log(np.exp(heights).sum()))
+            scores[k] = g * pooled + (1 - g) * float(problem.fallback[i, k])
+        total -= problem.weights[i] * (scores[problem.codes[i]] - np.log(np.exp(scores).sum()))
     n_samples = problem.weights.sum()
     pull = (((flat[:n_experts] - problem.centre) / problem.spread) ** 2).sum()
     pull += ((flat[n_experts:] / problem.bias_spread) ** 2).sum()
@@ -54,59 +54,59 @@ def test_the_pool_minimises_the_documented_loss(spread: float, bias_spread: floa
     np.testing.assert_allclose(found, slow.x, atol=2e-3)
 
 
-def test_what_it_starts_from_does_not_matter() -> None:
+def test_the_start_does_not_matter() -> None:
     problem = make_pool_problem()
     first = problem.solve()
     again = problem.solve(replace(first, weights=first.weights + 3.0, bias=first.bias - 1.0))
     np.testing.assert_allclose(again.weights, first.weights, atol=1e-3)
 
 
-def test_who_knows_gets_the_weight_as_samples_grow_and_few_samples_leave_the_centre() -> None:
-    many = replace(make_pool_problem(20_000), near=torch.ones(20_000, 1, dtype=torch.float64)).solve()
+def test_the_informative_expert_gets_the_weight_as_samples_grow_and_few_samples_leave_the_centre() -> None:
+    many = replace(make_pool_problem(20_000), gate=torch.ones(20_000, 1, dtype=torch.float64)).solve()
     np.testing.assert_allclose(many.weights, [1.0, 0.0], atol=0.06)
     few = make_pool_problem(2).solve()
     assert abs(few.weights[1] - 1.0) < 0.5
 
 
-def test_without_evidence_the_stand_in_speaks_alone() -> None:
-    problem = replace(make_pool_problem(), near=torch.zeros(80, 1, dtype=torch.float64))
+def test_a_closed_gate_leaves_the_fallback() -> None:
+    problem = replace(make_pool_problem(), gate=torch.zeros(80, 1, dtype=torch.float64))
     pool = problem.solve()
     np.testing.assert_allclose(pool.weights, problem.centre, atol=1e-9)
-    far = problem.far.numpy()
-    expected = -(problem.weights * far[np.arange(80), problem.codes]).sum() / problem.weights.sum()
+    fallback = problem.fallback.numpy()
+    expected = -(problem.weights * fallback[np.arange(80), problem.codes]).sum() / problem.weights.sum()
     assert pool.loss == pytest.approx(expected)
 
 
 def copied(problem: PoolProblem, times: int) -> PoolProblem:
     """Return a problem with every sample several times."""
-    experts, near, far = (
+    experts, gate, fallback = (
         each.repeat_interleave(times, dim=axis)
-        for each, axis in ((problem.experts, 1), (problem.near, 0), (problem.far, 0))
+        for each, axis in ((problem.experts, 1), (problem.gate, 0), (problem.fallback, 0))
     )
     codes, weights = np.repeat(problem.codes, times), np.repeat(problem.weights, times)
-    return replace(problem, experts=experts, codes=codes, weights=weights, near=near, far=far)
+    return replace(problem, experts=experts, codes=codes, weights=weights, gate=gate, fallback=fallback)
 
 
 @pytest.mark.parametrize("bias_spread", [0.0, 0.1])
-def test_copies_of_a_sample_are_worth_one_sample(bias_spread: float) -> None:
-    """Groups of n copies tell as much as one sample each: the worth is an n-th, and the pool that of the originals."""
+def test_copies_of_a_sample_carry_the_information_of_one_sample(bias_spread: float) -> None:
+    """Groups of n copies carry the information of one sample: the efficiency is 1/n, and the pool that of the originals."""
     n = 2000
     problem = replace(
         make_pool_problem(n, spread=5.0, bias_spread=bias_spread),
         weights=np.ones(n),
-        near=torch.ones(n, 1, dtype=torch.float64),  # so that the truth is a pool of the experts
+        gate=torch.ones(n, 1, dtype=torch.float64),  # so that the truth is a pool of the experts
     )
-    once = problem.worth_of_a_sample(problem.solve(), np.arange(n))
+    once = problem.group_efficiency(problem.solve(), np.arange(n))
     assert once > 0.9  # independent samples
     many = copied(problem, 7)
-    worth = many.worth_of_a_sample(many.solve(), np.repeat(np.arange(n), 7))
-    assert worth == pytest.approx(once / 7, rel=0.1)
-    found, expected = many.solve(worth=1 / 7), problem.solve()
+    efficiency = many.group_efficiency(many.solve(), np.repeat(np.arange(n), 7))
+    assert efficiency == pytest.approx(once / 7, rel=0.1)
+    found, expected = many.solve(efficiency=1 / 7), problem.solve()
     np.testing.assert_allclose(found.weights, expected.weights, atol=1e-4)
     np.testing.assert_allclose(found.bias, expected.bias, atol=1e-4)
 
 
-def test_the_worth_is_the_documented_ratio() -> None:
+def test_the_group_efficiency_is_the_documented_ratio() -> None:
     """Slopes and curvature by differences of the slow loss."""
     problem = make_pool_problem(24, spread=0.7, bias_spread=0.3)
     groups, pool = problem.codes, problem.solve()  # groups that differ much
@@ -120,8 +120,8 @@ def test_the_worth_is_the_documented_ratio() -> None:
             experts=free.experts[:, rows],
             codes=free.codes[rows],
             weights=free.weights[rows],
-            near=free.near[rows],
-            far=free.far[rows],
+            gate=free.gate[rows],
+            fallback=free.fallback[rows],
         )
         return slow_loss(at, part) * part.weights.sum()
 
@@ -150,10 +150,10 @@ def test_the_worth_is_the_documented_ratio() -> None:
     expected = np.trace(inverse @ curvature) / np.trace(inverse @ scatter)
     assert expected < 1
     sure = (n_groups - 1) / (n_groups + 2)
-    assert problem.worth_of_a_sample(pool, groups) == pytest.approx(sure * expected, rel=1e-3)
+    assert problem.group_efficiency(pool, groups) == pytest.approx(sure * expected, rel=1e-3)
 
 
-def test_what_counts_for_less_stays_nearer_to_what_was_expected() -> None:
+def test_a_lower_efficiency_stays_nearer_to_the_prior() -> None:
     problem = make_pool_problem(300)
-    far, near = (np.abs(problem.solve(worth=worth).weights - problem.centre).max() for worth in (1.0, 0.01))
-    assert near < 0.5 * far
+    free, held = (np.abs(problem.solve(efficiency=share).weights - problem.centre).max() for share in (1.0, 0.01))
+    assert held < 0.5 * free

@@ -90,8 +90,10 @@ def test_a_hostile_header_gives_a_clear_error_or_a_working_calibrator(
         ("support.codes", torch.full((240,), 9)),
         ("support.codes", torch.full((240,), -1)),
         ("support.codes", torch.zeros(240)),
-        ("support.weights", torch.ones(3)),
-        ("support.keys", torch.ones(3)),
+        ("support.log_weights", torch.ones(3)),
+        ("support.groups", torch.ones(3)),
+        ("support.order", torch.zeros(240, dtype=torch.int64)),
+        ("support.log_weights", torch.full((240,), torch.inf, dtype=torch.float64)),
     ],
 )
 def test_tensors_that_do_not_fit_together_are_refused(

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from kcal.cli.data import Dataset
 from kcal.cli.files import shorten
 from kcal.errors import InvalidInputError
-from kcal.validation import collect_classes
 
 
 def is_text(values: NDArray[Any]) -> bool:
@@ -74,8 +73,6 @@ def classes_to_fit(data: Dataset, inputs: str) -> NDArray[Any] | None:
                 got=shorten(listed),
                 remedy="Leave --classes out.",
             )
-    if inputs == "both":
-        _check_columns(data)
     labels = data.outputs.labels
     if data.classes is not None or labels is None or not columns:
         return data.classes
@@ -90,34 +87,6 @@ def classes_to_fit(data: Dataset, inputs: str) -> NDArray[Any] | None:
             remedy="Pass --classes with the class of every column, in order.",
         )
     return np.array(columns)
-
-
-def _check_columns(data: Dataset) -> None:
-    """Raise if the logits have another number of columns than there are classes, or than the labels need."""
-    n_columns, classes, labels = data.outputs.logits.shape[1], data.classes, data.outputs.labels
-    if classes is not None and len(classes) != n_columns:
-        raise InvalidInputError(
-            f"{data.name}: logits",
-            f"must have a column for each of the {len(classes):,} classes ({shorten(classes.tolist())})",
-            got=f"{n_columns:,}",
-        )
-    is_indexed = classes is None and labels is not None and labels.dtype.kind in "iu" and not data.column_classes
-    if is_indexed and labels.max() >= n_columns:
-        row = int(np.argmax(labels >= n_columns))
-        raise InvalidInputError(
-            f"{data.name}: labels",
-            f"must be columns of the logits, 0 to {n_columns - 1}",
-            got=f"{labels[row]} at row {row}",
-            remedy="Add the missing columns, or list the class of every column, in order, with --classes.",
-        )
-
-
-def known_classes(data: Dataset, training: Dataset | None, order: NDArray[Any] | None, inputs: str) -> NDArray[Any]:
-    """Return all classes that a method knows once it is fitted with such an order."""
-    if order is None and inputs == "both" and data.outputs.logits is not None:
-        order = np.arange(data.outputs.logits.shape[1])
-    labels = [part.outputs.labels for part in (data, training) if part is not None]
-    return collect_classes(labels, order)
 
 
 def match_labels(data: Dataset, classes: NDArray[Any]) -> Dataset:

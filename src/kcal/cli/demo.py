@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, make_calibrator, predict_on
 from kcal.cli import options as o
 from kcal.cli.output import check_writable, console, shown, write_arrays
-from kcal.cli.tables import method_title, metrics_table
+from kcal.cli.tables import MAIN_METRICS, method_title, metrics_table
 from kcal.datasets import Example, ExamplePart, load_example
 from kcal.datasets.network import SmallCNN
 from kcal.errors import InvalidInputError, MissingExtraError
@@ -28,13 +28,6 @@ from kcal.metrics import reliability
 from kcal.persistence import atomic_path, save
 
 METHODS = ("uncal", "ts", "kcal")
-METRICS = (
-    "accuracy",
-    "classwise_calibration_error",
-    "expected_calibration_error",
-    "top_label_brier_loss",
-    "negative_log_likelihood",
-)
 
 Probs = dict[str, NDArray[Any]]
 
@@ -101,7 +94,9 @@ def draw(example: Example, probs: Probs, path: Path) -> Path | None:
         return None
     labels, columns = example.test.labels, range(len(example.classes))
     rows = {
-        method_title(name): [reliability(values, labels, of=k, bins=10, threshold="max") for k in columns]
+        method_title(name): [
+            reliability(values, labels, of=k, bins=10, adaptive=False, threshold="max") for k in columns
+        ]
         for name, values in probs.items()
     }
     title = f"Every class on {len(example.test):,} test images: bars that end on the diagonal are calibrated"
@@ -132,7 +127,7 @@ def show(example: Example, probs: Probs, picture: Path | None) -> None:
         f"calibrated on {len(example.calibration):,} others, tested on {len(example.test):,} more.\n"
     )
     evaluations = {name: measure(values, example.test.labels) for name, values in probs.items()}
-    screen.print(metrics_table(evaluations, METRICS))
+    screen.print(metrics_table(evaluations, MAIN_METRICS))
     screen.print("↑ higher is better, ↓ lower is better, bold is best.\n")
     before, after = (
         f"a mean confidence of {probs[name].max(axis=1).mean():.1%} and an accuracy of {evaluations[name].accuracy:.1%}"

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.calibrators import Calibrator, Uncalibrated, make_calibrator, predict_on
+from kcal.calibrators import Calibrator, Uncalibrated, make_calibrator
 from kcal.cli.class_order import classes_to_fit, column_order, encode, name_labels
 from kcal.cli.data import Dataset, Request, Source, load
-from kcal.cli.files import TABLES, TableFile, check_readable, shorten
-from kcal.cli.fitting import check_overlap, fit_dataset, load_to_fit, load_to_predict
+from kcal.cli.files import TableFile, open_file, shorten
+from kcal.cli.fitting import check_overlap, fit_dataset, load_to_fit, load_to_predict, predict_dataset
 from kcal.cli.messages import DataError, OverlapError, error_text, usage_error
 from kcal.cli.output import PROBABILITY_COLUMN
 from kcal.errors import InvalidInputError, KcalError, KcalWarning, warn
@@ -62,7 +62,7 @@ def predict_model(calibrator: Calibrator, source: Source, *, before: Source | No
         if network is not None:
             probs["uncal"] = network
     if calibrator.method not in probs:
-        probs[calibrator.method] = predict_on(calibrator, data.outputs)
+        probs[calibrator.method] = predict_dataset(calibrator, data)
     return Comparison(probs, labels, calibrator.classes_, data.outputs.groups, data.outputs.weights)
 
 
@@ -139,10 +139,9 @@ def measure_all(comparison: Comparison, intervals: Intervals) -> dict[str, Evalu
 
 def probability_columns(path: Path) -> str | None:
     """Return the pattern of the columns that kcal predict writes, if the file has any."""
-    if check_readable(path) not in TABLES:
-        return None
-    named = any(name.startswith(PROBABILITY_COLUMN) for name in TableFile(path).columns)
-    return f"{PROBABILITY_COLUMN}*" if named else None
+    file = open_file(path)
+    names = file.columns if isinstance(file, TableFile) else ()
+    return f"{PROBABILITY_COLUMN}*" if any(name.startswith(PROBABILITY_COLUMN) for name in names) else None
 
 
 def _fit_method(name: str, calibration: Source, train: Path | None, train_labels: Path | None) -> Calibrator:
@@ -176,14 +175,10 @@ def _load_before(source: Source, after: Dataset, classes: NDArray[Any]) -> NDArr
         raise InvalidInputError(
             data.name, f"must have the same rows as {after.name}, {len(after):,} of them", got=f"{len(data):,}"
         )
-    pairs = [("has the id", data.outputs.ids, after.outputs.ids)]
-    if data.outputs.labels is not None:
-        labels = name_labels(data).outputs.labels
-        if set(labels.astype(str).tolist()) <= set(after.outputs.labels.astype(str).tolist()):  # comparable names
-            pairs.append(("is labelled", labels, after.outputs.labels))
-    for verb, values, expected in pairs:
-        if values is not None and expected is not None:
-            _check_same_rows(data.name, after.name, verb, values, expected)
+    _check_same_rows(data, after, "ids", data.outputs.ids, after.outputs.ids)
+    labels = name_labels(data).outputs.labels
+    if labels is not None and set(map(str, labels)) <= set(map(str, after.outputs.labels)):  # otherwise named otherwise
+        _check_same_rows(data, after, "labels", labels, after.outputs.labels)
     names, expected_names = data.column_classes, [str(label) for label in classes.tolist()]
     if data.classes is None and set(names) != set(expected_names) and set(names) & set(expected_names):
         raise InvalidInputError(
@@ -197,14 +192,18 @@ def _load_before(source: Source, after: Dataset, classes: NDArray[Any]) -> NDArr
     return probs
 
 
-def _check_same_rows(name: str, other: str, verb: str, values: NDArray[Any], expected: NDArray[Any]) -> None:
+def _check_same_rows(
+    data: Dataset, after: Dataset, key: str, values: NDArray[Any] | None, expected: NDArray[Any] | None
+) -> None:
+    if values is None or expected is None:
+        return
     differ = values.astype(str) != expected.astype(str)
     if differ.any():
         row = int(np.argmax(differ))
         raise InvalidInputError(
-            name,
-            f"must have the rows of {other} in the same order; row {row} {verb} {values[row].item()!r}, not "
-            f"{expected[row].item()!r}",
+            f"{data.name}: {key}",
+            f"must be those of {after.name}, in the same order; row {row} is {expected[row].item()!r} there",
+            got=repr(values[row].item()),
         )
 
 

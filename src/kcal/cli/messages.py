@@ -34,7 +34,14 @@ OPTIONS = (
 )  # fmt: skip
 """Parameters of the library that are options of the same name."""
 
-DATA_NAMES = {"X": "the data", "y": "labels", "sample_weight": "weights", "probs": "probabilities"}
+DATA_NAMES = {
+    "X": "the array",
+    "y": "labels",
+    "sample_weight": "weights",
+    "train_embeddings": "training embeddings",
+    "train_labels": "training labels",
+    **{name: name for name in ("classes", "embeddings", "groups", "ids", "logits")},
+}
 """What arguments of the library are called in files."""
 
 ERROR_REMEDIES = {
@@ -44,7 +51,7 @@ ERROR_REMEDIES = {
     "projection": "Pass --train FILE or --projection identity.",
     "representation": "Pass --representation logits or --representation probabilities.",
     "train_embeddings": "Pass --train FILE or --projection identity.",
-    "y": "Leave such rows out, or list all classes with --classes.",
+    "y": "List the class of every column, in order, with --classes.",
 }
 """What to do about a parameter on the command line, in place of the library's remedy in Python."""
 
@@ -104,6 +111,17 @@ def readable_messages() -> Iterator[None]:
     except OSError as error:
         file = f"{error.filename}: " if error.filename else ""
         raise _stop(f"{file}{error.strerror or error}.", BAD_DATA) from error
+
+
+@contextmanager
+def errors_about(file: str) -> Iterator[None]:
+    """Put the name of a file before errors about its data."""
+    try:
+        yield
+    except InvalidInputError as error:
+        if error.parameter not in DATA_NAMES:
+            raise
+        raise DataError(f"{file}: {error_text(error)}") from error
 
 
 def error_text(error: KcalError) -> str:

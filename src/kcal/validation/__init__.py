@@ -3,7 +3,7 @@
 Only numpy is imported; torch is loaded where a tensor is passed in or asked for.
 """
 
-from kcal.validation.arrays import is_tensor, to_array
+from kcal.validation.arrays import is_tensor, to_array, to_numbers
 from kcal.validation.labels import (
     check_columns,
     check_groups,
@@ -58,4 +58,5 @@ __all__ = [
     "row_fingerprints",
     "shown",
     "to_array",
+    "to_numbers",
 ]

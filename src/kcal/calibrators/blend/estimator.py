@@ -16,7 +16,7 @@ from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_tw
 from kcal.calibrators.blend.experts import fit_experts
 from kcal.calibrators.blend.fitting import Targets, fit_blend
 from kcal.calibrators.blend.model import BlendModel
-from kcal.calibrators.blend.network import NetworkFit, cross_fit_network, min_log_prob, network_folds
+from kcal.calibrators.blend.network import NetworkFit, cross_fit_network, network_log_probs
 from kcal.calibrators.blend.parameters import check_blend_parameters, check_factors
 from kcal.calibrators.blend.sharpness import Sharpness
 from kcal.calibrators.blend.state import model_from_state, model_state
@@ -29,7 +29,6 @@ from kcal.calibrators.fit_warnings import (
 from kcal.calibrators.kcal.parameters import refuse_training_set
 from kcal.calibrators.kcal.samples import (
     Samples,
-    TrainingSet,
     check_samples,
     check_training_set,
     other_labels,
@@ -48,45 +47,42 @@ BLOCK_ROWS = 4096
 
 
 class KCalBlend(Calibrator):
-    """KCal that does not lose what the network already knows.
+    """KCal that keeps the information of the network's logits.
 
     Kernel density estimates over the calibration set (of the embeddings' directions and, where there is a training
-    set, of the learned projection, each at three bandwidths) are pooled with the network's own calibrated
-    probabilities: one weight each, found by a convex solver on predictions that no sample had a part in
-    (leave-one-out for the estimates, cross-fitted for the network). Where no calibration samples are near, the answer
-    is the network's; without logits, the class frequencies.
+    set, of a learned projection, each at three bandwidths) are pooled with the network's calibrated probabilities. The
+    weights are found by a convex solver on out-of-fold predictions (leave-one-out for the estimates, cross-fitted for
+    the network). Where no calibration samples are near, the prediction falls back to the network or, without logits,
+    to the class frequencies.
 
     Parameters
     ----------
     projection : "skip", "linear", None or TrainedProjection
-        The learned metric beside the directions; left out if there is no training set to learn it from, or if None.
+        The learned metric; left out if there is no training set to learn it from, or if None.
     dimension, recipe
         Of the learned projection, as in :class:`KCal`.
     bandwidth_factors : sequence of float
-        Bandwidths of each metric, in units of the one with the least leave-one-out loss. Where each is twice the one
-        before, or its square is, they are quick: the kernel of the one is a power of the other's by squares.
+        Bandwidths of each metric, in units of the one with the lowest leave-one-out loss. Powers of √2 are fastest.
     network_calibrator : "auto", "ts" or "sms"
-        The network's part: temperature scaling, and beside it structured matrix scaling where cross-validation finds
-        it better ("auto") or always ("sms").
+        Calibration of the network: temperature scaling, and beside it structured matrix scaling where cross-validation
+        prefers it ("auto") or always ("sms").
     bias : float
-        How far the bias of a class is expected to lie from 0, as a standard deviation; 0 for none.
+        Prior standard deviation of the bias of a class; 0 for none.
     background : "cv" or float
-        Mass that is spread over classes by their frequency, in units of the mass that reaches a typical calibration
-        sample; "cv" takes the one of a few with the least loss. It bounds how sure an estimate can be.
+        Mass that is spread over the classes by their frequency, in units of the median mass at a calibration sample;
+        "cv" takes the one of a few with the lowest loss. It bounds the confidence of an estimate.
     fallback_quantile : float
-        The share of calibration samples where the network has as much of a say as the pool, or more, for lack of
-        samples near: with less and less evidence the answer becomes the network's. 0 never hands over. A larger share
-        makes answers to inputs of no class more cautious, and others a little worse.
+        Quantile of the calibration samples' log mass at which pool and fallback have equal shares; with less mass the
+        fallback prevails. 0 for no fallback. A larger one makes predictions far from all classes more cautious, and
+        others slightly worse.
     sharpness : float
-        How far the temperature of unsure answers is expected to lie from that of sure ones, as a standard deviation of
-        its logarithm; 0 for none.
+        Prior standard deviation of the change of the log temperature with the entropy of the prediction; 0 for none.
     folds : int
-        For the network's cross-fitted predictions.
+        For the out-of-fold predictions of the network.
     representation : "logits" or "probabilities"
         What ``logits`` holds; it is never guessed.
     prior : "uniform", sequence, mapping or None
-        Class frequencies in the field, where they differ from those of the calibration set. Answers presume
-        ``frequencies_``, and a prior leads away from these.
+        Class frequencies of deployment, where they differ from ``frequencies_``.
     seed : int
         Same seed, same result.
     progress : bool, optional
@@ -96,42 +92,47 @@ class KCalBlend(Calibrator):
     ----------
     classes_ : array
         Labels, in the order of the columns; with logits, of their columns.
+    model_ : BlendModel
+        The fitted model: everything that predictions need.
     weights_ : dict
-        The weight of each expert, by name.
+        Pool weight of each estimate and network calibrator, by name.
     bias_ : array, (n_classes,)
-        Of each class.
+        Bias of each class.
     sharpness_ : Sharpness
-        How much surer answers were made, by their entropy.
+        Temperature by entropy.
     group_efficiency_ : float
-        The share of what a sample tells that is not told by the others of its group, as far as groups can tell: the
-        fewer they are and the less they agree, the less. 1 without groups.
+        Information of a sample relative to an independent one, estimated from the groups; 1 without groups.
     background_ : float
-        Background mass in units of the mass that reaches a typical calibration sample.
+        Background mass, in units of the median mass at a calibration sample.
     bandwidths_ : dict
-        The best single bandwidth of each metric.
+        Best single bandwidth of each metric.
     frequencies_ : array, (n_classes,)
-        The class frequencies that answers presume: those of the calibration set, without what chance explains.
-    takes_logits_ : bool
-        Whether it was fitted with logits, and so needs them to predict.
+        Class frequencies that the probabilities assume: those of the calibration set, without sampling noise.
     logit_names_in_ : array
-        What the columns of the logits are called, where they came as a table; empty otherwise.
+        Names of the columns of the logits, if they were a table; otherwise empty.
 
     Examples
     --------
     >>> blend = KCalBlend().fit(cal_x, cal_y, logits=cal_z, train_embeddings=x, train_labels=y)  # doctest: +SKIP
-    >>> probabilities = blend.predict_proba(test_x, logits=test_z)  # doctest: +SKIP
+    >>> probs = blend.predict_proba(test_x, logits=test_z)  # doctest: +SKIP
     """
 
     inputs: ClassVar[str] = "both"
     method: ClassVar[str] = "kcal-blend"
     columns_are_classes: ClassVar[bool] = False
-
     has_evidence: ClassVar[bool] = True
     fit_options: ClassVar[frozenset[str]] = frozenset(
         {"logits", "train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes"}
     )
 
     model_: BlendModel
+    weights_: dict[str, float]
+    bandwidths_: dict[str, float]
+    bias_: Floats
+    frequencies_: Floats
+    sharpness_: Sharpness
+    background_: float
+    group_efficiency_: float
     logit_names_in_: NDArray[np.object_]
 
     def __init__(
@@ -180,7 +181,7 @@ class KCalBlend(Calibrator):
         sample_weight: Any = None,
         classes: Any = None,
     ) -> Self:
-        """Find metrics, bandwidths and weights on the calibration set.
+        """Fit metrics, bandwidths and weights to the calibration set.
 
         Parameters
         ----------
@@ -189,35 +190,39 @@ class KCalBlend(Calibrator):
         y : (n,) array
             Their labels; with logits, integers are columns, and other labels need ``classes``.
         logits : (n, n_classes) array or tensor, optional
-            The network's scores for them. Without, the blend is a KCal with pooled metrics and a background.
+            The network's logits for them.
         train_embeddings, train_labels, train_groups : arrays, optional
             The network's training set, to learn the projection from.
         groups : (n,) array, optional
-            Patients, speakers, sites: a sample is never judged by its own group.
+            Patients, speakers, sites: a sample is never predicted from its own group.
         sample_weight : (n,) array, optional
-            How many samples each one counts for, compared with the others.
+            Relative importance of each sample.
         classes : sequence, optional
             All classes in the order of the columns.
         """
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
-        self._remember(rows)
         scores = None if logits is None else self._check_logits(logits, len(rows))
         training = check_training_set(train_embeddings, train_labels, train_groups, rows)
         if training is not None and not self.uses_training_set:
             raise refuse_training_set(self.projection)
         if scores is not None:
-            classes = encode_columns(y, len(scores), scores.shape[1], classes)[1]
-        other = other_labels(training, self.projection)
+            classes = encode_columns(y, len(rows), scores.shape[1], classes)[1]
+        known = other_labels(training, self.projection)
         samples = check_samples(
-            rows, y, classes=classes, other_labels=other, groups=groups, sample_weight=sample_weight
+            rows, y, classes=classes, other_labels=known, groups=groups, sample_weight=sample_weight
         )
         check_at_least_two(samples.classes, type(self).__name__)
         prior = check_prior(self.prior, samples.classes)
         if samples.weights is not None:
             samples = samples.rows(np.flatnonzero(samples.weights))
-        targets = _targets(samples)
-        self._warn_of_samples(samples, training, with_logits=scores is not None)
+        targets, scores = _targets(samples), None if scores is None else scores[samples.indices]
+        lowest = 0.0 if scores is None else float(network_log_probs(scores, self.representation).min())
+        warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
+        if scores is None:
+            warn_of_missing_classes(samples.classes, targets.totals().numpy())
+        else:
+            warn_of_few_samples(len(samples.codes), len(samples.classes))
         experts = fit_experts(
             samples.calibration_set(samples.groups),
             None if training is None else training.encoded(samples.classes),
@@ -228,19 +233,12 @@ class KCalBlend(Calibrator):
             seed=self.seed,
             progress=self.progress,
         )
-        network = None if scores is None else self._fit_network(scores[samples.indices], targets)
-        model = fit_blend(
-            targets,
-            experts,
-            network,
-            bias=self.bias,
-            background=self.background,
-            fallback_quantile=self.fallback_quantile,
-            sharpness=self.sharpness,
-        )
-        lowest = 0.0 if scores is None else min_log_prob(scores[samples.indices], self.representation)
+        network = None if scores is None else self._fit_network(scores, targets)
+        options = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
+        model = fit_blend(targets, experts, network, **options)
+        self._remember(rows)
         self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)
-        self.model_ = replace(model, min_log_prob=lowest, representation=self.representation, prior=prior)
+        self._set_model(replace(model, min_log_prob=lowest, representation=self.representation, prior=prior))
         return self
 
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
@@ -275,42 +273,7 @@ class KCalBlend(Calibrator):
     def log_evidence(self, X: Any) -> Any:
         """Return the log density of the calibration set, in the first metric, at each row, (n,)."""
         rows, kind = self._check_rows(X)
-        return kind.give_back(self.model_.log_evidence(rows))
-
-    @property
-    def weights_(self) -> dict[str, float]:
-        """Pool weight of each estimate and network calibrator, by name."""
-        return dict(zip(self.model_.names, self.model_.pool.weights.tolist(), strict=True))
-
-    @property
-    def bandwidths_(self) -> dict[str, float]:
-        """Best single bandwidth of each metric."""
-        return {expert.metric: expert.bandwidth for expert in self.model_.experts}
-
-    @property
-    def bias_(self) -> Floats:
-        """Bias of each class, (n_classes,)."""
-        return self.model_.pool.bias
-
-    @property
-    def frequencies_(self) -> Floats:
-        """Class frequencies that the probabilities assume, (n_classes,)."""
-        return self.model_.frequencies
-
-    @property
-    def sharpness_(self) -> Sharpness:
-        """How predictions are sharpened, by their entropy."""
-        return self.model_.sharpness
-
-    @property
-    def background_(self) -> float:
-        """Background mass, relative to the median mass at a calibration sample."""
-        return self.model_.background
-
-    @property
-    def group_efficiency_(self) -> float:
-        """Information of a sample relative to an independent one; 1 without groups."""
-        return self.model_.group_efficiency
+        return kind.give_back(self.model_.experts[0].log_evidence(rows))
 
     @property
     def needs_logits_(self) -> bool:
@@ -326,7 +289,7 @@ class KCalBlend(Calibrator):
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
         check_is_fitted(self)
-        self.model_ = self.model_.to(device)
+        self._set_model(self.model_.to(device))
         return self
 
     def summary(self) -> dict[str, str]:
@@ -344,59 +307,51 @@ class KCalBlend(Calibrator):
         check_is_fitted(self)
         self._check_parameters()
         values, tensors = model_state(self.model_)
-        values["logit_names"] = self.logit_names_in_.tolist()
         parameters = stored_parameters(self.get_params(deep=False), self.classes_)
         if parameters["projection"] == OWN_MODULE:
             parameters["projection"] = "skip"  # the learned metric is stored with its tensors
-        return self._state(parameters, values, **tensors)
+        return self._state(parameters, values | {"logit_names": self.logit_names_in_.tolist()}, **tensors)
 
     @classmethod
     def from_state(cls, state: CalibratorState, *, projection: nn.Module | None = None, **extra: Any) -> Self:
         """Return the fitted calibrator; ``projection`` is the module of a learned metric of one's own."""
         refuse_extra(cls, extra)
         model, names = model_from_state(state, projection), state.values["logit_names"]
-        blend = cls(**read_parameters(state.parameters, None))
         with damaged_parameters():
-            blend._restore(state)
+            blend = cls(**read_parameters(state.parameters, None))._restore(state)
         if len(names) not in (0, len(blend.classes_)) or not all(isinstance(name, str) for name in names):
             raise FileFormatError("the stored names of the logits are damaged.")
         blend.logit_names_in_ = np.array(names, dtype=object)
-        blend.model_ = model
+        blend._set_model(model)
         return blend
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
         check_blend_parameters(self.get_params(deep=False))
 
-    def _warn_of_samples(self, samples: Samples, training: TrainingSet | None, *, with_logits: bool) -> None:
-        warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
-        if with_logits:
-            warn_of_few_samples(len(samples.codes), len(samples.classes))
-        else:
-            warn_of_missing_classes(samples.classes, samples.frequencies())
+    def _set_model(self, model: BlendModel) -> None:
+        self.model_, self.weights_ = model, model.weights
+        self.bandwidths_ = {expert.metric: expert.bandwidth for expert in model.experts}
+        self.bias_, self.frequencies_, self.sharpness_ = model.pool.bias, model.frequencies, model.sharpness
+        self.background_, self.group_efficiency_ = model.background, model.group_efficiency
 
     def _fit_network(self, scores: torch.Tensor, targets: Targets) -> NetworkFit:
         log_probs = to_log_probs(scores, self.representation)
-        folds = network_folds(targets.codes, targets.groups, self.folds, self.seed)
-        fitted = (log_probs, targets.codes, targets.weights, folds)
-        return cross_fit_network(*fitted, choice=self.network_calibrator, groups=targets.groups)
+        samples = (targets.codes, targets.weights, targets.groups)
+        return cross_fit_network(log_probs, *samples, choice=self.network_calibrator, folds=self.folds, seed=self.seed)
 
     def _predict_log_probs(self, X: Any, logits: Any) -> tuple[torch.Tensor, ArrayKind]:
         """Return log probabilities, (n, n_classes), computed in blocks, and the kind of ``X``."""
         rows, kind = self._check_rows(X)
-        if (logits is None) == self.needs_logits_:
-            expected = "are needed: this blend was fitted with logits; pass logits= of the same rows"
-            raise InvalidInputError(
-                "logits", expected if self.needs_logits_ else "must be left out: this blend was fitted without logits"
-            )
+        if logits is None and self.needs_logits_:
+            raise InvalidInputError("logits", "are needed: this blend was fitted with logits; pass logits=")
+        if logits is not None and not self.needs_logits_:
+            raise InvalidInputError("logits", "must be left out: this blend was fitted without logits")
         scores = None if logits is None else self._check_logits(logits, len(rows), len(self.classes_))
         names, known = column_names(logits), self.logit_names_in_.tolist()
         if names and known and names != known:
-            raise InvalidInputError(
-                "logits",
-                f"must have the columns of the fit, in the same order: {', '.join(known)}",
-                got=", ".join(names),
-            )
+            expected = f"must have the columns of the fit, in the same order: {', '.join(known)}"
+            raise InvalidInputError("logits", expected, got=", ".join(names))
         warn_of_known_rows(self._knows(rows))
         blocks = []
         for start in range(0, len(rows), BLOCK_ROWS):
@@ -408,9 +363,8 @@ class KCalBlend(Calibrator):
     def _check_logits(self, logits: Any, n: int, n_classes: int | None = None) -> torch.Tensor:
         scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__)
         if len(scores) != n:
-            raise InvalidInputError(
-                "logits", f"must have a row for each row of X, {n:,} of them", got=f"{len(scores):,}"
-            )
+            expected = f"must have a row for each row of X, {n:,} of them"
+            raise InvalidInputError("logits", expected, got=f"{len(scores):,}")
         return scores
 
 
@@ -420,12 +374,11 @@ def column_names(logits: Any) -> list[str]:
 
 
 def _targets(samples: Samples) -> Targets:
-    """Return the samples of the pool; raise if there are fewer than two, or fewer than two groups."""
-    n = len(samples.codes)
-    for name, count in (("X", n), ("groups", 2 if samples.groups is None else len(np.unique(samples.groups)))):
+    """Return codes, weights and groups; raise if there are fewer than two samples or groups."""
+    n_groups = 2 if samples.groups is None else len(np.unique(samples.groups))
+    for name, what, count in (("X", "samples", len(samples.codes)), ("groups", "groups", n_groups)):
         if count < 2:
-            what = "samples" if name == "X" else "groups"
             expected = f"must hold at least two {what}, since calibration samples are predicted from others"
             raise InvalidInputError(name, expected, got=str(count))
-    weights = np.ones(n) if samples.weights is None else samples.weights  # of mean 1
+    weights = np.ones(len(samples.codes)) if samples.weights is None else samples.weights  # of mean 1
     return Targets(samples.codes, weights, samples.groups, len(samples.classes))

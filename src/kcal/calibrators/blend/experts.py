@@ -13,7 +13,7 @@ from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.learning import fit_projection
 from kcal.calibrators.kcal.samples import CalibrationSet
 from kcal.errors import BandwidthWarning
-from kcal.kernels import KERNELS, ClassSums, PreparedSupport, SortedSupport, leave_out_rule
+from kcal.kernels import KERNELS, ClassSums, PreparedSupport, SortedSupport, leave_out_rule, log_densities
 from kcal.projection import Recipe, TrainedProjection, TrainingSamples, project
 from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
 
@@ -25,30 +25,14 @@ SAME_METRIC = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Expert:
-    """A kernel density estimate per class in one metric, at several bandwidths.
+    """A kernel density estimate per class in one metric, at several bandwidths."""
 
-    Parameters
-    ----------
-    metric : str
-        "unit", "identity" or "learned".
-    projection : nn.Module
-        Π, frozen.
-    support : SortedSupport
-        The projected calibration samples.
-    bandwidth : float
-        The best single bandwidth.
-    factors : tuple of float
-        The bandwidths in use, in units of ``bandwidth``; 1 is among them.
-    median_evidence : tuple of float
-        Median log mass at a calibration sample from the others, for each factor.
-    """
-
-    metric: str
-    projection: nn.Module
-    support: SortedSupport
-    bandwidth: float
-    factors: tuple[float, ...]
-    median_evidence: tuple[float, ...] = ()
+    metric: str  # "unit", "identity" or "learned"
+    projection: nn.Module  # Π, frozen
+    support: SortedSupport  # the projected calibration samples
+    bandwidth: float  # the best single bandwidth
+    factors: tuple[float, ...]  # the bandwidths in use, in units of ``bandwidth``; 1 is among them
+    median_evidence: tuple[float, ...] = ()  # median log mass at a calibration sample from the others, per factor
 
     @property
     def names(self) -> list[str]:
@@ -56,32 +40,33 @@ class Expert:
         return [f"{self.metric} × {factor:.3g}" for factor in self.factors]
 
     @property
-    def bandwidths(self) -> list[float]:
-        """The bandwidths in use."""
-        return [self.bandwidth * factor for factor in self.factors]
-
-    @property
     def middle(self) -> int:
-        """Position of the best single bandwidth."""
+        """Position of the best single bandwidth among the factors."""
         return self.factors.index(1.0)
 
     @cached_property
-    def _prepared(self) -> PreparedSupport:
-        return PreparedSupport(self.support, self.bandwidths)
+    def prepared(self) -> PreparedSupport:
+        """The support at the bandwidths in use."""
+        return PreparedSupport(self.support, [self.bandwidth * factor for factor in self.factors])
 
     def class_sums(self, embeddings: torch.Tensor) -> ClassSums:
         """Return class sums at new samples, (n_factors, n_classes, n), and their offsets, on the CPU."""
-        points = self.support.points
-        queries = project(self.projection, embeddings.to(device=points.device, dtype=points.dtype))
-        result = self._prepared.class_sums(queries)
+        result = self.prepared.class_sums(self._project(embeddings))
         return ClassSums(result.sums.cpu(), result.offsets.cpu())
 
     def leave_out_sums(self, keys: torch.Tensor | None) -> ClassSums:
         """Return class sums at each calibration sample from the others (of other keys), in float64, in their order."""
-        rule = leave_out_rule(self.support, keys)
-        result = self._prepared.class_sums(self.support.points, leave_out=rule)
+        result = self.prepared.class_sums(self.support.points, leave_out=leave_out_rule(self.support, keys))
         position = torch.argsort(self.support.order)
         return ClassSums(result.sums[..., position].cpu().double(), result.offsets[..., position].cpu().double())
+
+    def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return the log density of the calibration set at each embedding, (n,)."""
+        return log_densities(self._project(embeddings), self.support, self.bandwidth)
+
+    def _project(self, embeddings: torch.Tensor) -> torch.Tensor:
+        points = self.support.points
+        return project(self.projection, embeddings.to(device=points.device, dtype=points.dtype))
 
 
 def fit_experts(
@@ -101,8 +86,7 @@ def fit_experts(
     """
     plain = "unit" if calibration.embeddings.shape[1] >= FEATURES_OF_A_DIRECTION else "identity"
     metrics: dict[str, str | TrainedProjection] = {plain: plain}
-    if training is not None or isinstance(projection, TrainedProjection):
-        assert projection is not None
+    if projection is not None and (training is not None or isinstance(projection, TrainedProjection)):
         metrics["learned"] = projection
     kernel, choice = KERNELS["rbf"], BandwidthChoice()
     experts: list[Expert] = []

@@ -15,13 +15,12 @@ from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.calibrators.logit_base import to_log_probs
 from kcal.calibrators.scaling.linear_fit import LinearModel, fit_structured_matrix
 from kcal.calibrators.scaling.temperature import TemperatureModel, fit_temperature
+from kcal.errors import InvalidInputError
 
 Index = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NetworkModel = TemperatureModel | LinearModel
-NetworkFitter = Callable[[torch.Tensor, Index, Floats], NetworkModel]
 
-NETWORK_CALIBRATORS = ("auto", "ts", "sms")
 MODELS: dict[str, type[TemperatureModel] | type[LinearModel]] = {"ts": TemperatureModel, "sms": LinearModel}
 
 
@@ -33,36 +32,24 @@ class NetworkFit:
     out_of_fold: tuple[torch.Tensor, ...]  # (n, n_classes) each, float64
 
 
-def model_name(model: NetworkModel) -> str:
-    """Return the name of the method: "ts" or "sms"."""
-    return next(name for name, kind in MODELS.items() if type(model) is kind)
-
-
-def network_folds(codes: Index, groups: Index | None, folds: int, seed: int) -> Index:
-    """Return the fold of each sample, (n,): classes spread evenly, groups kept together."""
-    if groups is None:
-        return stratified_folds(codes, min(folds, len(codes)), seed)
-    return fold_codes(codes, min(folds, len(np.unique(groups))), groups, seed)
-
-
 def cross_fit_network(
-    log_probs: torch.Tensor,
-    codes: Index,
-    weights: Floats,
-    folds: Index,
-    *,
-    choice: str = "auto",
-    groups: Index | None = None,
+    log_probs: torch.Tensor, codes: Index, weights: Floats, groups: Index | None, *, choice: str, folds: int, seed: int
 ) -> NetworkFit:
     """Fit temperature scaling and, where cross-validation prefers it, structured matrix scaling beside it.
 
     It is preferred if it lowers the out-of-fold log-loss by more than one standard error of the difference; with
-    groups, that of the group means. ``choice`` "ts" fits the first only, "sms" always both.
+    groups, that of the group means. ``choice`` "ts" fits the first only, "sms" always both, "auto" compares.
     """
-    first = _cross_fit(fit_temperature, log_probs, codes, weights, folds)
+    if groups is None:
+        fold_of = stratified_folds(codes, min(folds, len(codes)), seed)
+    else:
+        fold_of = fold_codes(codes, min(folds, len(np.unique(groups))), groups, seed)
+    first = _cross_fit(fit_temperature, log_probs, codes, weights, fold_of)
     if choice == "ts":
         return first
-    second = _cross_fit(fit_structured_matrix, log_probs, codes, weights, folds)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of classes without samples, for which temperature scaling does
+        second = _cross_fit(fit_structured_matrix, log_probs, codes, weights, fold_of)
     gains = (second.out_of_fold[0] - first.out_of_fold[0]).numpy()[np.arange(len(codes)), codes]
     shares = weights / weights.sum()
     gain = float(shares @ gains)
@@ -80,25 +67,29 @@ def _standard_error(shares: Floats, deviations: Floats, groups: Index | None) ->
     return float(np.sqrt((by_group**2).sum() * len(by_group) / (len(by_group) - 1)))
 
 
-def _cross_fit(fit: NetworkFitter, log_probs: torch.Tensor, codes: Index, weights: Floats, folds: Index) -> NetworkFit:
+def _cross_fit(
+    fit: Callable[[torch.Tensor, Index, Floats], NetworkModel],
+    log_probs: torch.Tensor,
+    codes: Index,
+    weights: Floats,
+    fold_of: Index,
+) -> NetworkFit:
     """Fit on all samples, and predict each fold from the others."""
     out_of_fold = torch.empty_like(log_probs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a fold may lack classes or be separable
-        for fold in np.unique(folds).tolist():
-            inside, outside = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
+        for fold in np.unique(fold_of).tolist():
+            inside, outside = np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)
             model = fit(log_probs[outside], codes[outside], weights[outside])
             out_of_fold[inside] = model.log_probs(log_probs[inside])
-        if fit is not fit_temperature:
-            return NetworkFit((fit(log_probs, codes, weights),), (out_of_fold,))
     return NetworkFit((fit(log_probs, codes, weights),), (out_of_fold,))
 
 
 def network_log_probs(rows: torch.Tensor, representation: str) -> torch.Tensor:
-    """Return log probabilities of the network, (n, n_classes), on the CPU; of logits in their own precision."""
-    return torch.log_softmax(rows.cpu(), dim=1) if representation == "logits" else to_log_probs(rows, representation)
-
-
-def min_log_prob(rows: torch.Tensor, representation: str) -> float:
-    """Return the lowest log probability that the network gives to a class."""
-    return max(float(network_log_probs(rows, representation).min()), LOWEST_LOG_PROB)
+    """Return log probabilities of the network, (n, n_classes), bounded below; of logits in their own precision."""
+    if representation == "logits":
+        return torch.log_softmax(rows.cpu(), dim=1).clamp_min(LOWEST_LOG_PROB)
+    try:
+        return to_log_probs(rows, representation)
+    except InvalidInputError as error:
+        raise InvalidInputError("logits", error.expected, got=error.got, remedy=error.remedy) from error

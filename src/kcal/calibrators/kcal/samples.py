@@ -78,12 +78,17 @@ class Samples:
     def _optional(self) -> tuple[NDArray[Any] | None, ...]:
         return self.weights, self.groups, self.ids
 
+    def class_weights(self) -> Floats:
+        """Return the total weight of each class, (n_classes,)."""
+        totals = np.bincount(self.codes, weights=self.weights, minlength=len(self.classes)).astype(np.float64)
+        if not totals.any():
+            raise InvalidInputError("sample_weight", "must not be 0 for every sample of the support")
+        return totals
+
     def frequencies(self) -> Floats:
         """Return the (weighted) share of each class, (n_classes,)."""
-        counts = np.bincount(self.codes, weights=self.weights, minlength=len(self.classes))
-        if not counts.any():
-            raise InvalidInputError("sample_weight", "must not be 0 for every sample of the support")
-        frequencies: Floats = counts / counts.sum()
+        totals = self.class_weights()
+        frequencies: Floats = totals / totals.sum()
         return frequencies
 
     def calibration_set(self, keys: Index | None) -> CalibrationSet:

@@ -220,5 +220,5 @@ def read_frequencies(values: Any, n_classes: int) -> NDArray[np.float64]:
 def read_positive(value: Any, name: str) -> float:
     """Return a positive finite number."""
     if not (isinstance(value, int | float) and 0 < value < np.inf):
-        raise FileFormatError(f"the stored {name} must be positive; got {value!r}.")
+        raise FileFormatError(f"the stored {name} is damaged: it must be positive; got {value!r}.")
     return float(value)
