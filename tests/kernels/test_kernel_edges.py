@@ -268,3 +268,18 @@ def test_classes_too_far_to_count_have_no_mass_at_all(bandwidth, dtype):
     computed = class_posteriors(points, sort_support(points, codes, 4, weights), bandwidth)
     expected = torch.nn.functional.one_hot(codes, 4).to(dtype)
     assert torch.equal(computed, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_unit_of_length_does_not_matter(kernel, dtype):
+    points, codes, _ = cloud(123, 60, 80, 3, dtype=dtype)
+    support, queries = sort_support(points, codes, 3), cloud(124, 9, 80, 1, dtype=dtype)[0]
+    rows = class_posteriors(queries, support, 0.7, kernel=KERNELS[kernel])
+    loss = LeaveOutLoss(support, kernel=KERNELS[kernel])(0.7)
+    for unit in (2.0**59, 2.0**-59):  # whose squares do not fit in single precision
+        scaled = sort_support(unit * points, codes, 3)
+        computed = class_posteriors(unit * queries, scaled, 0.7 * unit, kernel=KERNELS[kernel])
+        tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+        torch.testing.assert_close(computed, rows, rtol=0, atol=tolerance)
+        assert LeaveOutLoss(scaled, kernel=KERNELS[kernel])(0.7 * unit) == pytest.approx(loss, abs=tolerance)

@@ -50,21 +50,21 @@ def test_log_sums_equal_the_double_loop_at_every_bandwidth(dtype, weighted, smal
         monkeypatch.setattr(numerics, "SUPPORT_BLOCK", 5)
     points, codes, weights = cloud(1, 43, 3, 4, dtype=dtype, weighted=weighted)
     queries = cloud(2, 17, 3, 1, dtype=dtype)[0]
-    found = class_sums(queries, sort_support(points, codes, 4, weights), BANDWIDTHS).log()
-    assert found.shape == (3, 17, 4)
-    for place, bandwidth in enumerate(BANDWIDTHS):
+    log_sums = class_sums(queries, sort_support(points, codes, 4, weights), BANDWIDTHS).log()
+    assert log_sums.shape == (3, 17, 4)
+    for index, bandwidth in enumerate(BANDWIDTHS):
         slow = slow_log_sums(queries, points, codes, 4, bandwidth, kernel="rbf", weights=weights)
-        np.testing.assert_allclose(found[place].numpy(), slow, rtol=0, atol=TOLERANCE[dtype])
+        np.testing.assert_allclose(log_sums[index].numpy(), slow, rtol=0, atol=TOLERANCE[dtype])
 
 
 def test_bandwidths_that_are_no_whole_multiples_are_as_good():
     points, codes, _ = cloud(1, 43, 3, 4)
     queries = cloud(2, 17, 3, 1)[0]
     bandwidths = (2.0, 0.61, 0.3, 0.1)  # in any order
-    found = class_sums(queries, sort_support(points, codes, 4), bandwidths).log()
-    for place, bandwidth in enumerate(bandwidths):
+    log_sums = class_sums(queries, sort_support(points, codes, 4), bandwidths).log()
+    for index, bandwidth in enumerate(bandwidths):
         slow = slow_log_sums(queries, points, codes, 4, bandwidth, kernel="rbf")
-        np.testing.assert_allclose(found[place].numpy(), slow, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(log_sums[index].numpy(), slow, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("by_group", [False, True])
@@ -74,9 +74,9 @@ def test_a_sample_is_left_out_of_its_own_sums(by_group):
     support = sort_support(points, codes, 3)
     keys = torch.arange(30) % 4 if by_group else None
     rule = leave_out_rule(support, keys)
-    found = class_sums(support.points, support, BANDWIDTHS, leave_out=rule).log()
-    for place, bandwidth in enumerate(BANDWIDTHS):
-        rows = support.in_original_order(found[place])
+    log_sums = class_sums(support.points, support, BANDWIDTHS, leave_out=rule).log()
+    for index, bandwidth in enumerate(BANDWIDTHS):
+        rows = support.in_original_order(log_sums[index])
         for row in range(30):
             others = torch.arange(30) != row if keys is None else keys != keys[row]
             slow = slow_log_sums(points[row : row + 1], points[others], codes[others], 3, bandwidth, kernel="rbf")
@@ -91,11 +91,11 @@ def test_a_query_that_is_nearer_to_some_point_than_to_any_pilot_gets_its_sums_to
     support = sort_support(points, torch.tensor([0, 0, 1, 1]), 2)
     queries = torch.tensor([[0.1], [0.4], [59.0]], dtype=dtype)
     bandwidths = (1.0, 2.0, 4.0)
-    found = class_sums(queries, support, bandwidths).log()
-    for place, bandwidth in enumerate(bandwidths):
+    log_sums = class_sums(queries, support, bandwidths).log()
+    for index, bandwidth in enumerate(bandwidths):
         slow = slow_log_sums(queries[:2], points, [0, 0, 1, 1], 2, bandwidth, kernel="rbf")
-        np.testing.assert_allclose(found[place, :2].numpy(), slow, rtol=0, atol=1e-4)
-        assert found[place, 2, 1] == pytest.approx(-0.5 / bandwidth**2, abs=1e-4)
+        np.testing.assert_allclose(log_sums[index, :2].numpy(), slow, rtol=0, atol=1e-4)
+        assert log_sums[index, 2, 1] == pytest.approx(-0.5 / bandwidth**2, abs=1e-4)
 
 
 @pytest.mark.parametrize("gap", [60.0, 75.0, 85.0, 88.0, 90.0])
@@ -103,9 +103,9 @@ def test_sums_leave_room_above_them(gap, monkeypatch):
     monkeypatch.setattr(numerics, "PILOT_POINTS", 2)
     points = torch.tensor([[-1.0], [0.0], [1.0]])
     bandwidth = (2.0 * gap) ** -0.5  # the pilots are so many natural units below the nearest point
-    found = class_sums(torch.zeros(1, 1), sort_support(points, torch.tensor([0, 0, 1]), 2), (bandwidth,))
-    assert 0.9 < found.sums[0, 0, 0] < 1e31
-    assert found.sums[0, 0, 0].log() + found.offsets[0, 0] == pytest.approx(0.0, abs=1e-3)
+    sums = class_sums(torch.zeros(1, 1), sort_support(points, torch.tensor([0, 0, 1]), 2), (bandwidth,))
+    assert 0.9 < sums.sums[0, 0, 0] < 1e31
+    assert sums.sums[0, 0, 0].log() + sums.offsets[0, 0] == pytest.approx(0.0, abs=1e-3)
 
 
 def test_sums_that_need_double_precision_and_are_large_fit_into_single(monkeypatch):
@@ -116,10 +116,10 @@ def test_sums_that_need_double_precision_and_are_large_fit_into_single(monkeypat
     bandwidths = (8.0, 16.0, 32.0)
     queries = torch.tensor([[5.0]])
     assert torch.finfo(torch.float32).eps * (support.radius / 8.0) ** 2 > numerics.RESOLUTION
-    found = class_sums(queries, support, bandwidths).log()
-    for place, bandwidth in enumerate(bandwidths):
+    log_sums = class_sums(queries, support, bandwidths).log()
+    for index, bandwidth in enumerate(bandwidths):
         slow = slow_log_sums(queries, points, codes, 2, bandwidth, kernel="rbf")
-        np.testing.assert_allclose(found[place].numpy(), slow, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(log_sums[index].numpy(), slow, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -127,26 +127,26 @@ def test_sums_that_need_double_precision_and_are_large_fit_into_single(monkeypat
 def test_kernels_too_faint_for_a_number_stay_faint(dtype, bandwidths):
     points = torch.tensor([[0.0], [40.0], [400.0]], dtype=dtype)
     support = sort_support(points, torch.arange(3), 3)
-    found = class_sums(torch.zeros(1, 1, dtype=dtype), support, bandwidths).log()
-    for place, bandwidth in enumerate(bandwidths):
+    log_sums = class_sums(torch.zeros(1, 1, dtype=dtype), support, bandwidths).log()
+    for index, bandwidth in enumerate(bandwidths):
         least = -80.0 if dtype == torch.float32 else -700.0
-        assert found[place, 0, 0] == pytest.approx(0.0, abs=1e-6)
+        assert log_sums[index, 0, 0] == pytest.approx(0.0, abs=1e-6)
         for column, distance in ((1, 40.0), (2, 400.0)):
             exact = -0.5 * (distance / bandwidth) ** 2
             if exact > least:
-                assert found[place, 0, column] == pytest.approx(exact, rel=1e-5)
+                assert log_sums[index, 0, column] == pytest.approx(exact, rel=1e-5)
             else:
-                assert found[place, 0, column] < least
+                assert log_sums[index, 0, column] < least
 
 
 @pytest.mark.parametrize("bandwidths", [(1.0, 8.0, 64.0, 512.0), tuple(2.0**power for power in range(12)), (1.0, 1.1)])
 def test_rounding_does_not_grow_from_one_bandwidth_to_the_next(bandwidths):
     points, codes, _ = cloud(5, 60, 3, 3, dtype=torch.float32)
     queries = cloud(6, 9, 3, 1, dtype=torch.float32)[0]
-    found = class_sums(queries, sort_support(points, codes, 3), bandwidths).log()
-    for place, bandwidth in enumerate(bandwidths):
+    log_sums = class_sums(queries, sort_support(points, codes, 3), bandwidths).log()
+    for index, bandwidth in enumerate(bandwidths):
         slow = slow_log_sums(queries, points, codes, 3, bandwidth, kernel="rbf")
-        np.testing.assert_allclose(found[place].numpy(), slow, rtol=0, atol=5e-5)
+        np.testing.assert_allclose(log_sums[index].numpy(), slow, rtol=0, atol=5e-5)
 
 
 def test_a_query_gets_the_same_sums_whatever_comes_with_it():
@@ -186,9 +186,9 @@ def test_posteriors_are_those_of_one_bandwidth_near_and_far(seed, distance, band
     queries = cloud(seed + 1, 5, 3, 1, dtype=dtype)[0] + distance
     support = sort_support(points, codes, 3)
     bandwidths = (bandwidth, ratio * bandwidth)
-    found = class_sums(queries, support, bandwidths).log()
-    for place, b in enumerate(bandwidths):
-        shares = torch.softmax(found[place].double(), dim=1)
+    log_sums = class_sums(queries, support, bandwidths).log()
+    for index, b in enumerate(bandwidths):
+        shares = torch.softmax(log_sums[index].double(), dim=1)
         assert torch.isfinite(shares).all()
         expected = class_posteriors(queries, support, b).double()
         if dtype == torch.float64 and distance <= 100:

@@ -1,4 +1,4 @@
-"""Finding the bandwidth that minimises a loss; keeps the curve it saw, and says when it met an edge."""
+"""Search for the bandwidth that minimises a loss; keeps the curve, and warns at the edge of the search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERVAL = (0.05**0.5, 5.0**0.5)
 """The published interval, h = 2b² in [0.1, 10]."""
 GOLDEN = (sqrt(5.0) - 1.0) / 2.0
 FLAT = 1e-9
-"""Losses that differ by less are the same."""
+"""Losses that differ by less count as equal."""
 LARGEST_WIDENING = 1e3
 """The interval is widened at most by this factor on either side."""
 
@@ -43,29 +43,29 @@ def search_bandwidth(
     coarse: int = 5,
     after_each: Callable[[str], None] | None = None,
 ) -> BandwidthCurve:
-    """Return the minimiser of ``loss`` over log b: a coarse scan, then golden section with parabolic steps.
+    """Minimise ``loss`` over log b: a coarse scan, then golden section with parabolic steps.
 
-    The scan makes the search safe against a loss with more than one valley. Where its minimum lies at an end of the
-    interval, the interval is widened, step by step; if that does not help, a warning says so.
+    The scan makes the search safe against a loss with several local minima. If the minimum lies at an end of the
+    interval, the interval is widened step by step; if that does not help, a BandwidthWarning is issued.
 
     Parameters
     ----------
     loss : callable
         Maps a bandwidth to a loss.
     interval : (float, float)
-        Where to look first.
+        Where the search begins.
     tolerance : float
         Relative precision of the bandwidth.
     coarse : int
-        Points of the scan.
+        Number of points of the scan, at least 3.
     after_each : callable, optional
-        Called after every evaluation with a few words, for a progress bar.
+        Called after every evaluation with a description of it, for a progress bar.
     """
     low, high = interval
     if not (0 < low < high and isfinite(high)):
         raise InvalidInputError(f"interval must be 0 < low < high; got {interval!r}.")
     if coarse < 3:
-        raise InvalidInputError(f"coarse must be at least 3, or there is no valley to find; got {coarse!r}.")
+        raise InvalidInputError(f"coarse must be at least 3, to bracket a minimum; got {coarse!r}.")
     seen: dict[float, float] = {}
 
     def loss_at(log_bandwidth: float) -> float:
@@ -76,29 +76,32 @@ def search_bandwidth(
                 after_each(f"b = {exp(log_bandwidth):.3g}, loss {seen[log_bandwidth]:.4f}")
         return seen[log_bandwidth]
 
-    places = [float(place) for place in np.linspace(log(low), log(high), coarse)]
-    step, lowest, highest = (
-        places[1] - places[0],
-        places[0] - log(LARGEST_WIDENING),
-        places[-1] + log(LARGEST_WIDENING),
-    )
-    best = min(places, key=loss_at)
-    while best in (places[0], places[-1]) and lowest < best < highest:
-        outwards = places[0] - step if best == places[0] else places[-1] + step
-        places = sorted([*places, outwards])
-        if loss_at(outwards) >= loss_at(best):
-            break
-        best, step = outwards, 1.5 * step
-    at_edge = best in (places[0], places[-1])
+    grid, best = _scan(loss_at, np.linspace(log(low), log(high), coarse).tolist())
+    at_edge = best in (grid[0], grid[-1])
     if max(seen.values()) - min(seen.values()) < FLAT:
         _warn_of_flatness(interval)
     elif at_edge:
         _warn_of_edge(exp(best), interval)
     else:
-        middle = places.index(best)
-        best = _refine(loss_at, (places[middle - 1], best, places[middle + 1]), tolerance)
+        middle = grid.index(best)
+        best = _refine(loss_at, (grid[middle - 1], best, grid[middle + 1]), tolerance)
     order = sorted(seen)
-    return BandwidthCurve(np.exp(order), np.array([seen[place] for place in order]), exp(best), seen[best], at_edge)
+    losses = np.array([seen[log_bandwidth] for log_bandwidth in order])
+    return BandwidthCurve(np.exp(order), losses, exp(best), seen[best], at_edge)
+
+
+def _scan(loss: Callable[[float], float], grid: list[float]) -> tuple[list[float], float]:
+    """Return the grid, widened in growing steps while its minimum lies at an end, and the point of the minimum."""
+    step, widening = grid[1] - grid[0], log(LARGEST_WIDENING)
+    lowest, highest = grid[0] - widening, grid[-1] + widening
+    best = min(grid, key=loss)
+    while best in (grid[0], grid[-1]) and lowest < best < highest:
+        outwards = grid[0] - step if best == grid[0] else grid[-1] + step
+        grid = sorted([*grid, outwards])
+        if loss(outwards) >= loss(best):
+            break
+        best, step = outwards, 1.5 * step
+    return grid, best
 
 
 def _refine(loss: Callable[[float], float], bracket: tuple[float, float, float], tolerance: float) -> float:
@@ -117,16 +120,16 @@ def _refine(loss: Callable[[float], float], bracket: tuple[float, float, float],
         if abs(step) < tolerance:
             step = copysign(tolerance, to_wider_side)
         widths.append(high - low)
-        place = middle + step
-        if loss(place) < loss(middle):
-            low, middle, high = (middle, place, high) if step > 0 else (low, place, middle)
+        point = middle + step
+        if loss(point) < loss(middle):
+            low, middle, high = (middle, point, high) if step > 0 else (low, point, middle)
         else:
-            low, high = (low, place) if step > 0 else (place, high)
+            low, high = (low, point) if step > 0 else (point, high)
     return min(middle, _vertex((low, middle, high), loss), key=loss)
 
 
 def _vertex(bracket: tuple[float, float, float], loss: Callable[[float], float]) -> float:
-    """Return where the parabola through three points of a loss is lowest; the middle if they lie on a line."""
+    """Return the minimum of the parabola through three points of a loss; the middle if they lie on a line."""
     low, middle, high = bracket
     left, right = (middle - low) * (loss(high) - loss(middle)), (high - middle) * (loss(low) - loss(middle))
     if not 0 < left + right < inf:

@@ -19,6 +19,7 @@ import torch
 
 from kcal.kernels import numerics
 from kcal.kernels.support import LeaveOut, SortedSupport
+from kcal.kernels.workspace import Workspace
 
 
 class Block(NamedTuple):
@@ -41,10 +42,11 @@ class Queries(NamedTuple):
 
     right: torch.Tensor  # (d + 2, n_query): q, 1, c
     common: torch.Tensor  # (n_query,): −½‖q‖²
+    workspace: Workspace
 
     def select(self, index: torch.Tensor) -> Queries:
         """Return some of the queries."""
-        return Queries(self.right[:, index], self.common[index])
+        return Queries(self.right[:, index], self.common[index], self.workspace)
 
     def with_constant(self, constant: torch.Tensor) -> Queries:
         """Set c, (n_query,), in place."""
@@ -78,13 +80,13 @@ class ScaledSupport:
         """Largest distance of a point from the centre, in the unit."""
         return self.support.radius * self.unit
 
-    def queries(self, points: torch.Tensor) -> Queries:
+    def queries(self, points: torch.Tensor, workspace: Workspace) -> Queries:
         """Return queries (n_query, d) as the right factor, with c = 0."""
         scaled = (points - self.centre).mul_(self.unit)
         right = scaled.new_zeros(self.support.dimension + 2, scaled.shape[0])
         right[:-2] = scaled.T
         right[-2] = 1.0
-        return Queries(right, scaled.square_().sum(dim=1).mul_(-0.5))
+        return Queries(right, scaled.square_().sum(dim=1).mul_(-0.5), workspace)
 
     def left(self, rows: slice | torch.Tensor) -> torch.Tensor:
         """Return the left factor of some support points, (n_rows, d + 2)."""
@@ -102,12 +104,9 @@ class ScaledSupport:
 
         ``columns`` is what the blocks call the queries; ``leave_out`` is the rule of these queries.
         """
-        row_blocks = list(self._row_blocks(queries) if row_blocks is None else row_blocks)
-        n_columns = queries.right.shape[1]
-        buffer = queries.right.new_empty(max(rows.stop - rows.start for rows in row_blocks) * n_columns)
-        for rows in row_blocks:
-            shape = (rows.stop - rows.start, n_columns)
-            block = torch.mm(self.left(rows), queries.right, out=buffer[: shape[0] * shape[1]].view(shape))
+        for rows in self._row_blocks(queries) if row_blocks is None else row_blocks:
+            shape = (rows.stop - rows.start, queries.right.shape[1])
+            block = torch.mm(self.left(rows), queries.right, out=queries.workspace.take("block", queries.right, shape))
             if leave_out is not None:
                 leave_out.hide(block, rows.start)
             yield Block(rows, columns, block)

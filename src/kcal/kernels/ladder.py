@@ -10,6 +10,7 @@ import torch
 
 from kcal.kernels import numerics
 from kcal.kernels.mother import MotherKernel
+from kcal.kernels.workspace import Workspace
 
 
 class KernelLadder:
@@ -47,29 +48,34 @@ class KernelLadder:
         half_squares: torch.Tensor,
         *,
         floored: Sequence[bool],
+        workspace: Workspace,
         shifts: torch.Tensor | None = None,
-        spare: torch.Tensor | None = None,
+        in_place: bool = True,
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield the index of each bandwidth with its kernel values, which the next ones overwrite.
 
         Parameters
         ----------
         half_squares : (n_rows, n_columns) tensor
-            A block; overwritten unless there is a ``spare``.
+            A block, overwritten if ``in_place``.
         floored : sequence of bool
             Bandwidths whose exponents are raised to the lowest one of normal numbers.
+        workspace : Workspace
+            Gives room for values that cannot be computed in place.
         shifts : (n_bandwidths, n_columns) tensor, optional
             Subtracted from the exponents, if the kernel is not log-linear.
-        spare : tensor, optional
-            Room for as many numbers as the block has.
+        in_place : bool
+            Whether the block may be overwritten.
         """
         lowest = numerics.lowest_exponent(half_squares.dtype)
         values, exponentials_left = half_squares, self.squares.count(None)
         for index, squares in zip(self.order, self.squares, strict=True):
             if squares is None:
                 exponentials_left -= 1
-                in_place = spare is None and exponentials_left == 0
-                values = self._exponents(half_squares, index, shifts, spare, in_place=in_place)
+                values = half_squares
+                if self.kernel.log_linear and not (in_place and exponentials_left == 0):
+                    values = workspace.take("values", half_squares, half_squares.shape)
+                values = self._exponents(half_squares, index, shifts, out=values)
                 if floored[index]:
                     values.clamp_min_(lowest)
                 values.exp_()
@@ -85,20 +91,18 @@ class KernelLadder:
         half_squares: torch.Tensor,
         index: int,
         shifts: torch.Tensor | None,
-        spare: torch.Tensor | None,
         *,
-        in_place: bool,
+        out: torch.Tensor,
     ) -> torch.Tensor:
+        """Return the exponents at a bandwidth, those of a log-linear kernel in ``out``."""
         factor = self.factors[index]
         if not self.kernel.log_linear:
             squares = half_squares.clamp_max(0.0).mul_(-2.0 * factor)
             exponents = self.kernel.log_profile(squares, self.dimension)
             return exponents if shifts is None else exponents.sub_(shifts[index])
-        if in_place:
-            return half_squares if factor == 1.0 else half_squares.mul_(factor)
-        if spare is None:
-            return half_squares * factor
-        return torch.mul(half_squares, factor, out=spare[: half_squares.numel()].view(half_squares.shape))
+        if factor == 1.0 and out is half_squares:
+            return half_squares
+        return torch.mul(half_squares, factor, out=out)
 
     def _squares(self) -> list[int | None]:
         """Return how often the kernel before is squared to give each one, by ``order``; None for an exponential."""

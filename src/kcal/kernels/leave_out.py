@@ -15,6 +15,7 @@ from kcal.kernels.numerics import in_double
 from kcal.kernels.reducers import PairMass
 from kcal.kernels.sums import class_posteriors
 from kcal.kernels.support import SortedSupport, leave_out_rule
+from kcal.kernels.workspace import Workspace
 from kcal.validation import ALMOST_ZERO
 
 MEMORY_BUDGET = 512 * 2**20
@@ -76,7 +77,8 @@ class LeaveOutLoss:
         self.support, self.kernel = support, kernel
         self._rule = leave_out_rule(support, keys)
         points = support.points[:0]
-        self._scaled = ScaledSupport(support, 1.0, in_double(points) if self._needs_double() else points)
+        unit = 1.0 / (support.extent or 1.0)  # squares neither overflow nor vanish in single precision
+        self._scaled = ScaledSupport(support, unit, in_double(points) if self._needs_double() else points)
         n_distances = sum((rows.stop - rows.start) * (len(support) - rows.start) for rows in self._slices())
         self.kept = n_distances * support.points.element_size() <= memory_budget
         self._kept_blocks = [_copy(block) for block in self._blocks()] if self.kept else []
@@ -111,11 +113,11 @@ class LeaveOutLoss:
 
     def _pair_mass(self, bandwidth: float) -> PairMass:
         """Return the reducer for a bandwidth, which is no smaller than float64 resolves."""
-        support = self.support
-        resolved = torch.finfo(torch.float64).eps / numerics.RESOLUTION * 2.0 * support.radius**2
-        factor = 1.0 / max(support.dimension * bandwidth**2, resolved)
+        support, radius = self.support, self._scaled.radius
+        finest = torch.finfo(torch.float64).eps / numerics.RESOLUTION * 2.0 * radius**2
+        factor = 1.0 / max(support.dimension * (bandwidth * self._scaled.unit) ** 2, finest)
         ladder = KernelLadder(self.kernel, support.dimension, [factor])
-        least = -torch.inf if self.grouped else -2.0 * support.radius**2
+        least = -torch.inf if self.grouped else -2.0 * radius**2
         floored = ladder.needs_floor(least, support.points.dtype)
         like = self._scaled.like.to(support.points.dtype)
         weights = None
@@ -125,8 +127,9 @@ class LeaveOutLoss:
 
     def _blocks(self) -> Iterator[Block]:
         """Yield −½‖z_i − z_j‖² of every pair of points once, in the precision of the support."""
+        workspace = Workspace()
         for columns in self._slices():
-            queries = self._scaled.queries(self.support.points[columns].to(self._scaled.like))
+            queries = self._scaled.queries(self.support.points[columns].to(self._scaled.like), workspace)
             queries = queries.with_constant(queries.common)
             rows = slices(columns.stop, numerics.SUPPORT_BLOCK)
             for block in self._scaled.blocks(queries, self._rule.select(columns), columns=columns, row_blocks=rows):

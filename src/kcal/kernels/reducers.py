@@ -12,6 +12,7 @@ from kcal.kernels import numerics
 from kcal.kernels.blocks import Block
 from kcal.kernels.ladder import KernelLadder
 from kcal.kernels.support import SortedSupport
+from kcal.kernels.workspace import Workspace
 
 
 class Maximum:
@@ -36,27 +37,24 @@ class ClassMass:
         *,
         floored: Sequence[bool],
         like: torch.Tensor,  # (n_query,)
+        workspace: Workspace,
         shifts: torch.Tensor | None = None,
     ) -> None:
         self.support, self.ladder, self.weights = support, ladder, weights
-        self.floored, self.shifts = floored, shifts
+        self.floored, self.shifts, self.workspace = floored, shifts, workspace
         self.lowest = numerics.lowest_exponent(like.dtype)
         self.sums = like.new_zeros(
             len(ladder), support.n_classes, len(like), dtype=numerics.accumulator_dtype(like, len(support))
         )
-        self.weighted = like.new_empty(0)
 
     def add(self, block: Block) -> None:
         """Add a block; it is overwritten."""
-        for index, values in self.ladder.values(block.half_squares, floored=self.floored, shifts=self.shifts):
+        kernels = self.ladder.values(
+            block.half_squares, floored=self.floored, workspace=self.workspace, shifts=self.shifts
+        )
+        for index, values in kernels:
             sums = self.sums[index, class_range(self.support, block.rows)]
-            add_by_class(sums, values, self.support, block.rows, self.weights, self._spare(values))
-
-    def _spare(self, values: torch.Tensor) -> torch.Tensor:
-        """Return room for weighted values, which a memory allocation per block would make slow."""
-        if self.weights is not None and self.weighted.numel() < values.numel():
-            self.weighted = values.new_empty(values.numel())
-        return self.weighted
+            add_by_class(sums, values, self.support, block.rows, self.weights, self.workspace)
 
     def total(self) -> torch.Tensor:
         """Return the sums, (n_bandwidths, n_classes, n_query), without what points too far to count added."""
@@ -91,11 +89,12 @@ class PairMass:
         self.codes = support.codes.to(like.device)
         self.from_all = like.new_zeros(len(support), dtype=numerics.widest_dtype(like.device))  # (n,)
         self.from_own_class = torch.zeros_like(self.from_all)  # (n,)
-        self.spare = like.new_empty(numerics.SUPPORT_BLOCK**2)
+        self.workspace = Workspace()
 
     def add(self, block: Block) -> None:
         """Add a block of the upper triangle or the diagonal; it is not overwritten."""
-        for _, values in self.ladder.values(block.half_squares, floored=self.floored, spare=self.spare):
+        kernels = self.ladder.values(block.half_squares, floored=self.floored, workspace=self.workspace, in_place=False)
+        for _, values in kernels:
             self._add_mass(self.from_all, values, block.rows, block.columns)
             self._add_own_mass(values, block.rows, block.columns)
 
@@ -109,7 +108,7 @@ class PairMass:
         if rows == columns:
             classes = class_range(self.support, rows)
             sums = values.new_zeros(classes.stop - classes.start, values.shape[1])
-            add_by_class(sums, values, self.support, rows, self.weights)
+            add_by_class(sums, values, self.support, rows, self.weights, self.workspace)
             own = self.codes[None, columns] - classes.start
             self.from_own_class[columns] += sums.gather(0, own).squeeze(0)
         elif self.codes[rows.stop - 1] == self.codes[columns.start]:
@@ -132,18 +131,17 @@ def add_by_class(
     support: SortedSupport,
     rows: slice,
     weights: torch.Tensor | None,
-    spare: torch.Tensor | None = None,
+    workspace: Workspace,
 ) -> None:
     """Add Σ w_i·values_i over the support points ``rows`` to the sums of their classes.
 
-    ``sums`` is (n_classes, n) for the classes of ``class_range``; ``spare`` is room for weighted values.
+    ``sums`` is (n_classes, n) for the classes of ``class_range``.
     """
     classes, starts = class_range(support, rows), support.class_starts
     short_runs = rows.stop - rows.start < numerics.LONG_RUN * (classes.stop - classes.start)
     if short_runs and values.device.type == "cpu":  # elsewhere index_add_ is not deterministic
         if weights is not None:
-            out = None if spare is None else spare[: values.numel()].view(values.shape)
-            values = torch.mul(values, weights[rows, None], out=out)
+            values = torch.mul(values, weights[rows, None], out=workspace.take("weighted", values, values.shape))
         part = sums if sums.dtype == values.dtype else torch.zeros_like(sums, dtype=values.dtype)
         part.index_add_(0, support.codes[rows].to(values.device) - classes.start, values)
         if part is not sums:

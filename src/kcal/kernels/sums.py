@@ -24,6 +24,7 @@ from kcal.kernels.mother import KERNELS, MotherKernel
 from kcal.kernels.numerics import in_double
 from kcal.kernels.reducers import ClassMass, Maximum
 from kcal.kernels.support import LeaveOut, SortedSupport
+from kcal.kernels.workspace import Workspace
 
 
 class ClassSums(NamedTuple):
@@ -77,8 +78,9 @@ class PreparedSupport:
         n_query = queries.shape[0]
         sums = queries.new_empty(len(self.bandwidths), self.support.n_classes, n_query)
         offsets = queries.new_empty(len(self.bandwidths), n_query)
+        workspace = Workspace()
         for index, precision in self._parts(queries):
-            part = self._part_sums(queries[index], precision, _select(leave_out, index))
+            part = self._part_sums(queries[index], precision, _select(leave_out, index), workspace)
             if part.sums.shape == sums.shape:
                 return ClassSums(part.sums.to(sums), part.offsets.to(sums))
             sums[:, :, index], offsets[:, index] = part.sums.to(sums), part.offsets.to(sums)
@@ -96,32 +98,36 @@ class PreparedSupport:
 
     def _parts(self, queries: torch.Tensor) -> Iterator[tuple[slice | torch.Tensor, torch.dtype | None]]:
         """Yield indices of at most QUERY_BLOCK queries with the precision they need; None if none is enough."""
-        precisions = list(self._scaled_supports)
+        precisions = [*self._scaled_supports, None]
         length = min(self.bandwidths) * sqrt(self.support.dimension)
         radius = self.support.radius / length
-        bounds = torch.tensor([numerics.RESOLUTION / torch.finfo(dtype).eps for dtype in precisions]).double()
-        for rows in slices(queries.shape[0], numerics.QUERY_BLOCK):
-            distances = in_double((queries[rows] - self.support.centre).norm(dim=1)).cpu() / length
-            levels = torch.bucketize(radius * (distances + radius), bounds, right=True)
-            for level, precision in enumerate([*precisions, None]):
-                index = (levels == level).nonzero().squeeze(1)
-                if len(index) == len(levels):
-                    yield rows, precision
-                elif len(index):
-                    yield (index + rows.start).to(queries.device), precision
+        for rows in slices(queries.shape[0], 8 * numerics.QUERY_BLOCK):  # several blocks share the cost of the decision
+            distances = in_double(((queries[rows] - self.support.centre) * (1.0 / length)).norm(dim=1)).cpu()
+            levels = torch.bucketize(radius * (distances + radius), self._resolved_products, right=True)
+            lowest, highest = int(levels.min()), int(levels.max())
+            if lowest == highest:
+                for block in slices(len(levels), numerics.QUERY_BLOCK):
+                    yield slice(rows.start + block.start, rows.start + block.stop), precisions[lowest]
+                continue
+            for level in range(lowest, highest + 1):
+                index = (levels == level).nonzero().squeeze(1).to(queries.device) + rows.start
+                for block in slices(len(index), numerics.QUERY_BLOCK):
+                    yield index[block], precisions[level]
 
-    def _part_sums(self, queries: torch.Tensor, precision: torch.dtype | None, leave_out: LeaveOut | None) -> ClassSums:
+    def _part_sums(
+        self, points: torch.Tensor, precision: torch.dtype | None, leave_out: LeaveOut | None, workspace: Workspace
+    ) -> ClassSums:
         if precision is None and len(self.bandwidths) > 1:  # the wider bandwidths may still be resolved
             parts = [
-                PreparedSupport(self.support, [bandwidth], self.kernel).class_sums(queries, leave_out=leave_out)
+                PreparedSupport(self.support, [bandwidth], self.kernel).class_sums(points, leave_out=leave_out)
                 for bandwidth in self.bandwidths
             ]
             return ClassSums(torch.cat([part.sums for part in parts]), torch.cat([part.offsets for part in parts]))
         if precision is None:
-            part = self._nearest_sums(queries, leave_out)
+            part = self._nearest_sums(points, leave_out, workspace)
         else:
-            part = self._resolved_sums(queries, self._scaled_supports[precision], leave_out)
-        return part if precision == queries.dtype else part.with_largest_one()
+            part = self._resolved_sums(points, self._scaled_supports[precision], leave_out, workspace)
+        return part if precision == points.dtype else part.with_largest_one()
 
     @cached_property
     def _scaled_supports(self) -> dict[torch.dtype, ScaledSupport]:
@@ -131,6 +137,12 @@ class PreparedSupport:
             return {torch.float64: self._unscaled}
         unit = 1.0 / (max(self.bandwidths) * sqrt(self.support.dimension))
         return {like.dtype: ScaledSupport(self.support, unit, like) for like in (points, in_double(points))}
+
+    @cached_property
+    def _resolved_products(self) -> torch.Tensor:
+        """Upper bound of R·(R + r)/(d·b²) in each of these precisions."""
+        bounds = [numerics.RESOLUTION / torch.finfo(precision).eps for precision in self._scaled_supports]
+        return torch.tensor(bounds, dtype=torch.float64)
 
     @cached_property
     def _unscaled(self) -> ScaledSupport:
@@ -145,16 +157,19 @@ class PreparedSupport:
             factors = [1.0 / (self.support.dimension * bandwidth**2) for bandwidth in self.bandwidths]
         return KernelLadder(self.kernel, self.support.dimension, factors)
 
-    def _resolved_sums(self, points: torch.Tensor, scaled: ScaledSupport, leave_out: LeaveOut | None) -> ClassSums:
+    def _resolved_sums(
+        self, points: torch.Tensor, scaled: ScaledSupport, leave_out: LeaveOut | None, workspace: Workspace
+    ) -> ClassSums:
         """Sum with a shift from pilot points, and with the exact one where that is not enough."""
-        queries = scaled.queries(points.to(scaled.like))
+        queries = scaled.queries(points.to(scaled.like), workspace)
         if self.kernel.is_compact:  # its values are never too small for a number
-            return self._with_nearest(self._profile_sums(scaled, queries, None, leave_out), points, leave_out)
+            result = self._profile_sums(scaled, queries, None, leave_out)
+            return self._with_nearest(result, points, leave_out, workspace)
         shifted_sums = self._log_linear_sums if self.kernel.log_linear else self._profile_sums
         largest = scaled.pilot_maximum(queries, leave_out)
         result = shifted_sums(scaled, queries, largest, leave_out)
         room = torch.finfo(queries.right.dtype).max * numerics.ROOM
-        again = ~torch.isfinite(largest) | ~(result.sums.sum(dim=(0, 1)) < room)
+        again = ~torch.isfinite(largest) | ~(result.sums.flatten(0, 1).sum(dim=0) < room)
         if bool(again.any()):
             index = again.nonzero().squeeze(1)
             queries, rule = queries.select(index), _select(leave_out, index)
@@ -198,37 +213,46 @@ class PreparedSupport:
     def _class_mass(
         self, scaled: ScaledSupport, queries: Queries, least: float, shifts: torch.Tensor | None = None
     ) -> ClassMass:
-        floored = self._ladder.needs_floor(least, queries.common.dtype)
-        weights = scaled.weights
-        return ClassMass(self.support, self._ladder, weights, floored=floored, like=queries.common, shifts=shifts)
+        return ClassMass(
+            self.support,
+            self._ladder,
+            scaled.weights,
+            floored=self._ladder.needs_floor(least, queries.common.dtype),
+            like=queries.common,
+            workspace=queries.workspace,
+            shifts=shifts,
+        )
 
-    def _with_nearest(self, sums: ClassSums, points: torch.Tensor, leave_out: LeaveOut | None) -> ClassSums:
+    def _with_nearest(
+        self, sums: ClassSums, points: torch.Tensor, leave_out: LeaveOut | None, workspace: Workspace
+    ) -> ClassSums:
         """Let the nearest points decide where a compact kernel reaches none."""
         unreached = sums.sums.sum(dim=1) == 0  # (n_bandwidths, n_query)
         index = unreached.any(dim=0).nonzero().squeeze(1)
         if len(index):
             place = index.to(points.device)
-            nearest = self._nearest_sums(points[place], _select(leave_out, place))
+            nearest = self._nearest_sums(points[place], _select(leave_out, place), workspace)
             some = unreached[:, index]
             sums.sums[:, :, index] = torch.where(some[:, None], nearest.sums, sums.sums[:, :, index])
             sums.offsets[:, index] = sums.offsets[:, index].masked_fill(some, -torch.inf)
         return sums
 
-    def _nearest_sums(self, points: torch.Tensor, leave_out: LeaveOut | None) -> ClassSums:
+    def _nearest_sums(self, points: torch.Tensor, leave_out: LeaveOut | None, workspace: Workspace) -> ClassSums:
         """Return the limit b → 0: sums over the nearest points only, with the kernel's own offset.
 
         It is the log-linear kernel at the smallest bandwidth of each query that float64 resolves, by a factor on the
         right side of the product.
         """
         scaled = self._unscaled
-        queries = scaled.queries(in_double(points))
+        queries = scaled.queries(in_double(points), workspace)
         radius = max(scaled.radius, torch.finfo(torch.float64).tiny ** 0.5)
         reach = radius * ((-2.0 * queries.common).sqrt() + radius)
         sharpness = numerics.RESOLUTION / torch.finfo(torch.float64).eps / reach
         queries.right.mul_(sharpness)
         largest = self._exact_maximum(scaled, queries, leave_out)
         ladder = KernelLadder(KERNELS["rbf"], self.support.dimension, [1.0])
-        mass = ClassMass(self.support, ladder, scaled.weights, floored=[True], like=queries.common)
+        like = queries.common
+        mass = ClassMass(self.support, ladder, scaled.weights, floored=[True], like=like, workspace=workspace)
         scaled.reduce(mass, queries.with_constant(-largest.nan_to_num(neginf=0.0)), leave_out)
         distances = (-2.0 * (largest / sharpness + queries.common)).clamp_min(0.0).sqrt()
         lengths = distances.new_tensor(self.bandwidths)[:, None] * sqrt(self.support.dimension)

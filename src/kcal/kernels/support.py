@@ -53,7 +53,9 @@ class SortedSupport:
     @cached_property
     def radius(self) -> float:
         """Largest distance of a point from the centre."""
-        return max(float((rows - self.centre).norm(dim=1).max()) for rows in torch.split(self.points, ROWS_AT_ONCE))
+        unit = self.extent or 1.0  # in units of it squares neither overflow nor vanish in single precision
+        parts = torch.split(self.points, ROWS_AT_ONCE)
+        return unit * max(float(((rows - self.centre) / unit).norm(dim=1).max()) for rows in parts)
 
     @cached_property
     def mean_square(self) -> float:

@@ -114,14 +114,16 @@ class WeightedPredictions:
             lower = upper = _cuts_and_edges(self.values, bins, adaptive)[0]  # between samples, whatever their ties
             fraction = np.zeros(bins + 1)
 
-        def below(cut: int, ranks: NDArray[np.intp]) -> Array:
-            """Return the fraction of each sample that is below a cut."""
-            return np.where(ranks < lower[cut], 1.0, np.where(ranks < upper[cut], fraction[cut], 0.0))
+        first, sizes = lower[:-1], upper[1:] - lower[:-1]  # the samples of each bin, those on its cuts included
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        ranks = np.arange(ends[-1]) + np.repeat(first - ends[:-1], sizes)
+        cuts = np.repeat(np.arange(bins), sizes)
 
-        ranks = [np.arange(lower[b], upper[b + 1]) for b in range(bins)]
-        fractions = [below(b + 1, ranks[b]) - below(b, ranks[b]) for b in range(bins)]
-        ends = np.concatenate([[0], np.cumsum([len(part) for part in ranks])])
-        return csr_array((np.concatenate(fractions), np.concatenate(ranks), ends), shape=(bins, n))
+        def below(cuts: NDArray[np.intp]) -> Array:
+            """Return the fraction of each sample that is below a cut."""
+            return np.where(ranks < lower[cuts], 1.0, np.where(ranks < upper[cuts], fraction[cuts], 0.0))
+
+        return csr_array((below(cuts + 1) - below(cuts), ranks, ends), shape=(bins, n))
 
     def _weights_below_cuts(self, bins: int) -> Array:
         """Return the weight below each cut; equal weights are cut between samples, like samples without weights."""

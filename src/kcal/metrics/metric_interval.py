@@ -76,7 +76,7 @@ def confidence_interval(
     sets only.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    if not callable(metric):
+    if not callable(metric) or isinstance(metric, type):
         raise InvalidInputError("metric", "must be a function of probabilities and labels", got=shown(metric))
     chosen = check_choice(kind, "kind", KINDS)
     chosen = kind_of_metric(metric) if chosen == "auto" else chosen
@@ -94,10 +94,7 @@ def confidence_interval(
 
 def _measure_of(metric: Callable[..., Any]) -> Measure:
     """Return the metric as a function of predictions and weights of the rows."""
-    try:
-        parameters = set(inspect.signature(metric).parameters)
-    except (TypeError, ValueError):
-        parameters = set()
+    parameters = _parameters(metric)
     if "resamples" in parameters:  # those of its own p-value, which is not used here
         metric = partial(metric, resamples=0)
 
@@ -112,6 +109,19 @@ def _measure_of(metric: Callable[..., Any]) -> Measure:
         return _number(metric(predictions.probs[rows], predictions.labels[rows]))
 
     return measure
+
+
+def _parameters(metric: Callable[..., Any]) -> set[str]:
+    """Return the names of the parameters; raise if the metric does not take probabilities and labels."""
+    try:
+        signature = inspect.signature(metric)
+    except ValueError:  # a built-in function
+        return set()
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise InvalidInputError("metric", "must be a function of probabilities and labels", got=str(error)) from None
+    return set(signature.parameters)
 
 
 def _number(value: Any) -> float:

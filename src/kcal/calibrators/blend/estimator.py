@@ -220,7 +220,7 @@ class KCalBlend(Calibrator):
         lowest = 0.0 if scores is None else float(network_log_probs(scores, self.representation).min())
         warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
         if scores is None:
-            warn_of_missing_classes(samples.classes, targets.totals().numpy())
+            warn_of_missing_classes(samples.classes, targets.totals().numpy(), "Or pass logits=.")
         else:
             warn_of_few_samples(len(samples.codes), len(samples.classes))
         experts = fit_experts(

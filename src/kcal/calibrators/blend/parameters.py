@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from kcal.calibrators.base import REPRESENTATIONS
 from kcal.calibrators.kcal.parameters import MAX_FOLDS, check_learned_projection
 from kcal.errors import InvalidInputError
 from kcal.projection import ARCHITECTURES, TrainedProjection, get_recipe
@@ -27,7 +26,6 @@ def check_blend_parameters(parameters: dict[str, Any]) -> None:
     get_recipe(parameters["recipe"])
     check_factors(parameters["bandwidth_factors"])
     check_choice(parameters["network_calibrator"], "network_calibrator", ("auto", "ts", "sms"))
-    check_choice(parameters["representation"], "representation", REPRESENTATIONS)
     check_integer(parameters["folds"], "folds", minimum=2, maximum=MAX_FOLDS)
     for name in ("bias", "sharpness"):
         check_number(parameters[name], name, minimum=0, maximum=MAX_SPREAD)
