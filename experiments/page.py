@@ -200,7 +200,7 @@ def _not_first(results: Results, row: Row, metric: str, method: str) -> str:
     marks, summaries = comparison.pooled, comparison.summaries
     if not marks.best or (summaries[method].mean == summaries[marks.best[0]].mean and method in marks.best):
         return ""
-    own, best = (f"{shown.scale * summaries[name].mean:.{shown.digits}f}" for name in (method, marks.best[0]))
+    own, best = (shown.format(summaries[name].mean) for name in (method, marks.best[0]))
     mark = "" if method in marks.accuracy_preserving else LESS_ACCURATE
     tied = f", {TIED}" if method in marks.best else ""
     return f"- {row.label}, {shown.title}: {own}{mark}, {marks.best[0]} {best}{tied}"

@@ -36,8 +36,9 @@ def test_a_task_is_made_checked_and_run(run, tasks):
     words = ("bench", "tasks", "--methods", "ts,focal,vector", "--splits", "2", "--jobs", "1", "--out", "out")
     output = run(*words).stdout
     for text in (
-        *(f"{title} " for title in ("Accuracy", "CECE", "ECE", "Brier", "NLL", "static CECE", "static ECE")),
-        "multi-class Brier ↓",
+        *(f"{title}, % ↓" for title in ("CECE", "ECE", "Brier", "static CECE", "static ECE", "Brier, all")),
+        "accuracy, % ↑",
+        "NLL ↓",
         "Average rank ↓",
         "Seconds to fit",
         "Median over splits",

@@ -51,10 +51,10 @@ def test_the_page_shows_where_kcal_is_not_first_and_the_ranks_of_the_paper(tmp_p
     text = page(results, tmp_path)
     assert text.startswith("# Results\n\n3 splits of each pool into calibration and test, seed 0")
     assert "- ta_sk, ECE: 20.00, ts 5.00" in text
-    assert "- ta_sk, Accuracy" not in text
+    assert "- ta_sk, accuracy" not in text
     assert "## Where the blend is not first" not in text  # it was not run
     assert "| ECE | 8.42 | 6.68 | 7.73 | 3.84 |" in text
-    assert text.count("### ECE ↓") == 1
+    assert text.count("### ECE, % ↓") == 1
     for absent in ("**New groups.**", "### How far kcal was trained", "## What helped", "helped to choose it"):
         assert absent not in text
     assert where_not_first(results, "ts").count("\n") == 0
@@ -138,7 +138,7 @@ def test_the_page_shows_the_studies_and_pictures_of_its_folder(folder: Path, tmp
     assert "- everywhere: 800 steps" in text
     assert f"[{remedies.STUDY.title}](#what-was-tried-where-kcal-is-not-first)" in text
     assert "Measured with python " in text
-    order = ["### Accuracy", "### Best by the corrected test", "## What helped", f"## {remedies.STUDY.title}"]
+    order = ["### accuracy", "### Best by the corrected test", "## What helped", f"## {remedies.STUDY.title}"]
     order += [f"## {convexity.STUDY.title}", "## Reliability", "## Other metrics"]
     places = [text.index(heading) for heading in order]
     assert places == sorted(places)

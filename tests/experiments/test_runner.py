@@ -139,7 +139,7 @@ def test_the_best_mean_of_each_metric_is_bold() -> None:
         return {name: np.array([value, value + 0.01]) for name, value in values.items()}
 
     table = metrics_table("title", {"one": measured(0.9, 0.5), "two": measured(0.8, 0.4)})
-    assert table.heading == ("", "Accuracy, %", "CECE, %", "ECE, %", "Brier, %", "NLL")
+    assert table.heading == ("", "accuracy, %", "CECE, %", "ECE, %", "Brier, %", "NLL")
     assert [entry.bold for entry in table.rows[0][1:]] == [True, True, True, True, False]
     assert [entry.bold for entry in table.rows[1][1:]] == [False, True, True, True, True]
     assert table.rows[0][1].text == "90.50±0.71"

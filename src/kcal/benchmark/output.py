@@ -105,4 +105,5 @@ def _bins(stored: Mapping[str, Any], event: str) -> ReliabilityBins:
     counts = np.array(stored["counts"], dtype=np.intp)
     edges = np.arange(len(counts) + 1) / len(counts)
     of: Any = event if event == "confidence" else int(event)
-    return ReliabilityBins(counts, means, frequencies, edges, of, adaptive=False)
+    weights = counts.astype(np.float64)
+    return ReliabilityBins(counts, means, frequencies, edges, of, False, weights, weights)
