@@ -16,12 +16,7 @@ from kcal.metrics.registry import METRICS, Metric
 from kcal.metrics.rejection import RejectionCurve, accuracy_rejection, accuracy_rejection_area
 from kcal.metrics.reliability_bins import ReliabilityBins
 from kcal.metrics.resampling import Interval
-from kcal.metrics.scores import (
-    accuracy,
-    multiclass_brier_loss,
-    negative_log_likelihood,
-    top_label_brier_loss,
-)
+from kcal.metrics.scores import accuracy, multiclass_brier_loss, negative_log_likelihood, top_label_brier_loss
 from kcal.metrics.significance import ReshuffleSummary, corrected_resampled_t_test, pooled_t_test
 from kcal.metrics.smooth_error import kde_calibration_error, smooth_calibration_error
 from kcal.metrics.squared_errors import (

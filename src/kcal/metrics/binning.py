@@ -87,15 +87,16 @@ class WeightedPredictions:
 
     def bin(self, *, bins: int, adaptive: bool, of: Event) -> ReliabilityBins:
         """Cut the predictions into bins of equal weight (adaptive) or of equal width."""
-        cuts, edges = _cuts_and_edges(self.values, bins, adaptive)
-        if adaptive:
+        if not adaptive:
+            cuts, edges = _cuts_and_edges(self.values, bins, adaptive)
+        else:
             inner_weights = self._weights_below_cuts(bins)[1:-1] * (1 + ROUNDING)
             inner = np.searchsorted(np.cumsum(self.weights), inner_weights, side="right")  # samples wholly below
             cuts = np.concatenate([[0], inner, [len(self.values)]]).astype(np.intp)
             edges = _edges_between(self.values, cuts)
         memberships = self.memberships(bins=bins, adaptive=adaptive)
-        per_sample = np.stack([self.weights, self.weights * self.values, self.weights * self.occurred, self.weights**2])
-        mass, predicted, occurred, squares = (memberships @ sums for sums in per_sample)
+        factors = np.stack([np.ones_like(self.weights), self.values, self.occurred, self.weights], axis=1)  # (n, 4)
+        mass, predicted, occurred, squares = (memberships @ (self.weights[:, None] * factors)).T
         filled = mass > 0
         divisor = np.where(filled, mass, np.nan)
         effective_counts = np.where(filled, mass**2 / np.where(filled, squares, 1.0), 0.0)

@@ -21,11 +21,7 @@ SMALLEST_HALF_WIDTH = 1e-4  # so that the grid stays below three million points
 
 
 def smooth_calibration_error(
-    probs: ArrayLike,
-    labels: ArrayLike,
-    *,
-    of: Event = "confidence",
-    sample_weight: ArrayLike | None = None,
+    probs: ArrayLike, labels: ArrayLike, *, of: Event = "confidence", sample_weight: ArrayLike | None = None
 ) -> float:
     """Smooth ECE: the σ at which ∫₀¹ |(1/n)·Σ_i K_σ(t, z_i)·(o_i − z_i)| dt = σ.
 

@@ -79,7 +79,10 @@ def compute_contents(
 ) -> Contents:
     """Check the arguments of a report and compute what it shows."""
     check_integer(limit, "limit", minimum=1, maximum=MOST_CLASSES)
+    minimum_count = check_minimum_count(minimum_count)
     methods = _check_methods(probs, labels, sample_weight)
+    n_classes = next(iter(methods.values())).n_classes
+    names = range(n_classes) if class_names is None else check_names(class_names, n_classes)
 
     def per_method(function: Callable[..., Result], **options: Any) -> dict[str, Result]:
         # The arrays as they were given: rows of half precision may miss a sum of 1 by more.
@@ -91,7 +94,6 @@ def compute_contents(
     else:
         evaluated = _check_evaluations(evaluations, probs)
     used = _common_settings(evaluated, methods)
-    names = range(used.n_classes) if class_names is None else check_names(class_names, used.n_classes)
     errors = per_method(class_errors, bins=used.bins, threshold=used.threshold)
     worst = errors[next(reversed(errors))].worst(limit).tolist()
     return Contents(
@@ -103,7 +105,7 @@ def compute_contents(
         rejection=per_method(accuracy_rejection),
         cells=per_method(canonical_cells, bins=SIMPLEX_BINS) if used.n_classes == 3 else {},
         weighted=sample_weight is not None,
-        minimum_count=check_minimum_count(minimum_count),
+        minimum_count=minimum_count,
     )
 
 

@@ -23,15 +23,7 @@ from kcal.validation.matrices import (
     kind_of,
     row_fingerprints,
 )
-from kcal.validation.scalars import (
-    SEED_LIMIT,
-    check_choice,
-    check_flag,
-    check_integer,
-    check_number,
-    check_seed,
-    shown,
-)
+from kcal.validation.scalars import SEED_LIMIT, check_choice, check_flag, check_integer, check_number, check_seed, shown
 
 __all__ = [
     "ALMOST_ZERO",
