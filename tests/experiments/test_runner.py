@@ -101,8 +101,19 @@ def test_a_stopped_study_resumes(study: Study, task: Task, seen: list[tuple[str,
     assert read_measurements(study, tmp_path) is None  # not complete
     path = tmp_path / "variants.jsonl"
     path.write_text(path.read_text()[:-20])  # the last line was being written
+    with pytest.raises(KeyboardInterrupt):
+        run_study(replace(study, variants=stopping), lambda: [task], n_splits=2, folder=tmp_path)
+    assert len(seen) == 2 + 1
     run_study(study, lambda: [task], n_splits=2, folder=tmp_path)
-    assert len(seen) == 2 + 7
+    assert len(seen) == 3 + 6
+    with pytest.raises(KeyboardInterrupt):
+        run_study(replace(study, variants=stopping), lambda: [task], n_splits=3, folder=tmp_path)
+    assert read_measurements(study, tmp_path) is None  # some are of the new run
+
+
+def test_two_tasks_of_one_name_are_an_error(study: Study, task: Task) -> None:
+    with pytest.raises(InvalidInputError, match="tasks must have different names; got small twice"):
+        run_study(study, lambda: [task, task], n_splits=1)
 
 
 def test_measurements_are_read_back_and_shown_without_the_tasks(study: Study, task: Task, tmp_path: Path) -> None:
