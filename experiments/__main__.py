@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from typer.core import TyperGroup
 
 from experiments.page import write_page
 from experiments.runner import n_splits_of, run_study
@@ -19,9 +17,20 @@ from experiments.studies import STUDIES
 from experiments.study import Study
 from kcal.benchmark import Task, check_tasks, example_task, read_tasks
 from kcal.benchmark.table import Table, printable
-from kcal.errors import KcalError
+from kcal.cli.messages import readable_messages
+from kcal.cli.progress import show_progress
+
+
+class Commands(TyperGroup):
+    """Commands whose errors are one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with readable_messages():
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     help="Studies of KCal and its blend. Each compares variants on the same splits of benchmark tasks.",
@@ -52,7 +61,7 @@ def run_studies(
 
     console = Console(highlight=False)
     for study in studies:
-        with showing_progress(quiet=quiet) as progress:
+        with show_progress(quiet) as progress:
             measured = run_study(study, tasks, n_splits=splits, seed=seed, folder=out, progress=progress)
         if not quiet:
             console.rule(study.title)
@@ -71,23 +80,6 @@ def print_table(console: Console, table: Table) -> None:
         console.print(part.as_rich())
     if table.note:
         console.print(printable(table.note), markup=False)
-
-
-@contextmanager
-def showing_progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows how far a study is, where standard error is a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        tasks = {}
-
-        def progress(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                tasks[label] = bars.add_task(printable(label), total=total)
-            bars.update(tasks[label], completed=done)
-
-        yield progress
 
 
 def add_command(name: str, help_text: str, studies: Iterable[Study]) -> None:
@@ -115,14 +107,5 @@ def page(
         typer.echo(str(path))
 
 
-def main() -> None:
-    """Run the command line; errors of kcal are one line."""
-    try:
-        app(prog_name="python -m experiments")
-    except KcalError as error:
-        typer.echo(f"error: {printable(str(error))}", err=True)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    app(prog_name="python -m experiments")

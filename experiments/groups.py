@@ -21,7 +21,7 @@ class SameSizes(TaskSetting):
     """A task split by row, with as many calibration and test rows as each of its grouped splits."""
 
     @property
-    def label(self) -> str:  # type: ignore[override]
+    def label(self) -> str:
         return f"{self.task.name}{SAME_SIZES}"
 
     def splits(self, n_splits: int) -> list[Split]:

@@ -104,8 +104,8 @@ def show(measured: Measurements) -> Shown:
     for label, by_method in measured.items():
         weights = [by_method[BLEND][name] for name in (ESTIMATES, NETWORK)]
         share = weights[0].mean() / sum(each.mean() for each in weights)
-        errors = (number_entry(values["error"]) for values in by_method.values())
-        entries = (*errors, *(number_entry(each, digits=2) for each in weights))
+        distances = (number_entry(values["error"]) for values in by_method.values())
+        entries = (*distances, *(number_entry(each, digits=2) for each in weights))
         rows.append((Entry(label), *entries, Entry(f"{100 * share:.0f}%".replace("-", "−"))))
     n_splits = ", ".join(str(len(by_method[BLEND]["error"])) for by_method in measured.values())
     heading = (

@@ -54,10 +54,10 @@ def write_page(path: Path, run: Path) -> list[Path]:
     """Write the page of a run's folder, and its pictures with few colours to NAME-pictures; return the files."""
     results, settings = Results.read(run / "results.json")
     beside = path.parent / f"{path.stem}-pictures"
-    sources = {study.name: run / f"{study.name}.png" for study in STUDIES}
-    pictures = {row: reliability_picture(run, row) for row in results.rows}
+    sources: list[tuple[str | Row, Path]] = [(study.name, run / f"{study.name}.png") for study in STUDIES]
+    sources += [(row, reliability_picture(run, row)) for row in results.rows]
     copies: dict[str | Row, Path] = {}
-    for key, source in {**sources, **pictures}.items():
+    for key, source in sources:
         if source.is_file():
             beside.mkdir(parents=True, exist_ok=True)
             name = source.name if isinstance(key, str) else f"reliability-{source.name}"
@@ -200,7 +200,7 @@ def _not_first(results: Results, row: Row, metric: str, method: str) -> str:
     marks, summaries = comparison.pooled, comparison.summaries
     if not marks.best or (summaries[method].mean == summaries[marks.best[0]].mean and method in marks.best):
         return ""
-    own, best = (f"{shown.scale * summaries[name].mean:.{shown.digits}f}" for name in (method, marks.best[0]))
+    own, best = (shown.format(summaries[name].mean) for name in (method, marks.best[0]))
     mark = "" if method in marks.accuracy_preserving else LESS_ACCURATE
     tied = f", {TIED}" if method in marks.best else ""
     return f"- {row.label}, {shown.title}: {own}{mark}, {marks.best[0]} {best}{tied}"

@@ -17,10 +17,12 @@ from kcal.benchmark import Task
 from kcal.benchmark.locking import locked_folder
 from kcal.benchmark.store import code_fingerprint, versions
 from kcal.benchmark.workers import one_thread
-from kcal.errors import FileFormatError
+from kcal.errors import FileFormatError, InvalidInputError
 from kcal.persistence import write_whole
 from kcal.plots import line_panels
 
+COMPLETE = '{"complete": true}'
+"""First line of the measurements of a complete run."""
 Progress = Callable[[str, int, int], None]
 Key = tuple[str, str, str, int]
 """Origin, label of the setting, variant and index of the split."""
@@ -55,6 +57,8 @@ def _measure(
 ) -> Measurements:
     measured: dict[str, dict[str, list[Values]]] = {}
     for setting in study.settings(tasks, seed):
+        if setting.label in measured:
+            raise InvalidInputError("tasks", "must have different names", got=f"{setting.label} twice")
         origin = origin_of(study, setting.fingerprint(), seed)
         variants = study.variants(setting)
         splits = setting.splits(min(n_splits, study.max_splits or n_splits))
@@ -105,6 +109,8 @@ class Store:
         self.path = path
         self.stored = {} if path is None else read_lines(path)[0]
         self.used: dict[Key, Values] = {}
+        if path is not None:  # whole lines only, and not complete
+            self._write([_line(key, values) for key, values in self.stored.items()])
 
     def values(self, key: Key) -> Values | None:
         """Return stored values, if there are any."""
@@ -122,9 +128,11 @@ class Store:
 
     def finish(self) -> None:
         """Keep the measurements of this run alone, and note that they are complete."""
+        self._write([f"{COMPLETE}\n", *(_line(key, values) for key, values in self.used.items())])
+
+    def _write(self, lines: list[str]) -> None:
         assert self.path is not None
-        lines = [_line(key, values) for key, values in self.used.items()]
-        write_whole(self.path, "".join(['{"complete": true}\n', *lines]).encode())
+        write_whole(self.path, "".join(lines).encode())
 
 
 def _line(key: Key, values: Values) -> str:
@@ -135,7 +143,7 @@ def read_lines(path: Path) -> tuple[dict[Key, Values], bool]:
     """Return the measurements of a file, and whether they are those of a complete run."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     stored: dict[Key, Values] = {}
-    complete = bool(lines) and lines[0] == '{"complete": true}'
+    complete = bool(lines) and lines[0] == COMPLETE
     for number, line in enumerate(lines[complete:]):
         try:
             content: Any = json.loads(line)

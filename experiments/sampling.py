@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ def compare(setting: TaskSetting, split: Split) -> Values:
     warm_up()
     first, seeded = setting.splits(1)[0], TaskSetting(setting.task, setting.seed + split.index)
     recipes = {name: replace(RECIPE, sampling=name) for name in SAMPLINGS}
-    trained = {name: timed(lambda recipe=recipe: seeded.projection(recipe=recipe)) for name, recipe in recipes.items()}
+    trained = {name: timed(partial(seeded.projection, recipe=recipe)) for name, recipe in recipes.items()}
     shorter = min(seconds for _, seconds in trained.values())
     values: dict[str, float] = {}
     for name, (projection, seconds) in trained.items():

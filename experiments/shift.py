@@ -89,7 +89,7 @@ def with_prior(
     ratio = np.divide(prior, frequencies, out=np.zeros(len(prior)), where=frequencies > 0)
     weighted = probs * ratio
     sums = weighted.sum(axis=1, keepdims=True)
-    return np.divide(weighted, sums, out=np.broadcast_to(prior, weighted.shape).copy(), where=sums > 0)
+    return np.asarray(np.divide(weighted, sums, out=np.broadcast_to(prior, weighted.shape).copy(), where=sums > 0))
 
 
 def estimated_prior(

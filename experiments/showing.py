@@ -13,8 +13,15 @@ from kcal.benchmark.summaries import MAIN_METRICS, TABLE_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.plots import Line, Panel
 
+
+def metric_label(name: str) -> str:
+    """Return the title of a metric with its unit."""
+    metric = TABLE_METRICS[name]
+    return f"{metric.title}, {metric.unit}" if metric.unit else metric.title
+
+
 LOG_LOSS = "negative_log_likelihood"
-METRIC_LABELS = tuple(TABLE_METRICS[name].label for name in MAIN_METRICS)
+METRIC_LABELS = tuple(metric_label(name) for name in MAIN_METRICS)
 """Headings of the columns that the main metrics take."""
 HALF_A_DIGIT = 5e-5
 """Differences below are shown as zero."""
@@ -32,7 +39,7 @@ def number_entry(values: NDArray[np.float64], *, scale: float = 1.0, digits: int
 def metric_entry(values: NDArray[np.float64], metric: str, *, signed: bool = False) -> Entry:
     """Return mean ± standard deviation of a metric in the unit of the tables."""
     shown = TABLE_METRICS[metric]
-    return number_entry(values, scale=shown.scale, digits=shown.digits, signed=signed)
+    return number_entry(values, scale=shown.scale, digits=2 if shown.unit else 4, signed=signed)
 
 
 def metric_entries(measured: Measured) -> tuple[Entry, ...]:
@@ -58,9 +65,11 @@ def log_loss_overview(title: str, reference: str, measured: Measurements) -> Tab
         for label, variants in measured.items()
     }
     rows = [(Entry(f"{reference}, NLL"), *(Entry(f"{losses[reference]:.4f}") for losses in means.values()))]
-    for variant in next(iter(means.values()), {}):
+    for variant in max(means.values(), key=len, default={}):
         if variant != reference:
-            changes = [signed(losses[variant] - losses[reference]) for losses in means.values()]
+            changes = [
+                signed(losses[variant] - losses[reference]) if variant in losses else "–" for losses in means.values()
+            ]
             rows.append((Entry(variant), *(Entry(change, bold=change.startswith("−")) for change in changes)))
     note = f"Mean difference of the NLL from that of “{reference}” on the same splits; below zero (bold) is better."
     return Table("overview", title, ("", *means), tuple(rows), note)
@@ -87,7 +96,7 @@ def metric_panel(
         lines.append(level_line("uncalibrated", x, shown.scale * uncalibrated[metric].mean()))
     heights = [height for line in lines for height in line.y]
     y_log = 0 < MANY_TIMES * min(heights) < max(heights)
-    return Panel(title, x_label, shown.label, tuple(lines), x_log=True, y_log=y_log, x_ticks=floats(x))
+    return Panel(title, x_label, metric_label(metric), tuple(lines), x_log=True, y_log=y_log, x_ticks=floats(x))
 
 
 def level_line(label: str, x: Sequence[float], level: float) -> Line:

@@ -1,31 +1,11 @@
 """All studies, in the order of the page."""
 
-from experiments import (
-    convexity,
-    dimension,
-    far,
-    groups,
-    growth,
-    ingredients,
-    recipes,
-    remedies,
-    sampling,
-    shift,
-    sizes,
-    variants,
-)
+from importlib import import_module
 
-STUDIES = (
-    variants.STUDY,
-    remedies.STUDY,
-    dimension.STUDY,
-    sizes.STUDY,
-    convexity.STUDY,
-    sampling.STUDY,
-    recipes.STUDY,
-    groups.STUDY,
-    shift.STUDY,
-    far.STUDY,
-    ingredients.STUDY,
-    growth.STUDY,
-)
+from experiments.study import Study
+
+NAMES = (
+    "variants", "remedies", "dimension", "sizes", "convexity", "sampling", "recipes", "groups", "shift", "far",
+    "ingredients", "growth",
+)  # fmt: skip
+STUDIES: tuple[Study, ...] = tuple(import_module(f"experiments.{name}").STUDY for name in NAMES)

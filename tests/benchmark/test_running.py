@@ -32,10 +32,10 @@ LEARNING = ("kcal", "kcal-linear", "kcal-logits", "kcal-blend")
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let slow methods take a few steps: what they may see does not depend on how many."""
     monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=3))
-    monkeypatch.setattr(gaussian_process, "ITERATIONS", 3)
-    monkeypatch.setattr(order_training, "ITERATIONS", 3)
+    monkeypatch.setattr(gaussian_process, "MAX_ITERATIONS", 3)
+    monkeypatch.setattr(order_training, "MAX_ITERATIONS", 3)
     monkeypatch.setitem(
-        METHODS,
+        BENCHMARK_METHODS,
         "iop",
         replace(METHODS["iop"], factory=partial(OrderPreservingCalibration, form="diag", folds=2, epochs=1)),
     )
@@ -77,6 +77,26 @@ def test_projections_are_trained_on_training_data_alone(name: str, by_group: boo
     assert other is not None
     for first, second in zip(one.module.parameters(), other.module.parameters(), strict=True):
         np.testing.assert_array_equal(first.detach().numpy(), second.detach().numpy())
+
+
+@pytest.mark.usefixtures("briefly")
+@pytest.mark.parametrize("name", ["kcal", "kcal-linear", "kcal-logits"])
+def test_a_projection_trained_for_a_method_is_the_one_that_it_trains_itself(name: str, task: Task) -> None:
+    split = task.splits(1, 0)[0]
+    rows, labels = task.pool.matrix(METHODS[name].inputs), task.pool.labels
+    alone = METHODS[name].factory(seed=0, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone.fit(
+            rows[split.calibration],
+            labels[split.calibration],
+            train_embeddings=task.train.matrix(METHODS[name].inputs),
+            train_labels=task.train.labels,
+        )
+    method = BenchmarkMethod(name, 0, train_for(name, task, seed=0, by_group=False))
+    fitted = method.fit(task, split.calibration, by_group=False)
+    expected = alone.predict_proba(rows[split.test])
+    np.testing.assert_allclose(method.predict(fitted, task, split.test), expected, atol=1e-6)
 
 
 def test_results_are_what_the_library_gives(task: Task, tmp_path: Path) -> None:

@@ -250,6 +250,7 @@ def test_a_path_that_is_none_is_an_error(path: Any, task: Task) -> None:
         ({"calibration_share": True}, "calibration_share must be"),
         ({"classes": "abc"}, "classes must be 3 names"),
         ({"classes": 3}, "classes must be 3 names"),
+        ({"classes": np.array(3)}, "classes must be 3 names"),
         ({"classes": ["a", "b"]}, "classes must be 3 names"),
     ],
 )

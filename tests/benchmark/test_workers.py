@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from kcal.errors import InvalidInputError
 
 PARENT = """
 import os, sys, time
+from collections.abc import Callable
 from pathlib import Path
 from kcal.benchmark.locking import locked_folder
 from kcal.benchmark.workers import in_parallel
@@ -32,7 +34,7 @@ with locked_folder(Path(sys.argv[1])):
 """
 
 
-def wait_for(condition, seconds: float = 60.0) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float = 300.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -65,7 +67,7 @@ def test_a_killed_run_takes_its_workers_along_and_frees_its_folder(tmp_path: Pat
         parent.wait()
     with locked_folder(tmp_path):
         assert int((tmp_path / LOCK_FILE).read_text()) == os.getpid()
-    assert wait_for(lambda: not any(is_running(worker) for worker in workers), 10.0)
+    assert wait_for(lambda: not any(is_running(worker) for worker in workers), 30.0)
 
 
 def test_a_second_run_in_the_same_folder_is_an_error(task: Task, tmp_path: Path) -> None:

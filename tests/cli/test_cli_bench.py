@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from animals import blobs, columns_of, write_columns
 
 from kcal.benchmark import DEFAULT_METHODS, PAPER_METHODS, output, read_task
+from kcal.benchmark.locking import locked_folder
+from kcal.benchmark.store import RESULTS_FILE
 from kcal.calibrators import METHODS
 
 
@@ -24,7 +27,7 @@ def tasks(run, tmp_path) -> Path:
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    """Draw none where none is looked at: drawing takes far longer than all else of a small run."""
+    """Draw no pictures: drawing takes far longer than the rest of a small run."""
     monkeypatch.setattr(output, "draw_reliability", lambda *_: None)
 
 
@@ -33,11 +36,12 @@ def test_a_task_is_made_checked_and_run(run, tasks):
     words = ("bench", "tasks", "--methods", "ts,focal,vector", "--splits", "2", "--jobs", "1", "--out", "out")
     output = run(*words).stdout
     for text in (
-        *(f"{title} " for title in ("Accuracy", "CECE", "ECE", "Brier", "NLL", "static CECE", "static ECE")),
-        "multi-class Brier ↓",
+        *(f"{title}, % ↓" for title in ("CECE", "ECE", "Brier", "static CECE", "static ECE", "Brier, all")),
+        "accuracy, % ↑",
+        "NLL ↓",
         "Average rank ↓",
         "Seconds to fit",
-        "Median over",
+        "Median over splits",
         "* stands for bold",
         "birds",
         "vector",
@@ -57,9 +61,9 @@ def test_inputs_of_no_class_can_be_given(run, tasks, tmp_path):
     files = ("--train", "train.npz", "--pool", "pool.npz", "--out-of-scope", "others.npz")
     assert "30 out of scope" in " ".join(run("task", "tasks/more.npz", *files).stdout.split())
     np.testing.assert_allclose(read_task("tasks/more.npz").out_of_scope.logits, outside["logits"], atol=0.02)
-    run("task", "others.npz", *files, code=1)
+    run("task", "others.npz", *files, code=2)
     np.savez(tmp_path / "others.npz", embeddings=outside["embeddings"])
-    assert "has no logits" in " ".join(run("task", "tasks/more.npz", *files, code=1).output.split())
+    assert "logits" in " ".join(run("task", "tasks/more.npz", *files, code=1).output.split())
 
 
 def test_tables_make_a_task_too(run, tmp_path):
@@ -79,12 +83,12 @@ def test_tables_make_a_task_too(run, tmp_path):
     [
         (["bench", "tasks", "--methods", "hal"], 2, "'hal' is not one of all"),
         (["bench", "tasks", "--methods", "ts,ts"], 2, "more than once"),
-        (["bench", "nowhere"], 1, "TASKS must be a folder of tasks, NAME.npz; got nowhere"),
+        (["bench", "nowhere"], 1, "must be a folder of tasks"),
         (["bench", "tasks", "--splits", "0"], 2, "--splits"),
         (["task", "new.npz", "--train", "train.npz"], 2, "both --train and --pool"),
         (["task", "new.npz", "--train", "train.npz", "--pool", "pool.npz", "--share", "2"], 2, "between 0 and 1"),
         (["task", "train.npz"], 1, "train_embeddings, train_logits, train_labels missing"),
-        (["task", "train.npz", "--train", "train.npz", "--pool", "pool.npz"], 1, "train.npz"),
+        (["task", "train.npz", "--train", "train.npz", "--pool", "pool.npz"], 2, "train.npz"),
     ],
 )
 def test_what_cannot_be_run_or_made_is_told(run, tasks, words, code, message):
@@ -137,3 +141,21 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(run, tasks, monkeypatch):
         assert "fishes-of-the-southern-lakes" in output
         assert set(reason.split()) <= set(output.split())
         assert "Average rank ↓" in output
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_folder_in_use_by_another_run_is_an_error(run, tasks):
+    Path("out").mkdir()
+    with locked_folder(Path("out")):
+        message = run("bench", "tasks", *QUICK, "--out", "out", code=1).stderr
+    assert f"out, in use by process {os.getpid()}. Wait until that run ends" in " ".join(message.split())
+    assert not Path("out", RESULTS_FILE).exists()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_escape_sequences_in_names_are_shown_escaped(run, tasks):
+    (tasks / "birds.npz").rename(tasks / "\x1b[31mbirds.npz")
+    result = run("bench", "tasks", *QUICK, "--out", "out")
+    assert "\x1b" not in result.stdout + result.stderr
+    assert "\\x1b[31mbirds" in result.stdout
+    assert "\x1b" not in run("task", "tasks/\x1b[31mbirds.npz").stdout

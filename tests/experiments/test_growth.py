@@ -6,23 +6,19 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+from experiments import growth
+from experiments.growth import ESTIMATES, NETWORK, Simulation, draw_world, summed_weights
+from experiments.runner import run_study
+from experiments.study import Measurements
 from kcal import KCal, KCalBlend
-from kcal.benchmark.studies import STUDIES, Study, growth
-from kcal.benchmark.studies.growth import (
-    ESTIMATES,
-    METHODS,
-    NETWORK,
-    Growth,
-    draw_world,
-    measure_growth,
-    study_growth,
-    summed_weights,
-)
 
 
 @pytest.fixture(scope="module")
-def grown() -> Growth:
-    return measure_growth((60, 3000), n_repetitions=2, seed=0)
+def grown() -> Measurements:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(growth, "SIZES", (60, 2000))
+        patch.setattr(growth, "MAX_SAMPLES", 2000)
+        return run_study(growth.STUDY, list, n_splits=2)
 
 
 def test_labels_follow_the_truth_and_no_temperature_mends_the_network() -> None:
@@ -39,44 +35,39 @@ def test_labels_follow_the_truth_and_no_temperature_mends_the_network() -> None:
         assert error < limit if limit is not None else error > 0.1
 
 
-def test_errors_are_those_of_fitting_by_hand(grown: Growth) -> None:
+def test_errors_are_those_of_fitting_by_hand(grown: Measurements) -> None:
     world, test = draw_world(60, np.random.default_rng([0, 1, 60, 1])), draw_world(2000, np.random.default_rng([0, 0]))
     calibrator = KCal(projection="identity").fit(world.outputs.embeddings, world.outputs.labels)
     expected = np.abs(calibrator.predict_proba(test.outputs.embeddings) - test.truth).mean()
-    assert grown.errors["kcal"][0][1] == pytest.approx(expected)
+    assert grown["60"]["kcal"]["error"][1] == pytest.approx(expected)
 
 
-def test_more_samples_come_closer_to_the_truth_and_the_estimates_gain_weight(grown: Growth) -> None:
-    means = {name: [float(each.mean()) for each in values] for name, values in (grown.errors | grown.weights).items()}
+def test_more_samples_come_closer_to_the_truth_and_the_estimates_gain_weight(grown: Measurements) -> None:
+    few, many = (
+        {name: float(values["error"].mean()) for name, values in grown[size].items()} for size in ("60", "2,000")
+    )
     for method in ("kcal", "kcal-blend"):
-        assert means[method][0] > 2 * means[method][1]
-    assert means["uncal"][0] == means["uncal"][1]
-    assert means["ts"][1] > 2 * means["kcal-blend"][1]
-    assert means[ESTIMATES][0] < means[ESTIMATES][1]
-    assert means[NETWORK][0] > means[NETWORK][1]
+        assert few[method] > 2 * many[method]
+    assert few["uncal"] == many["uncal"]
+    assert many["ts"] > 2 * many["kcal-blend"]
+    weights = [grown[size]["kcal-blend"] for size in ("60", "2,000")]
+    assert weights[0][ESTIMATES].mean() < weights[1][ESTIMATES].mean()
+    assert weights[0][NETWORK].mean() > weights[1][NETWORK].mean()
 
 
-def test_weights_are_summed_by_who_speaks() -> None:
+def test_weights_are_summed_by_their_source() -> None:
     world = draw_world(200, np.random.default_rng(3))
     blend = KCalBlend(projection=None).fit(world.outputs.embeddings, world.outputs.labels, logits=world.outputs.logits)
     found = summed_weights(blend)
     assert sum(found.values()) == pytest.approx(sum(blend.weights_.values()))
     assert found[ESTIMATES] == pytest.approx(
-        sum(v for name, v in blend.weights_.items() if name.startswith("identity"))
+        sum(weight for name, weight in blend.weights_.items() if name.startswith("identity"))
     )
 
 
-def test_the_study_needs_no_tasks_and_large_sizes_are_drawn_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "SIZES", (40, 80))
-    monkeypatch.setattr(growth, "SAMPLES", 80)
-    seen: list[tuple[str, int, int]] = []
-    made = study_growth([], reshuffles=2, watch=lambda *step: seen.append(step))
-    assert seen == [("simulation", done, 3) for done in (1, 2, 3)]
-    (table,) = made.tables
-    assert [row[0].text for row in table.rows] == ["40", "80"]
-    assert table.heading[1 : len(METHODS) + 1] == tuple(METHODS)
-    assert "fewer: 2, 1." in table.note
-    assert [len(panel.lines) for panel in made.panels] == [len(METHODS) + 1, 2]
-    assert Study.from_json(made.as_json()) == made
-    assert study_growth([], reshuffles=2) == made
-    assert STUDIES["growth"] is study_growth
+def test_large_sizes_are_drawn_less_often(grown: Measurements) -> None:
+    assert [len(Simulation(size, 0).splits(10)) for size in (100, 10_000, 100_000)] == [10, 3, 1]
+    shown = growth.show(grown)
+    assert [row[0].text for row in shown.tables[0].rows] == ["60", "2,000"]
+    assert "fewer: 2, 1." in shown.tables[0].note
+    assert [len(panel.lines) for panel in shown.panels] == [len(growth.PARAMETERS) + 1, 2]

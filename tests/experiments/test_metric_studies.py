@@ -18,11 +18,12 @@ from experiments.remedies import RECIPES, has_equal_classes, standardised, what_
 from experiments.runner import run_study
 from experiments.showing import LOG_LOSS
 from experiments.study import Measurements, TaskSetting
-from kcal import KCal, KCalBlend, metrics, train_projection
+from kcal import KCal, KCalBlend, TemperatureScaling, metrics, train_projection
 from kcal.benchmark import Task, example_task
 from kcal.benchmark.splits import group_splits, row_splits
 from kcal.benchmark.summaries import MAIN_METRICS
 from kcal.benchmark.table import Entry, Table
+from kcal.calibrators.holdout import stratified_folds
 from kcal.projection import project
 
 STEPS = 8
@@ -46,9 +47,7 @@ def by_hand(calibrator: Any, task: Task, split: Any, **given: Any) -> dict[str, 
     rows = split.calibration
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        calibrator.fit(
-            task.pool.embeddings[rows], task.pool.labels[rows], **{k: v[rows] for k, v in given.items()}
-        )
+        calibrator.fit(task.pool.embeddings[rows], task.pool.labels[rows], **{k: v[rows] for k, v in given.items()})
         logits = {"logits": given["logits"][split.test]} if "logits" in given else {}
         probs = calibrator.predict_proba(task.pool.embeddings[split.test], **logits)
     return metrics.evaluate(probs, task.pool.labels[split.test]).as_dict()
@@ -227,9 +226,11 @@ def test_what_new_groups_lose_is_the_difference_from_rows(task: Task, monkeypatc
 
 
 def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task, split: Any) -> None:
-    setting = TaskSetting(task)
-    found = ingredients.variants(setting)
-    assert list(found) == [*ingredients.PARAMETERS, "no logits", *ingredients.METRICS, *ingredients.PARTS.values()]
+    found = ingredients.variants(TaskSetting(task))
+    refits = [name for name in ingredients.REFITS if "group" not in name]
+    names = [ingredients.WHOLE, *ingredients.PARAMETERS, "no logits", *refits, *ingredients.METRICS]
+    assert list(found) == [*names, *ingredients.PARTS.values()]
+    assert "every sample of a group counts" in ingredients.variants(TaskSetting(task, by_group=True))
     learned = train_projection(task.train.embeddings, task.train.labels, progress=False)
     metric = ingredients.METRICS["learned, and held near its start"]
     held = train_projection(task.train.embeddings, task.train.labels, recipe=metric.recipe, progress=False)
@@ -238,21 +239,73 @@ def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task, split: Any) -
         "no bias": {"projection": learned, "bias": 0.0},
         "no learned metric": {"projection": None},
         "learned, and held near its start": {"projection": held},
+        "no logits": {"projection": learned},
     }
     losses = set()
     for name, parameters in cases.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            values = found[name](split)
-        expected = by_hand(KCalBlend(progress=False, **parameters), task, split, logits=task.pool.logits)
+        blend = KCalBlend(progress=False, **parameters)
+        logits = {} if name == "no logits" else {"logits": task.pool.logits}
+        expected = by_hand(blend, task, split, **logits)
+        values = measure(found[name], split)
         assert values[LOG_LOSS] == pytest.approx(expected[LOG_LOSS], rel=1e-9)
         losses.add(values[LOG_LOSS])
+        if name == ingredients.WHOLE:
+            assert values[ingredients.LEFT_OUT] == pytest.approx(blend.model_.pool.loss, rel=1e-9)
+            assert values[ingredients.NETWORK_LEFT_OUT] == pytest.approx(cross_fitted_loss(task, split), rel=1e-6)
     assert len(losses) == len(cases)
+
+
+def measure(variant: Any, split: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        values = found["no logits"](split)
-    expected = by_hand(KCalBlend(progress=False, projection=learned), task, split)
-    assert values[LOG_LOSS] == pytest.approx(expected[LOG_LOSS], rel=1e-9)
+        return variant(split)
+
+
+def cross_fitted_loss(task: Task, split: Any) -> float:
+    """Return the log-loss of temperature scaling on samples of other folds."""
+    logits, labels = task.pool.logits[split.calibration], task.pool.labels[split.calibration]
+    folds = stratified_folds(labels, 5, 0)
+    losses = []
+    for fold in range(5):
+        inside, outside = folds == fold, folds != fold
+        log_probs = TemperatureScaling().fit(logits[outside], labels[outside]).predict_log_proba(logits[inside])
+        losses.append(-log_probs[np.arange(inside.sum()), labels[inside]])
+    return float(np.concatenate(losses).mean())
+
+
+def test_a_blend_composed_of_its_parts_is_the_blend_and_each_change_changes_it(task: Task) -> None:
+    setting = TaskSetting(task, by_group=True)
+    split = setting.splits(1)[0]
+    whole = measure(ingredients.variants(setting)[ingredients.WHOLE], split)
+    same = measure(lambda each: ingredients.Refit().measure(setting, each), split)
+    assert same[LOG_LOSS] == pytest.approx(whole[LOG_LOSS], rel=1e-9)
+    changed = {
+        name: measure(lambda each, refit=refit: refit.measure(setting, each), split)[LOG_LOSS]
+        for name, refit in ingredients.REFITS.items()
+    }
+    assert len({whole[LOG_LOSS], *changed.values()}) == len(changed) + 1
+    blend = measure(lambda each: setting.fit(setting.calibrator("kcal-blend"), each), split).calibrator
+    losses = {
+        expert.metric: measure(lambda each, expert=expert: ingredients.metric_loss(setting, each, expert), split)
+        for expert in blend.model_.experts
+    }
+    assert len(losses) == 2
+    kcal = KCal(projection="identity", progress=False)
+    by_hand(kcal, task, split, groups=np.asarray(task.pool.groups))
+    assert losses["identity"] == pytest.approx(kcal.bandwidth_curve_.loss)
+
+
+def test_the_blend_is_shown_with_what_it_expected_of_itself() -> None:
+    numbers = {name: np.array([0.5]) for name in MAIN_METRICS}
+    whole = numbers | {LOG_LOSS: np.array([0.6]), ingredients.LEFT_OUT: np.array([0.55])}
+    whole |= {ingredients.NETWORK_LEFT_OUT: np.array([0.7])}
+    by_variant = {ingredients.WHOLE: whole, "no bias": numbers, ingredients.PARTS["ts"]: numbers}
+    shown = ingredients.show({"t": by_variant, "t (by group)": {**by_variant, "by group alone": numbers}})
+    overview, expected, *tables = shown.tables
+    assert [entry.text for entry in expected.rows[0]] == ["t", "0.5500", "0.6000", "0.0500", "−0.2000"]
+    assert [row[0].text for row in overview.rows] == ["the whole blend, NLL", *list(by_variant)[1:], "by group alone"]
+    assert [entry.text for entry in overview.rows[-1][1:]] == ["–", "−0.1000"]
+    assert [table.title for table in tables] == ["t: the blend's ingredients", "t (by group): the blend's ingredients"]
 
 
 def test_a_metric_that_is_not_trained_is_the_standardised_embeddings_up_to_a_rotation(task: Task) -> None:

@@ -88,9 +88,7 @@ def test_other_code_is_measured_again(
     assert len(seen) == 2 * 4
 
 
-def test_a_stopped_study_resumes(
-    study: Study, task: Task, seen: list[tuple[str, str, int]], tmp_path: Path
-) -> None:
+def test_a_stopped_study_resumes(study: Study, task: Task, seen: list[tuple[str, str, int]], tmp_path: Path) -> None:
     def stopping(setting: TaskSetting) -> Mapping[str, Variant]:
         def stop(split: Split) -> Values:
             raise KeyboardInterrupt
@@ -103,8 +101,19 @@ def test_a_stopped_study_resumes(
     assert read_measurements(study, tmp_path) is None  # not complete
     path = tmp_path / "variants.jsonl"
     path.write_text(path.read_text()[:-20])  # the last line was being written
+    with pytest.raises(KeyboardInterrupt):
+        run_study(replace(study, variants=stopping), lambda: [task], n_splits=2, folder=tmp_path)
+    assert len(seen) == 2 + 1
     run_study(study, lambda: [task], n_splits=2, folder=tmp_path)
-    assert len(seen) == 2 + 7
+    assert len(seen) == 3 + 6
+    with pytest.raises(KeyboardInterrupt):
+        run_study(replace(study, variants=stopping), lambda: [task], n_splits=3, folder=tmp_path)
+    assert read_measurements(study, tmp_path) is None  # some are of the new run
+
+
+def test_two_tasks_of_one_name_are_an_error(study: Study, task: Task) -> None:
+    with pytest.raises(InvalidInputError, match="tasks must have different names; got small twice"):
+        run_study(study, lambda: [task, task], n_splits=1)
 
 
 def test_measurements_are_read_back_and_shown_without_the_tasks(study: Study, task: Task, tmp_path: Path) -> None:
@@ -141,7 +150,7 @@ def test_the_best_mean_of_each_metric_is_bold() -> None:
         return {name: np.array([value, value + 0.01]) for name, value in values.items()}
 
     table = metrics_table("title", {"one": measured(0.9, 0.5), "two": measured(0.8, 0.4)})
-    assert table.heading == ("", "Accuracy, %", "CECE, %", "ECE, %", "Brier, %", "NLL")
+    assert table.heading == ("", "accuracy, %", "CECE, %", "ECE, %", "Brier, %", "NLL")
     assert [entry.bold for entry in table.rows[0][1:]] == [True, True, True, True, False]
     assert [entry.bold for entry in table.rows[1][1:]] == [False, True, True, True, True]
     assert table.rows[0][1].text == "90.50±0.71"

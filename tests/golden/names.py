@@ -51,7 +51,7 @@ BENCH = ("bench",)
 OUT, METHOD, METHODS, SET, EVIDENCE = "--out", "--method", "--methods", "--set", "--evidence"
 PROJECTION, BANDWIDTH, PRIOR, SMOOTHING = "--projection", "--bandwidth", "--prior", "--smoothing"
 RESAMPLES, NO_INTERVALS, JSON, LABELS = "--resamples", "--no-intervals", "--json", "--labels"
-RESHUFFLES, JOBS = "--reshuffles", "--jobs"
+SPLITS, JOBS = "--splits", "--jobs"
 
 
 def log_densities(calibrator: Any, rows: Any) -> Any:
@@ -61,7 +61,7 @@ def log_densities(calibrator: Any, rows: Any) -> Any:
 
 def gate(calibrator: Any, rows: Any) -> Any:
     """The share of the pool in a blend's answers, (n,)."""
-    return calibrator.evidence(rows)
+    return calibrator.gate(rows)
 
 
 KCAL_FITTED: dict[str, Callable[[Any], Any]] = {

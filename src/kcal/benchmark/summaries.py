@@ -22,40 +22,24 @@ from kcal.metrics import (
     compare_methods,
     overall_ranks,
 )
-from kcal.metrics.comparison import Better
+from kcal.metrics.registry import METRICS, Metric
 from kcal.metrics.significance import summarize
 
-
-class TableMetric(NamedTuple):
-    """A metric as the tables show it; losses and errors are shown in units of 10⁻², as in the paper."""
-
-    title: str
-    direction: Better
-    scale: float
-
-    @property
-    def digits(self) -> int:
-        """Decimal places shown."""
-        return 2 if self.scale == 100 else 4
-
-    @property
-    def label(self) -> str:
-        """The title with the unit."""
-        return f"{self.title}, %" if self.scale == 100 else self.title
-
-
-TABLE_METRICS = {
-    "accuracy": TableMetric("Accuracy", "higher", 100.0),
-    "classwise_calibration_error": TableMetric("CECE", "lower", 100.0),
-    "expected_calibration_error": TableMetric("ECE", "lower", 100.0),
-    "top_label_brier_loss": TableMetric("Brier", "lower", 100.0),
-    "negative_log_likelihood": TableMetric("NLL", "lower", 1.0),
-    "static_classwise_calibration_error": TableMetric("static CECE", "lower", 100.0),
-    "static_expected_calibration_error": TableMetric("static ECE", "lower", 100.0),
-    "multiclass_brier_loss": TableMetric("multi-class Brier", "lower", 100.0),
-    "classwise_calibration_error_min": TableMetric("CECE, threshold min(0.01, 1/K)", "lower", 100.0),
+TABLE_METRICS: dict[str, Metric] = {
+    name: METRICS[name]
+    for name in (
+        "accuracy",
+        "classwise_calibration_error",
+        "expected_calibration_error",
+        "top_label_brier_loss",
+        "negative_log_likelihood",
+        "static_classwise_calibration_error",
+        "static_expected_calibration_error",
+        "multiclass_brier_loss",
+        "classwise_calibration_error_min",
+    )
 }
-"""In the order of the tables."""
+"""The metrics of the tables, in their order."""
 RANKED_METRICS = ("accuracy", "classwise_calibration_error", "expected_calibration_error", "top_label_brier_loss")
 """The paper's main metrics, over whose ranks it averages."""
 MAIN_METRICS = (*RANKED_METRICS, "negative_log_likelihood")

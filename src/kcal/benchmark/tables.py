@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kcal.benchmark.splits import MIN_CALIBRATION_GROUPS
-from kcal.benchmark.summaries import MAIN_METRICS, TABLE_METRICS, Results, Row, TableMetric
+from kcal.benchmark.summaries import MAIN_METRICS, TABLE_METRICS, Results, Row
 from kcal.benchmark.table import Entry, Table
 from kcal.metrics import MethodComparison, ReshuffleSummary
+from kcal.metrics.registry import Metric
 
 NO_VALUE = "–"
 FAILED = "failed"
@@ -49,9 +50,7 @@ def metric_table(results: Results, metric: str) -> Table:
         comparison = results.comparison(row, metric)
         entries = [_metric_entry(results, row, metric, method, comparison) for method in results.methods]
         rows.append((Entry(row.label), *entries))
-    arrow = "↑" if shown.direction == "higher" else "↓"
-    unit = " × 10⁻²" if shown.scale == 100 else ""
-    return Table(metric, f"{shown.title} {arrow}{unit}", ("task", *results.methods), tuple(rows), METRIC_NOTE)
+    return Table(metric, shown.labelled(shown.title), ("task", *results.methods), tuple(rows), METRIC_NOTE)
 
 
 def _metric_entry(results: Results, row: Row, metric: str, method: str, comparison: MethodComparison | None) -> Entry:
@@ -155,7 +154,7 @@ def group_note(results: Results) -> str:
     return f"Split by row only, with fewer than {MIN_CALIBRATION_GROUPS + 1} groups in the pool: {', '.join(tasks)}."
 
 
-def mean_and_std(summary: ReshuffleSummary, metric: TableMetric) -> str:
+def mean_and_std(summary: ReshuffleSummary, metric: Metric) -> str:
     """Return a metric's mean and standard deviation in the unit of the tables."""
-    mean = f"{metric.scale * summary.mean:.{metric.digits}f}"
-    return f"{mean}±{metric.scale * summary.std:.{metric.digits}f}" if summary.n_reshuffles > 1 else mean
+    mean = metric.format(summary.mean)
+    return f"{mean}±{metric.format(summary.std)}" if summary.n_reshuffles > 1 else mean

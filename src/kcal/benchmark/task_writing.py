@@ -123,8 +123,11 @@ def _vectors(part: ClassifierOutputs, name: str, n_samples: int, n_classes: int)
 
 
 def _class_names(classes: Any, n_classes: int) -> NDArray[np.str_]:
-    if isinstance(classes, str) or not hasattr(classes, "__len__") or len(classes) != n_classes:
-        raise InvalidInputError(
-            "classes", f"must be {n_classes} names, one per column of the logits", got=shown(classes)
-        )
-    return np.array([str(name) for name in classes])
+    try:
+        names = [] if isinstance(classes, str) else [str(name) for name in classes]
+    except (TypeError, RuntimeError):  # not a sequence; a tensor that has no rows to list
+        names = []
+    if len(names) != n_classes:
+        expected = f"must be {n_classes} names, one per column of the logits"
+        raise InvalidInputError("classes", expected, got=shown(classes))
+    return np.array(names)
