@@ -107,7 +107,9 @@ def readable_messages() -> Iterator[None]:
         raise _stop(str(error), OVERLAP) from error
     except KcalError as error:
         name = error.parameter if isinstance(error, InvalidInputError) else ""
-        raise _stop(error_text(error), USAGE if name in OPTIONS or name.startswith("--") else BAD_DATA) from error
+        raise _stop(
+            error_text(error), USAGE if name in OPTIONS or name.startswith(("--", "NAME")) else BAD_DATA
+        ) from error
     except BrokenPipeError:
         raise  # the reader of the output left; typer ends quietly
     except OSError as error:
