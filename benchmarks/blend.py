@@ -1,4 +1,4 @@
-"""The blend beside KCal: time of a prediction for each metric, and of the fit in leave-one-out evaluations."""
+"""The blend beside KCal: time of a prediction in the same metrics, and of the fit in leave-one-out evaluations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.measuring import take_turns, typical
 from benchmarks.tasks import all_tasks, split
-from kcal import KCalBlend
+from kcal import KCal, KCalBlend
 from kcal.benchmark import Task
 from kcal.calibrators import fit_on, predict_on
 from kcal.kernels import LeaveOutLoss
@@ -20,7 +20,7 @@ from kcal.kernels import LeaveOutLoss
 
 @contextmanager
 def counting_losses() -> Iterator[list[int]]:
-    """Count how often each leave-one-out loss is evaluated: one for every metric and checkpoint that is tried."""
+    """Count the evaluations of each leave-one-out loss: one loss for every metric and checkpoint that is tried."""
     counts: list[int] = []
     plain = LeaveOutLoss.__call__
 
@@ -45,17 +45,21 @@ def measure(task: Task) -> tuple[str, ...]:
         blend = fit_on(KCalBlend(progress=None), calibration, task.train)
     seconds = time.perf_counter() - start
     assert isinstance(blend, KCalBlend)
-    estimates = [expert.estimate for expert in blend._experts]
+    experts = blend.model_.experts
+    estimates = [
+        KCal(projection=expert.projection, bandwidth=expert.bandwidth).fit(calibration.embeddings, calibration.labels)
+        for expert in experts
+    ]
     contenders = {
         "blend": lambda: predict_on(blend, test),
         "estimates": lambda: [estimate.predict_proba(test.embeddings) for estimate in estimates],
     }
     times = take_turns(contenders, rounds=5)
-    loss = LeaveOutLoss(estimates[0]._support, keys=estimates[0]._keys)
-    one = typical(take_turns({"loss": lambda: loss(estimates[0].bandwidth_)}, rounds=5)["loss"])
+    loss = LeaveOutLoss(experts[0].support)
+    one = typical(take_turns({"loss": lambda: loss(experts[0].bandwidth)}, rounds=5)["loss"])
     return (
         task.name,
-        ", ".join(expert.metric for expert in blend._experts),
+        ", ".join(expert.metric for expert in experts),
         f"{typical(times['blend']):.3f}",
         f"{typical(times['blend'] / times['estimates']):.2f}",
         f"{len(counts)}, at most {max(counts)} losses each",
@@ -75,7 +79,7 @@ def main(console: Console, tasks: Path | None = None) -> None:
         "fit, s",
         "one loss, s",
     )
-    table.title = "The blend (wanted: a prediction at most 1.2 times KCal's, at most 20 losses a candidate)"
+    table.title = "The blend (wanted: a prediction at most 1.2 times KCal's, at most 20 losses per candidate)"
     for task in all_tasks(tasks):
         table.add_row(*measure(task))
     console.print(table)

@@ -16,7 +16,7 @@ from kcal.metrics import accuracy, negative_log_likelihood
 
 PAPER = PaperRecipe(epochs=20)
 SPLIT_SEED = 1
-"""Not 0: on the splits of that seed the fast recipe's numbers were chosen."""
+"""Not 0: the numbers of the fast recipe were chosen on the splits of seed 0."""
 
 
 def measure(task: Task, recipe: FastRecipe | PaperRecipe) -> tuple[float, float, float, str]:
@@ -24,9 +24,9 @@ def measure(task: Task, recipe: FastRecipe | PaperRecipe) -> tuple[float, float,
     start = time.perf_counter()
     calibrator = fit_on(KCal(recipe=recipe, progress=None), calibration, task.train)
     seconds = time.perf_counter() - start
-    probabilities, labels = calibrator.predict_proba(test.embeddings), test.labels
+    probs, labels = calibrator.predict_proba(test.embeddings), test.labels
     where = f"step {calibrator.checkpoint_step_:,}"
-    return seconds, negative_log_likelihood(probabilities, labels), accuracy(probabilities, labels), where
+    return seconds, negative_log_likelihood(probs, labels), accuracy(probs, labels), where
 
 
 def main(console: Console, tasks: Path | None = None) -> None:

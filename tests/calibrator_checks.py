@@ -33,6 +33,8 @@ def quick(name: str) -> Calibrator:
         calibrator.set_params(recipe=FastRecipe(steps=12, batch_size=120, checkpoints=3))
     if name == "iop":
         calibrator.set_params(width=4, epochs=10, folds=3)
+    if name == "gp":
+        calibrator.set_params(inducing_points=5, samples=40)
     return calibrator
 
 

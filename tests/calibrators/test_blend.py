@@ -12,9 +12,10 @@ from scipy.special import log_softmax, logsumexp, softmax
 
 from kcal import FastRecipe, KCal, KCalBlend, TemperatureScaling, train_projection
 from kcal.calibrators.blend.class_frequencies import likely_frequencies
-from kcal.calibrators.blend.fitting import Targets, split_by_class_left, with_leave_out_sums
+from kcal.calibrators.blend.fitting import split_by_class_left, with_leave_out_sums
 from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
 from kcal.calibrators.holdout import fold_codes, stratified_folds
+from kcal.calibrators.kcal.samples import Samples, check_samples
 from kcal.kernels import sort_support
 from kcal.metrics import negative_log_likelihood
 from quick_blend import QUICK, blend_of
@@ -70,11 +71,13 @@ def test_predictions_are_the_documented_formula(plain_blend: KCalBlend, problem:
     np.testing.assert_allclose(blend.gate(queries), near[:, 0], atol=1e-6)
 
 
+def samples_of(problem: Any, groups: Any = None) -> Samples:
+    return check_samples(torch.from_numpy(problem.embeddings), problem.labels, classes=None, groups=groups)
+
+
 def network_fit(problem: Any, groups: Any = None, *, seed: int = 0) -> NetworkFit:
     log_probs = torch.from_numpy(log_softmax(problem.logits, axis=1))
-    return cross_fit_network(
-        log_probs, problem.labels, np.ones(len(log_probs)), groups, choice="ts", folds=5, seed=seed
-    )
+    return cross_fit_network(log_probs, samples_of(problem, groups), choice="ts", folds=5, seed=seed)
 
 
 def test_out_of_fold_predictions_of_the_network_are_fitted_on_the_other_folds(problem: Any) -> None:
@@ -99,10 +102,10 @@ def test_the_label_of_a_sample_does_not_enter_its_leave_out_sums(plain_blend: KC
 def test_the_fit_of_the_pool_uses_the_formula_of_the_prediction(problem: Any) -> None:
     """At the fitted weights, the mean out-of-fold loss of the model's own formula is the loss of the pool."""
     blend = KCalBlend(projection=None, sharpness=0.0).fit(problem.embeddings, problem.labels, logits=problem.logits)
-    targets, network = Targets(problem.labels, np.ones(240), None, 3), network_fit(problem)
-    model, sums = with_leave_out_sums(blend.model_, targets)
-    seen, unseen = split_by_class_left(model, targets, sums, network.out_of_fold, 1.0)
-    assert len(unseen.targets.codes) == 0
+    samples, network = samples_of(problem), network_fit(problem)
+    model, sums = with_leave_out_sums(blend.model_, samples)
+    seen, unseen = split_by_class_left(model, samples, sums, network.out_of_fold, 1.0)
+    assert len(unseen.samples.codes) == 0
     assert seen.loss(blend.model_) / 240 == pytest.approx(blend.model_.pool.loss, rel=1e-9)
 
 

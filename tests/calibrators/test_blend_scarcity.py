@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from kcal import KCalBlend, TemperatureScaling
-from kcal.calibrators.blend.fitting import MIN_MEDIAN_EVIDENCE, Targets, whole_class_sums
+from kcal.calibrators.blend.fitting import MIN_MEDIAN_EVIDENCE, whole_class_sums
+from kcal.calibrators.kcal.samples import check_samples
 from kcal.datasets import load_example
 from kcal.errors import FewSamplesWarning
 from kcal.kernels import ClassSums
@@ -79,18 +80,20 @@ def test_classes_that_no_sample_has_keep_some_probability() -> None:
 
 def test_what_is_left_of_a_class_stands_for_all_of_it() -> None:
     """With a kernel so wide that all points count the same, sums are the classes' weights, whoever is left out."""
-    samples = Targets(np.array([0, 0, 0, 1, 1, 2]), np.array([1.0, 2.0, 1.0, 1.0, 3.0, 1.0]), None, 4)
-    left, totals = samples.left_out(), samples.totals()
-    np.testing.assert_allclose(totals, [4, 4, 1, 0])
+    codes, weights = [0, 0, 0, 1, 1, 2], np.array([1.0, 2.0, 1.0, 1.0, 3.0, 1.0]) / 1.5
+    rows = torch.zeros(6, 1, dtype=torch.float64)
+    samples = check_samples(rows, codes, classes=range(4), sample_weight=weights)
+    left, totals = torch.from_numpy(samples.left_out_weights()), torch.from_numpy(samples.class_weights())
+    np.testing.assert_allclose(1.5 * totals, [4, 4, 1, 0])
     np.testing.assert_allclose(left.sum(dim=1), samples.weights)
     sums = ClassSums((totals - left).T[None], torch.zeros(1, 6, dtype=torch.float64))
-    found = whole_class_sums(sums, samples).sums[0].T.numpy()
+    found = 1.5 * whole_class_sums(sums, samples).sums[0].T.numpy()
     np.testing.assert_allclose(found[:5, :3], np.tile([4, 4, 1], (5, 1)))
     np.testing.assert_allclose(found[5, :3], [4, 4, 8 / 8])  # nothing of class 2 is left: its share of the sum
     assert (found[:, 3] == 0).all()
-    grouped = Targets(samples.codes, samples.weights, np.array([7, 7, 1, 1, 7, 1]), 3)
-    np.testing.assert_allclose(grouped.left_out()[0], [3, 3, 0])
-    np.testing.assert_allclose(grouped.left_out()[5], [1, 1, 1])
+    grouped = check_samples(rows, codes, classes=range(3), sample_weight=weights, groups=[7, 7, 1, 1, 7, 1])
+    np.testing.assert_allclose(1.5 * grouped.left_out_weights()[0], [3, 3, 0])
+    np.testing.assert_allclose(1.5 * grouped.left_out_weights()[5], [1, 1, 1])
 
 
 @pytest.mark.parametrize(("n", "slack"), [(20, 0.35), (40, 0.15), (80, 0.05)])

@@ -187,7 +187,7 @@ def test_logits_that_do_not_fit_are_refused_by_every_command(run, calibration, k
     assert "cal.npz: " in said(result)
     assert not Path("model.kcal").exists()
     run("fit", calibration, *BLEND)
-    told = "logits have 2 columns, but the model was fitted on 3" if kind == "columns" else message
+    told = "bad.npz: logits has 2 features, but KCalBlend is expecting 3" if kind == "columns" else message
     assert told in said(run("predict", "model.kcal", "bad.npz", "-o", "p.npy", code=1))
     assert told in said(run("evaluate", "model.kcal", "bad.npz", code=1))
 

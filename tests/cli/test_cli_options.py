@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import kcal
+from kcal.cli import app
 from kcal.cli.parameters import parse_classes, parse_prior
 
 QUICK = ("--projection", "identity")
@@ -58,6 +60,41 @@ def test_a_bad_value_exits_with_2_and_names_the_option(run, calibration, words, 
 def test_a_bad_value_of_set_names_the_parameter(run, calibration):
     message = run("fit", calibration, "-o", "m.kcal", *QUICK, "--set", "bandwidth_interval=1", code=1).stderr
     assert message.startswith("error: bandwidth_interval must be")
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("fit", "-m", "kcal", "--projection", "linear", "--dimension", 10**9), "--dimension"),
+        (("fit", "-m", "kcal", "--dimension", 10**30), "--dimension"),
+        (("fit", "-m", "kcal-blend", "--folds", 10**9), "--folds"),
+        (("fit", "-m", "histogram", "--set", f"bins={10**9}"), "bins"),
+        (("fit", "-m", "imax", "--set", f"bins={10**30}"), "bins"),
+        (("fit", "-m", "ts", "--seed", 2**64), "--seed"),
+        (("fit", "-m", "ts", "--seed", "text"), "--seed"),
+        (("fit", "-m", "ts", "--representation", "text"), "--representation"),
+        (("fit", "-m", "dircal", "--set", "grid=[[1e400, 1]]"), "grid"),
+        (("fit", "-m", "ts", "--set", "["), "--set"),
+        (("evaluate", "--resamples", 10**30), "--resamples"),
+        (("evaluate", "--confidence", 0), "--confidence"),
+        (("evaluate", "--confidence", "nan"), "--confidence"),
+        (("evaluate", "--seed", 2**64), "--seed"),
+        (("evaluate", "--pictures", 10**9, "--report", "page"), "--pictures"),
+        (("evaluate", "--methods", "ts,\x1b[31m"), "--methods"),
+    ],
+)
+def test_sizes_without_bound_and_odd_values_are_refused_by_name_in_one_line(
+    run, calibration, model, test_set, words, option
+):
+    command, *options = words
+    files = (calibration, "-o", "new.kcal") if command == "fit" else (model, test_set)
+    result = CliRunner().invoke(app, [str(word) for word in (command, *files, *options)])
+    assert result.exit_code in (1, 2), result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert option in result.stderr
+    assert not Path("new.kcal").exists()
 
 
 def test_evaluate_names_bad_classes_too(run, model, test_set):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from animals import blobs
 
+from kcal.cli.files import TableFile
+from kcal.cli.output import write_table
 from kcal.persistence import atomic
 
 QUICK = ("--projection", "identity")
@@ -88,3 +93,50 @@ def test_figures_never_replace_what_they_are_computed_from(run, model, test_set)
 def test_checking_leaves_nothing_behind(run, model, test_set):
     run("predict", model, test_set, "-o", "p.csv")
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
+
+
+FORMULAS = np.array(["=cmd()", "+1", "-x", "@sum", "\ttab", "\rreturn", "'quoted", "'=marked", "plain", "", "a=b"])
+
+
+def test_text_that_a_spreadsheet_would_run_is_marked_in_csv_and_read_back(tmp_path):
+    path = tmp_path / "table.csv"
+    write_table(path, {"=name": FORMULAS[:9], "number": np.linspace(-4, 4, 9)})
+    cells = [line.split(",")[0] for line in path.read_text().split("\n")]
+    assert cells[:5] == ['"\'=name"', '"\'=cmd()"', '"\'+1"', '"\'-x"', '"\'@sum"']
+    assert ",-4" in path.read_text()
+    table = TableFile(path)
+    assert table.columns == ("=name", "number")
+    assert table.get("=name", "").tolist() == FORMULAS[:9].tolist()
+    assert table.get("number", "").tolist() == np.linspace(-4, 4, 9).tolist()
+
+
+def test_parquet_holds_text_as_it_is(tmp_path):
+    write_table(tmp_path / "table.parquet", {"name": FORMULAS})
+    assert TableFile(tmp_path / "table.parquet").get("name", "").tolist() == FORMULAS.tolist()
+
+
+def test_classes_that_look_like_formulas_go_through_fit_predict_and_evaluate(run):
+    names = np.array(["=1+1", "-dog", "@owl"])
+    for name, seed, n in (("calibration", 1, 90), ("test", 2, 60)):
+        np.savez(f"{name}.npz", **blobs(n, seed) | {"labels": names[np.arange(n) % 3], "classes": names})
+    run("fit", "calibration.npz", "-o", "m.kcal", *QUICK, "-q")
+    run("predict", "m.kcal", "test.npz", "-o", "p.csv")
+    assert ",\"'" in Path("p.csv").read_text()
+    run("evaluate", "p.csv", "--labels", "test.npz", "--no-intervals", "--json", "one.json")
+    run("evaluate", "m.kcal", "test.npz", "--no-intervals", "--json", "other.json")
+    found, expected = (json.loads(Path(name).read_text())["metrics"] for name in ("one.json", "other.json"))
+    assert found["probabilities"] == pytest.approx(expected["kcal"], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.npz", "p.npy", "p.parquet"])
+def test_outputs_keep_the_mode_of_a_file_and_follow_links(run, model, test_set, name):
+    Path("real").mkdir()
+    target, link = Path("real") / name, Path(name)
+    target.write_bytes(b"old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    run("predict", model, test_set, "-o", link)
+    assert link.is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert target.read_bytes() != b"old"
+    assert [path.name for path in Path("real").iterdir()] == [name]

@@ -61,7 +61,7 @@ def log_densities(calibrator: Any, rows: Any) -> Any:
 
 def gate(calibrator: Any, rows: Any) -> Any:
     """The share of the pool in a blend's answers, (n,)."""
-    return calibrator.evidence(rows)
+    return calibrator.gate(rows)
 
 
 KCAL_FITTED: dict[str, Callable[[Any], Any]] = {

@@ -69,11 +69,12 @@ class LogitCalibrator(Calibrator):
         log_probs = to_log_probs(rows, self.representation, ignore_order=self.ignores_class_order)
         codes, labels = encode_columns(y, len(log_probs), log_probs.shape[1], classes)
         weights = np.ones(len(codes)) if sample_weight is None else check_weights(sample_weight, len(codes))
-        counted = np.flatnonzero(weights)
-        codes, weights = codes[counted], weights[counted]
+        if not weights.all():  # a weight of 0 leaves a sample out
+            counted = np.flatnonzero(weights)
+            log_probs, codes, weights = log_probs[torch.from_numpy(counted)], codes[counted], weights[counted]
         if self.fits_each_class:
             warn_of_missing_classes(labels, np.bincount(codes, minlength=len(labels)))
-        model = self._fit_log_probs(log_probs[torch.from_numpy(counted)], codes, weights)
+        model = self._fit_log_probs(log_probs, codes, weights)
         self._remember(rows)
         self.model_, self.representation_, self.classes_ = model, self.representation, labels
         return self
@@ -103,7 +104,8 @@ class LogitCalibrator(Calibrator):
     def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
         """Return the fitted calibrator that ``state`` describes."""
         refuse_extra(cls, extra)
-        calibrator = cls(**state.parameters)._restore(state)
+        calibrator = cls(**state.parameters)
+        cls._restore(calibrator, state)
         if state.values["representation"] not in REPRESENTATIONS:
             raise FileFormatError(f"the stored representation must be one of {REPRESENTATIONS}.")
         calibrator.representation_ = state.values["representation"]

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any, Self
@@ -77,12 +77,21 @@ class LogitModel(StoredModel, ABC):
 
 def number(lowest: float, highest: float, *, whole: bool = False) -> Any:
     """Declare a field that is a finite float, or an int."""
-    return field(metadata={"check": _Number(lowest, highest, whole)})
+    kinds = (int,) if whole else (int, float)
+
+    def is_valid(value: Any) -> bool:
+        return type(value) in kinds and lowest <= value <= highest and isfinite(value)
+
+    return field(metadata={"check": _Value(f"a number from {lowest:g} to {highest:g}", is_valid)})
 
 
 def choice(*options: Any) -> Any:
     """Declare a field that is one of several words or flags."""
-    return field(metadata={"check": _Choice(options)})
+
+    def is_valid(value: Any) -> bool:
+        return any(type(value) is type(option) and value == option for option in options)
+
+    return field(metadata={"check": _Value(f"one of {options}", is_valid)})
 
 
 def tensor(*shape: int | str, lowest: float = -LARGEST_STORED, highest: float = LARGEST_STORED) -> Any:
@@ -131,27 +140,16 @@ class _Stored:
 
 
 @dataclass(frozen=True)
-class _Number:
-    lowest: float
-    highest: float
-    whole: bool
+class _Value:
+    expected: str
+    is_valid: Callable[[Any], bool]
 
     def read(self, name: str, stored: _Stored) -> Any:
         value = stored.values[name]
-        kinds = (int,) if self.whole else (int, float)
-        if type(value) not in kinds or not isfinite(value) or not self.lowest <= value <= self.highest:
-            raise FileFormatError(f"the stored {name} is out of bounds: {str(value)[:40]}.")
-        return value if self.whole else float(value)
-
-
-@dataclass(frozen=True)
-class _Choice:
-    options: tuple[Any, ...]
-
-    def read(self, name: str, stored: _Stored) -> Any:
-        value = stored.values[name]
-        if not any(type(value) is type(option) and value == option for option in self.options):
-            raise FileFormatError(f"the stored {name} must be one of {self.options}; got {str(value)[:40]!r}.")
+        if not self.is_valid(value):
+            raise FileFormatError(
+                f"the stored {name} is out of bounds: {self.expected} is expected; got {str(value)[:40]!r}."
+            )
         return value
 
 

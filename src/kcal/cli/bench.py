@@ -20,7 +20,7 @@ from kcal.benchmark import (
 )
 from kcal.benchmark.output import write_results
 from kcal.benchmark.tables import all_tables, group_note
-from kcal.cli.bench_tables import show_tables
+from kcal.benchmark.terminal import show_tables
 from kcal.cli.output import console
 from kcal.cli.parameters import parse_methods
 from kcal.cli.progress import show_progress

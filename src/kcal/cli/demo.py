@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from timeit import repeat
 from typing import Annotated, Any
 
 import numpy as np
@@ -108,15 +108,13 @@ def draw(example: Example, probs: Probs, path: Path) -> Path | None:
 
 def write_parts(example: Example, folder: Path) -> None:
     """Write the example as files that the other commands take; half precision represents it without loss."""
-    train, calibration, test = (
-        {"embeddings": outputs.embeddings.astype(np.float16), "logits": outputs.logits.astype(np.float16)}
-        | {"labels": outputs.labels}
-        for outputs in (outputs_of(part, example) for part in (example.train, example.calibration, example.test))
-    )
-    classes = np.array(example.classes)
-    training = {f"train_{key}": array for key, array in train.items()}
-    write_arrays(folder / "calibration.npz", {**calibration, **training, "classes": classes})
-    write_arrays(folder / "test.npz", {**test, "ids": example.test.rows, "classes": classes})
+    classes, parts = np.array(example.classes), []
+    for part in (example.train, example.calibration, example.test):
+        scores = {"embeddings": part.embeddings.astype(np.float16), "logits": part.logits.astype(np.float16)}
+        parts.append({**scores, "labels": classes[part.labels]})
+    train = {f"train_{key}": array for key, array in parts[0].items()}
+    write_arrays(folder / "calibration.npz", {**parts[1], **train, "classes": classes})
+    write_arrays(folder / "test.npz", {**parts[2], "ids": example.test.rows, "classes": classes})
 
 
 def show(example: Example, probs: Probs, picture: Path | None) -> None:
@@ -149,21 +147,12 @@ def show_times(example: Example, calibrator: Calibrator, seconds: float) -> None
     images = torch.from_numpy(example.images)[:, None].float() / 255
     embeddings, scale = example.test.embeddings[: len(images)], 1e6 / len(images)
     with torch.inference_mode():
-        network_time = scale * _median_seconds(lambda: network(images))
-    kernel_time = scale * _median_seconds(lambda: calibrator.predict_proba(embeddings))
+        network_time = scale * median(repeat(lambda: network(images), number=1, repeat=15))
+    kernel_time = scale * median(repeat(lambda: calibrator.predict_proba(embeddings), number=1, repeat=15))
     console().print(
         f"\nTime per prediction on one core, in batches of {len(images)}: {network_time:.0f} µs for the network, "
         f"{kernel_time:.0f} µs more for KCal. The demo took {seconds:.0f} s."
     )
-
-
-def _median_seconds(work: Callable[[], object], repeats: int = 15) -> float:
-    times = []
-    for _ in range(repeats + 1):
-        start = perf_counter()
-        work()
-        times.append(perf_counter() - start)
-    return median(times[1:])  # the first call also prepares
 
 
 def show_next_commands(folder: Path) -> None:

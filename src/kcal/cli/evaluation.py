@@ -34,15 +34,6 @@ class Comparison:
     weights: NDArray[Any] | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True)
-class Intervals:
-    """How confidence intervals are computed; there are none if the confidence is None."""
-
-    confidence: float | None
-    resamples: int
-    seed: int
-
-
 def predict_model(calibrator: Calibrator, source: Source, *, before: Source | None, allow_overlap: bool) -> Comparison:
     """Return a model's probabilities, after those of ``before`` or of the network's logits if there are any."""
     needs_both = calibrator.inputs == "both" and calibrator.needs_logits_
@@ -114,27 +105,20 @@ def fit_methods(
     return replace(first, probs={name: probs[name] for name in sorted(probs, key=lambda name: name != "uncal")})
 
 
-def measure_all(comparison: Comparison, intervals: Intervals) -> dict[str, Evaluation]:
+def measure_all(
+    comparison: Comparison, *, confidence: float | None, resamples: int, seed: int
+) -> dict[str, Evaluation]:
     """Return the metrics of every method, with intervals if there is more than one row or group to resample."""
-    groups, confidence = comparison.groups, intervals.confidence
-    counted = slice(None) if comparison.weights is None else comparison.weights > 0
+    groups, weights = comparison.groups, comparison.weights
+    counted = slice(None) if weights is None else weights > 0
     n_drawn = len(comparison.labels[counted]) if groups is None else len(np.unique(groups[counted]))
     if confidence is not None and n_drawn < 2:
         unit = "sample" if groups is None else "group"
         warn(f"There are no confidence intervals, because there is only one {unit} to resample.", KcalWarning)
         confidence = None
-    return {
-        name: measure(
-            probs,
-            comparison.labels,
-            sample_weight=comparison.weights,
-            confidence=confidence,
-            resamples=intervals.resamples,
-            groups=None if confidence is None else groups,
-            seed=intervals.seed,
-        )
-        for name, probs in comparison.probs.items()
-    }
+    settings: dict[str, Any] = {"confidence": confidence, "groups": None if confidence is None else groups}
+    settings |= {"sample_weight": weights, "resamples": resamples, "seed": seed}
+    return {name: measure(probs, comparison.labels, **settings) for name, probs in comparison.probs.items()}
 
 
 def probability_columns(path: Path) -> str | None:
@@ -160,11 +144,9 @@ def _class_indices(first: Comparison, comparison: Comparison, name: str) -> NDAr
     """Return where the classes of the first method are among those of another one."""
     index = {label: place for place, label in enumerate(comparison.classes.tolist())}
     if set(index) != set(first.classes.tolist()):
-        raise InvalidInputError(
-            name,
-            f"knows other classes than the methods before it: {len(index)}, not {len(first.classes)}",
-            remedy="List all classes, in the order of the logits' columns, with --classes.",
-        )
+        problem = f"knows other classes than the methods before it: {len(index)}, not {len(first.classes)}"
+        remedy = "List all classes, in the order of the logits' columns, with --classes."
+        raise InvalidInputError(name, problem, remedy=remedy)
     return np.array([index[label] for label in first.classes.tolist()], dtype=np.intp)
 
 
@@ -172,20 +154,16 @@ def _load_before(source: Source, after: Dataset, classes: NDArray[Any]) -> NDArr
     """Return the probabilities of another file for the same rows, columns in the order of ``classes``."""
     data = load(source, Request("probabilities", keys=("ids", "labels")))
     if len(data) != len(after):
-        raise InvalidInputError(
-            data.name, f"must have the same rows as {after.name}, {len(after):,} of them", got=f"{len(data):,}"
-        )
+        expected = f"must have the same rows as {after.name}, {len(after):,} of them"
+        raise InvalidInputError(data.name, expected, got=f"{len(data):,}")
     _check_same_rows(data, after, "ids", data.outputs.ids, after.outputs.ids)
     labels = name_labels(data).outputs.labels
     if labels is not None and set(map(str, labels)) <= set(map(str, after.outputs.labels)):  # otherwise named otherwise
         _check_same_rows(data, after, "labels", labels, after.outputs.labels)
     names, expected_names = data.column_classes, [str(label) for label in classes.tolist()]
     if data.classes is None and set(names) != set(expected_names) and set(names) & set(expected_names):
-        raise InvalidInputError(
-            data.name,
-            f"has columns for {shorten(names)}, but the classes are {shorten(expected_names)}",
-            remedy="Rename its columns, or list its classes in their order with --classes.",
-        )
+        problem = f"has columns for {shorten(names)}, but the classes are {shorten(expected_names)}"
+        raise InvalidInputError(data.name, problem, remedy="Rename its columns, or list its classes with --classes.")
     _check_n_columns(data, classes)
     order = column_order(data, classes, assume_same=True)
     probs: NDArray[Any] = data.outputs.logits[:, order]
@@ -200,11 +178,8 @@ def _check_same_rows(
     differ = values.astype(str) != expected.astype(str)
     if differ.any():
         row = int(np.argmax(differ))
-        raise InvalidInputError(
-            f"{data.name}: {key}",
-            f"must be those of {after.name}, in the same order; row {row} is {expected[row].item()!r} there",
-            got=repr(values[row].item()),
-        )
+        problem = f"must be those of {after.name}, in the same order; row {row} is {expected[row].item()!r} there"
+        raise InvalidInputError(f"{data.name}: {key}", problem, got=repr(values[row].item()))
 
 
 def _check_n_columns(data: Dataset, classes: NDArray[Any]) -> None:

@@ -71,11 +71,9 @@ class ArrayFile:
         array: NDArray[Any] | None = self._read() if self.is_single else self.find(name, prefixes)
         if array is None:
             expected = " or ".join(f"{prefix}{name}" for prefix in prefixes)
-            raise InvalidInputError(
-                str(self.path),
-                f"has no array called {expected}; it has {', '.join(self.names) or 'no arrays'}",
-                remedy=f"Write it with numpy.savez({str(self.path)!r}, {name}=..., ...).",
-            )
+            problem = f"has no array called {expected}; it has {', '.join(self.names) or 'no arrays'}"
+            remedy = f"Write it with numpy.savez({str(self.path)!r}, {name}=..., ...)."
+            raise InvalidInputError(str(self.path), problem, remedy=remedy)
         return array
 
     def _read(self, key: str | None = None) -> Any:
@@ -142,17 +140,13 @@ class TableFile:
     def get(self, column: str, option: str) -> NDArray[Any]:
         """Return a column's values; ``option`` names the column on the command line, for the message."""
         if column not in self.columns:
-            raise InvalidInputError(
-                str(self.path),
-                f"has no column called {column!r}; it has {shorten(self.columns)}",
-                remedy=f"Name the right one with {option}.",
-            )
+            problem = f"has no column called {column!r}; it has {shorten(self.columns)}"
+            raise InvalidInputError(str(self.path), problem, remedy=f"Name the right one with {option}.")
         values, name = self._table.column(column), f"{self.path}: column {column!r}"
         if values.null_count:
             row = int(np.flatnonzero(values.is_null().to_numpy())[0])
-            raise InvalidInputError(
-                name, f"has no value in row {row} (counted from 0 below the header)", remedy="Leave such rows out."
-            )
+            problem = f"has no value in row {row} (counted from 0 below the header)"
+            raise InvalidInputError(name, problem, remedy="Leave such rows out.")
         if require_pyarrow().types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
         if _is_numeric(values.type):
@@ -168,9 +162,8 @@ class TableFile:
         """Return the columns that match a pattern such as ``e_*``, in the order of the file."""
         names = tuple(name for name in self.columns if fnmatchcase(name, pattern))
         if not names:
-            raise InvalidInputError(
-                f"{self.path}: {option} {pattern!r}", f"matches no column; there are {shorten(self.columns)}"
-            )
+            problem = f"matches no column; there are {shorten(self.columns)}"
+            raise InvalidInputError(f"{self.path}: {option} {pattern!r}", problem)
         return names
 
     def matrix(self, names: Sequence[str], option: str) -> NDArray[Any]:
@@ -179,12 +172,9 @@ class TableFile:
             raise InvalidInputError(str(self.path), f"has no columns left for features; it has {shorten(self.columns)}")
         missing = [name for name in names if name not in self.columns]
         if missing:
-            raise InvalidInputError(
-                str(self.path),
-                f"lacks {len(missing):,} of the {len(names):,} columns that the model was fitted on: "
-                f"{shorten(missing)}. It has {shorten(self.columns)}",
-                remedy=f"Name the right ones with {option}.",
-            )
+            problem = f"lacks {len(missing):,} of the {len(names):,} columns that the model was fitted on: "
+            problem += f"{shorten(missing)}. It has {shorten(self.columns)}"
+            raise InvalidInputError(str(self.path), problem, remedy=f"Name the right ones with {option}.")
         columns = [self._numbers(name) for name in names]
         is_narrow = all(column.dtype in (np.float16, np.float32) for column in columns)
         return np.stack(columns, axis=1).astype(np.float32 if is_narrow else np.float64)
@@ -195,12 +185,10 @@ class TableFile:
             content = str(values.type)
             if content in ("string", "large_string"):
                 content = f"text, such as {str(self.get(name, '')[0])!r}"
-            raise InvalidInputError(
-                f"{self.path}: column {name!r}",
-                f"must be numbers to be a feature; it contains {content}",
-                remedy="Choose the features with --feature-columns 'e_*', or name the column with --label-column, "
-                "--group-column, --weight-column or --id-column.",
-            )
+            remedy = "Choose the features with --feature-columns 'e_*', or say with --label-column, --group-column, "
+            remedy += "--weight-column or --id-column what it is."
+            problem = f"must be numbers to be a feature; it contains {content}"
+            raise InvalidInputError(f"{self.path}: column {name!r}", problem, remedy=remedy)
         array: NDArray[Any] = values.to_numpy()  # missing numbers become NaN, which the check of the matrix reports
         return array
 

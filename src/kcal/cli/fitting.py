@@ -68,18 +68,13 @@ def load_to_predict(calibrator: Calibrator, source: Source, **request: Any) -> D
     data = match_labels(data, calibrator.classes_)
     n_columns = data.outputs.matrix(calibrator.inputs).shape[1]
     if n_columns != calibrator.n_features_in_:
-        raise InvalidInputError(
-            f"{data.name}: {matrix}",
-            f"have {n_columns:,} columns, but the model was fitted on {calibrator.n_features_in_:,}",
-            remedy="In a table, choose them with --feature-columns.",
-        )
+        problem = f"have {n_columns:,} columns, but the model was fitted on {calibrator.n_features_in_:,}"
+        remedy = "In a table, choose them with --feature-columns."
+        raise InvalidInputError(f"{data.name}: {matrix}", problem, remedy=remedy)
     if needs_both and data.outputs.logits is None:
-        raise InvalidInputError(
-            data.name,
-            f"has no logits, but method {calibrator.method} was fitted with logits and needs them for every row",
-            remedy="Store them as logits in an npz file, name their columns in a table with --logit-columns, or pass "
-            "--logits FILE.",
-        )
+        problem = f"has no logits, but method {calibrator.method} was fitted with logits and needs them for every row"
+        remedy = "Store them in the npz file, name their columns with --logit-columns, or pass --logits FILE."
+        raise InvalidInputError(data.name, problem, remedy=remedy)
     order = column_order(data, calibrator.classes_, assume_same=True) if calibrator.needs_logits_ else None
     if order is None:  # none to put in order, or too many or too few columns, which the prediction reports
         return data

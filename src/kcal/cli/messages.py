@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import typer
 
@@ -34,22 +34,17 @@ OPTIONS = (
 )  # fmt: skip
 """Parameters of the library that are options of the same name."""
 
-DATA_NAMES = {
-    "X": "the array",
-    "y": "labels",
-    "sample_weight": "weights",
-    "train_embeddings": "training embeddings",
-    "train_labels": "training labels",
-    **{name: name for name in ("classes", "embeddings", "groups", "ids", "logits")},
-}
-"""What arguments of the library are called in files."""
+DATA_NAMES = {name: name for name in ("classes", "embeddings", "groups", "ids", "logits")} | {
+    "X": "the array", "y": "labels", "sample_weight": "weights", "folder": "TASKS",
+    "train_embeddings": "training embeddings", "train_labels": "training labels",
+}  # fmt: skip
+"""What arguments of the library are called on the command line and in files."""
 
 ERROR_REMEDIES = {
     "bandwidth": "Pass a number with --bandwidth.",
     "classes": "List all classes with --classes.",
     "prior": "Pass a share for each class, such as cat=0.2,dog=0.8.",
     "projection": "Pass --train FILE or --projection identity.",
-    "representation": "Pass --representation logits or --representation probabilities.",
     "train_embeddings": "Pass --train FILE or --projection identity.",
     "y": "List the class of every column, in order, with --classes.",
 }
@@ -75,6 +70,13 @@ class OverlapError(KcalError):
 def usage_error(message: str) -> typer.BadParameter:
     """Return the error for an option that is wrong, by itself or beside another one; exit code 2."""
     return typer.BadParameter(message)
+
+
+def check_options(*problems: tuple[Any, str]) -> None:
+    """Raise a usage error with the message of the first problem that is there."""
+    for is_there, message in problems:
+        if is_there:
+            raise usage_error(message)
 
 
 def option_name(parameter: str) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from kcal.calibrators import METHODS, Calibrator, make_calibrator
-from kcal.cli.messages import option_name, usage_error
+from kcal.cli.messages import check_options, option_name, usage_error
 from kcal.projection import ARCHITECTURES, UNTRAINED
 
 NO_PROJECTION = "none"
@@ -70,15 +70,13 @@ def _parse_settings(
     parsed: dict[str, Any] = {}
     for text in settings:
         name, equals, value = (part.strip() for part in text.partition("="))
-        if not equals or not value:
-            raise usage_error(f"--set must be NAME=VALUE, such as bins=20; got {text!r}.")
-        if name in typed:
-            raise usage_error(f"--set {name}: this parameter has its own option, {option_name(name)}.")
-        if name not in own:
-            known = f"which takes {', '.join(own)}" if own else "which takes no --set"
-            raise usage_error(f"--set: {name!r} is not a parameter of method {method}, {known}.")
-        if name in parsed:
-            raise usage_error(f"--set names {name} more than once.")
+        known = f"which takes {', '.join(own)}" if own else "which takes no --set"
+        check_options(
+            (not equals or not value, f"--set must be NAME=VALUE, such as bins=20; got {text!r}."),
+            (name in typed, f"--set {name}: this parameter has its own option, {option_name(name)}."),
+            (name not in own, f"--set: {name!r} is not a parameter of method {method}, {known}."),
+            (name in parsed, f"--set names {name} more than once."),
+        )
         parsed[name] = parse_value(value)
     return parsed
 

@@ -51,8 +51,8 @@ class NormalisedReduction(nn.Module):
         scales = deviations if self.unit_length else torch.ones_like(deviations)
         axes, variances = _principal_axes((rows - mean) * (scales / deviations), self.reduce)
         mean_square = 2.0 * variances.sum() / self.reduce.out_features  # of the distance of two samples, per dimension
-        self.norm.running_mean.copy_(mean)  # type: ignore[union-attr]
-        self.norm.running_var.copy_(variance)  # type: ignore[union-attr]
+        self.norm.get_buffer("running_mean").copy_(mean)
+        self.norm.get_buffer("running_var").copy_(variance)
         self.reduce.weight.zero_()
         self.reduce.weight[: len(axes)] = axes * scales * torch.sqrt(START_SPREAD / mean_square.clamp_min(1e-12))
         if self.reduce.bias is not None:

@@ -282,7 +282,7 @@ def _pull_back(learned: list[nn.Parameter], start: list[torch.Tensor], share: fl
 
 def _descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(loss)
     optimizer.step()
     return loss.detach()
 

@@ -12,7 +12,6 @@ from kcal.errors import InvalidInputError, warn
 from kcal.validation.arrays import first_row, require_vector, to_array, to_numbers
 from kcal.validation.scalars import shown
 
-MEAN_TOLERANCE = 1e-12
 LARGEST_WEIGHT_RATIO = 1e9
 """A positive weight may differ from their mean by this factor; beyond it, sums lose their precision."""
 
@@ -99,10 +98,9 @@ def check_weights(weights: Any, n_samples: int, name: str = "sample_weight") -> 
         raise InvalidInputError(name, "must not be zero for every sample")
     if (array[positive] == array[positive][0]).all():
         return np.asarray(positive, dtype=np.float64)
-    scaled: NDArray[np.float64] = array / array.max()  # so that the sum cannot overflow
-    mean = scaled[positive].mean()
-    has_mean_one = abs(mean * array.max() - 1) < MEAN_TOLERANCE  # scaling twice is scaling once, to the last bit
-    relative: NDArray[np.float64] = array if has_mean_one else scaled / mean
+    # A power of two, so that the sum cannot overflow and nothing is rounded.
+    scaled: NDArray[np.float64] = np.ldexp(array, -int(np.frexp(array.max())[1]))
+    relative: NDArray[np.float64] = scaled / scaled[positive].mean()
     extreme = positive & ((relative < 1 / LARGEST_WEIGHT_RATIO) | (relative > LARGEST_WEIGHT_RATIO))
     if extreme.any():
         row = first_row(extreme)

@@ -14,9 +14,9 @@ from torch import nn
 
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two, refuse_extra
 from kcal.calibrators.blend.experts import fit_experts
-from kcal.calibrators.blend.fitting import Targets, fit_blend
+from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel
-from kcal.calibrators.blend.network import NetworkFit, cross_fit_network, network_log_probs
+from kcal.calibrators.blend.network import cross_fit_network, network_log_probs
 from kcal.calibrators.blend.parameters import check_blend_parameters, check_factors
 from kcal.calibrators.blend.sharpness import Sharpness
 from kcal.calibrators.blend.state import model_from_state, model_state
@@ -214,17 +214,17 @@ class KCalBlend(Calibrator):
         )
         check_at_least_two(samples.classes, type(self).__name__)
         prior = check_prior(self.prior, samples.classes)
-        if samples.weights is not None:
-            samples = samples.rows(np.flatnonzero(samples.weights))
-        targets, scores = _targets(samples), None if scores is None else scores[samples.indices]
+        samples = samples.rows(np.flatnonzero(samples.weights))
+        check_at_least_two_keys(samples)
+        scores = None if scores is None else scores[samples.indices]
         lowest = 0.0 if scores is None else float(network_log_probs(scores, self.representation).min())
         warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
         if scores is None:
-            warn_of_missing_classes(samples.classes, targets.totals().numpy(), "Or pass logits=.")
+            warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
         else:
             warn_of_few_samples(len(samples.codes), len(samples.classes))
         experts = fit_experts(
-            samples.calibration_set(samples.groups),
+            samples,
             None if training is None else training.encoded(samples.classes),
             projection=self.projection,
             dimension=self.dimension,
@@ -233,9 +233,12 @@ class KCalBlend(Calibrator):
             seed=self.seed,
             progress=self.progress,
         )
-        network = None if scores is None else self._fit_network(scores, targets)
+        network = None
+        if scores is not None:
+            log_probs, folds = to_log_probs(scores, self.representation), self.folds
+            network = cross_fit_network(log_probs, samples, choice=self.network_calibrator, folds=folds, seed=self.seed)
         options = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
-        model = fit_blend(targets, experts, network, **options)
+        model = fit_blend(samples, experts, network, **options)
         self._remember(rows)
         self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)
         self._set_model(replace(model, min_log_prob=lowest, representation=self.representation, prior=prior))
@@ -318,7 +321,8 @@ class KCalBlend(Calibrator):
         refuse_extra(cls, extra)
         model, names = model_from_state(state, projection), state.values["logit_names"]
         with damaged_parameters():
-            blend = cls(**read_parameters(state.parameters, None))._restore(state)
+            blend = cls(**read_parameters(state.parameters, None))
+            blend._restore(state)
         if len(names) not in (0, len(blend.classes_)) or not all(isinstance(name, str) for name in names):
             raise FileFormatError("the stored names of the logits are damaged.")
         blend.logit_names_in_ = np.array(names, dtype=object)
@@ -334,11 +338,6 @@ class KCalBlend(Calibrator):
         self.bandwidths_ = {expert.metric: expert.bandwidth for expert in model.experts}
         self.bias_, self.frequencies_, self.sharpness_ = model.pool.bias, model.frequencies, model.sharpness
         self.background_, self.group_efficiency_ = model.background, model.group_efficiency
-
-    def _fit_network(self, scores: torch.Tensor, targets: Targets) -> NetworkFit:
-        log_probs = to_log_probs(scores, self.representation)
-        samples = (targets.codes, targets.weights, targets.groups)
-        return cross_fit_network(log_probs, *samples, choice=self.network_calibrator, folds=self.folds, seed=self.seed)
 
     def _predict_log_probs(self, X: Any, logits: Any) -> tuple[torch.Tensor, ArrayKind]:
         """Return log probabilities, (n, n_classes), computed in blocks, and the kind of ``X``."""
@@ -373,12 +372,9 @@ def column_names(logits: Any) -> list[str]:
     return [str(name) for name in getattr(logits, "columns", [])]
 
 
-def _targets(samples: Samples) -> Targets:
-    """Return codes, weights and groups; raise if there are fewer than two samples or groups."""
+def check_at_least_two_keys(samples: Samples) -> None:
+    """Raise if there are fewer than two samples or groups: calibration samples are predicted from others."""
     n_groups = 2 if samples.groups is None else len(np.unique(samples.groups))
     for name, what, count in (("X", "samples", len(samples.codes)), ("groups", "groups", n_groups)):
         if count < 2:
-            expected = f"must hold at least two {what}, since calibration samples are predicted from others"
-            raise InvalidInputError(name, expected, got=str(count))
-    weights = np.ones(len(samples.codes)) if samples.weights is None else samples.weights  # of mean 1
-    return Targets(samples.codes, weights, samples.groups, len(samples.classes))
+            raise InvalidInputError(name, f"must hold at least two {what} of positive weight", got=str(count))

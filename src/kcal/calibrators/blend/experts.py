@@ -11,7 +11,7 @@ from torch import nn
 
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.learning import fit_projection
-from kcal.calibrators.kcal.samples import CalibrationSet
+from kcal.calibrators.kcal.samples import Samples
 from kcal.errors import BandwidthWarning
 from kcal.kernels import KERNELS, ClassSums, PreparedSupport, SortedSupport, leave_out_rule, log_densities
 from kcal.projection import Recipe, TrainedProjection, TrainingSamples, project
@@ -70,7 +70,7 @@ class Expert:
 
 
 def fit_experts(
-    calibration: CalibrationSet,
+    samples: Samples,
     training: TrainingSamples | None,
     *,
     projection: str | TrainedProjection | None,
@@ -84,7 +84,7 @@ def fit_experts(
 
     The latter is left out without anything to learn it from, and where the first one measures the same distances.
     """
-    plain = "unit" if calibration.embeddings.shape[1] >= FEATURES_OF_A_DIRECTION else "identity"
+    plain = "unit" if samples.embeddings.shape[1] >= FEATURES_OF_A_DIRECTION else "identity"
     metrics: dict[str, str | TrainedProjection] = {plain: plain}
     if projection is not None and (training is not None or isinstance(projection, TrainedProjection)):
         metrics["learned"] = projection
@@ -94,7 +94,7 @@ def fit_experts(
         fitted = fit_projection(
             parameter,
             training if metric == "learned" else None,
-            calibration,
+            samples,
             dimension=dimension,
             recipe=recipe,
             kernel=kernel,
@@ -102,12 +102,12 @@ def fit_experts(
             seed=seed,
             progress=progress,
         )
-        support = calibration.support(fitted.module)
+        support = samples.support(fitted.module)
         if experts and is_same_metric(experts[0].support, support):
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BandwidthWarning)  # a pool combines several bandwidths
-            bandwidth, _ = choice.choose(support, kernel=kernel, keys=calibration.keys, progress=progress)
+            bandwidth, _ = choice.choose(support, kernel=kernel, keys=samples.keys, progress=progress)
         experts.append(Expert(metric, fitted.module, support, bandwidth, factors))
     return tuple(experts)
 

@@ -16,6 +16,7 @@ from kcal.calibrators.blend.network import NetworkFit
 from kcal.calibrators.blend.pool import Pool, PoolProblem
 from kcal.calibrators.blend.sharpness import fit_sharpness
 from kcal.calibrators.fit_warnings import warn_without_out_of_fold
+from kcal.calibrators.kcal.samples import Samples
 from kcal.kernels import ClassSums
 
 Floats = NDArray[np.float64]
@@ -34,50 +35,23 @@ EMPTY = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Targets:
-    """Class codes, weights (mean 1) and groups of the calibration samples."""
-
-    codes: Index
-    weights: Floats
-    groups: Index | None
-    n_classes: int
-
-    def totals(self) -> torch.Tensor:
-        """Return the weight of each class, (n_classes,)."""
-        return torch.from_numpy(np.bincount(self.codes, self.weights, self.n_classes).astype(np.float64))
-
-    def left_out(self) -> torch.Tensor:
-        """Return the weight of each class that is left out with a sample or its group, (n, n_classes)."""
-        keys = np.arange(len(self.codes)) if self.groups is None else np.unique(self.groups, return_inverse=True)[1]
-        by_key = np.zeros((int(keys.max()) + 1, self.n_classes))
-        np.add.at(by_key, (keys, self.codes), self.weights)
-        return torch.from_numpy(by_key[keys])
-
-    def rows(self, index: torch.Tensor) -> Targets:
-        """Return some of the samples."""
-        rows = index.numpy()
-        groups = None if self.groups is None else self.groups[rows]
-        return Targets(self.codes[rows], self.weights[rows], groups, self.n_classes)
-
-
-@dataclass(frozen=True, eq=False)
 class OutOfFold:
-    """Out-of-fold inputs of some samples, and their targets."""
+    """Out-of-fold inputs of some samples."""
 
     inputs: BlendInputs
-    targets: Targets
+    samples: Samples
 
     def loss(self, model: BlendModel) -> float:
         """Return the weighted sum of the log-loss of a model among all classes."""
-        codes, weights = self.targets.codes, torch.from_numpy(self.targets.weights)
+        codes, weights = self.samples.codes, torch.from_numpy(self.samples.weights)
         if len(codes) == 0:
             return 0.0
         return -float(model.log_probs(self.inputs)[torch.arange(len(codes)), codes] @ weights)
 
     def among_own_classes(self) -> BlendInputs:
         """Return the inputs without the classes that none of the samples has."""
-        missing = self.targets.totals() == 0
-        return replace(self.inputs, excluded=missing if bool(missing.any()) else None)
+        missing = self.samples.class_weights() == 0
+        return replace(self.inputs, excluded=torch.from_numpy(missing) if missing.any() else None)
 
     def pool_problem(self, model: BlendModel, bias: float) -> PoolProblem:
         """Return the problem of fitting the pool at the background of the model."""
@@ -86,8 +60,8 @@ class OutOfFold:
         experts = torch.cat([*estimates, *(scores[None] for scores in inputs.network)])
         return PoolProblem(
             experts,
-            self.targets.codes,
-            self.targets.weights,
+            self.samples.codes,
+            self.samples.weights,
             model.gate_values(inputs),
             inputs.fallback.expand(experts.shape[1:]),
             prior_pool(model).weights,
@@ -98,7 +72,7 @@ class OutOfFold:
 
 
 def fit_blend(
-    targets: Targets,
+    samples: Samples,
     experts: tuple[Expert, ...],
     network: NetworkFit | None,
     *,
@@ -115,33 +89,33 @@ def fit_blend(
     class frequencies (by default the likeliest), ``group_efficiency`` the information of a sample relative to an
     independent one (by default estimated from the groups).
     """
-    totals = targets.totals().numpy()
+    totals, n_classes = samples.class_weights(), len(samples.classes)
     strength = likely_strength(totals) if strength is None else strength
     model = BlendModel(
         experts,
         () if network is None else network.models,
-        Pool(np.empty(0), np.zeros(targets.n_classes), float(np.log(targets.n_classes))),
+        Pool(np.empty(0), np.zeros(n_classes), float(np.log(n_classes))),
         Gate(-np.inf),
         BACKGROUNDS[0],
         likely_frequencies(totals, strength),
         totals / totals.sum(),
     )
-    model, sums = with_leave_out_sums(replace(model, pool=prior_pool(model)), targets)
+    model, sums = with_leave_out_sums(replace(model, pool=prior_pool(model)), samples)
     log_mass = total_log_mass(sums[0], model.experts[0].middle)
     if fallback_quantile > 0:
         threshold = np.quantile(log_mass[torch.isfinite(log_mass)].numpy(), fallback_quantile)
         model = replace(model, gate=Gate(float(threshold)))
-    seen, unseen = split_by_class_left(model, targets, sums, () if network is None else network.out_of_fold, strength)
+    seen, unseen = split_by_class_left(model, samples, sums, () if network is None else network.out_of_fold, strength)
     model = choose_background(model, seen, unseen, background=background, bias=bias)
-    if len(seen.targets.codes) == 0:
+    if len(seen.samples.codes) == 0:
         warn_without_out_of_fold()
         return model
     model = weigh_groups(model, seen, bias=bias, efficiency=group_efficiency)
-    if len(unseen.targets.codes):
+    if len(unseen.samples.codes):
         model = shrink_pool(model, seen, unseen)
     inputs, efficiency = seen.among_own_classes(), model.group_efficiency
     log_probs, gate = model.log_probs(inputs), model.gate_values(inputs)
-    codes, weights = seen.targets.codes, seen.targets.weights
+    codes, weights = seen.samples.codes, seen.samples.weights
     return replace(
         model, sharpness=fit_sharpness(log_probs, codes, weights, gate, spread=sharpness, efficiency=efficiency)
     )
@@ -154,35 +128,34 @@ def prior_pool(model: BlendModel) -> Pool:
     return replace(model.pool, weights=weights, bias=np.zeros_like(model.pool.bias))
 
 
-def with_leave_out_sums(model: BlendModel, targets: Targets) -> tuple[BlendModel, tuple[ClassSums, ...]]:
+def with_leave_out_sums(model: BlendModel, samples: Samples) -> tuple[BlendModel, tuple[ClassSums, ...]]:
     """Return the model with the median evidence of its experts, and class sums at each sample from the others.
 
     A bandwidth is widened where the median evidence is too low: with few samples the leave-one-out loss may prefer one
     at which the nearest sample alone decides, with a certainty that nothing supports.
     """
-    keys = None if targets.groups is None else torch.from_numpy(targets.groups)
     experts, sums = [], []
     for expert in model.experts:
-        part = model.at_estimated_frequencies(whole_class_sums(expert.leave_out_sums(keys), targets))
+        part = model.at_estimated_frequencies(whole_class_sums(expert.leave_out_sums(samples.keys), samples))
         median = _median(total_log_mass(part, expert.middle))
         if median < MIN_MEDIAN_EVIDENCE:
             widened = expert.bandwidth * float(np.sqrt(median / MIN_MEDIAN_EVIDENCE))  # exponents go with 1/b²
             expert = replace(expert, bandwidth=widened)
-            part = model.at_estimated_frequencies(whole_class_sums(expert.leave_out_sums(keys), targets))
+            part = model.at_estimated_frequencies(whole_class_sums(expert.leave_out_sums(samples.keys), samples))
         medians = tuple(_median(total_log_mass(part, place)) for place in range(len(expert.factors)))
         experts.append(replace(expert, median_evidence=medians))
         sums.append(part)
     return replace(model, experts=tuple(experts)), tuple(sums)
 
 
-def whole_class_sums(sums: ClassSums, targets: Targets) -> ClassSums:
+def whole_class_sums(sums: ClassSums, samples: Samples) -> ClassSums:
     """Return leave-out class sums, (n_factors, n_classes, n), scaled up to the whole weight of each class.
 
     Otherwise the class that lacks a sample would reveal the sample's own class, the more clearly the fewer samples
     classes have. A class of which nothing is left gets its share of the sum over the other classes.
     """
-    totals = targets.totals()
-    rest = totals - targets.left_out()  # (n, n_classes)
+    totals = torch.from_numpy(samples.class_weights())
+    rest = totals - torch.from_numpy(samples.left_out_weights())  # (n, n_classes)
     gone = (rest <= EMPTY * totals) & (totals > 0)
     whole = sums.sums * torch.where(gone | (totals == 0), 1.0, totals / rest).T
     if bool(gone.any()):
@@ -194,7 +167,7 @@ def whole_class_sums(sums: ClassSums, targets: Targets) -> ClassSums:
 
 def split_by_class_left(
     model: BlendModel,
-    targets: Targets,
+    samples: Samples,
     sums: tuple[ClassSums, ...],
     network: tuple[torch.Tensor, ...],
     strength: float,
@@ -204,18 +177,18 @@ def split_by_class_left(
     The others cannot show which experts to weigh, since the estimates never saw their class; they show how much
     background such classes need, with class frequencies that they have no part in.
     """
-    totals, left, rows = targets.totals(), targets.left_out(), torch.arange(len(targets.codes))
-    alone = (totals - left <= EMPTY * totals)[rows, targets.codes]
+    totals, left, rows = samples.class_weights(), samples.left_out_weights(), np.arange(len(samples.codes))
+    alone = (totals - left <= EMPTY * totals)[rows, samples.codes]
 
-    def select(index: torch.Tensor, frequencies: Floats) -> OutOfFold:
+    def select(index: Index, frequencies: Floats) -> OutOfFold:
         parts = tuple(ClassSums(part.sums[..., index], part.offsets[..., index]) for part in sums)
         scores = tuple(log_probs[index] for log_probs in network)
-        return OutOfFold(BlendInputs(parts, scores, torch.from_numpy(frequencies)), targets.rows(index))
+        return OutOfFold(BlendInputs(parts, scores, torch.from_numpy(frequencies)), samples.rows(index))
 
-    without = likely_frequencies((totals - left[alone]).clamp_min(0.0).numpy(), strength)
+    without = likely_frequencies(np.maximum(totals - left[alone], 0.0), strength)
     seen, unseen = select(rows[~alone], model.frequencies), select(rows[alone], without)
     for part in unseen.inputs.sums:
-        part.sums[:, unseen.targets.codes, torch.arange(len(unseen.targets.codes))] = 0.0
+        part.sums[:, unseen.samples.codes, torch.arange(len(unseen.samples.codes))] = 0.0
     return seen, unseen
 
 
@@ -226,7 +199,7 @@ def choose_background(
     lowest, best = np.inf, model
     for candidate in BACKGROUNDS if isinstance(background, str) else (float(background),):
         tried = replace(model, background=candidate)
-        if len(seen.targets.codes):
+        if len(seen.samples.codes):
             start = best.pool if lowest < np.inf else None
             tried = replace(tried, pool=seen.pool_problem(tried, bias).solve(start))
         loss = seen.loss(tried) + unseen.loss(tried)
@@ -238,7 +211,7 @@ def choose_background(
 
 def weigh_groups(model: BlendModel, seen: OutOfFold, *, bias: float, efficiency: float | None = None) -> BlendModel:
     """Return the model with the pool fitted by the information that samples of a group carry."""
-    groups = seen.targets.groups
+    groups = seen.samples.groups
     if groups is None or len(np.unique(groups)) < 2:
         return model
     problem = seen.pool_problem(model, bias)

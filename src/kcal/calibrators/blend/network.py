@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kcal.calibrators.blend.sharpness import LOWEST_LOG_PROB
 from kcal.calibrators.holdout import fold_codes, stratified_folds
+from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import to_log_probs
 from kcal.calibrators.scaling.linear_fit import LinearModel, fit_structured_matrix
 from kcal.calibrators.scaling.temperature import TemperatureModel, fit_temperature
@@ -32,14 +33,13 @@ class NetworkFit:
     out_of_fold: tuple[torch.Tensor, ...]  # (n, n_classes) each, float64
 
 
-def cross_fit_network(
-    log_probs: torch.Tensor, codes: Index, weights: Floats, groups: Index | None, *, choice: str, folds: int, seed: int
-) -> NetworkFit:
+def cross_fit_network(log_probs: torch.Tensor, samples: Samples, *, choice: str, folds: int, seed: int) -> NetworkFit:
     """Fit temperature scaling and, where cross-validation prefers it, structured matrix scaling beside it.
 
     It is preferred if it lowers the out-of-fold log-loss by more than one standard error of the difference; with
     groups, that of the group means. ``choice`` "ts" fits the first only, "sms" always both, "auto" compares.
     """
+    codes, weights, groups = samples.codes, samples.weights, samples.groups
     if groups is None:
         fold_of = stratified_folds(codes, min(folds, len(codes)), seed)
     else:

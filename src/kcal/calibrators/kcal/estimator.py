@@ -207,12 +207,13 @@ class KCal(Calibrator):
             training, samples = hold_out_half(samples, self.seed)
         self._warn_of_samples(samples, training)
 
-        kernel, choice, keys = get_kernel(self.kernel), self._bandwidth_choice(samples), self._search_keys(samples)
-        calibration = samples.calibration_set(keys)
+        if self.folds is not None:
+            samples = replace(samples, folds=fold_codes(samples.codes, self.folds, samples.groups, self.seed))
+        kernel, choice = get_kernel(self.kernel), self._bandwidth_choice(samples)
         learned = fit_projection(
             self.projection,
             None if training is None else training.encoded(samples.classes),
-            calibration,
+            samples,
             dimension=self.dimension,
             recipe=self.training_recipe(),
             kernel=kernel,
@@ -220,8 +221,8 @@ class KCal(Calibrator):
             seed=self.seed,
             progress=self.progress,
         )
-        support = calibration.support(learned.module)
-        bandwidth, curve = choice.choose(support, kernel=kernel, keys=calibration.keys, progress=self.progress)
+        support = samples.support(learned.module)
+        bandwidth, curve = choice.choose(support, kernel=kernel, keys=samples.keys, progress=self.progress)
         self.classes_, self.support_indices_, self.ids_ = samples.classes, samples.indices, samples.ids
         self.bandwidth_curve_, self.training_curve_ = curve, learned.curve
         self.checkpoint_step_, self.checkpoint_losses_ = learned.step, learned.checkpoint_losses
@@ -368,12 +369,6 @@ class KCal(Calibrator):
                 samples.classes, frequencies, "Or pass smoothing=1e-3 to give them some probability."
             )
         warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
-
-    def _search_keys(self, samples: Samples) -> NDArray[np.int64] | None:
-        """Return the keys by which the bandwidth search leaves samples out: folds, groups, or None for one by one."""
-        if self.folds is None:
-            return samples.groups
-        return fold_codes(samples.codes, self.folds, samples.groups, self.seed)
 
     def _bandwidth_choice(self, samples: Samples) -> BandwidthChoice:
         frequencies = samples.frequencies()

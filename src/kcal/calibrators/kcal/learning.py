@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
-from kcal.calibrators.kcal.samples import CalibrationSet
+from kcal.calibrators.kcal.samples import Samples
 from kcal.kernels import LeaveOutLoss, MotherKernel
 from kcal.progress import progress_bar
 from kcal.projection import (
@@ -43,7 +43,7 @@ class FittedProjection:
 def fit_projection(
     projection: str | nn.Module | TrainedProjection,
     training: TrainingSamples | None,
-    calibration: CalibrationSet,
+    calibration: Samples,
     *,
     dimension: int | str,
     recipe: Recipe,
@@ -73,7 +73,7 @@ def fit_projection(
 def choose_checkpoint(
     run: TrainingRun,
     recipe: Recipe,
-    calibration: CalibrationSet,
+    calibration: Samples,
     *,
     kernel: MotherKernel,
     bandwidth: BandwidthChoice,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,77 +32,62 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class CalibrationSet:
-    """Embeddings, class codes and weights; samples with equal keys (a group, a fold) do not predict each other."""
-
-    embeddings: torch.Tensor  # (n, h)
-    codes: torch.Tensor  # (n,)
-    n_classes: int
-    weights: torch.Tensor | None  # (n,)
-    keys: torch.Tensor | None  # (n,); None for leave-one-out
-
-    def support(self, module: nn.Module) -> SortedSupport:
-        """Return the projected samples as support of the kernel sums."""
-        return sort_support(project(module, self.embeddings), self.codes, self.n_classes, self.weights)
-
-    def at_most(self, n: int) -> CalibrationSet:
-        """Return no more than ``n`` samples, spread evenly over the classes and, within them, over the set."""
-        if len(self.codes) <= n:
-            return self
-        order = torch.argsort(self.codes, stable=True)
-        rows = order[torch.arange(n, device=order.device) * len(order) // n]
-        weights, keys = (None if values is None else values[rows] for values in (self.weights, self.keys))
-        return CalibrationSet(self.embeddings[rows], self.codes[rows], self.n_classes, weights, keys)
-
-
-@dataclass(frozen=True, eq=False)
 class Samples:
-    """The checked arguments of a fit, one entry per sample; ``indices`` are their rows of ``X``."""
+    """The checked calibration samples of a fit, one entry per sample; ``indices`` are their rows of ``X``."""
 
     embeddings: torch.Tensor  # (n, h)
     labels: NDArray[Any]
-    codes: Index
+    codes: Index  # positions of the labels in ``classes``
     classes: NDArray[Any]
-    weights: Floats | None
+    weights: Floats  # mean 1 over the positive ones
     groups: Index | None
     ids: NDArray[Any] | None
     indices: Index
+    folds: Index | None = None  # of the bandwidth search, in place of leave-one-out
 
     def rows(self, index: Index) -> Samples:
         """Return some of the samples."""
-        weights, groups, ids = (None if values is None else values[index] for values in self._optional)
-        parts = self.embeddings[index], self.labels[index], self.codes[index]
-        return Samples(*parts, self.classes, weights, groups, ids, self.indices[index])
+        chosen: dict[str, Any] = {
+            name: None if values is None else values[index] for name, values in vars(self).items() if name != "classes"
+        }
+        return replace(self, **chosen)
+
+    def at_most(self, n: int) -> Samples:
+        """Return no more than ``n`` samples, spread evenly over the classes and, within them, over the set."""
+        order = np.argsort(self.codes, kind="stable")
+        return self if len(order) <= n else self.rows(order[np.arange(n) * len(order) // n])
 
     @property
-    def _optional(self) -> tuple[NDArray[Any] | None, ...]:
-        return self.weights, self.groups, self.ids
+    def keys(self) -> torch.Tensor | None:
+        """Samples with equal keys (a fold, a group) do not predict each other; None for leave-one-out, (n,)."""
+        keys = self.groups if self.folds is None else self.folds
+        return None if keys is None else torch.as_tensor(keys, device=self.embeddings.device)
+
+    def support(self, module: nn.Module) -> SortedSupport:
+        """Return the projected samples as support of the kernel sums."""
+        like = self.embeddings
+        codes = torch.as_tensor(self.codes, device=like.device)
+        weights = torch.as_tensor(self.weights / self.weights.max()).to(like)  # sums in single precision stay small
+        return sort_support(project(module, like), codes, len(self.classes), weights)
 
     def class_weights(self) -> Floats:
         """Return the total weight of each class, (n_classes,)."""
-        totals = np.bincount(self.codes, weights=self.weights, minlength=len(self.classes)).astype(np.float64)
-        if not totals.any():
-            raise InvalidInputError("sample_weight", "must not be 0 for every sample of the support")
-        return totals
+        return np.bincount(self.codes, weights=self.weights, minlength=len(self.classes)).astype(np.float64)
+
+    def left_out_weights(self) -> Floats:
+        """Return the weight of each class that is left out with a sample or its group, (n, n_classes)."""
+        keys = np.arange(len(self.codes)) if self.groups is None else np.unique(self.groups, return_inverse=True)[1]
+        by_key = np.zeros((int(keys.max()) + 1, len(self.classes)))
+        np.add.at(by_key, (keys, self.codes), self.weights)
+        return by_key[keys]
 
     def frequencies(self) -> Floats:
-        """Return the (weighted) share of each class, (n_classes,)."""
+        """Return the weighted share of each class, (n_classes,)."""
         totals = self.class_weights()
+        if not totals.any():
+            raise InvalidInputError("sample_weight", "must not be 0 for every sample of the support")
         frequencies: Floats = totals / totals.sum()
         return frequencies
-
-    def calibration_set(self, keys: Index | None) -> CalibrationSet:
-        """Return the samples as tensors; those with equal ``keys`` do not predict each other."""
-        like, weights = self.embeddings, None
-        if self.weights is not None:  # at most 1, so that sums in single precision stay small
-            weights = torch.as_tensor(self.weights / self.weights.max()).to(like)
-        return CalibrationSet(
-            like,
-            torch.as_tensor(self.codes, device=like.device),
-            len(self.classes),
-            weights,
-            None if keys is None else torch.as_tensor(keys, device=like.device),
-        )
 
 
 def check_samples(
@@ -124,7 +109,7 @@ def check_samples(
         labels,
         encode_labels(labels, known, "y"),
         known,
-        None if sample_weight is None else check_weights(sample_weight, n),
+        np.ones(n) if sample_weight is None else check_weights(sample_weight, n),
         None if groups is None else check_groups(groups, n),
         None if ids is None else check_ids(ids, n),
         np.arange(n),

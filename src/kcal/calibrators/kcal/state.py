@@ -22,6 +22,8 @@ from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED, Recipe, TrainingC
 
 OWN_MODULE = "module"
 """Marks a projection whose architecture is the caller's: only its tensors are stored."""
+LOG_ZERO = -1e4
+"""Stored in place of the logarithm of a weight of 0."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -89,7 +91,9 @@ def damaged_parameters() -> Iterator[None]:
 
 def read_parameters(stored: dict[str, Any], module: nn.Module | None) -> dict[str, Any]:
     """Return constructor parameters from :func:`stored_parameters`; ``module`` replaces a projection of one's own."""
-    parameters = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
+    pairs = ("bandwidth_interval", "bandwidth_reference", "bandwidth_factors")
+    tuples = {name: tuple(stored[name]) for name in pairs if isinstance(stored.get(name), list)}
+    parameters = {**stored, **tuples}
     parameters["recipe"] = read_recipe(stored["recipe"])
     if stored["projection"] == OWN_MODULE:
         parameters["projection"] = module
@@ -129,16 +133,15 @@ def read_indices(state: CalibratorState, n_support: int) -> tuple[NDArray[np.int
 def support_tensors(support: SortedSupport, prefix: str = "support") -> Tensors:
     """Return the tensors of a support."""
     tensors = {"points": support.points, "codes": support.codes, "order": support.order}
-    if support.log_weights is not None:
-        tensors["log_weights"] = support.log_weights
+    if support.log_weights is not None:  # −inf for a weight of 0; stored numbers are finite
+        tensors["log_weights"] = support.log_weights.clamp_min(LOG_ZERO)
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def read_support(tensors: Tensors, n_classes: int, prefix: str = "support") -> SortedSupport:
     """Return the support that :func:`support_tensors` wrote."""
     points, codes, order = (tensors[f"{prefix}.{name}"] for name in ("points", "codes", "order"))
-    log_weights = tensors.get(f"{prefix}.log_weights")
-    n = len(points)
+    log_weights, n = tensors.get(f"{prefix}.log_weights"), len(points)
     intact = (
         points.ndim == 2
         and points.numel() > 0
@@ -153,9 +156,11 @@ def read_support(tensors: Tensors, n_classes: int, prefix: str = "support") -> S
     )
     if log_weights is not None:
         intact = intact and log_weights.dtype == points.dtype and log_weights.shape == (n,)
-        intact = intact and bool((log_weights < torch.inf).all()) and bool(torch.isfinite(log_weights).any())
+        intact = intact and bool(torch.isfinite(log_weights).all())
     if not intact:
         raise FileFormatError("the stored support is damaged: its parts do not fit together.")
+    if log_weights is not None:
+        log_weights = log_weights.masked_fill(log_weights <= LOG_ZERO, -torch.inf)
     return SortedSupport(points, codes, log_weights, order, n_classes)
 
 
