@@ -10,12 +10,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-plt.switch_backend("agg")
-
 import kcal
 from kcal import losses, metrics, plots
 from kcal.calibrators import METHODS
 from kcal.report import report_page
+
+plt.switch_backend("agg")
 
 GENERATOR = np.random.default_rng(0)
 LABELS = np.arange(36) % 3

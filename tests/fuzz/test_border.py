@@ -14,7 +14,6 @@ from fuzz.targets import TARGETS, Target
 from fuzz.values import ARRAYS, EQUIVALENTS, SCALARS
 from kcal.errors import InvalidInputError, KcalError
 
-
 PAIRED = {"X": "y", "logits": "y", "probs": "labels", "y": "classes", "path": "not a file"}
 """Arguments that only disagree with another one (in length, say) may be reported by the name of the other."""
 
