@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 Folders = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[FOLDER]...", help="Folders of tasks, NAME.npz; the embedded example if left out."),
+    typer.Argument(metavar="FOLDER", help="Folders of tasks, NAME.npz; the embedded example if left out."),
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Store measurements, tables and figures there.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -31,10 +32,7 @@ def variants(setting: TaskSetting) -> Mapping[str, Variant]:
         "fast": [FastRecipe(steps=steps) for steps in FAST_STEPS],
         "paper": [PaperRecipe(epochs=1, batches_per_epoch=batches) for batches in PAPER_BATCHES],
     }
-    return {
-        name: lambda split, recipes=recipes: in_time(setting, split, recipes, SECONDS)  # type: ignore[misc]
-        for name, recipes in budgets.items()
-    }
+    return {name: partial(in_time, setting, recipes=recipes, limit=SECONDS) for name, recipes in budgets.items()}
 
 
 def in_time(
