@@ -17,7 +17,7 @@ from kcal.calibrators.holdout import fold_codes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.learning import fit_projection
 from kcal.calibrators.kcal.model import KCalModel
-from kcal.calibrators.kcal.parameters import check_parameters, refuse_training_set
+from kcal.calibrators.kcal.parameters import check_parameters
 from kcal.calibrators.kcal.samples import (
     Samples,
     TrainingSet,
@@ -352,12 +352,8 @@ class KCal(Calibrator):
     def _check_training_set(self, embeddings: Any, labels: Any, groups: Any, rows: torch.Tensor) -> TrainingSet | None:
         """Return the training set as embeddings; None without one."""
         check_training_columns(embeddings, list(getattr(self, "feature_names_in_", [])))
-        training = check_training_set(embeddings, labels, groups, rows)
-        if training is None:
-            return None
-        if not self.uses_training_set:
-            raise refuse_training_set(self.projection)
-        return replace(training, embeddings=self.as_embeddings(training.embeddings))
+        training = check_training_set(embeddings, labels, groups, rows, self.projection)
+        return None if training is None else replace(training, embeddings=self.as_embeddings(training.embeddings))
 
     def _warn_of_samples(self, samples: Samples, training: TrainingSet | None) -> None:
         """Check the prior against the classes of the support; warn of missing classes and of training rows."""
