@@ -17,7 +17,7 @@ from kcal.calibrators import METHODS, ClassifierOutputs, fit_on, make_calibrator
 from kcal.metrics import negative_log_likelihood
 
 SEEDS = (0, 1, 2)
-"""Of the reshuffles. Some defaults were chosen after seeing these tasks, though not by these figures."""
+"""Of the splits. Some defaults were chosen after seeing these tasks, though not by these figures."""
 Figures = tuple[float, float, float]
 
 
@@ -34,7 +34,7 @@ def measure(name: str, train: ClassifierOutputs, calibration: ClassifierOutputs,
 
 
 def measure_task(task: Task, console: Console) -> dict[str, Figures]:
-    """Return the median times and the mean log-loss of every method over the reshuffles."""
+    """Return the median times and the mean log-loss of every method over the splits."""
     figures = {}
     for name in track(METHODS, description=task.name, console=console, transient=True):
         runs = [measure(name, task.train, *split(task, seed)) for seed in SEEDS]
@@ -44,7 +44,7 @@ def measure_task(task: Task, console: Console) -> dict[str, Figures]:
 
 
 def main(console: Console, tasks: Path | None = None) -> None:
-    """Print a table a task, and what the log-losses over that of temperature scaling are on average."""
+    """Print one table per task, and the mean ratio of each log-loss to that of temperature scaling."""
     ratios: dict[str, list[float]] = {name: [] for name in METHODS}
     for task in all_tasks(tasks):
         figures = measure_task(task, console)
@@ -57,7 +57,7 @@ def main(console: Console, tasks: Path | None = None) -> None:
                 f"{losses:.4f}", f"{losses / loss:.3f}",
             )  # fmt: skip
         console.print(table)
-    summary = Table("method", "NLL over ts, mean of all tasks", title="Wanted: at most 1.01")
+    summary = Table("method", "NLL over ts, mean of all tasks", title="Target: at most 1.01")
     for name, values in ratios.items():
         summary.add_row(name, f"{mean(values):.3f}")
     console.print(summary)

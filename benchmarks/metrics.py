@@ -1,4 +1,4 @@
-"""All of the paper's metrics on a wide matrix, beside one sort of it and a group-by in pandas."""
+"""All metrics of an evaluation on a wide matrix, compared with one sort of it and a group-by in pandas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Problem = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 def problem(size: tuple[int, int]) -> Problem:
-    """Return probabilities as a network gives them, one large and many tiny ones a row, and labels."""
+    """Return probabilities like those of a network, one large and many tiny ones per row, and labels."""
     generator = np.random.default_rng(0)
     labels = generator.integers(size[1], size=size[0])
     logits = 2.5 * generator.standard_normal(size, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""What must be stored beside the network, as in the paper."""
+"""Storage that KCal needs in addition to the network, for the networks of the paper."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NETWORKS = {
 
 
 def projection_parameters(n_features: int, dimension: int) -> int:
-    """Scale, shift and running statistics of the batch norm; the linear map with bias; the bend."""
+    """Return the number of scalars of a projection: batch norm, linear map with bias, linear layer of the skip."""
     return 4 * n_features + n_features * dimension + dimension + dimension**2
 
 
 def main(console: Console) -> None:
-    """Print scalars stored by KCal beside the scalars of the network."""
+    """Print the number of scalars that KCal stores, and its ratio to those of the network."""
     table = Table(
         "network", "its parameters", "support n × d", "support", "projection", "support / network", "all / network"
     )

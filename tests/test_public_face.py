@@ -87,6 +87,10 @@ def test_metrics_need_neither_torch_nor_pictures() -> None:
     assert loaded_after(code) == set()
 
 
+def test_plots_need_no_torch() -> None:
+    assert loaded_after("import kcal.plots").isdisjoint({"torch", "sklearn"})
+
+
 def test_calibrators_load_no_pictures_and_no_gaussian_processes() -> None:
     assert loaded_after("from kcal import KCal, load_example, save").isdisjoint({"matplotlib", "gpytorch"})
 

@@ -12,7 +12,7 @@ import torch
 import kcal
 from kcal import KCal, TemperatureScaling
 from kcal.errors import InvalidInputError
-from kcal.validation import check_groups, check_ids, check_labels, check_matrix, check_weights, collect_classes
+from kcal.validation import check_groups, check_ids, check_labels, check_weights, collect_classes
 
 CODES = np.arange(30) % 3
 ROWS = np.eye(3)[CODES] + np.random.default_rng(0).normal(size=(30, 3))

@@ -1,4 +1,4 @@
-"""What goes wrong in a method or a task is told where it belongs, and the rest of the run goes on."""
+"""A failure of a method or a task is reported in its place, and the rest of the run goes on."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from pathlib import Path
 import pytest
 
 from benchmark.conftest import make_task
-from kcal.benchmark import Cell, Outcome, Plan, Task, run, running
-from kcal.benchmark.page import results_page, where_not_first
-from kcal.benchmark.results import MEASURES, Results, Row
-from kcal.benchmark.tables import Entry, all_tables, dealing_note, failure_table, metric_table, rank_table, time_table
-from kcal.benchmark.writing import as_json, markdown
+from kcal.benchmark import Plan, Result, ResultKey, Results, Task, run, running
+from kcal.benchmark.output import as_json, markdown
+from kcal.benchmark.summaries import TABLE_METRICS, Row
+from kcal.benchmark.table import Entry
+from kcal.benchmark.tables import all_tables, failure_table, group_note, metric_table, rank_table, time_table
 
 ECE = "expected_calibration_error"
 
 
-def outcome(method: str, reshuffle: int, ece: float, error: str | None = None) -> Outcome:
-    cell = Cell("task", False, reshuffle, method)
-    return Outcome(cell, error=error) if error else Outcome(cell, dict.fromkeys(MEASURES, 0.5) | {ECE: ece}, 1.0, 0.5)
+def result(method: str, split: int, ece: float, error: str | None = None) -> Result:
+    key = ResultKey("task", False, split, method)
+    return Result(key, error=error) if error else Result(key, dict.fromkeys(TABLE_METRICS, 0.5) | {ECE: ece}, 1.0, 0.5)
 
 
 def results_with(*failing: tuple[str, int]) -> Results:
     levels = {"uncal": 0.3, "ts": 0.1, "kcal": 0.2}
     found = [
-        outcome(method, index, ece + 0.01 * index, "ValueError: a|b\nc" if (method, index) in failing else None)
+        result(method, index, ece + 0.01 * index, "ValueError: a|b\nc" if (method, index) in failing else None)
         for method, ece in levels.items()
         for index in range(3)
     ]
     return Results.of(found, (*levels, "focal"))
 
 
-def test_training_that_fails_stands_in_the_cells_of_its_method(
+def test_training_that_fails_is_in_the_results_of_its_method(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(name: str, *_: object, **__: object) -> None:
@@ -42,7 +42,7 @@ def test_training_that_fails_stands_in_the_cells_of_its_method(
     monkeypatch.setattr(running, "train_for", fail)
     found = run([task], Plan(("ts", "kcal"), 2, jobs=1), tmp_path)
     for each in found:
-        if each.cell.method == "kcal":
+        if each.key.method == "kcal":
             assert each.error is not None
             assert each.error.startswith("training the projection: ZeroDivisionError: nothing to learn")
         else:
@@ -51,20 +51,19 @@ def test_training_that_fails_stands_in_the_cells_of_its_method(
 
 
 @pytest.mark.parametrize("n_groups", [1, 2])
-def test_too_few_groups_are_dealt_by_row_and_it_is_said(n_groups: int, tmp_path: Path) -> None:
+def test_too_few_groups_are_split_by_row_with_a_note(n_groups: int, tmp_path: Path) -> None:
     plan = Plan(("ts",), 1, jobs=1)
     tasks = [make_task("few", n_groups=n_groups), make_task("enough", n_groups=3)]
     results = Results.of(run(tasks, plan, tmp_path), plan.methods)
     assert [row.label for row in results.rows] == ["few", "enough", "enough (by group)"]
-    note = dealing_note(results)
-    assert note.startswith("Dealt by row only, for fewer than 3 groups in the pool: few (")
+    note = group_note(results)
+    assert note.startswith("Split by row only, with fewer than 3 groups in the pool: few (")
     assert "enough" not in note
-    assert note in results_page(results, plan)
     assert note in markdown(all_tables(results), note)
-    assert dealing_note(results_with()) == ""
+    assert group_note(results_with()) == ""
 
 
-def test_failures_and_absences_look_different() -> None:
+def test_failed_and_missing_methods_look_different() -> None:
     results = results_with(*(("ts", index) for index in range(3)))
     assert [entry.text for entry in metric_table(results, ECE).rows[0]][2:] == ["failed", "21.00±1.00", "–"]
     assert metric_table(results, ECE).rows[0][3].bold
@@ -80,8 +79,6 @@ def test_failing_now_and_then_leaves_a_mean_that_is_not_compared() -> None:
     ranks = results.ranks(ECE)
     assert ranks is not None
     assert set(ranks.ranks) == {"uncal", "kcal"}
-    assert where_not_first(results, "kcal") == ""
-    assert "- task, ECE: failed" in where_not_first(results, "ts")
     assert results.values(Row("task", False), ECE, "ts") is None
 
 
@@ -92,16 +89,13 @@ def test_without_the_baseline_numbers_stand_without_marks() -> None:
     assert not any(entry.bold for entry in row)
     assert as_json(results, Plan(("ts", "kcal"), 3))["versions"] == {}
     nobody = results_with(*((method, index) for method in ("uncal", "ts", "kcal") for index in range(3)))
-    assert "failed" in results_page(nobody, Plan(("ts", "kcal"), 3))
     assert all(table.rows for table in all_tables(nobody))
 
 
-def test_the_page_tells_of_failures_in_whole_lines() -> None:
+def test_errors_are_whole_lines_of_a_table() -> None:
     results = results_with(("ts", 1))
-    by_group = [replace(each, cell=replace(each.cell, by_group=True)) for each in results.outcomes]
-    both = Results.of([*results.outcomes, *by_group], results.methods)
-    page = results_page(both, Plan(("ts", "kcal"), 3))
-    assert "| task | ts | 1 | ValueError: a\\|b c |" in page
-    assert "| task (by group) | ts | 1 | ValueError: a\\|b c |" in page
+    by_group = [replace(each, key=replace(each.key, by_group=True)) for each in results.results]
+    text = failure_table(Results.of([*results.results, *by_group], results.methods)).as_markdown()
+    assert "| task | ts | 1 | ValueError: a\\|b c |" in text
+    assert "| task (by group) | ts | 1 | ValueError: a\\|b c |" in text
     assert failure_table(results_with()).rows == ()
-    assert "### Failed" not in results_page(results_with(), Plan(("ts", "kcal"), 3))

@@ -1,4 +1,4 @@
-"""A run measures what the library gives, sees no test sample while it fits, and goes on where it was stopped."""
+"""A run measures what the library gives, uses no test sample to fit, and resumes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,17 @@ import pytest
 
 from benchmark.conftest import make_task
 from kcal import metrics
-from kcal.benchmark import ENTRANTS, Plan, Task, run, running
-from kcal.benchmark.cells import Outcome
-from kcal.benchmark.entrants import TRAINED, Entrant, takes_part, train_for
-from kcal.benchmark.keeping import CELLS
-from kcal.benchmark.running import deal
-from kcal.calibrators import (
-    METHODS,
-    OrderPreservingCalibration,
-    TemperatureScaling,
-    gaussian_process,
-)
+from kcal.benchmark import BENCHMARK_METHODS, Plan, Result, ResultKey, Task, run
+from kcal.benchmark.methods import BenchmarkMethod, is_available, train_for
+from kcal.benchmark.store import RESULTS_FILE
+from kcal.calibrators import METHODS, OrderPreservingCalibration, TemperatureScaling
+from kcal.calibrators.gaussian_process import estimator as gaussian_process
 from kcal.calibrators.order_preserving import training as order_training
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
 from kcal.projection import RECIPES, FastRecipe
 
-HERE = tuple(name for name in ENTRANTS if name != "smooth")
-"""Without one that the small task has no companion for."""
+AVAILABLE = tuple(name for name in BENCHMARK_METHODS if name != "smooth")
+"""The small task has no companion for the other."""
 LEARNING = ("kcal", "kcal-linear", "kcal-logits", "kcal-blend")
 
 
@@ -38,41 +32,39 @@ LEARNING = ("kcal", "kcal-linear", "kcal-logits", "kcal-blend")
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let slow methods take a few steps: what they may see does not depend on how many."""
     monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=3))
-    monkeypatch.setattr(gaussian_process, "ITERATIONS", 3)
-    monkeypatch.setattr(order_training, "ITERATIONS", 3)
+    monkeypatch.setattr(gaussian_process, "MAX_ITERATIONS", 3)
+    monkeypatch.setattr(order_training, "MAX_ITERATIONS", 3)
     monkeypatch.setitem(
-        METHODS,
+        BENCHMARK_METHODS,
         "iop",
         replace(METHODS["iop"], factory=partial(OrderPreservingCalibration, form="diag", folds=2, epochs=1)),
     )
 
 
 @pytest.mark.usefixtures("briefly")
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", AVAILABLE)
 @pytest.mark.parametrize("by_group", [False, True])
 def test_no_test_sample_touches_a_fit(name: str, by_group: bool, task: Task) -> None:
     """With every test row made unusable, fits succeed and predict the same bits."""
     if name == "gp":
         pytest.importorskip("gpytorch")
-    reshuffle = deal(task, Plan(("uncal",), 1), by_group=by_group)[0]
+    split = task.splits(1, 0, by_group=by_group)[0]
     projection = train_for(name, task, seed=0, by_group=by_group)
     assert (projection is not None) == (name in LEARNING)
-    entrant = Entrant(name, 0, projection)
+    method = BenchmarkMethod(name, 0, projection)
     spoiled = {what: getattr(task.pool, what).copy() for what in ("embeddings", "logits", "labels", "groups")}
     for what in ("embeddings", "logits"):
-        spoiled[what][reshuffle.test] = np.nan
-    spoiled["labels"][reshuffle.test] = -1
+        spoiled[what][split.test] = np.nan
+    spoiled["labels"][split.test] = -1
     companions = {loss: logits.copy() for loss, logits in task.companions.items()}
     for logits in companions.values():
-        logits[reshuffle.test] = np.nan
+        logits[split.test] = np.nan
     other = replace(task, pool=type(task.pool)(**spoiled), companions=companions)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        whole = entrant.fit(task, reshuffle.calibration, by_group=by_group)
-        blind = entrant.fit(other, reshuffle.calibration, by_group=by_group)
-    np.testing.assert_array_equal(
-        entrant.predict(whole, task, reshuffle.test), entrant.predict(blind, task, reshuffle.test)
-    )
+        whole = method.fit(task, split.calibration, by_group=by_group)
+        blind = method.fit(other, split.calibration, by_group=by_group)
+    np.testing.assert_array_equal(method.predict(whole, task, split.test), method.predict(blind, task, split.test))
 
 
 @pytest.mark.usefixtures("briefly")
@@ -87,71 +79,82 @@ def test_projections_are_trained_on_training_data_alone(name: str, by_group: boo
         np.testing.assert_array_equal(first.detach().numpy(), second.detach().numpy())
 
 
-def test_outcomes_are_what_the_library_gives(task: Task, tmp_path: Path) -> None:
-    plan = Plan(("ts", "mmce"), reshuffles=2, jobs=1)
-    found = {outcome.cell: outcome for outcome in run([task], plan, tmp_path)}
-    assert len(found) == 2 * 2 * 3  # rows and groups, two reshuffles, three methods
+@pytest.mark.usefixtures("briefly")
+@pytest.mark.parametrize("name", ["kcal", "kcal-linear", "kcal-logits"])
+def test_a_projection_trained_for_a_method_is_the_one_that_it_trains_itself(name: str, task: Task) -> None:
+    split = task.splits(1, 0)[0]
+    rows, labels = task.pool.matrix(METHODS[name].inputs), task.pool.labels
+    alone = METHODS[name].factory(seed=0, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone.fit(
+            rows[split.calibration],
+            labels[split.calibration],
+            train_embeddings=task.train.matrix(METHODS[name].inputs),
+            train_labels=task.train.labels,
+        )
+    method = BenchmarkMethod(name, 0, train_for(name, task, seed=0, by_group=False))
+    fitted = method.fit(task, split.calibration, by_group=False)
+    expected = alone.predict_proba(rows[split.test])
+    np.testing.assert_allclose(method.predict(fitted, task, split.test), expected, atol=1e-6)
+
+
+def test_results_are_what_the_library_gives(task: Task, tmp_path: Path) -> None:
+    plan = Plan(("ts", "mmce"), n_splits=2, jobs=1)
+    found = {result.key: result for result in run([task], plan, tmp_path)}
+    assert len(found) == 2 * 2 * 3  # by row and by group, two splits, three methods
     for by_group in (False, True):
-        for reshuffle in deal(task, plan, by_group=by_group):
+        for split in task.splits(2, 0, by_group=by_group):
             for name, logits in (("ts", task.pool.logits), ("mmce", task.companions["mmce"])):
-                scaling = TemperatureScaling().fit(
-                    logits[reshuffle.calibration], task.pool.labels[reshuffle.calibration]
-                )
-                expected = metrics.evaluate(
-                    scaling.predict_proba(logits[reshuffle.test]), task.pool.labels[reshuffle.test]
-                )
-                cell = next(
-                    cell
-                    for cell in found
-                    if (cell.by_group, cell.reshuffle, cell.method) == (by_group, reshuffle.index, name)
-                )
-                outcome = found[cell]
-                assert outcome.error is None
-                assert outcome.metrics["negative_log_likelihood"] == pytest.approx(expected.negative_log_likelihood)
-                assert outcome.metrics["classwise_calibration_error"] == pytest.approx(
+                scaling = TemperatureScaling().fit(logits[split.calibration], task.pool.labels[split.calibration])
+                expected = metrics.evaluate(scaling.predict_proba(logits[split.test]), task.pool.labels[split.test])
+                result = found[ResultKey("small", by_group, split.index, name)]
+                assert result.error is None
+                assert result.metrics["negative_log_likelihood"] == pytest.approx(expected.negative_log_likelihood)
+                assert result.metrics["classwise_calibration_error"] == pytest.approx(
                     expected.classwise_calibration_error
                 )
-                assert outcome.details["temperature_"] == pytest.approx(scaling.temperature_)
-                assert (outcome.reliability is not None) == (reshuffle.index == 0)
+                assert result.details["temperature_"] == pytest.approx(scaling.temperature_)
+                assert (result.reliability is not None) == (split.index == 0)
 
 
 def counting(measured: list[str]) -> Any:
-    def watch(what: str, done: int, total: int) -> None:
+    def progress(what: str, done: int, total: int) -> None:
         if ": " in what and "preparing" not in what:
             measured.append(what)
 
-    return watch
+    return progress
 
 
-def test_a_run_that_was_stopped_goes_on_and_loses_one_cell_at_most(task: Task, tmp_path: Path) -> None:
-    plan = Plan(("ts", "vector"), reshuffles=2, jobs=1)
+def test_a_stopped_run_resumes_and_loses_one_result_at_most(task: Task, tmp_path: Path) -> None:
+    plan = Plan(("ts", "vector"), n_splits=2, jobs=1)
     first = run([task], plan, tmp_path)
-    path = tmp_path / CELLS
+    path = tmp_path / RESULTS_FILE
     text = path.read_text()
     path.write_text(text[: len(text) - 40])  # the last line was being written
     measured: list[str] = []
-    second = run([task], plan, tmp_path, watch=counting(measured))
+    second = run([task], plan, tmp_path, progress=counting(measured))
     assert len(measured) == 1
-    assert [outcome.cell for outcome in second] == [outcome.cell for outcome in first]
-    assert [outcome.metrics for outcome in second] == [outcome.metrics for outcome in first]
+    assert [result.key for result in second] == [result.key for result in first]
+    assert [result.metrics for result in second] == [result.metrics for result in first]
     measured.clear()
-    run([task], plan, tmp_path, watch=counting(measured))
+    run([task], plan, tmp_path, progress=counting(measured))
     assert measured == []
-    run([task], Plan(("ts", "vector", "ets"), reshuffles=3, jobs=1), tmp_path, watch=counting(measured))
+    run([task], Plan(("ts", "vector", "ets"), n_splits=3, jobs=1), tmp_path, progress=counting(measured))
     assert len(measured) == 2 * 4 * 3 - 2 * 3 * 2
 
 
 def test_another_seed_or_other_data_are_not_mixed_in(task: Task, tmp_path: Path) -> None:
-    run([task], Plan(("ts",), reshuffles=1, jobs=1), tmp_path)
-    with pytest.raises(InvalidInputError, match="other settings"):
-        run([task], Plan(("ts",), reshuffles=1, seed=1, jobs=1), tmp_path)
+    run([task], Plan(("ts",), n_splits=1, jobs=1), tmp_path)
+    with pytest.raises(InvalidInputError, match="seed must be that of the results"):
+        run([task], Plan(("ts",), n_splits=1, seed=1, jobs=1), tmp_path)
     measured: list[str] = []
     with pytest.warns(KcalWarning, match="2 of other data"):
-        run([make_task(seed=1)], Plan(("ts",), reshuffles=1, jobs=1), tmp_path, watch=counting(measured))
+        run([make_task(seed=1)], Plan(("ts",), n_splits=1, jobs=1), tmp_path, progress=counting(measured))
     assert len(measured) == 4  # the task has the same name, but is another one
-    (tmp_path / CELLS).write_text((tmp_path / CELLS).read_text() + '{"cell": 3}\n')
-    with pytest.raises(FileFormatError, match="no outcome of this benchmark"):
-        run([task], Plan(("ts",), reshuffles=1, jobs=1), tmp_path)
+    (tmp_path / RESULTS_FILE).write_text((tmp_path / RESULTS_FILE).read_text() + '{"key": 3}\n')
+    with pytest.raises(FileFormatError, match="not a result of this benchmark"):
+        run([task], Plan(("ts",), n_splits=1, jobs=1), tmp_path)
 
 
 def test_a_method_that_fails_says_so_and_the_others_go_on(
@@ -161,44 +164,45 @@ def test_a_method_that_fails_says_so_and_the_others_go_on(
         raise ZeroDivisionError("nothing to divide by")
 
     monkeypatch.setattr(METHODS["vector"].calibrator_class, "fit", fail)
-    found = {outcome.cell.method: outcome for outcome in run([task], Plan(("ts", "vector"), 1, jobs=1), tmp_path)}
+    found = {result.key.method: result for result in run([task], Plan(("ts", "vector"), 1, jobs=1), tmp_path)}
     assert found["vector"].error is not None
     assert "ZeroDivisionError: nothing to divide by" in found["vector"].error
     assert found["ts"].error is None
     monkeypatch.undo()
-    again = {outcome.cell.method: outcome for outcome in run([task], Plan(("ts", "vector"), 1, jobs=1), tmp_path)}
+    again = {result.key.method: result for result in run([task], Plan(("ts", "vector"), 1, jobs=1), tmp_path)}
     assert again["vector"].error is None  # what failed is tried again
 
 
 @pytest.mark.usefixtures("briefly")
 def test_two_processes_give_the_same_numbers_as_one(task: Task, tmp_path: Path) -> None:
-    plans = [Plan(("ts", "kcal"), reshuffles=1, jobs=jobs) for jobs in (1, 2)]
+    plans = [Plan(("ts", "kcal"), n_splits=1, jobs=jobs) for jobs in (1, 2)]
     one, two = (run([task], plan, tmp_path / str(plan.jobs)) for plan in plans)
-    assert [outcome.cell for outcome in one] == [outcome.cell for outcome in two]
+    assert [result.key for result in one] == [result.key for result in two]
     for first, second in zip(one, two, strict=True):
         assert first.metrics == pytest.approx(second.metrics, nan_ok=True)
 
 
-def test_outcomes_survive_json(task: Task, tmp_path: Path) -> None:
-    for outcome in run([task], Plan(("ts",), 1, jobs=1), tmp_path):
-        again = Outcome.from_json(json.loads(json.dumps(outcome.as_json(), allow_nan=False)))
-        assert again.cell == outcome.cell
-        assert dict(again.metrics) == pytest.approx(dict(outcome.metrics), nan_ok=True)
+def test_results_survive_json(task: Task, tmp_path: Path) -> None:
+    for result in run([task], Plan(("ts",), 1, jobs=1), tmp_path):
+        again = Result.from_json(json.loads(json.dumps(result.as_json(), allow_nan=False)))
+        assert again.key == result.key
+        assert dict(again.metrics) == pytest.approx(dict(result.metrics), nan_ok=True)
 
 
-def test_an_entrant_without_its_companion_does_not_take_part(task: Task) -> None:
-    assert takes_part("focal", task)
-    assert not takes_part("smooth", task)
-    assert takes_part("kcal-untrained", task)
+def test_a_companion_method_needs_its_companion(task: Task) -> None:
+    assert is_available("focal", task)
+    assert not is_available("smooth", task)
+    assert is_available("kcal-untrained", task)
 
 
 def test_a_plan_adds_the_baseline_and_refuses_what_cannot_run() -> None:
     assert Plan(("ts",)).methods == ("uncal", "ts")
-    assert set(TRAINED) <= set(ENTRANTS)
     for options, words in (
-        ({"methods": ("hal",)}, "got 'hal'"),
-        ({"methods": ("ts", "ts")}, "more than once"),
-        ({"methods": ("ts",), "reshuffles": 0}, "reshuffles must be"),
+        ({"methods": "ts"}, "methods must be a sequence of names"),
+        ({"methods": 3}, "methods must be a sequence of names"),
+        ({"methods": ("hal",)}, "methods must be one of .*got 'hal'"),
+        ({"methods": ("ts", "ts")}, "methods must be different names; got ts 2 times"),
+        ({"methods": ("ts",), "n_splits": 0}, "n_splits must be"),
         ({"methods": ("ts",), "seed": -1}, "seed must be"),
         ({"methods": ("ts",), "jobs": True}, "jobs must be"),
     ):
@@ -206,10 +210,16 @@ def test_a_plan_adds_the_baseline_and_refuses_what_cannot_run() -> None:
             Plan(**options)
 
 
-def test_slow_methods_begin_first_and_exist(task: Task, tmp_path: Path) -> None:
-    assert set(running.SLOW) <= set(ENTRANTS)
+def test_the_most_expensive_methods_begin_first(task: Task, tmp_path: Path) -> None:
     measured: list[str] = []
-    run([task], Plan(("ts", "vector", "sms"), reshuffles=2, jobs=1), tmp_path, watch=counting(measured))
+    run([task], Plan(("ts", "vector", "sms"), n_splits=2, jobs=1), tmp_path, progress=counting(measured))
     names = [what.partition(": ")[2] for what in measured]
     assert names[:2] == ["sms", "sms"]
     assert len(names) == 2 * 2 * 4
+
+
+def test_what_is_not_a_task_or_a_folder_is_an_error(task: Task, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"tasks must be kcal.benchmark.Task objects; got 'small'"):
+        run(["small"], Plan(("ts",), 1, jobs=1), tmp_path)
+    with pytest.raises(InvalidInputError, match="folder must be"):
+        run([task], Plan(("ts",), 1, jobs=1), 3)

@@ -10,11 +10,11 @@ from scipy.special import gammaln
 from scipy.stats import dirichlet_multinomial
 
 from kcal.calibrators.blend.class_frequencies import (
-    MIN_STRENGTH,
     MAX_STRENGTH,
+    MIN_STRENGTH,
     likely_frequencies,
-    log_marginal_likelihood,
     likely_strength,
+    log_marginal_likelihood,
     shrunk_counts,
 )
 

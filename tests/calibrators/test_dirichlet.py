@@ -1,4 +1,4 @@
-"""Dirichlet calibration chooses its penalties fairly and learns W and b."""
+"""Dirichlet calibration cross-validates its penalties and estimates W and b."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_choice_of_training_reaches_the_models(problem: Any, monkeypatch: py
     np.testing.assert_allclose(fitted.intercepts_, expected[..., -1], atol=1e-9)
 
 
-def test_a_held_diagonal_costs_less_than_a_free_one_with_a_few_samples_a_class() -> None:
+def test_a_penalised_diagonal_is_better_with_few_samples_per_class() -> None:
     generator = np.random.default_rng(0)
     logits = generator.normal(scale=3, size=(1_200, 15))
     labels = draw_labels(logits, generator)
@@ -206,7 +206,7 @@ def test_weights_of_zero_leave_samples_out_and_the_unit_of_weights_is_free(probl
     np.testing.assert_allclose(weighted.weights_, short.weights_, atol=1e-9)
 
 
-def test_fitting_leaves_the_parameters_as_they_were(problem: Any) -> None:
+def test_fitting_does_not_change_the_parameters(problem: Any) -> None:
     grid = [(1.0, 0.1), (0.1, 0.1)]
     fitted = DirichletCalibration(grid=grid).fit(problem.logits, problem.labels)
     assert fitted.get_params()["grid"] is grid
@@ -227,7 +227,7 @@ def test_fitting_leaves_the_parameters_as_they_were(problem: Any) -> None:
         ({"training": "sgd"}, "training must be"),
     ],
 )
-def test_parameters_that_cannot_be_meant_are_refused(parameters: dict[str, Any], message: str, problem: Any) -> None:
+def test_parameters_that_are_invalid_raise(parameters: dict[str, Any], message: str, problem: Any) -> None:
     with pytest.raises(InvalidInputError, match=message):
         DirichletCalibration(**parameters).fit(problem.logits, problem.labels)
 

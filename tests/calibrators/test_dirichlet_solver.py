@@ -48,7 +48,7 @@ def test_loss_gradient_and_curvature_are_those_of_the_formula() -> None:
     generator = torch.Generator().manual_seed(0)
     point = torch.randn(3, 4, 5, dtype=torch.float64, generator=generator)
     direction = torch.randn(3, 4, 5, dtype=torch.float64, generator=generator)
-    log_p = problem.log_probabilities(point)
+    log_p = problem.log_probs(point)
     expected = plain_loss(problem, point, PENALTY)
     torch.testing.assert_close(problem.loss(point, log_p, PENALTY).sum(), expected, rtol=1e-12, atol=0)
     gradient = problem.gradient(point, log_p.exp(), PENALTY)
@@ -65,9 +65,9 @@ def test_the_loss_of_a_hand_computed_example_is_in_sums() -> None:
     model = torch.tensor([[[2.0, 0.5, 0.1], [-1.0, 1.0, 0.3]]], dtype=torch.float64)
     first, second = -2.0 - 1.0 + 0.1, 1.0 - 2.0 + 0.3
     expected = np.log(np.exp(first) + np.exp(second)) - first + 3.0 * (0.25 + 1.0) + 7.0 * (0.01 + 0.09)
-    loss = problem.loss(model, problem.log_probabilities(model), Penalty(3.0, 7.0))
+    loss = problem.loss(model, problem.log_probs(model), Penalty(3.0, 7.0))
     assert float(loss) == pytest.approx(expected, rel=1e-12)
-    tied = problem.loss(model, problem.log_probabilities(model), Penalty(3.0, 7.0, 11.0))
+    tied = problem.loss(model, problem.log_probs(model), Penalty(3.0, 7.0, 11.0))
     assert float(tied - loss) == pytest.approx(11.0 * (0.25 + 0.25), rel=1e-12)
 
 
@@ -107,7 +107,7 @@ def test_the_minimum_is_that_of_dirichletcal(off_diagonal: float, intercept: flo
     penalty = Penalty(off_diagonal, intercept)
     found = solve_folds(problem, penalty, identity(1, 4), tolerance=1e-12).coefficients
     assert float(plain_loss(problem, found, penalty)) <= float(plain_loss(problem, model, penalty)) + 1e-9
-    np.testing.assert_allclose(problem.log_probabilities(found)[0].exp(), expected, atol=1e-4)
+    np.testing.assert_allclose(problem.log_probs(found)[0].exp(), expected, atol=1e-4)
 
 
 class LargestTensor(TorchDispatchMode):
@@ -161,7 +161,7 @@ def test_the_published_training_sees_no_row_that_is_held_out(monkeypatch: pytest
     short = FoldProblem(problem.features[10:], problem.codes[10:], problem.shares[:1, 10:])
     found = train_folds(problem, PENALTY, seed=0)
     torch.testing.assert_close(found.coefficients[:1], train_folds(short, PENALTY, seed=0).coefficients)
-    torch.testing.assert_close(found.own_log, problem.own(problem.log_probabilities(found.coefficients)))
+    torch.testing.assert_close(found.own_log, problem.own(problem.log_probs(found.coefficients)))
 
 
 def test_the_published_training_stops_when_nothing_is_gained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_the_tempered_start_is_the_best_power_of_two() -> None:
     candidates = [identity(2, 4) / 2.0**power for power in range(15)]
     for candidate in candidates:
         candidate[0, 3, 3] = 1.0
-    losses = torch.stack([-(problem.shares * problem.own(problem.log_probabilities(c))).sum(1) for c in candidates])
+    losses = torch.stack([-(problem.shares * problem.own(problem.log_probs(c))).sum(1) for c in candidates])
     for fold, best in enumerate(losses.argmin(dim=0).tolist()):
         assert 0 < best < 14
         torch.testing.assert_close(start[fold], candidates[best][fold])

@@ -1,4 +1,4 @@
-"""Order-preserving calibration keeps every order exactly, and learns distances."""
+"""Order-preserving calibration keeps every order exactly, and learns gaps."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_near_ties_stay_apart(fitted: Any, form: str, seed: int, scale: float, b
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_maps_themselves_never_fall(fitted: Any, form: str) -> None:
-    """The last step would mend a fall; none is to be mended but for rounding."""
+def test_the_maps_themselves_keep_the_order(fitted: Any, form: str) -> None:
+    """The last step would correct an inversion; only rounding may make one."""
     logits = torch.from_numpy(np.random.default_rng(0).normal(scale=10, size=(500, 5)))
     scores, order = sort_classes(torch.log_softmax(logits, dim=1))
     assert bool((fitted[form].model_.order_map(scores, order).diff(dim=1) <= 0).all())
@@ -158,7 +158,7 @@ def test_folds_part_the_rows() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_finds_a_monotone_warp_as_samples_grow(form: str) -> None:
+def test_it_recovers_a_monotone_warp_as_samples_grow(form: str) -> None:
     logits, _, truth = warped(4_000, seed=99)
 
     def divergence(calibrator: Any) -> float:
@@ -173,7 +173,7 @@ def test_it_finds_a_monotone_warp_as_samples_grow(form: str) -> None:
     assert losses[1] < divergence(TemperatureScaling().fit(*warped(4_000, seed=1)[:2]))
 
 
-def test_auto_takes_the_least_cross_validated_loss(problem: Any) -> None:
+def test_auto_minimises_the_cross_validated_loss(problem: Any) -> None:
     calibrator = OrderPreservingCalibration(epochs=5).fit(problem.logits, problem.labels)
     for form, widths in (("diag", [10]), ("oi", [2, 10, 50]), ("op", [2, 10, 50])):
         tried = [choice for choice in calibrator.choices_ if choice.form == form]
@@ -189,7 +189,7 @@ def test_auto_takes_the_least_cross_validated_loss(problem: Any) -> None:
     )
 
 
-def test_only_op_can_tell_classes_apart() -> None:
+def test_only_op_distinguishes_classes() -> None:
     """One class is overconfident, the others are not: a row-wise map of sorted scores cannot know which."""
     generator = np.random.default_rng(0)
     true = generator.normal(scale=2, size=(6_000, 3))
@@ -212,7 +212,7 @@ def test_permuting_classes_permutes_columns_bit_for_bit(form: str, problem: Any)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_missing_class_zero_weights_and_few_samples_are_no_trouble(form: str, problem: Any) -> None:
+def test_missing_classes_zero_weights_and_few_samples_give_valid_rows(form: str, problem: Any) -> None:
     make = OrderPreservingCalibration(form=form, width=4, folds=2, epochs=5)
     keep = problem.labels != 2
     for rows, labels, weights in (
@@ -241,7 +241,7 @@ def gap_map_of_fold(calibrator: OrderPreservingCalibration, fold: int, z: torch.
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_cross_validated_loss_is_that_of_each_row_by_the_map_that_did_not_see_it(form: str, problem: Any) -> None:
+def test_the_cross_validated_loss_is_that_of_each_row_by_the_map_of_the_other_folds(form: str, problem: Any) -> None:
     generator = np.random.default_rng(0)
     logits, labels, weights = problem.logits[:60], problem.labels[:60], generator.uniform(0.2, 3, 60)
     made = OrderPreservingCalibration(form=form, width=3, folds=3, epochs=150, seed=2)

@@ -89,7 +89,7 @@ def copied(problem: PoolProblem, times: int) -> PoolProblem:
 
 @pytest.mark.parametrize("bias_spread", [0.0, 0.1])
 def test_copies_of_a_sample_carry_the_information_of_one_sample(bias_spread: float) -> None:
-    """Groups of n copies carry the information of one sample: the efficiency is 1/n, and the pool that of the originals."""
+    """Groups of n copies carry the information of one sample: efficiency 1/n, and the pool of the originals."""
     n = 2000
     problem = replace(
         make_pool_problem(n, spread=5.0, bias_spread=bias_spread),

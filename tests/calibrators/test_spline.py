@@ -332,6 +332,6 @@ def test_permuting_classes_permutes_columns_in_every_form(form: str, problem: An
     ("parameters", "message"),
     [({"form": "all"}, "form must be"), ({"knots": 1}, "knots must be"), ({"floor": 0.5}, "floor must be")],
 )
-def test_parameters_that_cannot_be_meant_are_refused(parameters: dict[str, Any], message: str, problem: Any) -> None:
+def test_parameters_that_are_invalid_raise(parameters: dict[str, Any], message: str, problem: Any) -> None:
     with pytest.raises(InvalidInputError, match=message):
         SplineCalibration(**parameters).fit(problem.logits, problem.labels)

@@ -70,7 +70,7 @@ def test_misleading_logits_stop_at_the_upper_bound_with_a_warning() -> None:
     assert calibrator.temperature_ == 100.0
 
 
-def test_saturated_single_precision_logits_are_no_trouble() -> None:
+def test_saturated_single_precision_logits_give_finite_values() -> None:
     logits = np.where(np.eye(3)[[0, 1, 2, 0, 1]] > 0, 1e4, -1e4).astype(np.float32)
     with pytest.warns(ConvergenceWarning, match="bound, 100"):
         calibrator = TemperatureScaling().fit(logits, [0, 1, 2, 0, 2])
@@ -107,7 +107,7 @@ def test_integer_labels_are_columns_and_others_need_classes(problem: Any) -> Non
     assert calibrator.temperature_ == plain.temperature_
     with pytest.raises(InvalidInputError, match="got 3 at row 0"):
         TemperatureScaling().fit(problem.logits, np.full(240, 3))
-    with pytest.raises(InvalidInputError, match=r"every column of X \(3\)"):
+    with pytest.raises(InvalidInputError, match=r"every column of the logits \(3\)"):
         TemperatureScaling().fit(problem.logits, problem.labels, classes=[0, 1])
 
 

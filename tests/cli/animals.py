@@ -9,6 +9,9 @@ import numpy as np
 import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
+import torch
+
+import kcal
 
 ANIMALS = np.array(["cat", "dog", "owl"])
 
@@ -43,3 +46,12 @@ def write_columns(path: Path, columns: dict[str, Any]) -> Path:
 def read_columns(path: Path) -> dict[str, np.ndarray]:
     table = pyarrow.csv.read_csv(path) if path.suffix == ".csv" else pyarrow.parquet.read_table(path)
     return {name: np.asarray(table.column(name).to_pylist()) for name in table.column_names}
+
+
+def assert_same_model(first: Path | str, second: Path | str) -> None:
+    """Check that two files hold the same calibrator; the order of their metadata may differ."""
+    one, other = (kcal.load(path).state() for path in (first, second))
+    assert (one.method, one.parameters, one.values) == (other.method, other.parameters, other.values)
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        assert torch.equal(tensor, other.tensors[name]), name

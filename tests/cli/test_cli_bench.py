@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from animals import blobs, columns_of, write_columns
 
-from kcal.benchmark import DEFAULT, PAPER, read_task, writing
+from kcal.benchmark import DEFAULT_METHODS, PAPER_METHODS, output, read_task
+from kcal.benchmark.locking import locked_folder
+from kcal.benchmark.store import RESULTS_FILE
 from kcal.calibrators import METHODS
 
 
@@ -24,20 +27,21 @@ def tasks(run, tmp_path) -> Path:
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    """Draw none where none is looked at: drawing takes far longer than all else of a small run."""
-    monkeypatch.setattr(writing, "_draw", lambda *_: None)
+    """Draw no pictures: drawing takes far longer than the rest of a small run."""
+    monkeypatch.setattr(output, "draw_reliability", lambda *_: None)
 
 
 def test_a_task_is_made_checked_and_run(run, tasks):
     assert "120 training and 150 unseen samples" in " ".join(run("task", "tasks/birds.npz").stdout.split())
-    words = ("bench", "tasks", "--methods", "ts,focal,vector", "--reshuffles", "2", "--jobs", "1", "--out", "out")
+    words = ("bench", "tasks", "--methods", "ts,focal,vector", "--splits", "2", "--jobs", "1", "--out", "out")
     output = run(*words).stdout
     for text in (
-        *(f"{title} " for title in ("Accuracy", "CECE", "ECE", "Brier", "NLL", "static CECE", "static ECE")),
-        "multi-class Brier ↓",
+        *(f"{title}, % ↓" for title in ("CECE", "ECE", "Brier", "static CECE", "static ECE", "Brier, all")),
+        "accuracy, % ↑",
+        "NLL ↓",
         "Average rank ↓",
         "Seconds to fit",
-        "Median over reshuffles",
+        "Median over splits",
         "* stands for bold",
         "birds",
         "vector",
@@ -45,9 +49,9 @@ def test_a_task_is_made_checked_and_run(run, tasks):
     ):
         assert text in output
     assert "focal" in Path("out/tables.md").read_text()
-    before = Path("out/cells.jsonl").read_text()
+    before = Path("out/results.jsonl").read_text()
     assert run(*words).stdout == output
-    assert Path("out/cells.jsonl").read_text() == before
+    assert Path("out/results.jsonl").read_text() == before
     assert run(*words, "--quiet").stdout == ""
 
 
@@ -57,9 +61,9 @@ def test_inputs_of_no_class_can_be_given(run, tasks, tmp_path):
     files = ("--train", "train.npz", "--pool", "pool.npz", "--out-of-scope", "others.npz")
     assert "30 out of scope" in " ".join(run("task", "tasks/more.npz", *files).stdout.split())
     np.testing.assert_allclose(read_task("tasks/more.npz").out_of_scope.logits, outside["logits"], atol=0.02)
-    run("task", "others.npz", *files, code=1)
+    run("task", "others.npz", *files, code=2)
     np.savez(tmp_path / "others.npz", embeddings=outside["embeddings"])
-    assert "holds no logits" in " ".join(run("task", "tasks/more.npz", *files, code=1).output.split())
+    assert "logits" in " ".join(run("task", "tasks/more.npz", *files, code=1).output.split())
 
 
 def test_tables_make_a_task_too(run, tmp_path):
@@ -79,12 +83,12 @@ def test_tables_make_a_task_too(run, tmp_path):
     [
         (["bench", "tasks", "--methods", "hal"], 2, "'hal' is not one of all"),
         (["bench", "tasks", "--methods", "ts,ts"], 2, "more than once"),
-        (["bench", "nowhere"], 1, "is not a folder"),
-        (["bench", "tasks", "--reshuffles", "0"], 2, "--reshuffles"),
+        (["bench", "nowhere"], 1, "must be a folder of tasks"),
+        (["bench", "tasks", "--splits", "0"], 2, "--splits"),
         (["task", "new.npz", "--train", "train.npz"], 2, "both --train and --pool"),
         (["task", "new.npz", "--train", "train.npz", "--pool", "pool.npz", "--share", "2"], 2, "between 0 and 1"),
         (["task", "train.npz"], 1, "train_embeddings, train_logits, train_labels missing"),
-        (["task", "train.npz", "--train", "train.npz", "--pool", "pool.npz"], 1, "train.npz"),
+        (["task", "train.npz", "--train", "train.npz", "--pool", "pool.npz"], 2, "train.npz"),
     ],
 )
 def test_what_cannot_be_run_or_made_is_told(run, tasks, words, code, message):
@@ -92,85 +96,31 @@ def test_what_cannot_be_run_or_made_is_told(run, tasks, words, code, message):
     assert message in " ".join(output.replace("│", " ").split())
 
 
-def test_studies_print_their_tables_and_write_them(run, tasks):
-    output = run("ablate", "sizes", "tasks", "--reshuffles", "1", "--out", "studies").stdout
-    assert "KCal by calibration samples" in output
-    assert "| uncalibrated |" in Path("studies/sizes.md").read_text()
-    assert "local minima" in run("ablate", "convexity", "tasks").stdout
-    assert "is not one of variants, remedies, dimension" in " ".join(
-        run("ablate", "colours", code=2).output.replace("│", " ").split()
-    )
-
-
-def test_a_study_that_is_there_is_shown_and_not_made_again(run, tasks):
-    words = ("ablate", "convexity", "tasks", "--reshuffles", "1", "--out", "studies")
-    first, path = run(*words).stdout, Path("studies/convexity.json")
-    assert "Written to" in first
-    written = path.stat().st_mtime_ns
-    again = run(*words).stdout
-    assert "convexity was already in studies" in again
-    assert again.split("convexity was already")[0] == first.split("Written to")[0]
-    assert path.stat().st_mtime_ns == written
-    assert "Written to" in run(*words, "--seed", "1").stdout
-    path.write_text(path.read_text()[:-50])  # damaged
-    assert "Written to" in run(*words, "--seed", "1").stdout
-    np.savez(tasks / "birds.npz", **{**np.load(tasks / "birds.npz"), "calibration_share": np.array(0.5)})
-    assert "Written to" in run(*words, "--seed", "1").stdout
-
-
-def test_studies_tell_a_bad_file_of_the_folder_before_they_begin(run, tasks):
-    (tasks / "worms.npz").write_bytes(b"PK nothing")
-    message = " ".join(run("ablate", "convexity", "tasks", "--out", "studies", code=1).stderr.split())
-    assert "Nothing was run: mend the file, or remove it from tasks." in message
-    assert not Path("studies").exists()
-
-
-def test_a_page_about_the_run_can_be_written(run, tasks):
-    words = ("bench", "tasks", "--methods", "ts,kcal-untrained", "--reshuffles", "2", "--jobs", "1", "--quiet")
-    run(*words, "--page", "page.md")
-    assert "# Results" in Path("page.md").read_text()
-    assert "kcal-untrained" in Path("page.md").read_text()
-    run(*words, "--page", "page.html", code=2)
-
-
-QUICK = ("--methods", "ts", "--reshuffles", "1", "--jobs", "1")
+QUICK = ("--methods", "ts", "--splits", "1", "--jobs", "1")
 
 
 def test_a_bad_file_of_the_folder_is_told_before_anything_is_run(run, tasks):
     (tasks / "worms.npz").write_bytes(b"PK nothing")
     message = " ".join(run("bench", "tasks", *QUICK, code=1).stderr.split())
-    assert "tasks/worms.npz is no npz file of arrays" in message
-    assert "Nothing was run: mend the file, or remove it from tasks." in message
+    assert "tasks/worms.npz is not an npz file of arrays" in message
+    assert "Nothing was run: repair the file, or remove it from tasks." in message
     run("bench", "taks", *QUICK, code=1)
-    run("bench", "tasks", *QUICK, "--page", "kcal-bench/page.html", code=2)
     assert not Path("kcal-bench").exists()
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_a_page_may_lie_in_a_folder_that_the_run_makes(run, tasks):
-    run("bench", "tasks", *QUICK, "--quiet", "--out", "new", "--page", "new/pages/page.md")
-    assert "# Results" in Path("new/pages/page.md").read_text()
-    Path("new/sizes.json").write_text('{"birds": 3}')  # somebody else's
-    run("bench", "tasks", *QUICK, "--quiet", "--out", "new", "--page", "new/page.md")
-    Path("new/sizes.json").write_text('{"birds": ')
-    message = run("bench", "tasks", *QUICK, "--out", "new", "--page", "new/page.md", code=1).stderr
-    assert "new/sizes.json is no study, or a damaged one" in " ".join(message.split())
-    assert "birds" not in message.replace("birds.npz", "")  # before the run
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_without_a_terminal_lines_tell_how_far_a_run_is(run, tasks):
     np.savez(tasks / "birds@foo.npz", pool_logits=np.zeros((150, 3)))
     told = run("bench", "tasks", *QUICK, "--out", "out").stderr
-    assert "birds@foo.npz is not used: companions are NAME@LOSS.npz, LOSS one of focal, mmce, smooth." in told
+    assert "birds@foo.npz is not used: companions are NAME@LOSS.npz with LOSS one of focal, mmce, smooth." in told
     assert "birds, 0 of 2\nbirds: done, 2 of 2\n" in told
     assert "birds: done, 2 of 2\n" in run("bench", "tasks", *QUICK, "--out", "out").stderr
     assert "of 2" not in run("bench", "tasks", *QUICK, "--out", "out", "--quiet").stderr
 
 
 def test_by_default_the_papers_methods_and_the_blend_run(run):
-    assert ",".join(DEFAULT) in "".join(run("bench", "--help").stdout.replace("│", "").split())
-    assert (*PAPER, "kcal-blend") == DEFAULT
+    assert ",".join(DEFAULT_METHODS) in "".join(run("bench", "--help").stdout.replace("│", "").split())
+    assert (*PAPER_METHODS, "kcal-blend") == DEFAULT_METHODS
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -191,3 +141,21 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(run, tasks, monkeypatch):
         assert "fishes-of-the-southern-lakes" in output
         assert set(reason.split()) <= set(output.split())
         assert "Average rank ↓" in output
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_folder_in_use_by_another_run_is_an_error(run, tasks):
+    Path("out").mkdir()
+    with locked_folder(Path("out")):
+        message = run("bench", "tasks", *QUICK, "--out", "out", code=1).stderr
+    assert f"out, in use by process {os.getpid()}. Wait until that run ends" in " ".join(message.split())
+    assert not Path("out", RESULTS_FILE).exists()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_escape_sequences_in_names_are_shown_escaped(run, tasks):
+    (tasks / "birds.npz").rename(tasks / "\x1b[31mbirds.npz")
+    result = run("bench", "tasks", *QUICK, "--out", "out")
+    assert "\x1b" not in result.stdout + result.stderr
+    assert "\\x1b[31mbirds" in result.stdout
+    assert "\x1b" not in run("task", "tasks/\x1b[31mbirds.npz").stdout

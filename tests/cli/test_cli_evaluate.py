@@ -28,7 +28,14 @@ def test_the_metrics_are_those_of_the_library_before_and_after(run, model, test_
 
 def test_the_table_shows_metrics_with_their_direction(run, model, test_set):
     output = run("evaluate", model, test_set).stdout
-    for text in ("uncalibrated", "KCal", "accuracy, % ↑", "(CECE), % ↓", "log-loss (NLL) ↓", "60 samples, 3 classes"):
+    for text in (
+        "no calibration",
+        "KCal",
+        "accuracy, % ↑",
+        "class-wise calibration error, % ↓",
+        "negative log-likelihood ↓",
+        "60 samples, 3 classes",
+    ):
         assert text in output
 
 
@@ -78,8 +85,8 @@ def test_logits_whose_columns_have_no_names_are_left_out_with_a_line(run, calibr
     del arrays["classes"]
     np.savez("data.npz", **arrays)
     result = run("evaluate", model, "data.npz")
-    assert "nothing tells which column" in result.stderr
-    assert "uncalibrated" not in result.stdout
+    assert "it is unknown which column" in result.stderr
+    assert "no calibration" not in result.stdout
 
 
 def test_numbered_labels_and_numbered_classes_need_no_names(run, tmp_path):
@@ -111,7 +118,7 @@ def test_logits_may_be_a_table_of_their_own_with_columns_called_by_class(run, mo
 
 def test_a_model_on_logits_takes_no_other_logits(run, calibration, test_set):
     run("fit", calibration, "-o", "ts.kcal", "-m", "ts")
-    assert "of no use" in run("evaluate", "ts.kcal", test_set, "--logits", test_set, code=2).stderr
+    assert "has no effect" in run("evaluate", "ts.kcal", test_set, "--logits", test_set, code=2).stderr
 
 
 def test_a_method_on_logits_has_its_before_from_the_same_logits(run, calibration, test_set):
@@ -140,7 +147,7 @@ def test_probabilities_of_anyone_are_columns_called_by_class(run, tmp_path):
 def test_what_are_not_probabilities_is_said(run, tmp_path):
     np.save("p.npy", np.ones((4, 3)))
     np.save("labels.npy", np.zeros(4, dtype=int))
-    assert "must sum to 1" in run("evaluate", "p.npy", "--labels", "labels.npy", code=1).stderr
+    assert "rows that sum to 1" in run("evaluate", "p.npy", "--labels", "labels.npy", code=1).stderr
 
 
 def test_json_may_go_to_standard_output_alone(run, model, test_set):
@@ -173,7 +180,10 @@ def test_labels_of_another_kind_or_unknown_are_named(run, model, tmp_path):
     numbers = blobs(60, 2, names=False)
     del numbers["classes"]
     np.savez("numbers.npz", **numbers)
-    assert "labels are numbers" in run("evaluate", model, "numbers.npz", code=1).stderr
+    assert (
+        "labels must be in classes (3 of them, such as 'cat'); got 0 at row 0"
+        in run("evaluate", model, "numbers.npz", code=1).stderr
+    )
     np.savez("unknown.npz", **blobs(60, 2) | {"labels": np.full(60, "cow")})
     assert "cow" in run("evaluate", model, "unknown.npz", code=1).stderr
 
@@ -184,7 +194,7 @@ def test_a_model_alone_is_a_usage_error(run, model, test_set):
 
 
 def test_json_that_cannot_be_written_is_refused_before_the_work(run, model, test_set):
-    assert "make it first" in run("evaluate", model, test_set, "--json", "nowhere/f.json", code=1).stderr
+    assert "Make the folder" in run("evaluate", model, test_set, "--json", "nowhere/f.json", code=2).stderr
 
 
 def test_a_method_given_probabilities_has_its_before_from_them(run):
@@ -212,7 +222,7 @@ def test_rows_of_before_that_contradict_those_of_after_are_refused(run, tmp_path
     labels = np.arange(60) % 3
     after = probabilities_csv(tmp_path / "after.csv", labels)
     turned = probabilities_csv(tmp_path / "turned.csv", labels, order=slice(None, None, -1))
-    assert "row 0 is labelled 'c', not 'a'" in run("evaluate", after, "--before", turned, code=1).output
+    assert "in the same order; row 0 is 'a' there; got 'c'" in run("evaluate", after, "--before", turned, code=1).output
     run("evaluate", after, "--before", probabilities_csv(tmp_path / "same.csv", labels), "--no-intervals")
     other = probabilities_csv(tmp_path / "other.csv", labels, names=("x", "b", "c"), with_labels=False)
     assert "has columns for x, b, c, but the classes are a, b, c" in " ".join(
@@ -223,7 +233,9 @@ def test_rows_of_before_that_contradict_those_of_after_are_refused(run, tmp_path
 def test_classes_that_contradict_the_columns_are_refused(run, tmp_path):
     after = probabilities_csv(tmp_path / "after.csv", np.arange(60) % 3)
     result = run("evaluate", after, "--classes", "c,b,a", code=1)
-    assert "--classes says c, b, a, but the columns are called a, b, c" in " ".join(result.output.split())
+    assert "--classes must follow the columns, which are called a, b, c in this order; got c, b, a" in " ".join(
+        result.output.split()
+    )
     run("evaluate", after, "--classes", "a,b,c", "--no-intervals")
 
 
@@ -233,5 +245,5 @@ def test_rows_of_weight_0_are_not_counted_for_intervals(run, tmp_path):
     text = path.read_text().splitlines()
     path.write_text("\n".join([f"{text[0]},weight", f"{text[1]},1", *(f"{line},0" for line in text[2:])]) + "\n")
     result = run("evaluate", path)
-    assert "only one sample to draw from" in result.output
+    assert "only one sample to resample" in result.output
     assert "100.00" in result.output

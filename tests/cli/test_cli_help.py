@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 import warnings
 
@@ -12,7 +13,7 @@ import kcal
 from kcal.cli import app, main
 from kcal.cli.messages import readable_messages
 
-COMMANDS = ("demo", "fit", "predict", "evaluate")
+COMMANDS = ("demo", "fit", "predict", "evaluate", "bench", "task")
 
 
 def test_the_version_is_that_of_the_package(run):
@@ -66,3 +67,26 @@ def test_a_terminal_without_arrows_is_no_reason_to_fail(monkeypatch, tmp_path):
     assert exit_.value.code == 0
     typer.echo("↑", file=stream)
     assert stream.buffer.getvalue().endswith(b"?\n")
+
+
+HEAVY = ("torch", "sklearn", "scipy", "numpy", "pyarrow", "matplotlib")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["nonsense"], []])
+def test_the_list_of_commands_waits_for_no_large_library(words):
+    code = f"""
+import sys
+from typer.testing import CliRunner
+from kcal.cli import app
+CliRunner().invoke(app, {words!r})
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_a_command_imports_only_what_it_needs():
+    names = ("kcal.benchmark", "kcal.report", "kcal.plots", "matplotlib")
+    code = f"import kcal.cli.predict, sys; print([name for name in {names!r} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

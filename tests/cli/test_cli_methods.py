@@ -50,7 +50,7 @@ def test_many_methods_stand_below_each_other_with_the_paper_s_metrics(run, calib
     output = run("evaluate", calibration, test_set, "--methods", methods, "--resamples", 20).stdout
     lines = output.splitlines()
     heading = next(place for place, line in enumerate(lines) if "CECE, % ↓" in line)
-    for text in ("acc., % ↑", "ECE, % ↓", "Brier, % ↓", "NLL ↓"):
+    for text in ("accuracy, % ↑", "ECE, % ↓", "Brier, % ↓", "NLL ↓"):
         assert text in lines[heading]
     shown = [line.strip().split("  ")[0] for line in lines[heading + 2 : heading + 8]]
     wanted = ("uncal", "ts", "ets", "vector", "platt", "kcal-linear")
@@ -71,7 +71,7 @@ def test_methods_read_tables_and_a_training_set_of_its_own(run, tmp_path):
 def test_a_report_compares_the_methods(run, calibration, test_set):
     run("evaluate", calibration, test_set, "--methods", "ts,kcal", "--report", "page", "--pictures", "1")
     page = Path("page/report.html").read_text()
-    for text in ("uncalibrated", "temperature scaling", "KCal", "calibration.npz", "pictures of the 1 worst"):
+    for text in ("no calibration", "temperature scaling", "KCal", "calibration.npz", "pictures of the 1 worst"):
         assert text in page
 
 
@@ -81,7 +81,7 @@ def test_a_report_compares_the_methods(run, calibration, test_set):
         (["--methods", "ts,hal"], "'hal' is not one of all, uncal, ts"),
         (["--methods", "ts,ts"], "names ts more than once"),
         (["--methods", ""], "'' is not one of all"),
-        (["--methods", "ts", "--before", "test.npz"], "of no use with --methods"),
+        (["--methods", "ts", "--before", "test.npz"], "have no effect with --methods"),
         (["--train", "calibration.npz"], "are for --methods"),
         (["--pictures", "3"], "give --report FOLDER too"),
     ],
@@ -139,8 +139,8 @@ def test_any_parameter_of_a_method_can_be_set(run, calibration, method, settings
     [
         (["form"], "must be NAME=VALUE"),
         (["form="], "must be NAME=VALUE"),
-        (["bones=3"], "'bones' is no parameter of method imax"),
-        (["seed=3"], "has an option of its own: --seed"),
+        (["bones=3"], "'bones' is not a parameter of method imax"),
+        (["seed=3"], "this parameter has its own option, --seed"),
         (["bins=3", "bins=4"], "more than once"),
     ],
 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import kcal
+from kcal.cli import app
 from kcal.cli.parameters import parse_classes, parse_prior
 
 QUICK = ("--projection", "identity")
@@ -15,32 +17,84 @@ QUICK = ("--projection", "identity")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--smoothing", "2"), "--smoothing must be at least 0 and less than 1, such as 0.001; got 2"),
+        (("--smoothing", "2"), "--smoothing must be a number between 0 and 1; got 2"),
         (("--smoothing", "1"), "--smoothing must be"),
         (("--smoothing", "-0.1"), "--smoothing must be"),
         (("--smoothing", "nan"), "--smoothing must be"),
-        (("--seed", "-1"), "--seed must be a whole number, at least 0"),
-        (("--seed", str(2**64)), "--seed must be a whole number"),
-        (("--bandwidth", "rule"), "--bandwidth rule needs --bandwidth-reference B,COUNT, such as 1.4,300"),
-        (("--bandwidth-reference", "1.4,300"), "--bandwidth-reference is of no use without --bandwidth rule"),
-        (("--bandwidth", "rule", "--bandwidth-reference", "1,inf"), "--bandwidth-reference must be two positive"),
-        (("--bandwidth", "rule", "--bandwidth-reference", "0,3"), "--bandwidth-reference must be two positive"),
-        (("--bandwidth", "rule", "--bandwidth-reference=-1,3"), "--bandwidth-reference must be two positive"),
-        (("--classes", "cat,,owl"), "got 'cat,,owl'; name 2 is blank"),
-        (("--classes", ""), "name 1 is blank"),
-        (("--classes", "cat,dog,cat"), "got 'cat,dog,cat'; cat is there more than once"),
+        (("--seed", "-1"), "--seed must be an integer from 0 to"),
+        (("--seed", str(2**64)), "--seed must be an integer from 0 to"),
+        (
+            ("--bandwidth", "rule"),
+            "--bandwidth rule and --bandwidth-reference B,COUNT, such as 1.4,300, need each other",
+        ),
+        (("--bandwidth-reference", "1.4,300"), "--bandwidth rule and --bandwidth-reference"),
+        (
+            ("--bandwidth", "rule", "--bandwidth-reference", "1,inf"),
+            "--bandwidth-reference must be a pair of two positive",
+        ),
+        (
+            ("--bandwidth", "rule", "--bandwidth-reference", "0,3"),
+            "--bandwidth-reference must be a pair of two positive",
+        ),
+        (("--bandwidth", "rule", "--bandwidth-reference=-1,3"), "--bandwidth-reference must be a pair of two positive"),
+        (("--classes", "cat,,owl"), "each once, such as cat,dog,owl; got 'cat,,owl'"),
+        (("--classes", ""), "--classes must list"),
+        (("--classes", "cat,dog,cat"), "got 'cat,dog,cat'"),
         (("--classes", "cat"), "--classes must list at least two classes, each once, such as cat,dog,owl; got 'cat'"),
-        (("--prior", "cat=-1,dog=2"), "--prior must be uniform, or a share for each class"),
-        (("--prior", "cat=0.5,cat=0.5"), "no class twice"),
-        (("--prior", "cat=inf"), "--prior must be shares that sum to 1"),
-        (("--prior", "cat=0.2,dog=0.2"), "which sums to 0.4"),
-        (("--dimension", "2"), "--dimension is of no use with --projection identity"),
-        (("--recipe", "paper"), "--recipe is of no use with --projection identity"),
+        (("--prior", "cat=-1,dog=2,owl=0"), "--prior must be frequencies that sum to 1"),
+        (("--prior", "cat=0.5,cat=0.5"), "--prior must be uniform, or a share for each class"),
+        (("--prior", "cat=inf,dog=0,owl=0"), "--prior must be frequencies that sum to 1"),
+        (("--prior", "cat=0.2,dog=0.2,owl=0"), "(sum 0.4)"),
+        (("--prior", "cat=0.5,dog=0.5"), "--prior leaves out 'owl'"),
+        (("--prior", "some text"), "--prior must be uniform, or a share for each class"),
+        (("--folds", str(10**12)), "--folds must be"),
+        (("--dimension", "2"), "--dimension has no effect with --projection identity"),
+        (("--recipe", "paper"), "--recipe has no effect with --projection identity"),
     ],
 )
 def test_a_bad_value_exits_with_2_and_names_the_option(run, calibration, words, message):
     assert message in run("fit", calibration, "-o", "model.kcal", *QUICK, *words, code=2).stderr
     assert not Path("model.kcal").exists()
+
+
+def test_a_bad_value_of_set_names_the_parameter(run, calibration):
+    message = run("fit", calibration, "-o", "m.kcal", *QUICK, "--set", "bandwidth_interval=1", code=1).stderr
+    assert message.startswith("error: bandwidth_interval must be")
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("fit", "-m", "kcal", "--projection", "linear", "--dimension", 10**9), "--dimension"),
+        (("fit", "-m", "kcal", "--dimension", 10**30), "--dimension"),
+        (("fit", "-m", "kcal-blend", "--folds", 10**9), "--folds"),
+        (("fit", "-m", "histogram", "--set", f"bins={10**9}"), "bins"),
+        (("fit", "-m", "imax", "--set", f"bins={10**30}"), "bins"),
+        (("fit", "-m", "ts", "--seed", 2**64), "--seed"),
+        (("fit", "-m", "ts", "--seed", "text"), "--seed"),
+        (("fit", "-m", "ts", "--representation", "text"), "--representation"),
+        (("fit", "-m", "dircal", "--set", "grid=[[1e400, 1]]"), "grid"),
+        (("fit", "-m", "ts", "--set", "["), "--set"),
+        (("evaluate", "--resamples", 10**30), "--resamples"),
+        (("evaluate", "--confidence", 0), "--confidence"),
+        (("evaluate", "--confidence", "nan"), "--confidence"),
+        (("evaluate", "--seed", 2**64), "--seed"),
+        (("evaluate", "--pictures", 10**9, "--report", "page"), "--pictures"),
+        (("evaluate", "--methods", "ts,\x1b[31m"), "--methods"),
+    ],
+)
+def test_sizes_without_bound_and_odd_values_are_refused_by_name_in_one_line(
+    run, calibration, model, test_set, words, option
+):
+    command, *options = words
+    files = (calibration, "-o", "new.kcal") if command == "fit" else (model, test_set)
+    result = CliRunner().invoke(app, [str(word) for word in (command, *files, *options)])
+    assert result.exit_code in (1, 2), result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert option in result.stderr
+    assert not Path("new.kcal").exists()
 
 
 def test_evaluate_names_bad_classes_too(run, model, test_set):
@@ -56,7 +110,7 @@ def test_lists_are_read_by_their_commas():
 @pytest.mark.parametrize("name", ["model.npz", "model.ext", "model"])
 def test_a_model_of_another_suffix_is_refused_with_a_better_name(run, calibration, name):
     message = run("fit", calibration, "-o", name, *QUICK, code=2).stderr
-    assert f"--out must be a name that ends in .kcal, .safetensors; got '{name}'. Try 'model.kcal'" in message
+    assert f"--out must end in .kcal, .safetensors; got '{name}'. Try 'model.kcal'" in message
     assert not Path(name).exists()
 
 

@@ -120,9 +120,12 @@ def test_evidence_is_added_when_asked_for(run, model, test_set, suffix):
 
 
 def test_evidence_needs_a_kcal_model_and_a_format_that_can_hold_it(run, model, calibration, test_set):
-    assert "npy holds nothing but" in run("predict", model, test_set, "-o", "p.npy", "--evidence", code=2).stderr
+    assert (
+        "npy files have only probabilities"
+        in run("predict", model, test_set, "-o", "p.npy", "--evidence", code=2).stderr
+    )
     run("fit", calibration, "-o", "ts.kcal", "-m", "ts")
-    assert "needs a kcal model" in run("predict", "ts.kcal", test_set, "-o", "p.npz", "--evidence", code=1).stderr
+    assert "needs a kcal model" in run("predict", "ts.kcal", test_set, "-o", "p.npz", "--evidence", code=2).stderr
 
 
 def test_ids_keep_the_name_of_their_column(run, model, tmp_path):
@@ -161,16 +164,16 @@ def test_a_line_says_what_was_written_unless_quiet(run, model, test_set):
 
 @pytest.mark.parametrize(
     ("out", "message"),
-    [("nowhere/p.csv", "make it first"), (".", "not a file"), ("folder.csv", "not a file")],
+    [("nowhere/p.csv", "Make the folder"), (".", "name of a file"), ("folder.csv", "name of a file")],
 )
 def test_outputs_that_cannot_be_written_are_refused(run, model, test_set, out, message):
     Path("folder.csv").mkdir()
-    assert message in run("predict", model, test_set, "-o", out, code=1).stderr
+    assert message in run("predict", model, test_set, "-o", out, code=2).stderr
 
 
 def test_an_output_of_no_known_format_is_typed_wrongly(run, model, test_set):
     message = run("predict", model, test_set, "-o", "p.txt", code=2).stderr
-    assert "--out must be a name that ends in .npz, .npy, .parquet, .csv; got 'p.txt'" in message
+    assert "--out must end in .npz, .npy, .parquet, .csv; got 'p.txt'" in message
 
 
 def test_data_with_another_number_of_columns_are_refused(run, model):

@@ -31,7 +31,7 @@ def test_a_missing_file_a_folder_an_empty_file_and_a_wrong_suffix_are_named(run,
     Path("empty.npz").touch()
     Path("data.txt").write_text("1 2 3")
     assert "nowhere.npz does not exist" in message(run, "nowhere.npz")
-    assert "is a folder" in message(run, tmp_path)
+    assert "is a folder, not a file" in message(run, tmp_path)
     assert "empty.npz is empty" in message(run, "empty.npz")
     assert "must end in .npz, .npy, .parquet, .csv" in message(run, "data.txt")
 
@@ -48,7 +48,7 @@ def test_missing_arrays_are_named_with_those_present(run):
 def test_objects_are_not_read(run):
     np.savez("data.npz", embeddings=np.zeros((2, 2)), labels=np.array(["a", "b"], dtype=object))
     text = message(run, "data.npz")
-    assert "array labels holds Python objects" in text
+    assert "array labels contains Python objects" in text
     assert "astype(str)" in text
 
 
@@ -107,11 +107,11 @@ def test_damage_inside_an_npz_file_is_named_with_its_array(run):
 def test_an_npy_file_called_npz_and_the_reverse_are_named(run):
     np.save("array.npy", np.zeros((3, 2)))
     Path("array.npy").rename("array.npz")
-    assert "call it array.npy" in message(run, "array.npz")
+    assert "rename it to array.npy" in message(run, "array.npz")
     np.savez("arrays.npz", embeddings=np.zeros((3, 2)))
     Path("arrays.npz").rename("arrays.npy")
     np.save("labels.npy", np.zeros(3))
-    assert "call it arrays.npz" in message(run, "arrays.npy", "--labels", "labels.npy")
+    assert "rename it to arrays.npz" in message(run, "arrays.npy", "--labels", "labels.npy")
 
 
 def test_an_npy_file_needs_labels_from_elsewhere(run):
@@ -122,17 +122,17 @@ def test_an_npy_file_needs_labels_from_elsewhere(run):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"embeddings": np.zeros(4)}, "embeddings must have one row a sample"),
+        ({"embeddings": np.zeros(4)}, "embeddings must have"),
         ({"embeddings": np.zeros((0, 3))}, "0 sample(s)"),
         ({"embeddings": np.array([["a", "b"]] * 4)}, "embeddings must be numbers"),
         ({"embeddings": np.array([[0.0, 1], [np.nan, 1], [2, 3], [4, 5]])}, "row 1"),
-        ({"labels": np.arange(3)}, "labels must have one entry a sample; got 3 for 4 samples"),
+        ({"labels": np.arange(3)}, "labels must have one entry per sample; got 3 for 4 samples"),
         ({"labels": np.eye(4)}, "one-hot"),
-        ({"labels": np.array([0.5, 1, 2, 3])}, "whole numbers or text"),
+        ({"labels": np.array([0.5, 1, 2, 3])}, "integers or text"),
         ({"labels": np.array([np.nan, 1, 2, 3])}, "nan at row 0"),
-        ({"labels": np.array(["a", "", "b", "a"])}, "blank at row 1"),
+        ({"labels": np.array(["a", "", "b", "a"])}, "a blank at row 1"),
         ({"labels": np.array(["2020-01-01"] * 4, dtype="datetime64[D]")}, "numbers or text"),
-        ({"labels": np.array([0, 5, 0, 1]), "classes": ["a", "b"]}, "places in classes, 0 to 1; got 5 at row 1"),
+        ({"labels": np.array([0, 5, 0, 1]), "classes": ["a", "b"]}, "indices of classes, 0 to 1; got 5 at row 1"),
         ({"weights": np.array(["a"] * 4)}, "weights must be numbers"),
         ({"groups": np.zeros((4, 2))}, "groups must be a single column"),
         ({"ids": np.array([1, 1, 2, 3])}, "unique"),
@@ -171,7 +171,7 @@ def test_columns_that_were_named_must_be_there(run, tmp_path):
 def test_a_feature_that_is_text_is_named_with_the_remedy(run, tmp_path):
     path = write_columns(tmp_path / "data.csv", columns_of(blobs(90, 1)) | {"site": ["north"] * 90})
     text = message(run, path)
-    assert "column 'site' is to be a feature, but it holds text ('north' in row 0" in text
+    assert "column 'site' must be numbers to be a feature; it contains text, such as 'north'" in text
     assert "--feature-columns" in text
 
 
@@ -179,12 +179,12 @@ def test_a_feature_that_is_text_is_named_with_the_remedy(run, tmp_path):
     ("content", "text"),
     [
         ("label,a,a\nx,1,2\ny,3,4\n", "more than one column called a"),
-        (",label,a\n0,x,1\n1,y,3\n", "column 1 has no name"),
-        ("0.5,1.25,0\n0.1,0.2,1\n", "the first row looks like data"),
+        (",label,a\n0,x,1\n1,y,3\n", "no name for column 1"),
+        ("0.5,1.25,0\n0.1,0.2,1\n", "its first row looks like data"),
         ("label,a\n", "no rows below its header"),
         ("label,a\nx,1\ny,2,3\n", "cannot be read as csv"),
         ("label,a\nx,1\ny,\n", "row 1"),
-        ("label,a\n,1\ny,2\n", "blank at row 0"),
+        ("label,a\n,1\ny,2\n", "a blank at row 0"),
         ("label\nx\ny\n", "no columns left for features"),
         ("label,a\n1,1\n,2\n", "no value in row 1"),
     ],
@@ -196,7 +196,7 @@ def test_tables_that_are_not_what_they_should_be_are_named(run, content, text):
 
 def test_text_that_is_not_utf8_is_named(run):
     Path("data.csv").write_bytes("label,a\nä,1\nö,2\n".encode("latin-1"))
-    assert "column 'label' holds text that is not UTF-8" in message(run, "data.csv")
+    assert "column 'label' contains text that is not UTF-8" in message(run, "data.csv")
 
 
 def test_the_mark_that_some_programs_put_before_utf8_is_no_part_of_a_name(run):
@@ -221,7 +221,7 @@ def test_what_pandas_writes_is_read(run, tmp_path):
 
 def test_lists_in_a_column_are_named(run):
     pyarrow.parquet.write_table(pyarrow.table({"label": [0, 1], "embedding": [[0.1, 0.2], [0.3, 0.4]]}), "data.parquet")
-    assert "it holds list<" in message(run, "data.parquet")
+    assert "it contains list<" in message(run, "data.parquet")
 
 
 def test_an_unreadable_file_is_named(run, tmp_path, monkeypatch, calibration):

@@ -40,7 +40,7 @@ def test_intervals_stand_in_the_table_at_95_percent_unless_told(run, model, test
 def test_a_narrow_terminal_has_the_intervals_below_the_values(run, model, test_set, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = run("evaluate", model, test_set, "--resamples", "20").stdout.splitlines()
-    row = next(i for i, line in enumerate(lines) if "log-loss (NLL)" in line)
+    row = next(i for i, line in enumerate(lines) if "negative log-likelihood" in line)
     assert "[" not in lines[row]
     assert lines[row + 1].count("[") == lines[row + 1].count("]") == 2
 
@@ -104,19 +104,18 @@ def test_before_takes_the_place_of_the_logits_of_a_model(run, model, test_set):
     found = parsed(run, model, test_set, "--before", "other.npz")["metrics"]
     assert list(found) == ["before", "kcal"]
     assert found["before"] == pytest.approx(found["kcal"])
-    assert (
-        "give one of them" in run("evaluate", model, test_set, "--before", "x.npz", "--logits", "y.npy", code=2).stderr
-    )
+    words = ("evaluate", model, test_set, "--before", "other.npz", "--logits", test_set)
+    assert "give one of them" in run(*words, code=2).stderr
 
 
 def test_before_must_hold_the_same_rows_in_the_same_order_and_the_same_classes(run, model, test_set):
     run("predict", model, test_set, "-o", "p.npz")
     stored = dict(np.load("p.npz"))
     np.savez("short.npz", **{key: stored[key] if key == "classes" else stored[key][:5] for key in stored})
-    assert "same rows" in run("evaluate", model, test_set, "--before", "short.npz", code=1).stderr
+    assert "must have the same rows" in run("evaluate", model, test_set, "--before", "short.npz", code=1).stderr
     np.savez("turned.npz", **{key: stored[key] if key == "classes" else stored[key][::-1] for key in stored})
     message = run("evaluate", model, test_set, "--before", "turned.npz", code=1).stderr
-    assert "same order; row 0 is 'row-2-59', not 'row-2-0'" in message
+    assert "in the same order; row 0 is 'row-2-0' there; got 'row-2-59'" in message
     np.savez("wide.npz", probabilities=np.full((60, 4), 0.25))
     assert "4 columns of probabilities for 3" in run("evaluate", model, test_set, "--before", "wide.npz", code=1).stderr
     np.savez("odd.npz", probabilities=np.ones((60, 3)))
@@ -134,11 +133,11 @@ def test_the_report_holds_names_files_and_figures(run, calibration):
     assert "The report is out/report/report.html" in result.stdout
     assert result.stderr == ""
     assert "<script" not in page
-    for text in ("&lt;script&gt;", "a &quot;b&quot; &amp; c", "猫", "m.kcal", "test.npz", "uncalibrated", "KCal"):
+    for text in ("&lt;script&gt;", "a &quot;b&quot; &amp; c", "猫", "m.kcal", "test.npz", "no calibration", "KCal"):
         assert text in page
     assert "<dt>resamples</dt><dd>20</dd>" in page
     assert "<dt>seed</dt><dd>7</dd>" in page
-    assert "<dt>groups</dt><dd>12; whole groups are drawn" in page
+    assert "<dt>groups</dt><dd>12; the intervals resample whole groups" in page
 
 
 def test_json_on_standard_output_stays_alone_beside_a_report(run, tmp_path):
@@ -152,8 +151,8 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_work(run, model, 
     (tmp_path / "file").touch()
     (tmp_path / "taken" / "report.html").mkdir(parents=True)
     for folder in ("file", "file/below"):
-        assert "file is not a folder" in run("evaluate", model, test_set, "--report", folder, code=1).stderr
-    assert "--report" in run("evaluate", model, test_set, "--report", "taken", code=1).stderr
+        assert "file is not a folder" in run("evaluate", model, test_set, "--report", folder, code=2).stderr
+    assert "--report" in run("evaluate", model, test_set, "--report", "taken", code=2).stderr
     run("evaluate", model, "nothing.npz", "--report", "new", code=1)
     assert not Path("new").exists()
     assert list(ANIMALS) == kcal.load(model).classes_.tolist()

@@ -111,5 +111,5 @@ def _one_model(folder: Path, label: str, options: tuple[object, ...]) -> Cases:
 def bench() -> Cases:
     """The tables of a short benchmark on the embedded example; seconds are two numbers a cell, and left out."""
     with TemporaryDirectory() as folder:
-        output = run(*n.BENCH, n.METHODS, "ts,vector", n.RESHUFFLES, 1, n.JOBS, 1, n.OUT, Path(folder) / "out")
+        output = run(*n.BENCH, n.METHODS, "ts,vector", n.SPLITS, 1, n.JOBS, 1, n.OUT, Path(folder) / "out")
     yield "tables", shown(output)

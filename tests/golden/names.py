@@ -51,7 +51,7 @@ BENCH = ("bench",)
 OUT, METHOD, METHODS, SET, EVIDENCE = "--out", "--method", "--methods", "--set", "--evidence"
 PROJECTION, BANDWIDTH, PRIOR, SMOOTHING = "--projection", "--bandwidth", "--prior", "--smoothing"
 RESAMPLES, NO_INTERVALS, JSON, LABELS = "--resamples", "--no-intervals", "--json", "--labels"
-RESHUFFLES, JOBS = "--reshuffles", "--jobs"
+SPLITS, JOBS = "--splits", "--jobs"
 
 
 def log_densities(calibrator: Any, rows: Any) -> Any:

@@ -180,14 +180,17 @@ def test_a_comparison_prints_as_a_table():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"better": "smaller"}, 'better must be "lower" or "higher"; got'),
-        ({"level": 0}, "level must be between 0 and 1"),
-        ({"values": {}}, "values must hold at least one method; got none"),
-        ({"values": {"a": None}}, "values must hold at least one method; got none"),
-        ({"values": {"a": [0.1, float("inf")]}}, "values of 'a' must be finite; got inf at position 1"),
-        ({"accuracies": {"a": [0.9, 0.9]}}, "'uncalibrated' is missing. Pass its accuracies, or name another baseline"),
-        ({"accuracies": {"uncalibrated": [0.9, 0.9]}}, "'a' is missing"),
-        ({"n_test": 10}, "n_calibration and n_test must both be whole numbers"),
+        ({"better": "smaller"}, "better must be one of 'lower', 'higher'; got"),
+        ({"level": 0}, "level must be a number strictly between 0 and 1"),
+        ({"values": {}}, "values must have at least one method; got none"),
+        ({"values": {"a": None}}, "values must have at least one method; got none"),
+        ({"values": {"a": [0.1, float("inf")]}}, r"values\['a'\] must be finite; got inf at position 1"),
+        (
+            {"accuracies": {"a": [0.9, 0.9]}},
+            "got none of 'uncalibrated'. Pass its accuracies, or name another",
+        ),
+        ({"accuracies": {"uncalibrated": [0.9, 0.9]}}, "got none of 'a'"),
+        ({"n_test": 10}, "n_calibration must be an integer from 1"),
     ],
 )
 def test_comparisons_that_make_no_sense_are_refused(change, message):

@@ -13,15 +13,14 @@ from kcal.metrics import (
     expected_calibration_error,
     negative_log_likelihood,
 )
-from kcal.metrics.evaluation import METRICS
 from kcal.metrics.gap_intervals import Gaps, gap_interval, shared_gaps
-from kcal.metrics.resampling import percentile_interval
+from kcal.metrics.resampling import Resampling
 
 
 def test_every_metric_has_an_interval_and_a_seed_decides_it():
     probs, labels = two_classes(300, 0.3, np.random.default_rng(13))
     one, same, other = (evaluate(probs, labels, confidence=0.95, resamples=50, seed=seed) for seed in (0, 0, 1))
-    assert set(one.intervals) == set(METRICS)
+    assert set(one.intervals) == set(one.as_dict())
     assert one.intervals == same.intervals
     assert one.intervals != other.intervals
     for low, high in one.intervals.values():
@@ -43,7 +42,7 @@ def test_more_confidence_and_fewer_samples_make_wider_intervals():
         return {name: high - low for name, (low, high) in found.items()}
 
     usual, sure, few = width(2000, 0.8), width(2000, 0.99), width(200, 0.8)
-    for name in METRICS:
+    for name in evaluate(*two_classes(20, 0.0, np.random.default_rng(0))).as_dict():
         assert sure[name] > usual[name]
         assert few[name] > usual[name]
 
@@ -85,7 +84,7 @@ def test_the_inverted_test_in_a_case_worked_by_hand():
     assert low == 0.0  # of 100 samples one half, chance alone shows 0.08
     assert 0.05 < high < 0.15
     assert gap_interval(one_gap(0.0, 0.02, 100), 0.9, seed=0).high > 0.02
-    assert tuple(percentile_interval(np.arange(101.0), 0.9)) == pytest.approx((5.0, 95.0))
+    assert tuple(Resampling(0.9, 20, 0, None).percentile_interval(np.arange(101.0))) == pytest.approx((5.0, 95.0))
 
 
 def test_shared_gaps_are_the_mean_of_all_events_at_like_predictions():
@@ -170,7 +169,7 @@ def test_an_interval_of_any_metric_draws_whole_groups():
         ({"kind": "mean"}, "kind must be one of 'auto'"),
         ({"seed": -1}, "seed must be an integer"),
         ({"seed": "x"}, "seed must be an integer"),
-        ({"sample_weight": np.arange(30)}, "takes no sample_weight"),
+        ({"sample_weight": np.arange(30)}, "metric must take sample_weight if weights are given"),
         ({"groups": [None, "a"] * 15}, "groups must have no missing entries; got None at row 0"),
     ],
 )
@@ -184,7 +183,7 @@ def test_bad_options_of_an_interval_are_refused(options, words):
     ("options", "words"),
     [
         ({"confidence": 95}, "between 0 and 1"),
-        ({"confidence": 0.95, "resamples": 5}, "at least 20"),
+        ({"confidence": 0.95, "resamples": 5}, "resamples must be an integer from 20 to 1,000,000; got 5"),
         ({"confidence": 0.95, "groups": ["a"]}, "groups must have one entry per sample; got 1 entries for 300"),
         ({"groups": ["a"]}, "groups must have one entry per sample; got 1 entries for 300"),
         ({"confidence": 0.95, "seed": -1}, "seed must be an integer"),
@@ -198,7 +197,7 @@ def test_bad_settings_are_refused(options, words):
 
 
 def test_one_sample_has_no_interval():
-    with pytest.raises(InvalidInputError, match="at least two samples"):
+    with pytest.raises(InvalidInputError, match=r"^probs must have at least two rows"):
         evaluate([[0.4, 0.6]], [1], confidence=0.95)
 
 

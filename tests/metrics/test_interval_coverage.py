@@ -150,14 +150,14 @@ CALIBRATION_ERRORS = [
 def test_intervals_of_any_calibration_error_hold_the_truth(metric, temperature):
     """16 data sets: of a nominal 15.2, three standard errors less are 12.6."""
     generator = np.random.default_rng(34)
-    n, labels_a_row = (300, 12) if "kernel" in str(metric) else (400, 60)  # its time grows with the square of both
+    n, labels_per_row = (200, 12) if "kernel" in str(metric) else (400, 60)  # its time grows with the square of both
 
     def holds():
         for _ in range(16):
             probs, true, labels = three_classes(generator, temperature, n)
             truth = 0.0
             if temperature != 1.0:  # the same rows with many labels each: what is left when chance averages out
-                often = np.repeat(np.arange(n), labels_a_row)
+                often = np.repeat(np.arange(n), labels_per_row)
                 truth = float(metric(probs[often], draw_labels(true[often], generator)))
             low, high = confidence_interval(metric, probs, labels, resamples=40)
             yield low <= truth <= high

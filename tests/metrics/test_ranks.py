@@ -91,12 +91,12 @@ def test_the_overall_average_leaves_out_metrics_without_the_method():
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ({}, "tasks must hold at least one value; got none"),
-        ({"t": {"a": None}}, "tasks must hold at least one value; got none"),
-        ({"t": {"a": float("nan")}}, "tasks must hold at least one value; got none"),
-        ({"t": {"a": "best"}}, "the value of 'a' in task 't' must be a number, None, or an array over reshuffles"),
-        ({"t": {"a": [[1.0]]}}, "the value of 'a' in task 't' must be a number, None, or an array over reshuffles"),
-        ({"t": {"a": [1.0, 2.0], "b": 1.0}}, "all methods of task 't' must have values for the same reshuffles"),
+        ({}, "tasks must have at least one value; got none"),
+        ({"t": {"a": None}}, "tasks must have at least one value; got none"),
+        ({"t": {"a": float("nan")}}, "tasks must have at least one value; got none"),
+        ({"t": {"a": "best"}}, r"tasks\['t'\]\['a'\] must be real numbers; got text, 'best'"),
+        ({"t": {"a": [[1.0]]}}, r"tasks\['t'\]\['a'\] must be a number, None, or an array over reshuffles"),
+        ({"t": {"a": [1.0, 2.0], "b": 1.0}}, r"tasks\['t'\] must have values for the same reshuffles"),
     ],
 )
 def test_tasks_that_make_no_sense_are_refused(tasks, message):
@@ -105,5 +105,5 @@ def test_tasks_that_make_no_sense_are_refused(tasks, message):
 
 
 def test_an_unknown_direction_is_refused():
-    with pytest.raises(InvalidInputError, match='better must be "lower" or "higher"; got'):
+    with pytest.raises(InvalidInputError, match="better must be one of 'lower', 'higher'; got"):
         average_ranks({"t": {"a": 1.0}}, better="up")

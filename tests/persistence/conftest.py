@@ -26,6 +26,12 @@ def fitted(problem: Any) -> KCal:
 
 
 @pytest.fixture(scope="session")
+def fitted_content(fitted: KCal, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return the bytes of the saved ``fitted``."""
+    return save(fitted, tmp_path_factory.mktemp("fitted") / "model.kcal").read_bytes()
+
+
+@pytest.fixture(scope="session")
 def contents() -> dict[str, bytes]:
     """Return the bytes of saved calibrators, by method; filled as they are asked for."""
     return {}

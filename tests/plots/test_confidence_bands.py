@@ -23,6 +23,8 @@ def bins():
         edges=np.linspace(0, 1, 6),
         of="confidence",
         adaptive=False,
+        weights=np.array([0, 4, 20, 50, 30], dtype=float),
+        effective_counts=np.array([0, 4, 20, 50, 30], dtype=float),
     )
 
 

@@ -60,7 +60,9 @@ def test_small_panels_share_the_legend_of_most_of_them() -> None:
     assert axes[0, 0].get_figure().get_figwidth() / 4 < wide
 
 
-@pytest.mark.parametrize("panels", [[], None, "panels", 5, [5], [replace(PANEL, lines=())], [PANEL] * 1000])
+@pytest.mark.parametrize(
+    "panels", [[], None, "panels", 5, [5], [replace(PANEL, lines=())], [replace(PANEL, lines=5)], [PANEL] * 1000]
+)
 def test_what_are_no_panels_is_refused(panels: Any) -> None:
     with pytest.raises(InvalidInputError, match="panels must"):
         line_panels(panels)

@@ -29,6 +29,8 @@ def bins():
         edges=np.array([0, 0.25, 0.5, 0.75, 1]),
         of="confidence",
         adaptive=False,
+        weights=np.array([0, 14, 15, 200], dtype=float),
+        effective_counts=np.array([0, 14, 15, 200], dtype=float),
     )
 
 

@@ -1,17 +1,20 @@
-"""The paper's experiments: tasks, reshuffles, all methods, tables."""
+"""Benchmark of calibration methods: tasks, splits, methods, runs, results and tables."""
 
-from kcal.benchmark.cells import Cell, Outcome
-from kcal.benchmark.entrants import DEFAULT, ENTRANTS, PAPER
+from kcal.benchmark.methods import BENCHMARK_METHODS, DEFAULT_METHODS, PAPER_METHODS
+from kcal.benchmark.results import Result, ResultKey
 from kcal.benchmark.running import Plan, run
-from kcal.benchmark.tasks import Task, check_tasks, example_task, read_task, read_tasks, write_task
+from kcal.benchmark.summaries import Results
+from kcal.benchmark.task_writing import write_task
+from kcal.benchmark.tasks import Task, check_tasks, example_task, read_task, read_tasks
 
 __all__ = [
-    "DEFAULT",
-    "ENTRANTS",
-    "PAPER",
-    "Cell",
-    "Outcome",
+    "BENCHMARK_METHODS",
+    "DEFAULT_METHODS",
+    "PAPER_METHODS",
     "Plan",
+    "Result",
+    "ResultKey",
+    "Results",
     "Task",
     "check_tasks",
     "example_task",

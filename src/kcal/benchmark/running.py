@@ -1,232 +1,184 @@
-"""All cells, in parallel, each kept as soon as it is done: a run that is stopped goes on where it was."""
+"""Run methods on all splits of all tasks, in parallel; each result is stored as soon as it is measured."""
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import chain
 from pathlib import Path
 
-import joblib
-import numpy as np
-import torch
-from threadpoolctl import threadpool_limits
-
-from kcal.benchmark.cells import Cell, Origin, Outcome, described, measure_cell
-from kcal.benchmark.entrants import Entrant, check_entrants, parameters_of, takes_part, train_for, training_of
-from kcal.benchmark.keeping import (
-    CELLS,
-    Kept,
+from kcal.benchmark.locking import locked_folder
+from kcal.benchmark.measuring import describe, measure
+from kcal.benchmark.methods import (
+    BENCHMARK_METHODS,
+    BenchmarkMethod,
+    check_methods,
+    is_available,
+    parameters_hash,
+    projection_key,
+    train_for,
+)
+from kcal.benchmark.results import Origin, Result, ResultKey
+from kcal.benchmark.splits import Split
+from kcal.benchmark.store import (
+    RESULTS_FILE,
+    Stored,
     appending,
     code_fingerprint,
-    find_again,
-    read_cells,
+    read_results,
     task_fingerprint,
+    usable_results,
     versions,
 )
-from kcal.benchmark.reshuffles import Reshuffle, reshuffles_by_group, reshuffles_by_row
-from kcal.benchmark.tasks import Task, can_be_dealt_by_group
-from kcal.errors import InvalidInputError, KcalWarning
+from kcal.benchmark.table import printable
+from kcal.benchmark.tasks import Task
+from kcal.benchmark.workers import in_parallel
+from kcal.errors import InvalidInputError, KcalWarning, warn
+from kcal.persistence import check_path
+from kcal.validation import check_integer, check_seed, shown
 
-SLOW = ("iop", "kcal-blend", "dircal", "kcal", "kcal-linear", "kcal-logits", "gp", "sms")
-"""Methods that take longest, longest first: begun first, they leave no processor idle at the end."""
-LOOK_FOR_THE_PARENT = 1.0
-"""Seconds between two looks of a worker whether the run is still there."""
+MAX_SPLITS = 100_000
+MAX_JOBS = 10_000
+
+Progress = Callable[[str, int, int], None]
+"""Called at every step with what is being done, the number of results so far and their total."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run: methods, reshuffles, seed, and on how many processors."""
+    """What to run: methods, number of splits per task, seed, and number of worker processes."""
 
     methods: tuple[str, ...]
-    reshuffles: int = 10
+    n_splits: int = 10
     seed: int = 0
     jobs: int = 2
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "methods", tuple(check_entrants(list(self.methods))))
-        for name, least in (("reshuffles", 1), ("seed", 0), ("jobs", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidInputError(f"{name} must be a whole number, at least {least}; got {value!r}.")
-
-
-Watch = Callable[[str, int, int], None]
-"""Told, at every step, what goes on, how many cells are done and how many there are."""
+        object.__setattr__(self, "methods", check_methods(self.methods))
+        check_integer(self.n_splits, "n_splits", minimum=1, maximum=MAX_SPLITS)
+        check_seed(self.seed)
+        check_integer(self.jobs, "jobs", minimum=1, maximum=MAX_JOBS)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """An entrant that is ready to be measured, or why it is not, and what its projection took; None without one."""
+    """A method with its trained projection, or the error of the training; seconds are None if there was none."""
 
-    entrant: Entrant
+    method: BenchmarkMethod
     seconds: float | None = None
     error: str | None = None
 
 
-def run(tasks: Iterable[Task], plan: Plan, folder: str | Path, *, watch: Watch = lambda *_: None) -> list[Outcome]:
-    """Measure every cell that the folder does not hold yet, and return all of the tasks' outcomes.
+def run(tasks: Iterable[Task], plan: Plan, folder: str | Path, *, progress: Progress = lambda *_: None) -> list[Result]:
+    """Measure what the folder does not hold yet, and return the results of all tasks.
 
-    Stored outcomes are used where data, the method's parameters, kcal's code and the versions of what computes are the
-    same; others are measured anew, and a warning counts them. A method that fails, in training or in a cell, says so
-    in its outcomes, and is tried again in the next run. A task with fewer groups than can be dealt is dealt by row
-    only.
+    Stored results are used where data, the method's parameters, kcal's code and package versions are the same; others
+    are measured again, and a warning counts them. A method that fails in training or on a split has the error in its
+    results, and is tried again in the next run. A task with too few groups is split by row only.
+
+    Raises
+    ------
+    InvalidInputError
+        If another run uses the folder.
     """
-    place = Path(folder)
+    place = check_path(folder, "folder")
     place.mkdir(parents=True, exist_ok=True)
-    kept = read_cells(place / CELLS, plan.seed)
-    wanted: list[Outcome] = []
-    with appending(place / CELLS, plan.seed, kept) as keep:
-        for task in tasks:
-            origins = _origins(task, plan)
-            for by_group in (False, True) if can_be_dealt_by_group(task) else (False,):
-                wanted += _run_task(task, plan, by_group, origins, kept, keep, watch)
-    return wanted
+    results: list[Result] = []
+    with locked_folder(place):
+        stored = read_results(place / RESULTS_FILE, plan.seed)
+        with appending(place / RESULTS_FILE, plan.seed, stored) as append:
+            for task in tasks:
+                if not isinstance(task, Task):
+                    raise InvalidInputError("tasks", "must be kcal.benchmark.Task objects", got=shown(task))
+                for by_group in (False, True) if task.can_split_groups else (False,):
+                    results += TaskRun(task, plan, by_group, progress).results(stored, append)
+    return results
 
 
-def _run_task(
-    task: Task,
-    plan: Plan,
-    by_group: bool,
-    origins: Mapping[str, Origin],
-    kept: Kept,
-    keep: Callable[[Outcome], None],
-    watch: Watch,
-) -> list[Outcome]:
-    deals = deal(task, plan, by_group=by_group)
-    sizes = [(len(each.calibration), len(each.test)) for each in deals]
-    methods = [name for name in plan.methods if takes_part(name, task)]
-    cells = [Cell(task.name, by_group, each.index, name) for each in deals for name in methods]
-    done, unusable = find_again(kept, cells, origins)
-    missing = [cell for cell in cells if cell not in done]
-    title = f"{task.name}{', by group' if by_group else ''}"
-    if unusable:
-        warnings.warn(f"{title}: stored cells are measured anew: {unusable}.", KcalWarning, stacklevel=3)
-    watch(title, len(done), len(cells))
-    prepared = _prepare_all(
-        list(dict.fromkeys(cell.method for cell in missing)),
-        task,
-        plan,
-        by_group=by_group,
-        tell=lambda what: watch(f"{title}: {what}", len(done), len(cells)),
-    )
-    failed = [Outcome(cell, error=prepared[cell.method].error) for cell in missing if prepared[cell.method].error]
-    ready = sorted((cell for cell in missing if not prepared[cell.method].error), key=_slow_first)
-    work = [(deals[cell.reshuffle], prepared[cell.method].entrant) for cell in ready]
-    n_groups = len(np.unique(task.pool.groups)) if task.has_groups else None
-    for measured in chain(failed, _in_parallel(task, work, by_group=by_group, jobs=plan.jobs)):
-        cell, method = measured.cell, measured.cell.method
-        done[cell] = replace(
-            measured,
-            sizes=sizes[cell.reshuffle],
-            n_groups=n_groups,
-            train_seconds=prepared[method].seconds,
-            origin=origins[method],
-        )
-        keep(done[cell])
-        watch(f"{title}: {method}", len(done), len(cells))
-    return [done[cell] for cell in cells]
+@dataclass(frozen=True)
+class TaskRun:
+    """The methods of a plan on the splits of one task, by row or by group."""
+
+    task: Task
+    plan: Plan
+    by_group: bool
+    progress: Progress
+
+    @property
+    def title(self) -> str:
+        """What progress and warnings call it."""
+        return f"{printable(self.task.name)}{', by group' if self.by_group else ''}"
+
+    def results(self, stored: Stored, append: Callable[[Result], None]) -> list[Result]:
+        """Return the results of all methods and splits; measure those that are not stored."""
+        splits = self.task.splits(self.plan.n_splits, self.plan.seed, by_group=self.by_group)
+        methods = [name for name in self.plan.methods if is_available(name, self.task)]
+        keys = [ResultKey(self.task.name, self.by_group, split.index, name) for split in splits for name in methods]
+        origins = self._origins()
+        done, unusable = usable_results(stored, keys, origins)
+        if unusable:
+            warn(f"{self.title}: stored results are measured again: {unusable}.", KcalWarning)
+        self.progress(self.title, len(done), len(keys))
+        missing = [key for key in keys if key not in done]
+        prepared = self._prepare(list(dict.fromkeys(key.method for key in missing)), len(done), len(keys))
+        failed = [Result(key, error=prepared[key.method].error) for key in missing if prepared[key.method].error]
+        ready = [key for key in missing if not prepared[key.method].error]
+        ready.sort(key=lambda key: -BENCHMARK_METHODS[key.method].cost)  # no core is idle at the end
+        task = replace(self.task, train=self.task.pool, out_of_scope=None)  # workers need no training data
+        calls = [(task, splits[key.split], prepared[key.method].method, self.by_group) for key in ready]
+        for measured in chain(failed, in_parallel(_measure, calls, jobs=self.plan.jobs)):
+            key, split = measured.key, splits[measured.key.split]
+            done[key] = replace(
+                measured,
+                sizes=(len(split.calibration), len(split.test)),
+                n_groups=self.task.n_groups,
+                train_seconds=prepared[key.method].seconds,
+                origin=origins[key.method],
+            )
+            append(done[key])
+            self.progress(f"{self.title}: {key.method}", len(done), len(keys))
+        return [done[key] for key in keys]
+
+    def _origins(self) -> Mapping[str, Origin]:
+        fingerprint, packages, code = task_fingerprint(self.task), versions(), code_fingerprint()
+        return {
+            name: Origin(fingerprint, parameters_hash(name, seed=self.plan.seed), packages, code)
+            for name in self.plan.methods
+        }
+
+    def _prepare(self, names: Sequence[str], done: int, total: int) -> dict[str, Prepared]:
+        """Train every different projection once, in parallel, and return the methods with theirs."""
+        keys = {name: projection_key(name, seed=self.plan.seed) for name in names}
+        users: dict[str, list[str]] = {}
+        for name, key in keys.items():
+            if key is not None:
+                users.setdefault(key, []).append(name)
+        if users:
+            learning = ", ".join(name for sharing in users.values() for name in sharing)
+            self.progress(f"{self.title}: preparing {learning}", done, total)
+        calls = [(key, names[0], self.task, self.plan.seed, self.by_group) for key, names in users.items()]
+        trained = dict(in_parallel(_train, calls, jobs=self.plan.jobs))
+        return {
+            name: Prepared(BenchmarkMethod(name, self.plan.seed))
+            if key is None
+            else replace(trained[key], method=replace(trained[key].method, name=name))
+            for name, key in keys.items()
+        }
 
 
-def _slow_first(cell: Cell) -> int:
-    return SLOW.index(cell.method) if cell.method in SLOW else len(SLOW)
+def _measure(task: Task, split: Split, method: BenchmarkMethod, by_group: bool) -> Result:
+    return measure(task, split, method, by_group=by_group)
 
 
-def _origins(task: Task, plan: Plan) -> dict[str, Origin]:
-    fingerprint, packages, code = task_fingerprint(task), versions(), code_fingerprint()
-    return {name: Origin(fingerprint, parameters_of(name, seed=plan.seed), packages, code) for name in plan.methods}
-
-
-def _prepare_all(
-    names: Sequence[str], task: Task, plan: Plan, *, by_group: bool, tell: Callable[[str], None]
-) -> dict[str, Prepared]:
-    """Train the projections of entrants that learn one, side by side, and each once for all that learn it alike."""
-    trainings = {name: training_of(name, seed=plan.seed) for name in names}
-    alike: dict[str, list[str]] = {}
-    for name, training in trainings.items():
-        if training is not None:
-            alike.setdefault(training, []).append(name)
-    calls = [
-        joblib.delayed(_prepare_in_worker)(users[0], task, plan.seed, by_group, os.getpid()) for users in alike.values()
-    ]
-    if calls:
-        tell(f"preparing {', '.join(name for users in alike.values() for name in users)}")
-    learned = dict(zip(alike, joblib.Parallel(n_jobs=min(plan.jobs, max(len(calls), 1)))(calls), strict=True))
-    return {
-        name: Prepared(Entrant(name, plan.seed))
-        if training is None
-        else replace(learned[training], entrant=replace(learned[training].entrant, name=name))
-        for name, training in trainings.items()
-    }
-
-
-def _prepare_in_worker(name: str, task: Task, seed: int, by_group: bool, parent: int) -> Prepared:
-    _end_with(parent)
+def _train(key: str, name: str, task: Task, seed: int, by_group: bool) -> tuple[str, Prepared]:
+    """Train a method's projection; return it with its key."""
     start = time.perf_counter()
     try:
-        with on_one_thread(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of arrays that processes share and nobody may write to
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about shared arrays that cannot be written
             projection = train_for(name, task, seed=seed, by_group=by_group)
-    except Exception as error:  # whatever a method does, the others go on
-        return Prepared(Entrant(name, seed), error=f"training the projection: {described(error)}")
-    return Prepared(Entrant(name, seed, projection), time.perf_counter() - start)
-
-
-def deal(task: Task, plan: Plan, *, by_group: bool) -> list[Reshuffle]:
-    """Return the reshuffles of a task's pool."""
-    if by_group:
-        return reshuffles_by_group(task.pool.groups, task.calibration_share, plan.reshuffles, plan.seed)
-    return reshuffles_by_row(len(task.pool.labels), task.calibration_share, plan.reshuffles, plan.seed)
-
-
-def _in_parallel(
-    task: Task, work: Sequence[tuple[Reshuffle, Entrant]], *, by_group: bool, jobs: int
-) -> Iterator[Outcome]:
-    """Yield outcomes as they come, one by one: a run that is killed loses the cells in work and no other."""
-    if not work:
-        return
-    without_training = Task(task.name, task.pool, task.pool, task.calibration_share, task.classes, task.companions)
-    calls = (
-        joblib.delayed(_measure_in_worker)(without_training, reshuffle, entrant, by_group, os.getpid())
-        for reshuffle, entrant in work
-    )
-    yield from joblib.Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")(calls)
-
-
-def _measure_in_worker(task: Task, reshuffle: Reshuffle, entrant: Entrant, by_group: bool, parent: int) -> Outcome:
-    """Measure on one thread, so that processes do not crowd each other out."""
-    _end_with(parent)
-    with on_one_thread():
-        return measure_cell(task, reshuffle, entrant, by_group=by_group)
-
-
-@cache
-def _end_with(parent: int) -> None:
-    """End this process when the run that it works for is gone: one that is killed cannot tell its workers."""
-    if os.getppid() != parent:
-        return
-
-    def look() -> None:
-        while os.getppid() == parent:
-            time.sleep(LOOK_FOR_THE_PARENT)
-        os._exit(1)
-
-    threading.Thread(target=look, daemon=True).start()
-
-
-@contextmanager
-def on_one_thread() -> Iterator[None]:
-    """More threads than free processors make small steps several times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        torch.set_num_threads(before)
+    except Exception as error:  # whatever fails in one method, the others go on
+        return key, Prepared(BenchmarkMethod(name, seed), error=f"training the projection: {describe(error)}")
+    return key, Prepared(BenchmarkMethod(name, seed, projection), time.perf_counter() - start)

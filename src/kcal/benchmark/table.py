@@ -1,11 +1,11 @@
-"""A table: a title, headings and entries; as text for the terminal, Markdown, CSV and LaTeX."""
+"""A table for the terminal, Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
 import csv
 import io
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,10 +13,12 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-WIDEST_HEADING, WIDEST_NAME, WIDEST_ENTRY = 12, 20, 24
+MAX_HEADING, MAX_NAME, MAX_ENTRY = 12, 20, 24
 """Characters of headings, names and other entries in a terminal, beyond which they take several lines."""
-BETWEEN, AROUND = 3, 2
+SPACING, MARGIN = 3, 2
 """Characters between two columns in a terminal, and at both ends of a line."""
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+"""First characters by which spreadsheet programs take a cell for a formula."""
 
 LATEX = str.maketrans(
     {
@@ -27,11 +29,11 @@ LATEX = str.maketrans(
         "†": r"$\dagger$", "✗": r"$\times$", "[": "{[}", "…": r"\dots{}", "\n": " ",
     }
 )  # fmt: skip
-"""Character by character, so that what one becomes is not replaced once more."""
+"""Escapes, applied character by character, so that no replacement is replaced again."""
 
 
 class Entry(NamedTuple):
-    """What stands in one place of a table."""
+    """The content of one place of a table."""
 
     text: str
     bold: bool = False
@@ -50,49 +52,53 @@ class Table:
 
     def as_rich(self) -> RichTable:
         """Return the table for a terminal; long entries take several lines."""
-        table = RichTable(title=escape(self.title), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-        for place, name in enumerate(self.heading):
-            words = place > 0 and self._holds_words(place)
+        table = RichTable(
+            title=escape(printable(self.title)), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left"
+        )
+        for column, name in enumerate(self.heading):
+            is_text = column > 0 and self._is_text(column)
             table.add_column(
-                escape(_broken(name, WIDEST_HEADING)),
-                justify="left" if place == 0 or words else "right",
-                no_wrap=not words,
+                escape(_wrap(printable(name), MAX_HEADING)),
+                justify="left" if column == 0 or is_text else "right",
+                no_wrap=not is_text,
                 overflow="fold",
             )
         for first, *others in self.rows:
-            shown = [first._replace(text=_broken(first.text, WIDEST_NAME)), *others]
-            table.add_row(*(_wrapped(entry, "[bold]", "[/bold]", "[underline]", "[/underline]") for entry in shown))
+            texts = [_wrap(printable(first.text), MAX_NAME), *(printable(entry.text) for entry in others)]
+            entries = [entry._replace(text=escape(text)) for entry, text in zip((first, *others), texts, strict=True)]
+            table.add_row(*(_mark(entry, "[bold]", "[/bold]", "[underline]", "[/underline]") for entry in entries))
         return table
 
-    def _holds_words(self, place: int) -> bool:
-        return any(len(row[place].text) > WIDEST_ENTRY for row in self.rows)
+    def _is_text(self, column: int) -> bool:
+        return any(len(row[column].text) > MAX_ENTRY for row in self.rows)
 
-    def _width(self, place: int) -> int:
+    def _width(self, column: int) -> int:
         """Return how many characters a column needs in a terminal."""
-        entries = [row[place].text for row in self.rows]
-        if place == 0:
-            entries = [line for text in entries for line in _broken(text, WIDEST_NAME).split("\n")]
-        elif self._holds_words(place):
-            entries = [word for text in entries for word in text.split()[:WIDEST_ENTRY]] + ["x" * WIDEST_ENTRY]
-        return max(len(text) for text in (*entries, *_broken(self.heading[place], WIDEST_HEADING).split("\n")))
+        entries = [printable(row[column].text) for row in self.rows]
+        if column == 0:
+            entries = [line for text in entries for line in _wrap(text, MAX_NAME).split("\n")]
+        elif self._is_text(column):
+            entries = [word for text in entries for word in text.split()[:MAX_ENTRY]] + ["x" * MAX_ENTRY]
+        heading = _wrap(printable(self.heading[column]), MAX_HEADING).split("\n")
+        return max(len(text) for text in (*entries, *heading))
 
-    def turned(self, corner: str = "method") -> Table:
-        """Return the table with rows as columns: methods are more than tasks, and terminals are narrow."""
+    def transposed(self, corner: str = "method") -> Table:
+        """Return the table with rows as columns: there are more methods than tasks, and terminals are narrow."""
         names = [row[0].text for row in self.rows]
         columns = zip(*(row[1:] for row in self.rows), strict=True)
         rows = tuple((Entry(name), *entries) for name, entries in zip(self.heading[1:], columns, strict=True))
         return Table(self.name, self.title, (corner, *names), rows, self.note)
 
     def fitting(self, width: int) -> list[Table]:
-        """Return the table in as many parts, side by side, as a terminal of this width needs to cut nothing off."""
-        room = width - AROUND - self._width(0)
-        needed = [BETWEEN + self._width(place) for place in range(1, len(self.heading))]
+        """Return the table in as many parts, side by side, as a terminal of this width needs to show everything."""
+        room = width - MARGIN - self._width(0)
+        needed = [SPACING + self._width(column) for column in range(1, len(self.heading))]
         starts, used = [0], 0
-        for place, each in enumerate(needed):
-            if place > starts[-1] and used + each > room:
-                starts.append(place)
+        for column, columns_width in enumerate(needed):
+            if column > starts[-1] and used + columns_width > room:
+                starts.append(column)
                 used = 0
-            used += each
+            used += columns_width
         if len(starts) < 2:
             return [self]
         even = -(-len(needed) // len(starts))
@@ -104,31 +110,29 @@ class Table:
             for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1)
         ]
 
-    def _part(self, places: Iterable[int], title: str) -> Table:
-        chosen = (0, *places)
-        rows = tuple(tuple(row[place] for place in chosen) for row in self.rows)
-        return Table(self.name, title, tuple(self.heading[place] for place in chosen), rows, self.note)
+    def _part(self, columns: Iterable[int], title: str) -> Table:
+        kept = (0, *columns)
+        rows = tuple(tuple(row[column] for column in kept) for row in self.rows)
+        return Table(self.name, title, tuple(self.heading[column] for column in kept), rows, self.note)
 
     def as_markdown(self) -> str:
         """Return the table as GitHub shows it, without the note."""
-        heading = [_in_one_cell(name) for name in self.heading]
+        heading = [_markdown(name) for name in self.heading]
         lines = [f"| {' | '.join(heading)} |", f"|{'|'.join(['---'] + ['--:'] * (len(self.heading) - 1))}|"]
         for row in self.rows:
-            cells = [
-                _wrapped(entry._replace(text=_in_one_cell(entry.text)), "**", "**", "<u>", "</u>") for entry in row
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
+            entries = [_mark(entry._replace(text=_markdown(entry.text)), "**", "**", "<u>", "</u>") for entry in row]
+            lines.append(f"| {' | '.join(entries)} |")
         return "\n".join([f"### {self.title}", "", *lines, ""])
 
     def as_csv(self) -> str:
-        """Return the table for a spreadsheet, as it reads."""
+        """Return the table for a spreadsheet, with the texts that it shows."""
         return comma_separated(self.heading, [[entry.text for entry in row] for row in self.rows])
 
     def as_latex(self) -> str:
         """Return the table for a paper, the note below it; it needs the package booktabs."""
         rows = [
             " & ".join(
-                _wrapped(entry._replace(text=latex(entry.text)), r"\textbf{", "}", r"\underline{", "}") for entry in row
+                _mark(entry._replace(text=latex(entry.text)), r"\textbf{", "}", r"\underline{", "}") for entry in row
             )
             for row in self.rows
         ]
@@ -151,32 +155,49 @@ class Table:
         )
 
 
-def comma_separated(heading: tuple[str, ...], rows: list[list[str]]) -> str:
-    """Return rows for a spreadsheet."""
+def comma_separated(heading: Sequence[str], rows: Iterable[Sequence[str | float | int]]) -> str:
+    """Return rows for a spreadsheet; text that a spreadsheet program would run as a formula begins with a quote."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(heading)
-    writer.writerows(rows)
+    for row in (heading, *rows):
+        writer.writerow([_as_text(cell) if isinstance(cell, str) else f"{cell:.6g}" for cell in row])
     return stream.getvalue()
 
 
+def _as_text(cell: str) -> str:
+    """Return a cell that begins with a quote if it would otherwise be a formula; numbers stay as they are."""
+    if not cell.startswith(FORMULA_STARTS):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
 def latex(text: str) -> str:
-    """Return text as LaTeX sets it: what has a meaning there is escaped."""
+    """Return text with everything escaped that has a meaning in LaTeX."""
     return text.translate(LATEX)
 
 
-def _broken(text: str, width: int) -> str:
-    """Break a text into lines, between words alone."""
+def printable(text: str) -> str:
+    """Return text with control characters, such as terminal escape sequences, in escaped form."""
+    return "".join(
+        character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def _wrap(text: str, width: int) -> str:
+    """Break a text into lines between words."""
     return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
 
 
-def _in_one_cell(text: str) -> str:
-    """Return text that neither ends a cell of a Markdown table nor its line."""
-    return " ".join(text.split()).replace("\\|", "\\\\|").replace("|", "\\|").replace("<", "&lt;")
+def _markdown(text: str) -> str:
+    """Return text that ends neither a cell of a Markdown table nor its line."""
+    return " ".join(printable(text).split()).replace("\\|", "\\\\|").replace("|", "\\|").replace("<", "&lt;")
 
 
-def _wrapped(entry: Entry, bold: str, bold_end: str, underline: str, underline_end: str) -> str:
-    text = escape(entry.text) if bold == "[bold]" else entry.text
-    if entry.underlined:
-        text = f"{underline}{text}{underline_end}"
+def _mark(entry: Entry, bold: str, bold_end: str, underline: str, underline_end: str) -> str:
+    text = f"{underline}{entry.text}{underline_end}" if entry.underlined else entry.text
     return f"{bold}{text}{bold_end}" if entry.bold else text

@@ -1,62 +1,41 @@
-"""The benchmark's tables: one a metric, the best by the corrected test, ranks, seconds, failures."""
+"""The benchmark's tables: one per metric, the best by the corrected test, ranks, seconds and failures."""
 
 from __future__ import annotations
 
-from kcal.benchmark.reshuffles import LEAST_GROUPS
-from kcal.benchmark.results import MEASURES, RANKED, Results, Row
+from kcal.benchmark.splits import MIN_CALIBRATION_GROUPS
+from kcal.benchmark.summaries import MAIN_METRICS, TABLE_METRICS, Results, Row
 from kcal.benchmark.table import Entry, Table
 from kcal.metrics import MethodComparison, ReshuffleSummary
+from kcal.metrics.registry import Metric
 
-__all__ = [
-    "ABSENT",
-    "CORRECTED_NOTE",
-    "FAILED",
-    "FAILED_IN_SOME",
-    "INACCURATE",
-    "NOTE",
-    "Entry",
-    "Table",
-    "all_tables",
-    "corrected_table",
-    "dealing_note",
-    "failure_table",
-    "metric_table",
-    "rank_table",
-    "time_table",
-    "training_table",
-]
-
-ABSENT = "–"
+NO_VALUE = "–"
 FAILED = "failed"
-FAILED_IN_SOME = "✗"
-INACCURATE = "†"
-NOTE = (
-    "Mean ± standard deviation over reshuffles. Bold: the best mean among methods that keep the accuracy, and what is "
-    f"not significantly worse (pooled t-test, p = 0.01); {INACCURATE} significantly less accurate than uncalibrated; "
-    f"underlined: the best mean of all, where it does not keep the accuracy; {FAILED}: in every reshuffle; "
-    f"{FAILED_IN_SOME} failed in so many reshuffles: the mean is over the others, and neither compared nor ranked; "
-    f"{ABSENT} did not take part, or has no such number. "
-    "Reshuffles share samples, and the pooled test takes them for independent: it is surer than it should be."
+FAILED_SOME = "✗"
+LESS_ACCURATE = "†"
+OVERALL = "overall, without NLL"
+METRIC_NOTE = (
+    "Mean ± standard deviation over splits. Bold: the best mean among methods that keep the accuracy, and those not "
+    f"significantly worse (pooled t-test, p = 0.01). {LESS_ACCURATE}: significantly less accurate than uncalibrated. "
+    f"Underlined: the best mean of all, if its method does not keep the accuracy. {FAILED}: on every split. "
+    f"{FAILED_SOME}N: failed on N splits; the mean is over the others and is neither compared nor ranked. {NO_VALUE}: "
+    "not run, or no value. Splits share samples, which the pooled test ignores: its p-values are too small."
 )
 CORRECTED_NOTE = (
-    "The best mean among the methods that keep the accuracy, first, and what is not significantly worse by the "
-    "corrected test of Nadeau and Bengio (paired, p = 0.01). Reshuffles of one pool overlap: this test allows for it, "
-    "the pooled one behind the bold numbers does not, so that more methods tend to tie here."
+    "First the best mean among methods that keep the accuracy, then those not significantly worse by the corrected "
+    "test of Nadeau and Bengio (paired, p = 0.01). It accounts for the samples that splits share, which the pooled "
+    "test behind the bold numbers does not, so that more methods tend to tie here."
 )
 RANK_NOTE = (
-    "Ranks over every reshuffle of every task, among the methods that are there; 1 is the best. A method that failed "
-    "in a reshuffle is not ranked on that task."
+    "Ranks over every split of every task, among the methods that were run there; 1 is the best. A method that failed "
+    "on a split is not ranked on that task."
 )
-TIME_NOTE = (
-    "Median over reshuffles, on one processor. A projection is trained once a task and way of dealing, which is not "
-    "counted here."
-)
-TRAINING_NOTE = "Once a task and way of dealing, on one processor; all reshuffles share the projection."
+TIME_NOTE = "Median over splits, on one core. The projection is trained once per row, which is not included."
+TRAINING_NOTE = "Once per row, on one core; all splits share the projection."
 
 
 def all_tables(results: Results) -> list[Table]:
-    """Return a table a metric, the best by the corrected test, the ranks, the seconds and, if any, the failures."""
-    tables = [metric_table(results, metric) for metric in MEASURES]
+    """Return one table per metric, the best by the corrected test, ranks, seconds and, if any, failures."""
+    tables = [metric_table(results, metric) for metric in TABLE_METRICS]
     if any(results.sizes(row) is not None for row in results.rows):
         tables.append(corrected_table(results))
     tables += [rank_table(results), time_table(results), training_table(results), failure_table(results)]
@@ -65,73 +44,69 @@ def all_tables(results: Results) -> list[Table]:
 
 def metric_table(results: Results, metric: str) -> Table:
     """Return one metric: tasks as rows, methods as columns."""
-    title, better, scale = MEASURES[metric]
+    shown = TABLE_METRICS[metric]
     rows = []
     for row in results.rows:
         comparison = results.comparison(row, metric)
         entries = [_metric_entry(results, row, metric, method, comparison) for method in results.methods]
         rows.append((Entry(row.label), *entries))
-    arrow = "↑" if better == "higher" else "↓"
-    unit = " × 10⁻²" if scale == 100 else ""
-    return Table(metric, f"{title} {arrow}{unit}", ("task", *results.methods), tuple(rows), NOTE)
+    return Table(metric, shown.labelled(shown.title), ("task", *results.methods), tuple(rows), METRIC_NOTE)
 
 
 def _metric_entry(results: Results, row: Row, metric: str, method: str, comparison: MethodComparison | None) -> Entry:
-    scale = MEASURES[metric].scale
+    shown = TABLE_METRICS[metric]
     if comparison is not None and method in comparison.summaries:
         marks = comparison.pooled
-        mark = "" if method in marks.accuracy_preserving else INACCURATE
-        text = f"{_scaled(comparison.summaries[method], scale)}{mark}"
+        mark = "" if method in marks.accuracy_preserving else LESS_ACCURATE
+        text = f"{mean_and_std(comparison.summaries[method], shown)}{mark}"
         return Entry(text, bold=method in marks.best, underlined=method == marks.underlined)
-    summary, n_failed = results.partly(row, metric, method)
+    summary, n_failed = results.partial_summary(row, metric, method)
     if summary is None:
-        return Entry(FAILED if n_failed else ABSENT)
-    return Entry(f"{_scaled(summary, scale)}{f' {FAILED_IN_SOME}{n_failed}' if n_failed else ''}")
+        return Entry(FAILED if n_failed else NO_VALUE)
+    return Entry(f"{mean_and_std(summary, shown)}{f' {FAILED_SOME}{n_failed}' if n_failed else ''}")
 
 
 def corrected_table(results: Results) -> Table:
     """Return the methods that tie with the best under the corrected test: tasks as rows, metrics as columns."""
-    shown = (*RANKED, "negative_log_likelihood")
     rows = []
     for row in results.rows:
-        comparisons = [results.comparison(row, metric) for metric in shown]
-        marks = [None if each is None else each.corrected for each in comparisons]
-        entries = [Entry(ABSENT if each is None or not each.best else ", ".join(each.best)) for each in marks]
-        rows.append((Entry(row.label), *entries))
-    heading = ("task", *(MEASURES[metric].title for metric in shown))
+        comparisons = [results.comparison(row, metric) for metric in MAIN_METRICS]
+        marks = [None if comparison is None else comparison.corrected for comparison in comparisons]
+        best = [mark.best if mark is not None else () for mark in marks]
+        rows.append((Entry(row.label), *(Entry(", ".join(names) or NO_VALUE) for names in best)))
+    heading = ("task", *(TABLE_METRICS[metric].title for metric in MAIN_METRICS))
     return Table("corrected", "Best by the corrected test", heading, tuple(rows), CORRECTED_NOTE)
 
 
 def rank_table(results: Results) -> Table:
     """Return average ranks: metrics as rows, methods as columns, and an overall average."""
-    failed = {method for method in results.methods if _failed_everywhere(results, method)}
     rows = []
-    for metric in (*RANKED, "negative_log_likelihood"):
-        found = results.ranks(metric)
-        ranks, best = ({}, ()) if found is None else (found.ranks, found.best)
-        entries = [
-            Entry(str(ranks[method]).replace(" ± ", "±").removesuffix("±nan"), bold=method in best)
-            if method in ranks
-            else Entry(FAILED if method in failed else ABSENT)
-            for method in results.methods
-        ]
-        rows.append((Entry(MEASURES[metric].title), *entries))
+    for metric in MAIN_METRICS:
+        ranked = results.ranks(metric)
+        ranks, best = ({}, ()) if ranked is None else (ranked.ranks, ranked.best)
+        texts = {name: str(rank).replace(" ± ", "±").removesuffix("±nan") for name, rank in ranks.items()}
+        rows.append((Entry(TABLE_METRICS[metric].title), *_rank_entries(results, texts, best)))
     overall = results.overall()
     lowest = min(overall.values(), default=None)
-    entries = [
-        Entry(f"{overall[method]:.2f}", bold=overall[method] == lowest)
-        if method in overall
-        else Entry(FAILED if method in failed else ABSENT)
-        for method in results.methods
-    ]
-    rows.append((Entry("overall, without NLL"), *entries))
+    texts = {name: f"{rank:.2f}" for name, rank in overall.items()}
+    best = tuple(name for name, rank in overall.items() if rank == lowest)
+    rows.append((Entry(OVERALL), *_rank_entries(results, texts, best)))
     return Table("ranks", "Average rank ↓", ("metric", *results.methods), tuple(rows), RANK_NOTE)
 
 
-def _failed_everywhere(results: Results, method: str) -> bool:
-    """Say whether a method took part and has no whole row: it failed in each."""
-    taken = [found for row in results.rows if (found := results.of_method(row, method))]
-    return bool(taken) and all(any(outcome.error is not None for outcome in found) for found in taken)
+def _rank_entries(results: Results, texts: dict[str, str], best: tuple[str, ...]) -> list[Entry]:
+    return [
+        Entry(texts[method], bold=method in best)
+        if method in texts
+        else Entry(FAILED if _failed_in_every_row(results, method) else NO_VALUE)
+        for method in results.methods
+    ]
+
+
+def _failed_in_every_row(results: Results, method: str) -> bool:
+    """Return whether a method was run, and failed on some split of every row."""
+    run = [found for row in results.rows if (found := results.of_method(row, method))]
+    return bool(run) and all(any(result.error is not None for result in row) for row in run)
 
 
 def time_table(results: Results) -> Table:
@@ -140,55 +115,46 @@ def time_table(results: Results) -> Table:
     for row in results.rows:
         entries = []
         for method in results.methods:
-            found = results.seconds(row, method)
-            absent = FAILED if results.of_method(row, method) else ABSENT
-            entries.append(Entry(absent if found is None else f"{found[0]:.2f} + {found[1]:.2f}"))
+            seconds = results.seconds(row, method)
+            missing = FAILED if results.of_method(row, method) else NO_VALUE
+            entries.append(Entry(missing if seconds is None else f"{seconds[0]:.2f} + {seconds[1]:.2f}"))
         rows.append((Entry(row.label), *entries))
     return Table("seconds", "Seconds to fit + to predict", ("task", *results.methods), tuple(rows), TIME_NOTE)
 
 
 def training_table(results: Results) -> Table:
-    """Return the seconds of training the projections: tasks as rows, the methods that learn one as columns."""
-    found = {method: [results.training_seconds(row, method) for row in results.rows] for method in results.methods}
-    learning = [method for method, seconds in found.items() if any(each is not None for each in seconds)]
-    rows = [
-        (Entry(row.label), *(Entry(_seconds(found[method][place])) for method in learning))
-        for place, row in enumerate(results.rows)
-        if learning
-    ]
-    title = "Seconds to train the projection"
-    return Table("training", title, ("task", *learning), tuple(rows), TRAINING_NOTE)
+    """Return the seconds to train the projections: tasks as rows, the methods that learn one as columns."""
+    seconds = {method: [results.training_seconds(row, method) for row in results.rows] for method in results.methods}
+    learning = {method: times for method, times in seconds.items() if any(time is not None for time in times)}
+    columns = [[Entry(NO_VALUE if time is None else f"{time:.1f}") for time in times] for times in learning.values()]
+    labels = [Entry(row.label) for row in results.rows]
+    rows = tuple(zip(labels, *columns, strict=True)) if learning else ()
+    return Table("training", "Seconds to train the projection", ("task", *learning), rows, TRAINING_NOTE)
 
 
 def failure_table(results: Results) -> Table:
-    """Return what went wrong where."""
+    """Return which method failed on which split, and why."""
     rows = tuple(
         (
-            Entry(Row(outcome.cell.task, outcome.cell.by_group).label),
-            Entry(outcome.cell.method),
-            Entry(str(outcome.cell.reshuffle)),
-            Entry(" ".join(str(outcome.error).split())),
+            Entry(Row(result.key.task, result.key.by_group).label),
+            Entry(result.key.method),
+            Entry(str(result.key.split)),
+            Entry(" ".join(str(result.error).split())),
         )
-        for outcome in results.failures
+        for result in results.failures
     )
-    return Table("failures", "Failed", ("task", "method", "reshuffle", "error"), rows)
+    return Table("failures", "Failed", ("task", "method", "split", "error"), rows)
 
 
-def dealing_note(results: Results) -> str:
-    """Return which tasks have too few groups to be dealt by them; empty if none."""
-    told = [
-        f"{task} ({groups} group{'' if groups == 1 else 's'})" for task, groups in results.dealt_by_row_only.items()
-    ]
-    if not told:
+def group_note(results: Results) -> str:
+    """Return which tasks have too few groups for grouped splits; empty if none has."""
+    tasks = [f"{task} ({n} group{'' if n == 1 else 's'})" for task, n in results.too_few_groups.items()]
+    if not tasks:
         return ""
-    return f"Dealt by row only, for fewer than {LEAST_GROUPS + 1} groups in the pool: {', '.join(told)}."
+    return f"Split by row only, with fewer than {MIN_CALIBRATION_GROUPS + 1} groups in the pool: {', '.join(tasks)}."
 
 
-def _seconds(value: float | None) -> str:
-    return ABSENT if value is None else f"{value:.1f}"
-
-
-def _scaled(summary: ReshuffleSummary, scale: float) -> str:
-    digits = 2 if scale == 100 else 4
-    mean, std = scale * summary.mean, scale * summary.std
-    return f"{mean:.{digits}f}±{std:.{digits}f}" if summary.n_reshuffles > 1 else f"{mean:.{digits}f}"
+def mean_and_std(summary: ReshuffleSummary, metric: Metric) -> str:
+    """Return a metric's mean and standard deviation in the unit of the tables."""
+    mean = metric.format(summary.mean)
+    return f"{mean}±{metric.format(summary.std)}" if summary.n_reshuffles > 1 else mean

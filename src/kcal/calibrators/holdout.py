@@ -41,7 +41,7 @@ def _grouped_halves(codes: Index, groups: Index, seed: int) -> tuple[Index, Inde
             "groups",
             "must be at least four to hold out half of them for the projection",
             got=str(n_groups),
-            remedy="Pass train_embeddings and train_labels, or a fitted projection.",
+            remedy="Pass a training set, or a projection that needs none.",
         )
     folds = _grouped_folds(codes, groups, 2, seed)
     halves = [np.flatnonzero(folds == fold) for fold in range(2)]

@@ -24,6 +24,9 @@ from kcal.validation import (
     encode_labels,
 )
 
+Codes = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
 LARGEST_PENALTY = 1e12
 MAX_BINS = 100_000
 
@@ -42,6 +45,10 @@ class LogitCalibrator(Calibrator):
     """Whether permuting the columns of ``X`` permutes the log probabilities to the last bit."""
     model_: LogitModel
     representation_: str
+
+    def __init__(self, *, representation: str = "logits", seed: int = 0) -> None:
+        self.representation = representation
+        self.seed = seed
 
     def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
         """Fit to the calibration set.
@@ -62,33 +69,22 @@ class LogitCalibrator(Calibrator):
         log_probs = to_log_probs(rows, self.representation, ignore_order=self.ignores_class_order)
         codes, labels = encode_columns(y, len(log_probs), log_probs.shape[1], classes)
         weights = np.ones(len(codes)) if sample_weight is None else check_weights(sample_weight, len(codes))
-        counted = np.flatnonzero(weights)
-        codes, weights = codes[counted], weights[counted]
-        if self._fits_each_class:
+        if not weights.all():  # a weight of 0 leaves a sample out
+            counted = np.flatnonzero(weights)
+            log_probs, codes, weights = log_probs[torch.from_numpy(counted)], codes[counted], weights[counted]
+        if self.fits_each_class:
             warn_of_missing_classes(labels, np.bincount(codes, minlength=len(labels)))
-        model = self._fit_log_probs(log_probs[torch.from_numpy(counted)], codes, weights)
+        model = self._fit_log_probs(log_probs, codes, weights)
         self._remember(rows)
         self.model_, self.representation_, self.classes_ = model, self.representation, labels
         return self
 
     @abstractmethod
-    def _fit_log_probs(
-        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: NDArray[np.float64]
-    ) -> LogitModel:
-        """Return the model.
-
-        Parameters
-        ----------
-        log_probs : (n, n_classes) float64 tensor
-            Log probabilities of the network.
-        codes : (n,)
-            Column of each label.
-        weights : (n,)
-            Positive, with mean 1.
-        """
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> LogitModel:
+        """Return the model, from log probabilities (n, n_classes), columns of the labels and positive weights (n,)."""
 
     @property
-    def _fits_each_class(self) -> bool:
+    def fits_each_class(self) -> bool:
         """Whether parts of the model are fitted per class, so that a class without samples deserves a warning."""
         return False
 
@@ -108,7 +104,8 @@ class LogitCalibrator(Calibrator):
     def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
         """Return the fitted calibrator that ``state`` describes."""
         refuse_extra(cls, extra)
-        calibrator = cls(**state.parameters)._restore(state)
+        calibrator = cls(**state.parameters)
+        cls._restore(calibrator, state)
         if state.values["representation"] not in REPRESENTATIONS:
             raise FileFormatError(f"the stored representation must be one of {REPRESENTATIONS}.")
         calibrator.representation_ = state.values["representation"]
@@ -118,6 +115,18 @@ class LogitCalibrator(Calibrator):
     def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
         log_probs = to_log_probs(rows, self.representation_, ignore_order=self.ignores_class_order)
         return self.model_.log_probs(log_probs)
+
+
+def fitted(name: str) -> Any:
+    """Declare a fitted attribute that is a field of ``model_``; tensors are returned as numpy arrays."""
+
+    def read(calibrator: LogitCalibrator) -> Any:
+        value = getattr(calibrator.model_, name)
+        if isinstance(value, torch.Tensor):
+            return value.numpy()
+        return [part.numpy() for part in value] if isinstance(value, tuple) else value
+
+    return property(read)
 
 
 def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool = False) -> torch.Tensor:
@@ -138,21 +147,21 @@ def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool 
         row = int(wrong[0])
         raise InvalidInputError(
             "X",
-            'must hold probabilities that sum to 1 for representation="probabilities"',
+            'must hold probabilities that sum to 1 if the representation is "probabilities"',
             got=f"row {row}, which sums to {float(sums[row]):.4g}, with smallest entry {float(rows[row].min()):.4g}",
-            remedy='Pass representation="logits" if these are logits.',
+            remedy='If these are logits, set the representation to "logits".',
         )
     return torch.log_softmax(rows.clamp_min(ALMOST_ZERO).log(), dim=1)
 
 
-def encode_columns(y: Any, n_samples: int, n_columns: int, classes: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+def encode_columns(y: Any, n_samples: int, n_columns: int, classes: Any) -> tuple[Codes, NDArray[Any]]:
     """Return class codes and classes: integer labels are column indices, other labels need ``classes``."""
     labels = check_labels(y, n_samples)
     if classes is not None:
         known = collect_classes([], classes)
         if len(known) != n_columns:
             raise InvalidInputError(
-                "classes", f"must name every column of X ({n_columns})", got=f"{len(known)} classes"
+                "classes", f"must name every column of the logits ({n_columns})", got=f"{len(known)} classes"
             )
     elif labels.dtype.kind in "iub":
         known = np.arange(n_columns)

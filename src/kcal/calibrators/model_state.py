@@ -1,4 +1,4 @@
-"""Fitted models whose fields declare how they are stored, and what a stored value must satisfy.
+"""Fitted models whose fields declare how they are stored and what a stored value must satisfy.
 
 >>> @dataclass(frozen=True)
 ... class TemperatureModel(LogitModel):
@@ -8,10 +8,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
@@ -22,9 +22,6 @@ LARGEST_STORED = 1e100
 SMALLEST_POSITIVE = torch.finfo(torch.float64).tiny
 LARGEST_BELOW_ONE = 1.0 - torch.finfo(torch.float64).eps / 2
 
-Values = dict[str, Any]
-Tensors = dict[str, torch.Tensor]
-
 
 @dataclass(frozen=True)
 class StoredModel:
@@ -34,22 +31,29 @@ class StoredModel:
         """Return whether fields, each of which passed its own check, fit together."""
         return True
 
-    def to_state(self) -> tuple[Values, Tensors]:
+    def to_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return the values and the tensors to store."""
-        values: Values = {}
-        tensors: Tensors = {}
-        for entry in fields(self):
-            entry.metadata["stored"].write(entry.name, getattr(self, entry.name), values, tensors)
+        values: dict[str, Any] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for name, value in ((entry.name, getattr(self, entry.name)) for entry in fields(self)):
+            if isinstance(value, torch.Tensor):
+                tensors[name] = value
+            elif isinstance(value, tuple):
+                tensors |= {name: torch.cat(value), f"{name}.lengths": torch.tensor([len(part) for part in value])}
+            elif isinstance(value, StoredModel):
+                own_values, own_tensors = value.to_state()
+                values[name] = {"model": type(value).__name__, **own_values}
+                tensors |= {f"{name}.{part}": tensor for part, tensor in own_tensors.items()}
+            else:
+                values[name] = value
         return values, tensors
 
     @classmethod
     def from_state(cls, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], n_classes: int) -> Self:
         """Return the stored model; raise FileFormatError unless every field satisfies what it declares."""
-        sizes = {"classes": n_classes, "classes - 1": n_classes - 1}
+        stored = _Stored(values, tensors, {"classes": n_classes, "classes - 1": n_classes - 1})
         try:
-            parts = {
-                entry.name: entry.metadata["stored"].read(entry.name, values, tensors, sizes) for entry in fields(cls)
-            }
+            parts = {entry.name: entry.metadata["check"].read(entry.name, stored) for entry in fields(cls)}
         except KeyError as error:
             raise FileFormatError(f"the stored model has no {error.args[0]}.") from error
         model = cls(**parts)
@@ -71,29 +75,23 @@ class LogitModel(StoredModel, ABC):
         return {}
 
 
-class Stored(Protocol):
-    """Writing and checked reading of one field."""
+def number(lowest: float, highest: float, *, whole: bool = False) -> Any:
+    """Declare a field that is a finite float, or an int."""
+    kinds = (int,) if whole else (int, float)
 
-    def write(self, name: str, value: Any, values: Values, tensors: Tensors) -> None:
-        """Add the field to what is stored."""
+    def is_valid(value: Any) -> bool:
+        return type(value) in kinds and lowest <= value <= highest and isfinite(value)
 
-    def read(self, name: str, values: Mapping[str, Any], tensors: Mapping[str, Any], sizes: dict[str, int]) -> Any:
-        """Return the field, or raise FileFormatError."""
-
-
-def number(lowest: float, highest: float) -> Any:
-    """Declare a field that is a finite float."""
-    return field(metadata={"stored": _Number(lowest, highest)})
-
-
-def integer(lowest: int, highest: int) -> Any:
-    """Declare a field that is an int."""
-    return field(metadata={"stored": _Number(lowest, highest, whole=True)})
+    return field(metadata={"check": _Value(f"a number from {lowest:g} to {highest:g}", is_valid)})
 
 
 def choice(*options: Any) -> Any:
-    """Declare a field that is one of several values of JSON: words, True, False."""
-    return field(metadata={"stored": _Choice(options)})
+    """Declare a field that is one of several words or flags."""
+
+    def is_valid(value: Any) -> bool:
+        return any(type(value) is type(option) and value == option for option in options)
+
+    return field(metadata={"check": _Value(f"one of {options}", is_valid)})
 
 
 def tensor(*shape: int | str, lowest: float = -LARGEST_STORED, highest: float = LARGEST_STORED) -> Any:
@@ -102,47 +100,56 @@ def tensor(*shape: int | str, lowest: float = -LARGEST_STORED, highest: float = 
     An entry of ``shape`` is a size or its name: "classes", "classes - 1", or any other, which has one size throughout
     the model.
     """
-    return field(repr=False, metadata={"stored": _Tensor(shape, lowest, highest)})
+    return field(repr=False, metadata={"check": _Tensor(shape, lowest, highest)})
 
 
-def ragged(lowest: float = -LARGEST_STORED, highest: float = LARGEST_STORED, *, ascending: bool = False) -> Any:
-    """Declare a field that is a tuple of one-dimensional float64 tensors: one, or one per class."""
-    return field(repr=False, metadata={"stored": _Ragged(lowest, highest, ascending)})
+def ragged(
+    lowest: float = -LARGEST_STORED,
+    highest: float = LARGEST_STORED,
+    *,
+    ascending: bool = False,
+    like: str = "",
+    longer_by: int = 0,
+) -> Any:
+    """Declare a field that is a tuple of one-dimensional float64 tensors: one, or one per class.
+
+    With ``like``, their lengths are those of another field plus ``longer_by``, and at least 1.
+    """
+    return field(repr=False, metadata={"check": _Ragged(lowest, highest, ascending, like, longer_by)})
 
 
 def nested(*kinds: type[StoredModel]) -> Any:
     """Declare a field that is itself a stored model, of one of several classes."""
-    return field(metadata={"stored": _Nested({kind.__name__: kind for kind in kinds})})
+    return field(metadata={"check": _Nested({kind.__name__: kind for kind in kinds})})
 
 
 @dataclass(frozen=True)
-class _Number:
-    lowest: float
-    highest: float
-    whole: bool = False
+class _Stored:
+    values: Mapping[str, Any]
+    tensors: Mapping[str, torch.Tensor]
+    sizes: dict[str, int]  # of named axes, filled as they are met
 
-    def write(self, name: str, value: Any, values: Values, tensors: Tensors) -> None:
-        values[name] = int(value) if self.whole else float(value)
-
-    def read(self, name: str, values: Mapping[str, Any], tensors: Mapping[str, Any], sizes: dict[str, int]) -> Any:
-        value = values[name]
-        kinds = (int,) if self.whole else (int, float)
-        if type(value) not in kinds or not isfinite(value) or not self.lowest <= value <= self.highest:
-            raise FileFormatError(f"the stored {name} is out of bounds: {str(value)[:40]}.")
-        return value if self.whole else float(value)
+    def entries(self, name: str, lowest: float, highest: float) -> torch.Tensor:
+        """Return a float64 tensor whose entries are within bounds."""
+        stored = self.tensors[name]
+        if stored.dtype != torch.float64:
+            raise FileFormatError(f"the stored {name} are of {stored.dtype}; torch.float64 is expected.")
+        if not bool(((stored >= lowest) & (stored <= highest)).all()):  # False for NaN
+            raise FileFormatError(f"the stored {name} are out of bounds, or not finite.")
+        return stored
 
 
 @dataclass(frozen=True)
-class _Choice:
-    options: Sequence[Any]
+class _Value:
+    expected: str
+    is_valid: Callable[[Any], bool]
 
-    def write(self, name: str, value: Any, values: Values, tensors: Tensors) -> None:
-        values[name] = value
-
-    def read(self, name: str, values: Mapping[str, Any], tensors: Mapping[str, Any], sizes: dict[str, int]) -> Any:
-        value = values[name]
-        if not any(type(value) is type(option) and value == option for option in self.options):
-            raise FileFormatError(f"the stored {name} must be one of {self.options}; got {str(value)[:40]!r}.")
+    def read(self, name: str, stored: _Stored) -> Any:
+        value = stored.values[name]
+        if not self.is_valid(value):
+            raise FileFormatError(
+                f"the stored {name} is out of bounds: {self.expected} is expected; got {str(value)[:40]!r}."
+            )
         return value
 
 
@@ -152,18 +159,14 @@ class _Tensor:
     lowest: float
     highest: float
 
-    def write(self, name: str, value: Any, values: Values, tensors: Tensors) -> None:
-        tensors[name] = value
-
-    def read(self, name: str, values: Mapping[str, Any], tensors: Mapping[str, Any], sizes: dict[str, int]) -> Any:
-        stored = _check_entries(name, tensors[name], self.lowest, self.highest)
-        expected = tuple(
-            size if isinstance(size, int) else sizes.setdefault(size, actual)
-            for size, actual in zip(self.shape, stored.shape, strict=False)
-        )
-        if len(stored.shape) != len(self.shape) or tuple(stored.shape) != expected or 0 in expected[:1]:
-            raise FileFormatError(f"the stored {name} have shape {tuple(stored.shape)}; {self.shape} is expected.")
-        return stored
+    def read(self, name: str, stored: _Stored) -> torch.Tensor:
+        entries = stored.entries(name, self.lowest, self.highest)
+        shape = tuple(entries.shape)
+        pairs = zip(self.shape, shape, strict=False)
+        expected = [size if isinstance(size, int) else stored.sizes.setdefault(size, actual) for size, actual in pairs]
+        if len(shape) != len(self.shape) or shape != tuple(expected) or len(entries) == 0:
+            raise FileFormatError(f"the stored {name} have shape {shape}; {self.shape} is expected.")
+        return entries
 
 
 @dataclass(frozen=True)
@@ -171,16 +174,18 @@ class _Ragged:
     lowest: float
     highest: float
     ascending: bool
+    like: str
+    longer_by: int
 
-    def write(self, name: str, value: Any, values: Values, tensors: Tensors) -> None:
-        tensors[name] = torch.cat(value)
-        tensors[f"{name}.lengths"] = torch.tensor([len(part) for part in value])
-
-    def read(self, name: str, values: Mapping[str, Any], tensors: Mapping[str, Any], sizes: dict[str, int]) -> Any:
-        flat, lengths = _check_entries(name, tensors[name], self.lowest, self.highest), tensors[f"{name}.lengths"]
-        counts = lengths.dtype == torch.int64 and lengths.ndim == 1 and bool((lengths >= 0).all())
-        if not counts or flat.ndim != 1 or len(lengths) not in (1, sizes["classes"]) or lengths.sum() != len(flat):
+    def read(self, name: str, stored: _Stored) -> tuple[torch.Tensor, ...]:
+        flat, lengths = stored.entries(name, self.lowest, self.highest), stored.tensors[f"{name}.lengths"]
+        valid = lengths.dtype == torch.int64 and lengths.ndim == 1 and bool((lengths >= 0).all()) and flat.ndim == 1
+        if not valid or len(lengths) not in (1, stored.sizes["classes"]) or lengths.sum() != len(flat):
             raise FileFormatError(f"the stored {name} do not fit the classes.")
+        if self.like:
+            expected = stored.tensors[f"{self.like}.lengths"] + self.longer_by
+            if not torch.equal(lengths, expected) or not bool((lengths > 0).all()):
+                raise FileFormatError(f"the stored {name} do not fit the stored {self.like}.")
         parts = tuple(torch.split(flat, lengths.tolist()))
         if self.ascending and not all(bool((part.diff() >= 0).all()) for part in parts):
             raise FileFormatError(f"the stored {name} do not ascend.")
@@ -191,24 +196,11 @@ class _Ragged:
 class _Nested:
     kinds: Mapping[str, type[StoredModel]]
 
-    def write(self, name: str, value: Any, values: Values, tensors: Tensors) -> None:
-        own_values, own_tensors = value.to_state()
-        values[name] = {"model": type(value).__name__, **own_values}
-        tensors |= {f"{name}.{part}": entry for part, entry in own_tensors.items()}
-
-    def read(self, name: str, values: Mapping[str, Any], tensors: Mapping[str, Any], sizes: dict[str, int]) -> Any:
-        own = values[name]
+    def read(self, name: str, stored: _Stored) -> StoredModel:
+        own = stored.values[name]
         kind = own.get("model") if isinstance(own, dict) else None
         if not isinstance(kind, str) or kind not in self.kinds:
             raise FileFormatError(f"the stored {name} must be one of {', '.join(self.kinds)}; got {str(kind)[:40]!r}.")
         prefix = f"{name}."
-        parts = {part.removeprefix(prefix): entry for part, entry in tensors.items() if part.startswith(prefix)}
-        return self.kinds[kind].from_state(own, parts, sizes["classes"])
-
-
-def _check_entries(name: str, stored: torch.Tensor, lowest: float, highest: float) -> torch.Tensor:
-    if stored.dtype != torch.float64:
-        raise FileFormatError(f"the stored {name} are of {stored.dtype}; torch.float64 is expected.")
-    if not bool(((stored >= lowest) & (stored <= highest)).all()):  # False for NaN
-        raise FileFormatError(f"the stored {name} are out of bounds, or not finite.")
-    return stored
+        parts = {part.removeprefix(prefix): entry for part, entry in stored.tensors.items() if part.startswith(prefix)}
+        return self.kinds[kind].from_state(own, parts, stored.sizes["classes"])

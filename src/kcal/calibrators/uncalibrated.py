@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from kcal.calibrators.logit_base import LogitCalibrator
+from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator
 from kcal.calibrators.model_state import LogitModel
 
 
@@ -35,13 +33,7 @@ class Uncalibrated(LogitCalibrator):
 
     method: ClassVar[str] = "uncal"
     preserves_order: ClassVar[bool] = True
-    model_class: ClassVar[type[LogitModel]] = IdentityModel
+    model_class = IdentityModel
 
-    def __init__(self, *, representation: str = "logits", seed: int = 0) -> None:
-        self.representation = representation
-        self.seed = seed
-
-    def _fit_log_probs(
-        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: NDArray[np.float64]
-    ) -> IdentityModel:
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> IdentityModel:
         return IdentityModel()

@@ -25,11 +25,14 @@ COMMANDS = {
     "evaluate": "Measure a model, several methods, or probabilities on labelled data.",
     "bench": "Compare methods on a folder of tasks, as the paper does.",
     "task": "Make or check a task for kcal bench.",
-    "ablate": "Study the parts of KCal on tasks.",
 }
 """Commands with their line in ``kcal --help``; each is the function of that name in the module of that name."""
 
-_HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+_SETTINGS: dict[str, Any] = {
+    "rich_markup_mode": "rich",
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+    "pretty_exceptions_show_locals": False,
+}
 
 
 class CommandGroup(TyperGroup):
@@ -54,13 +57,7 @@ class CommandGroup(TyperGroup):
             return super().invoke(ctx)
 
 
-app = typer.Typer(
-    cls=CommandGroup,
-    rich_markup_mode="rich",
-    no_args_is_help=True,
-    context_settings=_HELP_NAMES,
-    pretty_exceptions_show_locals=False,
-)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, **_SETTINGS)
 
 
 def _show_version(requested: bool) -> None:
@@ -91,12 +88,7 @@ def _help_text(command: Callable[..., None]) -> str:
 def _load_command(name: str) -> Any:
     """Import a command's module and return its command."""
     function = getattr(import_module(f"kcal.cli.{name}"), name)
-    alone = typer.Typer(
-        rich_markup_mode="rich",
-        context_settings=_HELP_NAMES,
-        pretty_exceptions_show_locals=False,
-        add_completion=False,
-    )
+    alone = typer.Typer(add_completion=False, **_SETTINGS)
     alone.command(name, help=_help_text(function), epilog=EXIT_CODES)(function)
     return typer.main.get_command(alone)
 

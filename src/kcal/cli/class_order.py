@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from kcal.cli.data import Dataset
 from kcal.cli.files import shorten
 from kcal.errors import InvalidInputError
-from kcal.validation import collect_classes
 
 
 def is_text(values: NDArray[Any]) -> bool:
@@ -29,11 +28,8 @@ def name_labels(data: Dataset) -> Dataset:
         outside = (labels < 0) | (labels >= len(classes))
         if outside.any():
             row = int(np.argmax(outside))
-            raise InvalidInputError(
-                f"{data.name}: labels",
-                f"must be indices of classes, 0 to {len(classes) - 1}",
-                got=f"{labels[row]} at row {row}",
-            )
+            expected = f"must be indices of classes, 0 to {len(classes) - 1}"
+            raise InvalidInputError(f"{data.name}: labels", expected, got=f"{labels[row]} at row {row}")
         labels = classes[labels]
     return replace(data, outputs=replace(data.outputs, labels=labels), classes=classes)
 
@@ -42,18 +38,9 @@ def share_classes(data: Dataset, training: Dataset) -> tuple[Dataset, Dataset]:
     """Return both with labels that mean the same: classes that one file lists hold for the other."""
     first, second = data.classes, training.classes
     if first is not None and second is not None and first.tolist() != second.tolist():
-        raise InvalidInputError(
-            f"{data.name} and {training.name}", "must list the same classes in the same order", remedy="Pass --classes."
-        )
+        raise InvalidInputError(f"{data.name} and {training.name}", "must list the same classes in the same order")
     shared = first if first is not None else second
-    data, training = (name_labels(replace(part, classes=shared)) for part in (data, training))
-    if is_text(data.outputs.labels) != is_text(training.outputs.labels):
-        raise InvalidInputError(
-            f"labels of {data.name} and {training.name}",
-            "must be of the same kind; they are text in one file and numbers in the other",
-            remedy="Write them alike.",
-        )
-    return data, training
+    return name_labels(replace(data, classes=shared)), name_labels(replace(training, classes=shared))
 
 
 def classes_to_fit(data: Dataset, inputs: str) -> NDArray[Any] | None:
@@ -68,14 +55,8 @@ def classes_to_fit(data: Dataset, inputs: str) -> NDArray[Any] | None:
     if data.classes is not None and columns:
         listed = [str(label) for label in data.classes.tolist()]
         if sorted(listed) == sorted(columns) and listed != list(columns):
-            raise InvalidInputError(
-                f"{data.name}: --classes",
-                f"must follow the columns, which are called {shorten(columns)} in this order",
-                got=shorten(listed),
-                remedy="Leave --classes out.",
-            )
-    if inputs == "both":
-        _check_columns(data)
+            expected = f"must follow the columns, which are called {shorten(columns)} in this order"
+            raise InvalidInputError(f"{data.name}: --classes", expected, got=shorten(listed))
     labels = data.outputs.labels
     if data.classes is not None or labels is None or not columns:
         return data.classes
@@ -83,41 +64,10 @@ def classes_to_fit(data: Dataset, inputs: str) -> NDArray[Any] | None:
         return np.array([int(name) for name in columns]) if all(name.isdecimal() for name in columns) else None
     unknown = sorted(set(labels.tolist()) - set(columns))
     if unknown:
-        raise InvalidInputError(
-            f"{data.name}: labels",
-            f"are text, so the columns of the logits must be named after the classes; there is no column for "
-            f"{shorten(unknown)} among {shorten(columns)}",
-            remedy="Pass --classes with the class of every column, in order.",
-        )
+        problem = f"are text, but no column of the logits is named {shorten(unknown)}; there are {shorten(columns)}"
+        remedy = "Pass --classes with the class of every column, in order."
+        raise InvalidInputError(f"{data.name}: labels", problem, remedy=remedy)
     return np.array(columns)
-
-
-def _check_columns(data: Dataset) -> None:
-    """Raise if the logits have another number of columns than there are classes, or than the labels need."""
-    n_columns, classes, labels = data.outputs.logits.shape[1], data.classes, data.outputs.labels
-    if classes is not None and len(classes) != n_columns:
-        raise InvalidInputError(
-            f"{data.name}: logits",
-            f"must have a column for each of the {len(classes):,} classes ({shorten(classes.tolist())})",
-            got=f"{n_columns:,}",
-        )
-    is_indexed = classes is None and labels is not None and labels.dtype.kind in "iu" and not data.column_classes
-    if is_indexed and labels.max() >= n_columns:
-        row = int(np.argmax(labels >= n_columns))
-        raise InvalidInputError(
-            f"{data.name}: labels",
-            f"must be columns of the logits, 0 to {n_columns - 1}",
-            got=f"{labels[row]} at row {row}",
-            remedy="Add the missing columns, or list the class of every column, in order, with --classes.",
-        )
-
-
-def known_classes(data: Dataset, training: Dataset | None, order: NDArray[Any] | None, inputs: str) -> NDArray[Any]:
-    """Return all classes that a method knows once it is fitted with such an order."""
-    if order is None and inputs == "both" and data.outputs.logits is not None:
-        order = np.arange(data.outputs.logits.shape[1])
-    labels = [part.outputs.labels for part in (data, training) if part is not None]
-    return collect_classes(labels, order)
 
 
 def match_labels(data: Dataset, classes: NDArray[Any]) -> Dataset:
@@ -134,25 +84,15 @@ def match_labels(data: Dataset, classes: NDArray[Any]) -> Dataset:
 
 
 def encode(data: Dataset, classes: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the index in ``classes`` of every label; raise for labels of another kind or of an unknown class."""
-    labels, name = data.outputs.labels, f"{data.name}: labels"
-    if is_text(labels) != is_text(classes):
-        raise InvalidInputError(
-            name,
-            f"are {'text' if is_text(labels) else 'numbers'}, such as {labels[0].item()!r}, but the classes are not, "
-            f"such as {classes[0].item()!r}",
-            remedy="Write the labels as the classes are called, or list the classes in order with --classes.",
-        )
+    """Return the index in ``classes`` of every label; raise for a label that is not among them."""
     index = {label: place for place, label in enumerate(classes.tolist())}
-    codes = np.array([index.get(label, -1) for label in labels.tolist()], dtype=np.int64)
+    labels = data.outputs.labels.tolist()
+    codes = np.array([index.get(label, -1) for label in labels], dtype=np.int64)
     if (codes < 0).any():
         row = int(np.argmin(codes))
-        raise InvalidInputError(
-            name,
-            f"must be in classes ({len(classes):,} of them)",
-            got=f"{labels[row].item()!r} at row {row}",
-            remedy="If the class exists, list it in --classes of kcal fit.",
-        )
+        expected = f"must be in classes ({len(classes):,} of them, such as {classes.tolist()[0]!r})"
+        remedy = "If the class exists, list it with --classes when fitting; if classes have other names, here."
+        raise InvalidInputError(f"{data.name}: labels", expected, got=f"{labels[row]!r} at row {row}", remedy=remedy)
     return codes
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.calibrators import ClassifierOutputs
-from kcal.cli.files import ArraysFile, TableFile, check_readable, read_npy
+from kcal.cli.files import ArrayFile, TableFile, open_file
 from kcal.errors import InvalidInputError
-from kcal.validation import check_matrix, check_weights
+from kcal.validation import check_matrix, check_probs, check_weights
 
 COLUMNS = {"labels": "label", "groups": "group", "weights": "weight", "ids": "id"}
 """Values per sample: the key in an npz file, and the default column of a table."""
@@ -33,24 +33,20 @@ class Source:
     prefixes: Sequence[str] = ("",)
     classes: Sequence[str] | None = None
 
+    @property
+    def reserved(self) -> set[str]:
+        """The columns of labels, groups, weights and ids."""
+        return {self.columns.get(key, default) for key, default in COLUMNS.items()}
+
 
 @dataclass(frozen=True)
 class Request:
     """What to load.
 
-    Attributes
-    ----------
-    matrix : str
-        "embeddings", "logits" or "probabilities": the array to take from an npz file, and what the columns of a table
-        or the array of an npy file are taken for. Probabilities are stored as ``outputs.logits``.
-    logits : bool
-        Whether to load logits beside embeddings, where there are any.
-    keys : sequence of str
-        Which of labels, groups, weights and ids to load, where there are any.
-    labelled : bool
-        Whether labels are required.
-    feature_names, logit_names : sequence of str
-        The columns that a model was fitted on: a table is read in their order, whatever else it contains.
+    ``matrix`` is "embeddings", "logits" or "probabilities" (stored as ``outputs.logits``); a table or an npy file does
+    not say which it contains. ``logits`` asks for logits beside embeddings, if there are any, and ``keys`` for labels,
+    groups, weights and ids. A table is read in the order of ``feature_names`` and ``logit_names``, the columns that a
+    model was fitted on, whatever else it contains.
     """
 
     matrix: str
@@ -82,68 +78,58 @@ class Dataset:
 
 
 def load(source: Source, request: Request) -> Dataset:
-    """Load and check a data set; see :class:`Request`."""
-    suffix = check_readable(source.path)
-    parts: dict[str, Any]
-    if suffix == ".npz":
-        parts = _load_arrays(source, request)
-    elif suffix == ".npy":
-        parts = {"matrix": read_npy(source.path)}
-        if request.labelled and "labels" not in source.files:
-            raise InvalidInputError(
-                str(source.path), "is a single array without labels", remedy="Give them with --labels FILE."
-            )
-    else:
-        parts = _load_table(source, request)
+    """Load and check a data set."""
+    file = open_file(source.path)
+    parts = _read_table(file, source, request) if isinstance(file, TableFile) else _read_arrays(file, source, request)
     for key, path in source.files.items():
-        parts |= _load_logits(path, source, request) if key == "logits" else {key: _load_vector(path, key, source)}
+        other = open_file(path)
+        if isinstance(other, ArrayFile):
+            parts[key] = other.get(key, source.prefixes)
+        elif key == "logits":
+            parts |= _read_logits(other, source, request.logit_names, is_separate=True)
+        else:
+            column = source.columns.get(key, COLUMNS[key])
+            is_only = column not in other.columns and len(other.columns) == 1
+            parts[key] = other.get(other.columns[0] if is_only else column, _option(key))
     return _check(source, request.matrix, parts)
 
 
-def has_array(path: Path, key: str) -> bool:
-    """Return whether a file is an npz file with an array of that name."""
-    if check_readable(path) != ".npz":
-        return False
-    with ArraysFile(path) as stored:
-        return key in stored.keys
-
-
-def _load_arrays(source: Source, request: Request) -> dict[str, Any]:
-    with ArraysFile(source.path) as stored:
-        parts: dict[str, Any] = {"matrix": stored.get(request.matrix, source.prefixes)}
-        prefix = next(prefix for prefix in source.prefixes if f"{prefix}{request.matrix}" in stored.keys)
-        if request.logits and request.matrix != "logits":
-            parts["logits"] = stored.find(f"{prefix}logits")
-        for key in request.keys:
-            if key not in source.files:
-                required = request.labelled and key == "labels"
-                parts[key] = stored.get(f"{prefix}{key}") if required else stored.find(f"{prefix}{key}")
-        parts["classes"] = stored.find("classes")
+def _read_arrays(file: ArrayFile, source: Source, request: Request) -> dict[str, Any]:
+    if file.is_single and request.labelled and "labels" not in source.files:
+        raise InvalidInputError(str(file.path), "is a single array without labels", remedy="Pass --labels FILE.")
+    parts: dict[str, Any] = {"matrix": file.get(request.matrix, source.prefixes), "classes": file.find("classes")}
+    prefix = next((prefix for prefix in source.prefixes if f"{prefix}{request.matrix}" in file.names), "")
+    if request.logits and request.matrix != "logits":
+        parts["logits"] = file.find(f"{prefix}logits")
+    for key in request.keys:
+        if key not in source.files:
+            required = request.labelled and key == "labels"
+            parts[key] = file.get(f"{prefix}{key}") if required else file.find(f"{prefix}{key}")
     return parts
 
 
-def _load_table(source: Source, request: Request) -> dict[str, Any]:
-    table, parts = TableFile(source.path), dict[str, Any]()
+def _read_table(table: TableFile, source: Source, request: Request) -> dict[str, Any]:
+    parts: dict[str, Any] = {}
     for key in request.keys:
         if key not in source.files:
             required = key in source.columns or (request.labelled and key == "labels")
             column = source.columns.get(key, COLUMNS[key])
             parts[key] = table.get(column, _option(key)) if required else table.find(column)
-    logits: tuple[str, ...] = ()
-    if "logits" in source.columns and "logits" not in source.files:
-        logits = table.matching(source.columns["logits"], "--logit-columns")
-    names = _choose_features(table, source, request, logits)
+    names = _choose_features(table, source, request)
     parts |= {"matrix": table.matrix(names, "--feature-columns"), "feature_columns": names}
     if request.matrix != "embeddings":
         pattern = source.columns.get("logits") or source.columns.get("features") or "*"
         parts["column_classes"] = class_names(names, pattern)
     elif request.logits and "logits" not in source.files:
-        parts |= _choose_logits(table, source, request.logit_names)
+        parts |= _read_logits(table, source, request.logit_names)
     return parts
 
 
-def _choose_features(table: TableFile, source: Source, request: Request, logits: tuple[str, ...]) -> tuple[str, ...]:
+def _choose_features(table: TableFile, source: Source, request: Request) -> tuple[str, ...]:
     """Return the columns of the matrix: those that the user names, those of the model, or all that remain."""
+    logits: tuple[str, ...] = ()
+    if "logits" in source.columns and "logits" not in source.files:
+        logits = table.matching(source.columns["logits"], "--logit-columns")
     named: tuple[str, ...] = ()
     if request.matrix == "logits" and logits:
         named = logits
@@ -151,56 +137,24 @@ def _choose_features(table: TableFile, source: Source, request: Request, logits:
         named = table.matching(source.columns["features"], "--feature-columns")
     if named and sorted(named) != sorted(request.feature_names):
         return named
-    if request.feature_names:
-        return tuple(request.feature_names)
-    reserved = {*logits, *(source.columns.get(key, default) for key, default in COLUMNS.items())}
-    return tuple(name for name in table.columns if name not in reserved)
+    remaining = tuple(name for name in table.columns if name not in {*logits, *source.reserved})
+    return tuple(request.feature_names) or remaining
 
 
-def _choose_logits(table: TableFile, source: Source, logit_names: Sequence[str]) -> dict[str, Any]:
-    """Return the logits in columns that the user names, or in those of the model; nothing if there are neither."""
-    if "logits" in source.columns:
-        names = table.matching(source.columns["logits"], "--logit-columns")
-        if sorted(names) != sorted(logit_names):
-            classes = class_names(names, source.columns["logits"])
-            matrix = table.matrix(names, "--logit-columns")
-            return {"logits": matrix, "column_classes": classes, "logit_columns": names}
-    if not logit_names:
+def _read_logits(
+    table: TableFile, source: Source, logit_names: Sequence[str], *, is_separate: bool = False
+) -> dict[str, Any]:
+    """Return the logits in columns that the user names, in those of the model, or in all of a separate file."""
+    pattern, names = source.columns.get("logits"), tuple(logit_names)
+    if pattern is not None:
+        named = table.matching(pattern, "--logit-columns")
+        names = names if sorted(named) == sorted(names) else named
+    elif is_separate and (not names or not set(names) <= set(table.columns)):
+        names = tuple(name for name in table.columns if name not in source.reserved)
+    if not names:
         return {}
-    return {"logits": table.matrix(logit_names, "--logit-columns"), "logit_columns": tuple(logit_names)}
-
-
-def _load_logits(path: Path, source: Source, request: Request) -> dict[str, Any]:
-    """Return the logits of a separate file, and the names of their columns if it is a table."""
-    suffix = check_readable(path)
-    if suffix == ".npy":
-        return {"logits": read_npy(path)}
-    if suffix == ".npz":
-        with ArraysFile(path) as stored:
-            return {"logits": stored.get("logits", source.prefixes)}
-    table = TableFile(path)
-    known = "logits" in source.columns or set(request.logit_names) <= set(table.columns)
-    parts = _choose_logits(table, source, request.logit_names if known else ())
-    if parts:
-        return parts
-    reserved = {source.columns.get(key, default) for key, default in COLUMNS.items()}
-    names = tuple(name for name in table.columns if name not in reserved)
-    return {"logits": table.matrix(names, "--logit-columns"), "column_classes": names, "logit_columns": names}
-
-
-def _load_vector(path: Path, key: str, source: Source) -> NDArray[Any]:
-    """Return the labels, groups, weights or ids of a separate file."""
-    suffix = check_readable(path)
-    if suffix == ".npy":
-        return read_npy(path)
-    if suffix == ".npz":
-        with ArraysFile(path) as stored:
-            return stored.get(key, source.prefixes)
-    table = TableFile(path)
-    column = source.columns.get(key, COLUMNS[key])
-    if column not in table.columns and len(table.columns) == 1:
-        column = table.columns[0]
-    return table.get(column, _option(key))
+    classes = () if names == tuple(logit_names) else class_names(names, pattern or "*")
+    return {"logits": table.matrix(names, "--logit-columns"), "column_classes": classes, "logit_columns": names}
 
 
 def _option(key: str) -> str:
@@ -218,53 +172,35 @@ def class_names(columns: Sequence[str], pattern: str) -> tuple[str, ...]:
 def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
     """Return the data set, with every array checked."""
     matrix = _check_numbers(parts.pop("matrix"), f"{source.path}: {matrix_name}")
-    logits = parts.pop("logits", None)
-    if logits is not None:
-        name = f"{source.files.get('logits', source.path)}: logits"
-        logits = _check_numbers(logits, name)
-        _check_length(logits, len(matrix), name)
-    arrays = {"embeddings": matrix, "logits": logits} if matrix_name == "embeddings" else {"logits": matrix}
-    for key in COLUMNS:
-        values = parts.pop(key, None)
-        if values is not None:
-            arrays[key] = _check_vector(values, key, len(matrix), f"{source.files.get(key, source.path)}: {key}")
+    if matrix_name == "probabilities":
+        check_probs(matrix, f"{source.path}: probabilities")
+    arrays = {"embeddings" if matrix_name == "embeddings" else "logits": matrix}
     classes = parts.pop("classes", None) if source.classes is None else np.array(source.classes)
-    parts.pop("classes", None)
+    for key in ("logits", *COLUMNS):
+        values, name = parts.pop(key, None), f"{source.files.get(key, source.path)}: {key}"
+        if values is None:
+            continue
+        arrays[key] = _check_numbers(values, name) if key == "logits" else _check_vector(values, name, key == "weights")
+        if len(values) != len(matrix):
+            got = f"{len(values):,} for {len(matrix):,} samples"
+            raise InvalidInputError(name, "must have one entry per sample", got=got)
+        if key == "weights":
+            check_weights(arrays[key], len(matrix), name)
     if classes is not None:
-        classes = _normalize(classes, f"{source.path}: classes")
+        classes = _check_vector(classes, f"{source.path}: classes")
+    parts.pop("classes", None)
     return Dataset(str(source.path), ClassifierOutputs(**arrays), classes, **parts)
 
 
 def _check_numbers(values: NDArray[Any], name: str) -> NDArray[Any]:
     if values.dtype.kind not in "fiub":
         raise InvalidInputError(name, "must be numbers", got=str(values.dtype))
-    if values.ndim != 2:
-        raise InvalidInputError(name, "must have one row per sample and one column per feature", got=f"{values.shape}")
     checked: NDArray[Any] = check_matrix(values, name).numpy()
     return checked
 
 
-def _check_length(values: NDArray[Any], n_samples: int, name: str) -> None:
-    if len(values) != n_samples:
-        raise InvalidInputError(name, "must have one row per sample", got=f"{len(values):,} for {n_samples:,} samples")
-
-
-def _check_vector(values: NDArray[Any], key: str, n_samples: int, name: str) -> NDArray[Any]:
-    """Return labels, groups, weights or ids; the library's own checks, after what files need."""
-    if key == "weights" and values.dtype.kind == "U":
-        raise InvalidInputError(name, "must be numbers", got=f"text, {str(values[0])!r}")
-    if key != "weights":
-        values = _normalize(values, name)
-    elif values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    _check_length(values, n_samples, name)
-    if key == "weights":
-        check_weights(values, n_samples, name)
-    return values
-
-
-def _normalize(values: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return a single column of integers or text: bytes are decoded, and 3.0, as many programs write it, is 3."""
+def _check_vector(values: NDArray[Any], name: str, is_weights: bool = False) -> NDArray[Any]:
+    """Return a single column; of weights, or of integers or text: bytes are decoded, and 3.0 is 3."""
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:
@@ -272,15 +208,15 @@ def _normalize(values: NDArray[Any], name: str) -> NDArray[Any]:
         raise InvalidInputError(name, "must be a single column", got=f"shape {values.shape}", remedy=remedy)
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
-    if values.dtype.kind not in "fiubU":
-        raise InvalidInputError(name, "must be numbers or text", got=str(values.dtype))
+    if values.dtype.kind not in ("fiub" if is_weights else "fiubU"):
+        raise InvalidInputError(name, f"must be numbers{'' if is_weights else ' or text'}", got=str(values.dtype))
     if values.dtype.kind == "U" and (values == "").any():
         row = int(np.argmax(values == ""))
-        raise InvalidInputError(name, f"must not be blank; row {row} is", remedy="Leave such rows out.")
-    if values.dtype.kind != "f":
+        raise InvalidInputError(name, "must not be blank", got=f"a blank at row {row}", remedy="Leave such rows out.")
+    if values.dtype.kind != "f" or is_weights:
         return values
-    whole = np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) < 2.0**63)
-    if not whole.all():
-        row = int(np.argmin(whole))
+    is_whole = np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) < 2.0**63)
+    if not is_whole.all():
+        row = int(np.argmin(is_whole))
         raise InvalidInputError(name, "must be integers or text", got=f"{values[row]} at row {row}")
     return values.astype(np.int64)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from timeit import repeat
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, make_calibrator, predict_on
 from kcal.cli import options as o
 from kcal.cli.output import check_writable, console, shown, write_arrays
-from kcal.cli.tables import method_title, metrics_table
+from kcal.cli.tables import MAIN_METRICS, method_title, metrics_table
 from kcal.datasets import Example, ExamplePart, load_example
 from kcal.datasets.network import SmallCNN
 from kcal.errors import InvalidInputError, MissingExtraError
@@ -28,13 +28,6 @@ from kcal.metrics import reliability
 from kcal.persistence import atomic_path, save
 
 METHODS = ("uncal", "ts", "kcal")
-METRICS = (
-    "accuracy",
-    "classwise_calibration_error",
-    "expected_calibration_error",
-    "top_label_brier_loss",
-    "negative_log_likelihood",
-)
 
 Probs = dict[str, NDArray[Any]]
 
@@ -101,7 +94,9 @@ def draw(example: Example, probs: Probs, path: Path) -> Path | None:
         return None
     labels, columns = example.test.labels, range(len(example.classes))
     rows = {
-        method_title(name): [reliability(values, labels, of=k, bins=10, threshold="max") for k in columns]
+        method_title(name): [
+            reliability(values, labels, of=k, bins=10, adaptive=False, threshold="max") for k in columns
+        ]
         for name, values in probs.items()
     }
     title = f"Every class on {len(example.test):,} test images: bars that end on the diagonal are calibrated"
@@ -113,15 +108,13 @@ def draw(example: Example, probs: Probs, path: Path) -> Path | None:
 
 def write_parts(example: Example, folder: Path) -> None:
     """Write the example as files that the other commands take; half precision represents it without loss."""
-    train, calibration, test = (
-        {"embeddings": outputs.embeddings.astype(np.float16), "logits": outputs.logits.astype(np.float16)}
-        | {"labels": outputs.labels}
-        for outputs in (outputs_of(part, example) for part in (example.train, example.calibration, example.test))
-    )
-    classes = np.array(example.classes)
-    training = {f"train_{key}": array for key, array in train.items()}
-    write_arrays(folder / "calibration.npz", {**calibration, **training, "classes": classes})
-    write_arrays(folder / "test.npz", {**test, "ids": example.test.rows, "classes": classes})
+    classes, parts = np.array(example.classes), []
+    for part in (example.train, example.calibration, example.test):
+        scores = {"embeddings": part.embeddings.astype(np.float16), "logits": part.logits.astype(np.float16)}
+        parts.append({**scores, "labels": classes[part.labels]})
+    train = {f"train_{key}": array for key, array in parts[0].items()}
+    write_arrays(folder / "calibration.npz", {**parts[1], **train, "classes": classes})
+    write_arrays(folder / "test.npz", {**parts[2], "ids": example.test.rows, "classes": classes})
 
 
 def show(example: Example, probs: Probs, picture: Path | None) -> None:
@@ -132,7 +125,7 @@ def show(example: Example, probs: Probs, picture: Path | None) -> None:
         f"calibrated on {len(example.calibration):,} others, tested on {len(example.test):,} more.\n"
     )
     evaluations = {name: measure(values, example.test.labels) for name, values in probs.items()}
-    screen.print(metrics_table(evaluations, METRICS))
+    screen.print(metrics_table(evaluations, MAIN_METRICS))
     screen.print("↑ higher is better, ↓ lower is better, bold is best.\n")
     before, after = (
         f"a mean confidence of {probs[name].max(axis=1).mean():.1%} and an accuracy of {evaluations[name].accuracy:.1%}"
@@ -154,21 +147,12 @@ def show_times(example: Example, calibrator: Calibrator, seconds: float) -> None
     images = torch.from_numpy(example.images)[:, None].float() / 255
     embeddings, scale = example.test.embeddings[: len(images)], 1e6 / len(images)
     with torch.inference_mode():
-        network_time = scale * _median_seconds(lambda: network(images))
-    kernel_time = scale * _median_seconds(lambda: calibrator.predict_proba(embeddings))
+        network_time = scale * median(repeat(lambda: network(images), number=1, repeat=15))
+    kernel_time = scale * median(repeat(lambda: calibrator.predict_proba(embeddings), number=1, repeat=15))
     console().print(
         f"\nTime per prediction on one core, in batches of {len(images)}: {network_time:.0f} µs for the network, "
         f"{kernel_time:.0f} µs more for KCal. The demo took {seconds:.0f} s."
     )
-
-
-def _median_seconds(work: Callable[[], object], repeats: int = 15) -> float:
-    times = []
-    for _ in range(repeats + 1):
-        start = perf_counter()
-        work()
-        times.append(perf_counter() - start)
-    return median(times[1:])  # the first call also prepares
 
 
 def show_next_commands(folder: Path) -> None:

@@ -15,7 +15,6 @@ import typer
 from kcal.cli import options as o
 from kcal.cli.evaluation import (
     Comparison,
-    Intervals,
     fit_methods,
     load_probabilities,
     measure_all,
@@ -23,7 +22,7 @@ from kcal.cli.evaluation import (
     probability_columns,
 )
 from kcal.cli.files import SUFFIXES
-from kcal.cli.messages import usage_error
+from kcal.cli.messages import check_options
 from kcal.cli.output import check_writable, console, shown
 from kcal.cli.parameters import parse_methods
 from kcal.cli.tables import method_title, show_evaluations
@@ -94,7 +93,7 @@ def evaluate(
 
     [green]kcal evaluate calibration.npz test.npz --methods ts,kcal,kcal-blend[/]
     """
-    _check_options(
+    check_options(
         (methods is None and (train or train_labels), "--train and --train-labels are for --methods, which fits them."),
         (methods and not data, "--methods needs two files: kcal evaluate CALIBRATION DATA --methods ts,kcal."),
         (methods and (before or logits), "--before and --logits have no effect with --methods."),
@@ -117,7 +116,7 @@ def evaluate(
     if report is not None:
         _check_report(report, inputs)
     level = 0.95 if confidence is None else confidence
-    intervals = Intervals(None if no_intervals else level, resamples or 1000, seed or 0)
+    intervals = {"resamples": resamples or 1000, "seed": seed or 0}
     columns = {"labels": label_column, "groups": group_column, "weights": weight_column, "ids": id_column}
     features = feature_columns or (probability_columns(model) if data is None else None)
     source = partial(o.source_of, columns=columns | {"features": features, "logits": logit_columns}, classes=classes)
@@ -137,7 +136,7 @@ def evaluate(
     else:
         comparison = predict_model(load(model), test, before=other, allow_overlap=allow_overlap)
     with working("Measuring"):
-        evaluations = measure_all(comparison, intervals)
+        evaluations = measure_all(comparison, confidence=None if no_intervals else level, **intervals)
     text = json.dumps(as_json(evaluations, model, data), indent=2, allow_nan=False)
     if json_file == "-":
         typer.echo(text)
@@ -153,13 +152,6 @@ def evaluate(
             )
         if json_file != "-":
             console().print(f"The report is {shown(page)}", soft_wrap=True)
-
-
-def _check_options(*problems: tuple[Any, str]) -> None:
-    """Raise for the first combination of options that has no meaning."""
-    for found, message in problems:
-        if found:
-            raise usage_error(message)
 
 
 def as_json(evaluations: dict[str, Evaluation], model: Path, data: Path | None) -> dict[str, Any]:
@@ -189,7 +181,7 @@ def _write_report(
     folder: Path,
     comparison: Comparison,
     evaluations: dict[str, Evaluation],
-    intervals: Intervals,
+    intervals: dict[str, int],
     sources: dict[str, Path | None],
     pictures: int | None,
 ) -> Path:
@@ -208,7 +200,7 @@ def _write_report(
         sample_weight=comparison.weights,
         sources=facts,
         limit=pictures or 20,
-        settings={"resamples": f"{intervals.resamples:,}", "seed": str(intervals.seed)} if has_intervals else {},
+        settings={name: f"{value:,}" for name, value in intervals.items()} if has_intervals else {},
     )
 
 

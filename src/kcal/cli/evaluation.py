@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.calibrators import Calibrator, Uncalibrated, make_calibrator, predict_on
+from kcal.calibrators import Calibrator, Uncalibrated, make_calibrator
 from kcal.cli.class_order import classes_to_fit, column_order, encode, name_labels
 from kcal.cli.data import Dataset, Request, Source, load
-from kcal.cli.files import TABLES, TableFile, check_readable, shorten
-from kcal.cli.fitting import check_overlap, fit_dataset, load_to_fit, load_to_predict
+from kcal.cli.files import TableFile, open_file, shorten
+from kcal.cli.fitting import check_overlap, fit_dataset, load_to_fit, load_to_predict, predict_dataset
 from kcal.cli.messages import DataError, OverlapError, error_text, usage_error
 from kcal.cli.output import PROBABILITY_COLUMN
 from kcal.errors import InvalidInputError, KcalError, KcalWarning, warn
@@ -32,15 +32,6 @@ class Comparison:
     classes: NDArray[Any]
     groups: NDArray[Any] | None = field(default=None, repr=False)
     weights: NDArray[Any] | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """How confidence intervals are computed; there are none if the confidence is None."""
-
-    confidence: float | None
-    resamples: int
-    seed: int
 
 
 def predict_model(calibrator: Calibrator, source: Source, *, before: Source | None, allow_overlap: bool) -> Comparison:
@@ -62,7 +53,7 @@ def predict_model(calibrator: Calibrator, source: Source, *, before: Source | No
         if network is not None:
             probs["uncal"] = network
     if calibrator.method not in probs:
-        probs[calibrator.method] = predict_on(calibrator, data.outputs)
+        probs[calibrator.method] = predict_dataset(calibrator, data)
     return Comparison(probs, labels, calibrator.classes_, data.outputs.groups, data.outputs.weights)
 
 
@@ -114,35 +105,27 @@ def fit_methods(
     return replace(first, probs={name: probs[name] for name in sorted(probs, key=lambda name: name != "uncal")})
 
 
-def measure_all(comparison: Comparison, intervals: Intervals) -> dict[str, Evaluation]:
+def measure_all(
+    comparison: Comparison, *, confidence: float | None, resamples: int, seed: int
+) -> dict[str, Evaluation]:
     """Return the metrics of every method, with intervals if there is more than one row or group to resample."""
-    groups, confidence = comparison.groups, intervals.confidence
-    counted = slice(None) if comparison.weights is None else comparison.weights > 0
+    groups, weights = comparison.groups, comparison.weights
+    counted = slice(None) if weights is None else weights > 0
     n_drawn = len(comparison.labels[counted]) if groups is None else len(np.unique(groups[counted]))
     if confidence is not None and n_drawn < 2:
         unit = "sample" if groups is None else "group"
         warn(f"There are no confidence intervals, because there is only one {unit} to resample.", KcalWarning)
         confidence = None
-    return {
-        name: measure(
-            probs,
-            comparison.labels,
-            sample_weight=comparison.weights,
-            confidence=confidence,
-            resamples=intervals.resamples,
-            groups=None if confidence is None else groups,
-            seed=intervals.seed,
-        )
-        for name, probs in comparison.probs.items()
-    }
+    settings: dict[str, Any] = {"confidence": confidence, "groups": None if confidence is None else groups}
+    settings |= {"sample_weight": weights, "resamples": resamples, "seed": seed}
+    return {name: measure(probs, comparison.labels, **settings) for name, probs in comparison.probs.items()}
 
 
 def probability_columns(path: Path) -> str | None:
     """Return the pattern of the columns that kcal predict writes, if the file has any."""
-    if check_readable(path) not in TABLES:
-        return None
-    named = any(name.startswith(PROBABILITY_COLUMN) for name in TableFile(path).columns)
-    return f"{PROBABILITY_COLUMN}*" if named else None
+    file = open_file(path)
+    names = file.columns if isinstance(file, TableFile) else ()
+    return f"{PROBABILITY_COLUMN}*" if any(name.startswith(PROBABILITY_COLUMN) for name in names) else None
 
 
 def _fit_method(name: str, calibration: Source, train: Path | None, train_labels: Path | None) -> Calibrator:
@@ -161,11 +144,9 @@ def _class_indices(first: Comparison, comparison: Comparison, name: str) -> NDAr
     """Return where the classes of the first method are among those of another one."""
     index = {label: place for place, label in enumerate(comparison.classes.tolist())}
     if set(index) != set(first.classes.tolist()):
-        raise InvalidInputError(
-            name,
-            f"knows other classes than the methods before it: {len(index)}, not {len(first.classes)}",
-            remedy="List all classes, in the order of the logits' columns, with --classes.",
-        )
+        problem = f"knows other classes than the methods before it: {len(index)}, not {len(first.classes)}"
+        remedy = "List all classes, in the order of the logits' columns, with --classes."
+        raise InvalidInputError(name, problem, remedy=remedy)
     return np.array([index[label] for label in first.classes.tolist()], dtype=np.intp)
 
 
@@ -173,39 +154,32 @@ def _load_before(source: Source, after: Dataset, classes: NDArray[Any]) -> NDArr
     """Return the probabilities of another file for the same rows, columns in the order of ``classes``."""
     data = load(source, Request("probabilities", keys=("ids", "labels")))
     if len(data) != len(after):
-        raise InvalidInputError(
-            data.name, f"must have the same rows as {after.name}, {len(after):,} of them", got=f"{len(data):,}"
-        )
-    pairs = [("has the id", data.outputs.ids, after.outputs.ids)]
-    if data.outputs.labels is not None:
-        labels = name_labels(data).outputs.labels
-        if set(labels.astype(str).tolist()) <= set(after.outputs.labels.astype(str).tolist()):  # comparable names
-            pairs.append(("is labelled", labels, after.outputs.labels))
-    for verb, values, expected in pairs:
-        if values is not None and expected is not None:
-            _check_same_rows(data.name, after.name, verb, values, expected)
+        expected = f"must have the same rows as {after.name}, {len(after):,} of them"
+        raise InvalidInputError(data.name, expected, got=f"{len(data):,}")
+    _check_same_rows(data, after, "ids", data.outputs.ids, after.outputs.ids)
+    labels = name_labels(data).outputs.labels
+    if labels is not None and set(map(str, labels)) <= set(map(str, after.outputs.labels)):  # otherwise named otherwise
+        _check_same_rows(data, after, "labels", labels, after.outputs.labels)
     names, expected_names = data.column_classes, [str(label) for label in classes.tolist()]
     if data.classes is None and set(names) != set(expected_names) and set(names) & set(expected_names):
-        raise InvalidInputError(
-            data.name,
-            f"has columns for {shorten(names)}, but the classes are {shorten(expected_names)}",
-            remedy="Rename its columns, or list its classes in their order with --classes.",
-        )
+        problem = f"has columns for {shorten(names)}, but the classes are {shorten(expected_names)}"
+        raise InvalidInputError(data.name, problem, remedy="Rename its columns, or list its classes with --classes.")
     _check_n_columns(data, classes)
     order = column_order(data, classes, assume_same=True)
     probs: NDArray[Any] = data.outputs.logits[:, order]
     return probs
 
 
-def _check_same_rows(name: str, other: str, verb: str, values: NDArray[Any], expected: NDArray[Any]) -> None:
+def _check_same_rows(
+    data: Dataset, after: Dataset, key: str, values: NDArray[Any] | None, expected: NDArray[Any] | None
+) -> None:
+    if values is None or expected is None:
+        return
     differ = values.astype(str) != expected.astype(str)
     if differ.any():
         row = int(np.argmax(differ))
-        raise InvalidInputError(
-            name,
-            f"must have the rows of {other} in the same order; row {row} {verb} {values[row].item()!r}, not "
-            f"{expected[row].item()!r}",
-        )
+        problem = f"must be those of {after.name}, in the same order; row {row} is {expected[row].item()!r} there"
+        raise InvalidInputError(f"{data.name}: {key}", problem, got=repr(values[row].item()))
 
 
 def _check_n_columns(data: Dataset, classes: NDArray[Any]) -> None:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.lib.npyio import NpzFile
@@ -25,11 +25,8 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """A text cell that begins with one of these is a formula for spreadsheet programs."""
 TEXT_MARK = "'"
 """Written before such cells in csv files, and removed again when they are read."""
-
 SEPARATORS = {";": "';'", "\t": "a tab", "|": "'|'"}
 """What some programs write between columns in place of a comma, and its name."""
-
-_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 # What numpy, zipfile and zlib raise on damaged files.
 _DAMAGE = (
@@ -38,18 +35,16 @@ _DAMAGE = (
 )  # fmt: skip
 
 
-def check_readable(path: Path) -> str:
-    """Return the suffix of a data file, one of :data:`SUFFIXES`; raise if there is no such file."""
-    if path.is_dir():
-        raise InvalidInputError(str(path), "is a folder", remedy="Give the name of a file.")
-    if not path.exists():
-        raise InvalidInputError(str(path), "does not exist")
+def open_file(path: Path) -> ArrayFile | TableFile:
+    """Open a data file; raise if there is none of that name, or if its suffix is unknown."""
+    if path.is_dir() or not path.exists():
+        raise InvalidInputError(str(path), "is a folder, not a file" if path.is_dir() else "does not exist")
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise InvalidInputError(str(path), f"is not a data file: the name must end in {', '.join(SUFFIXES)}")
     if path.stat().st_size == 0:
         raise FileFormatError(f"{path} is empty.")
-    return suffix
+    return TableFile(path) if suffix in TABLES else ArrayFile(path)
 
 
 def shorten(names: Sequence[Any], limit: int = 8) -> str:
@@ -58,89 +53,53 @@ def shorten(names: Sequence[Any], limit: int = 8) -> str:
     return ", ".join(str(name) for name in names[:limit]) + more
 
 
-def read_npy(path: Path) -> NDArray[Any]:
-    """Return the array of an npy file."""
-    with path.open("rb") as file:
-        stored = _load(path, file)
-    if isinstance(stored, NpzFile):
-        raise FileFormatError(f"{path} contains several arrays; rename it to {path.with_suffix('.npz').name}.")
-    array: NDArray[Any] = stored
-    return array
-
-
-class ArraysFile:
-    """An npz file: arrays by name, read when they are asked for."""
+class ArrayFile:
+    """The arrays of an npz file by name, or the single array of an npy file; each is read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("rb")  # opened here, because numpy leaves damaged files open
-        try:
-            stored = _load(path, self._file)
-            if not isinstance(stored, NpzFile):
-                raise FileFormatError(
-                    f"{path} contains one array without a name; rename it to {path.with_suffix('.npy').name}."
-                )
-        except BaseException:
-            self._file.close()
-            raise
-        self._stored = stored
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The names of the arrays."""
-        return tuple(self._stored.files)
+        self.is_single = path.suffix.lower() == ".npy"
+        self.names: tuple[str, ...] = () if self.is_single else self._read()
 
     def find(self, name: str, prefixes: Sequence[str] = ("",)) -> NDArray[Any] | None:
         """Return the array of that name, with the first prefix for which there is one; None if there is none."""
-        for key in (f"{prefix}{name}" for prefix in prefixes):
-            if key in self.keys:
-                return self._read(key)
-        return None
+        key = next((key for key in (f"{prefix}{name}" for prefix in prefixes) if key in self.names), None)
+        return None if key is None else self._read(key)
 
     def get(self, name: str, prefixes: Sequence[str] = ("",)) -> NDArray[Any]:
-        """Return the array of that name; raise if there is none."""
-        array = self.find(name, prefixes)
+        """Return the array of that name, or the single array; raise if there is none."""
+        array: NDArray[Any] | None = self._read() if self.is_single else self.find(name, prefixes)
         if array is None:
             expected = " or ".join(f"{prefix}{name}" for prefix in prefixes)
-            raise InvalidInputError(
-                str(self.path),
-                f"has no array called {expected}; it has {', '.join(self.keys) or 'no arrays'}",
-                remedy=f"Write it with numpy.savez({str(self.path)!r}, {name}=..., ...).",
-            )
+            problem = f"has no array called {expected}; it has {', '.join(self.names) or 'no arrays'}"
+            remedy = f"Write it with numpy.savez({str(self.path)!r}, {name}=..., ...)."
+            raise InvalidInputError(str(self.path), problem, remedy=remedy)
         return array
 
-    def __enter__(self) -> ArraysFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stored.close()
-        self._file.close()
-
-    def _read(self, key: str) -> NDArray[Any]:
-        try:
-            array: NDArray[Any] = self._stored[key]
-        except _DAMAGE as error:
-            raise _damaged(self.path, error, f"array {key}") from error
-        return array
-
-
-def _load(path: Path, file: BinaryIO) -> Any:
-    try:
-        return np.load(file, allow_pickle=False)
-    except _DAMAGE as error:
-        raise _damaged(path, error, "it") from error
-
-
-def _damaged(path: Path, error: BaseException, part: str) -> FileFormatError:
-    if "Object arrays" in str(error):
-        return FileFormatError(
-            f"{path}: {part} contains Python objects, which are not read because that could run code. Convert it "
-            "first: array.astype(str) for names, array.astype(float) for numbers."
-        )
-    return FileFormatError(
-        f"{path} cannot be read: {part} is truncated, damaged or not in numpy's format. Write it again with "
-        "numpy.savez or numpy.save."
-    )
+    def _read(self, key: str | None = None) -> Any:
+        """Return an array of an npz file, or else the names in it; of an npy file, the array."""
+        part, content = "it" if key is None else f"array {key}", None
+        with self.path.open("rb") as file:  # opened here, because numpy leaves damaged files open
+            try:
+                stored = np.load(file, allow_pickle=False)
+                if isinstance(stored, NpzFile) and not self.is_single:
+                    content = tuple(stored.files) if key is None else stored[key]
+                elif self.is_single and not isinstance(stored, NpzFile):
+                    content = stored
+            except _DAMAGE as error:
+                if "Object arrays" in str(error):
+                    raise FileFormatError(
+                        f"{self.path}: {part} contains Python objects, which are not read because that could run code. "
+                        "Convert it first: array.astype(str) for names, array.astype(float) for numbers."
+                    ) from error
+                raise FileFormatError(
+                    f"{self.path} cannot be read: {part} is truncated, damaged or not in numpy's format. Write it "
+                    "again with numpy.savez or numpy.save."
+                ) from error
+        if content is not None:
+            return content
+        kind, suffix = ("several arrays", ".npz") if self.is_single else ("one array without a name", ".npy")
+        raise FileFormatError(f"{self.path} contains {kind}; rename it to {self.path.with_suffix(suffix).name}.")
 
 
 def require_pyarrow() -> Any:
@@ -165,15 +124,14 @@ class TableFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._is_csv = path.suffix.lower() == ".csv"
-        table = _read_table(path)
+        table = self._read()
         try:
-            names = [name for name in table.column_names if not _PANDAS_INDEX.fullmatch(name)]
+            names = [name for name in table.column_names if not re.fullmatch(r"__index_level_\d+__", name)]  # pandas
         except UnicodeDecodeError as error:
             raise FileFormatError(f"{path}: the column names are not UTF-8. Save the file as UTF-8.") from error
         self._check_header(names, int(table.num_rows))
-        table = table.select(names)
         self.columns = tuple(_without_mark(name) if self._is_csv else name for name in names)
-        self._table = table.rename_columns(list(self.columns))
+        self._table = table.select(names).rename_columns(list(self.columns))
 
     def find(self, column: str) -> NDArray[Any] | None:
         """Return a column's values, or None if there is no such column."""
@@ -182,19 +140,13 @@ class TableFile:
     def get(self, column: str, option: str) -> NDArray[Any]:
         """Return a column's values; ``option`` names the column on the command line, for the message."""
         if column not in self.columns:
-            raise InvalidInputError(
-                str(self.path),
-                f"has no column called {column!r}; it has {shorten(self.columns)}",
-                remedy=f"Name the right one with {option}.",
-            )
-        values = self._table.column(column)
+            problem = f"has no column called {column!r}; it has {shorten(self.columns)}"
+            raise InvalidInputError(str(self.path), problem, remedy=f"Name the right one with {option}.")
+        values, name = self._table.column(column), f"{self.path}: column {column!r}"
         if values.null_count:
             row = int(np.flatnonzero(values.is_null().to_numpy())[0])
-            raise InvalidInputError(
-                f"{self.path}: column {column!r}",
-                f"has no value in row {row} (counted from 0 below the header)",
-                remedy="Leave such rows out.",
-            )
+            problem = f"has no value in row {row} (counted from 0 below the header)"
+            raise InvalidInputError(name, problem, remedy="Leave such rows out.")
         if require_pyarrow().types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
         if _is_numeric(values.type):
@@ -203,18 +155,15 @@ class TableFile:
         try:
             texts = [value.decode() if isinstance(value, bytes) else str(value) for value in values.to_pylist()]
         except UnicodeDecodeError as error:
-            raise FileFormatError(
-                f"{self.path}: column {column!r} contains text that is not UTF-8. Save the file as UTF-8."
-            ) from error
+            raise FileFormatError(f"{name} contains text that is not UTF-8. Save the file as UTF-8.") from error
         return np.array([_without_mark(text) for text in texts] if self._is_csv else texts)
 
     def matching(self, pattern: str, option: str) -> tuple[str, ...]:
         """Return the columns that match a pattern such as ``e_*``, in the order of the file."""
         names = tuple(name for name in self.columns if fnmatchcase(name, pattern))
         if not names:
-            raise InvalidInputError(
-                f"{self.path}: {option} {pattern!r}", f"matches no column; there are {shorten(self.columns)}"
-            )
+            problem = f"matches no column; there are {shorten(self.columns)}"
+            raise InvalidInputError(f"{self.path}: {option} {pattern!r}", problem)
         return names
 
     def matrix(self, names: Sequence[str], option: str) -> NDArray[Any]:
@@ -223,106 +172,66 @@ class TableFile:
             raise InvalidInputError(str(self.path), f"has no columns left for features; it has {shorten(self.columns)}")
         missing = [name for name in names if name not in self.columns]
         if missing:
-            raise InvalidInputError(
-                str(self.path),
-                f"lacks {len(missing):,} of the {len(names):,} columns that the model was fitted on: "
-                f"{shorten(missing)}. It has {shorten(self.columns)}",
-                remedy=f"Name the right ones with {option}.",
-            )
+            problem = f"lacks {len(missing):,} of the {len(names):,} columns that the model was fitted on: "
+            problem += f"{shorten(missing)}. It has {shorten(self.columns)}"
+            raise InvalidInputError(str(self.path), problem, remedy=f"Name the right ones with {option}.")
         columns = [self._numbers(name) for name in names]
-        narrow = all(column.dtype in (np.float16, np.float32) for column in columns)
-        return np.stack(columns, axis=1).astype(np.float32 if narrow else np.float64)
+        is_narrow = all(column.dtype in (np.float16, np.float32) for column in columns)
+        return np.stack(columns, axis=1).astype(np.float32 if is_narrow else np.float64)
 
     def _numbers(self, name: str) -> NDArray[Any]:
         values = self._table.column(name)
         if not _is_numeric(values.type):
-            raise InvalidInputError(
-                f"{self.path}: column {name!r}",
-                f"must be numbers to be a feature; it contains {_describe(values)}",
-                remedy="Choose the features with --feature-columns 'e_*', or name the column with --label-column, "
-                "--group-column, --weight-column or --id-column.",
-            )
+            content = str(values.type)
+            if content in ("string", "large_string"):
+                content = f"text, such as {str(self.get(name, '')[0])!r}"
+            remedy = "Choose the features with --feature-columns 'e_*', or say with --label-column, --group-column, "
+            remedy += "--weight-column or --id-column what it is."
+            problem = f"must be numbers to be a feature; it contains {content}"
+            raise InvalidInputError(f"{self.path}: column {name!r}", problem, remedy=remedy)
         array: NDArray[Any] = values.to_numpy()  # missing numbers become NaN, which the check of the matrix reports
         return array
 
+    def _read(self) -> Any:
+        pyarrow = require_pyarrow()
+        advice = "It is truncated, damaged or of another format."
+        if self._is_csv:
+            advice = "A csv file needs commas, a header row and the same number of cells in every row."
+            with self.path.open("rb") as file:
+                header = file.readline(1_000_000).decode(errors="replace")
+            separator = next((mark for mark in SEPARATORS if mark in header and "," not in header), None)
+            if separator is not None:
+                raise FileFormatError(
+                    f"{self.path}: the separator seems to be {SEPARATORS[separator]}, where kcal expects a comma. Save "
+                    f"it with commas between columns and points in decimals (pandas: read_csv(..., sep={separator!r}), "
+                    "then to_csv)."
+                )
+        try:
+            return pyarrow.csv.read_csv(self.path) if self._is_csv else pyarrow.parquet.ParquetFile(self.path).read()
+        except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            kind = self.path.suffix[1:].lower()
+            raise FileFormatError(f"{self.path} cannot be read as {kind}: {reason}. {advice}") from error
+
     def _check_header(self, names: list[str], n_rows: int) -> None:
-        separator = _other_separator(self.path) if len(names) == 1 else None
-        if separator is not None:
-            raise FileFormatError(f"{self.path} has only one column: {_separated_by(separator)}")
         repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise InvalidInputError(
-                str(self.path), f"has more than one column called {shorten(repeated)}", remedy="Rename them."
-            )
-        if "" in names:
-            raise InvalidInputError(
-                f"{self.path}: column {names.index('') + 1}",
-                "has no name; it may be a row index",
-                remedy="Give it a name, or write the table without it (pandas: index=False).",
-            )
-        if sum(bool(re.fullmatch(r"-?\d+\.\d*(e[+-]?\d+)?", name, re.I)) for name in names) > 1:
-            raise InvalidInputError(
-                f"{self.path}: the first row", f"must contain the column names; it looks like data ({shorten(names)})"
-            )
-        if n_rows == 0:
-            raise InvalidInputError(str(self.path), "has no rows below its header")
+        blank = names.index("") + 1 if "" in names else 0
+        numbers = sum(bool(re.fullmatch(r"-?\d+\.\d*(e[+-]?\d+)?", name, re.I)) for name in names)
+        for is_wrong, problem, remedy in (
+            (repeated, f"has more than one column called {shorten(repeated)}", "Rename them."),
+            (blank, f"has no name for column {blank}; it may be a row index", "Name it, or leave it out."),
+            (numbers > 1, "must begin with the column names, but its first row looks like data", ""),
+            (n_rows == 0, "has no rows below its header", ""),
+        ):
+            if is_wrong:
+                raise InvalidInputError(str(self.path), problem, remedy=remedy)
 
 
 def _without_mark(text: str) -> str:
     """Return a cell or a column name without the mark that keeps it from being a formula."""
-    return text[1:] if text.startswith(TEXT_MARK) and text[1:].lstrip(TEXT_MARK).startswith(FORMULA_STARTS) else text
-
-
-def _read_table(path: Path) -> Any:
-    pyarrow = require_pyarrow()
-    is_csv = path.suffix.lower() == ".csv"
-    try:
-        return pyarrow.csv.read_csv(path) if is_csv else pyarrow.parquet.ParquetFile(path).read()
-    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        separator = _other_separator(path)
-        if separator is not None:
-            raise FileFormatError(f"{path} cannot be read as csv: {_separated_by(separator)}") from error
-        kind, advice = "parquet", "It is truncated, damaged or of another format."
-        if is_csv:
-            kind, advice = "csv", "A csv file needs commas, a header row and the same number of cells in every row."
-        raise FileFormatError(f"{path} cannot be read as {kind}: {reason}. {advice}") from error
-
-
-def _other_separator(path: Path) -> str | None:
-    """Return what probably separates the columns of a csv file, if it is not a comma."""
-    if path.suffix.lower() != ".csv":
-        return None
-    with path.open("rb") as file:
-        header = file.readline(1_000_000).decode(errors="replace")
-    counts = {separator: header.count(separator) for separator in SEPARATORS}
-    likeliest = max(counts, key=lambda separator: counts[separator])
-    return likeliest if counts[likeliest] > header.count(",") else None
-
-
-def _separated_by(separator: str) -> str:
-    return (
-        f"the separator seems to be {SEPARATORS[separator]}, where kcal expects a comma. Save the table with commas "
-        f"between columns and points in decimals (pandas: read_csv(..., sep={separator!r}), then to_csv)."
-    )
+    return text[1:] if text.startswith(TEXT_MARK) and text.lstrip(TEXT_MARK).startswith(FORMULA_STARTS) else text
 
 
 def _is_numeric(kind: Any) -> bool:
     types = require_pyarrow().types
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
-
-
-def _describe(values: Any) -> str:
-    """Return what a column contains that is not numeric, for a message."""
-    types = require_pyarrow().types
-    if types.is_null(values.type):
-        return "nothing"
-    if not (types.is_string(values.type) or types.is_large_string(values.type)):
-        return str(values.type)
-    try:
-        for row, text in enumerate(values.to_pylist()):
-            if not re.fullmatch(r"\s*[+-]?[\d.]+(e[+-]?\d+)?\s*", text or "0", re.I):
-                return f"text ({text!r} in row {row}, counted from 0)"
-    except UnicodeDecodeError:
-        pass
-    return "text"

@@ -6,7 +6,7 @@ from time import perf_counter
 
 from kcal.cli import options as o
 from kcal.cli import parameters as p
-from kcal.cli.class_order import classes_to_fit, known_classes
+from kcal.cli.class_order import classes_to_fit, is_text
 from kcal.cli.fitting import fit_dataset, load_to_fit
 from kcal.cli.output import check_writable
 from kcal.cli.tables import show_fitted
@@ -100,9 +100,9 @@ def fit(
             parameters, has_training=training is not None, has_logits=samples.outputs.logits is not None
         )
     order = classes_to_fit(samples, calibrator.inputs)
-    if isinstance(parameters.get("prior"), dict):
-        known = known_classes(samples, training, order, calibrator.inputs)
-        calibrator.set_params(prior=p.order_prior(parameters["prior"], known))
+    shares = parameters.get("prior")
+    if isinstance(shares, dict) and not is_text(samples.outputs.labels):
+        calibrator.set_params(prior={int(name) if name.isdecimal() else name: share for name, share in shares.items()})
     start = perf_counter()
     fit_dataset(calibrator, samples, training, order)
     seconds = perf_counter() - start

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.calibrators import Calibrator, fit_on
+from kcal.calibrators import Calibrator, fit_on, predict_on
 from kcal.cli.class_order import column_order, match_labels, name_labels, share_classes
-from kcal.cli.data import Dataset, Request, Source, has_array, load
-from kcal.cli.messages import OverlapError, usage_error
+from kcal.cli.data import Dataset, Request, Source, load
+from kcal.cli.files import ArrayFile, open_file
+from kcal.cli.messages import OverlapError, errors_about, usage_error
 from kcal.errors import InvalidInputError
 
 
@@ -41,7 +42,8 @@ def fit_dataset(
     calibrator: Calibrator, data: Dataset, training: Dataset | None, classes: NDArray[Any] | None
 ) -> Calibrator:
     """Fit a calibrator, and store the names of the table's columns with it."""
-    fit_on(calibrator, data.outputs, None if training is None else training.outputs, classes=classes)
+    with errors_about(data.name):
+        fit_on(calibrator, data.outputs, None if training is None else training.outputs, classes=classes)
     if data.feature_columns:
         calibrator.feature_names_in_ = np.array(data.feature_columns, dtype=object)
     if calibrator.inputs == "both" and calibrator.needs_logits_ and data.logit_columns:
@@ -66,22 +68,24 @@ def load_to_predict(calibrator: Calibrator, source: Source, **request: Any) -> D
     data = match_labels(data, calibrator.classes_)
     n_columns = data.outputs.matrix(calibrator.inputs).shape[1]
     if n_columns != calibrator.n_features_in_:
-        raise InvalidInputError(
-            f"{data.name}: {matrix}",
-            f"have {n_columns:,} columns, but the model was fitted on {calibrator.n_features_in_:,}",
-            remedy="In a table, choose them with --feature-columns.",
-        )
-    if needs_both:
-        return _order_logits(calibrator, data, source)
-    if matrix == "embeddings":
+        problem = f"have {n_columns:,} columns, but the model was fitted on {calibrator.n_features_in_:,}"
+        remedy = "In a table, choose them with --feature-columns."
+        raise InvalidInputError(f"{data.name}: {matrix}", problem, remedy=remedy)
+    if needs_both and data.outputs.logits is None:
+        problem = f"has no logits, but method {calibrator.method} was fitted with logits and needs them for every row"
+        remedy = "Store them in the npz file, name their columns with --logit-columns, or pass --logits FILE."
+        raise InvalidInputError(data.name, problem, remedy=remedy)
+    order = column_order(data, calibrator.classes_, assume_same=True) if calibrator.needs_logits_ else None
+    if order is None:  # none to put in order, or too many or too few columns, which the prediction reports
         return data
-    order = column_order(data, calibrator.classes_, assume_same=True)
-    return data if order is None else _reorder(data, order)
+    outputs = replace(data.outputs, logits=data.outputs.logits[:, order])
+    return replace(data, outputs=outputs, classes=None, column_classes=())
 
 
 def check_overlap(calibrator: Calibrator, data: Dataset) -> None:
     """Raise if data contain rows that the calibrator was fitted on."""
-    known = int(calibrator.was_fitted_on(data.outputs.matrix(calibrator.inputs)).sum())
+    with errors_about(data.name):
+        known = int(calibrator.was_fitted_on(data.outputs.matrix(calibrator.inputs)).sum())
     if known:
         raise OverlapError(
             f"{known:,} of the {len(data):,} rows of {data.name} are in the calibration set of this model: it would "
@@ -89,33 +93,16 @@ def check_overlap(calibrator: Calibrator, data: Dataset) -> None:
         )
 
 
+def predict_dataset(calibrator: Calibrator, data: Dataset) -> NDArray[Any]:
+    """Return the probabilities of a fitted model."""
+    with errors_about(data.name):
+        probs: NDArray[Any] = predict_on(calibrator, data.outputs)
+    return probs
+
+
 def _names(calibrator: Calibrator, attribute: str) -> list[str]:
     """Return the columns of a table that a model was fitted on; empty if it was fitted on an array."""
     return [str(name) for name in vars(calibrator).get(attribute, ())]
-
-
-def _reorder(data: Dataset, order: NDArray[np.int64]) -> Dataset:
-    logits = data.outputs.logits[:, order]
-    return replace(data, outputs=replace(data.outputs, logits=logits), classes=None, column_classes=())
-
-
-def _order_logits(calibrator: Calibrator, data: Dataset, source: Source) -> Dataset:
-    """Return the data with the logits in the order of the model's classes."""
-    if data.outputs.logits is None:
-        raise InvalidInputError(
-            data.name,
-            f"has no logits, but method {calibrator.method} was fitted with logits and needs them for every row",
-            remedy="Store them as logits in an npz file, name their columns in a table with --logit-columns, or pass "
-            "--logits FILE.",
-        )
-    order = column_order(data, calibrator.classes_, assume_same=True)
-    if order is None:
-        raise InvalidInputError(
-            f"{source.files.get('logits', data.name)}: logits",
-            f"have {data.outputs.logits.shape[1]:,} columns, but the model was fitted on {len(calibrator.classes_):,}",
-            remedy="In a table, choose them with --logit-columns.",
-        )
-    return _reorder(data, order)
 
 
 def _training_source(source: Source, train: Path | None, labels: Path | None, matrix: str) -> Source | None:
@@ -126,6 +113,6 @@ def _training_source(source: Source, train: Path | None, labels: Path | None, ma
             columns.pop("labels", None)
         files = {} if labels is None else {"labels": labels}
         return Source(train, columns=columns, files=files, prefixes=("", "train_"), classes=source.classes)
-    if not has_array(source.path, f"train_{matrix}"):
-        return None
-    return Source(source.path, prefixes=("train_",), classes=source.classes)
+    file = open_file(source.path)
+    has_training = isinstance(file, ArrayFile) and f"train_{matrix}" in file.names
+    return Source(source.path, prefixes=("train_",), classes=source.classes) if has_training else None

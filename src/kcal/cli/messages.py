@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import typer
 
@@ -34,17 +34,19 @@ OPTIONS = (
 )  # fmt: skip
 """Parameters of the library that are options of the same name."""
 
-DATA_NAMES = {"X": "the data", "y": "labels", "sample_weight": "weights", "probs": "probabilities"}
-"""What arguments of the library are called in files."""
+DATA_NAMES = {name: name for name in ("classes", "embeddings", "groups", "ids", "logits")} | {
+    "X": "the array", "y": "labels", "sample_weight": "weights", "folder": "TASKS",
+    "train_embeddings": "training embeddings", "train_labels": "training labels",
+}  # fmt: skip
+"""What arguments of the library are called on the command line and in files."""
 
 ERROR_REMEDIES = {
     "bandwidth": "Pass a number with --bandwidth.",
     "classes": "List all classes with --classes.",
     "prior": "Pass a share for each class, such as cat=0.2,dog=0.8.",
     "projection": "Pass --train FILE or --projection identity.",
-    "representation": "Pass --representation logits or --representation probabilities.",
     "train_embeddings": "Pass --train FILE or --projection identity.",
-    "y": "Leave such rows out, or list all classes with --classes.",
+    "y": "List the class of every column, in order, with --classes.",
 }
 """What to do about a parameter on the command line, in place of the library's remedy in Python."""
 
@@ -68,6 +70,13 @@ class OverlapError(KcalError):
 def usage_error(message: str) -> typer.BadParameter:
     """Return the error for an option that is wrong, by itself or beside another one; exit code 2."""
     return typer.BadParameter(message)
+
+
+def check_options(*problems: tuple[Any, str]) -> None:
+    """Raise a usage error with the message of the first problem that is there."""
+    for is_there, message in problems:
+        if is_there:
+            raise usage_error(message)
 
 
 def option_name(parameter: str) -> str:
@@ -104,6 +113,17 @@ def readable_messages() -> Iterator[None]:
     except OSError as error:
         file = f"{error.filename}: " if error.filename else ""
         raise _stop(f"{file}{error.strerror or error}.", BAD_DATA) from error
+
+
+@contextmanager
+def errors_about(file: str) -> Iterator[None]:
+    """Put the name of a file before errors about its data."""
+    try:
+        yield
+    except InvalidInputError as error:
+        if error.parameter not in DATA_NAMES:
+            raise
+        raise DataError(f"{file}: {error_text(error)}") from error
 
 
 def error_text(error: KcalError) -> str:

@@ -86,10 +86,10 @@ BandwidthReference = Annotated[
     str | None, _parameter("B,COUNT", "For the rule: an earlier bandwidth and the count of the rarest class then.")
 ]
 Folds = Annotated[
-    int | None, _parameter("N", "Cross-validation in place of leave-one-out; in kcal-blend, of cross-fitting.", min=2)
+    int | None, _parameter("N", "Folds in place of leave-one-out; in kcal-blend, of the cross-fitting.", min=2)
 ]
 Prior = Annotated[
-    str | None, _parameter("SHARES", "Class frequencies in use, if others: uniform, or such as cat=0.2,dog=0.8.")
+    str | None, _parameter("SHARES", "Class frequencies of deployment: uniform, or such as cat=0.2,dog=0.8.")
 ]
 Smoothing = Annotated[
     float | None, _parameter("SHARE", "Probability spread evenly over all classes: from 0 to below 1. (default: 0)")

@@ -7,17 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from numpy.typing import NDArray
-
 from kcal.calibrators import METHODS, Calibrator, make_calibrator
-from kcal.cli.files import shorten
-from kcal.cli.messages import option_name, usage_error
+from kcal.cli.messages import check_options, option_name, usage_error
 from kcal.projection import ARCHITECTURES, UNTRAINED
 
 NO_PROJECTION = "none"
 """The projection of a blend that is to learn no metric."""
-LARGEST_INTEGER = 100_000
-"""Sizes beyond this, such as bins or dimensions, would exhaust the memory."""
 
 
 def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
@@ -64,10 +59,6 @@ def choose_parameters(method: str, typed: Mapping[str, Any], settings: Sequence[
             known = ", ".join(option_name(other) for other in accepted if other in typed)
             raise usage_error(f"{option_name(name)} is not an option of method {method}, which takes {known}.")
     chosen |= _parse_settings(method, settings, typed, accepted)
-    for name, value in chosen.items():
-        if name != "seed" and isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-            option = option_name(name) if name in typed else f"--set {name}"
-            raise usage_error(f"{option} must be at most {LARGEST_INTEGER:,}; got {value}.")
     _check_projection(method, chosen)
     return chosen | ({"projection": None} if chosen.get("projection") == NO_PROJECTION else {})
 
@@ -79,15 +70,13 @@ def _parse_settings(
     parsed: dict[str, Any] = {}
     for text in settings:
         name, equals, value = (part.strip() for part in text.partition("="))
-        if not equals or not value:
-            raise usage_error(f"--set must be NAME=VALUE, such as bins=20; got {text!r}.")
-        if name in typed:
-            raise usage_error(f"--set {name}: this parameter has its own option, {option_name(name)}.")
-        if name not in own:
-            known = f"which takes {', '.join(own)}" if own else "which takes no --set"
-            raise usage_error(f"--set: {name!r} is not a parameter of method {method}, {known}.")
-        if name in parsed:
-            raise usage_error(f"--set names {name} more than once.")
+        known = f"which takes {', '.join(own)}" if own else "which takes no --set"
+        check_options(
+            (not equals or not value, f"--set must be NAME=VALUE, such as bins=20; got {text!r}."),
+            (name in typed, f"--set {name}: this parameter has its own option, {option_name(name)}."),
+            (name not in own, f"--set: {name!r} is not a parameter of method {method}, {known}."),
+            (name in parsed, f"--set names {name} more than once."),
+        )
         parsed[name] = parse_value(value)
     return parsed
 
@@ -101,8 +90,11 @@ def _check_projection(method: str, chosen: Mapping[str, Any]) -> None:
     for name in ("dimension", "recipe"):
         if name in chosen and projection in (*UNTRAINED, NO_PROJECTION):
             raise usage_error(f"{option_name(name)} has no effect with --projection {projection}. Leave it out.")
-    if "bandwidth_reference" in chosen and chosen.get("bandwidth") != "rule":
-        raise usage_error("--bandwidth-reference has no effect without --bandwidth rule; add it.")
+    if ("bandwidth_reference" in chosen) != (chosen.get("bandwidth") == "rule"):
+        raise usage_error(
+            "--bandwidth rule and --bandwidth-reference B,COUNT, such as 1.4,300, need each other: an earlier "
+            "bandwidth and the count of the rarest class then."
+        )
 
 
 def check_blend_options(chosen: Mapping[str, Any], *, has_training: bool, has_logits: bool) -> None:
@@ -134,31 +126,14 @@ def parse_prior(text: str | None) -> str | dict[str, float] | None:
     """Return "uniform", or the share of each class by its name."""
     if text is None or text == "uniform":
         return text
-    shares: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, share = (word.strip() for word in part.rpartition("="))
-        try:
-            number = float(share)
-        except ValueError:
-            number = -1.0
-        if not name or name in shares or not number >= 0:
-            raise usage_error(
-                "--prior must be uniform, or a share for each class, such as cat=0.2,dog=0.8, no class twice and no "
-                f"share negative; got {text!r}."
-            )
-        shares[name] = number
-    if not abs(sum(shares.values()) - 1) < 1e-3:
-        raise usage_error(f"--prior must be shares that sum to 1; those of {text!r} sum to {sum(shares.values()):.6g}.")
+    try:
+        pairs = [(name.strip(), float(share)) for name, _, share in (part.rpartition("=") for part in text.split(","))]
+    except ValueError:
+        pairs = []
+    shares = dict(pairs)
+    if not shares or "" in shares or len(shares) < len(pairs):
+        raise usage_error(f"--prior must be uniform, or a share for each class, such as cat=0.2,dog=0.8; got {text!r}.")
     return shares
-
-
-def order_prior(prior: Mapping[str, float], classes: NDArray[Any]) -> list[float]:
-    """Return the shares of a prior in the order of the classes."""
-    names = [str(label) for label in classes.tolist()]
-    unknown = sorted(set(prior) - set(names))
-    if unknown:
-        raise usage_error(f"--prior names {shorten(unknown)}, but the classes are {shorten(names)}.")
-    return [prior.get(name, 0.0) for name in names]
 
 
 def build_calibrator(method: str, parameters: Mapping[str, Any], *, quiet: bool) -> Calibrator:

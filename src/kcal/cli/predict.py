@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from kcal.calibrators import predict_on
 from kcal.cli import options as o
 from kcal.cli.data import COLUMNS
 from kcal.cli.files import SUFFIXES, TABLES, require_pyarrow
-from kcal.cli.fitting import load_to_predict
+from kcal.cli.fitting import load_to_predict, predict_dataset
 from kcal.cli.messages import usage_error
 from kcal.cli.output import check_writable, write_predictions
 from kcal.cli.tables import show_predicted
@@ -62,7 +61,7 @@ def predict(
     source = o.source_of(data, columns=columns, files={"ids": ids, "logits": logits}, prefixes=("", "test_"))
     samples = load_to_predict(calibrator, source, keys=("ids",))
     rows = samples.outputs.matrix(calibrator.inputs)
-    probs = predict_on(calibrator, samples.outputs)
+    probs = predict_dataset(calibrator, samples)
     write_predictions(
         out,
         probs,

@@ -41,19 +41,17 @@ def show_progress(quiet: bool) -> Iterator[Report]:
 
 def progress_lines() -> Report:
     """Return a function that prints a line when something starts, is prepared or ends, and now and then in between."""
-    started: set[str] = set()
-    ended: set[str] = set()
+    reported: set[tuple[str, bool]] = set()
     last_line = time.monotonic()
 
     def report(description: str, done: int, total: int) -> None:
         nonlocal last_line
-        name, _, step = description.partition(": ")
-        ends = done == total and name not in ended
-        late = done < total and time.monotonic() - last_line >= SECONDS_BETWEEN_LINES
-        if name not in started or ends or late or step.startswith("preparing"):
+        (name, _, step), ends = description.partition(": "), done == total
+        is_late = not ends and time.monotonic() - last_line >= SECONDS_BETWEEN_LINES
+        is_new = (name, ends) not in reported and (ends or (name, True) not in reported)
+        if is_new or is_late or step.startswith("preparing"):
             last_line = time.monotonic()
-            started.add(name)
-            ended.update([name] if ends else [])
+            reported.add((name, ends))
             typer.echo(printable(f"{f'{name}: done' if ends else description}, {done} of {total}"), err=True)
 
     return report

@@ -16,26 +16,17 @@ from kcal.cli.data import Dataset
 from kcal.cli.files import shorten
 from kcal.cli.messages import printable
 from kcal.cli.output import console, file_size, shown
-from kcal.metrics import Evaluation
-from kcal.metrics.evaluation import METRICS
+from kcal.metrics import METRICS, Evaluation
+from kcal.metrics.registry import Metric
 
-TITLES = {
-    "accuracy": "accuracy, %",
-    "classwise_calibration_error": "class-wise calibration error (CECE), %",
-    "expected_calibration_error": "calibration error (ECE), %",
-    "static_classwise_calibration_error": "CECE, equal-width bins, %",
-    "static_expected_calibration_error": "ECE, equal-width bins, %",
-    "top_label_brier_loss": "Brier loss, top class, %",
-    "multiclass_brier_loss": "Brier loss, all classes, %",
-    "negative_log_likelihood": "log-loss (NLL)",
-}
-SHORT_TITLES = {
-    "accuracy": "acc., %",
-    "classwise_calibration_error": "CECE, %",
-    "expected_calibration_error": "ECE, %",
-    "top_label_brier_loss": "Brier, %",
-    "negative_log_likelihood": "NLL",
-}
+MAIN_METRICS = (
+    "accuracy",
+    "classwise_calibration_error",
+    "expected_calibration_error",
+    "top_label_brier_loss",
+    "negative_log_likelihood",
+)
+"""The paper's main metrics, for tables with many methods."""
 MANY_METHODS = 4
 """With more methods, each is a row, without intervals."""
 
@@ -46,7 +37,7 @@ def method_title(name: str) -> str:
 
 
 def metrics_table(
-    evaluations: Mapping[str, Evaluation], metrics: Sequence[str] = tuple(TITLES), *, stacked: bool = False
+    evaluations: Mapping[str, Evaluation], metrics: Sequence[str] | None = None, *, stacked: bool = False
 ) -> Table:
     """Return metrics as rows and methods as columns, the best of each row in bold; intervals beside or below values."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -54,15 +45,14 @@ def metrics_table(
     for name in evaluations:
         title = method_title(name)
         table.add_column(shown(title), justify="right", min_width=max(len(word) for word in title.split()))
-    for metric in metrics:
+    for name in metrics or next(iter(evaluations.values())).as_dict():
+        metric, between = METRICS[name], "\n" if stacked else " "
         cells = _values(evaluations, metric)
-        intervals = [_interval(evaluation, metric) for evaluation in evaluations.values()]
-        between = "\n" if stacked else " "
-        cells = [
-            f"{cell}{between}[dim]{shown(ends)}[/]" if ends else cell
-            for cell, ends in zip(cells, intervals, strict=True)
-        ]
-        table.add_row(f"{TITLES[metric]} {_arrow(metric)}", *cells)
+        for place, evaluation in enumerate(evaluations.values()):
+            if name in evaluation.intervals:
+                low, high = (metric.format(end) for end in evaluation.intervals[name])
+                cells[place] += f"{between}[dim]\\[{low}, {high}][/]"
+        table.add_row(metric.labelled(metric.description), *cells)
     return table
 
 
@@ -70,9 +60,9 @@ def methods_table(evaluations: Mapping[str, Evaluation]) -> Table:
     """Return methods as rows and the main metrics as columns, the best of each column in bold."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("method")
-    for metric, title in SHORT_TITLES.items():
-        table.add_column(f"{title} {_arrow(metric)}", justify="right", no_wrap=True)
-    columns = [_values(evaluations, metric) for metric in SHORT_TITLES]
+    for name in MAIN_METRICS:
+        table.add_column(METRICS[name].labelled(METRICS[name].title), justify="right", no_wrap=True)
+    columns = [_values(evaluations, METRICS[name]) for name in MAIN_METRICS]
     for name, cells in zip(evaluations, zip(*columns, strict=True), strict=True):
         table.add_row(shown(method_title(name)), *cells)
     return table
@@ -130,27 +120,9 @@ def show_predicted(probs: NDArray[Any], path: Path) -> None:
     console().print(shown(text), soft_wrap=True)
 
 
-def _arrow(metric: str) -> str:
-    return "↑" if METRICS[metric].better == "higher" else "↓"
-
-
-def _values(evaluations: Mapping[str, Evaluation], metric: str) -> list[str]:
+def _values(evaluations: Mapping[str, Evaluation], metric: Metric) -> list[str]:
     """Return a metric of every method, with the best in bold; nothing is bold if there is only one method."""
-    texts = [_format(evaluation.as_dict()[metric], metric) for evaluation in evaluations.values()]
-    values = [float(text) for text in texts]
+    values = [evaluation.as_dict()[metric.name] for evaluation in evaluations.values()]
     finite = [value for value in values if math.isfinite(value)]
-    choose = max if METRICS[metric].better == "higher" else min
-    best = choose(finite) if finite and len(texts) > 1 else math.nan
-    return [f"[bold]{text}[/]" if value == best else text for text, value in zip(texts, values, strict=True)]
-
-
-def _interval(evaluation: Evaluation, metric: str) -> str:
-    """Return a metric's confidence interval; nothing if there is none."""
-    if metric not in evaluation.intervals:
-        return ""
-    low, high = (_format(end, metric) for end in evaluation.intervals[metric])
-    return f"[{low}, {high}]"
-
-
-def _format(value: float, metric: str) -> str:
-    return f"{100 * value:.2f}" if TITLES[metric].endswith("%") else f"{value:.4f}"
+    best = metric.format((max if metric.direction == "higher" else min)(finite)) if finite and len(values) > 1 else None
+    return [f"[bold]{text}[/]" if text == best else text for text in map(metric.format, values)]

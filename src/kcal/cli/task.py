@@ -53,7 +53,7 @@ def task(
         raise usage_error("a task is made from both --train and --pool; with neither, NAME.npz is checked.")
     if not 0 < share < 1:
         raise usage_error(f"--share must be between 0 and 1; got {share:g}.")
-    check_writable(path, (".npz",), inputs=(train, pool, out_of_scope))
+    check_writable(path, (".npz",), inputs=(train, pool, out_of_scope), option="NAME.npz")
     columns = {"features": feature_columns, "logits": logit_columns}
     labelled = {"labels": label_column, "groups": group_column, **columns}
     parts = [

@@ -101,17 +101,18 @@ class PreparedSupport:
         precisions = [*self._scaled_supports, None]
         length = min(self.bandwidths) * sqrt(self.support.dimension)
         radius = self.support.radius / length
-        for rows in slices(queries.shape[0], numerics.QUERY_BLOCK):
+        for rows in slices(queries.shape[0], 8 * numerics.QUERY_BLOCK):  # several blocks share the cost of the decision
             distances = in_double(((queries[rows] - self.support.centre) * (1.0 / length)).norm(dim=1)).cpu()
             levels = torch.bucketize(radius * (distances + radius), self._resolved_products, right=True)
             lowest, highest = int(levels.min()), int(levels.max())
             if lowest == highest:
-                yield rows, precisions[lowest]
+                for block in slices(len(levels), numerics.QUERY_BLOCK):
+                    yield slice(rows.start + block.start, rows.start + block.stop), precisions[lowest]
                 continue
             for level in range(lowest, highest + 1):
-                index = (levels == level).nonzero().squeeze(1)
-                if len(index):
-                    yield (index + rows.start).to(queries.device), precisions[level]
+                index = (levels == level).nonzero().squeeze(1).to(queries.device) + rows.start
+                for block in slices(len(index), numerics.QUERY_BLOCK):
+                    yield index[block], precisions[level]
 
     def _part_sums(
         self, points: torch.Tensor, precision: torch.dtype | None, leave_out: LeaveOut | None, workspace: Workspace

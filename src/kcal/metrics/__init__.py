@@ -1,26 +1,22 @@
-"""What predicted probabilities are worth: calibration errors, proper scores and the bins that pictures show.
+"""Metrics of predicted probabilities: calibration errors, proper scores, intervals and comparisons.
 
-Every function takes probabilities (n_samples, n_classes) whose rows sum to 1,
-and labels that are column indices.
+Every metric takes ``probs`` (n_samples, n_classes), whose rows sum to 1, ``labels`` that are column indices, and
+``sample_weight``, the relative importance of each sample. ``METRICS`` is the table of all metrics.
 """
 
-from kcal.metrics.any_interval import confidence_interval
-from kcal.metrics.binning import ReliabilityBins
 from kcal.metrics.calibration import classwise_calibration_error, expected_calibration_error, reliability
 from kcal.metrics.canonical_error import CanonicalCells, canonical_calibration_error, canonical_cells
 from kcal.metrics.class_errors import ClassErrors, class_errors
 from kcal.metrics.comparison import ComparisonMarks, MethodComparison, compare_methods
 from kcal.metrics.evaluation import Evaluation, evaluate
 from kcal.metrics.kernel_error import KernelCalibrationError, kernel_calibration_error
+from kcal.metrics.metric_interval import confidence_interval
 from kcal.metrics.ranks import AverageRank, AverageRanks, average_ranks, overall_ranks
+from kcal.metrics.registry import METRICS, Metric
 from kcal.metrics.rejection import RejectionCurve, accuracy_rejection, accuracy_rejection_area
+from kcal.metrics.reliability_bins import ReliabilityBins
 from kcal.metrics.resampling import Interval
-from kcal.metrics.scores import (
-    accuracy,
-    multiclass_brier_loss,
-    negative_log_likelihood,
-    top_label_brier_loss,
-)
+from kcal.metrics.scores import accuracy, multiclass_brier_loss, negative_log_likelihood, top_label_brier_loss
 from kcal.metrics.significance import ReshuffleSummary, corrected_resampled_t_test, pooled_t_test
 from kcal.metrics.smooth_error import kde_calibration_error, smooth_calibration_error
 from kcal.metrics.squared_errors import (
@@ -32,6 +28,7 @@ from kcal.metrics.squared_errors import (
 )
 
 __all__ = [
+    "METRICS",
     "AverageRank",
     "AverageRanks",
     "CanonicalCells",
@@ -41,6 +38,7 @@ __all__ = [
     "Interval",
     "KernelCalibrationError",
     "MethodComparison",
+    "Metric",
     "MurphyDecomposition",
     "RejectionCurve",
     "ReliabilityBins",

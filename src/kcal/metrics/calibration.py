@@ -1,13 +1,13 @@
 """Calibration errors of the top class and of every class, by binning."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kcal.metrics.binning import ReliabilityBins, SortedPredictions, sort_predictions
+from kcal.metrics.binning import SortedPredictions, WeightedPredictions, bin_event, sort_event, sort_predictions
 from kcal.metrics.predictions import (
+    Event,
     Predictions,
     Threshold,
     check_bins,
@@ -15,7 +15,8 @@ from kcal.metrics.predictions import (
     check_predictions,
     resolve_threshold,
 )
-from kcal.metrics.weighted_binning import WeightedPredictions, sort_weighted
+from kcal.metrics.reliability_bins import ReliabilityBins
+from kcal.validation import check_flag
 
 # Columns are copied in blocks of about this many entries: reading a wide matrix column by column is slow.
 BLOCK_ENTRIES = 4_000_000
@@ -38,18 +39,17 @@ def expected_calibration_error(
     labels
         True classes as column indices of probs, (n_samples,).
     bins
-        Number of bins; empty ones count nothing.
+        Number of bins; empty ones do not count.
     adaptive
-        Equal-count bins, or equal-width ones, closed on the right, if False.
+        Equal-count bins; if False, equal-width bins, closed on the right.
     sample_weight
-        How much each row counts, (n_samples,).
+        Relative importance of each sample, (n_samples,).
 
     Returns
     -------
     float
-        From 0 to 1, lower is better. Where several classes share the largest probability,
-        the first of them is the top class. Equal confidences share their outcomes evenly,
-        so that the order of the rows does not matter.
+        From 0 to 1, lower is better. The first of several equal largest probabilities is the top class. Equal
+        confidences share their outcomes evenly, so that the order of the rows does not matter.
     """
     return reliability(probs, labels, bins=bins, adaptive=adaptive, sample_weight=sample_weight).calibration_error
 
@@ -65,24 +65,16 @@ def classwise_calibration_error(
 ) -> float:
     """Mean over classes k of Σ_b (n_kb / n_k)·|frequency_kb − mean p_kb|, over bins of p_k.
 
-    For each class only the n_k rows with p_k ≥ threshold are kept and binned, because the many tiny
-    probabilities of wrong classes would hide every error. Classes that keep no row are left out of the mean.
+    Of each class only the n_k rows with p_k ≥ threshold are binned, because the many tiny probabilities of wrong
+    classes would hide every error. Classes without such a row are left out of the mean.
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
-    bins
-        Number of bins for each class; empty ones count nothing.
-    adaptive
-        Equal-count bins, or equal-width ones, closed on the right, if False.
+    probs, labels, bins, adaptive, sample_weight
+        As in `expected_calibration_error`; the number of bins is per class.
     threshold
-        "max" is max(0.01, 1/K), as the KCal paper says; "min" is min(0.01, 1/K), as its published
-        code and tables have it; or a number from 0 to 1.
-    sample_weight
-        How much each row counts, (n_samples,).
+        "max" is max(0.01, 1/K), as in the text of the KCal paper; "min" is min(0.01, 1/K), as in its published
+        code and tables; or a number from 0 to 1.
 
     Returns
     -------
@@ -90,9 +82,9 @@ def classwise_calibration_error(
         From 0 to 1, lower is better; nan if no probability reaches the threshold.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    number = check_bins(bins)
+    number, equal_count = check_bins(bins), check_flag(adaptive, "adaptive")
     lowest = resolve_threshold(threshold, predictions.n_classes)
-    return mean_class_errors(predictions, bins=number, threshold=lowest, adaptive=(adaptive,))[0]
+    return mean_class_errors(predictions, bins=number, threshold=lowest, adaptive=(equal_count,))[0]
 
 
 def reliability(
@@ -100,42 +92,35 @@ def reliability(
     labels: ArrayLike,
     *,
     bins: int = 20,
-    of: Literal["confidence"] | int = "confidence",
-    adaptive: bool = False,
+    of: Event = "confidence",
+    adaptive: bool = True,
     threshold: Threshold = 0.0,
     sample_weight: ArrayLike | None = None,
 ) -> ReliabilityBins:
-    """Bin the predictions of one event beside what was observed: what a reliability diagram shows.
+    """Bin the predictions of one event beside the observed outcomes, for a reliability diagram.
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
-    bins
-        Number of bins.
+    probs, labels, bins, adaptive, sample_weight
+        As in `expected_calibration_error`, with the same defaults. Equal-width bins (``adaptive=False``) spread over
+        the whole axis of a diagram.
     of
         "confidence": the probability of the top class, and whether it is right;
         the index of a class: its probability, and whether it is the label.
-    adaptive
-        Equal-count bins. The default is equal width, which spreads over the whole axis of a picture.
     threshold
-        Rows with a lower prediction are left out: a number from 0 to 1, or "max" or "min"
-        as in `classwise_calibration_error`, whose parts for each class these bins then are.
-    sample_weight
-        How much each row counts, (n_samples,).
+        Rows with a lower prediction are left out: a number from 0 to 1, or "max" or "min" as in
+        `classwise_calibration_error`, which is the mean of the errors of these bins over the classes.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    number = check_bins(bins)
+    number, equal_count = check_bins(bins), check_flag(adaptive, "adaptive")
     lowest = resolve_threshold(threshold, predictions.n_classes)
-    of = check_event(of, predictions.n_classes)
-    return sorted_event(predictions, of, threshold=lowest).bin(bins=number, adaptive=adaptive, of=of)
+    event = check_event(of, predictions.n_classes)
+    return bin_event(predictions, event, bins=number, adaptive=equal_count, threshold=lowest)
 
 
 def confidence_errors(predictions: Predictions, *, bins: int, adaptive: tuple[bool, ...]) -> list[float]:
     """Compute the calibration error of the top class for each kind of bins, sorting once."""
-    ordered = sorted_event(predictions, "confidence")
+    ordered = sort_event(predictions, "confidence")
     return [ordered.bin(bins=bins, adaptive=kind, of="confidence").calibration_error for kind in adaptive]
 
 
@@ -145,29 +130,19 @@ def mean_class_errors(
     """Compute the class-wise calibration error for each kind of bins, sorting once."""
     errors = [
         [ordered.bin(bins=bins, adaptive=kind, of=k).calibration_error for kind in adaptive]
-        for k, ordered in enumerate(sorted_classes(predictions, threshold=threshold))
+        for k, ordered in enumerate(sort_classes(predictions, threshold=threshold))
         if not ordered.is_empty
-    ]  # one row for each class that keeps any
+    ]  # one row per class that has samples
     if not errors:
         return [float("nan")] * len(adaptive)
     return [float(error) for error in np.mean(errors, axis=0)]
 
 
-def sorted_event(
-    predictions: Predictions, of: Literal["confidence"] | int, *, threshold: float = 0.0
-) -> SortedPredictions | WeightedPredictions:
-    """Sort the predictions of one event that reach the threshold."""
-    values, occurred = predictions.event(of)
-    if predictions.weights is None:
-        return sort_predictions(values, values[occurred], threshold=threshold)
-    return sort_weighted(values, occurred, predictions.weights, threshold=threshold)
-
-
-def sorted_classes(predictions: Predictions, *, threshold: float) -> Iterator[SortedPredictions | WeightedPredictions]:
-    """Yield, class by class, the sorted predictions that reach the threshold; copies one block of columns."""
+def sort_classes(predictions: Predictions, *, threshold: float) -> Iterator[SortedPredictions | WeightedPredictions]:
+    """Yield, class by class, the sorted predictions of at least the threshold; copies one block of columns."""
     if predictions.weights is not None:
         for k in range(predictions.n_classes):
-            yield sorted_event(predictions, k, threshold=threshold)
+            yield sort_event(predictions, k, threshold=threshold)
         return
     probs, n_classes = predictions.probs, predictions.n_classes
     class_ends = np.cumsum(np.bincount(predictions.labels, minlength=n_classes))

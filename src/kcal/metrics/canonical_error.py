@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kcal.metrics.predictions import Floats, check_bins, check_predictions
 
-# Rows and columns are worked on in blocks of about this many entries, so that memory stays bounded.
+# Rows and columns are processed in blocks of about this many entries, so that memory stays bounded.
 BLOCK_ENTRIES = 1_000_000
 
 
@@ -28,14 +28,14 @@ def canonical_calibration_error(
     bins
         Number of bins B of every probability.
     sample_weight
-        How much each row counts, (n_samples,).
+        Relative importance of each sample, (n_samples,).
 
     Returns
     -------
     float
         From 0 to 1, lower is better. With many classes almost every sample is alone in its cell, and the value
-        tells how far predictions are from certain and right, rather than how calibrated they are:
-        compare it only between methods on the same samples.
+        measures the distance of predictions from the labels rather than calibration: compare it only between methods
+        on the same samples.
     """
     predictions = check_predictions(probs, labels, sample_weight)
     cells = _cells(predictions.probs, check_bins(bins))
@@ -52,12 +52,12 @@ def canonical_calibration_error(
         if predictions.weights is not None:
             differences *= predictions.weights[order, None]
         total += float(np.abs(np.add.reduceat(differences, starts, axis=0)).sum())
-    return total / (2 * predictions.total_weight)
+    return total / (2 * float(predictions.row_weights.sum()))
 
 
 @dataclass(frozen=True, eq=False)
 class CanonicalCells:
-    """Predicted and observed distributions, in the cells of the simplex that hold samples.
+    """Predicted and observed distributions in the occupied cells of the simplex.
 
     Attributes
     ----------
@@ -68,11 +68,11 @@ class CanonicalCells:
     observed_frequency
         The frequencies of the classes among them, (n_cells, n_classes).
     weights
-        Their weight, (n_cells,); their count where samples were not weighted.
+        Sum of their weights, (n_cells,); their count if samples are not weighted.
     bins
-        Into how many parts each probability was cut.
+        Number of bins of every probability.
     probs, labels
-        The samples themselves, for pictures.
+        The samples themselves, for plots.
     """
 
     counts: NDArray[np.intp]
@@ -103,21 +103,14 @@ class CanonicalCells:
 def canonical_cells(
     probs: ArrayLike, labels: ArrayLike, *, bins: int = 10, sample_weight: ArrayLike | None = None
 ) -> CanonicalCells:
-    """Return what `canonical_calibration_error` sums up, cell by cell; cells without weight are left out.
+    """Return the cells that `canonical_calibration_error` sums over; cells without weight are left out.
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
-    bins
-        Number of bins of every probability.
-    sample_weight
-        How much each row counts, (n_samples,).
+    probs, labels, bins, sample_weight
+        As in `canonical_calibration_error`.
     """
-    predictions = check_predictions(probs, labels, sample_weight)
-    predictions = predictions.weighted_rows()
+    predictions = check_predictions(probs, labels, sample_weight).weighted_rows()
     number, n_classes = check_bins(bins), predictions.n_classes
     cells = _cells(predictions.probs, number)
     weights = predictions.row_weights
@@ -136,7 +129,7 @@ def canonical_cells(
 
 
 def _cells(probs: Floats, bins: int) -> NDArray[np.intp]:
-    """Return the cell of every row, numbered from 0; only occupied ones have a number."""
+    """Return the cell of every row; occupied cells are numbered from 0."""
     edges = (np.arange(1, bins) / bins).astype(probs.dtype)  # correctly rounded, so that 0.3 is the edge 3/10
     coordinates = np.empty(probs.shape, dtype=np.min_scalar_type(bins))  # (n_samples, n_classes), one byte each
     height = max(1, BLOCK_ENTRIES // probs.shape[1])

@@ -1,4 +1,4 @@
-"""The calibration error of every class, with its counts and its direction."""
+"""The calibration error of every class, with counts, over- and underconfidence."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.metrics.calibration import sorted_classes
+from kcal.metrics.calibration import sort_classes
 from kcal.metrics.predictions import Threshold, check_bins, check_predictions, resolve_threshold
-from kcal.validation import collect_classes
+from kcal.validation import check_flag, check_integer, collect_classes
+
+MOST_CLASSES = 10**9
 
 if TYPE_CHECKING:
     import pandas
@@ -16,24 +18,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ClassErrors:
-    """One entry a class, in the order of the columns; errors are nan where a class keeps no row.
+    """One entry per class, in the order of the columns; errors are nan for a class without rows.
 
     Attributes
     ----------
     classes
         Labels of the columns.
     positives
-        Samples of the class, kept or not.
+        Samples of the class, whatever their probability.
     counts
         Rows whose probability of the class reaches the threshold.
     mean_prediction, frequency
-        Mean probability of the class over those rows, and the share of them that are of the class.
+        Mean probability of the class over those rows, and the fraction of them that are of the class.
     error
         Σ_b (n_b / n)·|gap_b|; `overconfidence` and `underconfidence` are its two parts.
     overconfidence, underconfidence
         The part of the error from bins whose predictions are too high, and too low.
     threshold
-        The least probability that counts.
+        The smallest probability that is binned.
     """
 
     classes: NDArray[Any]
@@ -48,20 +50,21 @@ class ClassErrors:
 
     @property
     def signed_error(self) -> NDArray[np.float64]:
-        """Frequency minus mean prediction: negative where the class is predicted too high."""
+        """Frequency minus mean prediction: negative where the predictions are too high."""
         return self.frequency - self.mean_prediction
 
     @property
     def mean(self) -> float:
-        """The class-wise calibration error: the mean over the classes that keep any row."""
+        """The class-wise calibration error: the mean over the classes that have rows."""
         return float(np.nanmean(self.error)) if np.isfinite(self.error).any() else float("nan")
 
     def worst(self, n: int = 10) -> NDArray[np.intp]:
         """Return the columns of the n classes with the largest errors, worst first; classes without rows come last."""
+        check_integer(n, "n", minimum=0, maximum=MOST_CLASSES)
         return np.argsort(-np.nan_to_num(self.error, nan=-1.0), kind="stable")[:n]
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return a pandas DataFrame, a row a class."""
+        """Return a pandas DataFrame with one row per class."""
         import pandas
 
         names = ("positives", "counts", "mean_prediction", "frequency", "error", "signed_error")
@@ -70,7 +73,7 @@ class ClassErrors:
 
     def __str__(self) -> str:
         width = min(max(len(str(name)) for name in [*self.classes, "class"]), 60)
-        heading = f"{'class':<{width}}  {'samples':>8}  {'kept':>8}  {'prediction':>10}  {'frequency':>9}  {'error':>7}"
+        heading = f"{'class':<{width}}  {'samples':>8}  {'rows':>8}  {'prediction':>10}  {'frequency':>9}  {'error':>7}"
         rows = [
             f"{str(self.classes[k])[:width]:<{width}}  {self.positives[k]:>8,}  {self.counts[k]:>8,}  "
             f"{self.mean_prediction[k]:>10.4f}  {self.frequency[k]:>9.4f}  {self.error[k]:>7.4f}"
@@ -96,33 +99,29 @@ def class_errors(
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes, (n_samples,): column indices of probs, or any labels where ``classes`` names the columns.
-    classes
-        The label of every column, as a calibrator's ``classes_``.
-    bins, adaptive, threshold
+    probs, bins, adaptive, threshold, sample_weight
         As in `classwise_calibration_error`.
-    sample_weight
-        How much each row counts, (n_samples,).
+    labels
+        True classes, (n_samples,): column indices of probs, or any labels if ``classes`` names the columns.
+    classes
+        The label of every column, like ``classes_`` of a calibrator.
     """
     predictions = check_predictions(probs, labels, sample_weight, classes)
-    number = check_bins(bins)
+    number, equal_count = check_bins(bins), check_flag(adaptive, "adaptive")
     lowest = resolve_threshold(threshold, predictions.n_classes)
     names = np.arange(predictions.n_classes) if classes is None else collect_classes([], classes)
     binned = [
-        ordered.bin(bins=number, adaptive=adaptive, of=k)
-        for k, ordered in enumerate(sorted_classes(predictions, threshold=lowest))
+        ordered.bin(bins=number, adaptive=equal_count, of=k)
+        for k, ordered in enumerate(sort_classes(predictions, threshold=lowest))
     ]
     return ClassErrors(
         classes=names,
         positives=np.bincount(predictions.labels, minlength=predictions.n_classes),
-        counts=np.array([bins.total for bins in binned]),
-        mean_prediction=np.array([bins.mean_of(bins.mean_prediction) for bins in binned]),
-        frequency=np.array([bins.mean_of(bins.observed_frequency) for bins in binned]),
-        error=np.array([bins.calibration_error for bins in binned]),
-        overconfidence=np.array([bins.overconfidence for bins in binned]),
-        underconfidence=np.array([bins.underconfidence for bins in binned]),
+        counts=np.array([part.total for part in binned]),
+        mean_prediction=np.array([part.mean_of(part.mean_prediction) for part in binned]),
+        frequency=np.array([part.mean_of(part.observed_frequency) for part in binned]),
+        error=np.array([part.calibration_error for part in binned]),
+        overconfidence=np.array([part.overconfidence for part in binned]),
+        underconfidence=np.array([part.underconfidence for part in binned]),
         threshold=lowest,
     )

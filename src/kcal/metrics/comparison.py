@@ -1,34 +1,36 @@
-"""Which methods are best over reshuffles of the data, and which of them keep the accuracy.
+"""The best methods over repeated random splits of the data ("reshuffles"), among those that preserve accuracy.
 
 The KCal paper marks its tables at p = 0.01: a method preserves accuracy unless it is significantly worse than
 the uncalibrated one; best are the accuracy-preserving method of the best mean and those not significantly worse.
-The published marks follow a one-sided, unpaired, pooled t-test. It takes reshuffles for independent,
-but they share samples; the corrected test of Nadeau and Bengio stands beside it.
+The published marks follow a one-sided, unpaired, pooled t-test. It treats reshuffles as independent although they
+share samples; the corrected test of Nadeau and Bengio is computed too.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from kcal.errors import InvalidInputError
 from kcal.metrics.significance import (
     Checked,
     Reshuffles,
     ReshuffleSummary,
+    check_mapping,
     check_reshuffles,
     check_sizes,
     corrected_p_value,
     pooled_p_value,
     summarize,
 )
+from kcal.validation import check_choice, check_number, shown
 
 Better = Literal["lower", "higher"]
 
 
 @dataclass(frozen=True)
 class ComparisonMarks:
-    """What one test says about the methods of a comparison.
+    """The result of one test for the methods of a comparison.
 
     Attributes
     ----------
@@ -93,7 +95,7 @@ def compare_methods(
     Parameters
     ----------
     values
-        The metric of each method, one number for each reshuffle, or a `ReshuffleSummary` (of a printed table).
+        The metric of each method, one number per reshuffle, or a `ReshuffleSummary` (of a printed table).
         None leaves a method out.
     accuracies
         The accuracies likewise, of every method in values and of the baseline.
@@ -104,32 +106,29 @@ def compare_methods(
     level
         A difference is significant if p < level.
     n_calibration, n_test
-        Samples that the methods were fitted on and measured on in each reshuffle. With both given,
-        the corrected test is added; it pairs the reshuffles, which must be the same ones in the same order.
+        Numbers of samples that the methods were fitted on and tested on in each reshuffle. They add the corrected
+        test, which pairs the reshuffles: these must be the same in the same order.
 
     Notes
     -----
-    With one reshuffle nothing can be tested: p-values are nan, and the marks follow the plain numbers.
+    With one reshuffle p-values are nan, and the marks follow the plain numbers.
     """
-    if better not in ("lower", "higher"):
-        raise InvalidInputError(f'better must be "lower" or "higher"; got {better!r}.')
-    if not 0 < level < 1:
-        raise InvalidInputError(f"level must be between 0 and 1, such as 0.01; got {level!r}.")
-    given = {
-        name: check_reshuffles(entry, f"values of {name!r}") for name, entry in values.items() if entry is not None
-    }
+    check_choice(better, "better", get_args(Better))
+    level = check_number(level, "level", minimum=0, maximum=1, exclusive=True)
+    entries = check_mapping(values, "values", "{method: values over reshuffles}")
+    given = {name: check_reshuffles(entry, f"values[{name!r}]") for name, entry in entries.items() if entry is not None}
     if not given:
-        raise InvalidInputError(
-            "values must hold at least one method; got none. Pass {method: values over reshuffles}."
-        )
+        raise InvalidInputError("values", "must have at least one method", got="none")
+    if not isinstance(baseline, str):
+        raise InvalidInputError("baseline", "must be the name of a method", got=shown(baseline))
+    known = check_mapping(accuracies, "accuracies", "{method: accuracies over reshuffles}")
     needed = [*given, baseline]
-    missing = [name for name in needed if accuracies.get(name) is None]
-    if missing:
-        raise InvalidInputError(
-            f"accuracies must hold every method in values and the baseline; {missing[0]!r} is missing. "
-            "Pass its accuracies, or name another baseline."
-        )
-    right = {name: check_reshuffles(accuracies[name], f"accuracies of {name!r}") for name in needed}
+    missing = next((name for name in needed if known.get(name) is None), None)
+    if missing is not None:
+        expected = "must have every method in values and the baseline"
+        remedy = "Pass its accuracies, or name another baseline."
+        raise InvalidInputError("accuracies", expected, got=f"none of {missing!r}", remedy=remedy)
+    right = {name: check_reshuffles(known[name], f"accuracies[{name!r}]") for name in needed}
     corrected = None
     if n_calibration is not None or n_test is not None:
         share = check_sizes(n_calibration, n_test)
@@ -180,7 +179,7 @@ def _marks(
 
 
 def _significant(p_value: float, worse: bool, level: float) -> bool:
-    """Whether a difference counts; where nothing can be tested, any does."""
+    """Whether a difference is significant; without a p-value, any difference is."""
     return worse if math.isnan(p_value) else p_value < level
 
 

@@ -1,16 +1,15 @@
-"""The squared kernel calibration error of all classes at once, and the test whether it is zero; needs no bins.
+"""The squared kernel calibration error of all classes at once, without bins, and the test whether it is zero.
 
-A model is calibrated if the label of every sample is distributed as its prediction says. The residual
-e_y − p of one-hot label and prediction is then zero on average wherever one looks, and so is
+A model is calibrated if the label of every sample has the predicted distribution. The residual e_y − p of one-hot
+label and prediction then has mean zero for every prediction, and so has
 
     h_ij = k(p_i, p_j)·⟨e_{y_i} − p_i, e_{y_j} − p_j⟩
 
 for two samples i ≠ j (Widmann, Lindsten and Zachariah, "Calibration tests in multi-class classification",
-NeurIPS 2019, with the matrix-valued kernel k·I). No n × n matrix is kept: h is made block by block.
+NeurIPS 2019, with the matrix-valued kernel k·I). No n × n matrix is kept: h is computed block by block.
 """
 
 import math
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -21,31 +20,33 @@ from scipy.spatial.distance import cdist, pdist
 
 from kcal.errors import InvalidInputError
 from kcal.metrics.predictions import Floats, Predictions, check_bandwidth, check_predictions
+from kcal.validation import check_choice, check_integer, check_seed
 
 Estimator = Literal["unbiased-quadratic", "unbiased-linear", "biased"]
 Kernel = Literal["total-variation", "euclidean"]
 
-# How scipy calls the distance of each kernel, and the factor that makes it ours.
+# The distance of each kernel in scipy, and its factor.
 DISTANCES: dict[str, tuple[str, float]] = {"total-variation": ("cityblock", 0.5), "euclidean": ("euclidean", 1.0)}
 
 BLOCK_ROWS = 1024  # a block of h and its two factors take 24 MB
 ALL_PAIRS_ROWS = 2000  # up to here the median distance is that of all pairs, 2 million
-SAMPLED_PAIRS = 1_000_000  # beyond, that of as many pairs drawn at random
-BLOCK_ENTRIES = 1_000_000  # entries of the drawn pairs that are widened to float64 at a time
+SAMPLED_PAIRS = 1_000_000  # beyond, that of as many random pairs
+BLOCK_ENTRIES = 1_000_000  # entries of random pairs that are converted to float64 at a time
+MOST_RESAMPLES = 100_000
 
 
 @dataclass(frozen=True)
 class KernelCalibrationError:
-    """An estimate of the squared kernel calibration error, and how surprising it is for a calibrated model.
+    """An estimate of the squared kernel calibration error, and its p-value for a calibrated model.
 
     Attributes
     ----------
     value
         The estimate; 0 is calibrated. An unbiased one may be negative.
     p_value
-        Chance of an estimate at least as high if the model were calibrated; nan where it is not defined.
+        Probability of an estimate at least as high if the model were calibrated; nan if undefined.
     estimator, kernel
-        What was computed.
+        The options.
     bandwidth
         ν in the kernel.
     n_samples
@@ -99,12 +100,12 @@ def kernel_calibration_error(
         ν; by default the median distance of two rows: of all pairs up to 2,000 rows, beyond of a million pairs
         drawn at random. Where that is 0, the mean distance; where all rows are equal, 1, which then changes nothing.
     resamples
-        Draws of the bootstrap behind the p-value of the quadratic estimators; 0 leaves it out (nan).
+        Number of bootstrap resamples for the p-value of the quadratic estimators; 0 leaves it out (nan).
     seed
-        Of the drawn pairs and of the bootstrap.
+        Seed of the random pairs and of the bootstrap.
     sample_weight
-        How much each row counts, (n_samples,): a pair counts w_i·w_j. Rows of weight 0 are left out; in the median
-        distance the others count alike.
+        Relative importance of each sample, (n_samples,): a pair has weight w_i·w_j. Rows of weight 0 are left out;
+        the median distance is not weighted.
 
     Returns
     -------
@@ -124,11 +125,14 @@ def kernel_calibration_error(
     The quadratic estimators and their p-values do not depend on the order of the rows. They take time in
     n²·(n_classes + resamples), and memory for a sorted copy of the input and n·resamples numbers.
     """
-    predictions = check_predictions(probs, labels, sample_weight)
-    predictions = predictions.weighted_rows()
-    _check_options(estimator, kernel, predictions.n_samples)
-    number = _check_resamples(resamples)
-    generator = np.random.default_rng(seed)
+    predictions = check_predictions(probs, labels, sample_weight).weighted_rows()
+    check_choice(estimator, "estimator", get_args(Estimator))
+    check_choice(kernel, "kernel", get_args(Kernel))
+    if predictions.n_samples < 2 and estimator != "biased":
+        remedy = 'Pass more rows, or estimator="biased".'
+        raise InvalidInputError("probs", "must have at least 2 rows of positive weight", got="1", remedy=remedy)
+    number = check_integer(resamples, "resamples", minimum=0, maximum=MOST_RESAMPLES)
+    generator = np.random.default_rng(check_seed(seed))
     if estimator != "unbiased-linear":
         predictions = _in_canonical_order(predictions)
     width = _median_distance(predictions.probs, kernel, generator) if bandwidth is None else check_bandwidth(bandwidth)
@@ -142,7 +146,7 @@ def kernel_calibration_error(
 
 
 def _linear_estimate(predictions: Predictions, kernel: Kernel, bandwidth: float) -> tuple[float, float]:
-    """Mean of h over consecutive disjoint pairs, and the upper tail of the normal distribution."""
+    """Return the mean of h over consecutive disjoint pairs, and its p-value by the normal distribution."""
     height = max(1, BLOCK_ENTRIES // predictions.n_classes)
     n_pairs = predictions.n_samples // 2
     products, masses = np.empty(n_pairs), np.ones(n_pairs)
@@ -172,21 +176,21 @@ def _quadratic_estimate(
     resamples: int,
     generator: np.random.Generator,
 ) -> tuple[float, float]:
-    """Mean of h over all pairs, with or without i = j, and the p-value of the bootstrap."""
+    """Return the mean of h over all pairs, with or without i = j, and its p-value by the bootstrap."""
     n = predictions.n_samples
     multipliers = _centred_counts(n, resamples, generator)  # (n, resamples)
     total, resampled = 0.0, np.zeros(resamples)
     for rows, columns, products in _pair_products(predictions, kernel, bandwidth):
         if rows == columns and not with_diagonal:
             np.fill_diagonal(products, 0)
-        times = 1 if rows == columns else 2  # h is symmetric: a block off the diagonal stands for two
+        times = 1 if rows == columns else 2  # h is symmetric: a block off the diagonal counts twice
         total += times * float(products.sum())
         if resamples:
             sums = products.astype(np.float32) @ multipliers[columns]  # (rows, resamples)
             resampled += times * np.einsum("ir,ir->r", multipliers[rows], sums, dtype=np.float64)
-    pairs = predictions.total_weight**2
+    pairs = float(predictions.row_weights.sum()) ** 2
     if not with_diagonal:
-        pairs -= n if predictions.weights is None else float(np.sum(predictions.weights**2))
+        pairs -= float(np.sum(predictions.row_weights**2))
     value = total / pairs
     if not resamples or n < 2:
         return value, float("nan")
@@ -211,7 +215,7 @@ def _pair_products(
 
 
 def _centred_counts(n: int, resamples: int, generator: np.random.Generator) -> NDArray[np.float32]:
-    """How often each row is drawn, less its mean 1, when n rows are drawn with replacement: (n, resamples)."""
+    """Return how often each row is drawn, minus 1, when n rows are drawn with replacement: (n, resamples)."""
     counts = np.empty((n, resamples), dtype=np.float32)
     for r in range(resamples):
         counts[:, r] = np.bincount(generator.integers(0, n, n), minlength=n)
@@ -220,7 +224,7 @@ def _centred_counts(n: int, resamples: int, generator: np.random.Generator) -> N
 
 
 def _residuals(predictions: Predictions, rows: slice) -> NDArray[np.float64]:
-    """One-hot labels minus probabilities, times the rows' weights, (rows, n_classes)."""
+    """Return one-hot labels minus probabilities, times the weights of the rows, (rows, n_classes)."""
     residuals = -predictions.probs[rows].astype(np.float64)
     labels = predictions.labels[rows]
     residuals[np.arange(labels.shape[0]), labels] += 1
@@ -228,7 +232,7 @@ def _residuals(predictions: Predictions, rows: slice) -> NDArray[np.float64]:
 
 
 def _row_distances(first: Floats, second: Floats, kernel: Kernel) -> NDArray[np.float64]:
-    """Distances between rows of the same number, (rows,)."""
+    """Return the distances between corresponding rows, (rows,)."""
     differences = first.astype(np.float64) - second
     if kernel == "total-variation":
         return np.asarray(0.5 * np.abs(differences).sum(axis=1))
@@ -236,7 +240,7 @@ def _row_distances(first: Floats, second: Floats, kernel: Kernel) -> NDArray[np.
 
 
 def _median_distance(probs: Floats, kernel: Kernel, generator: np.random.Generator) -> float:
-    """Median distance of two rows; the mean where most are equal, 1 where all are."""
+    """Return the median distance of two rows; the mean if most rows are equal, 1 if all are."""
     n = probs.shape[0]
     if n < 2:
         return 1.0
@@ -253,32 +257,6 @@ def _median_distance(probs: Floats, kernel: Kernel, generator: np.random.Generat
 
 
 def _in_canonical_order(predictions: Predictions) -> Predictions:
-    """Sort the rows, so that neither sums nor draws depend on the order in which they came."""
+    """Sort the rows, so that neither sums nor random draws depend on their order."""
     weights = () if predictions.weights is None else (predictions.weights,)
     return predictions.rows(np.lexsort((*weights, predictions.labels, *predictions.probs.T)))
-
-
-def _check_options(estimator: str, kernel: str, n_samples: int) -> None:
-    if estimator not in get_args(Estimator):
-        names = ", ".join(f'"{name}"' for name in get_args(Estimator))
-        raise InvalidInputError(f"estimator must be one of {names}; got {estimator!r}.")
-    if kernel not in DISTANCES:
-        names = " or ".join(f'"{name}"' for name in DISTANCES)
-        raise InvalidInputError(f"kernel must be {names}; got {kernel!r}.")
-    if n_samples < 2 and estimator != "biased":
-        raise InvalidInputError(
-            f"the {estimator} estimator needs at least 2 samples; got {n_samples}. "
-            'Pass more rows, or estimator="biased".'
-        )
-
-
-def _check_resamples(resamples: int) -> int:
-    try:
-        number = operator.index(resamples)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise InvalidInputError(
-            f"resamples must be a whole number, at least 0 (0 leaves the p-value out); got {resamples!r}."
-        )
-    return number

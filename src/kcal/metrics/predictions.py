@@ -67,11 +67,6 @@ class Predictions:
         return self._at(self.labels)
 
     @property
-    def total_weight(self) -> float:
-        """Sum of the weights; the number of rows without any."""
-        return float(self.n_samples if self.weights is None else self.weights.sum())
-
-    @property
     def row_weights(self) -> NDArray[np.float64]:
         """The weight of each row, (n_samples,); ones if there are none."""
         return np.ones(self.n_samples) if self.weights is None else self.weights

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
+from kcal.metrics.significance import check_mapping
+from kcal.validation import check_choice, shown, to_numbers
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ def average_ranks(
     Parameters
     ----------
     tasks
-        {task: {method: value}}. A value may be an array over reshuffles: each reshuffle is then ranked by
-        itself, as the KCal paper seems to do (8.99 ± 0.10 there fits 99 ranks of 9 and one of 8).
+        {task: {method: value}}. A value may be an array over reshuffles: each reshuffle is then ranked separately,
+        as the KCal paper seems to do (8.99 ± 0.10 there fits 99 ranks of 9 and one of 8).
         None or nan leaves a method out of the task; the others are ranked without it.
     better
         Which direction of the values is better.
@@ -60,11 +62,10 @@ def average_ranks(
         Mean ± standard deviation of each method's ranks. Equal values share the mean of their ranks.
         A method without any value does not occur.
     """
-    if better not in ("lower", "higher"):
-        raise InvalidInputError(f'better must be "lower" or "higher"; got {better!r}.')
+    check_choice(better, "better", ("lower", "higher"))
     collected: dict[str, list[NDArray[np.float64]]] = {}
-    for task, methods in tasks.items():
-        columns = _columns(task, methods)
+    for task, methods in check_mapping(tasks, "tasks", "{task: {method: value}}").items():
+        columns = _columns(f"tasks[{task!r}]", methods)
         if not columns:
             continue
         values = np.stack(list(columns.values()))  # (n_methods, n_reshuffles)
@@ -74,12 +75,12 @@ def average_ranks(
     joined = {name: np.concatenate(rows) for name, rows in collected.items()}
     averages = {name: _average(ranks) for name, ranks in joined.items() if ranks.shape[0]}
     if not averages:
-        raise InvalidInputError("tasks must hold at least one value; got none. Pass {task: {method: value}}.")
+        raise InvalidInputError("tasks", "must have at least one value", got="none")
     return AverageRanks(averages)
 
 
 def overall_ranks(metrics: Mapping[str, AverageRanks]) -> dict[str, float]:
-    """Average each method's average ranks over metrics, each metric counting once; those without it are left out.
+    """Average each method's average ranks over metrics, with equal weight per metric that has the method.
 
     Parameters
     ----------
@@ -87,34 +88,31 @@ def overall_ranks(metrics: Mapping[str, AverageRanks]) -> dict[str, float]:
         {metric: average ranks}, as from `average_ranks`.
     """
     collected: dict[str, list[float]] = {}
-    for averages in metrics.values():
+    for metric, averages in check_mapping(metrics, "metrics", "{metric: average_ranks(...)}").items():
+        if not isinstance(averages, AverageRanks):
+            expected = "must be a result of average_ranks"
+            raise InvalidInputError(f"metrics[{metric!r}]", expected, got=shown(averages))
         for name, rank in averages.ranks.items():
             collected.setdefault(name, []).append(rank.mean)
     return {name: float(np.mean(means)) for name, means in collected.items()}
 
 
-def _columns(task: str, methods: Mapping[str, ArrayLike | None]) -> dict[str, NDArray[np.float64]]:
-    """Return the values of each method that has any in a task, all of one length."""
+def _columns(name: str, methods: Mapping[str, ArrayLike | None]) -> dict[str, NDArray[np.float64]]:
+    """Return the values of each method of a task that has any, all of one length."""
     columns = {}
-    for name, value in methods.items():
+    for method, value in check_mapping(methods, name, "{method: value}").items():
         if value is None:
             continue
-        try:
-            column = np.atleast_1d(np.asarray(value, dtype=np.float64))
-        except (TypeError, ValueError):
-            column = np.empty((0, 0))
-        if column.ndim != 1 or column.shape[0] == 0:
-            raise InvalidInputError(
-                f"the value of {name!r} in task {task!r} must be a number, None, or an array over reshuffles; "
-                f"got {value!r}."
-            )
-        columns[name] = column
-    lengths = {name: column.shape[0] for name, column in columns.items()}
+        entry = f"{name}[{method!r}]"
+        column = np.atleast_1d(to_numbers(value, entry)).astype(np.float64)
+        if column.ndim != 1 or len(column) == 0:
+            expected = "must be a number, None, or an array over reshuffles"
+            raise InvalidInputError(entry, expected, got=shown(value))
+        columns[method] = column
+    lengths = {method: len(column) for method, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise InvalidInputError(
-            f"all methods of task {task!r} must have values for the same reshuffles; got {lengths}. "
-            "Fill a missing one with nan."
-        )
+        expected = "must have values for the same reshuffles of all methods"
+        raise InvalidInputError(name, expected, got=shown(lengths), remedy="Fill a missing one with nan.")
     return columns
 
 

@@ -1,4 +1,4 @@
-"""How accuracy grows as the least confident predictions are rejected."""
+"""The accuracy–rejection curve: accuracy of the predictions that remain when the least confident are rejected."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from kcal.metrics.predictions import check_predictions
 
-SHOWN_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)  # the rejected shares that a printed curve shows
+PRINTED_FRACTIONS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)  # rejected fractions of a printed curve
 
 
 @dataclass(frozen=True, eq=False)
 class RejectionCurve:
-    """Accuracy of the predictions that are kept when those below a threshold of confidence are rejected.
+    """Accuracy of the predictions that are kept when those below a confidence threshold are rejected.
 
-    Equal confidences are rejected together: there is one point for each distinct confidence.
+    Equal confidences are rejected together: there is one point per distinct confidence.
 
     Attributes
     ----------
     rejected
-        Share of the samples (of their weight) that is rejected, (points,); ascending from 0.
+        Fraction of the samples (of their weight) that is rejected, (points,); ascending from 0.
     accuracies
         Accuracy of the samples that are kept, (points,).
     thresholds
@@ -27,7 +27,7 @@ class RejectionCurve:
     area
         Mean accuracy of the kept samples when 0, 1, …, n − 1 are rejected, the least confident first;
         in expectation over the order of equal confidences. 1 − area is known as AURC. With weights, each step
-        counts as much as the sample that it rejects.
+        has the weight of the sample that it rejects.
     n_samples
         Number of samples before any is rejected.
     """
@@ -39,7 +39,7 @@ class RejectionCurve:
     n_samples: int
 
     def __str__(self) -> str:
-        points = np.searchsorted(self.rejected, SHOWN_SHARES)  # the first that rejects at least the share
+        points = np.searchsorted(self.rejected, PRINTED_FRACTIONS)  # the first with at least this fraction
         shown = np.unique(points[points < self.rejected.shape[0]])
         rows = [f"{self.rejected[i]:8.1%}  {self.thresholds[i]:9.4f}  {self.accuracies[i]:8.4f}" for i in shown]
         summary = f"Accuracy under rejection: {self.n_samples:,} samples, area {self.area:.4f}"
@@ -49,7 +49,7 @@ class RejectionCurve:
 def accuracy_rejection(
     probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None
 ) -> RejectionCurve:
-    """Accuracy among the samples with confidence ≥ t, beside the share with confidence < t, for every threshold t.
+    """Accuracy of the samples with confidence ≥ t, and the fraction with confidence < t, for every threshold t.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def accuracy_rejection(
     labels
         True classes as column indices of probs, (n_samples,).
     sample_weight
-        How much each row counts, (n_samples,).
+        Relative importance of each sample, (n_samples,).
 
     Returns
     -------
@@ -66,8 +66,7 @@ def accuracy_rejection(
         The curve and the area under it. The confidence is the largest probability of a row.
         The order of the rows does not matter.
     """
-    predictions = check_predictions(probs, labels, sample_weight)
-    predictions = predictions.weighted_rows()
+    predictions = check_predictions(probs, labels, sample_weight).weighted_rows()
     weights = predictions.row_weights
     thresholds, level, counts = np.unique(predictions.confidences, return_inverse=True, return_counts=True)
     level = level.reshape(-1)
@@ -75,7 +74,7 @@ def accuracy_rejection(
     correct = np.bincount(level, weights=weights * predictions.correct)
     kept = np.cumsum(mass[::-1])[::-1]
     kept_correct = np.cumsum(correct[::-1])[::-1]
-    # Tied samples are added one by one, each with an equal part of what their group weighs and has right.
+    # Tied samples are added one by one, each with an equal part of their total weight and correct weight.
     steps, right = (np.repeat((sums / counts)[::-1], counts[::-1]) for sums in (mass, correct))  # (n,) each
     return RejectionCurve(
         rejected=np.maximum(kept[0] - kept, 0.0) / kept[0],
@@ -91,12 +90,8 @@ def accuracy_rejection_area(probs: ArrayLike, labels: ArrayLike, *, sample_weigh
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
-    sample_weight
-        How much each row counts, (n_samples,).
+    probs, labels, sample_weight
+        As in `accuracy_rejection`.
 
     Returns
     -------

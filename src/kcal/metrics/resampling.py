@@ -1,16 +1,22 @@
-"""Drawing rows, or whole groups of them, anew; and the intervals that come of it directly."""
+"""Bootstrap resampling of rows, or of whole groups of rows, and the intervals that need nothing else."""
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import norm, t
 
 from kcal.errors import InvalidInputError
+from kcal.metrics.predictions import Predictions
+from kcal.validation import check_groups, check_integer, check_number, check_seed
 
-ENTRIES_AT_ONCE = 4_000_000
+BLOCK_ENTRIES = 4_000_000
+FEWEST_RESAMPLES, MOST_RESAMPLES = 20, 1_000_000
+
+Array = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
@@ -23,64 +29,85 @@ class Interval(NamedTuple):
         return f"[{self.low:.4g}, {self.high:.4g}]"
 
 
-def check_confidence(confidence: float) -> float:
-    """Check the share of intervals that are to hold the truth."""
-    if not (isinstance(confidence, int | float | np.floating) and 0 < confidence < 1):
-        raise InvalidInputError(f"confidence must lie between 0 and 1, like 0.95; got {confidence!r}.")
-    return float(confidence)
+@dataclass(frozen=True, eq=False)
+class Resampling:
+    """Options of the bootstrap."""
+
+    confidence: float
+    resamples: int
+    seed: int
+    groups: NDArray[np.int64] | None  # (n_samples,), codes from 0; whole groups are drawn
+
+    def draws(self, predictions: Predictions) -> Iterator[Array]:
+        """Yield blocks (n_samples, n_resamples of the block): how often each row is drawn, times its weight."""
+        generator = np.random.default_rng(self.seed)
+        n_units = predictions.n_samples if self.groups is None else int(self.groups.max()) + 1
+        if n_units < 2:
+            name, units = ("probs", "rows") if self.groups is None else ("groups", "groups")
+            expected = f"must have at least two {units} of positive weight for an interval"
+            raise InvalidInputError(name, expected, got=str(n_units))
+        width = max(1, BLOCK_ENTRIES // predictions.n_samples)
+        for start in range(0, self.resamples, width):
+            block = np.empty((predictions.n_samples, min(width, self.resamples - start)))
+            for column in range(block.shape[1]):
+                drawn = np.bincount(generator.integers(n_units, size=n_units), minlength=n_units)
+                block[:, column] = drawn if self.groups is None else drawn[self.groups]
+            yield block if predictions.weights is None else block * predictions.weights[:, None]
+
+    @property
+    def few_groups_factor(self) -> float:
+        """Student's quantile over the normal one, times √(G/(G − 1)), for G groups; 1 without groups.
+
+        The bootstrap takes the spread of a few groups for that of all groups; intervals are widened by this factor.
+        """
+        n_groups = 0 if self.groups is None else int(self.groups.max()) + 1
+        if n_groups < 2:
+            return 1.0
+        tail = tails(self.confidence)[1]
+        return float(t.ppf(tail, n_groups - 1) / norm.ppf(tail) * math.sqrt(n_groups / (n_groups - 1)))
+
+    def percentile_interval(self, values: Array) -> Interval:
+        """Return the interval between quantiles of resampled values, widened if there are few groups."""
+        low, high = np.quantile(values, tails(self.confidence))
+        centre, factor = float(np.mean(values)), self.few_groups_factor
+        return Interval(centre + factor * (float(low) - centre), centre + factor * (float(high) - centre))
 
 
-def check_resamples(resamples: int) -> int:
-    """Check a number of resamples."""
-    if not isinstance(resamples, int | np.integer) or isinstance(resamples, bool) or resamples < 20:
-        raise InvalidInputError(f"resamples must be a whole number, at least 20; got {resamples!r}.")
-    return int(resamples)
+def check_resampling(
+    predictions: Predictions, *, confidence: Any, resamples: Any, groups: ArrayLike | None, seed: Any
+) -> tuple[Predictions, Resampling]:
+    """Check the options of the bootstrap; rows of weight 0 are left out, because they are never resampled."""
+    codes = None if groups is None else check_groups(groups, predictions.n_samples)
+    if predictions.weights is not None and not predictions.weights.all():
+        if codes is not None:
+            codes = np.unique(codes[predictions.weights > 0], return_inverse=True)[1].reshape(-1)
+        predictions = predictions.weighted_rows()
+    number = check_integer(resamples, "resamples", minimum=FEWEST_RESAMPLES, maximum=MOST_RESAMPLES)
+    return predictions, Resampling(check_confidence(confidence), number, check_seed(seed), codes)
 
 
-def resampled_weights(
-    n_samples: int,
-    *,
-    resamples: int,
-    seed: int,
-    groups: NDArray[np.intp] | None = None,
-    weights: NDArray[np.float64] | None = None,
-) -> Iterator[NDArray[np.float64]]:
-    """Yield blocks (n_samples, n_vectors) of how often each row is drawn, times its own weight."""
-    generator = np.random.default_rng(seed)
-    n_drawn = n_samples if groups is None else int(groups.max()) + 1
-    if n_drawn < 2:
-        what = "samples" if groups is None else "groups"
-        raise InvalidInputError(f"an interval needs at least two {what} to resample; got {n_drawn}.")
-    height = max(1, ENTRIES_AT_ONCE // n_samples)
-    for start in range(0, resamples, height):
-        block = np.empty((n_samples, min(height, resamples - start)))
-        for column in range(block.shape[1]):
-            drawn = np.bincount(generator.integers(n_drawn, size=n_drawn), minlength=n_drawn)
-            block[:, column] = drawn if groups is None else drawn[groups]
-        yield block if weights is None else block * weights[:, None]
+def check_confidence(confidence: Any) -> float:
+    """Return the probability with which an interval is to contain the true value, such as 0.95."""
+    return check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
 
 
-def percentile_interval(values: NDArray[np.float64], confidence: float, *, widened: float = 1.0) -> Interval:
-    """Return the plain interval of resampled values, its ends moved away from their mean by a factor."""
-    low, high = np.quantile(values, tails_of(confidence))
-    middle = float(np.mean(values))
-    return Interval(middle + widened * (float(low) - middle), middle + widened * (float(high) - middle))
-
-
-def few_groups_factor(groups: NDArray[np.intp] | None, confidence: float) -> float:
-    """Return how much wider an interval from few groups must be: Student's quantile over the normal one, √(G/(G − 1)).
-
-    Resampling takes the spread of a few groups for that of all groups, and does not know how little it knows of it.
-    """
-    if groups is None:
-        return 1.0
-    number = int(groups.max()) + 1
-    if number < 2:
-        return 1.0
-    tail = tails_of(confidence)[1]
-    return float(t.ppf(tail, number - 1) / norm.ppf(tail) * math.sqrt(number / (number - 1)))
-
-
-def tails_of(confidence: float) -> tuple[float, float]:
-    """Return the quantiles between which a share of ``confidence`` lies."""
+def tails(confidence: float) -> tuple[float, float]:
+    """Return the lower and upper quantile of the central part of a distribution."""
     return (1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0
+
+
+def wilson_interval(frequency: ArrayLike, count: ArrayLike, confidence: float) -> tuple[Array, Array]:
+    """Return the lower and upper ends of Wilson's interval of frequencies f of n samples each.
+
+        (f + z²/2n ± z·√(f·(1 − f)/n + z²/4n²)) / (1 + z²/n),
+
+    where z is the (1 + confidence)/2 quantile of the normal distribution; nan where n is 0.
+    """
+    z = float(norm.ppf((1 + confidence) / 2))
+    n = np.asarray(count, dtype=np.float64)
+    n = np.where(n > 0, n, np.nan)
+    f = np.clip(np.asarray(frequency, dtype=np.float64), 0.0, 1.0)
+    scale = 1 + z**2 / n
+    centre = (f + z**2 / (2 * n)) / scale
+    half = z * np.sqrt(f * (1 - f) / n + z**2 / (4 * n**2)) / scale
+    return np.clip(centre - half, 0.0, 1.0), np.clip(centre + half, 0.0, 1.0)

@@ -1,33 +1,36 @@
 """Accuracy and the proper scores: Brier losses and the negative log-likelihood."""
 
-from numbers import Real
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.metrics.predictions import Predictions, check_predictions
+from kcal.validation import check_number, shown
 
 Clip = float | Literal["published"]
 
-# Rows are widened to float64 in blocks of about this many entries, so that memory stays bounded.
+# Rows are converted to float64 in blocks of about this many entries, so that memory stays bounded.
 BLOCK_ENTRIES = 1_000_000
 
 
 def accuracy(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
-    """Share of the rows whose top class is the label; the first of equal probabilities is on top."""
-    return accuracy_of(check_predictions(probs, labels, sample_weight))
+    """Fraction of the rows whose top class is the label; the first of equal probabilities is on top."""
+    predictions = check_predictions(probs, labels, sample_weight)
+    return predictions.mean(predictions.correct)
 
 
 def top_label_brier_loss(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
-    """(1/N)·Σ_i (p_{i,k*} − 1{y_i = k*})², with k* the top class of row i: the paper's Brier score."""
-    return top_label_brier_loss_of(check_predictions(probs, labels, sample_weight))
+    """(1/N)·Σ_i (p_{i,k*} − 1{y_i = k*})², with k* the top class of row i: the Brier score of the KCal paper."""
+    predictions = check_predictions(probs, labels, sample_weight)
+    return predictions.mean(top_label_brier_losses(predictions))
 
 
 def multiclass_brier_loss(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
-    """(1/(N·K))·Σ_i Σ_k (p_ik − 1{y_i = k})²: the mean over samples and classes, as in the appendix."""
-    return multiclass_brier_loss_of(check_predictions(probs, labels, sample_weight))
+    """(1/(N·K))·Σ_i Σ_k (p_ik − 1{y_i = k})²: the mean over samples and classes."""
+    predictions = check_predictions(probs, labels, sample_weight)
+    return predictions.mean(multiclass_brier_losses(predictions))
 
 
 def negative_log_likelihood(
@@ -42,34 +45,14 @@ def negative_log_likelihood(
     labels
         True classes as column indices of probs, (n_samples,).
     clip
-        Probabilities below this number count as this number, so that one label with probability 0 costs
-        −log(clip) (27.6 by default) and not infinity; 0 clips nothing. "published" clips to
-        [1e-3/K, 1 − 1e-3/K], as the published code does for the KCal paper's tables:
-        a zero then costs only 9.2 with 10 classes, and a perfect prediction costs a little.
+        Smaller probabilities are replaced by this number, so that one label with probability 0 costs −log(clip)
+        (27.6 by default) and not infinity; 0 clips nothing. "published" clips to [1e-3/K, 1 − 1e-3/K], like the
+        published code of the KCal paper: a zero then costs only 9.2 with 10 classes.
     sample_weight
-        How much each row counts, (n_samples,).
+        Relative importance of each sample, (n_samples,).
     """
-    return negative_log_likelihood_of(check_predictions(probs, labels, sample_weight), clip=check_clip(clip))
-
-
-def accuracy_of(predictions: Predictions) -> float:
-    """Compute the accuracy of checked predictions."""
-    return predictions.mean(predictions.correct)
-
-
-def top_label_brier_loss_of(predictions: Predictions) -> float:
-    """Compute the top-label Brier loss of checked predictions."""
-    return predictions.mean(top_label_brier_losses(predictions))
-
-
-def multiclass_brier_loss_of(predictions: Predictions) -> float:
-    """Compute the multi-class Brier loss of checked predictions."""
-    return predictions.mean(multiclass_brier_losses(predictions))
-
-
-def negative_log_likelihood_of(predictions: Predictions, *, clip: Clip) -> float:
-    """Compute the negative log-likelihood of checked predictions."""
-    return predictions.mean(log_losses(predictions, clip=clip))
+    predictions = check_predictions(probs, labels, sample_weight)
+    return predictions.mean(log_losses(predictions, clip=check_clip(clip)))
 
 
 def top_label_brier_losses(predictions: Predictions) -> NDArray[np.float64]:
@@ -96,12 +79,16 @@ def log_losses(predictions: Predictions, *, clip: Clip) -> NDArray[np.float64]:
     lowest, highest = (
         (1e-3 / predictions.n_classes, 1 - 1e-3 / predictions.n_classes) if clip == "published" else (clip, 1.0)
     )
-    with np.errstate(divide="ignore"):  # with clip=0 a probability of 0 costs infinity, as asked
+    with np.errstate(divide="ignore"):  # with clip=0 a probability of 0 costs infinity
         return np.asarray(0.0 - np.log(np.clip(predictions.label_probs.astype(np.float64), lowest, highest)))
 
 
-def check_clip(clip: Clip) -> Clip:
-    """Check where probabilities are clipped before the logarithm."""
-    if clip == "published" or (isinstance(clip, Real) and 0 <= clip < 1):
-        return clip
-    raise InvalidInputError(f'clip must be "published" or a number from 0 to below 1; got {clip!r}.')
+def check_clip(clip: Any) -> Clip:
+    """Return the lower bound of probabilities inside the logarithm."""
+    if isinstance(clip, str) and clip == "published":
+        return "published"
+    try:
+        return check_number(clip, "clip", minimum=0, maximum=1 - 1e-12)
+    except InvalidInputError:
+        expected = 'must be "published" or a number from 0 to below 1'
+        raise InvalidInputError("clip", expected, got=shown(clip)) from None

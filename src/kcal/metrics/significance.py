@@ -1,17 +1,22 @@
-"""Two tests of "the mean is higher" over reshuffles: pooled as published, and corrected for shared samples."""
+"""Two tests of "the mean is higher" over repeated splits: pooled as published, and corrected for shared samples."""
 
 import math
-import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr
 
 from kcal.errors import InvalidInputError
+from kcal.validation import check_integer, check_number, shown, to_numbers
 
-# Standard errors below this share of the values are rounding, and so are differences of that size.
+# Standard errors and differences below this fraction of the values are rounding errors.
 ROUNDING = 1e-12
+UNPAIRED = "Without n_calibration and n_test, only the pooled test is computed."
+MOST_SAMPLES = 10**15
 
 
 @dataclass(frozen=True)
@@ -65,15 +70,11 @@ def pooled_p_value(first: Checked, second: Checked) -> float:
 def corrected_p_value(first: Checked, second: Checked, share: float) -> float:
     """Compute `corrected_resampled_t_test` of checked values; share is n_test / n_calibration."""
     if isinstance(first, ReshuffleSummary) or isinstance(second, ReshuffleSummary):
-        raise InvalidInputError(
-            "the corrected test pairs the values of each reshuffle, and got a summary. "
-            "Pass arrays, or leave out n_calibration and n_test."
-        )
+        raise InvalidInputError("values", "must be arrays for the corrected test", got="a summary", remedy=UNPAIRED)
     if first.shape != second.shape:
-        raise InvalidInputError(
-            "the corrected test needs the same reshuffles for every method; "
-            f"got {first.shape[0]} and {second.shape[0]} values. Leave out n_calibration and n_test otherwise."
-        )
+        got = f"{len(first)} and {len(second)} values"
+        expected = "must have the same reshuffles for every method in the corrected test"
+        raise InvalidInputError("values", expected, got=got, remedy=UNPAIRED)
     n = first.shape[0]
     if n == 1:
         return float("nan")
@@ -84,7 +85,7 @@ def corrected_p_value(first: Checked, second: Checked, share: float) -> float:
 
 
 def _upper_tail(difference: float, standard_error: float, freedom: int, *, scale: float) -> float:
-    """Probability that Student's t exceeds difference / standard error; rounding is no difference."""
+    """Return the probability that Student's t exceeds difference / standard error."""
     standard_error = max(standard_error, ROUNDING * scale)
     return float(stdtr(freedom, -difference / standard_error)) if standard_error > 0 else 0.5
 
@@ -97,37 +98,32 @@ def summarize(entry: Checked) -> ReshuffleSummary:
     return ReshuffleSummary(float(entry.mean()), std, int(entry.shape[0]))
 
 
-def check_reshuffles(entry: Reshuffles | None, name: str) -> Checked:
-    """Check one number for each reshuffle, or a summary of them."""
+def check_reshuffles(entry: Any, name: str) -> Checked:
+    """Return one finite number per reshuffle, or a summary of them."""
     if isinstance(entry, ReshuffleSummary):
-        good = entry.n_reshuffles >= 1 and math.isfinite(entry.mean) and (entry.std >= 0 or entry.n_reshuffles == 1)
-        if not good:
-            raise InvalidInputError(f"{name} must have a finite mean, a std of at least 0 and a count; got {entry!r}.")
+        n = check_integer(entry.n_reshuffles, f"{name}.n_reshuffles", minimum=1, maximum=MOST_SAMPLES)
+        check_number(entry.mean, f"{name}.mean", minimum=-inf)
+        if n > 1:
+            check_number(entry.std, f"{name}.std", minimum=0)
         return entry
-    try:
-        array = np.asarray(entry, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InvalidInputError(f"{name} must be one number for each reshuffle; got {entry!r}.") from None
-    if array.ndim != 1 or array.shape[0] == 0:
-        raise InvalidInputError(f"{name} must be one number for each reshuffle; got shape {array.shape}.")
+    array = to_numbers(entry, name).astype(np.float64)
+    if array.ndim != 1 or len(array) == 0:
+        raise InvalidInputError(name, "must have one number per reshuffle", got=f"shape {array.shape}")
     if not np.isfinite(array).all():
         position = int(np.argmin(np.isfinite(array)))
-        raise InvalidInputError(
-            f"{name} must be finite; got {array[position]} at position {position}. "
-            "Pass None for a method that has no value."
-        )
+        got = f"{array[position]} at position {position}"
+        raise InvalidInputError(name, "must be finite", got=got, remedy="Pass None for a method without values.")
     return array
 
 
-def check_sizes(n_calibration: int | None, n_test: int | None) -> float:
-    """Check both sizes and return n_test / n_calibration."""
-    try:
-        sizes = [operator.index(size) for size in (n_calibration, n_test)]  # type: ignore[arg-type]
-    except TypeError:
-        sizes = [0]
-    if min(sizes) < 1:
-        raise InvalidInputError(
-            "n_calibration and n_test must both be whole numbers, at least 1, the samples fitted on and measured on "
-            f"in each reshuffle; got {n_calibration!r} and {n_test!r}."
-        )
-    return sizes[1] / sizes[0]
+def check_mapping(entries: Any, name: str, form: str) -> Mapping[str, Any]:
+    """Return a mapping from names, such as {method: values}."""
+    if isinstance(entries, Mapping) and all(isinstance(key, str) for key in entries):
+        return entries
+    raise InvalidInputError(name, "must be a mapping from names", got=shown(entries), remedy=f"Pass {form}.")
+
+
+def check_sizes(n_calibration: Any, n_test: Any) -> float:
+    """Return n_test / n_calibration, the numbers of samples fitted on and tested on in each reshuffle."""
+    calibration = check_integer(n_calibration, "n_calibration", minimum=1, maximum=MOST_SAMPLES)
+    return check_integer(n_test, "n_test", minimum=1, maximum=MOST_SAMPLES) / calibration

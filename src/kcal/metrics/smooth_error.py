@@ -1,38 +1,33 @@
 """Calibration errors of one event by smoothing instead of binning: smooth ECE and KDE-ECE.
 
-Both replace bins by a kernel, so that the value moves continuously with the predictions. Predictions are
-shared between the two nearest points of a fine grid, and everything after that is exact on the grid.
+Both replace bins by a kernel, so that the value is continuous in the predictions. Each prediction is
+split between the two nearest points of a fine grid, and everything after that is exact on the grid.
 """
 
 import math
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.fft import dct
+from scipy.fft import dct, irfft, next_fast_len, rfft
 
-from kcal.metrics.predictions import check_bandwidth, check_event, check_predictions
+from kcal.metrics.predictions import Event, check_bandwidth, check_event, check_predictions
 
 Array = NDArray[np.float64]
 
-GRID_INTERVALS = 2**14  # of the smooth error, which they change by less than 1e-9/σ, its width
-BISECTIONS = 27  # halvings of [0, 1]: the smooth error is found to 1e-8
+GRID_INTERVALS = 2**14  # changes the smooth error by less than 1e-9/σ, where σ is its width
+BISECTIONS = 27  # of [0, 1]: the smooth error is accurate to 1e-8
 INTERVALS_PER_HALF_WIDTH = 256  # of the kernel of the density estimate
 SMALLEST_HALF_WIDTH = 1e-4  # so that the grid stays below three million points
 
 
 def smooth_calibration_error(
-    probs: ArrayLike,
-    labels: ArrayLike,
-    *,
-    of: Literal["confidence"] | int = "confidence",
-    sample_weight: ArrayLike | None = None,
+    probs: ArrayLike, labels: ArrayLike, *, of: Event = "confidence", sample_weight: ArrayLike | None = None
 ) -> float:
     """Smooth ECE: the σ at which ∫₀¹ |(1/n)·Σ_i K_σ(t, z_i)·(o_i − z_i)| dt = σ.
 
     z_i is the prediction of the event, o_i is 1 if it occurred, and K_σ is the Gaussian kernel reflected at
     0 and 1, K_σ(t, z) = Σ_m φ_σ(t − z − 2m) + φ_σ(t + z − 2m). The integral falls as σ grows, so that
-    exactly one width equals it: no bandwidth is to be chosen (Błasiok and Nakkiran, "Smooth ECE", ICLR 2024).
+    exactly one width equals it: there is no bandwidth to choose (Błasiok and Nakkiran, "Smooth ECE", ICLR 2024).
 
     Parameters
     ----------
@@ -44,7 +39,7 @@ def smooth_calibration_error(
         "confidence": the probability of the top class, and whether it is right;
         the index of a class: its probability, and whether it is the label.
     sample_weight
-        How much each row counts, (n_samples,); its share of their sum takes the place of 1/n.
+        Relative importance of each sample, (n_samples,); w_i / Σw takes the place of 1/n.
 
     Returns
     -------
@@ -53,8 +48,8 @@ def smooth_calibration_error(
     """
     values, outcomes, shares = _sorted_event(probs, labels, of, sample_weight)
     residuals = (outcomes - values) * shares
-    on_grid = _shared_between_neighbours(values * GRID_INTERVALS, residuals, GRID_INTERVALS + 1)
-    # Reflected at both ends, a function is a sum of cosines, and the Gaussian damps the m-th by exp(−(σπm)²/2).
+    on_grid = _on_grid(values * GRID_INTERVALS, residuals, GRID_INTERVALS + 1)
+    # A function reflected at both ends is a sum of cosines; the Gaussian multiplies the m-th by exp(−(σπm)²/2).
     on_grid[1:-1] /= 2
     cosines = dct(on_grid, type=1)
     frequencies = np.pi * np.arange(GRID_INTERVALS + 1)
@@ -66,7 +61,7 @@ def smooth_calibration_error(
             low = width
         else:
             high = width
-    # no smoothing takes the integral beyond these; where σ is less than the grid's step, rounding could
+    # exact bounds of the integral, which rounding could violate where σ is less than the step of the grid
     return float(np.clip(high, abs(residuals.sum()), np.abs(residuals).sum()))
 
 
@@ -74,7 +69,7 @@ def kde_calibration_error(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
-    of: Literal["confidence"] | int = "confidence",
+    of: Event = "confidence",
     bandwidth: float | None = None,
     sample_weight: ArrayLike | None = None,
 ) -> float:
@@ -87,18 +82,13 @@ def kde_calibration_error(
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
-    of
-        "confidence": the probability of the top class, and whether it is right;
-        the index of a class: its probability, and whether it is the label.
+    probs, labels, of
+        As in `smooth_calibration_error`.
     bandwidth
-        h; by default 1.06·s·n^(−1/5), s being the standard deviation of the predictions. (The authors' code takes
+        h; by default 1.06·s·n^(−1/5), with s the standard deviation of the predictions. (The authors' code uses
         (2n)^(−1/5) times the standard deviation of the predictions whose event occurred, which is narrower.)
     sample_weight
-        How much each row counts, (n_samples,); n in the bandwidth is then (Σw)² / Σw².
+        Relative importance of each sample, (n_samples,); n in the bandwidth is then (Σw)² / Σw².
 
     Returns
     -------
@@ -116,9 +106,7 @@ def kde_calibration_error(
     kernel = np.clip(1 - (np.arange(-reach, reach + 1) / (half_width * intervals)) ** 2, 0, None) ** 3
     kernel *= intervals / kernel.sum()
     density, occurred = (
-        np.convolve(
-            _reflected(_shared_between_neighbours(values * intervals, masses, intervals + 1), reach), kernel, "valid"
-        )
+        _convolved(_reflected(_on_grid(values * intervals, masses, intervals + 1), reach), kernel)
         for masses in (shares, shares * outcomes)
     )  # (intervals + 1,) each; occurred is the density times the frequency
     points = np.arange(intervals + 1) / intervals
@@ -126,16 +114,12 @@ def kde_calibration_error(
 
 
 def _sorted_event(
-    probs: ArrayLike, labels: ArrayLike, of: Literal["confidence"] | int, sample_weight: ArrayLike | None
+    probs: ArrayLike, labels: ArrayLike, of: Event, sample_weight: ArrayLike | None
 ) -> tuple[Array, Array, Array]:
-    """Predictions of the event, whether it occurred (0 or 1), and the share of each row in their total weight.
-
-    They come in an order that the rows' order cannot change.
-    """
-    predictions = check_predictions(probs, labels, sample_weight)
-    predictions = predictions.weighted_rows()
+    """Return predictions of the event, whether it occurred (0 or 1), and w_i / Σw, in an order that ignores ties."""
+    predictions = check_predictions(probs, labels, sample_weight).weighted_rows()
     values, occurred = predictions.event(check_event(of, predictions.n_classes))
-    weights = np.ones(len(values)) if predictions.weights is None else predictions.weights
+    weights = predictions.row_weights
     order = np.lexsort((weights, occurred, values))
     weights = weights[order]
     return (
@@ -146,28 +130,35 @@ def _sorted_event(
 
 
 def _rule_of_thumb(values: Array, shares: Array) -> float:
-    """1.06·s·n^(−1/5), n being the number of rows of equal weight that say as much."""
+    """Return 1.06·s·n^(−1/5) with the effective number of rows n."""
     spread = math.sqrt(float(np.dot(shares, (values - np.dot(shares, values)) ** 2)))
     return 1.06 * spread * math.pow(np.dot(shares, shares), 0.2)
 
 
-def _shared_between_neighbours(positions: Array, masses: Array, size: int) -> Array:
-    """Put masses on the points 0, 1, …, size − 1; between two points each takes the share that is nearer to it."""
+def _on_grid(positions: Array, masses: Array, size: int) -> Array:
+    """Split masses linearly between the two nearest of the points 0, 1, …, size − 1."""
     below = np.minimum(positions.astype(np.intp), size - 2)
-    upper_share = positions - below
+    upper = positions - below
     on_grid = np.zeros(size)
-    on_grid[:-1] += np.bincount(below, weights=(1 - upper_share) * masses, minlength=size - 1)
-    on_grid[1:] += np.bincount(below, weights=upper_share * masses, minlength=size - 1)
+    on_grid[:-1] += np.bincount(below, weights=(1 - upper) * masses, minlength=size - 1)
+    on_grid[1:] += np.bincount(below, weights=upper * masses, minlength=size - 1)
     return on_grid
 
 
 def _reflected(on_grid: Array, reach: int) -> Array:
-    """Continue masses beyond both ends by their mirror image; a mass at an end is its own image, and counts twice."""
+    """Extend masses beyond both ends by reflection; a mass at an end is its own image and counts twice."""
     ends_doubled = on_grid.copy()
     ends_doubled[[0, -1]] *= 2
     return np.pad(ends_doubled, reach, mode="reflect")
 
 
-def _trapezoid(heights: Array, step: float) -> float:
-    """Integral of a function given at equidistant points."""
-    return float((heights.sum() - (heights[0] + heights[-1]) / 2) * step)
+def _convolved(values: Array, kernel: Array) -> Array:
+    """Return the convolution with a kernel where the two overlap completely, by the fast Fourier transform."""
+    size = next_fast_len(len(values), real=True)
+    product = irfft(rfft(values, size) * rfft(kernel, size), size)
+    return np.asarray(product[len(kernel) - 1 : len(values)])
+
+
+def _trapezoid(values: Array, step: float) -> float:
+    """Return the integral of a function given at equidistant points."""
+    return float((values.sum() - (values[0] + values[-1]) / 2) * step)

@@ -34,6 +34,8 @@ LARGEST_NUMBER = 1e18
 """No fit gives a tensor with a larger entry; with one, probabilities can become NaN."""
 LABEL_BYTES, LABEL_BYTES_PER_FILE_BYTE = 2**26, 64
 """Bound on the memory of decoded labels: a constant plus a multiple of the size of the file."""
+FEW_FEATURES = 10**6
+"""A file with more features than this has at least one byte for each."""
 
 
 def save(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
@@ -148,17 +150,17 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _check_version(header: Any, path: Path) -> None:
-    found = header.get("format_version") if isinstance(header, dict) else None
-    if type(found) is not int or found < 1:
+    number = header.get("format_version") if isinstance(header, dict) else None
+    if type(number) is not int or number < 1:
         raise FileFormatError(f"{path} has no valid format version; it is damaged.")
-    if found > FORMAT_VERSION:
+    if number > FORMAT_VERSION:
         raise FileFormatError(
-            f"{path} was written by kcal {header.get('package_version')} in format {found}; "
+            f"{path} was written by kcal {header.get('package_version')} in format {number}; "
             f"this kcal reads format {FORMAT_VERSION}. Upgrade kcal."
         )
-    if found < FORMAT_VERSION:
+    if number < FORMAT_VERSION:
         raise FileFormatError(
-            f"{path} was written in format {found}; this kcal reads format {FORMAT_VERSION}. Fit and save it again."
+            f"{path} was written in format {number}; this kcal reads format {FORMAT_VERSION}. Fit and save it again."
         )
 
 
@@ -169,7 +171,11 @@ def _check_content(header: dict[str, Any], tensors: Mapping[str, torch.Tensor], 
     damaged = _first_damaged(tensors)
     if damaged:
         raise FileFormatError(f"{path} is damaged: it holds {damaged}.")
-    limit = LABEL_BYTES + LABEL_BYTES_PER_FILE_BYTE * path.stat().st_size
+    n_bytes = path.stat().st_size
+    n_features = header["values"].get("n_features")
+    if not isinstance(n_features, int) or n_features > max(FEW_FEATURES, n_bytes):
+        raise FileFormatError(f"{path} is damaged: {shown(n_features)} is not the number of its features.")
+    limit = LABEL_BYTES + LABEL_BYTES_PER_FILE_BYTE * n_bytes
     if sum(_label_bytes(header["values"])) > limit:
         raise FileFormatError(f"{path} is damaged: its labels would need more than {limit:,} bytes of memory.")
 
@@ -179,7 +185,8 @@ def _first_damaged(tensors: Mapping[str, torch.Tensor]) -> str:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.numel():
             lowest, highest = (float(end) for end in torch.aminmax(tensor))  # NaN if any entry is
-            if not (lowest >= -LARGEST_NUMBER and highest <= LARGEST_NUMBER):
+            log_of_zero = lowest == -torch.inf and name.rpartition(".")[2].startswith("log_")
+            if not ((lowest >= -LARGEST_NUMBER or log_of_zero) and highest <= LARGEST_NUMBER):
                 return f"a tensor {name!r} with entries from {lowest:.3g} to {highest:.3g}"
     return ""
 

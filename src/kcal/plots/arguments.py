@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.plots.style import new_axes
-from kcal.validation import check_integer, check_number, shown
+from kcal.validation import check_integer, shown
 
 LARGEST_COUNT = 10**12
 MOST_PANELS = 400
@@ -66,12 +66,6 @@ def check_result(value: Any, kind: type[Result], name: str, source: str) -> Resu
 def check_minimum_count(minimum_count: Any) -> int:
     """Return the number of samples below which nothing is drawn."""
     return check_integer(minimum_count, "minimum_count", minimum=0, maximum=LARGEST_COUNT)
-
-
-def check_confidence(confidence: Any) -> None:
-    """Raise if the confidence of bands is neither None nor strictly between 0 and 1."""
-    if confidence is not None:
-        check_number(confidence, "confidence", minimum=0.0, maximum=1.0, exclusive=True)
 
 
 def check_panel_count(n_panels: int, name: str) -> None:

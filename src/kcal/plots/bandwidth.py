@@ -38,15 +38,15 @@ def bandwidth_curve(
     title
         Title of the axes.
     """
-    widths, heights = check_numbers(bandwidths, "bandwidths"), check_numbers(losses, "losses")
-    if widths.shape != heights.shape:
-        raise InvalidInputError("losses", f"must have {len(widths)} entries, one per bandwidth", got=str(len(heights)))
+    widths, values = check_numbers(bandwidths, "bandwidths"), check_numbers(losses, "losses")
+    if widths.shape != values.shape:
+        raise InvalidInputError("losses", f"must have {len(widths)} entries, one per bandwidth", got=str(len(values)))
     if not ((widths > 0) & (widths <= LARGEST_BANDWIDTH)).all():
         raise InvalidInputError("bandwidths", "must be positive numbers", got=f"{widths.min():g} to {widths.max():g}")
     chosen = check_number(chosen, "chosen", minimum=0.0, maximum=LARGEST_BANDWIDTH, exclusive=True)
     ax = prepare_axes(ax, 6.4, 4.0, title)
     order = np.argsort(widths, kind="stable")
-    ax.plot(widths[order], heights[order], "o-", color=OBSERVED_EDGE, markersize=4, label="evaluated")
+    ax.plot(widths[order], values[order], "o-", color=OBSERVED_EDGE, markersize=4, label="evaluated")
     ax.axvline(chosen, color=GAP, linestyle="--", linewidth=1.5, label=f"chosen: b = {chosen:.3g}")
     ax.set_xscale("log")
     label_plain_numbers(ax.xaxis)

@@ -154,7 +154,8 @@ def _check_panels(panels: Any) -> None:
         raise InvalidInputError("panels", "must be a list of at least one kcal.plots.Panel", got=shown(panels))
     check_panel_count(len(panels), "panels")
     for panel in panels:
-        if not all(hasattr(panel, field.name) for field in fields(Panel)) or not panel.lines:
+        complete = all(hasattr(panel, field.name) for field in fields(Panel))
+        if not complete or not isinstance(panel.lines, list | tuple) or not panel.lines:
             raise InvalidInputError("panels", "must be kcal.plots.Panel objects with lines", got=shown(panel))
         for line in panel.lines:
             if not all(hasattr(line, field.name) for field in fields(Line)):

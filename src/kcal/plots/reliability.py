@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 
 from kcal.metrics import ReliabilityBins
 from kcal.plots.arguments import check_text, prepare_axes
-from kcal.plots.reliability_panel import check_arguments, draw_panel, error_text, legend_handles
+from kcal.plots.reliability_panel import check_options, draw_panel, error_text, legend_handles
 from kcal.plots.style import COUNTS, wrap_label
 from kcal.validation import check_flag
 
@@ -51,11 +51,11 @@ def reliability_diagram(
     Axes
         The axes of the frequencies; those of the counts are drawn on top of them.
     """
-    check_arguments([bins], "bins", minimum_count=minimum_count, confidence=confidence, title=title)
+    options = check_options([bins], "bins", minimum_count, confidence, title)
     check_text(class_name, "class_name")
     check_flag(legend, "legend")
     ax = prepare_axes(ax, 6.2, 5.0, title)
-    counts_ax = draw_panel(ax, bins, minimum_count=minimum_count, confidence=confidence, marker_size=4)
+    counts_ax = draw_panel(ax, bins, options, marker_size=4)
     of_confidence = bins.of == "confidence"
     name = class_name or f"class {bins.of}"
     heading = "confidence" if of_confidence else wrap_label(name, width=34, lines=2)
@@ -69,7 +69,7 @@ def reliability_diagram(
     if legend:
         # Below the label of the axis, because bars and counts need all of the inside.
         ax.legend(
-            handles=legend_handles([bins], minimum_count=minimum_count, confidence=confidence),
+            handles=legend_handles([bins], options),
             loc="upper center",
             bbox_to_anchor=(0.5, -0.13 - 0.08 * label.count("\n")),
             ncols=2,

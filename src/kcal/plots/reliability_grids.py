@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kcal.errors import InvalidInputError
 from kcal.metrics import ReliabilityBins
 from kcal.plots.arguments import MOST_PANELS, check_figure, check_names, check_panel_count
-from kcal.plots.reliability_panel import check_arguments, draw_panel, error_text, legend_handles
+from kcal.plots.reliability_panel import PanelOptions, check_options, draw_panel, error_text, legend_handles
 from kcal.plots.style import COUNTS, wrap_label
 from kcal.validation import check_integer, shown
 
@@ -37,10 +37,8 @@ def reliability_grid(
         By name of the method, the bins of every class, in the order of class_names.
     class_names
         Titles of the columns.
-    minimum_count
-        Bins with fewer samples have no bar.
-    confidence
-        Confidence level of the bands, as in `reliability_diagram`; no bands if None.
+    minimum_count, confidence
+        As in `reliability_diagram`.
     title
         Title of the figure.
     figure
@@ -60,19 +58,12 @@ def reliability_grid(
         _check_row(row, f"rows[{method!r}]", len(names))
     drawn = [bins for row in rows.values() for bins in row]
     check_panel_count(len(drawn), "rows")
-    check_arguments(drawn, "rows", minimum_count=minimum_count, confidence=confidence, title=title)
-    handles = legend_handles(drawn, minimum_count=minimum_count, confidence=confidence)
-    panels = _panels_above_legend(figure, len(rows), len(names), 1.6, handles)
+    options = check_options(drawn, "rows", minimum_count, confidence, title)
+    panels = _panels_above_legend(figure, len(rows), len(names), 1.6, legend_handles(drawn, options))
     axes = panels.subplots(len(rows), len(names), squeeze=False)  # not shared, which is slow for many panels
     for (i, j), ax in np.ndenumerate(axes):
-        _draw_cell(
-            ax,
-            drawn[i * len(names) + j],
-            highest=_highest_count(drawn),
-            last_column=j == len(names) - 1,
-            minimum_count=minimum_count,
-            confidence=confidence,
-        )
+        bins, last_column = drawn[i * len(names) + j], j == len(names) - 1
+        _draw_cell(ax, bins, options, highest=_highest_count(drawn), last_column=last_column)
         ax.tick_params(labelbottom=i == len(rows) - 1, labelleft=j == 0)
         if i == 0:
             _set_heading(ax, names[j])
@@ -103,10 +94,8 @@ def class_reliability_grid(
     limit
         With more classes only this many are drawn, those with the largest calibration error, worst first; the title
         then says so.
-    minimum_count
-        Bins with fewer samples have no bar.
-    confidence
-        Confidence level of the bands, as in `reliability_diagram`; no bands if None.
+    minimum_count, confidence
+        As in `reliability_diagram`.
     title
         Title of the figure.
     figure
@@ -119,27 +108,20 @@ def class_reliability_grid(
     """
     names = check_names(class_names)
     _check_row(bins, "bins", len(names))
-    check_arguments(bins, "bins", minimum_count=minimum_count, confidence=confidence, title=title)
+    options = check_options(bins, "bins", minimum_count, confidence, title)
     check_integer(limit, "limit", minimum=1, maximum=MOST_PANELS)
     chosen = range(len(bins)) if len(bins) <= limit else _worst(bins, limit)
     drawn = [bins[k] for k in chosen]
     if len(drawn) < len(bins):
         which = f"the {len(drawn)} classes of largest error, of {len(bins):,}" if len(drawn) > 1 else "the worst class"
         title = which if title is None else f"{title}: {which}"
-    handles = legend_handles(drawn, minimum_count=minimum_count, confidence=confidence)
     n_columns = min(PANELS_PER_ROW, len(drawn))
     n_rows = ceil(len(drawn) / n_columns)
-    panels = _panels_above_legend(figure, n_rows, n_columns, 2.0, handles)
+    panels = _panels_above_legend(figure, n_rows, n_columns, 2.0, legend_handles(drawn, options))
     axes = panels.subplots(n_rows, n_columns, sharey=True, squeeze=False).ravel()
     for place, (ax, k) in enumerate(zip(axes, chosen, strict=False)):
-        _draw_cell(
-            ax,
-            bins[k],
-            highest=_highest_count(drawn),
-            last_column=place % n_columns == n_columns - 1,
-            minimum_count=minimum_count,
-            confidence=confidence,
-        )
+        last_column = place % n_columns == n_columns - 1
+        _draw_cell(ax, bins[k], options, highest=_highest_count(drawn), last_column=last_column)
         _set_heading(ax, names[k])
         ax.tick_params(axis="x", labelbottom=place + n_columns >= len(drawn))
     for ax in axes[len(drawn) :]:
@@ -170,17 +152,9 @@ def _panels_above_legend(
     return panels
 
 
-def _draw_cell(
-    ax: Axes,
-    bins: ReliabilityBins,
-    *,
-    highest: float,
-    last_column: bool,
-    minimum_count: int,
-    confidence: float | None,
-) -> None:
+def _draw_cell(ax: Axes, bins: ReliabilityBins, options: PanelOptions, *, highest: float, last_column: bool) -> None:
     """Draw one panel of a grid with its error above it; only the last column labels the axis of the counts."""
-    counts_ax = draw_panel(ax, bins, minimum_count=minimum_count, confidence=confidence, marker_size=2)
+    counts_ax = draw_panel(ax, bins, options, marker_size=2)
     counts_ax.set_ylim(0.7, highest)
     ax.set_box_aspect(1)
     counts_ax.set_box_aspect(1)

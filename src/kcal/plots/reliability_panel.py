@@ -1,6 +1,7 @@
 """One panel of a reliability diagram: bars, gaps, bands and counts, and the legend that explains them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,25 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from kcal.metrics import ReliabilityBins
-from kcal.plots.arguments import check_confidence, check_minimum_count, check_result, check_text
+from kcal.plots.arguments import check_minimum_count, check_result, check_text
 from kcal.plots.style import BAND, COUNTS, GAP, GAP_FILL, GUIDE, OBSERVED, OBSERVED_EDGE
+from kcal.validation import check_number
 
 NARROWEST_BAR = 0.008
 """Bars of equal-count bins are at least this wide, so that they are visible."""
 
 
-def draw_panel(
-    ax: Axes, bins: ReliabilityBins, *, minimum_count: int, confidence: float | None, marker_size: float
-) -> Axes:
+@dataclass(frozen=True)
+class PanelOptions:
+    """Bins with fewer samples than ``minimum_count`` have no bar; ``confidence`` is the level of the bands, or None."""
+
+    minimum_count: int
+    confidence: float | None
+
+
+def draw_panel(ax: Axes, bins: ReliabilityBins, options: PanelOptions, *, marker_size: float) -> Axes:
     """Draw bars, gaps, bands, the diagonal and the counts; return the axes of the counts."""
-    drawn = bins.counts >= max(minimum_count, 1)
+    drawn = bins.counts >= max(options.minimum_count, 1)
     centers, widths = _bar_places(bins)
     x, width = centers[drawn], widths[drawn]
     observed, predicted = bins.observed_frequency[drawn], bins.mean_prediction[drawn]
@@ -31,8 +39,8 @@ def draw_panel(
     gaps, bottom = np.abs(predicted - observed), np.minimum(observed, predicted)
     ax.bar(x, gaps, width, bottom=bottom, color=GAP_FILL, edgecolor=GAP, hatch="//////", linewidth=0.4)
     ax.hlines(observed, x - width / 2, x + width / 2, color=OBSERVED_EDGE, linewidth=2)
-    if confidence is not None:
-        low, high = bins.frequency_bands(confidence)
+    if options.confidence is not None:
+        low, high = bins.frequency_bands(options.confidence)
         ax.vlines(x, low[drawn], high[drawn], color=BAND, linewidth=0.4 + marker_size / 5, zorder=3)
     ax.plot([0, 1], [0, 1], color=GUIDE, linestyle="--", linewidth=1)
     ax.set(xlim=(0, 1), ylim=(0, 1))
@@ -44,7 +52,7 @@ def error_text(bins: ReliabilityBins, name: str) -> str:
     return f"{name} {bins.calibration_error:.3f}" if bins.total else "no samples"
 
 
-def legend_handles(drawn: Sequence[ReliabilityBins], *, minimum_count: int, confidence: float | None) -> list[Artist]:
+def legend_handles(drawn: Sequence[ReliabilityBins], options: PanelOptions) -> list[Artist]:
     """Return the entries of the legend; hollow dots only if there are any."""
     handles: list[Artist] = [
         Patch(facecolor=OBSERVED, edgecolor=OBSERVED_EDGE, label="observed frequency"),
@@ -52,26 +60,25 @@ def legend_handles(drawn: Sequence[ReliabilityBins], *, minimum_count: int, conf
         Line2D([], [], color=GUIDE, linestyle="--", linewidth=1, label="perfect calibration"),
         Line2D([], [], color=COUNTS, linewidth=0.7, marker="o", markersize=4, label="samples (right axis)"),
     ]
-    if confidence is not None:
+    if options.confidence is not None:
         band = Line2D([], [], color=BAND, linestyle="none", marker="|", markersize=11, markeredgewidth=1.2)
-        band.set_label(f"{100 * confidence:.6g} % confidence band")
+        band.set_label(f"{100 * options.confidence:.6g} % confidence band")
         handles.insert(2, band)
-    if any(((bins.counts > 0) & (bins.counts < minimum_count)).any() for bins in drawn):
+    if any(((bins.counts > 0) & (bins.counts < options.minimum_count)).any() for bins in drawn):
         hollow = Line2D([], [], color=COUNTS, linewidth=0.7, marker="o", markersize=4, markerfacecolor="white")
-        hollow.set_label(f"under {minimum_count} samples: no bar")
+        hollow.set_label(f"under {options.minimum_count} samples: no bar")
         handles.append(hollow)
     return handles
 
 
-def check_arguments(
-    drawn: Sequence[Any], name: str, *, minimum_count: int, confidence: float | None, title: str | None
-) -> None:
-    """Check the arguments that all reliability plots share; ``name`` is that of the bins."""
+def check_options(drawn: Sequence[Any], name: str, minimum_count: Any, confidence: Any, title: Any) -> PanelOptions:
+    """Check the arguments that all reliability plots share and return the options; ``name`` is that of the bins."""
     for bins in drawn:
         check_result(bins, ReliabilityBins, name, "the result of kcal.metrics.reliability(probs, labels)")
-    check_minimum_count(minimum_count)
-    check_confidence(confidence)
     check_text(title, "title")
+    if confidence is not None:
+        check_number(confidence, "confidence", minimum=0.0, maximum=1.0, exclusive=True)
+    return PanelOptions(check_minimum_count(minimum_count), confidence)
 
 
 def _bar_places(bins: ReliabilityBins) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -79,18 +79,15 @@ def compute_contents(
 ) -> Contents:
     """Check the arguments of a report and compute what it shows."""
     check_integer(limit, "limit", minimum=1, maximum=MOST_CLASSES)
-    if not isinstance(probs, Mapping) or not 0 < len(probs) <= MOST_METHODS:
-        raise InvalidInputError(
-            "probs", f"must map the names of 1 to {MOST_METHODS} methods to their probabilities", got=shown(probs)
-        )
-    methods = {readable(name): check_predictions(values, labels, sample_weight) for name, values in probs.items()}
+    minimum_count = check_minimum_count(minimum_count)
+    methods = _check_methods(probs, labels, sample_weight)
+    n_classes = next(iter(methods.values())).n_classes
+    names = range(n_classes) if class_names is None else check_names(class_names, n_classes)
 
     def per_method(function: Callable[..., Result], **options: Any) -> dict[str, Result]:
         # The arrays as they were given: rows of half precision may miss a sum of 1 by more.
-        return {
-            name: function(values, labels, sample_weight=sample_weight, **options)
-            for name, values in zip(methods, probs.values(), strict=True)
-        }
+        arrays = zip(methods, probs.values(), strict=True)
+        return {name: function(values, labels, sample_weight=sample_weight, **options) for name, values in arrays}
 
     if evaluations is None:
         evaluated = per_method(evaluate, confidence=DEFAULT_CONFIDENCE)
@@ -99,7 +96,6 @@ def compute_contents(
     used = _common_settings(evaluated, methods)
     errors = per_method(class_errors, bins=used.bins, threshold=used.threshold)
     worst = errors[next(reversed(errors))].worst(limit).tolist()
-    names = range(used.n_classes) if class_names is None else check_names(class_names, used.n_classes)
     return Contents(
         class_names=[readable(name) for name in names],
         evaluations=evaluated,
@@ -109,8 +105,16 @@ def compute_contents(
         rejection=per_method(accuracy_rejection),
         cells=per_method(canonical_cells, bins=SIMPLEX_BINS) if used.n_classes == 3 else {},
         weighted=sample_weight is not None,
-        minimum_count=check_minimum_count(minimum_count),
+        minimum_count=minimum_count,
     )
+
+
+def _check_methods(probs: Any, labels: Any, sample_weight: Any) -> dict[str, Predictions]:
+    if not isinstance(probs, Mapping) or not 0 < len(probs) <= MOST_METHODS:
+        raise InvalidInputError(
+            "probs", f"must map the names of 1 to {MOST_METHODS} methods to their probabilities", got=shown(probs)
+        )
+    return {readable(name): check_predictions(values, labels, sample_weight) for name, values in probs.items()}
 
 
 def _class_bins(predictions: Predictions, k: int, settings: Evaluation) -> ReliabilityBins:
@@ -128,33 +132,33 @@ def _class_bins(predictions: Predictions, k: int, settings: Evaluation) -> Relia
 
 
 def _check_evaluations(evaluations: Any, probs: Mapping[Any, Any]) -> dict[str, Evaluation]:
-    found = [evaluations.get(name) if isinstance(evaluations, Mapping) else None for name in probs]
-    for name, evaluation in zip(probs, found, strict=True):
-        if not isinstance(evaluation, Evaluation):
+    by_name = evaluations if isinstance(evaluations, Mapping) else {}
+    for name in probs:
+        if not isinstance(by_name.get(name), Evaluation):
             raise InvalidInputError(
                 "evaluations",
                 "must map every method of probs to the result of kcal.metrics.evaluate",
-                got=f"{shown(evaluation)} for {name!r}",
+                got=f"{shown(by_name.get(name))} for {name!r}",
             )
-    return {readable(name): evaluations[name] for name in probs}
+    return {readable(name): by_name[name] for name in probs}
 
 
 def _common_settings(evaluations: Mapping[str, Evaluation], methods: Mapping[str, Predictions]) -> Evaluation:
     """Return the last evaluation; raise unless all are of the given samples and computed with the same settings."""
     settings = set()
-    for name, each in methods.items():
-        found = evaluations[name]
-        if (found.n_samples, found.n_classes) != each.probs.shape:
+    for name, evaluation in evaluations.items():
+        shape = methods[name].probs.shape
+        if (evaluation.n_samples, evaluation.n_classes) != shape:
             raise InvalidInputError(
                 "evaluations",
-                f"must be of the same samples and classes as probs, {each.probs.shape} for {name!r}",
-                got=f"{found.n_samples:,} samples of {found.n_classes:,} classes",
+                f"must be of the same samples and classes as probs, {shape} for {name!r}",
+                got=f"{evaluation.n_samples:,} samples of {evaluation.n_classes:,} classes",
             )
-        settings.add((found.n_classes, found.bins, found.threshold, found.clip, found.confidence))
+        settings.add((shape[1], evaluation.bins, evaluation.threshold, evaluation.clip, evaluation.confidence))
     if len(settings) > 1:
         raise InvalidInputError(
             "probs" if len({each.n_classes for each in methods.values()}) > 1 else "evaluations",
             "must be of the same classes for all methods, with the same settings",
             got=f"{len(settings)} different ones",
         )
-    return found
+    return evaluation

@@ -10,6 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from kcal.metrics import ReliabilityBins
 from kcal.plots import rejection_curve, reliability_diagram, simplex_plot
 from kcal.plots.style import new_axes, wrap_label
 from kcal.report.contents import Contents
@@ -44,33 +45,26 @@ def side_by_side(pictures: Iterable[str]) -> str:
 
 def confidence_picture(contents: Contents, method: str, caption: str) -> str:
     """Return the reliability diagram of the confidence of one method."""
-    ax = reliability_diagram(
-        contents.confidence_bins[method],
-        ax=new_axes(4.6, 3.9),
-        legend=False,
-        minimum_count=contents.minimum_count,
-        confidence=contents.band,
-        title=wrap_label(method, width=40, lines=2),
-    )
+    title = wrap_label(method, width=40, lines=2)
+    ax = _diagram(contents, contents.confidence_bins[method], new_axes(4.6, 3.9), title)
     return picture(ax, f"Reliability diagram of the confidence, {method}", caption=caption)
 
 
 def class_picture(contents: Contents, k: int, method: str) -> str:
     """Return a small reliability diagram of one class and one method."""
     # Axes at a fixed place: with as many pictures as classes, a layout engine would take long.
-    ax = reliability_diagram(
-        contents.class_bins[k][method],
-        ax=Figure(figsize=(3.4, 3.0)).add_axes((0.16, 0.155, 0.68, 0.745)),
-        legend=False,
-        minimum_count=contents.minimum_count,
-        confidence=contents.band,
-        title=wrap_label(method, width=32, lines=1),
-    )
+    ax = Figure(figsize=(3.4, 3.0)).add_axes((0.16, 0.155, 0.68, 0.745))
+    _diagram(contents, contents.class_bins[k][method], ax, wrap_label(method, width=32, lines=1))
     ax.set_xlabel("predicted probability")
     counts_ax = ax.figure.axes[1]
     counts_ax.set_ylabel("samples")
     counts_ax.minorticks_off()
     return picture(ax, f"Reliability diagram of class {contents.class_names[k]}, {method}")
+
+
+def _diagram(contents: Contents, bins: ReliabilityBins, ax: Axes, title: str) -> Axes:
+    count, confidence = contents.minimum_count, contents.band
+    return reliability_diagram(bins, ax=ax, legend=False, minimum_count=count, confidence=confidence, title=title)
 
 
 def rejection_picture(contents: Contents) -> str:

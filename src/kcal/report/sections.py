@@ -8,7 +8,7 @@ from importlib.metadata import version
 import numpy as np
 
 from kcal.metrics import Evaluation
-from kcal.metrics.evaluation import METRICS
+from kcal.metrics.registry import METRICS, Metric
 from kcal.report.contents import Contents
 from kcal.report.markup import Column, escaped, facts, named, section, table
 from kcal.report.pictures import (
@@ -46,8 +46,9 @@ def data_section(contents: Contents, sources: Mapping[str, str]) -> str:
 def metrics_section(contents: Contents) -> str:
     """Return a table of the metrics of every method, with their intervals."""
     columns = [Column("metric", number=False), *(Column(name) for name in contents.methods)]
-    rows = [[escaped(_metric_title(metric)), *_metric_cells(contents, metric)] for metric in METRICS]
     settings = contents.evaluation
+    metrics = [METRICS[name] for name in settings.as_dict()]
+    rows = [[escaped(metric.labelled(metric.description)), *_metric_cells(contents, metric)] for metric in metrics]
     notes = ["↑ higher is better, ↓ lower is better."]
     if len(contents.methods) > 1:
         notes.append("Bold is best.")
@@ -124,7 +125,7 @@ def settings_section(contents: Contents, settings: Mapping[str, str]) -> str:
     pairs = [
         ("bins", f"{used.bins:,}"),
         ("class-wise threshold", f"{used.threshold:.4g}"),
-        ("clip of logarithms", "as published" if used.clip == "published" else f"{used.clip:g}"),
+        ("smallest probability in a logarithm", "as published" if used.clip == "published" else f"{used.clip:g}"),
         ("confidence of the intervals", "no intervals" if used.confidence is None else f"{used.confidence:g}"),
         ("confidence of the bands", f"{contents.band:g}, Wilson’s interval of the observed frequency"),
         ("samples that a bar needs", f"{contents.minimum_count:,}"),
@@ -138,33 +139,21 @@ def settings_section(contents: Contents, settings: Mapping[str, str]) -> str:
     return section("settings", "Settings", facts([(term, escaped(text)) for term, text in pairs]))
 
 
-def _metric_title(metric: str) -> str:
-    title, better = METRICS[metric]
-    unit = "" if metric == "negative_log_likelihood" else ", %"
-    return f"{title}{unit} {'↑' if better == 'higher' else '↓'}"
-
-
-def _metric_cells(contents: Contents, metric: str) -> list[str]:
+def _metric_cells(contents: Contents, metric: Metric) -> list[str]:
     """Return the value and interval of a metric for every method, the best in bold."""
-    values = [getattr(evaluation, metric) for evaluation in contents.evaluations.values()]
-    texts = [_number(value, metric) for value in values]
+    values = [getattr(evaluation, metric.name) for evaluation in contents.evaluations.values()]
+    texts = [metric.format(value) for value in values]
     finite = [float(text) for text, value in zip(texts, values, strict=True) if math.isfinite(value)]
-    best = (max if METRICS[metric].better == "higher" else min)(finite) if len(texts) > 1 and finite else None
+    best = (max if metric.direction == "higher" else min)(finite) if len(texts) > 1 and finite else None
     cells = []
-    for text, evaluation in zip(texts, contents.evaluations.values(), strict=True):
-        bold = best is not None and text != "–" and float(text) == best
+    for text, value, evaluation in zip(texts, values, contents.evaluations.values(), strict=True):
+        bold = math.isfinite(value) and float(text) == best
         cell = f"<strong>{text}</strong>" if bold else text
-        if metric in evaluation.intervals:
-            low, high = (_number(end, metric) for end in evaluation.intervals[metric])
+        if metric.name in evaluation.intervals:
+            low, high = (metric.format(end) for end in evaluation.intervals[metric.name])
             cell += f' <span class="interval">[{low}, {high}]</span>'
         cells.append(cell)
     return cells
-
-
-def _number(value: float, metric: str) -> str:
-    if not math.isfinite(value):
-        return "–"
-    return f"{value:.4f}" if metric == "negative_log_likelihood" else f"{100 * value:.2f}"
 
 
 def _bins(settings: Evaluation) -> str:

@@ -3,7 +3,7 @@
 Only numpy is imported; torch is loaded where a tensor is passed in or asked for.
 """
 
-from kcal.validation.arrays import is_tensor, to_array
+from kcal.validation.arrays import is_tensor, to_array, to_numbers
 from kcal.validation.labels import (
     check_columns,
     check_groups,
@@ -23,15 +23,7 @@ from kcal.validation.matrices import (
     kind_of,
     row_fingerprints,
 )
-from kcal.validation.scalars import (
-    SEED_LIMIT,
-    check_choice,
-    check_flag,
-    check_integer,
-    check_number,
-    check_seed,
-    shown,
-)
+from kcal.validation.scalars import SEED_LIMIT, check_choice, check_flag, check_integer, check_number, check_seed, shown
 
 __all__ = [
     "ALMOST_ZERO",
@@ -58,4 +50,5 @@ __all__ = [
     "row_fingerprints",
     "shown",
     "to_array",
+    "to_numbers",
 ]

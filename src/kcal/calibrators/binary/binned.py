@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kcal.calibrators.binary.one_versus_rest import Floats, Maps, OneVersusRestModel
+from kcal.calibrators.binary.one_versus_rest import Maps, OneVersusRestModel
+from kcal.calibrators.logit_base import Floats
 from kcal.calibrators.model_state import SMALLEST_POSITIVE, ragged
 
 
@@ -15,15 +16,9 @@ class BinnedModel(OneVersusRestModel):
     """g(s) = value of the bin of s; a score at an edge belongs to the lower bin."""
 
     edges: Maps = ragged(ascending=True)  # log-odds
-    values: Maps = ragged(SMALLEST_POSITIVE, 1.0)
+    values: Maps = ragged(SMALLEST_POSITIVE, 1.0, like="edges", longer_by=1)
 
     def log_map(self, scores: Floats, place: int) -> Floats:
         """Return log g(s) of scores (n,)."""
         values: Floats = np.log(self.values[place].numpy())[np.searchsorted(self.edges[place].numpy(), scores)]
         return values
-
-    def is_consistent(self, n_classes: int) -> bool:
-        """Return whether every map has one more value than edges."""
-        if [len(edges) + 1 for edges in self.edges] != [len(values) for values in self.values]:
-            return False
-        return all(bool((edges.diff() > 0).all()) for edges in self.edges)

@@ -5,17 +5,13 @@ q_k = clip(Σ_{i∈b} 1{y_i = k} / n_b, 1/(n_b + 2), 1 − 1/(n_b + 2)),   b the
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from kcal.calibrators.binary.binned import BinnedModel
-from kcal.calibrators.binary.one_versus_rest import Floats, OneVersusRest, equal_mass_edges, fit_each_map, to_arrays
-from kcal.calibrators.class_scores import rounded_log_odds
-from kcal.calibrators.logit_base import check_bins
-from kcal.calibrators.model_state import LogitModel
+from kcal.calibrators.binary.one_versus_rest import Hits, OneVersusRest, equal_mass_edges
+from kcal.calibrators.logit_base import Floats, check_bins, fitted
 from kcal.validation import check_choice
 
 BINNINGS = ("equal-mass", "equal-width")
@@ -51,8 +47,9 @@ class HistogramBinning(OneVersusRest):
     """
 
     method: ClassVar[str] = "histogram"
-    model_class: ClassVar[type[LogitModel]] = BinnedModel
-    model_: BinnedModel
+    model_class = BinnedModel
+    edges_ = fitted("edges")
+    rates_ = fitted("values")
 
     def __init__(
         self,
@@ -63,33 +60,16 @@ class HistogramBinning(OneVersusRest):
         representation: str = "logits",
         seed: int = 0,
     ) -> None:
+        super().__init__(maps=maps, representation=representation, seed=seed)
         self.bins = bins
         self.binning = binning
-        self.maps = maps
-        self.representation = representation
-        self.seed = seed
-
-    @property
-    def edges_(self) -> list[Any]:
-        """Inner edges of the bins of each map, as log-odds, ascending."""
-        return to_arrays(self.model_.edges)
-
-    @property
-    def rates_(self) -> list[Any]:
-        """Output of each bin before rows are normalised."""
-        return to_arrays(self.model_.values)
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
         check_bins(self.bins)
         check_choice(self.binning, "binning", BINNINGS)
 
-    def _fit_maps(
-        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats, *, shared: bool
-    ) -> BinnedModel:
-        return BinnedModel(*fit_each_map(rounded_log_odds(log_probs), codes, weights, self._fit_bins, shared=shared))
-
-    def _fit_bins(self, scores: Floats, hits: NDArray[np.bool_], weights: Floats) -> tuple[Floats, Floats]:
+    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
         inner = np.arange(1, self.bins) / self.bins
         if self.binning == "equal-width":
             edges = np.log(inner) - np.log1p(-inner)

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import product
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 
 from kcal.calibrators.class_scores import rounded_log_odds
 from kcal.calibrators.holdout import stratified_folds
-from kcal.calibrators.logit_base import LogitCalibrator
+from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel
 from kcal.validation import check_choice
 
-Floats = NDArray[np.float64]
+Hits = NDArray[np.bool_]
+FitMap = Callable[[Floats, Hits, Floats], tuple[Floats, ...]]
 Maps = tuple[torch.Tensor, ...]
 """An array of each map: one map, or one per class."""
-FitMap = Callable[[Floats, NDArray[np.bool_], Floats], tuple[Floats, ...]]
-"""Returns the arrays of a map from scores, labels (is it this class?) and weights, all (n,)."""
 
 MAPS = ("auto", "class", "shared")
 FOLDS = 3
@@ -65,25 +64,28 @@ class OneVersusRestModel(LogitModel):
 class OneVersusRest(LogitCalibrator):
     """Base class of the methods that map the score of each class by itself."""
 
-    maps: str
+    fits_each_class = True
+    model_class: ClassVar[type[OneVersusRestModel]]
     model_: OneVersusRestModel
+    maps_ = fitted("maps")
 
-    @property
-    def maps_(self) -> str:
-        """Which maps were fitted: "class" or "shared"."""
-        return self.model_.maps
+    def __init__(self, *, maps: str = "auto", representation: str = "logits", seed: int = 0) -> None:
+        super().__init__(representation=representation, seed=seed)
+        self.maps = maps
 
-    @abstractmethod
-    def _fit_maps(
-        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats, *, shared: bool
-    ) -> OneVersusRestModel:
+    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
+        """Return the arrays of a map from scores and whether the label is the class of the score, all (n,)."""
+        raise NotImplementedError
+
+    def _fit_maps(self, log_probs: torch.Tensor, codes: Codes, weights: Floats, *, shared: bool) -> OneVersusRestModel:
         """Return the model with a map per class, or one for the scores of all classes together."""
+        return self.model_class(*fit_each_map(rounded_log_odds(log_probs), codes, weights, self._fit_map, shared))
 
-    def _fit_log_probs(self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats) -> OneVersusRestModel:
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> OneVersusRestModel:
         shared = self._sharing_is_better(log_probs, codes, weights) if self.maps == "auto" else self.maps == "shared"
         return self._fit_maps(log_probs, codes, weights, shared=shared)
 
-    def _sharing_is_better(self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats) -> bool:
+    def _sharing_is_better(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> bool:
         """Return whether a shared map has the lower cross-validated log-loss."""
         if len(codes) < 2 * FOLDS:
             return True
@@ -98,19 +100,13 @@ class OneVersusRest(LogitCalibrator):
             losses[shared] -= float(weights[outside] @ held_out[np.arange(len(outside)), codes[outside]])
         return losses[True] <= losses[False]
 
-    @property
-    def _fits_each_class(self) -> bool:
-        return True
-
     def _check_parameters(self) -> None:
         super()._check_parameters()
         check_choice(self.maps, "maps", MAPS)
 
 
-def fit_each_map(
-    scores: Floats, codes: NDArray[np.int64], weights: Floats, fit_map: FitMap, *, shared: bool
-) -> tuple[Maps, ...]:
-    """Return the arrays that ``fit_map`` gives, each as a tuple over the maps, from scores (n, n_classes)."""
+def fit_each_map(scores: Floats, codes: Codes, weights: Floats, fit_map: FitMap, shared: bool) -> tuple[Maps, ...]:
+    """Return the arrays of ``fit_map``, each as a tuple over the maps, from scores (n, n_classes)."""
     n_classes = scores.shape[1]
     hits = codes[:, None] == np.arange(n_classes)
     if shared:
@@ -118,11 +114,6 @@ def fit_each_map(
     else:
         maps = [fit_map(scores[:, k], hits[:, k], weights) for k in range(n_classes)]
     return tuple(tuple(torch.from_numpy(array) for array in arrays) for arrays in zip(*maps, strict=True))
-
-
-def to_arrays(maps: Maps) -> list[Any]:
-    """Return the tensors of the maps as numpy arrays."""
-    return [tensor.numpy() for tensor in maps]
 
 
 def equal_mass_edges(scores: Floats, weights: Floats, bins: int) -> Floats:

@@ -6,18 +6,17 @@ q_k = (1/n_b)·Σ_{i∈b} p_ik(T),   p(T) = softmax(z / T),   b the bin of p_k(T
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.special import expit
 
 from kcal.calibrators.binary.binned import BinnedModel
-from kcal.calibrators.binary.one_versus_rest import Floats, OneVersusRest, equal_mass_edges, fit_each_map, to_arrays
+from kcal.calibrators.binary.one_versus_rest import Hits, OneVersusRest, equal_mass_edges, fit_each_map
 from kcal.calibrators.class_scores import rounded_log_odds
-from kcal.calibrators.logit_base import check_bins
-from kcal.calibrators.model_state import LogitModel, number
+from kcal.calibrators.logit_base import Codes, Floats, check_bins, fitted
+from kcal.calibrators.model_state import number
 from kcal.calibrators.scaling.temperature import HIGHEST, LOWEST, fit_temperature
 from kcal.validation import ALMOST_ZERO
 
@@ -69,51 +68,34 @@ class ScalingBinning(OneVersusRest):
     """
 
     method: ClassVar[str] = "scaling-binning"
-    model_class: ClassVar[type[LogitModel]] = ScaledBinnedModel
-    model_: ScaledBinnedModel
+    model_class = ScaledBinnedModel
+    temperature_ = fitted("temperature")
+    edges_ = fitted("edges")
+    means_ = fitted("values")
 
     def __init__(
         self, *, bins: int | None = None, maps: str = "auto", representation: str = "logits", seed: int = 0
     ) -> None:
+        super().__init__(maps=maps, representation=representation, seed=seed)
         self.bins = bins
-        self.maps = maps
-        self.representation = representation
-        self.seed = seed
-
-    @property
-    def temperature_(self) -> float:
-        """T of the scaling."""
-        return self.model_.temperature
-
-    @property
-    def edges_(self) -> list[Any]:
-        """Inner edges of the bins of each map, as log-odds of the scaled probabilities, ascending."""
-        return to_arrays(self.model_.edges)
-
-    @property
-    def means_(self) -> list[Any]:
-        """Output of each bin before rows are normalised."""
-        return to_arrays(self.model_.values)
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
         if self.bins is not None:
             check_bins(self.bins)
 
-    def _fit_maps(
-        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats, *, shared: bool
-    ) -> ScaledBinnedModel:
-        bins = max(100, 10 * log_probs.shape[1]) if self.bins is None else self.bins
+    def _fit_maps(self, log_probs: torch.Tensor, codes: Codes, weights: Floats, *, shared: bool) -> ScaledBinnedModel:
         temperature = fit_temperature(log_probs, codes, weights).temperature
+        scores = scaled_log_odds(log_probs, temperature)
+        bins = max(100, 10 * log_probs.shape[1]) if self.bins is None else self.bins
 
-        def average_bins(scores: Floats, hits: NDArray[np.bool_], weights: Floats) -> tuple[Floats, Floats]:
+        def average_bins(scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
             edges = equal_mass_edges(scores, weights, bins)
             places = np.searchsorted(edges, scores)
             means = np.bincount(places, weights=weights * expit(scores)) / np.bincount(places, weights=weights)
             return edges, np.maximum(means, ALMOST_ZERO)
 
-        scores = scaled_log_odds(log_probs, temperature)
-        edges, means = fit_each_map(scores, codes, weights, average_bins, shared=shared)
+        edges, means = fit_each_map(scores, codes, weights, average_bins, shared)
         return ScaledBinnedModel(edges, means, temperature)
 
 

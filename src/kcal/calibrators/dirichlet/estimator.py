@@ -11,19 +11,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from kcal.calibrators.dirichlet.grid import MAX_POINTS, check_grid, is_better, published_grid, search_penalty
 from kcal.calibrators.dirichlet.solver import FoldProblem, FoldSolution, Penalty, solve_folds, tempered_identity
 from kcal.calibrators.dirichlet.training import train_folds
 from kcal.calibrators.holdout import check_folds, stratified_folds
-from kcal.calibrators.logit_base import LogitCalibrator
+from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, number, tensor
 from kcal.errors import ConvergenceWarning, InvalidInputError, warn
 from kcal.progress import progress_bar
 from kcal.validation import check_choice
-
-Floats = NDArray[np.float64]
 
 LEAST_LOG_PROB = log(2.2e-16)
 SEARCH_TOLERANCE, FINAL_TOLERANCE = 1e-5, 1e-9
@@ -102,8 +99,13 @@ class DirichletCalibration(LogitCalibrator):
     """
 
     method: ClassVar[str] = "dircal"
-    model_class: ClassVar[type[LogitModel]] = DirichletModel
+    model_class = DirichletModel
     model_: DirichletModel
+    weights_ = fitted("weights")
+    intercepts_ = fitted("intercepts")
+    off_diagonal_ = fitted("off_diagonal")
+    intercept_ = fitted("intercept")
+    diagonal_ = fitted("diagonal")
 
     def __init__(
         self,
@@ -115,39 +117,11 @@ class DirichletCalibration(LogitCalibrator):
         seed: int = 0,
         progress: bool | None = None,
     ) -> None:
+        super().__init__(representation=representation, seed=seed)
         self.grid = grid
         self.training = training
         self.folds = folds
-        self.representation = representation
-        self.seed = seed
         self.progress = progress
-
-    @property
-    def weights_(self) -> Floats:
-        """W of each fold's model, (n_folds, n_classes, n_classes)."""
-        weights: Floats = self.model_.weights.numpy()
-        return weights
-
-    @property
-    def intercepts_(self) -> Floats:
-        """The vector b of each fold's model, (n_folds, n_classes)."""
-        intercepts: Floats = self.model_.intercepts.numpy()
-        return intercepts
-
-    @property
-    def off_diagonal_(self) -> float:
-        """λ."""
-        return self.model_.off_diagonal
-
-    @property
-    def intercept_(self) -> float:
-        """μ."""
-        return self.model_.intercept
-
-    @property
-    def diagonal_(self) -> float:
-        """ν."""
-        return self.model_.diagonal
 
     @property
     def search_(self) -> list[tuple[float, ...]]:
@@ -160,7 +134,7 @@ class DirichletCalibration(LogitCalibrator):
         check_folds(self.folds)
         check_grid(self.grid)
 
-    def _fit_log_probs(self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats) -> DirichletModel:
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> DirichletModel:
         if len(codes) < 2:
             raise InvalidInputError(
                 "X", "must hold at least 2 samples for cross-validation", got="1 sample", remedy="Use ts instead."
@@ -202,12 +176,7 @@ class _Search:
     """Cross-validated losses of penalties, each solved from a known solution."""
 
     def __init__(
-        self,
-        log_probs: torch.Tensor,
-        codes: NDArray[np.int64],
-        weights: Floats,
-        fold_of: NDArray[np.int64],
-        published_seed: int | None,
+        self, log_probs: torch.Tensor, codes: Codes, weights: Floats, fold_of: Codes, published_seed: int | None
     ) -> None:
         n_folds = int(fold_of.max()) + 1
         features = torch.nn.functional.pad(log_probs.clamp_min(LEAST_LOG_PROB), (0, 1), value=1.0)

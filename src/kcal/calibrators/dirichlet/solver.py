@@ -1,8 +1,8 @@
-"""Regularised multinomial regression on log-probabilities, all folds at once, by a preconditioned Newton method.
+"""Regularised multinomial regression on log probabilities, all folds at once, by a preconditioned Newton method.
 
 L(W, b) = Σ_i s_i·[logsumexp(W x_i + b) − (W x_i + b)_{y_i}] + λ·Σ_{i≠j} W_ij² + μ·Σ_j b_j² + ν·Σ_j (W_jj − w̄)²
 
-with shares s that sum to 1 in each fold and w̄ the mean of the diagonal. Knows no grids and no calibrators.
+with weights s that sum to 1 in each fold and w̄ the mean of the diagonal.
 """
 
 from __future__ import annotations
@@ -14,47 +14,45 @@ from math import inf, log
 import torch
 
 LARGEST_PRODUCT = 2**25
-"""Folds × rows × classes that are worked on at once (256 MB an array); beyond it the folds follow one another."""
-LEAST_CURVATURE = 1e-10  # keeps directions without curvature from steps without bound
-NO_BEND = 1e-200
+"""Folds × rows × classes that are solved at once (256 MB per array); larger problems are solved fold by fold."""
+LEAST_CURVATURE = 1e-10  # bounds the steps in directions without curvature
+NO_CURVATURE = 1e-200
 HALVINGS = 30
-MOST_ITERATIONS = 60  # of conjugate gradients, in one Newton step
-SMALLEST = 1e-9  # stands for no penalty where only the order matters
-KEPT_CURVATURE = 0.99  # of the Hessian; the gradient and the line search see every row
-MANY_ITERATIONS = 15  # of conjugate gradients: the preconditioner has grown old
+MAX_CG_ITERATIONS = 60  # of conjugate gradients, per Newton step
+SMALLEST = 1e-9  # replaces a penalty of 0 in distances
+KEPT_CURVATURE = 0.99  # of the Hessian; the gradient and the line search use every row
+MANY_CG_ITERATIONS = 15  # more than so many renew the preconditioner
 STALLED, PATIENCE = 1e-12, 2
-"""So many steps in a row, none of which lowers a loss by this share of it, are the last: rounding allows no more."""
+"""The solver stops after so many steps without a relative decrease of this size: rounding allows no more."""
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """How strongly the parameters are held: off the diagonal (λ), intercepts (μ), the diagonal to its mean (ν)."""
+    """Penalties off the diagonal (λ), of the intercepts (μ), and of the diagonal around its mean (ν)."""
 
     off_diagonal: float
     intercept: float
     diagonal: float = 0.0
 
     def distance(self, other: Penalty) -> float:
-        """Return how far another penalty is, in powers of e; the diagonal's may be 0."""
-        own, others = (
-            (penalty.off_diagonal, penalty.intercept, penalty.diagonal or SMALLEST) for penalty in (self, other)
-        )
-        return sum(abs(log(mine / its)) for mine, its in zip(own, others, strict=True))
+        """Return the distance to another penalty, in powers of e; that of the diagonal may be 0."""
+        first, second = ((p.off_diagonal, p.intercept, p.diagonal or SMALLEST) for p in (self, other))
+        return sum(abs(log(a / b)) for a, b in zip(first, second, strict=True))
 
 
 @dataclass(frozen=True)
 class FoldSolution:
-    """The models of all folds, and how well they explain every row."""
+    """The models of all folds, and their fit to every row."""
 
     coefficients: torch.Tensor = field(repr=False)  # (n_folds, n_classes, n_classes + 1), intercepts last
     own_log: torch.Tensor = field(repr=False)  # (n_folds, n): log probability of each row's label
-    cross_entropy: torch.Tensor  # (n_folds,), on the rows that each fold was fitted to
+    cross_entropy: torch.Tensor  # (n_folds,), on the rows of the fit
     converged: bool
 
 
 @dataclass(frozen=True)
 class FoldProblem:
-    """Rows with a one appended, their classes, and how much each counts in each fold."""
+    """Rows with a one appended, their classes, and their weights in each fold."""
 
     features: torch.Tensor = field(repr=False)  # (n, n_classes + 1)
     codes: torch.Tensor = field(repr=False)  # (n,)
@@ -62,21 +60,21 @@ class FoldProblem:
 
     @property
     def n_classes(self) -> int:
-        """Return the number of classes."""
+        """Number of classes."""
         return self.features.shape[1] - 1
 
-    def log_probabilities(self, coefficients: torch.Tensor) -> torch.Tensor:
+    def log_probs(self, coefficients: torch.Tensor) -> torch.Tensor:
         """Return log softmax(W x + b), (n_folds, n, n_classes)."""
         return torch.log_softmax(self.features @ coefficients.mT, dim=2)
 
     def own(self, log_p: torch.Tensor) -> torch.Tensor:
-        """Return the entries of the rows' own classes, (n_folds, n)."""
+        """Return the entries of the labels, (n_folds, n)."""
         return log_p.gather(2, self.codes.expand(len(log_p), -1)[..., None])[..., 0]
 
     def loss(self, coefficients: torch.Tensor, log_p: torch.Tensor, penalty: Penalty) -> torch.Tensor:
         """Return the penalised loss of each fold, (n_folds,)."""
-        held = 0.5 * (coefficients * penalty_slope(coefficients, penalty)).sum(dim=(1, 2))
-        return held - (self.shares * self.own(log_p)).sum(dim=1)
+        penalties = 0.5 * (coefficients * penalty_slope(coefficients, penalty)).sum(dim=(1, 2))
+        return penalties - (self.shares * self.own(log_p)).sum(dim=1)
 
     def gradient(self, coefficients: torch.Tensor, p: torch.Tensor, penalty: Penalty) -> torch.Tensor:
         """Return the gradient of every fold's loss, (n_folds, n_classes, n_classes + 1)."""
@@ -86,7 +84,7 @@ class FoldProblem:
         return residuals.mT @ self.features + penalty_slope(coefficients, penalty)
 
     def curvature(self, direction: torch.Tensor, p: torch.Tensor, penalty: Penalty) -> torch.Tensor:
-        """Return the Hessian times ``direction``; nothing larger than rows × classes is made."""
+        """Return the Hessian times ``direction``, without an array larger than rows × classes."""
         change = p * (self.features @ direction.mT)
         change -= p * change.sum(dim=2, keepdim=True)
         change *= self.shares[..., None]
@@ -94,7 +92,7 @@ class FoldProblem:
 
 
 def penalty_slope(coefficients: torch.Tensor, penalty: Penalty) -> torch.Tensor:
-    """Return the gradient of the penalty; it is linear, so that this is also its Hessian times a direction."""
+    """Return the gradient of the penalty; it is linear, and so also the penalty's Hessian times a direction."""
     diagonal = coefficients.diagonal(dim1=1, dim2=2)
     slope = 2 * penalty.off_diagonal * coefficients
     slope[..., -1] = 2 * penalty.intercept * coefficients[..., -1]
@@ -108,10 +106,10 @@ def identity(n_folds: int, n_classes: int) -> torch.Tensor:
 
 
 def tempered_identity(problem: FoldProblem) -> torch.Tensor:
-    """Return W = I/T and b = 0 for every fold, T the power of 2, at least 1, of least log-loss.
+    """Return W = I/T and b = 0 for every fold, T the power of 2, at least 1, of lowest log-loss.
 
-    Rows that are predicted with certainty, and wrongly, bend nothing: from there no Newton step leads anywhere.
-    The diagonal of a class without samples stays at 1.
+    Rows that are wrong with certainty have no curvature, so that Newton steps from T = 1 may lead nowhere. The
+    diagonal of a class without samples stays at 1.
     """
     start = identity(len(problem.shares), problem.n_classes)
     for fold, shares in enumerate(problem.shares):
@@ -119,7 +117,7 @@ def tempered_identity(problem: FoldProblem) -> torch.Tensor:
         seen = torch.bincount(problem.codes[shares > 0], minlength=problem.n_classes).nonzero()[:, 0]
         model, least = start[[fold]], inf
         for _ in range(HALVINGS):
-            loss = -float((alone.shares * alone.own(alone.log_probabilities(model))).sum())
+            loss = -float((alone.shares * alone.own(alone.log_probs(model))).sum())
             if not loss < least:
                 break
             start[fold], least = model[0], loss
@@ -151,13 +149,13 @@ def _solve(
     problem: FoldProblem, penalty: Penalty, coefficients: torch.Tensor, tolerance: float, steps: int
 ) -> FoldSolution:
     frozen = _frozen(problem, penalty)
-    log_p = problem.log_probabilities(coefficients)
+    log_p = problem.log_probs(coefficients)
     loss = problem.loss(coefficients, log_p, penalty)
     converged, iterations, stalled = False, inf, 0
     for _ in range(steps):
         p = log_p.exp()
         gradient = problem.gradient(coefficients, p, penalty).masked_fill(frozen, 0.0)
-        if iterations > MANY_ITERATIONS:
+        if iterations > MANY_CG_ITERATIONS:
             precondition = _preconditioner(problem, penalty, p)
         direction, iterations = _newton_direction(problem, penalty, p, gradient, frozen, precondition)
         decrease, before = -(gradient * direction).sum(dim=(1, 2)), loss
@@ -174,9 +172,9 @@ def _solve(
 
 
 def _frozen(problem: FoldProblem, penalty: Penalty) -> torch.Tensor:
-    """Say which coefficients stay as they are, (n_folds, n_classes, n_classes + 1).
+    """Return which coefficients are fixed, (n_folds, n_classes, n_classes + 1).
 
-    A free diagonal has no minimiser for a class without samples: the larger W_kk, the smaller p_k. It stays at 1.
+    An unpenalised diagonal has no minimiser for a class without samples: the larger W_kk, the smaller p_k.
     """
     counted = torch.zeros(len(problem.shares), problem.n_classes, dtype=torch.float64)
     counted.scatter_add_(1, problem.codes.expand(len(counted), -1), problem.shares)
@@ -194,7 +192,7 @@ def _newton_direction(
     frozen: torch.Tensor,
     precondition: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[torch.Tensor, int]:
-    """Solve for the Newton step of every fold by conjugate gradients, to a tenth of the residual; count iterations."""
+    """Return the Newton step of every fold, by conjugate gradients to a tenth of the residual, and the iterations."""
 
     def dot(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return (left * right).sum(dim=(1, 2), keepdim=True)
@@ -204,23 +202,23 @@ def _newton_direction(
     direction, residual = torch.zeros_like(gradient), -gradient
     step = precondition(residual).masked_fill_(frozen, 0.0)
     size = first = dot(residual, step)
-    for iteration in range(1, MOST_ITERATIONS + 1):
-        bent = (problem.curvature(step, p, penalty) + LEAST_CURVATURE * step).masked_fill_(frozen, 0.0)
-        bend = dot(step, bent)
-        length = torch.where(bend > NO_BEND, size / bend, 0.0)  # where nothing bends there is nothing left to gain
+    for iteration in range(1, MAX_CG_ITERATIONS + 1):
+        curved = (problem.curvature(step, p, penalty) + LEAST_CURVATURE * step).masked_fill_(frozen, 0.0)
+        curvature = dot(step, curved)
+        length = torch.where(curvature > NO_CURVATURE, size / curvature, 0.0)  # nothing to gain without curvature
         direction = direction + length * step
-        residual = residual - length * bent
+        residual = residual - length * curved
         improved = precondition(residual).masked_fill_(frozen, 0.0)
         new_size = dot(residual, improved)
         if bool((new_size <= 1e-2 * first).all()):
             return direction, iteration
         step = improved + new_size / size.clamp_min(tiny) * step
         size = new_size
-    return direction, MOST_ITERATIONS
+    return direction, MAX_CG_ITERATIONS
 
 
 def _uncertain_rows(problem: FoldProblem, p: torch.Tensor) -> tuple[FoldProblem, torch.Tensor]:
-    """Return the rows that hold nearly all of the Hessian; those predicted with certainty bend nothing."""
+    """Return the rows that carry nearly all of the Hessian; rows predicted with certainty carry none."""
     uncertainty = ((1 - (p * p).sum(dim=2)) * problem.shares).amax(dim=0)  # (n,)
     order = uncertainty.argsort(descending=True)
     reached = uncertainty[order].cumsum(0)
@@ -231,21 +229,21 @@ def _uncertain_rows(problem: FoldProblem, p: torch.Tensor) -> tuple[FoldProblem,
 def _preconditioner(problem: FoldProblem, penalty: Penalty, p: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return an approximate inverse of the Hessian.
 
-    Off the diagonal every class shares one second-moment matrix of the features, weighted by the rows' uncertainty,
-    scaled by the class's own uncertainty; the diagonal of W is treated by itself, its common part exactly.
+    Off the diagonal all classes share one second-moment matrix of the features, weighted by the uncertainty of the
+    rows and scaled by that of the class; the diagonal of W is treated separately, its common part exactly.
     """
     uncertainty = p * (1 - p) * problem.shares[..., None]  # (n_folds, n, n_classes)
     by_row, by_class = uncertainty.sum(dim=2), uncertainty.sum(dim=1)
     scale = torch.ones(problem.n_classes + 1, dtype=torch.float64)
-    scale[-1] = (penalty.off_diagonal / penalty.intercept) ** 0.5  # so that one number penalises all
+    scale[-1] = (penalty.off_diagonal / penalty.intercept) ** 0.5  # so that all have one penalty
     scaled = problem.features * scale
     moments = torch.stack([(scaled * weights[:, None]).T @ scaled for weights in by_row])
     total = by_row.sum(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
     values, vectors = torch.linalg.eigh(moments / total[:, None, None])
     spread = by_class[:, :, None] * values.clamp_min(0)[:, None, :] + 2 * penalty.off_diagonal
-    bend = torch.einsum("fnk,nk->fk", uncertainty, problem.features[:, :-1] ** 2) + LEAST_CURVATURE
-    held = 1 / (bend + 2 * penalty.diagonal)
-    common = (bend * held).mean(dim=1, keepdim=True)
+    curvature = torch.einsum("fnk,nk->fk", uncertainty, problem.features[:, :-1] ** 2) + LEAST_CURVATURE
+    held = 1 / (curvature + 2 * penalty.diagonal)
+    common = (curvature * held).mean(dim=1, keepdim=True)
 
     def apply(gradient: torch.Tensor) -> torch.Tensor:
         outside = gradient * scale
@@ -268,11 +266,11 @@ def _line_search(
     direction: torch.Tensor,
     decrease: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Halve each fold's step until its loss falls as it should; a fold whose loss never does stays."""
+    """Halve the step of each fold until its loss decreases sufficiently; a fold whose loss never does stays."""
     length = torch.ones_like(loss)
     for _ in range(HALVINGS):
         moved = coefficients + length[:, None, None] * direction
-        moved_log = problem.log_probabilities(moved)
+        moved_log = problem.log_probs(moved)
         moved_loss = problem.loss(moved, moved_log, penalty)
         short = ~(moved_loss <= loss - 1e-4 * length * decrease + 1e-13)
         if not bool(short.any()):

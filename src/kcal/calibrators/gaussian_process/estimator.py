@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
 from kcal.calibrators.gaussian_process.model import (
@@ -18,12 +17,9 @@ from kcal.calibrators.gaussian_process.model import (
     require_latent_process,
     sorted_scores,
 )
-from kcal.calibrators.logit_base import LogitCalibrator
-from kcal.calibrators.model_state import LogitModel
+from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.errors import ConvergenceWarning, warn
 from kcal.validation import check_integer
-
-Floats = NDArray[np.float64]
 
 MAX_ITERATIONS = 1000
 MAX_INDUCING_POINTS = 1000
@@ -61,8 +57,9 @@ class GaussianProcessCalibration(LogitCalibrator):
 
     method: ClassVar[str] = "gp"
     ignores_class_order: ClassVar[bool] = True
-    model_class: ClassVar[type[LogitModel]] = GaussianProcessModel
-    model_: GaussianProcessModel
+    model_class = GaussianProcessModel
+    lengthscale_ = fitted("lengthscale")
+    variance_ = fitted("variance")
 
     def __init__(
         self,
@@ -73,21 +70,10 @@ class GaussianProcessCalibration(LogitCalibrator):
         progress: bool | None = None,
         seed: int = 0,
     ) -> None:
+        super().__init__(representation=representation, seed=seed)
         self.inducing_points = inducing_points
         self.samples = samples
-        self.representation = representation
         self.progress = progress
-        self.seed = seed
-
-    @property
-    def lengthscale_(self) -> float:
-        """Lengthscale of the covariance, in units of the score."""
-        return self.model_.lengthscale
-
-    @property
-    def variance_(self) -> float:
-        """Variance of the process around the network's own log probability."""
-        return self.model_.variance
 
     def _check_parameters(self) -> None:
         require_latent_process()
@@ -95,9 +81,7 @@ class GaussianProcessCalibration(LogitCalibrator):
         check_integer(self.inducing_points, "inducing_points", minimum=1, maximum=MAX_INDUCING_POINTS)
         check_integer(self.samples, "samples", minimum=1, maximum=MAX_SAMPLES)
 
-    def _fit_log_probs(
-        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats
-    ) -> GaussianProcessModel:
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> GaussianProcessModel:
         scores, order = sorted_scores(log_probs, self.representation)
         own = (order == torch.from_numpy(codes)[:, None]).int().argmax(dim=1)  # rank of the label
         inducing = choose_inducing_points(scores.numpy(), weights, self.inducing_points, self.seed)

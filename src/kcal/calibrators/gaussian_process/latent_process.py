@@ -33,6 +33,13 @@ WHITE_NOISE = 0.01
 """ε: on the diagonal of k(Z, Z), and part of every marginal variance."""
 LENGTHSCALES = {"logits": 10.0, "probabilities": 0.5}
 """Initial lengthscale."""
+PARAMETERS = {
+    "mean": "variational_strategy._variational_distribution.variational_mean",
+    "deviation": "variational_strategy._variational_distribution._variational_stddev",
+    "log_variance": "covar_module.raw_outputscale",
+    "log_lengthscale": "covar_module.base_kernel.raw_lengthscale",
+}
+"""Parameters of the fit, by the names of the fields of the model."""
 BLOCK_SIZE = 2**16
 """Scores in one block: bounds the memory for any number of samples and classes."""
 SPACINGS_PER_LENGTHSCALE = 50
@@ -62,13 +69,8 @@ class LatentFunction(gpytorch.models.ApproximateGP):  # type: ignore[misc]
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
         """Return the parameters of the fit under the names of the fields of the model."""
-        distribution = self.variational_strategy._variational_distribution
-        return {
-            "mean": distribution.variational_mean,
-            "deviation": distribution._variational_stddev,
-            "log_variance": self.covar_module.raw_outputscale,
-            "log_lengthscale": self.covar_module.base_kernel.raw_lengthscale,
-        }
+        parameters = dict(self.named_parameters())
+        return {name: parameters[path] for name, path in PARAMETERS.items()}
 
 
 def prior_mean(scores: torch.Tensor, representation: str) -> torch.Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kcal.calibrators.class_scores import sort_classes
-from kcal.calibrators.model_state import LogitModel, choice, integer, tensor
+from kcal.calibrators.model_state import LogitModel, choice, number, tensor
 from kcal.errors import MissingExtraError
 from kcal.validation import SEED_LIMIT
 
@@ -40,8 +40,8 @@ class GaussianProcessModel(LogitModel):
     """Variational posterior at the inducing points, and the draws of the prediction."""
 
     representation: str = choice("logits", "probabilities")  # of the scores: log probabilities or probabilities
-    samples: int = integer(1, MAX_SAMPLES)
-    seed: int = integer(0, SEED_LIMIT - 1)
+    samples: int = number(1, MAX_SAMPLES, whole=True)
+    seed: int = number(0, SEED_LIMIT - 1, whole=True)
     inducing: torch.Tensor = tensor("points", highest=1.0)
     mean: torch.Tensor = tensor("points")
     deviation: torch.Tensor = tensor("points", lowest=DEVIATION[0], highest=DEVIATION[1])

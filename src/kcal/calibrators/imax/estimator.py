@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from kcal.calibrators.class_scores import replace_top, rounded_log_odds, top_accuracy
 from kcal.calibrators.imax.bins import find_bins, place
-from kcal.calibrators.logit_base import LogitCalibrator, check_bins, to_log_probs
+from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, check_bins, fitted, to_log_probs
 from kcal.calibrators.model_state import LARGEST_BELOW_ONE, SMALLEST_POSITIVE, LogitModel, choice, ragged
 from kcal.validation import check_choice
 
-Floats = NDArray[np.float64]
 Tensors = tuple[torch.Tensor, ...]
 
 FORMS = ("shared", "classwise", "top")
@@ -30,7 +29,7 @@ class IMaxModel(LogitModel):
 
     form: str = choice(*FORMS)
     boundaries: Tensors = ragged(ascending=True)
-    rates: Tensors = ragged(SMALLEST_POSITIVE, LARGEST_BELOW_ONE)
+    rates: Tensors = ragged(SMALLEST_POSITIVE, LARGEST_BELOW_ONE, like="boundaries", longer_by=1)
 
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
@@ -58,10 +57,8 @@ class IMaxModel(LogitModel):
         return {"form": self.form, "bins": ", ".join(str(len(rates)) for rates in self.rates[:5])}
 
     def is_consistent(self, n_classes: int) -> bool:
-        """Return whether there are as many sets of bins as the form has, each with one more rate than boundaries."""
-        sizes = [len(boundaries) + 1 for boundaries in self.boundaries]
-        expected = n_classes if self.form == "classwise" else 1
-        return len(sizes) == expected and sizes == [len(rates) for rates in self.rates]
+        """Return whether there are as many sets of bins as the form has."""
+        return len(self.rates) == (n_classes if self.form == "classwise" else 1)
 
 
 class IMaxBinning(LogitCalibrator):
@@ -93,24 +90,15 @@ class IMaxBinning(LogitCalibrator):
     """
 
     method: ClassVar[str] = "imax"
-    model_class: ClassVar[type[LogitModel]] = IMaxModel
+    model_class = IMaxModel
     model_: IMaxModel
+    boundaries_ = fitted("boundaries")
+    rates_ = fitted("rates")
 
     def __init__(self, *, form: str = "shared", bins: int = 15, representation: str = "logits", seed: int = 0) -> None:
+        super().__init__(representation=representation, seed=seed)
         self.form = form
         self.bins = bins
-        self.representation = representation
-        self.seed = seed
-
-    @property
-    def boundaries_(self) -> list[Any]:
-        """Log-odds between bins, ascending."""
-        return [boundaries.numpy() for boundaries in self.model_.boundaries]
-
-    @property
-    def rates_(self) -> list[Any]:
-        """Output of every bin."""
-        return [rates.numpy() for rates in self.model_.rates]
 
     def binned_scores(self, X: Any) -> Any:
         """Return the rate of each class's bin, (n, n_classes), which need not sum to 1.
@@ -121,7 +109,8 @@ class IMaxBinning(LogitCalibrator):
         return kind.give_back(self.model_.binned_scores(to_log_probs(rows, self.representation_)))
 
     @property
-    def _fits_each_class(self) -> bool:
+    def fits_each_class(self) -> bool:
+        """Whether every class has bins of its own."""
         return self.form == "classwise"
 
     def _check_parameters(self) -> None:
@@ -129,7 +118,7 @@ class IMaxBinning(LogitCalibrator):
         check_choice(self.form, "form", FORMS)
         check_bins(self.bins)
 
-    def _fit_log_probs(self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats) -> IMaxModel:
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> IMaxModel:
         scores, targets, counts = self._binary_problems(log_probs, codes, weights)
         boundaries, rates = [], []
         for column, hits in zip(scores.T, targets.T, strict=True):
@@ -139,9 +128,7 @@ class IMaxBinning(LogitCalibrator):
             rates.append(torch.from_numpy(bin_rates(bins.place(column), hits, counts, len(bins.boundaries) + 1)))
         return IMaxModel(self.form, tuple(boundaries), tuple(rates))
 
-    def _binary_problems(
-        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats
-    ) -> tuple[Floats, Floats, Floats]:
+    def _binary_problems(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> tuple[Floats, ...]:
         """Return scores and targets, one column per binary problem, and the weight of each of their rows."""
         scores = rounded_log_odds(log_probs)
         if self.form == "top":

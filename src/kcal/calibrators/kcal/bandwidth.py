@@ -64,7 +64,7 @@ class BandwidthChoice:
                 "bandwidth" if keys is None else "groups",
                 f"needs at least two {'calibration samples' if keys is None else 'groups'} for cross-validation",
                 got=str(n_keys),
-                remedy="Pass bandwidth= a number.",
+                remedy="Pass a number as the bandwidth.",
             )
         loss = LeaveOutLoss(support, kernel=kernel, keys=keys)
         with progress_bar("Choosing the bandwidth", TYPICAL_EVALUATIONS, show=progress) as advance:

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from kcal.calibrators.class_scores import sort_classes
 from kcal.calibrators.holdout import check_folds
-from kcal.calibrators.logit_base import LogitCalibrator
+from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, nested, tensor
 from kcal.calibrators.order_preserving.maps import GapMap, MonotoneMap, in_exact_order
 from kcal.calibrators.order_preserving.training import WIDTHS, OrderChoice, OrderMap, SortedRows, train
@@ -40,9 +38,14 @@ class OrderPreservingModel(LogitModel):
         return tuple(OrderChoice(FORMS[int(form)], int(width), loss) for form, width, loss in self.tried.tolist())
 
     @property
-    def best(self) -> OrderChoice:
-        """The form and width of lowest cross-validated log-loss."""
-        return min(self.choices, key=lambda choice: choice.log_loss)
+    def form(self) -> str:
+        """The form of lowest cross-validated log-loss."""
+        return min(self.choices, key=lambda choice: choice.log_loss).form
+
+    @property
+    def width(self) -> int:
+        """The width of lowest cross-validated log-loss."""
+        return min(self.choices, key=lambda choice: choice.log_loss).width
 
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
@@ -52,7 +55,7 @@ class OrderPreservingModel(LogitModel):
 
     def summary(self) -> dict[str, str]:
         """Return form and width for display."""
-        return {"form": self.best.form, "width": str(self.best.width)}
+        return {"form": self.form, "width": str(self.width)}
 
     def is_consistent(self, n_classes: int) -> bool:
         """Return whether the choices name forms and widths."""
@@ -104,8 +107,10 @@ class OrderPreservingCalibration(LogitCalibrator):
     method: ClassVar[str] = "iop"
     ignores_class_order: ClassVar[bool] = True
     preserves_order: ClassVar[bool] = True
-    model_class: ClassVar[type[LogitModel]] = OrderPreservingModel
+    model_class = OrderPreservingModel
     model_: OrderPreservingModel
+    form_ = fitted("form")
+    width_ = fitted("width")
 
     def __init__(
         self,
@@ -118,23 +123,12 @@ class OrderPreservingCalibration(LogitCalibrator):
         seed: int = 0,
         progress: bool | None = None,
     ) -> None:
+        super().__init__(representation=representation, seed=seed)
         self.form = form
         self.width = width
         self.folds = folds
         self.epochs = epochs
-        self.representation = representation
-        self.seed = seed
         self.progress = progress
-
-    @property
-    def form_(self) -> str:
-        """Form of lowest cross-validated log-loss."""
-        return self.model_.best.form
-
-    @property
-    def width_(self) -> int:
-        """Width of lowest cross-validated log-loss."""
-        return self.model_.best.width
 
     @property
     def choices_(self) -> tuple[OrderChoice, ...]:
@@ -149,9 +143,7 @@ class OrderPreservingCalibration(LogitCalibrator):
         check_folds(self.folds)
         check_integer(self.epochs, "epochs", minimum=1, maximum=MAX_EPOCHS)
 
-    def _fit_log_probs(
-        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: NDArray[np.float64]
-    ) -> OrderPreservingModel:
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> OrderPreservingModel:
         if len(codes) < 2:
             raise InvalidInputError("X", "must hold at least two samples for cross-validation", got="1 sample")
         scores, order = sort_classes(log_probs)

@@ -11,10 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from kcal.calibrators.logit_base import LogitCalibrator
+from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, number, tensor
 from kcal.calibrators.scaling.temperature import HIGHEST, LOWEST, fit_temperature
 from kcal.errors import ConvergenceWarning, warn
@@ -71,27 +70,11 @@ class EnsembleTemperatureScaling(LogitCalibrator):
 
     method: ClassVar[str] = "ets"
     preserves_order: ClassVar[bool] = True
-    model_class: ClassVar[type[LogitModel]] = EnsembleModel
-    model_: EnsembleModel
+    model_class = EnsembleModel
+    temperature_ = fitted("temperature")
+    weights_ = fitted("weights")
 
-    def __init__(self, *, representation: str = "logits", seed: int = 0) -> None:
-        self.representation = representation
-        self.seed = seed
-
-    @property
-    def temperature_(self) -> float:
-        """T; above 1 for an overconfident network."""
-        return self.model_.temperature
-
-    @property
-    def weights_(self) -> NDArray[np.float64]:
-        """Weights of the scaled, the network's own and the uniform probabilities, (3,)."""
-        weights: NDArray[np.float64] = self.model_.weights.numpy()
-        return weights
-
-    def _fit_log_probs(
-        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: NDArray[np.float64]
-    ) -> EnsembleModel:
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> EnsembleModel:
         temperature = fit_temperature(log_probs, codes, weights).temperature
         own = mixture_parts(log_probs, temperature)[:, torch.arange(len(codes)), torch.from_numpy(codes)]  # (3, n)
         return EnsembleModel(temperature, torch.from_numpy(fit_mixture(np.exp(own.numpy().T), weights)))
@@ -103,7 +86,7 @@ def mixture_parts(log_probs: torch.Tensor, temperature: float) -> torch.Tensor:
     return torch.stack([scaled, log_probs, torch.full_like(log_probs, -log(log_probs.shape[1]))])
 
 
-def fit_mixture(densities: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+def fit_mixture(densities: Floats, weights: Floats) -> Floats:
     """Return the weights of the parts, (m,), that minimise the weighted mean of −log(densities @ weights).
 
     With r_j the mean of densities_j / (densities @ weights), the loss exceeds the minimum by at most log(max_j r_j).
@@ -111,7 +94,7 @@ def fit_mixture(densities: NDArray[np.float64], weights: NDArray[np.float64]) ->
     """
     densities, importance = np.maximum(densities, ALMOST_ZERO), weights / weights.sum()
 
-    def loss(shares: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def loss(shares: Floats) -> tuple[float, Floats]:
         mixed = np.maximum(densities @ shares, ALMOST_ZERO)
         return -float(importance @ np.log(mixed)), -(importance / mixed) @ densities
 
@@ -125,7 +108,7 @@ def fit_mixture(densities: NDArray[np.float64], weights: NDArray[np.float64]) ->
         constraints={"type": "eq", "fun": lambda shares: shares.sum() - 1, "jac": np.ones_like},
         options={"maxiter": 500, "ftol": 1e-15},
     )
-    shares: NDArray[np.float64] = np.maximum(solution.x, ALMOST_ZERO)
+    shares: Floats = np.maximum(solution.x, ALMOST_ZERO)
     shares /= shares.sum()
     for _ in range(MAX_STEPS):
         ratios = (importance / (densities @ shares)) @ densities

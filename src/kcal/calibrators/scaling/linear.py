@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from kcal.calibrators.logit_base import LogitCalibrator, check_penalty
-from kcal.calibrators.model_state import LogitModel
+from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, check_penalty, fitted
 from kcal.calibrators.scaling.linear_fit import (
     DiagonalModel,
     LinearModel,
@@ -21,34 +18,17 @@ from kcal.calibrators.scaling.linear_fit import (
     fit_vector,
 )
 
-Floats = NDArray[np.float64]
-
 
 class LinearScaling(LogitCalibrator):
     """Base class of vector, matrix and structured matrix scaling."""
 
-    model_: DiagonalModel | LinearModel
+    fits_each_class = True
+    weights_ = fitted("weights")
+    bias_ = fitted("bias")
 
     def __init__(self, *, penalty: float = 1.0, representation: str = "logits", seed: int = 0) -> None:
+        super().__init__(representation=representation, seed=seed)
         self.penalty = penalty
-        self.representation = representation
-        self.seed = seed
-
-    @property
-    def weights_(self) -> Floats:
-        """W, (n_classes,) or (n_classes, n_classes), for logits whose softmax sums to 1 without normalising."""
-        weights: Floats = self.model_.weights.numpy()
-        return weights
-
-    @property
-    def bias_(self) -> Floats:
-        """b, (n_classes,)."""
-        bias: Floats = self.model_.bias.numpy()
-        return bias
-
-    @property
-    def _fits_each_class(self) -> bool:
-        return True
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
@@ -81,9 +61,9 @@ class VectorScaling(LinearScaling):
     """
 
     method: ClassVar[str] = "vector"
-    model_class: ClassVar[type[LogitModel]] = DiagonalModel
+    model_class = DiagonalModel
 
-    def _fit_log_probs(self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats) -> DiagonalModel:
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> DiagonalModel:
         return fit_vector(log_probs, codes, weights, penalty=self.penalty)
 
 
@@ -115,9 +95,9 @@ class MatrixScaling(LinearScaling):
     """
 
     method: ClassVar[str] = "matrix"
-    model_class: ClassVar[type[LogitModel]] = LinearModel
+    model_class = LinearModel
 
-    def _fit_log_probs(self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats) -> LinearModel:
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> LinearModel:
         return fit_matrix(log_probs, codes, weights, penalty=self.penalty)
 
 
@@ -148,7 +128,7 @@ class StructuredMatrixScaling(LinearScaling):
     """
 
     method: ClassVar[str] = "sms"
-    model_class: ClassVar[type[LogitModel]] = LinearModel
+    model_class = LinearModel
 
-    def _fit_log_probs(self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats) -> LinearModel:
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> LinearModel:
         return fit_structured_matrix(log_probs, codes, weights, penalty=self.penalty)

@@ -10,16 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 from kcal.calibrators.fit_warnings import warn_of_early_stop
+from kcal.calibrators.logit_base import Codes, Floats
 from kcal.calibrators.model_state import LogitModel, tensor
 from kcal.calibrators.scaling.temperature import fit_temperature
-
-Floats = NDArray[np.float64]
-Codes = NDArray[np.int64]
 
 MAX_ITERATIONS = 1000
 
@@ -39,21 +36,22 @@ class DiagonalModel(LogitModel):
         """Return calibrated log probabilities, (n, n_classes)."""
         return torch.log_softmax(self.scores(log_probs), dim=1)
 
+    def summary(self) -> dict[str, str]:
+        """Return the ranges of the factors and of the bias for display."""
+        diagonal = self.weights if self.weights.ndim == 1 else self.weights.diagonal()
+        ranges = {"diagonal": diagonal, "bias": self.bias}
+        return {name: f"{float(part.min()):.3g} to {float(part.max()):.3g}" for name, part in ranges.items()}
+
 
 @dataclass(frozen=True)
-class LinearModel(LogitModel):
+class LinearModel(DiagonalModel):
     """softmax(W·z + b)."""
 
     weights: torch.Tensor = tensor("classes", "classes")
-    bias: torch.Tensor = tensor("classes")
 
     def scores(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return unnormalised log probabilities, (n, n_classes), in the precision of the input."""
         return torch.addmm(self.bias.to(log_probs), log_probs, self.weights.T.to(log_probs))
-
-    def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
-        """Return calibrated log probabilities, (n, n_classes)."""
-        return torch.log_softmax(self.scores(log_probs), dim=1)
 
 
 def fit_vector(log_probs: torch.Tensor, codes: Codes, weights: Floats, *, penalty: float) -> DiagonalModel:

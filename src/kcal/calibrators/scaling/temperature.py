@@ -11,10 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from kcal.calibrators.logit_base import LogitCalibrator
+from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, number
 from kcal.errors import ConvergenceWarning, warn
 
@@ -61,27 +60,15 @@ class TemperatureScaling(LogitCalibrator):
 
     method: ClassVar[str] = "ts"
     preserves_order: ClassVar[bool] = True
-    model_class: ClassVar[type[LogitModel]] = TemperatureModel
+    model_class = TemperatureModel
     model_: TemperatureModel
+    temperature_ = fitted("temperature")
 
-    def __init__(self, *, representation: str = "logits", seed: int = 0) -> None:
-        self.representation = representation
-        self.seed = seed
-
-    @property
-    def temperature_(self) -> float:
-        """T; above 1 for an overconfident network."""
-        return self.model_.temperature
-
-    def _fit_log_probs(
-        self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: NDArray[np.float64]
-    ) -> TemperatureModel:
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> TemperatureModel:
         return fit_temperature(log_probs, codes, weights)
 
 
-def fit_temperature(
-    log_probs: torch.Tensor, codes: NDArray[np.int64], weights: NDArray[np.float64]
-) -> TemperatureModel:
+def fit_temperature(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> TemperatureModel:
     """Return the T in [0.01, 100] that minimises the weighted mean log-loss of softmax(log_probs / T)."""
     scores = log_probs.numpy()  # (n, n_classes)
     shares = weights / weights.sum()

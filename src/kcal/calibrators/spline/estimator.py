@@ -6,19 +6,17 @@ h(t_i) = (1/n)·Σ_{j≤i} (label_j − s_j) over ascending scores s,   t_i = (i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline
 
 from kcal.calibrators.class_scores import TIE_TOLERANCE, average_ties, replace_top, sort_classes, top_accuracy
-from kcal.calibrators.logit_base import LogitCalibrator
+from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, choice, ragged
 from kcal.validation import ALMOST_ZERO, check_choice, check_flag, check_integer
 
-Floats = NDArray[np.float64]
 Tensors = tuple[torch.Tensor, ...]
 
 FORMS = ("one-versus-rest", "rank", "top")
@@ -34,7 +32,7 @@ class SplineModel(LogitModel):
     form: str = choice(*FORMS)
     floor: bool = choice(True, False)
     scores: Tensors = ragged(0.0, 1.0, ascending=True)
-    corrected: Tensors = ragged(0.0, 1.0)
+    corrected: Tensors = ragged(0.0, 1.0, like="scores")
 
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes); −∞ is possible without a floor."""
@@ -68,10 +66,8 @@ class SplineModel(LogitModel):
         return {"form": self.form}
 
     def is_consistent(self, n_classes: int) -> bool:
-        """Return whether there are as many curves as the form has, each with one value per score."""
-        sizes = [len(scores) for scores in self.scores]
-        expected = 1 if self.form == "top" else n_classes
-        return len(sizes) == expected and min(sizes) > 0 and sizes == [len(values) for values in self.corrected]
+        """Return whether there are as many curves as the form has."""
+        return len(self.scores) == (1 if self.form == "top" else n_classes)
 
 
 class SplineCalibration(LogitCalibrator):
@@ -112,8 +108,9 @@ class SplineCalibration(LogitCalibrator):
     """
 
     method: ClassVar[str] = "spline"
-    model_class: ClassVar[type[LogitModel]] = SplineModel
-    model_: SplineModel
+    model_class = SplineModel
+    scores_ = fitted("scores")
+    corrected_ = fitted("corrected")
 
     def __init__(
         self,
@@ -124,24 +121,14 @@ class SplineCalibration(LogitCalibrator):
         representation: str = "logits",
         seed: int = 0,
     ) -> None:
+        super().__init__(representation=representation, seed=seed)
         self.form = form
         self.knots = knots
         self.floor = floor
-        self.representation = representation
-        self.seed = seed
 
     @property
-    def scores_(self) -> list[Any]:
-        """Distinct calibration scores, ascending."""
-        return [scores.numpy() for scores in self.model_.scores]
-
-    @property
-    def corrected_(self) -> list[Any]:
-        """The corrected scores."""
-        return [corrected.numpy() for corrected in self.model_.corrected]
-
-    @property
-    def _fits_each_class(self) -> bool:
+    def fits_each_class(self) -> bool:
+        """Whether every class has a spline of its own."""
         return self.form == "one-versus-rest"
 
     def _check_parameters(self) -> None:
@@ -150,7 +137,7 @@ class SplineCalibration(LogitCalibrator):
         check_integer(self.knots, "knots", minimum=2, maximum=MAX_KNOTS)
         check_flag(self.floor, "floor")
 
-    def _fit_log_probs(self, log_probs: torch.Tensor, codes: NDArray[np.int64], weights: Floats) -> SplineModel:
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> SplineModel:
         log_scores, targets = self._binary_problems(log_probs, codes)
         even = slope_matrix(np.ones(len(codes)), int(self.knots)) if np.ptp(weights) == 0 else None
         columns = zip(log_scores.T, targets.T, strict=True)
@@ -163,7 +150,7 @@ class SplineCalibration(LogitCalibrator):
             tuple(torch.from_numpy(clip_corrected(corrected, scores, least)) for scores, corrected in curves),
         )
 
-    def _binary_problems(self, log_probs: torch.Tensor, codes: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    def _binary_problems(self, log_probs: torch.Tensor, codes: Codes) -> tuple[Floats, Floats]:
         """Return log scores and targets in [0, 1], one column per spline."""
         if self.form == "top":
             return log_probs.amax(dim=1, keepdim=True).numpy(), top_accuracy(log_probs, codes)[:, None]

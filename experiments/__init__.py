@@ -1,0 +1,1 @@
+"""Experiments on kcal, run from a checkout: ``python -m experiments --help``."""

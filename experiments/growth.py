@@ -1,0 +1,144 @@
+"""More and more calibration samples where the true probabilities are known: a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from experiments.showing import floats, number_entry, spread_line
+from experiments.study import Measurements, Shown, Study, Values, Variant
+from kcal.benchmark import Task
+from kcal.benchmark.splits import Split
+from kcal.benchmark.table import Entry, Table
+from kcal.calibrators import METHODS, Calibrator, ClassifierOutputs, fit_on, make_calibrator, predict_on
+from kcal.plots import Line, Panel
+
+SIZES = (100, 300, 1_000, 3_000, 10_000, 30_000)
+MAX_SAMPLES = 30_000
+"""Calibration samples of a size over all repetitions: large sets take long and vary little."""
+N_TEST = 2_000
+DIMENSION = 2
+OVERCONFIDENCE = 2.0
+"""Factor of the network's logits."""
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "uncal": {},
+    "ts": {},
+    "kcal": {"projection": "identity", "progress": False},
+    "kcal-blend": {"projection": None, "progress": False},
+}
+"""Methods and their parameters; nothing is learned from a training set."""
+BLEND = "kcal-blend"
+ESTIMATES, NETWORK = "kernel estimates", "network"
+
+
+@dataclass(frozen=True)
+class World:
+    """Inputs in the plane, the network's outputs for them, their labels, and the true probabilities (n, 3)."""
+
+    outputs: ClassifierOutputs
+    truth: NDArray[np.float64]
+
+
+def draw_world(n: int, generator: np.random.Generator) -> World:
+    """Draw inputs uniformly from a square, the network's logits, and labels by the true probabilities."""
+    points = generator.uniform(-2, 2, size=(n, DIMENSION))
+    first, second = points[:, 0], points[:, 1]
+    true = np.stack([2 * np.sin(2 * first), 2 * second, np.cos(3 * second)], axis=1)  # (n, 3)
+    blind = first > 0  # there the network does not see the first direction
+    network = OVERCONFIDENCE * np.where(blind[:, None], true * [0, 1, 1], true)
+    labels = (true + generator.gumbel(size=true.shape)).argmax(axis=1)
+    outputs = ClassifierOutputs(points.astype(np.float32), network.astype(np.float32), labels)
+    return World(outputs, softmax(true, axis=1))
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Calibration sets of one size; a split is one repetition, and its rows do not matter."""
+
+    size: int
+    seed: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.size:,}"
+
+    def splits(self, n_splits: int) -> list[Split]:
+        none = np.empty(0, dtype=np.intp)
+        return [Split(index, none, none) for index in range(min(n_splits, max(MAX_SAMPLES // self.size, 1)))]
+
+    def fingerprint(self) -> str:
+        return self.label
+
+    def variant(self, method: str) -> Variant:
+        """Return the distance of a method from the truth and, for the blend, its weights."""
+
+        def measure(split: Split) -> Values:
+            world = draw_world(self.size, np.random.default_rng([self.seed, 1, self.size, split.index]))
+            test = draw_world(N_TEST, np.random.default_rng([self.seed, 0]))
+            calibrator = make_calibrator(method, seed=self.seed, **PARAMETERS[method])
+            fit_on(calibrator, world.outputs, classes=range(3))
+            error = float(np.abs(predict_on(calibrator, test.outputs) - test.truth).mean())
+            return {"error": error, **(summed_weights(calibrator) if method == BLEND else {})}
+
+        return measure
+
+
+def summed_weights(blend: Calibrator | Any) -> dict[str, float]:
+    """Return the blend's weights of its kernel estimates and of the network, summed."""
+    network = sum(weight for name, weight in blend.weights_.items() if name in METHODS)
+    return {ESTIMATES: sum(blend.weights_.values()) - network, NETWORK: network}
+
+
+def settings(tasks: Iterable[Task], seed: int) -> Iterator[Simulation]:
+    """Yield the sizes; tasks are not used."""
+    yield from (Simulation(size, seed) for size in SIZES)
+
+
+def show(measured: Measurements) -> Shown:
+    rows = []
+    for label, by_method in measured.items():
+        weights = [by_method[BLEND][name] for name in (ESTIMATES, NETWORK)]
+        share = weights[0].mean() / sum(each.mean() for each in weights)
+        distances = (number_entry(values["error"]) for values in by_method.values())
+        entries = (*distances, *(number_entry(each, digits=2) for each in weights))
+        rows.append((Entry(label), *entries, Entry(f"{100 * share:.0f}%".replace("-", "−"))))
+    n_splits = ", ".join(str(len(by_method[BLEND]["error"])) for by_method in measured.values())
+    heading = (
+        "samples",
+        *PARAMETERS,
+        f"weight of the {ESTIMATES}",
+        f"weight of the {NETWORK}",
+        f"share of the {ESTIMATES}",
+    )
+    note = (
+        "Mean of |p̂ − p|, and the blend's summed weights, ± standard deviation over repetitions, of which large sizes "
+        f"have fewer: {n_splits}. The share is of the sum of all weights, above 100% if the network's is negative."
+    )
+    table = Table("growth", "Known truth: error and weights by calibration samples", heading, tuple(rows), note)
+    sizes = [float(label.replace(",", "")) for label in measured]
+    errors = {name: [by_method[name]["error"] for by_method in measured.values()] for name in PARAMETERS}
+    rate = errors["kcal"][-1].mean() * (np.array(sizes) / sizes[-1]) ** (-2 / (DIMENSION + 4))
+    reference = Line(f"n^(−2/{DIMENSION + 4})", tuple(sizes), floats(rate), reference=True)
+    distance = (*(spread_line(name, sizes, values) for name, values in errors.items()), reference)
+    relied = tuple(
+        spread_line(name, sizes, [by_method[BLEND][name] for by_method in measured.values()])
+        for name in (ESTIMATES, NETWORK)
+    )
+    axis = "calibration samples n"
+    panels = (
+        Panel("Distance from the truth", axis, "mean of |p̂ − p|", distance, True, True, tuple(sizes)),
+        Panel("What the blend relies on", axis, "summed weights", relied, True, False, tuple(sizes)),
+    )
+    return Shown((table,), panels)
+
+
+def variants(setting: Simulation) -> Mapping[str, Variant]:
+    return {method: setting.variant(method) for method in PARAMETERS}
+
+
+STUDY = Study("growth", "Known truth: more calibration samples", variants, show, settings)

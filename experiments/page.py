@@ -1,0 +1,206 @@
+"""The results page: tables of a run, ranks beside the paper's, where KCal is not first and why, studies, pictures."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from PIL import Image
+
+from experiments import remedies
+from experiments.runner import markdown, n_splits_of, read_measurements
+from experiments.studies import STUDIES
+from experiments.study import text_of
+from kcal.benchmark import PAPER_METHODS, Results
+from kcal.benchmark.output import reliability_picture
+from kcal.benchmark.summaries import MAIN_METRICS, TABLE_METRICS, Row
+from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.tables import (
+    LESS_ACCURATE,
+    METRIC_NOTE,
+    NO_VALUE,
+    corrected_table,
+    failure_table,
+    group_note,
+    metric_table,
+    rank_table,
+    time_table,
+    training_table,
+)
+from kcal.persistence import write_whole
+
+PICTURE_COLOURS = 256
+PAPER_RANKS = {
+    "accuracy": (5.03, 5.03, 4.53, 6.41, 9.99, 5.56, 5.01, 5.64, 4.74, 2.70),
+    "classwise_calibration_error": (6.99, 7.41, 3.31, 6.82, 9.46, 4.59, 5.12, 4.37, 4.69, 1.83),
+    "expected_calibration_error": (8.42, 6.68, 3.33, 7.73, 9.39, 3.51, 4.25, 2.91, 4.52, 3.84),
+    "top_label_brier_loss": (8.18, 6.91, 3.86, 7.42, 8.98, 4.23, 4.88, 3.89, 4.11, 2.05),
+}
+"""Average ranks that the KCal paper prints, over its own tasks, in the order of ``PAPER_METHODS``."""
+TUNED_ON = ("cifar10-resnet56", "cifar100-resnet32", "clinc150-minilm", "sleepedf-mlp", "fashion_mnist_small_cnn")
+"""Tasks on which defaults were chosen."""
+TIED = "tied"
+NOTES = {
+    LESS_ACCURATE: f"{LESS_ACCURATE}: significantly less accurate than uncalibrated; such a method does not count as "
+    "the best, however good the number.",
+    TIED: f"{TIED}: not significantly worse than the best mean (pooled t-test, p = 0.01).",
+}
+NOWHERE = "Nowhere."
+
+
+def write_page(path: Path, run: Path) -> list[Path]:
+    """Write the page of a run's folder, and its pictures with few colours to NAME-pictures; return the files."""
+    results, settings = Results.read(run / "results.json")
+    beside = path.parent / f"{path.stem}-pictures"
+    sources: list[tuple[str | Row, Path]] = [(study.name, run / f"{study.name}.png") for study in STUDIES]
+    sources += [(row, reliability_picture(run, row)) for row in results.rows]
+    copies: dict[str | Row, Path] = {}
+    for key, source in sources:
+        if source.is_file():
+            beside.mkdir(parents=True, exist_ok=True)
+            name = source.name if isinstance(key, str) else f"reliability-{source.name}"
+            copies[key] = write_whole(beside / name, with_few_colours(source))
+    links = {key: f"{beside.name}/{copy.name}".replace(" ", "%20") for key, copy in copies.items()}
+    text = results_page(results, settings["n_splits"], settings["seed"], run, links)
+    return [write_whole(path, text.encode()), *copies.values()]
+
+
+def with_few_colours(picture: Path) -> bytes:
+    """Return a PNG with a palette: a third of the bytes, with hardly a visible difference."""
+    buffer = io.BytesIO()
+    with Image.open(picture) as image:
+        reduced = image.convert("RGB").quantize(PICTURE_COLOURS, method=Image.Quantize.FASTOCTREE)
+        reduced.save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def results_page(results: Results, n_splits: int, seed: int, run: Path, links: Mapping[str | Row, str]) -> str:
+    """Return the page as Markdown; ``links`` are pictures by study and by row."""
+    measured = {study: found for study in STUDIES if (found := read_measurements(study, run)) is not None}
+    shown = {study: study.show(found) for study, found in measured.items()}
+    versions = ", ".join(f"{name} {number}" for name, number in results.versions.items())
+    overview = next((each.tables[0] for study, each in shown.items() if study is remedies.STUDY), None)
+    parts = [
+        "# Results",
+        f"{n_splits} splits of each pool into calibration and test, seed {seed}; for tasks with groups, also by whole "
+        "groups, where each combination of groups is used at most once. A projection is trained once, on training "
+        "data; each split picks its checkpoint by the leave-one-out loss of its own calibration set.",
+        *(
+            text_of(f"chosen-{method}")
+            for method in ("kcal", "kcal-blend")
+            if method in results.methods and any(row.task in TUNED_ON for row in results.rows)
+        ),
+        *(metric_table(results, metric).as_markdown() for metric in MAIN_METRICS),
+        METRIC_NOTE,
+        group_note(results),
+        *(_noted(corrected_table(results)) if any(map(results.sizes, results.rows)) else []),
+        *(
+            part
+            for table in (rank_table, paper_ranks, time_table, training_table, failure_table)
+            for part in _noted(table(results))
+        ),
+        *_where_not_first(results),
+        *(_what_helped(overview) if overview is not None else []),
+        *(markdown(study, each, n_splits_of(measured[study]), links.get(study.name)) for study, each in shown.items()),
+        *_reliability(results, links),
+        "## Other metrics",
+        *(metric_table(results, metric).as_markdown() for metric in TABLE_METRICS if metric not in MAIN_METRICS),
+        f"Measured with {versions}." if versions else "",
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _noted(table: Table) -> list[str]:
+    return [table.as_markdown(), table.note] if table.rows else []
+
+
+def _where_not_first(results: Results) -> list[str]:
+    """Return where KCal and the blend are not first, with reasons."""
+    parts = ["## Where KCal is not first"]
+    if "kcal" in results.methods:
+        lines = where_not_first(results, "kcal")
+        parts += [lines or NOWHERE, *(_why(results) if lines else [])]
+    else:
+        parts.append("KCal was not run.")
+    if "kcal-blend" in results.methods:
+        lines = where_not_first(results, "kcal-blend")
+        parts += ["## Where the blend is not first", lines or NOWHERE, *([text_of("why-blend")] if lines else [])]
+    return parts
+
+
+def _why(results: Results) -> list[str]:
+    groups = [text_of("why-groups")] if any(row.by_group for row in results.rows) else []
+    return ["### Why", "\n".join([text_of("why"), *groups]), *_noted(chosen_steps(results, "kcal"))]
+
+
+def chosen_steps(results: Results, method: str) -> Table:
+    """Return the number of calibration samples and the training steps that calibration sets chose."""
+    rows = []
+    for row in results.rows:
+        steps = Counter(
+            result.details["checkpoint_step_"]
+            for result in results.of_method(row, method)
+            if "checkpoint_step_" in result.details
+        )
+        if steps:
+            sizes = results.sizes(row)
+            counts = ", ".join(f"{step} ({count} ×)" for step, count in sorted(steps.items()))
+            rows.append((Entry(row.label), Entry(NO_VALUE if sizes is None else f"{sizes[0]:,}"), Entry(counts)))
+    note = "Training steps of the checkpoint that the calibration set of each split chose; 0 is the start."
+    heading = ("task", "calibration samples", "steps chosen")
+    return Table("steps", f"How far {method} was trained", heading, tuple(rows), note)
+
+
+def _what_helped(overview: Table) -> list[str]:
+    study = remedies.STUDY
+    anchor = study.title.lower().replace(" ", "-")
+    return [
+        "## What helped, what did not",
+        f"Changes of KCal's recipe, one at a time, that lower its mean test NLL by at least {remedies.CLEAR:.0%}:",
+        remedies.what_helped(overview),
+        f"The tables are under [{study.title}](#{anchor}), and with them why they describe rather than prove.",
+    ]
+
+
+def _reliability(results: Results, links: Mapping[str | Row, str]) -> list[str]:
+    shown = [f"### {row.label}\n\n![{row.label}]({links[row]})" for row in results.rows if row in links]
+    return ["## Reliability, method by class", *shown] if shown else []
+
+
+def paper_ranks(results: Results) -> Table:
+    """Return the ranks that the paper prints, for the methods of the run that it has."""
+    methods = [method for method in results.methods if method in PAPER_METHODS]
+    rows = []
+    for metric, ranks in PAPER_RANKS.items():
+        printed = dict(zip(PAPER_METHODS, ranks, strict=True))
+        best = min(printed.values())
+        entries = [Entry(f"{printed[method]:.2f}", bold=printed[method] == best) for method in methods]
+        rows.append((Entry(TABLE_METRICS[metric].title), *entries))
+    note = "The paper's ranks are over its own tasks and networks: only the order of the methods can be compared."
+    return Table("paper_ranks", "Average rank in the KCal paper ↓", ("metric", *methods), tuple(rows), note)
+
+
+def where_not_first(results: Results, method: str) -> str:
+    """List the rows and metrics in which another method that keeps the accuracy has the best mean; "" if none."""
+    found = [_not_first(results, row, metric, method) for row in results.rows for metric in MAIN_METRICS]
+    lines = [line for line in found if line]
+    notes = [note for mark, note in NOTES.items() if any(mark in line for line in lines)]
+    return "\n\n".join(["\n".join(lines), *notes]) if lines else ""
+
+
+def _not_first(results: Results, row: Row, metric: str, method: str) -> str:
+    """Return a line of the list; empty if the method is first or was not run."""
+    shown = TABLE_METRICS[metric]
+    comparison = results.comparison(row, metric)
+    if comparison is None or method not in comparison.summaries:
+        failed = any(result.error is not None for result in results.of_method(row, method))
+        return f"- {row.label}, {shown.title}: failed" if failed else ""
+    marks, summaries = comparison.pooled, comparison.summaries
+    if not marks.best or (summaries[method].mean == summaries[marks.best[0]].mean and method in marks.best):
+        return ""
+    own, best = (shown.format(summaries[name].mean) for name in (method, marks.best[0]))
+    mark = "" if method in marks.accuracy_preserving else LESS_ACCURATE
+    tied = f", {TIED}" if method in marks.best else ""
+    return f"- {row.label}, {shown.title}: {own}{mark}, {marks.best[0]} {best}{tied}"

@@ -1,0 +1,110 @@
+"""What was tried where KCal is not first: the default recipe with one change at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from experiments.showing import log_loss_overview, metrics_table
+from experiments.study import Measurements, Shown, Study, TaskSetting, Variant, by_row_and_group
+from kcal.benchmark import Task
+from kcal.benchmark.table import Table
+from kcal.projection import FastRecipe, TrainedProjection
+
+DEFAULT = "default"
+RECIPES = {
+    DEFAULT: FastRecipe(),
+    "standardised, lengths kept": FastRecipe(unit_length=False),
+    "d ≤ 32": FastRecipe(largest_dimension=32),
+    "d ≤ 64": FastRecipe(largest_dimension=64),
+    "lengths kept, d ≤ 32": FastRecipe(unit_length=False, largest_dimension=32),
+    "last checkpoint": FastRecipe(select="last"),
+    "weight decay 0": FastRecipe(weight_decay=0.0),
+    "weight decay 0.1": FastRecipe(weight_decay=0.1),
+    "learning rate 0.001": FastRecipe(learning_rate=1e-3),
+    "800 steps": FastRecipe(steps=800),
+    "random start": FastRecipe(start="random"),
+    "proportional sampling": FastRecipe(sampling="proportional"),
+    "balanced class weights": FastRecipe(class_weights="balanced"),
+}
+CLEAR = 0.01
+"""Share of the default's log-loss from which on a summary counts a difference."""
+
+
+def variants(setting: TaskSetting) -> Mapping[str, Variant]:
+    """Return KCal by every recipe, and with projections that are not trained."""
+    scaled = TaskSetting(standardised(setting.task), setting.seed, setting.by_group)
+
+    def by_recipe(recipe: FastRecipe) -> Variant:
+        return setting.variant("kcal", lambda: {"projection": trained_by(setting, recipe)})
+
+    return {name: by_recipe(recipe) for name, recipe in RECIPES.items()} | {
+        "standardised, then divided by the length": scaled.variant(
+            "kcal", lambda: {"projection": trained_by(scaled, RECIPES[DEFAULT])}
+        ),
+        "not trained: the start": setting.variant(
+            "kcal", lambda: {"projection": trained_by(setting, RECIPES[DEFAULT]).checkpoints[0]}
+        ),
+        "no projection": setting.variant("kcal-untrained"),
+        "no projection, standardised": scaled.variant("kcal-untrained"),
+        "no projection, divided by the length": setting.variant("kcal", lambda: {"projection": "unit"}),
+    }
+
+
+def trained_by(setting: TaskSetting, recipe: FastRecipe) -> TrainedProjection:
+    """Return a projection; recipes that do not differ on a task share one training."""
+    width, default = setting.task.train.embeddings.shape[1], RECIPES[DEFAULT]
+    same = replace(
+        recipe,
+        largest_dimension=min(recipe.largest_dimension, width),
+        unit_length=recipe.takes_directions(width),
+        select=default.select,
+    )
+    if has_equal_classes(setting.task):
+        same = replace(same, sampling=default.sampling, class_weights=default.class_weights)
+    return replace(setting.projection(recipe=same), recipe=recipe)
+
+
+def has_equal_classes(task: Task) -> bool:
+    """Return whether all classes of the training set have the same number of samples."""
+    return len(set(np.unique(task.train.labels, return_counts=True)[1].tolist())) == 1
+
+
+def standardised(task: Task) -> Task:
+    """Return a task whose embeddings have mean 0 and standard deviation 1 on the training set, per feature."""
+    mean, deviation = task.train.embeddings.mean(axis=0), task.train.embeddings.std(axis=0)
+    scale = np.where(deviation > 0, deviation, 1.0).astype(np.float32)
+    train, pool = (replace(part, embeddings=(part.embeddings - mean) / scale) for part in (task.train, task.pool))
+    return replace(task, train=train, pool=pool)
+
+
+def show(measured: Measurements) -> Shown:
+    title = "What one change of the recipe does to the NLL"
+    overview = log_loss_overview(title, DEFAULT, measured)
+    tables = [metrics_table(f"{label}: one change of the recipe", each) for label, each in measured.items()]
+    return Shown((overview, *tables))
+
+
+def what_helped(overview: Table) -> str:
+    """Return as a list which changes lower the log-loss everywhere, somewhere, nowhere, or change nothing."""
+    default, *others = overview.rows
+    least = [CLEAR * float(entry.text) for entry in default[1:]]
+    lists: dict[str, list[str]] = {"everywhere": [], "somewhere": [], "nowhere": [], "no such difference anywhere": []}
+    for name, *entries in others:
+        changes = [float(entry.text.replace("−", "-")) for entry in entries]
+        helped = [row for row, change, by in zip(overview.heading[1:], changes, least, strict=True) if change <= -by]
+        harmed = sum(change >= by for change, by in zip(changes, least, strict=True))
+        if len(helped) == len(changes):
+            lists["everywhere"].append(name.text)
+        elif helped:
+            lists["somewhere"].append(f"{name.text} ({', '.join(helped)})")
+        elif harmed:
+            lists["nowhere"].append(f"{name.text} (higher on {harmed} of {len(changes)})")
+        else:
+            lists["no such difference anywhere"].append(name.text)
+    return "\n".join(f"- {place}: {'; '.join(names) or 'none'}" for place, names in lists.items())
+
+
+STUDY = Study("remedies", "What was tried where KCal is not first", variants, show, by_row_and_group)

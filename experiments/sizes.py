@@ -1,0 +1,110 @@
+"""More calibration data: metrics, and how the bandwidth follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.showing import METRIC_LABELS, floats, metric_entries, metric_panel
+from experiments.study import Measured, Measurements, Shown, Study, TaskSetting, Values, Variant
+from kcal.benchmark.splits import Split
+from kcal.benchmark.summaries import MAIN_METRICS
+from kcal.benchmark.table import Entry, Table
+from kcal.plots import Line, Panel
+
+SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+"""Of the calibration set."""
+UNCALIBRATED = "uncalibrated"
+
+
+def variants(setting: TaskSetting) -> Mapping[str, Variant]:
+    """Return KCal on parts of the calibration set, and the uncalibrated network."""
+    first: list[Any] = []  # KCal on the first split, whose checkpoint all bandwidths are for
+
+    def of_share(share: float) -> Variant:
+        def measure(split: Split) -> Values:
+            if not first:
+                first.append(setting.fit(setting.calibrator("kcal"), setting.splits(1)[0]).calibrator)
+            order = np.random.default_rng([setting.seed, split.index, 1]).permutation(split.calibration)
+            rows = np.sort(order[: max(round(share * len(order)), 2)])
+            fixed = setting.fit(setting.calibrator("kcal", projection=first[0].projection_), split, rows=rows)
+            counts = np.bincount(setting.task.pool.labels[rows])
+            return {
+                **setting.fit(setting.calibrator("kcal"), split, rows=rows).metrics(),
+                "size": float(len(rows)),
+                "rarest": float(counts[counts > 0].min()),
+                "bandwidth": float(fixed.calibrator.bandwidth_),
+                "dimension": float(first[0].dimension_),
+            }
+
+        return measure
+
+    return {f"{share:g}": of_share(share) for share in SHARES} | {UNCALIBRATED: setting.variant("uncal")}
+
+
+class Bandwidths:
+    """Bandwidths against the samples m of the rarest class, (n_sizes · n_splits,), and the powers of m they follow.
+
+    In theory b = ``factor`` · m^``exponent`` with exponent −1/(d + 4); the factor is the median over the data. The
+    least-squares fit of log b is b = ``level`` · m^``slope``; nan if all m are equal.
+    """
+
+    def __init__(self, kcal: list[Measured]) -> None:
+        self.rarest: NDArray[np.float64] = np.concatenate([values["rarest"] for values in kcal])
+        self.chosen: NDArray[np.float64] = np.concatenate([values["bandwidth"] for values in kcal])
+        self.exponent = float(-1 / (kcal[0]["dimension"][0] + 4))
+        self.factor = float(np.median(self.chosen / self.rarest**self.exponent))
+        self.slope = self.level = float("nan")
+        if np.ptp(self.rarest) > 0:
+            slope, level = np.polyfit(np.log(self.rarest), np.log(self.chosen), 1)
+            self.slope, self.level = float(slope), float(np.exp(level))
+        self.theory = f"{self.factor:.3f}·m^(−1/{-1 / self.exponent:.0f})"
+
+
+def show(measured: Measurements) -> Shown:
+    """Return tables of metrics and bandwidths, and their panels, per task."""
+    tables, panels = [], []
+    for label, by_variant in measured.items():
+        kcal, uncalibrated = list(by_variant.values())[:-1], by_variant[UNCALIBRATED]
+        sizes = [float(values["size"][0]) for values in kcal]
+        rows = [(Entry(f"{size:,.0f}"), *metric_entries(values)) for size, values in zip(sizes, kcal, strict=True)]
+        rows.append((Entry(UNCALIBRATED), *metric_entries(uncalibrated)))
+        title = f"{label}: KCal by calibration samples"
+        tables += [
+            Table("sizes", title, ("samples", *METRIC_LABELS), tuple(rows)),
+            bandwidth_table(label, sizes, kcal, Bandwidths(kcal)),
+        ]
+        axis = "calibration samples"
+        panels += [metric_panel(label, axis, sizes, kcal, name, uncalibrated) for name in MAIN_METRICS]
+        panels.append(bandwidth_panel(label, Bandwidths(kcal)))
+    return Shown(tuple(tables), tuple(panels), len(MAIN_METRICS) + 1)
+
+
+def bandwidth_table(label: str, sizes: list[float], kcal: list[Measured], found: Bandwidths) -> Table:
+    rows = []
+    for size, values in zip(sizes, kcal, strict=True):
+        rarest, bandwidth = (float(np.median(values[name])) for name in ("rarest", "bandwidth"))
+        texts = (f"{size:,.0f}", f"{rarest:.0f}", f"{bandwidth:.3f}", f"{found.factor * rarest**found.exponent:.3f}")
+        rows.append(tuple(Entry(text) for text in texts))
+    note = f"Fitted: b in proportion to m^({found.slope:.3f}); theory: m^({found.exponent:.3f}).".replace("-", "−")
+    heading = ("samples", "rarest class", "b chosen", found.theory)
+    return Table("bandwidths", f"{label}: bandwidth of one projection", heading, tuple(rows), note)
+
+
+def bandwidth_panel(label: str, found: Bandwidths) -> Panel:
+    order = np.argsort(found.rarest, kind="stable")
+    m = found.rarest[order]
+    lines = [
+        Line("chosen", floats(m), floats(found.chosen[order]), points=True),
+        Line(found.theory, floats(m), floats(found.factor * m**found.exponent), reference=True),
+    ]
+    if np.isfinite(found.slope):
+        name = f"fitted: m^({found.slope:.3f})".replace("-", "−")
+        lines.append(Line(name, floats(m), floats(found.level * m**found.slope), plain=True))
+    return Panel(label, "m, samples of the rarest class", "bandwidth b", tuple(lines), x_log=True, y_log=True)
+
+
+STUDY = Study("sizes", "More calibration data", variants, show)

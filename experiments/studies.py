@@ -1,0 +1,11 @@
+"""All studies, in the order of the page."""
+
+from importlib import import_module
+
+from experiments.study import Study
+
+NAMES = (
+    "variants", "remedies", "dimension", "sizes", "convexity", "sampling", "recipes", "groups", "shift", "far",
+    "ingredients", "growth",
+)  # fmt: skip
+STUDIES: tuple[Study, ...] = tuple(import_module(f"experiments.{name}").STUDY for name in NAMES)

@@ -1,0 +1,26 @@
+"""KCal beside KCal without one of its parts."""
+
+from __future__ import annotations
+
+from experiments.showing import metrics_table
+from experiments.study import Measurements, Shown, Study
+
+METHODS = {
+    "uncal": "uncalibrated",
+    "kcal": "KCal",
+    "kcal-linear": "KCal-Linear",
+    "kcal-logits": "KCal-Logits",
+    "kcal-untrained": "untrained",
+}
+
+
+def show(measured: Measurements) -> Shown:
+    return Shown(tuple(metrics_table(f"{label}: variants of KCal", each) for label, each in measured.items()))
+
+
+STUDY = Study(
+    "variants",
+    "KCal without its parts",
+    lambda setting: {title: setting.variant(name) for name, title in METHODS.items()},
+    show,
+)

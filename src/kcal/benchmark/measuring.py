@@ -1,0 +1,100 @@
+"""Fit a method on the calibration rows of a split and measure it on the test rows."""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal import metrics
+from kcal.benchmark.methods import BenchmarkMethod
+from kcal.benchmark.results import Result, ResultKey, finite_or_none
+from kcal.benchmark.splits import Split
+from kcal.benchmark.tasks import Task
+from kcal.calibrators import Calibrator
+from kcal.metrics.registry import METRICS
+
+RELIABILITY_BINS = 10
+RELIABILITY_CLASSES = 20
+"""Classes whose reliability is stored, at most."""
+DETAILS = (
+    "bandwidth_",
+    "checkpoint_step_",
+    "temperature_",
+    "form_",
+    "width_",
+    "maps_",
+    "penalty_",
+    "background_",
+    "group_efficiency_",
+    "weights_",
+)
+"""Fitted attributes that are stored where they are a number, a text, or numbers by name."""
+
+
+def measure(task: Task, split: Split, method: BenchmarkMethod, *, by_group: bool) -> Result:
+    """Fit, predict and measure; if the method fails, the result holds the error."""
+    key = ResultKey(task.name, by_group, split.index, method.name)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            start = time.perf_counter()
+            calibrator = method.fit(task, split.calibration, by_group=by_group)
+            fitted = time.perf_counter()
+            probs = method.predict(calibrator, task, split.test)
+            predicted = time.perf_counter()
+            labels = task.pool.labels[split.test]
+            return Result(
+                key,
+                table_metrics(probs, labels),
+                fitted - start,
+                predicted - fitted,
+                details_of(calibrator),
+                reliability_of(probs, labels, task.classes) if split.index == 0 else None,
+            )
+    except Exception as error:  # whatever fails in one method, the others go on
+        return Result(key, error=describe(error))
+
+
+def describe(error: Exception) -> str:
+    """Return an error with the function and line that raised it."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+
+
+def table_metrics(probs: NDArray[Any], labels: NDArray[np.int64]) -> dict[str, float]:
+    """Return the metrics of the tables: the paper's, and the class-wise error at its other threshold."""
+    other = "classwise_calibration_error_min"
+    return metrics.evaluate(probs, labels).as_dict() | {other: METRICS[other](probs, labels)}
+
+
+def details_of(calibrator: Calibrator) -> dict[str, Any]:
+    """Return what a method chose, as far as JSON can hold it."""
+    found = {name: getattr(calibrator, name, None) for name in DETAILS}
+    return {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in found.items()
+        if isinstance(value, str | int | float | np.generic)
+        or (isinstance(value, dict) and all(isinstance(entry, float) for entry in value.values()))
+    }
+
+
+def reliability_of(probs: NDArray[Any], labels: NDArray[np.int64], classes: Sequence[str]) -> dict[str, Any]:
+    """Return the bins of the reliability diagrams of the confidence and of the first classes."""
+    events: list[Any] = ["confidence", *range(min(probs.shape[1], RELIABILITY_CLASSES))]
+    stored = {}
+    for event in events:
+        threshold: Any = 0.0 if event == "confidence" else "max"
+        bins = metrics.reliability(probs, labels, of=event, bins=RELIABILITY_BINS, adaptive=False, threshold=threshold)
+        stored[str(event)] = {
+            "name": "top class" if event == "confidence" else classes[event],
+            "counts": bins.counts.tolist(),
+            "mean_prediction": [finite_or_none(value) for value in bins.mean_prediction.tolist()],
+            "observed_frequency": [finite_or_none(value) for value in bins.observed_frequency.tolist()],
+        }
+    return stored

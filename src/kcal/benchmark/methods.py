@@ -1,0 +1,154 @@
+"""The methods of the benchmark: every registered calibrator, KCal untrained, and networks trained with another loss.
+
+A method sees the calibration rows of a split with their labels, then the test rows without, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from kcal.benchmark.tasks import Task
+from kcal.calibrators import METHODS, Calibrator, ClassifierOutputs, KCal, fit_on, predict_on
+from kcal.calibrators.registry import Method
+from kcal.datasets import COMPANIONS
+from kcal.errors import InvalidInputError
+from kcal.projection import FastRecipe, Recipe, TrainedProjection, get_recipe, needs_training, train_projection
+from kcal.validation import check_choice, shown
+
+COMPANION_CALIBRATORS = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
+"""What calibrates the logits of a companion, by the loss that its network was trained with, as in the paper."""
+BENCHMARK_METHODS: dict[str, Method] = {
+    **METHODS,
+    "kcal-untrained": Method("kcal-untrained", partial(KCal, projection="identity"), "KCal without a projection"),
+    **{
+        loss: replace(METHODS[calibrator], name=loss, title=f"network trained with the {loss} loss")
+        for loss, calibrator in COMPANION_CALIBRATORS.items()
+    },
+}
+PAPER_METHODS = ("uncal", "ts", "dircal", "imax", "focal", "spline", "iop", "gp", "mmce", "kcal")
+"""The columns of the paper's tables."""
+DEFAULT_METHODS = (*PAPER_METHODS, "kcal-blend")
+
+
+@dataclass(frozen=True)
+class BenchmarkMethod:
+    """A method by its name, with the trained projection that it uses if it learns one."""
+
+    name: str
+    seed: int = 0
+    projection: TrainedProjection | nn.Module | None = None
+
+    def fit(self, task: Task, rows: NDArray[np.intp], *, by_group: bool) -> Calibrator:
+        """Fit on some rows of the pool."""
+        calibrator = new_calibrator(self.name, seed=self.seed)
+        if self.projection is not None:
+            calibrator.set_params(projection=self.projection)
+        if "progress" in calibrator.get_params():
+            calibrator.set_params(progress=False)
+        return fit_on(calibrator, pool_outputs(self.name, task, rows, by_group=by_group, labelled=True))
+
+    def predict(self, calibrator: Calibrator, task: Task, rows: NDArray[np.intp]) -> NDArray[Any]:
+        """Return probabilities for some rows of the pool, with the columns of the logits."""
+        return predict_columns(calibrator, pool_outputs(self.name, task, rows), len(task.classes))
+
+
+def predict_columns(calibrator: Calibrator, outputs: ClassifierOutputs, n_classes: int) -> NDArray[Any]:
+    """Return probabilities with a column for every class; a class that the calibrator does not know has 0."""
+    probs: NDArray[Any] = predict_on(calibrator, outputs)
+    if len(calibrator.classes_) == n_classes:
+        return probs
+    every = np.zeros((len(probs), n_classes), dtype=probs.dtype)
+    every[:, calibrator.classes_] = probs
+    return every
+
+
+def pool_outputs(
+    name: str, task: Task, rows: NDArray[np.intp], *, by_group: bool = False, labelled: bool = False
+) -> ClassifierOutputs:
+    """Return what a method may see of some rows of the pool."""
+    pool = task.pool
+    logits = task.companions[name] if name in COMPANIONS else pool.logits
+    groups = pool.groups[rows] if by_group and pool.groups is not None else None
+    return ClassifierOutputs(pool.embeddings[rows], logits[rows], pool.labels[rows] if labelled else None, groups)
+
+
+def new_calibrator(name: str, *, seed: int) -> Calibrator:
+    """Return the unfitted calibrator of a method."""
+    return BENCHMARK_METHODS[name].factory(seed=seed)
+
+
+def parameters_hash(name: str, *, seed: int) -> str:
+    """Return a short hash of all parameters of a method's calibrator, including every number of its recipe."""
+    calibrator = new_calibrator(name, seed=seed)
+    parameters = {key: value for key, value in calibrator.get_params().items() if key != "progress"}
+    if "recipe" in parameters:
+        parameters["recipe"] = _recipe(calibrator)
+    text = repr((type(calibrator).__name__, sorted(parameters.items())))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def is_available(name: str, task: Task) -> bool:
+    """Return whether a task has what a method needs."""
+    return name not in COMPANIONS or name in task.companions
+
+
+def projection_key(name: str, *, seed: int) -> str | None:
+    """Return a text that is equal for methods that learn the same projection; None for methods that learn none."""
+    calibrator = new_calibrator(name, seed=seed)
+    parameters = calibrator.get_params()
+    if not needs_training(parameters.get("projection")):
+        return None
+    rows = "logits" if calibrator.inputs == "logits" else "embeddings"
+    return repr((rows, parameters["projection"], parameters["dimension"], _recipe(calibrator)))
+
+
+def train_for(name: str, task: Task, *, seed: int, by_group: bool, **changes: Any) -> TrainedProjection | None:
+    """Train the projection of a method on the training data alone; None for methods that learn none.
+
+    ``changes`` replace parameters of the method: ``dimension``, ``recipe``.
+    """
+    calibrator = new_calibrator(name, seed=seed).set_params(**changes)
+    parameters = calibrator.get_params()
+    if not needs_training(parameters.get("projection")):
+        return None
+    rows = torch.from_numpy(task.train.matrix(calibrator.inputs))
+    if calibrator.inputs == "logits":  # KCal on logits works on log-probabilities
+        rows = torch.log_softmax(rows.double(), dim=1).to(rows.dtype)
+    return train_projection(
+        rows,
+        task.train.labels,
+        projection=parameters["projection"],
+        dimension=parameters["dimension"],
+        recipe=_recipe(calibrator),
+        groups=task.train.groups if by_group else None,
+        seed=seed,
+        progress=False,
+    )
+
+
+def _recipe(calibrator: Calibrator) -> Recipe:
+    """Return the recipe that a calibrator trains with; log-probabilities keep their length."""
+    recipe = get_recipe(calibrator.get_params()["recipe"])
+    if calibrator.inputs == "logits" and isinstance(recipe, FastRecipe) and recipe.unit_length == "auto":
+        return replace(recipe, unit_length=False)
+    return recipe
+
+
+def check_methods(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names with "uncal" among them, whose accuracy is the reference; raise for unknown or repeated ones."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise InvalidInputError("methods", "must be a sequence of names", got=shown(names))
+    for name in names:
+        check_choice(name, "methods", tuple(BENCHMARK_METHODS))
+        if names.count(name) > 1:
+            raise InvalidInputError("methods", "must be different names", got=f"{name} {names.count(name)} times")
+    return tuple(names) if "uncal" in names else ("uncal", *names)

@@ -1,0 +1,109 @@
+"""Write a run's results to its folder: JSON, the tables in three formats, and reliability grids."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+
+from kcal.benchmark.results import ResultKey
+from kcal.benchmark.running import Plan
+from kcal.benchmark.spreadsheets import all_sheets
+from kcal.benchmark.summaries import Results, Row
+from kcal.benchmark.table import Table
+from kcal.benchmark.tables import METRIC_NOTE, all_tables, group_note
+from kcal.errors import MissingExtraError
+from kcal.metrics import ReliabilityBins
+from kcal.persistence import write_whole
+
+GRID_CLASSES = 8
+"""Classes in a reliability grid, at most."""
+
+
+def write_results(results: Results, plan: Plan, folder: str | Path) -> list[Path]:
+    """Write results.json, tables.md, tables.tex, one csv per table and one picture per row; return the files."""
+    place = Path(folder)
+    (place / "csv").mkdir(parents=True, exist_ok=True)
+    tables = all_tables(results)
+    files = [
+        write_whole(place / "results.json", json.dumps(as_json(results, plan), indent=1, allow_nan=False).encode()),
+        write_whole(place / "tables.md", markdown(tables, group_note(results)).encode()),
+        write_whole(place / "tables.tex", "\n".join(table.as_latex() for table in tables).encode()),
+    ]
+    files += [write_whole(place / "csv" / f"{name}.csv", text.encode()) for name, text in all_sheets(results).items()]
+    pictures = joblib.Parallel(n_jobs=min(plan.jobs, len(results.rows)))(
+        joblib.delayed(draw_reliability)(results, row, place) for row in results.rows
+    )
+    return files + [path for path in pictures if path is not None]
+
+
+def as_json(results: Results, plan: Plan) -> dict[str, Any]:
+    """Return every number with its origin."""
+    return {
+        "settings": {"seed": plan.seed, "methods": list(plan.methods), "n_splits": plan.n_splits},
+        "versions": results.versions,
+        "too_few_groups": results.too_few_groups,
+        "results": [result.as_json() for result in results.results],
+    }
+
+
+def markdown(tables: list[Table], *more: str) -> str:
+    """Return all tables as one text, each with its note; the note that all metrics share comes once, after them."""
+    metrics = [table.as_markdown() for table in tables if table.note == METRIC_NOTE]
+    others = [part for table in tables if table.note != METRIC_NOTE for part in (table.as_markdown(), table.note)]
+    return "\n\n".join(part.strip("\n") for part in (*metrics, METRIC_NOTE, *more, *others) if part) + "\n"
+
+
+def draw_reliability(results: Results, row: Row, folder: Path) -> Path | None:
+    """Draw the reliability of methods and classes on the first split; None without matplotlib or data.
+
+    A picture that already shows the same is kept: drawing takes far longer than writing everything else.
+    """
+    stored = {}
+    for method in results.methods:
+        result = results.by_key.get(ResultKey(row.task, row.by_group, 0, method))
+        if result is not None and result.reliability is not None:
+            stored[method] = result.reliability
+    if not stored:
+        return None
+    path = reliability_picture(folder, row)
+    digest = hashlib.sha256(json.dumps([row.label, stored, GRID_CLASSES, version("kcal")]).encode()).hexdigest()
+    if path.is_file() and digest.encode() in path.read_bytes():
+        return path
+    try:
+        from kcal.plots import reliability_grid
+    except MissingExtraError:
+        return None
+    events = ["confidence", *(event for event in next(iter(stored.values())) if event != "confidence")]
+    shown = events[: 1 + GRID_CLASSES]
+    bins = {method: [_bins(each[event], event) for event in shown] for method, each in stored.items()}
+    names = [next(iter(stored.values()))[event]["name"] for event in shown]
+    axes = reliability_grid(bins, names, title=f"{row.label}, first split")
+    buffer = io.BytesIO()
+    axes[0, 0].get_figure(root=True).savefig(buffer, format="png", dpi=90, metadata={"Comment": digest})
+    path.parent.mkdir(exist_ok=True)
+    return write_whole(path, buffer.getvalue())
+
+
+def reliability_picture(folder: Path, row: Row) -> Path:
+    """Return the path of the reliability grid of a row."""
+    return folder / "reliability" / (f"{row.task}-by-group.png" if row.by_group else f"{row.task}.png")
+
+
+def _bins(stored: Mapping[str, Any], event: str) -> ReliabilityBins:
+    means, frequencies = (
+        np.array([np.nan if value is None else value for value in stored[name]], dtype=np.float64)
+        for name in ("mean_prediction", "observed_frequency")
+    )
+    counts = np.array(stored["counts"], dtype=np.intp)
+    edges = np.arange(len(counts) + 1) / len(counts)
+    of: Any = event if event == "confidence" else int(event)
+    weights = counts.astype(np.float64)
+    return ReliabilityBins(counts, means, frequencies, edges, of, False, weights, weights)

@@ -1,0 +1,215 @@
+"""Results over splits as arrays, and the comparisons that the tables show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.benchmark.results import Result, ResultKey
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.metrics import (
+    AverageRanks,
+    MethodComparison,
+    ReshuffleSummary,
+    average_ranks,
+    compare_methods,
+    overall_ranks,
+)
+from kcal.metrics.registry import METRICS, Metric
+from kcal.metrics.significance import summarize
+
+TABLE_METRICS: dict[str, Metric] = {
+    name: METRICS[name]
+    for name in (
+        "accuracy",
+        "classwise_calibration_error",
+        "expected_calibration_error",
+        "top_label_brier_loss",
+        "negative_log_likelihood",
+        "static_classwise_calibration_error",
+        "static_expected_calibration_error",
+        "multiclass_brier_loss",
+        "classwise_calibration_error_min",
+    )
+}
+"""The metrics of the tables, in their order."""
+RANKED_METRICS = ("accuracy", "classwise_calibration_error", "expected_calibration_error", "top_label_brier_loss")
+"""The paper's main metrics, over whose ranks it averages."""
+MAIN_METRICS = (*RANKED_METRICS, "negative_log_likelihood")
+BASELINE = "uncal"
+"""The method whose accuracy must be kept."""
+
+
+class Row(NamedTuple):
+    """A row of the tables: a task, split by row or by group."""
+
+    task: str
+    by_group: bool
+
+    @property
+    def label(self) -> str:
+        """The name of the row in tables."""
+        return f"{self.task} (by group)" if self.by_group else self.task
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """All results of a run; methods in the order of the run."""
+
+    results: tuple[Result, ...] = field(repr=False)
+    methods: tuple[str, ...]
+
+    @classmethod
+    def of(cls, results: Iterable[Result], methods: Iterable[str]) -> Results:
+        """Collect results."""
+        collected = tuple(results)
+        if not collected:
+            raise InvalidInputError("results", "must not be empty", remedy="Run at least one task.")
+        return cls(collected, tuple(methods))
+
+    @classmethod
+    def read(cls, path: Path) -> tuple[Results, dict[str, Any]]:
+        """Return the results and the settings of a run from its ``results.json``."""
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            results = [Result.from_json(each) for each in stored["results"]]
+            return cls.of(results, stored["settings"]["methods"]), stored["settings"]
+        except FileNotFoundError:
+            raise FileFormatError(f"{path} does not exist. Run kcal bench with that folder first.") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileFormatError(f"{path} does not hold the results of kcal bench ({error!r}).") from error
+
+    @cached_property
+    def by_key(self) -> dict[ResultKey, Result]:
+        """Every result by its key."""
+        return {result.key: result for result in self.results}
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """Tasks, by row and by group, in the order of the run."""
+        return tuple(dict.fromkeys(Row(result.key.task, result.key.by_group) for result in self.results))
+
+    @property
+    def failures(self) -> tuple[Result, ...]:
+        """Results of methods that failed."""
+        return tuple(result for result in self.results if result.error is not None)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions by package; several are joined by a slash."""
+        found: dict[str, dict[str, None]] = {}
+        for result in self.results:
+            for name, number in (result.origin.versions if result.origin is not None else {}).items():
+                found.setdefault(name, {})[number] = None
+        return {name: " / ".join(numbers) for name, numbers in found.items()}
+
+    @property
+    def too_few_groups(self) -> dict[str, int]:
+        """Tasks that have groups, but too few to split by them, with their number of groups."""
+        by_group = {row.task for row in self.rows if row.by_group}
+        return {
+            result.key.task: result.n_groups
+            for result in self.results
+            if result.n_groups is not None and result.key.task not in by_group
+        }
+
+    @cached_property
+    def _n_splits(self) -> dict[Row, int]:
+        counts: dict[Row, int] = {}
+        for key in self.by_key:
+            row = Row(key.task, key.by_group)
+            counts[row] = max(counts.get(row, 0), key.split + 1)
+        return counts
+
+    def n_splits(self, row: Row) -> int:
+        """Return the number of splits of a row."""
+        return self._n_splits[row]
+
+    def of_method(self, row: Row, method: str) -> list[Result]:
+        """Return a method's results over the splits of a row, with failures; empty if it was not run there."""
+        keys = (ResultKey(row.task, row.by_group, index, method) for index in range(self.n_splits(row)))
+        return [self.by_key[key] for key in keys if key in self.by_key]
+
+    def sizes(self, row: Row) -> tuple[int, int] | None:
+        """Return the number of calibration and test samples of a row, averaged over splits; None if unknown."""
+        sizes = [result.sizes for result in self.results if Row(result.key.task, result.key.by_group) == row]
+        known = [size for size in sizes if size is not None]
+        if not known:
+            return None
+        n_calibration, n_test = np.rint(np.mean(known, axis=0)).astype(int).tolist()
+        return n_calibration, n_test
+
+    def values(self, row: Row, metric: str, method: str) -> NDArray[np.float64] | None:
+        """Return a metric over the splits; None if the method was not run or failed on any split."""
+        results = self.of_method(row, method)
+        if len(results) < self.n_splits(row) or any(result.error is not None for result in results):
+            return None
+        return _finite([result.metrics[metric] for result in results])
+
+    def partial_summary(self, row: Row, metric: str, method: str) -> tuple[ReshuffleSummary | None, int]:
+        """Return a summary over the splits without failure, and the number of failures; not for comparison."""
+        results = self.of_method(row, method)
+        values = [result.metrics[metric] for result in results if result.error is None]
+        finite = _finite(values) if values else None
+        return None if finite is None else summarize(finite), len(results) - len(values)
+
+    def seconds(self, row: Row, method: str) -> tuple[float, float] | None:
+        """Return the median seconds to fit and to predict."""
+        times = [
+            (result.fit_seconds, result.predict_seconds)
+            for result in self.of_method(row, method)
+            if result.error is None
+        ]
+        return (float(np.median([t[0] for t in times])), float(np.median([t[1] for t in times]))) if times else None
+
+    def training_seconds(self, row: Row, method: str) -> float | None:
+        """Return the seconds to train a row's projection, the median if a resumed run trained again."""
+        times = [result.train_seconds for result in self.of_method(row, method) if result.train_seconds is not None]
+        return float(np.median(times)) if times else None
+
+    def comparison(self, row: Row, metric: str) -> MethodComparison | None:
+        """Compare the methods of a row as the paper marks its tables; with known sizes also by the corrected test.
+
+        Methods that failed on any split are left out. None if nothing is left, or the uncalibrated network, whose
+        accuracy is the reference, has no results.
+        """
+        values = {method: self.values(row, metric, method) for method in self.methods}
+        accuracies = {method: self.values(row, "accuracy", method) for method in self.methods}
+        if accuracies.get(BASELINE) is None or all(each is None for each in values.values()):
+            return None
+        n_calibration, n_test = self.sizes(row) or (None, None)
+        return compare_methods(
+            values,
+            accuracies,
+            better=TABLE_METRICS[metric].direction,
+            baseline=BASELINE,
+            n_calibration=n_calibration,
+            n_test=n_test,
+        )
+
+    def ranks(self, metric: str) -> AverageRanks | None:
+        """Rank the methods on every split of every row and average; None if no method has results.
+
+        A method that failed in a row is not ranked there; the others are ranked without it.
+        """
+        tasks = {row.label: {method: self.values(row, metric, method) for method in self.methods} for row in self.rows}
+        if all(values is None for methods in tasks.values() for values in methods.values()):
+            return None
+        return average_ranks(tasks, better=TABLE_METRICS[metric].direction)
+
+    def overall(self, metrics: Iterable[str] = RANKED_METRICS) -> dict[str, float]:
+        """Average the average ranks over metrics."""
+        ranks = {metric: self.ranks(metric) for metric in metrics}
+        return overall_ranks({metric: each for metric, each in ranks.items() if each is not None})
+
+
+def _finite(values: list[float]) -> NDArray[np.float64] | None:
+    array = np.array(values)
+    return array if np.isfinite(array).all() else None

@@ -1,0 +1,101 @@
+"""The bins of a reliability diagram: how often an event occurred beside how often it was predicted."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.metrics.predictions import Event
+from kcal.metrics.resampling import wilson_interval
+from kcal.validation import check_number
+
+
+@dataclass(frozen=True, eq=False)
+class ReliabilityBins:
+    """Observed frequency and mean prediction of one event, in bins of the prediction.
+
+    Attributes
+    ----------
+    counts
+        Samples in each bin, (bins,).
+    mean_prediction
+        Mean of the predictions in each bin, (bins,); nan in an empty one.
+    observed_frequency
+        Fraction of the samples of each bin in which the event occurred, (bins,); nan in an empty one.
+    edges
+        Edges of the bins, (bins + 1,). Equal-width bins are closed on the right. Equal-count bins begin at the
+        smallest prediction, end at the largest and meet halfway between neighbours; nan if there are no samples.
+    of
+        The event: "confidence" (the top class is right) or the index of a class.
+    adaptive
+        Whether the bins hold equal counts; otherwise they have equal widths.
+    weights
+        Sum of the weights in each bin, (bins,); the counts if samples are not weighted.
+    effective_counts
+        Number of samples of equal weight with the same variance, (Σw)² / Σw², (bins,).
+    """
+
+    counts: NDArray[np.intp]
+    mean_prediction: NDArray[np.float64]
+    observed_frequency: NDArray[np.float64]
+    edges: NDArray[np.float64]
+    of: Event
+    adaptive: bool
+    weights: NDArray[np.float64]
+    effective_counts: NDArray[np.float64]
+
+    def frequency_bands(self, confidence: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the lower and upper ends, (bins,) each, of Wilson's interval of every observed frequency.
+
+        Weighted samples enter by `effective_counts`. nan in an empty bin.
+        """
+        check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
+        return wilson_interval(self.observed_frequency, self.effective_counts, confidence)
+
+    @property
+    def total(self) -> int:
+        """Number of samples in all bins."""
+        return int(self.counts.sum())
+
+    @property
+    def gap(self) -> NDArray[np.float64]:
+        """Observed frequency minus mean prediction: negative where the predictions are too high."""
+        return self.observed_frequency - self.mean_prediction
+
+    @property
+    def calibration_error(self) -> float:
+        """Mean absolute gap, Σ_b (n_b / n)·|gap_b|; nan if there are no samples."""
+        return self.mean_of(np.abs(self.gap))
+
+    @property
+    def overconfidence(self) -> float:
+        """The part of the calibration error from bins whose predictions are too high."""
+        return self.mean_of(np.maximum(-self.gap, 0.0))
+
+    @property
+    def underconfidence(self) -> float:
+        """The part of the calibration error from bins whose predictions are too low."""
+        return self.mean_of(np.maximum(self.gap, 0.0))
+
+    @property
+    def signed_error(self) -> float:
+        """Mean gap: observed frequency minus mean prediction over all samples."""
+        return self.mean_of(self.gap)
+
+    def mean_of(self, values: NDArray[np.float64]) -> float:
+        """Return the mean over all samples of one value per bin; nan if there are none."""
+        if not self.weights.any():
+            return float("nan")
+        return float(np.nansum(self.weights * values) / self.weights.sum())
+
+    def __str__(self) -> str:
+        event = "the top class" if self.of == "confidence" else f"class {self.of}"
+        columns = (self.edges[:-1], self.edges[1:], self.counts, self.mean_prediction, self.observed_frequency)
+        rows = [
+            f"{low:6.4f} to {high:6.4f}  {count:>9,}  {mean:10.4f}  {observed:8.4f}"
+            for low, high, count, mean, observed in zip(*columns, strict=True)
+            if count
+        ]
+        heading = f"{'bin':<16}  {'samples':>9}  {'prediction':>10}  {'observed':>8}"
+        summary = f"Reliability of {event}: {self.total:,} samples, calibration error {self.calibration_error:.4f}"
+        return "\n".join([summary, heading, *rows])

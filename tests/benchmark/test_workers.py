@@ -1,0 +1,97 @@
+"""A folder has one run at a time, and the workers of a killed run end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kcal.benchmark import Plan, Task, run
+from kcal.benchmark.locking import LOCK_FILE, locked_folder
+from kcal.benchmark.workers import in_parallel
+from kcal.errors import InvalidInputError
+
+PARENT = """
+import os, sys, time
+from collections.abc import Callable
+from pathlib import Path
+from kcal.benchmark.locking import locked_folder
+from kcal.benchmark.workers import in_parallel
+
+def work(folder, seconds):
+    (Path(folder) / f"{os.getpid()}.worker").touch()
+    time.sleep(seconds)
+
+with locked_folder(Path(sys.argv[1])):
+    list(in_parallel(work, [(sys.argv[1], 600.0), (sys.argv[1], 600.0)], jobs=2))
+"""
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 300.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the state of processes from /proc")
+def test_a_killed_run_takes_its_workers_along_and_frees_its_folder(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)])
+    try:
+        assert wait_for(lambda: len(list(tmp_path.glob("*.worker"))) == 2)
+        workers = [int(path.stem) for path in tmp_path.glob("*.worker")]
+        assert all(is_running(worker) for worker in workers)
+        with (
+            pytest.raises(InvalidInputError, match=f"{tmp_path}, in use by process {parent.pid}. Wait until"),
+            locked_folder(tmp_path),
+        ):
+            pass
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    with locked_folder(tmp_path):
+        assert int((tmp_path / LOCK_FILE).read_text()) == os.getpid()
+    assert wait_for(lambda: not any(is_running(worker) for worker in workers), 30.0)
+
+
+def test_a_second_run_in_the_same_folder_is_an_error(task: Task, tmp_path: Path) -> None:
+    plan = Plan(("ts",), 1, jobs=1)
+    with locked_folder(tmp_path), pytest.raises(InvalidInputError, match="folder must not be in use by another run"):
+        run([task], plan, tmp_path)
+    assert len(run([task], plan, tmp_path)) == 4
+    with locked_folder(tmp_path):  # the run has released it
+        pass
+
+
+def test_a_lock_does_not_follow_links(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / LOCK_FILE).symlink_to(tmp_path / "notes")
+    with pytest.raises(OSError, match=LOCK_FILE), locked_folder(tmp_path):
+        pass
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_one_job_computes_in_this_process_and_errors_come_through() -> None:
+    assert set(in_parallel(lambda number: (number, os.getpid()), [(1,), (2,)], jobs=1)) == {
+        (1, os.getpid()),
+        (2, os.getpid()),
+    }
+    assert list(in_parallel(np.square, [], jobs=4)) == []
+    with pytest.raises(ZeroDivisionError):
+        list(in_parallel(lambda: 1 / 0, [()], jobs=1))

@@ -1,0 +1,73 @@
+"""The simulation knows the truth, and more samples come closer to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+from experiments import growth
+from experiments.growth import ESTIMATES, NETWORK, Simulation, draw_world, summed_weights
+from experiments.runner import run_study
+from experiments.study import Measurements
+from kcal import KCal, KCalBlend
+
+
+@pytest.fixture(scope="module")
+def grown() -> Measurements:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(growth, "SIZES", (60, 2000))
+        patch.setattr(growth, "MAX_SAMPLES", 2000)
+        return run_study(growth.STUDY, list, n_splits=2)
+
+
+def test_labels_follow_the_truth_and_no_temperature_mends_the_network() -> None:
+    world = draw_world(20_000, np.random.default_rng(0))
+    frequencies = np.bincount(world.outputs.labels) / 20_000
+    np.testing.assert_allclose(frequencies, world.truth.mean(axis=0), atol=0.015)
+    assert -log_softmax(world.outputs.logits, axis=1)[np.arange(20_000), world.outputs.labels].mean() > (
+        -np.log(world.truth[np.arange(20_000), world.outputs.labels]).mean() + 0.1
+    )
+    seeing = world.outputs.embeddings[:, 0] <= 0
+    for temperature, rows, limit in ((2.0, seeing, 1e-6), (2.0, ~seeing, None)):
+        scaled = np.exp(log_softmax(world.outputs.logits[rows] / temperature, axis=1))
+        error = np.abs(scaled - world.truth[rows]).mean()
+        assert error < limit if limit is not None else error > 0.1
+
+
+def test_errors_are_those_of_fitting_by_hand(grown: Measurements) -> None:
+    world, test = draw_world(60, np.random.default_rng([0, 1, 60, 1])), draw_world(2000, np.random.default_rng([0, 0]))
+    calibrator = KCal(projection="identity").fit(world.outputs.embeddings, world.outputs.labels)
+    expected = np.abs(calibrator.predict_proba(test.outputs.embeddings) - test.truth).mean()
+    assert grown["60"]["kcal"]["error"][1] == pytest.approx(expected)
+
+
+def test_more_samples_come_closer_to_the_truth_and_the_estimates_gain_weight(grown: Measurements) -> None:
+    few, many = (
+        {name: float(values["error"].mean()) for name, values in grown[size].items()} for size in ("60", "2,000")
+    )
+    for method in ("kcal", "kcal-blend"):
+        assert few[method] > 2 * many[method]
+    assert few["uncal"] == many["uncal"]
+    assert many["ts"] > 2 * many["kcal-blend"]
+    weights = [grown[size]["kcal-blend"] for size in ("60", "2,000")]
+    assert weights[0][ESTIMATES].mean() < weights[1][ESTIMATES].mean()
+    assert weights[0][NETWORK].mean() > weights[1][NETWORK].mean()
+
+
+def test_weights_are_summed_by_their_source() -> None:
+    world = draw_world(200, np.random.default_rng(3))
+    blend = KCalBlend(projection=None).fit(world.outputs.embeddings, world.outputs.labels, logits=world.outputs.logits)
+    found = summed_weights(blend)
+    assert sum(found.values()) == pytest.approx(sum(blend.weights_.values()))
+    assert found[ESTIMATES] == pytest.approx(
+        sum(weight for name, weight in blend.weights_.items() if name.startswith("identity"))
+    )
+
+
+def test_large_sizes_are_drawn_less_often(grown: Measurements) -> None:
+    assert [len(Simulation(size, 0).splits(10)) for size in (100, 10_000, 100_000)] == [10, 3, 1]
+    shown = growth.show(grown)
+    assert [row[0].text for row in shown.tables[0].rows] == ["60", "2,000"]
+    assert "fewer: 2, 1." in shown.tables[0].note
+    assert [len(panel.lines) for panel in shown.panels] == [len(growth.PARAMETERS) + 1, 2]

@@ -1,0 +1,317 @@
+"""Variants, remedies, sizes, dimensions, groups and ingredients are measured as fitting by hand measures them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import softmax
+
+from benchmark.conftest import make_task
+from experiments import dimension, groups, ingredients, remedies, sizes, variants
+from experiments.remedies import RECIPES, has_equal_classes, standardised, what_helped
+from experiments.runner import run_study
+from experiments.showing import LOG_LOSS
+from experiments.study import Measurements, TaskSetting
+from kcal import KCal, KCalBlend, TemperatureScaling, metrics, train_projection
+from kcal.benchmark import Task, example_task
+from kcal.benchmark.splits import group_splits, row_splits
+from kcal.benchmark.summaries import MAIN_METRICS
+from kcal.benchmark.table import Entry, Table
+from kcal.calibrators.holdout import stratified_folds
+from kcal.projection import project
+
+STEPS = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_recipes() -> Iterator[None]:
+    """Train the recipes that a study names with few steps, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, recipe in RECIPES.items():
+            patch.setitem(RECIPES, name, replace(recipe, steps=2 * STEPS if recipe.steps > 400 else STEPS))
+        for name, metric in ingredients.METRICS.items():
+            patch.setitem(ingredients.METRICS, name, replace(metric, recipe=replace(metric.recipe, steps=STEPS)))
+        patch.setattr(dimension, "DIMENSIONS", (2, 4, 8))
+        patch.setattr(dimension, "REPEATS", 1)
+        yield
+
+
+def by_hand(calibrator: Any, task: Task, split: Any, **given: Any) -> dict[str, float]:
+    """Return the test metrics of a calibrator that is fitted on embeddings by hand."""
+    rows = split.calibration
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        calibrator.fit(task.pool.embeddings[rows], task.pool.labels[rows], **{k: v[rows] for k, v in given.items()})
+        logits = {"logits": given["logits"][split.test]} if "logits" in given else {}
+        probs = calibrator.predict_proba(task.pool.embeddings[split.test], **logits)
+    return metrics.evaluate(probs, task.pool.labels[split.test]).as_dict()
+
+
+def check(measured: Any, place: int, expected: dict[str, float]) -> None:
+    for name in MAIN_METRICS:
+        assert measured[name][place] == pytest.approx(expected[name], rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def split() -> Any:
+    return row_splits(150, 0.4, 1, 0)[0]
+
+
+def test_variants_give_what_the_classes_give(task: Task, split: Any) -> None:
+    measured = run_study(variants.STUDY, lambda: [task], n_splits=1)["small"]
+    labels = task.pool.labels[split.test]
+    plain = metrics.evaluate(softmax(task.pool.logits[split.test], axis=1), labels).as_dict()
+    check(measured["uncalibrated"], 0, plain)
+    check(measured["untrained"], 0, by_hand(KCal(projection="identity"), task, split))
+    learned = train_projection(task.train.embeddings, task.train.labels, projection="linear", progress=False)
+    check(measured["KCal-Linear"], 0, by_hand(KCal(projection=learned, progress=False), task, split))
+    assert [row[0].text for row in variants.show({"small": measured}).tables[0].rows] == list(measured)
+
+
+@pytest.fixture(scope="module")
+def remedied(task: Task) -> Measurements:
+    return run_study(remedies.STUDY, lambda: [task], n_splits=2)
+
+
+def test_remedies_are_what_fitting_by_hand_gives(task: Task, remedied: Measurements) -> None:
+    train, pool = task.train, task.pool
+    for name in ("weight decay 0.1", "last checkpoint"):
+        learned = train_projection(train.embeddings, train.labels, recipe=RECIPES[name], progress=False)
+        for place, each in enumerate(row_splits(150, 0.4, 2, 0)):
+            check(remedied["small"][name], place, by_hand(KCal(projection=learned, progress=False), task, each))
+    grouped = group_splits(np.asarray(pool.groups), 0.4, 1, 0)[0]
+    recipe = RECIPES["learning rate 0.001"]
+    learned = train_projection(train.embeddings, train.labels, recipe=recipe, groups=train.groups, progress=False)
+    expected = by_hand(KCal(projection=learned, progress=False), task, grouped, groups=np.asarray(pool.groups))
+    check(remedied["small (by group)"]["learning rate 0.001"], 0, expected)
+    scaled = standardised(task)
+    np.testing.assert_allclose(scaled.train.embeddings.std(axis=0), 1, atol=1e-6)
+    first = row_splits(150, 0.4, 1, 0)[0]
+    check(remedied["small"]["no projection, standardised"], 0, by_hand(KCal(projection="identity"), scaled, first))
+    check(remedied["small"]["no projection, divided by the length"], 0, by_hand(KCal(projection="unit"), task, first))
+
+
+def test_recipes_that_do_not_differ_on_a_task_share_one_training(task: Task, remedied: Measurements) -> None:
+    losses = {name: values[LOG_LOSS].tolist() for name, values in remedied["small"].items()}
+    for name in ("d ≤ 32", "d ≤ 64", "standardised, lengths kept"):  # six dimensions, whose length is kept
+        assert losses[name] == losses["default"]
+    for name in ("800 steps", "random start", "balanced class weights", "not trained: the start", "no projection"):
+        assert losses[name] != losses["default"]
+    setting = TaskSetting(task)
+    default, narrow = (remedies.trained_by(setting, RECIPES[name]) for name in ("default", "d ≤ 32"))
+    assert default.checkpoints is narrow.checkpoints
+    assert narrow.recipe is RECIPES["d ≤ 32"]
+    assert not has_equal_classes(task)
+    rows = np.concatenate([np.flatnonzero(task.train.labels == k)[:20] for k in range(3)])
+    train = type(task.train)(task.train.embeddings[rows], task.train.logits[rows], np.repeat(range(3), 20))
+    even = TaskSetting(replace(task, train=train))
+    assert has_equal_classes(even.task)
+    same = (remedies.trained_by(even, RECIPES[name]) for name in ("default", "proportional sampling"))
+    assert len({id(each.checkpoints) for each in same}) == 1
+
+
+def test_the_overview_shows_differences_from_the_default(remedied: Measurements) -> None:
+    table = remedies.show(remedied).tables[0]
+    assert table.heading == ("", "small", "small (by group)")
+    means = {name: values[LOG_LOSS].mean() for name, values in remedied["small"].items()}
+    rows = {row[0].text: row[1] for row in table.rows}
+    assert rows["default, NLL"].text == f"{means['default']:.4f}"
+    change = means["random start"] - means["default"]
+    assert float(rows["random start"].text.replace("−", "-")) == pytest.approx(change, abs=1e-4)
+    assert rows["random start"].bold == (change < 0)
+    assert rows["d ≤ 64"] == Entry("0.0000")
+
+
+def test_what_helped_is_read_from_the_overview() -> None:
+    rows = {"default, NLL": ("1.0000", "0.2000"), "a": ("−0.0100", "−0.1000"), "b": ("−0.0099", "−0.0020")}
+    rows |= {"c": ("0.0000", "+0.0020"), "d": ("+0.5000", "+0.5000"), "e": ("0.0000", "−0.0019")}
+    entries = tuple((Entry(name), *(Entry(text) for text in texts)) for name, texts in rows.items())
+    assert what_helped(Table("overview", "t", ("", "x", "y (by group)"), entries)).splitlines() == [
+        "- everywhere: a",
+        "- somewhere: b (y (by group))",
+        "- nowhere: c (higher on 1 of 2); d (higher on 2 of 2)",
+        "- no such difference anywhere: e",
+    ]
+
+
+def test_sizes_end_with_the_whole_calibration_set_and_bandwidths_are_of_one_checkpoint(task: Task) -> None:
+    measured = run_study(sizes.STUDY, lambda: [task], n_splits=2)
+    by_share = measured["small"]
+    assert [values["size"][0] for name, values in by_share.items() if name != "uncalibrated"] == [4, 8, 15, 30, 60]
+    learned = train_projection(task.train.embeddings, task.train.labels, progress=False)
+    fixed = None
+    for place, each in enumerate(row_splits(150, 0.4, 2, 0)):
+        calibrator = KCal(projection=learned, progress=False)
+        check(by_share["1"], place, by_hand(calibrator, task, each))
+        fixed = fixed or calibrator.projection_
+        with_fixed = KCal(projection=fixed, progress=False)
+        by_hand(with_fixed, task, each)
+        assert by_share["1"]["bandwidth"][place] == pytest.approx(with_fixed.bandwidth_)
+        assert by_share["1"]["rarest"][place] == np.bincount(task.pool.labels[each.calibration]).min()
+    shown = sizes.show(measured)
+    assert [row[0].text for row in shown.tables[0].rows] == ["4", "8", "15", "30", "60", "uncalibrated"]
+    assert shown.tables[1].heading[-1].endswith("·m^(−1/10)")  # six dimensions
+    assert "theory: m^(−0.100)" in shown.tables[1].note
+    assert [panel.y_label for panel in shown.panels][-2:] == ["NLL", "bandwidth b"]
+    assert len(shown.panels) == shown.columns == 6
+
+
+def test_the_slope_is_the_power_that_the_bandwidths_follow() -> None:
+    counts = np.array([2.0, 3.0, 20.0, 25.0])
+    measured = {"rarest": counts, "bandwidth": 0.7 * counts**-0.25, "dimension": np.full(4, 6.0)}
+    found = sizes.Bandwidths([measured])
+    assert (found.slope, found.level) == (pytest.approx(-0.25), pytest.approx(0.7))
+    assert np.isnan(sizes.Bandwidths([measured | {"rarest": np.ones(4)}]).slope)
+
+
+def test_each_dimension_is_trained_by_itself(task: Task, split: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = {"small": dimension.variants(TaskSetting(task))}["small"]
+    assert list(measured) == ["2", "4"]  # the embedding has six
+    for name, variant in measured.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            values = variant(split)
+        learned = train_projection(task.train.embeddings, task.train.labels, dimension=int(name), progress=False)
+        expected = by_hand(KCal(projection=learned, progress=False), task, split)
+        assert values[LOG_LOSS] == pytest.approx(expected[LOG_LOSS])
+        assert values["train"] > 0
+        assert values["microseconds"] > 0
+    monkeypatch.setattr(dimension, "DIMENSIONS", (8,))
+    assert list(dimension.variants(TaskSetting(task))) == ["6"]
+
+
+def test_the_embedded_example_comes_last_and_once_and_its_network_is_timed(task: Task) -> None:
+    example = example_task()
+    for given in ([task], [example, task]):
+        names = [setting.task.name for setting in dimension.settings(given, 0)]
+        assert sorted(names) == sorted([task.name, example.name])
+    assert dimension.NETWORK in dimension.variants(TaskSetting(example))
+    assert dimension.network_microseconds(3) > 0
+    numbers = {name: np.array([0.5]) for name in (*MAIN_METRICS, "train", "fit", "microseconds")}
+    shown = dimension.show({"t": {"2": numbers, "4": numbers, dimension.NETWORK: {"microseconds": np.array([2.0])}}})
+    assert [row[0].text for row in shown.tables[0].rows] == ["2", "4", dimension.NETWORK]
+    assert [panel.x_ticks for panel in shown.panels] == [(2.0, 4.0)] * 3
+
+
+def test_random_rows_are_as_many_as_those_of_the_groups(task: Task) -> None:
+    grouped = task.splits(3, 0, by_group=True)
+    for split, same in zip(grouped, groups.SameSizes(task).splits(3), strict=True):
+        assert len(same.calibration) == len(split.calibration)
+        assert sorted([*same.calibration, *same.test]) == list(range(150))
+        assert same.calibration.tolist() != split.calibration.tolist()
+
+
+def test_what_new_groups_lose_is_the_difference_from_rows(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "METHODS", ("uncal", "ts", "kcal"))
+    measured = run_study(groups.STUDY, lambda: [task, make_task("pairs", n_groups=2)], n_splits=2)
+    assert list(measured) == ["small (rows)", "small (by group)"]
+    train = task.train
+    learned = train_projection(train.embeddings, train.labels, groups=train.groups, progress=False)
+    for place, split in enumerate(task.splits(2, 0, by_group=True)):
+        calibrator = KCal(projection=learned, progress=False)
+        expected = by_hand(calibrator, task, split, groups=np.asarray(task.pool.groups))
+        check(measured["small (by group)"]["kcal"], place, expected)
+    lost = {row[0].text: row[1:] for row in groups.show(measured).tables[2].rows}
+    for place, (name, sign, scale) in enumerate((("accuracy", -1, 100), (LOG_LOSS, 1, 1))):
+        change = measured["small (by group)"]["ts"][name] - measured["small (rows)"]["ts"][name]
+        shown = float(lost["ts"][0 if place == 0 else -1].text.partition("±")[0].replace("−", "-"))
+        assert shown == pytest.approx(sign * scale * change.mean(), abs=0.006)
+    assert {entry.text[0] for entries in lost.values() for entry in entries} <= {"+", "−"}
+
+
+def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task, split: Any) -> None:
+    found = ingredients.variants(TaskSetting(task))
+    refits = [name for name in ingredients.REFITS if "group" not in name]
+    names = [ingredients.WHOLE, *ingredients.PARAMETERS, "no logits", *refits, *ingredients.METRICS]
+    assert list(found) == [*names, *ingredients.PARTS.values()]
+    assert "every sample of a group counts" in ingredients.variants(TaskSetting(task, by_group=True))
+    learned = train_projection(task.train.embeddings, task.train.labels, progress=False)
+    metric = ingredients.METRICS["learned, and held near its start"]
+    held = train_projection(task.train.embeddings, task.train.labels, recipe=metric.recipe, progress=False)
+    cases: dict[str, dict[str, Any]] = {
+        ingredients.WHOLE: {"projection": learned},
+        "no bias": {"projection": learned, "bias": 0.0},
+        "no learned metric": {"projection": None},
+        "learned, and held near its start": {"projection": held},
+        "no logits": {"projection": learned},
+    }
+    losses = set()
+    for name, parameters in cases.items():
+        blend = KCalBlend(progress=False, **parameters)
+        logits = {} if name == "no logits" else {"logits": task.pool.logits}
+        expected = by_hand(blend, task, split, **logits)
+        values = measure(found[name], split)
+        assert values[LOG_LOSS] == pytest.approx(expected[LOG_LOSS], rel=1e-9)
+        losses.add(values[LOG_LOSS])
+        if name == ingredients.WHOLE:
+            assert values[ingredients.LEFT_OUT] == pytest.approx(blend.model_.pool.loss, rel=1e-9)
+            assert values[ingredients.NETWORK_LEFT_OUT] == pytest.approx(cross_fitted_loss(task, split), rel=1e-6)
+    assert len(losses) == len(cases)
+
+
+def measure(variant: Any, split: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return variant(split)
+
+
+def cross_fitted_loss(task: Task, split: Any) -> float:
+    """Return the log-loss of temperature scaling on samples of other folds."""
+    logits, labels = task.pool.logits[split.calibration], task.pool.labels[split.calibration]
+    folds = stratified_folds(labels, 5, 0)
+    losses = []
+    for fold in range(5):
+        inside, outside = folds == fold, folds != fold
+        log_probs = TemperatureScaling().fit(logits[outside], labels[outside]).predict_log_proba(logits[inside])
+        losses.append(-log_probs[np.arange(inside.sum()), labels[inside]])
+    return float(np.concatenate(losses).mean())
+
+
+def test_a_blend_composed_of_its_parts_is_the_blend_and_each_change_changes_it(task: Task) -> None:
+    setting = TaskSetting(task, by_group=True)
+    split = setting.splits(1)[0]
+    whole = measure(ingredients.variants(setting)[ingredients.WHOLE], split)
+    same = measure(lambda each: ingredients.Refit().measure(setting, each), split)
+    assert same[LOG_LOSS] == pytest.approx(whole[LOG_LOSS], rel=1e-9)
+    changed = {
+        name: measure(lambda each, refit=refit: refit.measure(setting, each), split)[LOG_LOSS]
+        for name, refit in ingredients.REFITS.items()
+    }
+    assert len({whole[LOG_LOSS], *changed.values()}) == len(changed) + 1
+    blend = measure(lambda each: setting.fit(setting.calibrator("kcal-blend"), each), split).calibrator
+    losses = {
+        expert.metric: measure(lambda each, expert=expert: ingredients.metric_loss(setting, each, expert), split)
+        for expert in blend.model_.experts
+    }
+    assert len(losses) == 2
+    kcal = KCal(projection="identity", progress=False)
+    by_hand(kcal, task, split, groups=np.asarray(task.pool.groups))
+    assert losses["identity"] == pytest.approx(kcal.bandwidth_curve_.loss)
+
+
+def test_the_blend_is_shown_with_what_it_expected_of_itself() -> None:
+    numbers = {name: np.array([0.5]) for name in MAIN_METRICS}
+    whole = numbers | {LOG_LOSS: np.array([0.6]), ingredients.LEFT_OUT: np.array([0.55])}
+    whole |= {ingredients.NETWORK_LEFT_OUT: np.array([0.7])}
+    by_variant = {ingredients.WHOLE: whole, "no bias": numbers, ingredients.PARTS["ts"]: numbers}
+    shown = ingredients.show({"t": by_variant, "t (by group)": {**by_variant, "by group alone": numbers}})
+    overview, expected, *tables = shown.tables
+    assert [entry.text for entry in expected.rows[0]] == ["t", "0.5500", "0.6000", "0.0500", "−0.2000"]
+    assert [row[0].text for row in overview.rows] == ["the whole blend, NLL", *list(by_variant)[1:], "by group alone"]
+    assert [entry.text for entry in overview.rows[-1][1:]] == ["–", "−0.1000"]
+    assert [table.title for table in tables] == ["t: the blend's ingredients", "t (by group): the blend's ingredients"]
+
+
+def test_a_metric_that_is_not_trained_is_the_standardised_embeddings_up_to_a_rotation(task: Task) -> None:
+    made = ingredients.METRICS["standardised, in place of the learned metric"].projection(TaskSetting(task))
+    assert len(made.checkpoints) == 1
+    rows = torch.from_numpy(task.train.embeddings)
+    found = torch.pdist(project(made.module, rows[:30]))
+    ratios = found / torch.pdist(((rows - rows.mean(0)) / rows.std(0, correction=0))[:30])
+    torch.testing.assert_close(ratios, ratios.mean().expand_as(ratios), rtol=1e-3, atol=0)

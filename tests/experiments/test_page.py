@@ -1,0 +1,177 @@
+"""The page shows a run's tables, the paper's ranks, where KCal is not first and why, and the studies of its folder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from experiments import __main__ as command
+from experiments import convexity, remedies
+from experiments.page import PAPER_RANKS, results_page, where_not_first, write_page
+from experiments.runner import run_study
+from experiments.showing import LOG_LOSS
+from experiments.study import Study
+from kcal.benchmark import PAPER_METHODS, Plan, Result, ResultKey, Results, Task, run, write_task
+from kcal.benchmark.output import write_results
+from kcal.benchmark.summaries import MAIN_METRICS, TABLE_METRICS, Row
+
+NOISE = (0.0, 0.002, -0.002)
+ECE = "expected_calibration_error"
+
+
+def result(method: str, split: int, **numbers: float) -> Result:
+    every = dict.fromkeys(TABLE_METRICS, 0.5) | numbers
+    return Result(ResultKey("ta_sk", False, split, method), every, 1.0, 0.5)
+
+
+def three(method: str, accuracy: float, ece: float, spread: float = 1.0) -> list[Result]:
+    """Three splits of a method."""
+    return [
+        result(method, index, accuracy=accuracy + noise, **{ECE: ece + spread * noise})
+        for index, noise in enumerate(NOISE)
+    ]
+
+
+BASE = [*three("uncal", 0.9, 0.1), *three("ts", 0.9, 0.05), *three("imax", 0.7, 0.01)]
+"""ts is as accurate as uncal and better calibrated; imax is best of all, but far less accurate."""
+
+
+def page(results: Results, folder: Path) -> str:
+    return results_page(results, 3, 0, folder, {})
+
+
+def test_the_page_shows_where_kcal_is_not_first_and_the_ranks_of_the_paper(tmp_path: Path) -> None:
+    results = Results.of([*BASE, *three("kcal", 0.9, 0.2)], ("uncal", "ts", "imax", "kcal"))
+    text = page(results, tmp_path)
+    assert text.startswith("# Results\n\n3 splits of each pool into calibration and test, seed 0")
+    assert "- ta_sk, ECE: 20.00, ts 5.00" in text
+    assert "- ta_sk, accuracy" not in text
+    assert "## Where the blend is not first" not in text  # it was not run
+    assert "| ECE | 8.42 | 6.68 | 7.73 | 3.84 |" in text
+    assert text.count("### ECE, % ↓") == 1
+    for absent in ("**New groups.**", "### How far kcal was trained", "## What helped", "helped to choose it"):
+        assert absent not in text
+    assert where_not_first(results, "ts").count("\n") == 0
+    inaccurate = Results.of([*BASE, *three("kcal", 0.5, 0.01, 0.1)], ("uncal", "ts", "imax", "kcal"))
+    lines = where_not_first(inaccurate, "kcal")
+    assert "- ta_sk, ECE: 1.00†, ts 5.00" in lines
+    assert lines.endswith("however good the number.")
+
+
+def test_a_tie_is_not_a_first_place_and_reasons_are_given_only_where_needed(tmp_path: Path) -> None:
+    methods = ("uncal", "ts", "imax", "kcal", "kcal-blend")
+    results = Results.of([*BASE, *three("kcal", 0.9, 0.051), *three("kcal-blend", 0.9, 0.05)], methods)
+    assert "kcal" in results.comparison(Row("ta_sk", False), ECE).pooled.best
+    assert where_not_first(results, "kcal").startswith("- ta_sk, ECE: 5.10, ts 5.00, tied\n\ntied: not significantly")
+    text = page(results, tmp_path)
+    assert "### Why" in text
+    assert "## Where the blend is not first\n\nNowhere." in text
+    text = page(Results.of([*BASE, *three("kcal", 0.9, 0.05)], methods[:4]), tmp_path)
+    assert "## Where KCal is not first\n\nNowhere." in text
+    assert "### Why" not in text
+
+
+@pytest.mark.parametrize("methods", [("kcal",), ("kcal", "kcal-blend")])
+def test_the_page_names_tasks_that_helped_to_choose_defaults(methods: tuple[str, ...], tmp_path: Path) -> None:
+    every = [*BASE, *(each for name in methods for each in three(name, 0.9, 0.05))]
+    known = [replace(each, key=replace(each.key, task="sleepedf-mlp")) for each in every]
+    text = " ".join(page(Results.of(known, ("uncal", "ts", "imax", *methods)), tmp_path).split())
+    assert "helped to choose it" in text
+    assert ("The parts of the blend (kcal-blend)" in text) == ("kcal-blend" in methods)
+
+
+def test_the_page_explains_with_groups_steps_and_failures(tmp_path: Path) -> None:
+    steps = (0, 400, 400)
+    kcal = [replace(result("kcal", i, accuracy=0.89), details={"checkpoint_step_": n}) for i, n in enumerate(steps)]
+    failed = Result(ResultKey("ta_sk", False, 1, "gp"), error="ValueError: a|b\nc")
+    by_row = [*BASE, *kcal, failed]
+    by_group = [replace(each, key=replace(each.key, by_group=True), sizes=(1200, 90)) for each in by_row]
+    results = Results.of([*by_row, *by_group], ("uncal", "ts", "imax", "kcal", "gp"))
+    text = page(results, tmp_path)
+    assert "**New groups.**" in text
+    assert "| ta_sk | – | 0 (1 ×), 400 (2 ×) |" in text
+    assert "| ta_sk (by group) | 1,200 | 0 (1 ×), 400 (2 ×) |" in text
+    assert "| ta_sk | gp | 1 | ValueError: a\\|b c |" in text
+    assert "- ta_sk, ECE: failed" in where_not_first(results, "gp")
+
+
+def test_the_ranks_of_the_paper_average_to_those_that_it_prints() -> None:
+    printed = (7.16, 6.51, 3.76, 7.09, 9.46, 4.47, 4.81, 4.20, 4.51, 2.61)
+    for place, (method, value) in enumerate(zip(PAPER_METHODS, printed, strict=True)):
+        overall = np.mean([ranks[place] for ranks in PAPER_RANKS.values()])
+        assert overall == pytest.approx(value, abs=0.0051), method
+
+
+@pytest.fixture(scope="module")
+def folder(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run and two studies, one of them without its own measurements."""
+    out = tmp_path_factory.mktemp("run")
+    plan = Plan(("ts",), n_splits=2, jobs=1)
+    write_results(Results.of(run([task], plan, out), plan.methods), plan, out)
+    run_study(convexity.STUDY, lambda: [task], n_splits=1, folder=out)
+    losses = {"default": 1.0, "800 steps": 0.95}
+    study: Study = replace(
+        remedies.STUDY,
+        variants=lambda _: {
+            name: lambda _, loss=loss: dict.fromkeys(MAIN_METRICS, 0.5) | {LOG_LOSS: loss}
+            for name, loss in losses.items()
+        },
+    )
+    run_study(study, lambda: [task], n_splits=2, folder=out)
+    return out
+
+
+def test_the_page_shows_the_studies_and_pictures_of_its_folder(folder: Path, tmp_path: Path) -> None:
+    files = write_page(tmp_path / "page.md", folder)
+    text = (tmp_path / "page.md").read_text()
+    links = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
+    names = ["convexity.png", "reliability-small.png", "reliability-small-by-group.png"]
+    assert links == [f"page-pictures/{name}" for name in names]
+    assert sorted(files) == sorted([tmp_path / "page.md", *(tmp_path / link for link in links)])
+    assert all((tmp_path / link).read_bytes().startswith(b"\x89PNG") for link in links)
+    assert "- everywhere: 800 steps" in text
+    assert f"[{remedies.STUDY.title}](#what-was-tried-where-kcal-is-not-first)" in text
+    assert "Measured with python " in text
+    order = ["### accuracy", "### Best by the corrected test", "## What helped", f"## {remedies.STUDY.title}"]
+    order += [f"## {convexity.STUDY.title}", "## Reliability", "## Other metrics"]
+    places = [text.index(heading) for heading in order]
+    assert places == sorted(places)
+
+
+def test_commands_run_studies_and_write_the_page(
+    folder: Path, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks").mkdir()
+    write_task("tasks/birds.npz", task.train, task.pool, calibration_share=0.4)
+    words = ["convexity", "tasks", "--splits", "1", "--out", "studies"]
+    output = CliRunner().invoke(command.app, words)
+    assert output.exit_code == 0, output.output
+    assert "local minima" in output.stdout
+    assert "convexity is in studies" in output.stdout
+    first = Path("studies/convexity.jsonl").read_text()
+    assert CliRunner().invoke(command.app, [*words, "--quiet"]).stdout == "convexity is in studies\n"
+    assert Path("studies/convexity.jsonl").read_text() == first
+    output = CliRunner().invoke(command.app, ["page", str(folder), "--out", "page.md"])
+    assert output.stdout.splitlines()[0] == "page.md"
+    assert "# Results" in Path("page.md").read_text()
+    help_text = CliRunner().invoke(command.app, ["--help"]).stdout
+    assert all(name in help_text for name in ("variants", "shift", "ingredients", "all", "page"))
+    assert CliRunner().invoke(command.app, ["colours"]).exit_code == 2
+
+
+def test_a_bad_file_is_reported_before_a_study_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/worms.npz").write_bytes(b"PK nothing")
+    output = CliRunner().invoke(command.app, ["convexity", "tasks", "--out", "studies"])
+    assert output.exit_code == 1
+    message = " ".join(output.stderr.split())
+    assert message.startswith("error: tasks/worms.npz is not an npz file of arrays")
+    assert "Nothing was run: repair the file, or remove it from tasks." in message
+    assert not Path("studies").exists()

@@ -1,0 +1,157 @@
+"""The runner measures every variant on the same splits, stores at once, and measures nothing twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import runner
+from experiments.runner import n_splits_of, read_measurements, run_study
+from experiments.showing import metrics_table
+from experiments.studies import STUDIES
+from experiments.study import Measurements, Shown, Study, TaskSetting, Values, Variant, by_row_and_group
+from kcal.benchmark import Task
+from kcal.benchmark.locking import locked_folder
+from kcal.benchmark.splits import Split
+from kcal.benchmark.table import Entry, Table
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.plots import Line, Panel
+
+
+@pytest.fixture
+def seen() -> list[tuple[str, str, int]]:
+    return []
+
+
+@pytest.fixture
+def study(seen: list[tuple[str, str, int]]) -> Study:
+    """A study that notes what it measures: the test rows, and a list."""
+
+    def variants(setting: TaskSetting) -> Mapping[str, Variant]:
+        def of(name: str) -> Variant:
+            def measure(split: Split) -> Values:
+                seen.append((setting.label, name, split.index))
+                return {"first": float(split.test[0]), "rows": [1.0, float(len(split.test))]}
+
+            return measure
+
+        return {name: of(name) for name in ("a", "b")}
+
+    def show(measured: Measurements) -> Shown:
+        rows = tuple((Entry(label), Entry(str(len(each["a"]["first"])))) for label, each in measured.items())
+        panel = Panel("t", "x", "y", (Line("l", (1.0, 2.0), (1.0, 2.0)),))
+        return Shown((Table("t", "A title", ("task", "splits"), rows, "A note."),), (panel,))
+
+    return Study("variants", "A study", variants, show, by_row_and_group)
+
+
+def test_all_variants_are_measured_on_the_same_splits(study: Study, task: Task) -> None:
+    progress: list[tuple[str, int, int]] = []
+    measured = run_study(study, lambda: [task], n_splits=3, progress=lambda *step: progress.append(step))
+    assert list(measured) == ["small", "small (by group)"]
+    for label, by_group in (("small", False), ("small (by group)", True)):
+        splits = task.splits(3, 0, by_group=by_group)
+        for name in ("a", "b"):
+            np.testing.assert_array_equal(measured[label][name]["first"], [split.test[0] for split in splits])
+            assert measured[label][name]["rows"].tolist() == [[1, len(split.test)] for split in splits]
+    assert progress[:2] == [("small", 0, 6), ("small", 1, 6)]
+    assert progress[-1] == ("small (by group)", 6, 6)
+    assert n_splits_of(measured) == 3
+    limited = run_study(replace(study, max_splits=1), lambda: [task], n_splits=3)
+    assert n_splits_of(limited) == 1
+
+
+def test_nothing_is_measured_twice_and_other_seeds_are(
+    study: Study, task: Task, seen: list[tuple[str, str, int]], tmp_path: Path
+) -> None:
+    first = run_study(study, lambda: [task], n_splits=2, folder=tmp_path)
+    assert len(seen) == 8
+    again = run_study(study, lambda: [task], n_splits=3, folder=tmp_path)
+    assert len(seen) == 8 + 4
+    assert again["small"]["a"]["first"].tolist()[:2] == first["small"]["a"]["first"].tolist()
+    run_study(study, lambda: [task], n_splits=2, seed=1, folder=tmp_path)
+    assert len(seen) == 12 + 8
+    run_study(study, lambda: [replace(task, calibration_share=0.5)], n_splits=2, seed=1, folder=tmp_path)
+    assert len(seen) == 20 + 8
+
+
+def test_other_code_is_measured_again(
+    study: Study, task: Task, seen: list[tuple[str, str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_study(study, lambda: [task], n_splits=1, folder=tmp_path)
+    monkeypatch.setattr(runner, "code_fingerprint", lambda *_: "other")
+    run_study(study, lambda: [task], n_splits=1, folder=tmp_path)
+    assert len(seen) == 2 * 4
+
+
+def test_a_stopped_study_resumes(study: Study, task: Task, seen: list[tuple[str, str, int]], tmp_path: Path) -> None:
+    def stopping(setting: TaskSetting) -> Mapping[str, Variant]:
+        def stop(split: Split) -> Values:
+            raise KeyboardInterrupt
+
+        return {**study.variants(setting), "b": stop}
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(replace(study, variants=stopping), lambda: [task], n_splits=2, folder=tmp_path)
+    assert len(seen) == 2
+    assert read_measurements(study, tmp_path) is None  # not complete
+    path = tmp_path / "variants.jsonl"
+    path.write_text(path.read_text()[:-20])  # the last line was being written
+    with pytest.raises(KeyboardInterrupt):
+        run_study(replace(study, variants=stopping), lambda: [task], n_splits=2, folder=tmp_path)
+    assert len(seen) == 2 + 1
+    run_study(study, lambda: [task], n_splits=2, folder=tmp_path)
+    assert len(seen) == 3 + 6
+    with pytest.raises(KeyboardInterrupt):
+        run_study(replace(study, variants=stopping), lambda: [task], n_splits=3, folder=tmp_path)
+    assert read_measurements(study, tmp_path) is None  # some are of the new run
+
+
+def test_two_tasks_of_one_name_are_an_error(study: Study, task: Task) -> None:
+    with pytest.raises(InvalidInputError, match="tasks must have different names; got small twice"):
+        run_study(study, lambda: [task, task], n_splits=1)
+
+
+def test_measurements_are_read_back_and_shown_without_the_tasks(study: Study, task: Task, tmp_path: Path) -> None:
+    measured = run_study(study, lambda: [task], n_splits=2, folder=tmp_path)
+    again = read_measurements(study, tmp_path)
+    assert again is not None
+    assert study.show(again) == study.show(measured)
+    text = (tmp_path / "variants.md").read_text()
+    assert text.startswith("## A study\n\nKCal beside KCal-Linear")  # the text of that name
+    assert "Number of splits: 2.\n\n![A study](variants.png)\n\n### A title" in text
+    assert text.endswith("A note.\n")
+    assert (tmp_path / "variants.png").read_bytes().startswith(b"\x89PNG")
+    assert read_measurements(study, tmp_path / "nowhere") is None
+    (tmp_path / "variants.jsonl").write_text("my notes\nand more\n")
+    with pytest.raises(FileFormatError, match="not a measurement"):
+        read_measurements(study, tmp_path)
+
+
+def test_a_folder_in_use_is_an_error(study: Study, task: Task, tmp_path: Path) -> None:
+    with locked_folder(tmp_path), pytest.raises(InvalidInputError, match="in use by another run"):
+        run_study(study, lambda: [task], n_splits=1, folder=tmp_path)
+
+
+def test_studies_have_different_names_and_texts() -> None:
+    names = [study.name for study in STUDIES]
+    assert len(set(names)) == len(names) == 12
+    assert all(len(study.about) > 100 for study in STUDIES)
+
+
+def test_the_best_mean_of_each_metric_is_bold() -> None:
+    def measured(accuracy: float, loss: float) -> dict[str, np.ndarray]:
+        names = ("classwise_calibration_error", "expected_calibration_error", "top_label_brier_loss")
+        values = dict.fromkeys(names, 0.1) | {"accuracy": accuracy, "negative_log_likelihood": loss}
+        return {name: np.array([value, value + 0.01]) for name, value in values.items()}
+
+    table = metrics_table("title", {"one": measured(0.9, 0.5), "two": measured(0.8, 0.4)})
+    assert table.heading == ("", "accuracy, %", "CECE, %", "ECE, %", "Brier, %", "NLL")
+    assert [entry.bold for entry in table.rows[0][1:]] == [True, True, True, True, False]
+    assert [entry.bold for entry in table.rows[1][1:]] == [False, True, True, True, True]
+    assert table.rows[0][1].text == "90.50±0.71"
+    assert table.rows[1][5].text == "0.4050±0.0071"

@@ -1,0 +1,73 @@
+"""Every argument of every plot: a kcal error that names an argument, or a plot."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+from pictures import overconfident
+
+from kcal import plots
+from kcal.errors import InvalidInputError
+from kcal.metrics import accuracy_rejection, average_ranks, canonical_cells, reliability
+from kcal.projection import TrainingCurve
+
+BAD: list[Any] = [
+    5,
+    -1,
+    2.5,
+    b"x",
+    [],
+    {},
+    object(),
+    float("nan"),
+    10**30,
+    [None],
+    {"a": None},
+    {"a": [1]},
+    np.zeros(0),
+    np.zeros((2, 2, 2)),
+    np.array([None]),
+    np.ma.masked_all((3,)),
+    torch.zeros(2, 2).to_sparse(),
+    torch.zeros(2, device="meta"),
+    iter([1]),
+    1j,
+    float,
+    [[1], [2, 3]],
+]
+PROBS, LABELS = overconfident(60, 3)
+BINS = [reliability(PROBS, LABELS, of=k, adaptive=False) for k in range(3)]
+PANEL = plots.Panel("title", "x", "y", (plots.Line("a", (1.0, 2.0), (1.0, 2.0)),))
+OPTIONS = {"minimum_count": 15, "confidence": 0.9, "title": None}
+CALLS: dict[Callable[..., Any], dict[str, Any]] = {
+    plots.reliability_diagram: {"bins": BINS[0], "ax": None, "class_name": None, "legend": False, **OPTIONS},
+    plots.reliability_grid: {"rows": {"a": BINS[:1]}, "class_names": ["a"], "figure": None, **OPTIONS},
+    plots.class_reliability_grid: {"bins": BINS[:1], "class_names": ["a"], "limit": 20, "figure": None, **OPTIONS},
+    plots.rank_plot: {"ranks": average_ranks({"task": {"a": 1, "b": 2}}), "ax": None, "title": None},
+    plots.rejection_curve: {"curves": {"a": accuracy_rejection(PROBS, LABELS)}, "ax": None, "minimum_count": 15},
+    plots.simplex_plot: {"cells": canonical_cells(PROBS, LABELS, bins=5), "class_names": None, "minimum_count": 3},
+    plots.bandwidth_curve: {"bandwidths": [1.0], "losses": [1.0], "chosen": 1.0, "ax": None, "title": None},
+    plots.training_curve: {"curve": TrainingCurve((1,), (0.5,), (0.1,)), "ax": None, "title": None},
+    plots.line_panels: {"panels": [PANEL], "columns": None, "figure": None},
+}
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def test_an_error_names_the_argument(function: Callable[..., Any]) -> None:
+    arguments = CALLS[function]
+    for name in arguments:
+        for value in BAD:
+            parameter = name
+            try:
+                assert isinstance(function(**{**arguments, name: value}), Axes | np.ndarray)
+            except InvalidInputError as error:
+                parameter = error.parameter.partition("[")[0]
+            assert parameter in arguments, (name, value)
+
+
+def test_every_plot_is_called() -> None:
+    functions = {name for name in plots.__all__ if name.islower()}
+    assert {function.__name__ for function in CALLS} == functions
