@@ -169,7 +169,7 @@ def known_problem(n: int, seed: int, *, n_test: int = 2000) -> Any:
 
 def test_as_samples_grow_the_estimates_gain_weight_and_the_error_goes_to_zero() -> None:
     errors, shares = [], []
-    for n in (60, 600, 6000):
+    for n in (60, 600, 4000):
         points, logits, labels, truth = known_problem(n, seed=1)
         blend = KCalBlend(projection=None).fit(points[:n], labels[:n], logits=logits[:n])
         found = blend.predict_proba(points[n:], logits=logits[n:])
@@ -266,17 +266,17 @@ def test_a_prior_is_what_the_field_has_and_the_answers_presume_what_is_likely_of
     """Where p(y | x) is known, the prior of another field leads to the p(y | x) of that field."""
     before, after = np.array([0.6, 0.25, 0.15]), np.array([0.1, 0.3, 0.6])
     generator = np.random.default_rng(3)
-    labels = generator.choice(3, size=6000, p=before)
-    points = np.array([[-1.0], [0.3], [1.6]])[labels] + generator.normal(size=(6000, 1))
+    labels = generator.choice(3, size=4000, p=before)
+    points = np.array([[-1.0], [0.3], [1.6]])[labels] + generator.normal(size=(4000, 1))
     likelihood = np.exp(-0.5 * (points - np.array([-1.0, 0.3, 1.6])) ** 2)
     true = [likelihood * prior / (likelihood * prior).sum(axis=1, keepdims=True) for prior in (before, after)]
-    fit = {"X": points[:3000], "y": labels[:3000], "logits": np.log(true[0][:3000])}
+    fit = {"X": points[:2000], "y": labels[:2000], "logits": np.log(true[0][:2000])}
     blend = KCalBlend(projection=None).fit(**fit)
     np.testing.assert_allclose(blend.frequencies_, before, atol=0.02)
-    queries, logits = points[3000:], np.log(true[0][3000:])
-    assert np.abs(blend.predict_proba(queries, logits=logits) - true[0][3000:]).mean() < 0.015
+    queries, logits = points[2000:], np.log(true[0][2000:])
+    assert np.abs(blend.predict_proba(queries, logits=logits) - true[0][2000:]).mean() < 0.015
     moved = KCalBlend(projection=None, prior=after).fit(**fit)
-    assert np.abs(moved.predict_proba(queries, logits=logits) - true[1][3000:]).mean() < 0.02
+    assert np.abs(moved.predict_proba(queries, logits=logits) - true[1][2000:]).mean() < 0.02
     single = moved.predict_log_proba(queries.astype(np.float32), logits=(300 * logits).astype(np.float32))
     assert np.isfinite(single).all()  # however sure the network is
     moved.model_ = replace(moved.model_, prior=np.array([0.5, 0.5, 0.0]))

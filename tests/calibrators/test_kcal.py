@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import numpy as np
@@ -613,3 +614,24 @@ def test_a_prior_over_tiny_frequencies_is_no_trouble_in_single_precision() -> No
     )
     np.testing.assert_allclose(single, double, rtol=0, atol=1e-4)
     np.testing.assert_allclose(double[0], [0.2315, 0.7685], atol=1e-4)
+
+
+def test_parameters_changed_after_the_fit_change_no_prediction(problem: Any) -> None:
+    calibrator = identity(prior=[0.5, 0.3, 0.2], smoothing=0.1).fit(problem.embeddings, problem.labels)
+    before, loo = calibrator.predict_proba(problem.test_embeddings), calibrator.leave_one_out_proba_
+    evidence = calibrator.log_evidence(problem.test_embeddings)
+    calibrator.set_params(prior=None, smoothing=-1.0, kernel="laplace", bandwidth=7.0)
+    np.testing.assert_array_equal(calibrator.predict_proba(problem.test_embeddings), before)
+    np.testing.assert_array_equal(calibrator.leave_one_out_proba_, loo)
+    np.testing.assert_array_equal(calibrator.log_evidence(problem.test_embeddings), evidence)
+    with pytest.raises(InvalidInputError, match="smoothing must be"):
+        calibrator.state()
+
+
+def test_the_model_is_the_formula_of_the_calibrator(problem: Any) -> None:
+    calibrator = identity().fit(problem.embeddings, problem.labels)
+    rows = torch.from_numpy(problem.test_embeddings)
+    np.testing.assert_array_equal(calibrator.model_.probs(rows).numpy(), calibrator.predict_proba(rows.numpy()))
+    torch.testing.assert_close(calibrator.model_.log_probs(rows).exp(), calibrator.model_.probs(rows))
+    with pytest.raises(FrozenInstanceError):
+        calibrator.model_.bandwidth = 1.0

@@ -15,7 +15,6 @@ from kcal.projection import (
     TrainedProjection,
     TrainingSamples,
     build_projection,
-    get_recipe,
     project,
     run_training,
     start_projection,
@@ -29,6 +28,9 @@ PAPER = PaperRecipe(
     learning_rate=0.05, epochs=6, batches_per_epoch=30, predictions=16, background_per_class=8, monitor="training"
 )
 RECIPES = pytest.mark.parametrize("recipe", [FAST, PAPER], ids=["fast", "paper"])
+BRIEF_FAST = dataclasses.replace(FAST, steps=8)
+BRIEF_PAPER = dataclasses.replace(PAPER, epochs=2, batches_per_epoch=5)
+BRIEF_RECIPES = pytest.mark.parametrize("recipe", [BRIEF_FAST, BRIEF_PAPER], ids=["fast", "paper"])
 
 
 def problem(seed=0, n=240, h=12, n_classes=3, dtype=np.float32):
@@ -84,7 +86,7 @@ def test_the_training_curve_falls_and_ends_with_the_last_step(recipe):
     assert len(curve.steps) == len(curve.losses) == len(curve.learning_rates)
 
 
-@RECIPES
+@BRIEF_RECIPES
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(recipe):
     rows, labels = problem()
     one, same, other = (
@@ -94,7 +96,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(recipe):
     assert not same_bits(one, other)
 
 
-@RECIPES
+@BRIEF_RECIPES
 def test_the_global_generators_are_left_alone_and_do_not_matter(recipe):
     rows, labels = problem()
     module = nn.Sequential(nn.Linear(12, 3), nn.Dropout(0.2))
@@ -107,7 +109,7 @@ def test_the_global_generators_are_left_alone_and_do_not_matter(recipe):
     assert same_bits(one, state_of(train_projection(rows, labels, projection=module, recipe=recipe)))
 
 
-@RECIPES
+@BRIEF_RECIPES
 def test_a_module_of_the_users_is_copied_not_changed(recipe):
     rows, labels = problem()
     module = build_projection("skip", 12, 3, seed=4).eval()
@@ -119,12 +121,12 @@ def test_a_module_of_the_users_is_copied_not_changed(recipe):
     assert not same_bits(before, state_of(trained))
 
 
-@RECIPES
+@BRIEF_RECIPES
 def test_checkpoints_are_frozen_and_ready_to_use(recipe):
     rows, labels = problem()
     trained = train_projection(rows, labels, dimension=3, recipe=recipe)
     assert trained.module is trained.checkpoints[-1]
-    assert len(trained.checkpoints) == len(trained.steps) == (3 if recipe is FAST else 1)
+    assert len(trained.checkpoints) == len(trained.steps) == (3 if recipe is BRIEF_FAST else 1)
     for module in trained.checkpoints:
         assert not module.training
         assert not any(parameter.requires_grad for parameter in module.parameters())
@@ -134,7 +136,7 @@ def test_checkpoints_are_frozen_and_ready_to_use(recipe):
     )
 
 
-@RECIPES
+@BRIEF_RECIPES
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_precision_of_the_embeddings_is_kept(recipe, dtype):
     rows, labels = problem(dtype=dtype)
@@ -144,7 +146,7 @@ def test_the_precision_of_the_embeddings_is_kept(recipe, dtype):
     assert project(trained.module, torch.from_numpy(rows)).dtype == wanted
 
 
-@RECIPES
+@BRIEF_RECIPES
 def test_every_kind_of_array_trains_alike(recipe):
     rows, labels = problem()
     names = np.array(["ant", "bee", "cat"])[labels]
@@ -221,7 +223,7 @@ def test_the_recipe_decides_the_dimension_and_whether_lengths_count():
 
 def test_a_class_without_training_samples_is_known_and_does_no_harm():
     rows, labels = problem()
-    for recipe in (FAST, PAPER):
+    for recipe in (BRIEF_FAST, BRIEF_PAPER):
         trained = train_projection(rows, labels, dimension=3, recipe=recipe, classes=[7, 2, 1, 0])
         assert trained.classes.tolist() == [7, 2, 1, 0]
         assert torch.isfinite(project(trained.module, torch.from_numpy(rows))).all()
@@ -447,8 +449,7 @@ def test_even_a_few_fast_steps_are_a_schedule(steps):
 
 def test_the_smallest_training_set_is_survived():
     rows, labels = problem()
-    for recipe in (FAST, PAPER, get_recipe("fast")):
-        small = FastRecipe(steps=3) if isinstance(recipe, FastRecipe) else recipe
+    for small in (BRIEF_FAST, BRIEF_PAPER, FastRecipe(steps=3)):
         for n in (2, 3, 5):
             chosen = np.concatenate([np.flatnonzero(labels == k)[: -(-n // 2)] for k in (0, 1)])[:n]
             trained = train_projection(rows[chosen], labels[chosen], dimension=2, recipe=small)

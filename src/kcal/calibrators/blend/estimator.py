@@ -26,9 +26,9 @@ from kcal.calibrators.fit_warnings import (
     warn_of_missing_classes,
     warn_of_training_rows,
 )
-from kcal.calibrators.kcal.parameters import refuse_training_set
 from kcal.calibrators.kcal.samples import (
     Samples,
+    TrainingSet,
     check_samples,
     check_training_set,
     other_labels,
@@ -203,26 +203,16 @@ class KCalBlend(Calibrator):
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
         scores = None if logits is None else self._check_logits(logits, len(rows))
-        training = check_training_set(train_embeddings, train_labels, train_groups, rows)
-        if training is not None and not self.uses_training_set:
-            raise refuse_training_set(self.projection)
+        training = check_training_set(train_embeddings, train_labels, train_groups, rows, self.projection)
         if scores is not None:
             classes = encode_columns(y, len(rows), scores.shape[1], classes)[1]
         known = other_labels(training, self.projection)
         samples = check_samples(
             rows, y, classes=classes, other_labels=known, groups=groups, sample_weight=sample_weight
         )
-        check_at_least_two(samples.classes, type(self).__name__)
         prior = check_prior(self.prior, samples.classes)
         samples = samples.rows(np.flatnonzero(samples.weights))
-        check_at_least_two_keys(samples)
-        scores = None if scores is None else scores[samples.indices]
-        lowest = 0.0 if scores is None else float(network_log_probs(scores, self.representation).min())
-        warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
-        if scores is None:
-            warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
-        else:
-            warn_of_few_samples(len(samples.codes), len(samples.classes))
+        self._check_samples(samples, training, with_logits=scores is not None)
         experts = fit_experts(
             samples,
             None if training is None else training.encoded(samples.classes),
@@ -233,8 +223,10 @@ class KCalBlend(Calibrator):
             seed=self.seed,
             progress=self.progress,
         )
-        network = None
+        network, lowest = None, 0.0
         if scores is not None:
+            scores = scores[samples.indices]
+            lowest = float(network_log_probs(scores, self.representation).min())
             log_probs, folds = to_log_probs(scores, self.representation), self.folds
             network = cross_fit_network(log_probs, samples, choice=self.network_calibrator, folds=folds, seed=self.seed)
         options = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
@@ -339,6 +331,19 @@ class KCalBlend(Calibrator):
         self.bias_, self.frequencies_, self.sharpness_ = model.pool.bias, model.frequencies, model.sharpness
         self.background_, self.group_efficiency_ = model.background, model.group_efficiency
 
+    def _check_samples(self, samples: Samples, training: TrainingSet | None, *, with_logits: bool) -> None:
+        """Raise if there are fewer than two classes, samples or groups; warn of leakage and of missing samples."""
+        check_at_least_two(samples.classes, type(self).__name__)
+        n, n_groups = len(samples.codes), 2 if samples.groups is None else len(np.unique(samples.groups))
+        for name, what, count in (("X", "samples", n), ("groups", "groups", n_groups)):
+            if count < 2:
+                raise InvalidInputError(name, f"must hold at least two {what} of positive weight", got=str(count))
+        warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
+        if with_logits:
+            warn_of_few_samples(n, len(samples.classes))
+        else:
+            warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
+
     def _predict_log_probs(self, X: Any, logits: Any) -> tuple[torch.Tensor, ArrayKind]:
         """Return log probabilities, (n, n_classes), computed in blocks, and the kind of ``X``."""
         rows, kind = self._check_rows(X)
@@ -370,11 +375,3 @@ class KCalBlend(Calibrator):
 def column_names(logits: Any) -> list[str]:
     """Return the names of the columns of a table; nothing for an array."""
     return [str(name) for name in getattr(logits, "columns", [])]
-
-
-def check_at_least_two_keys(samples: Samples) -> None:
-    """Raise if there are fewer than two samples or groups: calibration samples are predicted from others."""
-    n_groups = 2 if samples.groups is None else len(np.unique(samples.groups))
-    for name, what, count in (("X", "samples", len(samples.codes)), ("groups", "groups", n_groups)):
-        if count < 2:
-            raise InvalidInputError(name, f"must hold at least two {what} of positive weight", got=str(count))

@@ -15,9 +15,9 @@ from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_tw
 from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes, warn_of_training_rows
 from kcal.calibrators.holdout import fold_codes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
-from kcal.calibrators.kcal.learning import fit_projection
+from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
 from kcal.calibrators.kcal.model import KCalModel
-from kcal.calibrators.kcal.parameters import check_parameters, refuse_training_set
+from kcal.calibrators.kcal.parameters import check_parameters
 from kcal.calibrators.kcal.samples import (
     Samples,
     TrainingSet,
@@ -205,11 +205,23 @@ class KCal(Calibrator):
         check_at_least_two(samples.classes, type(self).__name__)
         if training is None and self.uses_training_set:
             training, samples = hold_out_half(samples, self.seed)
-        self._warn_of_samples(samples, training)
-
+        self._check_support(samples, training)
         if self.folds is not None:
             samples = replace(samples, folds=fold_codes(samples.codes, self.folds, samples.groups, self.seed))
-        kernel, choice = get_kernel(self.kernel), self._bandwidth_choice(samples)
+        model, learned, curve = self._fit_model(samples, training)
+        self.classes_, self.support_indices_, self.ids_ = samples.classes, samples.indices, samples.ids
+        self.bandwidth_curve_, self.training_curve_ = curve, learned.curve
+        self.checkpoint_step_, self.checkpoint_losses_ = learned.step, learned.checkpoint_losses
+        self.model_ = model
+        return self
+
+    def _fit_model(
+        self, samples: Samples, training: TrainingSet | None
+    ) -> tuple[KCalModel, FittedProjection, BandwidthCurve | None]:
+        """Return the model, how its projection was found, and the bandwidths that were tried."""
+        kernel, frequencies = get_kernel(self.kernel), samples.frequencies()
+        rarest = float(frequencies[frequencies > 0].min() * len(samples.codes))
+        choice = BandwidthChoice(self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, rarest)
         learned = fit_projection(
             self.projection,
             None if training is None else training.encoded(samples.classes),
@@ -223,20 +235,10 @@ class KCal(Calibrator):
         )
         support = samples.support(learned.module)
         bandwidth, curve = choice.choose(support, kernel=kernel, keys=samples.keys, progress=self.progress)
-        self.classes_, self.support_indices_, self.ids_ = samples.classes, samples.indices, samples.ids
-        self.bandwidth_curve_, self.training_curve_ = curve, learned.curve
-        self.checkpoint_step_, self.checkpoint_losses_ = learned.step, learned.checkpoint_losses
-        self.model_ = KCalModel(
-            learned.module,
-            support,
-            bandwidth,
-            kernel.name,
-            samples.frequencies(),
-            prior=check_prior(self.prior, samples.classes),
-            smoothing=float(self.smoothing),
-            groups=None if samples.groups is None else torch.as_tensor(samples.groups, device=rows.device),
-        )
-        return self
+        groups = None if samples.groups is None else torch.as_tensor(samples.groups, device=support.points.device)
+        prior, smoothing = check_prior(self.prior, samples.classes), float(self.smoothing)
+        model = KCalModel(learned.module, support, bandwidth, kernel.name, frequencies, prior, smoothing, groups)
+        return model, learned, curve
 
     def log_evidence(self, X: Any) -> Any:
         """Return the log density of the calibration set at each row, (n,).
@@ -352,14 +354,10 @@ class KCal(Calibrator):
     def _check_training_set(self, embeddings: Any, labels: Any, groups: Any, rows: torch.Tensor) -> TrainingSet | None:
         """Return the training set as embeddings; None without one."""
         check_training_columns(embeddings, list(getattr(self, "feature_names_in_", [])))
-        training = check_training_set(embeddings, labels, groups, rows)
-        if training is None:
-            return None
-        if not self.uses_training_set:
-            raise refuse_training_set(self.projection)
-        return replace(training, embeddings=self.as_embeddings(training.embeddings))
+        training = check_training_set(embeddings, labels, groups, rows, self.projection)
+        return None if training is None else replace(training, embeddings=self.as_embeddings(training.embeddings))
 
-    def _warn_of_samples(self, samples: Samples, training: TrainingSet | None) -> None:
+    def _check_support(self, samples: Samples, training: TrainingSet | None) -> None:
         """Check the prior against the classes of the support; warn of missing classes and of training rows."""
         frequencies, prior = samples.frequencies(), check_prior(self.prior, samples.classes)
         if prior is not None and not prior[frequencies > 0].any():
@@ -369,8 +367,3 @@ class KCal(Calibrator):
                 samples.classes, frequencies, "Or pass smoothing=1e-3 to give them some probability."
             )
         warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
-
-    def _bandwidth_choice(self, samples: Samples) -> BandwidthChoice:
-        frequencies = samples.frequencies()
-        rarest = float(frequencies[frequencies > 0].min() * len(samples.codes))
-        return BandwidthChoice(self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, rarest)

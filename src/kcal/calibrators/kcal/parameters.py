@@ -9,7 +9,7 @@ import numpy as np
 
 from kcal.errors import InvalidInputError
 from kcal.kernels import get_kernel
-from kcal.projection import ARCHITECTURES, UNTRAINED, TrainedProjection, check_dimension, check_projection, get_recipe
+from kcal.projection import ARCHITECTURES, check_dimension, check_projection, get_recipe
 from kcal.validation import check_integer, check_number, shown
 
 MAX_FOLDS = 10**6
@@ -41,17 +41,6 @@ def check_learned_projection(projection: Any, dimension: Any) -> None:
         raise InvalidInputError(
             "dimension", f"applies to the projections {', '.join(ARCHITECTURES)} only", remedy='Leave it at "auto".'
         )
-
-
-def refuse_training_set(projection: Any) -> InvalidInputError:
-    """Return the error for a training set beside a projection that needs none."""
-    fitted = isinstance(projection, TrainedProjection) or projection is None or projection in UNTRAINED
-    name = repr(projection) if fitted else "a frozen module"
-    return InvalidInputError(
-        "train_embeddings",
-        f"are of no use with projection={name}: there is nothing to learn",
-        remedy="Leave them out.",
-    )
 
 
 def _check_bandwidth(bandwidth: Any, reference: Any) -> None:

@@ -15,7 +15,7 @@ from kcal.calibrators.fit_warnings import warn_of_held_out
 from kcal.calibrators.holdout import stratified_halves
 from kcal.errors import InvalidInputError
 from kcal.kernels import SortedSupport, sort_support
-from kcal.projection import TrainedProjection, TrainingSamples, project
+from kcal.projection import TrainedProjection, TrainingSamples, needs_training, project
 from kcal.validation import (
     check_groups,
     check_ids,
@@ -130,7 +130,9 @@ class TrainingSet:
         return TrainingSamples(self.embeddings, codes, len(classes), self.groups)
 
 
-def check_training_set(embeddings: Any, labels: Any, groups: Any, like: torch.Tensor) -> TrainingSet | None:
+def check_training_set(
+    embeddings: Any, labels: Any, groups: Any, like: torch.Tensor, projection: Any
+) -> TrainingSet | None:
     """Return the training set on the device and in the precision of the calibration rows; None without one."""
     if embeddings is None:
         for name, values in (("train_labels", labels), ("train_groups", groups)):
@@ -142,6 +144,10 @@ def check_training_set(embeddings: Any, labels: Any, groups: Any, like: torch.Te
     rows = check_matrix(embeddings, "train_embeddings", columns=like.shape[1], owner="the calibration set")
     names = check_labels(labels, len(rows), "train_labels")
     keys = None if groups is None else check_groups(groups, len(rows), "train_groups")
+    if not needs_training(projection):
+        name = repr(projection) if not isinstance(projection, nn.Module) else "a frozen module"
+        expected = f"are of no use with projection={name}: there is nothing to learn"
+        raise InvalidInputError("train_embeddings", expected, remedy="Leave them out.")
     return TrainingSet(rows.to(device=like.device, dtype=like.dtype), names, keys)
 
 
