@@ -16,8 +16,9 @@ from kcal.benchmark.splits import Split
 from kcal.benchmark.table import Entry, Table
 from kcal.calibrators.blend.class_frequencies import MIN_STRENGTH
 from kcal.calibrators.blend.experts import Expert
-from kcal.calibrators.blend.fitting import Targets, fit_blend
+from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
+from kcal.calibrators.kcal.samples import Samples, check_samples
 from kcal.projection import FastRecipe, TrainedProjection
 
 WHOLE = "the whole blend"
@@ -77,11 +78,11 @@ class Refit:
         experts, lowest = blend.model_.experts, blend.model_.min_log_prob
         if self.one_metric:
             experts = (min(experts, key=partial(metric_loss, setting, split)),)
-        targets, network = targets_of(setting, split), network_of(setting, split)
+        samples, network = samples_of(setting, split), network_of(setting, split)
         if self.in_sample:
             own = log_probs_of(setting, split)
             network = replace(network, out_of_fold=tuple(model.log_probs(own) for model in network.models))
-        model = replace(fit_blend(targets, experts, network, **self.options), min_log_prob=lowest)
+        model = replace(fit_blend(samples, experts, network, **self.options), min_log_prob=lowest)
         test = setting.task.pool
         embeddings, logits = (torch.from_numpy(part[split.test]) for part in (test.embeddings, test.logits))
         probs = torch.exp(model.log_probs(model.inputs(embeddings, logits))).numpy()
@@ -97,17 +98,17 @@ REFITS = {
 }
 
 
-def targets_of(setting: TaskSetting, split: Split) -> Targets:
+def samples_of(setting: TaskSetting, split: Split) -> Samples:
     rows, pool = split.calibration, setting.task.pool
-    groups = np.unique(pool.groups[rows], return_inverse=True)[1] if setting.by_group else None
-    return Targets(pool.labels[rows], np.ones(len(rows)), groups, len(setting.task.classes))
+    groups = pool.groups[rows] if setting.by_group else None
+    embeddings, classes = torch.from_numpy(pool.embeddings[rows]), range(len(setting.task.classes))
+    return check_samples(embeddings, pool.labels[rows], classes=classes, groups=groups)
 
 
 def network_of(setting: TaskSetting, split: Split) -> NetworkFit:
     """Return the cross-fitted calibrators of the network, as the blend fits them by default."""
-    targets = targets_of(setting, split)
-    samples = (log_probs_of(setting, split), targets.codes, targets.weights, targets.groups)
-    return cross_fit_network(*samples, choice="auto", folds=5, seed=setting.seed)
+    log_probs, samples = log_probs_of(setting, split), samples_of(setting, split)
+    return cross_fit_network(log_probs, samples, choice="auto", folds=5, seed=setting.seed)
 
 
 def log_probs_of(setting: TaskSetting, split: Split) -> torch.Tensor:
