@@ -151,14 +151,12 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Check the rows of ``X``, and the number of their columns against that of the fit."""
         if not fitting:
             check_is_fitted(self)
-        name = type(self).__name__
-        if isinstance(X, torch.Tensor):
-            checked = check_matrix(X, "X", columns=None if fitting else self.n_features_in_, owner=name)
-            if fitting:
-                self.n_features_in_ = checked.shape[1]
-        else:
-            checked = check_matrix(X, "X")
+        columns = None if fitting else self.n_features_in_
+        checked = check_matrix(X, "X", columns=columns, owner=type(self).__name__)
+        if not isinstance(X, torch.Tensor):
             validate_data(self, X, reset=fitting, skip_check_array=True)
+        elif fitting:
+            self.n_features_in_ = checked.shape[1]
         return checked, kind_of(X, checked)
 
     def _state(self, parameters: dict[str, Any], values: dict[str, Any], /, **tensors: torch.Tensor) -> CalibratorState:
