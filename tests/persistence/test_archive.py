@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import model_files
 import numpy as np
 import pytest
 import torch
-from model_files import header_of
+from model_files import header_of, save_models
 from torch import nn
 
 from kcal import FastRecipe, KCal, load, save, train_projection
@@ -30,6 +33,24 @@ def test_everything_a_user_sees_comes_back(fitted: KCal, problem: Any, tmp_path:
     np.testing.assert_array_equal(loaded.bandwidth_curve_.losses, fitted.bandwidth_curve_.losses)
     assert loaded.bandwidth_ == fitted.bandwidth_
     assert loaded.get_params() == fitted.get_params()
+
+
+def test_equal_fits_in_two_processes_give_equal_files(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    subprocess.run(
+        [sys.executable, model_files.__file__, other], env={**os.environ, "PYTHONHASHSEED": seed}, check=True
+    )
+    for path in save_models(tmp_path):
+        assert path.read_bytes() == (other / path.name).read_bytes()
+
+
+def test_saving_again_gives_the_same_bytes(fitted: KCal, fitted_content: bytes, tmp_path: Path) -> None:
+    for _ in range(5):
+        assert save(fitted, tmp_path / "model.kcal").read_bytes() == fitted_content
+    loaded = load(tmp_path / "model.kcal")
+    assert save(loaded, tmp_path / "again.kcal").read_bytes() == fitted_content
 
 
 def test_samples_of_zero_weight_come_back(problem: Any, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """One file per calibrator: safetensors with a JSON header and a checksum; loading never runs code from the file.
 
-The metadata of the safetensors file has two entries: "kcal", the header as JSON text, and "sha256", the checksum of the
-header and of the name, dtype, shape and bytes of every tensor.
+The metadata of the safetensors file has one entry, "kcal": a line with the SHA-256 of the header and of the name,
+dtype, shape and bytes of every tensor, then the header as JSON. It is one because safetensors writes several in random
+order, and equal calibrators give equal files.
 
 A saved KCal holds the projected embeddings of its calibration set. These are personal data if the inputs were.
 """
@@ -28,7 +29,7 @@ from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.persistence.atomic import atomic_path, check_path
 from kcal.validation import shown
 
-HEADER, CHECKSUM = "kcal", "sha256"
+METADATA = "kcal"
 FORMAT_VERSION = 2
 LARGEST_NUMBER = 1e18
 """No fit gives a tensor with a larger entry; with one, probabilities can become NaN."""
@@ -66,7 +67,7 @@ def save(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
     damaged = _first_damaged(tensors)
     if damaged:
         raise InvalidInputError("calibrator", "must be fitted to finite numbers", got=damaged, remedy="Fit it again.")
-    content = to_bytes(tensors, metadata={HEADER: text, CHECKSUM: checksum(text, tensors)})
+    content = to_bytes(tensors, metadata=to_metadata(text, tensors))
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
     return check_path(path)
@@ -106,6 +107,11 @@ def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -
         ) from error
 
 
+def to_metadata(header: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return the metadata of a file: the checksum and the header."""
+    return {METADATA: f"{checksum(header, tensors)}\n{header}"}
+
+
 def checksum(header: str, tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the SHA-256 of a file's header and tensors, as hexadecimal text."""
     digest = hashlib.sha256()
@@ -128,14 +134,15 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
             raise FileFormatError(f"{path} is not a file.")
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            if HEADER not in metadata:
+            if METADATA not in metadata:
                 raise FileFormatError(f"{path} is a safetensors file, but kcal did not write it.")
-            header = json.loads(metadata[HEADER], parse_constant=_refuse_constant)
+            text = metadata[METADATA].partition("\n")[2]
+            header = json.loads(text, parse_constant=_refuse_constant)
             _check_version(header, path)
             # Copies: what was read stays as it was checked, even if the file changes.
             names = file.keys()
             tensors = {name: file.get_tensor(name).clone() for name in names}
-        if metadata.get(CHECKSUM) != checksum(metadata[HEADER], tensors):
+        if metadata != to_metadata(text, tensors):
             raise FileFormatError(f"{path} is damaged: its checksum does not match. Save the calibrator again.")
         _check_content(header, tensors, path)
         return header, tensors
