@@ -352,7 +352,7 @@ class KCal(Calibrator):
     def _check_training_set(self, embeddings: Any, labels: Any, groups: Any, rows: torch.Tensor) -> TrainingSet | None:
         """Return the training set as embeddings; None without one."""
         check_training_columns(embeddings, list(getattr(self, "feature_names_in_", [])))
-        training = check_training_set(embeddings, labels, groups, rows)
+        training = check_training_set(embeddings, labels, groups, rows, logits=self.inputs == "logits")
         if training is None:
             return None
         if not self.uses_training_set:

@@ -130,7 +130,9 @@ class TrainingSet:
         return TrainingSamples(self.embeddings, codes, len(classes), self.groups)
 
 
-def check_training_set(embeddings: Any, labels: Any, groups: Any, like: torch.Tensor) -> TrainingSet | None:
+def check_training_set(
+    embeddings: Any, labels: Any, groups: Any, like: torch.Tensor, *, logits: bool = False
+) -> TrainingSet | None:
     """Return the training set on the device and in the precision of the calibration rows; None without one."""
     if embeddings is None:
         for name, values in (("train_labels", labels), ("train_groups", groups)):
@@ -139,7 +141,8 @@ def check_training_set(embeddings: Any, labels: Any, groups: Any, like: torch.Te
         return None
     if labels is None:
         raise InvalidInputError("train_embeddings", "needs train_labels, one per row", got="None")
-    rows = check_matrix(embeddings, "train_embeddings", columns=like.shape[1], owner="the calibration set")
+    owner = "the calibration set"
+    rows = check_matrix(embeddings, "train_embeddings", columns=like.shape[1], owner=owner, logits=logits)
     names = check_labels(labels, len(rows), "train_labels")
     keys = None if groups is None else check_groups(groups, len(rows), "train_groups")
     return TrainingSet(rows.to(device=like.device, dtype=like.dtype), names, keys)
