@@ -23,6 +23,8 @@ BLOCK_SIZE = 2**18
 """Scores, and latent values, in one block: bounds the memory of a prediction for any number of rows."""
 LARGEST_DEVIATION = 300.0
 """Latent values are clipped to this distance from their mean, so that no exponential overflows."""
+LOWEST_LOG_PROB = -1e5
+"""Scores of masked classes are clipped here, so that distances to other scores stay exact to 1e-6."""
 LOG_LENGTHSCALE = log(0.001), log(10.0)
 LOG_VARIANCE = log(1e-4), log(1e4)
 DEVIATION = 1e-6, 1e3
@@ -97,7 +99,7 @@ def require_latent_process() -> ModuleType:
 
 def sorted_scores(log_probs: torch.Tensor, representation: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scores of the classes in descending order, and that order, both (n, n_classes)."""
-    descending, order = sort_classes(log_probs)
+    descending, order = sort_classes(log_probs.clamp_min(LOWEST_LOG_PROB))
     return (descending if representation == "logits" else torch.exp(descending)), order
 
 
