@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from kcal.calibrators.class_scores import sort_classes
-from kcal.calibrators.model_state import LogitModel, choice, number, tensor
+from kcal.calibrators.model_state import LogitModel, tensor
 from kcal.errors import MissingExtraError
-from kcal.validation import SEED_LIMIT
 
 MAX_SAMPLES = 100_000
 BLOCK_SIZE = 2**18
@@ -41,14 +40,14 @@ BOUNDS = {
 class GaussianProcessModel(LogitModel):
     """Variational posterior at the inducing points, and the draws of the prediction."""
 
-    representation: str = choice("logits", "probabilities")  # of the scores: log probabilities or probabilities
-    samples: int = number(1, MAX_SAMPLES, whole=True)
-    seed: int = number(0, SEED_LIMIT - 1, whole=True)
-    inducing: torch.Tensor = tensor("points", highest=1.0)
+    representation: str  # of the scores: log probabilities or probabilities
+    samples: int
+    seed: int
+    inducing: torch.Tensor = tensor("points")
     mean: torch.Tensor = tensor("points")
-    deviation: torch.Tensor = tensor("points", lowest=DEVIATION[0], highest=DEVIATION[1])
-    log_variance: torch.Tensor = tensor(1, lowest=LOG_VARIANCE[0], highest=LOG_VARIANCE[1])
-    log_lengthscale: torch.Tensor = tensor(1, lowest=LOG_LENGTHSCALE[0], highest=LOG_LENGTHSCALE[1])
+    deviation: torch.Tensor = tensor("points")
+    log_variance: torch.Tensor = tensor(1)
+    log_lengthscale: torch.Tensor = tensor(1)
 
     @property
     def lengthscale(self) -> float:

@@ -57,13 +57,6 @@ class OrderPreservingModel(LogitModel):
         """Return form and width for display."""
         return {"form": self.form, "width": str(self.width)}
 
-    def is_consistent(self, n_classes: int) -> bool:
-        """Return whether the choices name forms and widths."""
-        forms, widths = self.tried[:, 0], self.tried[:, 1]
-        return bool(torch.isin(forms, torch.arange(len(FORMS))).all()) and bool(
-            ((widths >= 1) & (widths <= MAX_WIDTH)).all()
-        )
-
 
 class OrderPreservingCalibration(LogitCalibrator):
     """Learn the gaps between the logits, never their order: accuracy and every top-k accuracy stay exactly.
@@ -89,10 +82,8 @@ class OrderPreservingCalibration(LogitCalibrator):
         Folds of the cross-validation; fewer if there are fewer samples.
     epochs : int
         Epochs of Adam, for "oi" and "op".
-    representation : "logits" or "probabilities"
-        What ``X`` holds; it is never guessed.
-    seed : int
-        Seed of the folds, the initial weights and the batches.
+    representation, seed
+        As in :class:`TemperatureScaling`; the seed is that of the folds, the initial weights and the batches.
     progress : bool, optional
         Show a progress bar; None shows it in a terminal only.
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad, softplus
 
-from kcal.calibrators.model_state import SMALLEST_POSITIVE, StoredModel, choice, tensor
+from kcal.calibrators.model_state import StoredModel, tensor
 
 CELLS = 256
 """Cells of the grid of the monotone map's density, which is linear in every cell."""
@@ -33,9 +33,9 @@ class GapMap(StoredModel):
     Tensors have the fold first; the output logits are the mean over folds.
     """
 
-    sees_order: bool = choice(True, False)  # True: the input is the row in the order of the classes; False: sorted
+    sees_order: bool  # True: the input is the row in the order of the classes; False: sorted
     centre: torch.Tensor = tensor("classes")
-    scale: torch.Tensor = tensor("classes", lowest=SMALLEST_POSITIVE)
+    scale: torch.Tensor = tensor("classes")
     start: torch.Tensor = tensor("folds", 1, 1)  # c: softplus(c) = 1 / T
     weights_1: torch.Tensor = tensor("folds", "classes", "width")
     bias_1: torch.Tensor = tensor("folds", 1, "width")
@@ -107,12 +107,8 @@ class MonotoneMap(StoredModel):
     points of every score instead.
     """
 
-    depths: torch.Tensor = tensor("points", lowest=0.0)  # −t of the points of the grid, ascending from 0
-    density: torch.Tensor = tensor("points", lowest=0.0)
-
-    def is_consistent(self, n_classes: int) -> bool:
-        """Return whether the grid ascends from 0."""
-        return bool(self.depths[0] == 0) and bool((self.depths.diff() > 0).all())
+    depths: torch.Tensor = tensor("points")  # −t of the points of the grid, ascending from 0
+    density: torch.Tensor = tensor("points")
 
     def __call__(self, scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         """Return the output logits of sorted scores, (n, n_classes)."""

@@ -47,10 +47,8 @@ class VectorScaling(LinearScaling):
     ----------
     penalty : float
         Strength of the pull towards temperature scaling; 0 is the published loss.
-    representation : "logits" or "probabilities"
-        What ``X`` holds; it is never guessed.
-    seed : int
-        Accepted by every calibrator; nothing here is random.
+    representation, seed
+        As in :class:`TemperatureScaling`.
 
     Attributes
     ----------
@@ -81,10 +79,8 @@ class MatrixScaling(LinearScaling):
     ----------
     penalty : float
         Strength of the pull towards temperature scaling; 0 is the published loss.
-    representation : "logits" or "probabilities"
-        What ``X`` holds; it is never guessed.
-    seed : int
-        Accepted by every calibrator; nothing here is random.
+    representation, seed
+        As in :class:`TemperatureScaling`.
 
     Attributes
     ----------
@@ -114,10 +110,8 @@ class StructuredMatrixScaling(LinearScaling):
     ----------
     penalty : float
         Factor of all penalties; 1 is the published one.
-    representation : "logits" or "probabilities"
-        What ``X`` holds; it is never guessed.
-    seed : int
-        Accepted by every calibrator; nothing here is random.
+    representation, seed
+        As in :class:`TemperatureScaling`.
 
     Attributes
     ----------
