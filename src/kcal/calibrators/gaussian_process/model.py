@@ -13,7 +13,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from kcal.calibrators.class_scores import sort_classes
+from kcal.calibrators.class_scores import average_ties, sort_classes
 from kcal.calibrators.model_state import LogitModel, tensor
 from kcal.errors import MissingExtraError
 
@@ -68,8 +68,7 @@ class GaussianProcessModel(LogitModel):
         for start in range(0, len(log_probs), step):
             scores, order = sorted_scores(log_probs[start : start + step], self.representation)
             means, variances = latent_process.marginals(self, scores)
-            expected = _average_equals(expected_softmax(means, variances, normals), scores)
-            result[start : start + step].scatter_(1, order, expected)
+            result[start : start + step].scatter_(1, order, expected_softmax(means, variances, normals, scores))
         return result
 
     def summary(self) -> dict[str, str]:
@@ -102,10 +101,13 @@ def sorted_scores(log_probs: torch.Tensor, representation: str) -> tuple[torch.T
     return (descending if representation == "logits" else torch.exp(descending)), order
 
 
-def expected_softmax(means: torch.Tensor, variances: torch.Tensor, normals: torch.Tensor) -> torch.Tensor:
+def expected_softmax(
+    means: torch.Tensor, variances: torch.Tensor, normals: torch.Tensor, scores: torch.Tensor
+) -> torch.Tensor:
     """Return the logarithm of the mean softmax over the draws ``normals`` (draws, n_classes), (n, n_classes).
 
-    Σ_s softmax(m + e_s)_k = exp(m_k) Σ_s exp(e_sk) / Σ_j exp(m_j + e_sj): one exponential per draw, exact in the tails
+    Σ_s softmax(m + e_s)_k = exp(m_k) Σ_s exp(e_sk) / Σ_j exp(m_j + e_sj): one exponential per draw, exact in the tails.
+    Classes of equal ``scores``, which descend, get the mean of their probabilities.
     """
     relative = means - means.amax(dim=1, keepdim=True)
     odds, deviations = torch.exp(relative), variances.sqrt()
@@ -117,6 +119,7 @@ def expected_softmax(means: torch.Tensor, variances: torch.Tensor, normals: torc
         ratios = draws.exp_()  # (rows, draws, n_classes)
         totals = torch.bmm(ratios, odds[rows, :, None])  # (rows, draws, 1)
         factors[rows] = torch.bmm(totals.reciprocal_().mT, ratios)[:, 0]
+    relative, factors = (average_ties(values, scores, tolerance=0.0) for values in (relative, factors))
     return relative + torch.log(factors / len(normals))
 
 
@@ -127,18 +130,3 @@ def _standard_normals(draws: int, n_classes: int, seed: int) -> torch.Tensor:
     """
     half = np.random.default_rng(seed).standard_normal((-(-draws // 2), n_classes))
     return torch.from_numpy(np.concatenate([half, -half]))
-
-
-def _average_equals(log_probs: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Give classes of equal (sorted) scores the mean of their probabilities, (n, n_classes)."""
-    equal = scores[:, 1:] == scores[:, :-1]
-    if not bool(equal.any()):
-        return log_probs
-    first = torch.nn.functional.pad(~equal, (1, 0), value=True)
-    group = first.long().cumsum(dim=1) - 1  # (n, n_classes)
-    empty = torch.full_like(log_probs, -torch.inf)
-    highest = empty.scatter_reduce(1, group, log_probs, "amax").gather(1, group)
-    zeros = torch.zeros_like(log_probs)
-    totals = zeros.scatter_add(1, group, torch.exp(log_probs - highest)).gather(1, group)
-    counts = zeros.scatter_add(1, group, torch.ones_like(log_probs)).gather(1, group)
-    return highest + torch.log(totals / counts)

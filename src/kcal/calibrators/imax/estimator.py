@@ -119,7 +119,9 @@ class IMaxBinning(LogitCalibrator):
             # every class starts from the same draws, so that their order plays no part
             bins = find_bins(column, counts, int(self.bins), np.random.default_rng(self.seed))
             boundaries.append(torch.from_numpy(bins.boundaries))
-            rates.append(torch.from_numpy(bin_rates(bins.place(column), hits, counts, len(bins.boundaries) + 1)))
+            rates.append(
+                torch.from_numpy(bin_rates(place(bins.boundaries, column), hits, counts, len(bins.boundaries) + 1))
+            )
         return IMaxModel(self.form, tuple(boundaries), tuple(rates))
 
     def _binary_problems(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> tuple[Floats, ...]:
