@@ -19,7 +19,7 @@ ALMOST_ZERO = 1e-12
 """Probabilities are never smaller than this inside a logarithm."""
 LARGEST = 1e18
 """Larger magnitudes are refused: their squares, and sums of these, must stay far from overflow in float32."""
-LARGEST_LOGIT = 1e17
+LARGEST_LOGIT = 1e15
 """Logits are clipped to this magnitude: masks such as ``finfo(float32).min`` are common, and change nothing more."""
 
 SUM_TOLERANCE = 1e-3
@@ -68,7 +68,7 @@ def check_matrix(
     owner : str
         The calibrator that expects this number, for the message.
     logits : bool
-        Whether these are logits: finite ones of any size are accepted, and clipped to ±1e17.
+        Whether these are logits: finite ones of any size are accepted, and clipped to ±1e15.
     """
     tensor = plain_tensor(values, name) if is_tensor(values) else _tensor_from_array_like(values, name)
     if tensor.ndim != 2:

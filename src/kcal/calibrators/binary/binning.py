@@ -187,4 +187,6 @@ def equal_mass_edges(scores: Floats, weights: Floats, bins: int) -> Floats:
     before = np.maximum(after - 1, 0)
     nearer = np.where(targets - reached[before] < reached[after] - targets, before, after)
     cuts = np.unique(nearer[nearer < len(values) - 1])
-    return np.asarray((values[cuts] + values[cuts + 1]) / 2, dtype=np.float64)
+    upper = values[cuts + 1]
+    # the middle of two neighbouring numbers can round to the upper one, which would leave its bin empty
+    return np.asarray(np.minimum((values[cuts] + upper) / 2, np.nextafter(upper, -np.inf)), dtype=np.float64)

@@ -24,13 +24,10 @@ LARGEST_DEVIATION = 300.0
 """Latent values are clipped to this distance from their mean, so that no exponential overflows."""
 LOWEST_LOG_PROB = -1e5
 """Scores of masked classes are clipped here, so that distances to other scores stay exact to 1e-6."""
-LOG_LENGTHSCALE = log(0.001), log(10.0)
-LOG_VARIANCE = log(1e-4), log(1e4)
-DEVIATION = 1e-6, 1e3
 BOUNDS = {
-    "log_lengthscale": LOG_LENGTHSCALE,
-    "log_variance": LOG_VARIANCE,
-    "deviation": DEVIATION,
+    "log_lengthscale": (log(0.001), log(10.0)),
+    "log_variance": (log(1e-4), log(1e4)),
+    "deviation": (1e-6, 1e3),
     "mean": (-inf, inf),
 }
 """Bounds of the solver, by parameter."""
