@@ -278,6 +278,44 @@ def check_order_is_preserved_where_that_is_promised(fitted: Calibrator) -> None:
             assert (difference[higher] > 0).all()
 
 
+def check_logits_masked_with_the_smallest_number_are_accepted(make: Factory, problem: Any, folder: Path) -> None:
+    calibrator = make()
+    if calibrator.inputs == "embeddings":
+        return
+    if calibrator.method == "iop":
+        calibrator.set_params(form="oi", folds=2)
+
+    def mask(logits: Any, labels: Any) -> Any:
+        masked, rows = logits.astype(np.float32), np.arange(0, len(labels), 3)
+        masked[rows, (labels[rows] + 1) % 3] = np.finfo(np.float32).min
+        return masked
+
+    labels = problem.labels[:60]
+    logits, train_logits = mask(problem.logits[:60], labels), mask(problem.train_logits, problem.train_labels)
+    calibration = ClassifierOutputs(problem.embeddings[:60], logits, labels)
+    train = ClassifierOutputs(problem.train_embeddings, train_logits, problem.train_labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KcalWarning)
+        fitted = fit_on(calibrator, calibration, train)
+        loaded = load(save(fitted, folder / "model.kcal"))
+        assert_valid(predict_on(loaded, calibration), "masked")
+    with pytest.raises(InvalidInputError, match="must be finite"):
+        predict_on(fitted, ClassifierOutputs(problem.embeddings[:60], np.where(logits < -1e38, -np.inf, logits)))
+
+
+def check_other_columns_are_refused_by_name(fitted: Calibrator, problem: Any) -> None:
+    outputs = test_outputs(problem)
+    rows, extra = prediction_arguments(fitted, outputs, lambda values: values)
+    wide = np.concatenate([rows[0], rows[0][:, :1]], axis=1)
+    n_columns = rows[0].shape[1]
+    for given in (wide, torch.from_numpy(wide)):
+        with pytest.raises(
+            InvalidInputError, match=rf"^X has {n_columns + 1} features, but .*expecting {n_columns} "
+        ) as caught:
+            fitted.predict_proba(given, **extra)
+        assert caught.value.parameter == "X"
+
+
 def check_hard_inputs_give_valid_rows(make: Factory, problem: Any) -> None:
     """Methods on logits accept every case; KCal may raise that there are too few samples to train on."""
     for name, (rows, labels) in hard_cases().items():

@@ -124,6 +124,14 @@ def test_numbers_whose_squares_would_overflow_are_refused(dtype):
             check_matrix(np.array([[0.0, 1.0], [value, 1.0]], dtype=dtype))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_logits_masked_with_the_smallest_number_are_clipped(dtype):
+    rows = np.array([[0.5, np.finfo(dtype).min], [np.finfo(dtype).max, 1.0]], dtype=dtype)
+    np.testing.assert_allclose(check_matrix(rows, logits=True), [[0.5, -1e15], [1e15, 1.0]])
+    with pytest.raises(InvalidInputError, match="infinity at row 0"):
+        check_matrix(np.array([[0.0, -np.inf]]), logits=True)
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -15,6 +15,7 @@ import calibrator_checks
 from calibrator_checks import quick, unlearned
 from kcal import METHODS, load, save
 from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, make_calibrator
+from kcal.calibrators.base import decode_classes, encode_classes
 from kcal.errors import InvalidInputError
 from synthetic import make_problem
 
@@ -118,3 +119,15 @@ def test_weights_are_never_dropped_silently(problem: Any) -> None:
     weighted = ClassifierOutputs(None, problem.logits, problem.labels, weights=np.ones(240))
     with pytest.raises(InvalidInputError, match="cannot be used by method unweighted"):
         fit_on(Unweighted(), weighted)
+
+
+def test_other_column_names_are_refused_by_name(problem: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    fitted = make_calibrator("ts").fit(pandas.DataFrame(problem.logits, columns=["a", "b", "c"]), problem.labels)
+    with pytest.raises(InvalidInputError, match=r"(?s)^X must have the columns of the fit.*unseen at fit time:\n- d\n"):
+        fitted.predict_proba(pandas.DataFrame(problem.logits, columns=["a", "b", "d"]))
+
+
+def test_half_a_million_labels_of_36_characters_survive_the_state() -> None:
+    labels = np.array([f"{number:036d}" for number in range(500_000)])
+    np.testing.assert_array_equal(decode_classes(encode_classes(labels)), labels)

@@ -124,7 +124,7 @@ def test_a_bin_that_is_empty_while_fitting_takes_the_overall_mean_and_loses_noth
     found = find_bins(scores, np.ones(400), 4, np.random.default_rng(0))
     assert (np.diff(found.information) >= -1e-12).all()
     assert found.information[-1] > 0.98 * best_information(scores, 4)
-    assert (np.bincount(found.place(scores), minlength=4) > 0).all()
+    assert (np.bincount(place(found.boundaries, scores), minlength=4) > 0).all()
 
 
 def test_one_step_gives_an_empty_bin_the_overall_mean(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,14 +48,12 @@ def test_a_model_comes_back_from_its_state(fitted: LogitCalibrator, problem: Any
         assert all(np.array_equal(value, other) for value, other in pairs), name
 
 
-def test_damaged_tensors_are_refused(fitted: LogitCalibrator) -> None:
+def test_tensors_of_another_type_or_shape_are_refused(fitted: LogitCalibrator) -> None:
     state = fitted.state()
     for name, tensor in state.tensors.items():
         damages = [tensor.float(), tensor[None]]
         if name not in ("search", "tried", "fingerprints"):  # fewer of these are as good
             damages.append(tensor[:-1])
-        if tensor.dtype == torch.float64:
-            damages += [tensor * torch.nan, torch.full_like(tensor, -1e300)]
         for damaged in damages:
             with pytest.raises(FileFormatError, match="stored"):
                 type(fitted).from_state(replace(state, tensors=state.tensors | {name: damaged}))
@@ -65,10 +63,10 @@ def test_damaged_tensors_are_refused(fitted: LogitCalibrator) -> None:
                 type(fitted).from_state(replace(state, tensors=rest))
 
 
-def test_damaged_values_are_refused(fitted: LogitCalibrator) -> None:
+def test_values_of_another_type_are_refused(fitted: LogitCalibrator) -> None:
     state = fitted.state()
     for name in state.values.keys() - {"classes", "feature_names"}:
-        for damaged in ("nonsense", -7.5, None, [], float("nan"), {}):
+        for damaged in (1.5 if isinstance(state.values[name], str) else "nonsense", None, [], {}):
             with pytest.raises(FileFormatError, match="stored"):
                 type(fitted).from_state(replace(state, values=state.values | {name: damaged}))
     with pytest.raises(FileFormatError, match="4 columns are stored for 3 classes"):

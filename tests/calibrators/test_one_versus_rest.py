@@ -15,7 +15,7 @@ from kcal import (
     PlattScaling,
     ScalingBinning,
 )
-from kcal.calibrators.binary.one_versus_rest import equal_mass_edges
+from kcal.calibrators.binary.binning import equal_mass_edges
 from kcal.calibrators.class_scores import log_odds
 from kcal.errors import MissingClassWarning
 

@@ -195,11 +195,11 @@ def test_a_flipped_bit_is_refused_or_changes_no_prediction(
             np.testing.assert_array_equal(predict_on(loaded, outputs), expected)
 
 
-def test_a_temperature_out_of_bounds_is_refused(problem: Any, tmp_path: Path) -> None:
+def test_a_temperature_that_is_no_number_is_refused(problem: Any, tmp_path: Path) -> None:
     path = save(TemperatureScaling().fit(problem.logits, problem.labels), tmp_path / "model.kcal")
     header = header_of(path)
-    header["values"]["temperature"] = -1.0
-    with pytest.raises(FileFormatError, match="out of bounds"):
+    header["values"]["temperature"] = "warm"
+    with pytest.raises(FileFormatError, match="temperature must be of type float; got 'warm'"):
         load(rewrite(path, header))
 
 

@@ -82,7 +82,8 @@ def _matrices(part: ClassifierOutputs, name: str) -> dict[str, NDArray[Any]]:
         values = getattr(part, kind)
         if values is None:
             raise InvalidInputError(f"{name}.{kind}", "must be given")
-        matrix = check_matrix(values, f"{name}.{kind}").detach().cpu().float().numpy()
+        checked = check_matrix(values, f"{name}.{kind}", logits=kind == "logits")
+        matrix = checked.detach().cpu().float().numpy()
         if not np.isfinite(matrix).all():
             raise InvalidInputError(f"{name}.{kind}", "must be finite in single precision", remedy="Rescale it.")
         largest = HALF_LOGIT_ERROR if kind == "logits" else np.inf

@@ -1,11 +1,13 @@
 """Calibrators: one package per method, one contract, one table of methods."""
 
 from kcal.calibrators.base import Calibrator, CalibratorState
-from kcal.calibrators.binary.beta import BetaCalibration
-from kcal.calibrators.binary.histogram import HistogramBinning
-from kcal.calibrators.binary.isotonic import IsotonicCalibration
-from kcal.calibrators.binary.platt import PlattScaling
-from kcal.calibrators.binary.scaling_binning import ScalingBinning
+from kcal.calibrators.binary import (
+    BetaCalibration,
+    HistogramBinning,
+    IsotonicCalibration,
+    PlattScaling,
+    ScalingBinning,
+)
 from kcal.calibrators.blend.estimator import KCalBlend
 from kcal.calibrators.dirichlet.estimator import DirichletCalibration
 from kcal.calibrators.gaussian_process.estimator import GaussianProcessCalibration

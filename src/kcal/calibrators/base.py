@@ -16,8 +16,6 @@ from kcal.errors import FileFormatError, InvalidInputError
 from kcal.validation import check_choice, check_matrix, check_seed, kind_of, row_fingerprints
 
 REPRESENTATIONS = ("logits", "probabilities")
-MAX_LABEL_BYTES = 2**26
-"""Memory that the class labels of a file may take."""
 
 
 class LoadArgumentError(InvalidInputError):
@@ -152,12 +150,23 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not fitting:
             check_is_fitted(self)
         columns = None if fitting else self.n_features_in_
-        checked = check_matrix(X, "X", columns=columns, owner=type(self).__name__)
+        logits = self.inputs == "logits"
+        checked = check_matrix(X, "X", columns=columns, owner=type(self).__name__, logits=logits)
         if not isinstance(X, torch.Tensor):
-            validate_data(self, X, reset=fitting, skip_check_array=True)
+            self._check_columns(X, fitting=fitting)
         elif fitting:
             self.n_features_in_ = checked.shape[1]
         return checked, kind_of(X, checked)
+
+    def _check_columns(self, X: Any, *, fitting: bool) -> None:
+        """Store the number and names of the columns at a fit; raise if those of a query are others."""
+        try:
+            validate_data(self, X, reset=fitting, skip_check_array=True)
+        except ValueError as error:
+            text = str(error)
+            if text.startswith("X "):
+                raise InvalidInputError("X", text.removeprefix("X ")) from error
+            raise InvalidInputError("X", "must have the columns of the fit", remedy=text) from error
 
     def _state(self, parameters: dict[str, Any], values: dict[str, Any], /, **tensors: torch.Tensor) -> CalibratorState:
         """Return the state: the part that all calibrators share and, from the arguments, the method's own.
@@ -234,8 +243,8 @@ def encode_classes(classes: NDArray[Any]) -> dict[str, Any]:
 def decode_classes(stored: dict[str, Any]) -> NDArray[Any]:
     """Return the class labels that :func:`encode_classes` wrote."""
     dtype, labels = np.dtype(stored["dtype"]), stored["labels"]
-    if dtype.kind not in "biufU" or not isinstance(labels, list) or dtype.itemsize * len(labels) > MAX_LABEL_BYTES:
-        raise FileFormatError(f"the stored labels are of dtype {dtype}, which kcal does not write, or too large.")
+    if dtype.kind not in "biufU" or not isinstance(labels, list):
+        raise FileFormatError(f"the stored labels are of dtype {dtype}, which kcal does not write.")
     classes = np.array(labels, dtype=dtype)
     if classes.ndim != 1 or (dtype.kind == "f" and not np.isfinite(classes).all()):
         raise FileFormatError("the stored labels are damaged: one finite value per class is expected.")

@@ -65,9 +65,9 @@ def sort_classes(log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return descending, order
 
 
-def average_ties(values: torch.Tensor, descending: torch.Tensor) -> torch.Tensor:
-    """Replace the values of tied ranks by their mean; both (n, n_classes), log probabilities in descending order."""
-    breaks = descending[:, :-1] - descending[:, 1:] > TIE_TOLERANCE
+def average_ties(values: torch.Tensor, descending: torch.Tensor, *, tolerance: float = TIE_TOLERANCE) -> torch.Tensor:
+    """Replace the values of tied ranks by their mean; both (n, n_classes), scores in descending order."""
+    breaks = descending[:, :-1] - descending[:, 1:] > tolerance
     group = torch.nn.functional.pad(breaks, (1, 0)).long().cumsum(dim=1)  # (n, n_classes): index of the run of ties
     zeros = torch.zeros_like(values)
     sums = zeros.scatter_add(1, group, values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -118,13 +119,14 @@ class LogitCalibrator(Calibrator):
 
 
 def fitted(name: str) -> Any:
-    """Declare a fitted attribute that is a field of ``model_``; tensors are returned as numpy arrays."""
+    """Declare a fitted attribute that is one of ``model_``, such as "weights"; tensors are returned as numpy arrays."""
 
     def read(calibrator: LogitCalibrator) -> Any:
-        value = getattr(calibrator.model_, name)
+        value = attrgetter(name)(calibrator.model_)
         if isinstance(value, torch.Tensor):
             return value.numpy()
-        return [part.numpy() for part in value] if isinstance(value, tuple) else value
+        is_ragged = isinstance(value, tuple) and isinstance(value[0], torch.Tensor)
+        return [part.numpy() for part in value] if is_ragged else value
 
     return property(read)
 

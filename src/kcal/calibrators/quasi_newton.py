@@ -45,7 +45,8 @@ def minimise(
         for parameter in parameters:
             parameter.grad = None
         value = evaluate()
-        slope = np.concatenate([_slope_of(parameter) for parameter in parameters])
+        slopes = [torch.zeros_like(entry) if entry.grad is None else entry.grad for entry in parameters]
+        slope: NDArray[np.float64] = torch.cat([part.ravel() for part in slopes]).numpy()
         if not (isfinite(value) and np.isfinite(slope).all()):
             return inf, np.zeros_like(slope)  # too long a step: the line search shortens it
         return value, slope
@@ -62,8 +63,3 @@ def _assign(parameters: Sequence[torch.Tensor], point: NDArray[np.float64]) -> N
     with torch.no_grad():
         for parameter, piece in zip(parameters, pieces, strict=True):
             parameter.copy_(torch.from_numpy(piece).reshape(parameter.shape))
-
-
-def _slope_of(parameter: torch.Tensor) -> NDArray[np.float64]:
-    slope: NDArray[np.float64] = (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).numpy()
-    return slope.ravel()

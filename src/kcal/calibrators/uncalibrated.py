@@ -25,10 +25,8 @@ class Uncalibrated(LogitCalibrator):
 
     Parameters
     ----------
-    representation : "logits" or "probabilities"
-        What ``X`` holds; it is never guessed.
-    seed : int
-        Accepted by every calibrator; nothing here is random.
+    representation, seed
+        As in :class:`TemperatureScaling`.
     """
 
     method: ClassVar[str] = "uncal"

@@ -171,7 +171,7 @@ def class_names(columns: Sequence[str], pattern: str) -> tuple[str, ...]:
 
 def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
     """Return the data set, with every array checked."""
-    matrix = _check_numbers(parts.pop("matrix"), f"{source.path}: {matrix_name}")
+    matrix = _check_numbers(parts.pop("matrix"), f"{source.path}: {matrix_name}", matrix_name == "logits")
     if matrix_name == "probabilities":
         check_probs(matrix, f"{source.path}: probabilities")
     arrays = {"embeddings" if matrix_name == "embeddings" else "logits": matrix}
@@ -180,11 +180,12 @@ def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
         values, name = parts.pop(key, None), f"{source.files.get(key, source.path)}: {key}"
         if values is None:
             continue
-        arrays[key] = _check_numbers(values, name) if key == "logits" else _check_vector(values, name, key == "weights")
+        is_weights = key == "weights"
+        arrays[key] = _check_numbers(values, name, True) if key == "logits" else _check_vector(values, name, is_weights)
         if len(values) != len(matrix):
             got = f"{len(values):,} for {len(matrix):,} samples"
             raise InvalidInputError(name, "must have one entry per sample", got=got)
-        if key == "weights":
+        if is_weights:
             check_weights(arrays[key], len(matrix), name)
     if classes is not None:
         classes = _check_vector(classes, f"{source.path}: classes")
@@ -192,10 +193,10 @@ def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
     return Dataset(str(source.path), ClassifierOutputs(**arrays), classes, **parts)
 
 
-def _check_numbers(values: NDArray[Any], name: str) -> NDArray[Any]:
+def _check_numbers(values: NDArray[Any], name: str, is_logits: bool) -> NDArray[Any]:
     if values.dtype.kind not in "fiub":
         raise InvalidInputError(name, "must be numbers", got=str(values.dtype))
-    checked: NDArray[Any] = check_matrix(values, name).numpy()
+    checked: NDArray[Any] = check_matrix(values, name, logits=is_logits).numpy()
     return checked
 
 

@@ -19,6 +19,8 @@ ALMOST_ZERO = 1e-12
 """Probabilities are never smaller than this inside a logarithm."""
 LARGEST = 1e18
 """Larger magnitudes are refused: their squares, and sums of these, must stay far from overflow in float32."""
+LARGEST_LOGIT = 1e15
+"""Logits are clipped to this magnitude: masks such as ``finfo(float32).min`` are common, and change nothing more."""
 
 SUM_TOLERANCE = 1e-3
 HALF_PRECISION_SUM_TOLERANCE = 1e-2
@@ -50,7 +52,9 @@ def computing_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64
 
 
-def check_matrix(values: Any, name: str = "X", *, columns: int | None = None, owner: str = "") -> torch.Tensor:
+def check_matrix(
+    values: Any, name: str = "X", *, columns: int | None = None, owner: str = "", logits: bool = False
+) -> torch.Tensor:
     """Return ``values`` (n, h) as a finite float tensor, without a copy where none is needed.
 
     Parameters
@@ -63,6 +67,8 @@ def check_matrix(values: Any, name: str = "X", *, columns: int | None = None, ow
         The number of columns it must have.
     owner : str
         The calibrator that expects this number, for the message.
+    logits : bool
+        Whether these are logits: finite ones of any size are accepted, and clipped to ±1e15.
     """
     tensor = plain_tensor(values, name) if is_tensor(values) else _tensor_from_array_like(values, name)
     if tensor.ndim != 2:
@@ -80,9 +86,7 @@ def check_matrix(values: Any, name: str = "X", *, columns: int | None = None, ow
         raise InvalidInputError(
             name, f"has {tensor.shape[1]} features, but {owner or 'this'} is expecting {columns} features as input"
         )
-    tensor = tensor.to(computing_dtype(tensor.dtype))
-    _require_finite(tensor, name)
-    return tensor
+    return _bounded(tensor.to(computing_dtype(tensor.dtype)), name, logits=logits)
 
 
 def kind_of(values: Any, checked: torch.Tensor) -> ArrayKind:
@@ -137,13 +141,17 @@ def _tensor_from_array_like(values: Any, name: str) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def _require_finite(tensor: torch.Tensor, name: str) -> None:
+def _bounded(tensor: torch.Tensor, name: str, *, logits: bool) -> torch.Tensor:
+    """Return the tensor, clipped if it holds logits; raise if an entry is not finite or too large."""
     import torch
 
     lowest, highest = (float(end) for end in torch.aminmax(tensor))  # NaN if there is any
-    if -LARGEST <= lowest <= highest <= LARGEST:
-        return
+    bound = LARGEST_LOGIT if logits else LARGEST
+    if -bound <= lowest <= highest <= bound:
+        return tensor
     if -inf < lowest <= highest < inf:
+        if logits:
+            return tensor.clamp(-bound, bound)
         got = f"a magnitude of {max(-lowest, highest):.3g}"
         raise InvalidInputError(name, f"must have no numbers beyond {LARGEST:g}", got=got, remedy="Scale it down.")
     row = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])

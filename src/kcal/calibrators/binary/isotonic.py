@@ -13,15 +13,15 @@ from sklearn import isotonic
 
 from kcal.calibrators.binary.one_versus_rest import Hits, Maps, OneVersusRest, OneVersusRestModel
 from kcal.calibrators.logit_base import Floats, fitted
-from kcal.calibrators.model_state import LARGEST_BELOW_ONE, SMALLEST_POSITIVE, ragged
+from kcal.calibrators.model_state import ragged
 
 
 @dataclass(frozen=True)
 class IsotonicModel(OneVersusRestModel):
     """Linear interpolation between knots, constant outside them."""
 
-    knots: Maps = ragged(ascending=True)  # log-odds
-    values: Maps = ragged(SMALLEST_POSITIVE, LARGEST_BELOW_ONE, ascending=True, like="knots")
+    knots: Maps = ragged()  # log-odds
+    values: Maps = ragged(like="knots")
 
     def log_map(self, scores: Floats, place: int) -> Floats:
         """Return log g(s) of scores (n,)."""
@@ -39,13 +39,8 @@ class IsotonicCalibration(OneVersusRest):
 
     Parameters
     ----------
-    maps : "auto", "class" or "shared"
-        A function per class, or one for the scores of all classes together, which needs far fewer samples per class.
-        "auto" takes the one with the lower cross-validated log-loss.
-    representation : "logits" or "probabilities"
-        What ``X`` holds; it is never guessed.
-    seed : int
-        Seed of the folds of the cross-validation.
+    maps, representation, seed
+        As in :class:`PlattScaling`.
 
     Attributes
     ----------

@@ -1,17 +1,22 @@
-"""Logistic curves of one score: the model and the solver of Platt scaling and beta calibration."""
+"""Platt scaling and beta calibration: a logistic curve of the score of each class.
+
+Platt   q_k = σ(a_k·(log p_k − log(1 − p_k)) + c_k)
+beta    q_k = σ(a_k·log p_k − b_k·log(1 − p_k) + c_k),   a_k, b_k ≥ 0
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 
-from kcal.calibrators.binary.one_versus_rest import Maps, OneVersusRestModel
+from kcal.calibrators.binary.one_versus_rest import Hits, Maps, OneVersusRest, OneVersusRestModel
 from kcal.calibrators.fit_warnings import warn_of_early_stop
-from kcal.calibrators.logit_base import Floats
+from kcal.calibrators.logit_base import Floats, check_penalty, fitted
 from kcal.calibrators.model_state import ragged
 from kcal.validation import ALMOST_ZERO
 
@@ -31,9 +36,75 @@ class LogisticModel(OneVersusRestModel):
         coefficients = self.coefficients[place].numpy()
         return np.asarray(log_expit(logistic_features(scores, len(coefficients)) @ coefficients), dtype=np.float64)
 
-    def is_consistent(self, n_classes: int) -> bool:
-        """Return whether all curves have two or all have three coefficients."""
-        return {len(curve) for curve in self.coefficients} in ({2}, {3})
+
+class PlattScaling(OneVersusRest):
+    """Fit a logistic curve to the log-odds of each class against the rest, then normalise.
+
+    The targets are Platt's: (n₊ + 1)/(n₊ + 2) for the n₊ positives and 1/(n₋ + 2) for the n₋ negatives, so that
+    separable data have a finite solution. The loss is convex and solved to high precision.
+
+    Parameters
+    ----------
+    maps : "auto", "class" or "shared"
+        A map per class, or one for the scores of all classes together, which needs far fewer samples per class. "auto"
+        takes the one with the lower cross-validated log-loss.
+    representation, seed
+        As in :class:`TemperatureScaling`; the seed is that of the folds of the cross-validation.
+
+    Attributes
+    ----------
+    coefficients_ : list of arrays
+        a_k and c_k of each curve.
+    """
+
+    method: ClassVar[str] = "platt"
+    model_class = LogisticModel
+    coefficients_ = fitted("coefficients")
+
+    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
+        positives, negatives = weights[hits].sum(), weights[~hits].sum()
+        targets = np.where(hits, (positives + 1) / (positives + 2), 1 / (negatives + 2))
+        return (fit_logistic(logistic_features(scores, 2), targets, weights, start=[1.0, 0.0]),)
+
+
+class BetaCalibration(OneVersusRest):
+    """Fit a beta-calibration curve to each class against the rest, then normalise.
+
+    It is the correct curve if the scores of positives and of negatives follow beta distributions. a = b = 1 and c = 0
+    changes nothing; a = b is Platt scaling. The loss is convex and solved with a, b ≥ 0 exactly.
+
+    Parameters
+    ----------
+    penalty : float
+        penalty/2·((a − 1)² + (b − 1)² + c²) is added to the summed log-loss: a normal prior around the curve that
+        changes nothing, about as strong as one sample. It keeps the curve of a class with few or separable samples
+        finite and vanishes as samples grow; 0 is the published loss.
+    maps, representation, seed
+        As in :class:`PlattScaling`.
+
+    Attributes
+    ----------
+    coefficients_ : list of arrays
+        a_k, b_k and c_k of each curve.
+    """
+
+    method: ClassVar[str] = "beta"
+    model_class = LogisticModel
+    coefficients_ = fitted("coefficients")
+
+    def __init__(
+        self, *, penalty: float = 1.0, maps: str = "auto", representation: str = "logits", seed: int = 0
+    ) -> None:
+        super().__init__(maps=maps, representation=representation, seed=seed)
+        self.penalty = penalty
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_penalty(self.penalty)
+
+    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
+        features, targets, bounds = logistic_features(scores, 3), hits.astype(np.float64), (0.0, 0.0, None)
+        return (fit_logistic(features, targets, weights, start=[1.0, 1.0, 0.0], penalty=self.penalty, lowest=bounds),)
 
 
 def logistic_features(scores: Floats, count: int) -> Floats:

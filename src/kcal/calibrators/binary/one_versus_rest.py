@@ -62,7 +62,7 @@ class OneVersusRestModel(LogitModel):
 
 
 class OneVersusRest(LogitCalibrator):
-    """Base class of the methods that map the score of each class by itself."""
+    """Base class of the methods that map the score of each class by itself; parameters as in :class:`PlattScaling`."""
 
     fits_each_class = True
     model_class: ClassVar[type[OneVersusRestModel]]
@@ -114,18 +114,3 @@ def fit_each_map(scores: Floats, codes: Codes, weights: Floats, fit_map: FitMap,
     else:
         maps = [fit_map(scores[:, k], hits[:, k], weights) for k in range(n_classes)]
     return tuple(tuple(torch.from_numpy(array) for array in arrays) for arrays in zip(*maps, strict=True))
-
-
-def equal_mass_edges(scores: Floats, weights: Floats, bins: int) -> Floats:
-    """Return up to ``bins − 1`` ascending edges between bins of equal weight, halfway between neighbours.
-
-    Equal scores share a bin: a cut between them moves to the nearer end of their run.
-    """
-    values, places = np.unique(scores, return_inverse=True)
-    reached = np.cumsum(np.bincount(places, weights=weights))
-    targets = reached[-1] * np.arange(1, bins) / bins
-    after = np.searchsorted(reached, targets - 1e-9 * reached[-1])  # the first value that reaches the target
-    before = np.maximum(after - 1, 0)
-    nearer = np.where(targets - reached[before] < reached[after] - targets, before, after)
-    cuts = np.unique(nearer[nearer < len(values) - 1])
-    return np.asarray((values[cuts] + values[cuts + 1]) / 2, dtype=np.float64)

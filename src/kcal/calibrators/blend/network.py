@@ -14,7 +14,7 @@ from kcal.calibrators.blend.sharpness import LOWEST_LOG_PROB
 from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import to_log_probs
-from kcal.calibrators.scaling.linear_fit import LinearModel, fit_structured_matrix
+from kcal.calibrators.scaling.linear import LinearModel, fit_structured_matrix
 from kcal.calibrators.scaling.temperature import TemperatureModel, fit_temperature
 from kcal.errors import InvalidInputError
 

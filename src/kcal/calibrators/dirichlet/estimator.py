@@ -17,7 +17,7 @@ from kcal.calibrators.dirichlet.solver import FoldProblem, FoldSolution, Penalty
 from kcal.calibrators.dirichlet.training import train_folds
 from kcal.calibrators.holdout import check_folds, stratified_folds
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
-from kcal.calibrators.model_state import LogitModel, number, tensor
+from kcal.calibrators.model_state import LogitModel, tensor
 from kcal.errors import ConvergenceWarning, InvalidInputError, warn
 from kcal.progress import progress_bar
 from kcal.validation import check_choice
@@ -32,11 +32,11 @@ TRAININGS = ("exact", "published")
 class DirichletModel(LogitModel):
     """The mean probability of the folds' models, and the search for their penalties."""
 
+    off_diagonal: float
+    intercept: float
+    diagonal: float
     weights: torch.Tensor = tensor("folds", "classes", "classes")
     intercepts: torch.Tensor = tensor("folds", "classes")
-    off_diagonal: float = number(0.0, inf)
-    intercept: float = number(0.0, inf)
-    diagonal: float = number(0.0, inf)
     search: torch.Tensor = tensor("points", 4)  # λ, μ, ν and cross-validated log-loss of every point
 
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
@@ -79,10 +79,8 @@ class DirichletCalibration(LogitCalibrator):
         W = I, b = 0 and stops early.
     folds : int
         Folds of the cross-validation, and models that are averaged; fewer if there are fewer samples.
-    representation : "logits" or "probabilities"
-        What ``X`` holds; it is never guessed.
-    seed : int
-        Seed of the folds, and of the batches of the published training.
+    representation, seed
+        As in :class:`TemperatureScaling`; the seed is that of the folds, and of the batches of the published training.
     progress : bool, optional
         Show a progress bar; None shows it in a terminal only.
 

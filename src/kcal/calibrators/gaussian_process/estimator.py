@@ -5,11 +5,13 @@ f ~ GP,   p = E[softmax(f(s_1), …, f(s_K))],   f(s_k) independent N(m(s_k), v(
 
 from __future__ import annotations
 
+import warnings
 from typing import ClassVar
 
 import numpy as np
 import torch
 from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 
 from kcal.calibrators.gaussian_process.model import (
     MAX_SAMPLES,
@@ -114,5 +116,7 @@ def choose_inducing_points(scores: Floats, weights: Floats, count: int, seed: in
     if len(values) <= count:
         return values
     kmeans = KMeans(count, n_init=1, random_state=seed % 2**32)
-    points: Floats = np.unique(kmeans.fit(values[:, None], sample_weight=masses).cluster_centers_)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SklearnConvergenceWarning)  # fewer distinct points are fine
+        points: Floats = np.unique(kmeans.fit(values[:, None], sample_weight=masses).cluster_centers_)
     return points

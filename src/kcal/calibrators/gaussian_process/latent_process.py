@@ -94,22 +94,7 @@ def fit_posterior(
 ) -> tuple[dict[str, torch.Tensor], bool]:
     """Return the parameters that maximise the bound, and whether the solver converged.
 
-    Parameters
-    ----------
-    scores : (n, n_classes)
-        Arguments of the latent function.
-    own : (n,)
-        Column of the label.
-    weights : (n,)
-        Importance of each sample.
-    inducing : (m,)
-        Z.
-    representation : "logits" or "probabilities"
-        Kind of the scores: log probabilities or probabilities.
-    iterations : int
-        Maximum of L-BFGS iterations.
-    show : bool, optional
-        Whether to show a progress bar; None shows it in a terminal only.
+    From scores (n, n_classes), the column ``own`` of each label (n,), weights (n,) and the inducing points Z (m,).
     """
     spacing = SPACING
     while True:

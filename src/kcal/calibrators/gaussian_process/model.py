@@ -13,23 +13,21 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from kcal.calibrators.class_scores import sort_classes
-from kcal.calibrators.model_state import LogitModel, choice, number, tensor
+from kcal.calibrators.class_scores import average_ties, sort_classes
+from kcal.calibrators.model_state import LogitModel, tensor
 from kcal.errors import MissingExtraError
-from kcal.validation import SEED_LIMIT
 
 MAX_SAMPLES = 100_000
 BLOCK_SIZE = 2**18
 """Scores, and latent values, in one block: bounds the memory of a prediction for any number of rows."""
 LARGEST_DEVIATION = 300.0
 """Latent values are clipped to this distance from their mean, so that no exponential overflows."""
-LOG_LENGTHSCALE = log(0.001), log(10.0)
-LOG_VARIANCE = log(1e-4), log(1e4)
-DEVIATION = 1e-6, 1e3
+LOWEST_LOG_PROB = -1e5
+"""Scores of masked classes are clipped here, so that distances to other scores stay exact to 1e-6."""
 BOUNDS = {
-    "log_lengthscale": LOG_LENGTHSCALE,
-    "log_variance": LOG_VARIANCE,
-    "deviation": DEVIATION,
+    "log_lengthscale": (log(0.001), log(10.0)),
+    "log_variance": (log(1e-4), log(1e4)),
+    "deviation": (1e-6, 1e3),
     "mean": (-inf, inf),
 }
 """Bounds of the solver, by parameter."""
@@ -39,14 +37,14 @@ BOUNDS = {
 class GaussianProcessModel(LogitModel):
     """Variational posterior at the inducing points, and the draws of the prediction."""
 
-    representation: str = choice("logits", "probabilities")  # of the scores: log probabilities or probabilities
-    samples: int = number(1, MAX_SAMPLES, whole=True)
-    seed: int = number(0, SEED_LIMIT - 1, whole=True)
-    inducing: torch.Tensor = tensor("points", highest=1.0)
+    representation: str  # of the scores: log probabilities or probabilities
+    samples: int
+    seed: int
+    inducing: torch.Tensor = tensor("points")
     mean: torch.Tensor = tensor("points")
-    deviation: torch.Tensor = tensor("points", lowest=DEVIATION[0], highest=DEVIATION[1])
-    log_variance: torch.Tensor = tensor(1, lowest=LOG_VARIANCE[0], highest=LOG_VARIANCE[1])
-    log_lengthscale: torch.Tensor = tensor(1, lowest=LOG_LENGTHSCALE[0], highest=LOG_LENGTHSCALE[1])
+    deviation: torch.Tensor = tensor("points")
+    log_variance: torch.Tensor = tensor(1)
+    log_lengthscale: torch.Tensor = tensor(1)
 
     @property
     def lengthscale(self) -> float:
@@ -67,8 +65,7 @@ class GaussianProcessModel(LogitModel):
         for start in range(0, len(log_probs), step):
             scores, order = sorted_scores(log_probs[start : start + step], self.representation)
             means, variances = latent_process.marginals(self, scores)
-            expected = _average_equals(expected_softmax(means, variances, normals), scores)
-            result[start : start + step].scatter_(1, order, expected)
+            result[start : start + step].scatter_(1, order, expected_softmax(means, variances, normals, scores))
         return result
 
     def summary(self) -> dict[str, str]:
@@ -97,14 +94,17 @@ def require_latent_process() -> ModuleType:
 
 def sorted_scores(log_probs: torch.Tensor, representation: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scores of the classes in descending order, and that order, both (n, n_classes)."""
-    descending, order = sort_classes(log_probs)
+    descending, order = sort_classes(log_probs.clamp_min(LOWEST_LOG_PROB))
     return (descending if representation == "logits" else torch.exp(descending)), order
 
 
-def expected_softmax(means: torch.Tensor, variances: torch.Tensor, normals: torch.Tensor) -> torch.Tensor:
+def expected_softmax(
+    means: torch.Tensor, variances: torch.Tensor, normals: torch.Tensor, scores: torch.Tensor
+) -> torch.Tensor:
     """Return the logarithm of the mean softmax over the draws ``normals`` (draws, n_classes), (n, n_classes).
 
-    Σ_s softmax(m + e_s)_k = exp(m_k) Σ_s exp(e_sk) / Σ_j exp(m_j + e_sj): one exponential per draw, exact in the tails
+    Σ_s softmax(m + e_s)_k = exp(m_k) Σ_s exp(e_sk) / Σ_j exp(m_j + e_sj): one exponential per draw, exact in the tails.
+    Classes of equal ``scores``, which descend, get the mean of their probabilities.
     """
     relative = means - means.amax(dim=1, keepdim=True)
     odds, deviations = torch.exp(relative), variances.sqrt()
@@ -116,6 +116,7 @@ def expected_softmax(means: torch.Tensor, variances: torch.Tensor, normals: torc
         ratios = draws.exp_()  # (rows, draws, n_classes)
         totals = torch.bmm(ratios, odds[rows, :, None])  # (rows, draws, 1)
         factors[rows] = torch.bmm(totals.reciprocal_().mT, ratios)[:, 0]
+    relative, factors = (average_ties(values, scores, tolerance=0.0) for values in (relative, factors))
     return relative + torch.log(factors / len(normals))
 
 
@@ -126,18 +127,3 @@ def _standard_normals(draws: int, n_classes: int, seed: int) -> torch.Tensor:
     """
     half = np.random.default_rng(seed).standard_normal((-(-draws // 2), n_classes))
     return torch.from_numpy(np.concatenate([half, -half]))
-
-
-def _average_equals(log_probs: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Give classes of equal (sorted) scores the mean of their probabilities, (n, n_classes)."""
-    equal = scores[:, 1:] == scores[:, :-1]
-    if not bool(equal.any()):
-        return log_probs
-    first = torch.nn.functional.pad(~equal, (1, 0), value=True)
-    group = first.long().cumsum(dim=1) - 1  # (n, n_classes)
-    empty = torch.full_like(log_probs, -torch.inf)
-    highest = empty.scatter_reduce(1, group, log_probs, "amax").gather(1, group)
-    zeros = torch.zeros_like(log_probs)
-    totals = zeros.scatter_add(1, group, torch.exp(log_probs - highest)).gather(1, group)
-    counts = zeros.scatter_add(1, group, torch.ones_like(log_probs)).gather(1, group)
-    return highest + torch.log(totals / counts)

@@ -31,10 +31,6 @@ class InformationBins:
     boundaries: NDArray[np.float64] = field(repr=False)  # (n_bins − 1,)
     information: tuple[float, ...] = field(repr=False)
 
-    def place(self, log_odds: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the bin of every score; a score at a boundary belongs to the upper bin."""
-        return place(self.boundaries, log_odds)
-
 
 def place(boundaries: NDArray[np.float64], log_odds: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the bin of every score; a score at a boundary belongs to the upper bin."""

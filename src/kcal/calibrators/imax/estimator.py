@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kcal.calibrators.class_scores import replace_top, rounded_log_odds, top_accuracy
 from kcal.calibrators.imax.bins import find_bins, place
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, check_bins, fitted, to_log_probs
-from kcal.calibrators.model_state import LARGEST_BELOW_ONE, SMALLEST_POSITIVE, LogitModel, choice, ragged
+from kcal.calibrators.model_state import LogitModel, ragged
 from kcal.validation import check_choice
 
 Tensors = tuple[torch.Tensor, ...]
@@ -27,9 +27,9 @@ FORMS = ("shared", "classwise", "top")
 class IMaxModel(LogitModel):
     """Bins of log-odds and their rates: one set for all classes or the top class, or one per class."""
 
-    form: str = choice(*FORMS)
-    boundaries: Tensors = ragged(ascending=True)
-    rates: Tensors = ragged(SMALLEST_POSITIVE, LARGEST_BELOW_ONE, like="boundaries", longer_by=1)
+    form: str
+    boundaries: Tensors = ragged()
+    rates: Tensors = ragged(like="boundaries", longer_by=1)
 
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
@@ -56,10 +56,6 @@ class IMaxModel(LogitModel):
         """Return form and number of bins for display."""
         return {"form": self.form, "bins": ", ".join(str(len(rates)) for rates in self.rates[:5])}
 
-    def is_consistent(self, n_classes: int) -> bool:
-        """Return whether there are as many sets of bins as the form has."""
-        return len(self.rates) == (n_classes if self.form == "classwise" else 1)
-
 
 class IMaxBinning(LogitCalibrator):
     """Bin log-odds to maximise the mutual information of bin and label; a bin's output is its rate of positives.
@@ -76,10 +72,8 @@ class IMaxBinning(LogitCalibrator):
         "top" bins the top class's log-odds, and the other classes share the rest in proportion.
     bins : int
         Maximal number of bins.
-    representation : "logits" or "probabilities"
-        What ``X`` holds; it is never guessed.
-    seed : int
-        Seed of the start of the alternation.
+    representation, seed
+        As in :class:`TemperatureScaling`; the seed is that of the start of the alternation.
 
     Attributes
     ----------
@@ -125,7 +119,9 @@ class IMaxBinning(LogitCalibrator):
             # every class starts from the same draws, so that their order plays no part
             bins = find_bins(column, counts, int(self.bins), np.random.default_rng(self.seed))
             boundaries.append(torch.from_numpy(bins.boundaries))
-            rates.append(torch.from_numpy(bin_rates(bins.place(column), hits, counts, len(bins.boundaries) + 1)))
+            rates.append(
+                torch.from_numpy(bin_rates(place(bins.boundaries, column), hits, counts, len(bins.boundaries) + 1))
+            )
         return IMaxModel(self.form, tuple(boundaries), tuple(rates))
 
     def _binary_problems(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> tuple[Floats, ...]:

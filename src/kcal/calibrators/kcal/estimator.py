@@ -354,7 +354,8 @@ class KCal(Calibrator):
     def _check_training_set(self, embeddings: Any, labels: Any, groups: Any, rows: torch.Tensor) -> TrainingSet | None:
         """Return the training set as embeddings; None without one."""
         check_training_columns(embeddings, list(getattr(self, "feature_names_in_", [])))
-        training = check_training_set(embeddings, labels, groups, rows, self.projection)
+        logits = self.inputs == "logits"
+        training = check_training_set(embeddings, labels, groups, rows, self.projection, logits=logits)
         return None if training is None else replace(training, embeddings=self.as_embeddings(training.embeddings))
 
     def _check_support(self, samples: Samples, training: TrainingSet | None) -> None:

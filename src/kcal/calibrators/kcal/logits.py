@@ -10,6 +10,9 @@ import torch
 from kcal.calibrators.kcal.estimator import KCal
 from kcal.projection import FastRecipe, Recipe
 
+LOWEST_LOG_PROB = -1e8
+"""Bound of the log-softmax: its variance, which a projection stores, stays far from overflow for masked logits."""
+
 
 class KCalLogits(KCal):
     """KCal on the network's logits in place of its embeddings.
@@ -24,9 +27,9 @@ class KCalLogits(KCal):
     method: ClassVar[str] = "kcal-logits"
 
     def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the log-softmax of logits, (n, n_columns)."""
+        """Return the log-softmax of logits, (n, n_columns), bounded below."""
         wide = rows if rows.device.type == "mps" else rows.double()
-        return torch.log_softmax(wide, dim=1).to(rows.dtype)
+        return torch.log_softmax(wide, dim=1).clamp_min(LOWEST_LOG_PROB).to(rows.dtype)
 
     def training_recipe(self) -> Recipe:
         """Return the recipe of the projection; by default it keeps the length of the rows."""

@@ -131,7 +131,7 @@ class TrainingSet:
 
 
 def check_training_set(
-    embeddings: Any, labels: Any, groups: Any, like: torch.Tensor, projection: Any
+    embeddings: Any, labels: Any, groups: Any, like: torch.Tensor, projection: Any, *, logits: bool = False
 ) -> TrainingSet | None:
     """Return the training set on the device and in the precision of the calibration rows; None without one."""
     if embeddings is None:
@@ -141,7 +141,8 @@ def check_training_set(
         return None
     if labels is None:
         raise InvalidInputError("train_embeddings", "needs train_labels, one per row", got="None")
-    rows = check_matrix(embeddings, "train_embeddings", columns=like.shape[1], owner="the calibration set")
+    owner = "the calibration set"
+    rows = check_matrix(embeddings, "train_embeddings", columns=like.shape[1], owner=owner, logits=logits)
     names = check_labels(labels, len(rows), "train_labels")
     keys = None if groups is None else check_groups(groups, len(rows), "train_groups")
     if not needs_training(projection):

@@ -38,14 +38,9 @@ class OrderPreservingModel(LogitModel):
         return tuple(OrderChoice(FORMS[int(form)], int(width), loss) for form, width, loss in self.tried.tolist())
 
     @property
-    def form(self) -> str:
-        """The form of lowest cross-validated log-loss."""
-        return min(self.choices, key=lambda choice: choice.log_loss).form
-
-    @property
-    def width(self) -> int:
-        """The width of lowest cross-validated log-loss."""
-        return min(self.choices, key=lambda choice: choice.log_loss).width
+    def best(self) -> OrderChoice:
+        """The form and width of lowest cross-validated log-loss."""
+        return min(self.choices, key=lambda choice: choice.log_loss)
 
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
@@ -55,14 +50,7 @@ class OrderPreservingModel(LogitModel):
 
     def summary(self) -> dict[str, str]:
         """Return form and width for display."""
-        return {"form": self.form, "width": str(self.width)}
-
-    def is_consistent(self, n_classes: int) -> bool:
-        """Return whether the choices name forms and widths."""
-        forms, widths = self.tried[:, 0], self.tried[:, 1]
-        return bool(torch.isin(forms, torch.arange(len(FORMS))).all()) and bool(
-            ((widths >= 1) & (widths <= MAX_WIDTH)).all()
-        )
+        return {"form": self.best.form, "width": str(self.best.width)}
 
 
 class OrderPreservingCalibration(LogitCalibrator):
@@ -89,10 +77,8 @@ class OrderPreservingCalibration(LogitCalibrator):
         Folds of the cross-validation; fewer if there are fewer samples.
     epochs : int
         Epochs of Adam, for "oi" and "op".
-    representation : "logits" or "probabilities"
-        What ``X`` holds; it is never guessed.
-    seed : int
-        Seed of the folds, the initial weights and the batches.
+    representation, seed
+        As in :class:`TemperatureScaling`; the seed is that of the folds, the initial weights and the batches.
     progress : bool, optional
         Show a progress bar; None shows it in a terminal only.
 
@@ -109,8 +95,9 @@ class OrderPreservingCalibration(LogitCalibrator):
     preserves_order: ClassVar[bool] = True
     model_class = OrderPreservingModel
     model_: OrderPreservingModel
-    form_ = fitted("form")
-    width_ = fitted("width")
+    form_ = fitted("best.form")
+    width_ = fitted("best.width")
+    choices_ = fitted("choices")
 
     def __init__(
         self,
@@ -129,11 +116,6 @@ class OrderPreservingCalibration(LogitCalibrator):
         self.folds = folds
         self.epochs = epochs
         self.progress = progress
-
-    @property
-    def choices_(self) -> tuple[OrderChoice, ...]:
-        """Every form and width that was tried, with its cross-validated log-loss."""
-        return self.model_.choices
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

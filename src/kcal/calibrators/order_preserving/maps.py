@@ -17,7 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad, softplus
 
-from kcal.calibrators.model_state import SMALLEST_POSITIVE, StoredModel, choice, tensor
+from kcal.calibrators.model_state import StoredModel, tensor
+
+Floats = NDArray[np.float64]
 
 CELLS = 256
 """Cells of the grid of the monotone map's density, which is linear in every cell."""
@@ -33,9 +35,9 @@ class GapMap(StoredModel):
     Tensors have the fold first; the output logits are the mean over folds.
     """
 
-    sees_order: bool = choice(True, False)  # True: the input is the row in the order of the classes; False: sorted
+    sees_order: bool  # True: the input is the row in the order of the classes; False: sorted
     centre: torch.Tensor = tensor("classes")
-    scale: torch.Tensor = tensor("classes", lowest=SMALLEST_POSITIVE)
+    scale: torch.Tensor = tensor("classes")
     start: torch.Tensor = tensor("folds", 1, 1)  # c: softplus(c) = 1 / T
     weights_1: torch.Tensor = tensor("folds", "classes", "width")
     bias_1: torch.Tensor = tensor("folds", 1, "width")
@@ -90,9 +92,8 @@ def new_gap_map(
     sizes = (n_classes, width, width, n_classes - 1)
     layers = []
     for depth, (before, after) in enumerate(pairwise(sizes)):
-        weights = generator.normal(scale=before**-0.5, size=(folds, before, after)) * (
-            depth < 2
-        )  # the last layer starts at 0
+        scale_of_layer = before**-0.5 * (depth < 2)  # the last layer starts at 0
+        weights = generator.normal(scale=scale_of_layer, size=(folds, before, after))
         layers += [torch.from_numpy(weights), torch.zeros(folds, 1, after, dtype=torch.float64)]
     start = inverse_softplus(1 / temperatures)[:, None, None]
     return GapMap(sees_order, rows.mean(dim=0), torch.where(scale > 1e-9, scale, 1.0), start, *layers)
@@ -102,17 +103,12 @@ def new_gap_map(
 class MonotoneMap(StoredModel):
     """One increasing function of a score, for all classes: −∫ of a density on a grid, from the score to 0.
 
-    The density is linear between the points of the grid and constant below the last. The trapezoid rule is therefore
-    its exact integral, and the map increases everywhere; the published form evaluates the network at Clenshaw-Curtis
-    points of every score instead.
+    The density is linear between the points of the grid and constant below the last, so that the trapezoid rule is its
+    exact integral and the map increases everywhere.
     """
 
-    depths: torch.Tensor = tensor("points", lowest=0.0)  # −t of the points of the grid, ascending from 0
-    density: torch.Tensor = tensor("points", lowest=0.0)
-
-    def is_consistent(self, n_classes: int) -> bool:
-        """Return whether the grid ascends from 0."""
-        return bool(self.depths[0] == 0) and bool((self.depths.diff() > 0).all())
+    depths: torch.Tensor = tensor("points")  # −t of the points of the grid, ascending from 0
+    density: torch.Tensor = tensor("points")
 
     def __call__(self, scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         """Return the output logits of sorted scores, (n, n_classes)."""
@@ -126,11 +122,11 @@ class GridPlaces:
     """Places of scores on the grid: out = integrals[cell] − near·density[cell] − far·density[cell + 1]."""
 
     cell: NDArray[np.intp]
-    near: NDArray[np.float64]
-    far: NDArray[np.float64]
+    near: Floats
+    far: Floats
 
     @classmethod
-    def of(cls, scores: NDArray[np.float64], depths: NDArray[np.float64]) -> GridPlaces:
+    def of(cls, scores: Floats, depths: Floats) -> GridPlaces:
         """Return the places of scores, flattened."""
         depth = np.maximum(-scores.ravel(), 0.0)
         cell = np.searchsorted(depths, depth, side="right") - 1
@@ -139,15 +135,13 @@ class GridPlaces:
         far = into * into / (2 * widths[cell])
         return cls(cell, into - far, far)
 
-    def interpolate(self, integrals: NDArray[np.float64], density: NDArray[np.float64]) -> NDArray[np.float64]:
+    def interpolate(self, integrals: Floats, density: Floats) -> Floats:
         """Return the map at the places, from its values and slopes at the points of the grid."""
         after = np.append(density[1:], 0.0)
-        values: NDArray[np.float64] = (
-            integrals[self.cell] - self.near * density[self.cell] - self.far * after[self.cell]
-        )
+        values: Floats = integrals[self.cell] - self.near * density[self.cell] - self.far * after[self.cell]
         return values
 
-    def pull_back(self, slopes: NDArray[np.float64], points: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def pull_back(self, slopes: Floats, points: int) -> tuple[Floats, Floats]:
         """Return the slopes in integrals and in density, each (points,), from those at the places (chain rule)."""
         in_integrals, near, after = (
             np.bincount(self.cell, weights, points).astype(np.float64)

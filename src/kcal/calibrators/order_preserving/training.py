@@ -31,6 +31,8 @@ BATCH, LEARNING_RATE, DECAY = 256, 5e-3, 5e-4
 MAX_ITERATIONS = 2000  # of L-BFGS, for the monotone map
 
 OrderMap = GapMap | MonotoneMap
+Parts = list[tuple[NDArray[np.intp], NDArray[np.intp]]]
+"""The rows to train on and the rows held out, per fold."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class OrderChoice:
     log_loss: float
 
 
-def split_folds(n_samples: int, folds: int, seed: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+def split_folds(n_samples: int, folds: int, seed: int) -> Parts:
     """Return the rows to train on and the rows held out, for each fold; they do not depend on the labels."""
     parts = np.array_split(np.random.default_rng(seed).permutation(n_samples), min(folds, n_samples))
     return [(np.sort(np.concatenate([*parts[:fold], *parts[fold + 1 :]])), part) for fold, part in enumerate(parts)]
@@ -81,7 +83,7 @@ def _train_gaps(
     data: SortedRows,
     form: str,
     width: int,
-    parts: list[tuple[NDArray[np.intp], NDArray[np.intp]]],
+    parts: Parts,
     epochs: int,
     seed: int,
     advance: Advance,
@@ -114,7 +116,7 @@ def _train_gaps(
 
 
 def _train_monotone(
-    data: SortedRows, width: int, parts: list[tuple[NDArray[np.intp], NDArray[np.intp]]], seed: int, advance: Advance
+    data: SortedRows, width: int, parts: Parts, seed: int, advance: Advance
 ) -> tuple[MonotoneMap, torch.Tensor]:
     """Train fold after fold by L-BFGS."""
     depths = grid_depths(data.scores)

@@ -14,8 +14,8 @@ import torch
 from scipy.optimize import minimize
 
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
-from kcal.calibrators.model_state import LogitModel, number, tensor
-from kcal.calibrators.scaling.temperature import HIGHEST, LOWEST, fit_temperature
+from kcal.calibrators.model_state import LogitModel, tensor
+from kcal.calibrators.scaling.temperature import fit_temperature
 from kcal.errors import ConvergenceWarning, warn
 from kcal.validation import ALMOST_ZERO
 
@@ -28,8 +28,8 @@ MAX_STEPS = 10_000
 class EnsembleModel(LogitModel):
     """w₁·softmax(z / T) + w₂·softmax(z) + w₃/K."""
 
-    temperature: float = number(LOWEST, HIGHEST)
-    weights: torch.Tensor = tensor(3, lowest=0.0, highest=1.0)
+    temperature: float
+    weights: torch.Tensor = tensor(3)
 
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
@@ -42,10 +42,6 @@ class EnsembleModel(LogitModel):
         shares = ", ".join(f"{name} {weight:.3f}" for name, weight in zip(names, self.weights.tolist(), strict=True))
         return {"temperature": f"{self.temperature:.4g}", "weights": shares}
 
-    def is_consistent(self, n_classes: int) -> bool:
-        """Return whether the weights sum to 1."""
-        return abs(float(self.weights.sum()) - 1) < 1e-6
-
 
 class EnsembleTemperatureScaling(LogitCalibrator):
     """Mix temperature-scaled probabilities with the network's own and with uniform ones.
@@ -55,10 +51,8 @@ class EnsembleTemperatureScaling(LogitCalibrator):
 
     Parameters
     ----------
-    representation : "logits" or "probabilities"
-        What ``X`` holds; it is never guessed.
-    seed : int
-        Accepted by every calibrator; nothing here is random.
+    representation, seed
+        As in :class:`TemperatureScaling`.
 
     Attributes
     ----------

@@ -14,7 +14,7 @@ import torch
 from scipy.optimize import brentq
 
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
-from kcal.calibrators.model_state import LogitModel, number
+from kcal.calibrators.model_state import LogitModel
 from kcal.errors import ConvergenceWarning, warn
 
 LOWEST, HIGHEST = 0.01, 100.0
@@ -24,7 +24,7 @@ LOWEST, HIGHEST = 0.01, 100.0
 class TemperatureModel(LogitModel):
     """softmax(z / T)."""
 
-    temperature: float = number(LOWEST, HIGHEST)
+    temperature: float
 
     def scores(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return unnormalised log probabilities, (n, n_classes), in the precision of the input."""

@@ -14,7 +14,7 @@ from scipy.interpolate import CubicSpline
 
 from kcal.calibrators.class_scores import TIE_TOLERANCE, average_ties, replace_top, sort_classes, top_accuracy
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
-from kcal.calibrators.model_state import LogitModel, choice, ragged
+from kcal.calibrators.model_state import LogitModel, ragged
 from kcal.validation import ALMOST_ZERO, check_choice, check_flag, check_integer
 
 Tensors = tuple[torch.Tensor, ...]
@@ -29,10 +29,10 @@ LEAST_LOG_SCORE = -500.0
 class SplineModel(LogitModel):
     """Corrected scores, interpolated linearly: one curve per class or rank, or one for the top class."""
 
-    form: str = choice(*FORMS)
-    floor: bool = choice(True, False)
-    scores: Tensors = ragged(0.0, 1.0, ascending=True)
-    corrected: Tensors = ragged(0.0, 1.0, like="scores")
+    form: str
+    floor: bool
+    scores: Tensors = ragged()
+    corrected: Tensors = ragged(like="scores")
 
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes); −∞ is possible without a floor."""
@@ -65,10 +65,6 @@ class SplineModel(LogitModel):
         """Return the form for display."""
         return {"form": self.form}
 
-    def is_consistent(self, n_classes: int) -> bool:
-        """Return whether there are as many curves as the form has."""
-        return len(self.scores) == (1 if self.form == "top" else n_classes)
-
 
 class SplineCalibration(LogitCalibrator):
     """Correct a score by the slope of a natural cubic spline through the cumulative differences of label and score.
@@ -94,10 +90,8 @@ class SplineCalibration(LogitCalibrator):
         True keeps a corrected score within [min(s, 1/n), max(s, 1 − 1/n)], since n calibration scores cannot
         distinguish less than 1/n from 0 (with unequal weights, n is the effective sample size), and probabilities at
         1e-12 or more. False clips to [0, 1], as published, and gives probability 0 to classes that do occur.
-    representation : "logits" or "probabilities"
-        What ``X`` holds; it is never guessed.
-    seed : int
-        Accepted by every calibrator; nothing here is random.
+    representation, seed
+        As in :class:`TemperatureScaling`.
 
     Attributes
     ----------
