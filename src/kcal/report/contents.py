@@ -20,7 +20,7 @@ from kcal.metrics import (
     reliability,
 )
 from kcal.metrics.predictions import Predictions, check_predictions
-from kcal.plots.arguments import check_minimum_count, check_names
+from kcal.plots.arguments import check_arguments, check_names
 from kcal.report.markup import readable
 from kcal.validation import check_integer, shown
 
@@ -79,7 +79,7 @@ def compute_contents(
 ) -> Contents:
     """Check the arguments of a report and compute what it shows."""
     check_integer(limit, "limit", minimum=1, maximum=MOST_CLASSES)
-    minimum_count = check_minimum_count(minimum_count)
+    check_arguments(minimum_count=minimum_count)
     methods = _check_methods(probs, labels, sample_weight)
     n_classes = next(iter(methods.values())).n_classes
     names = range(n_classes) if class_names is None else check_names(class_names, n_classes)

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from kcal.errors import InvalidInputError
 from kcal.metrics import Evaluation
 from kcal.persistence import check_path, write_whole
-from kcal.plots.arguments import check_text
+from kcal.plots.arguments import check_arguments
 from kcal.report.contents import compute_contents
 from kcal.report.markup import escaped, page
 from kcal.report.sections import (
@@ -85,7 +85,7 @@ def report_page(
     title
         Title of the page.
     """
-    check_text(title, "title")
+    check_arguments(title=title)
     _check_lines(sources, "sources")
     _check_lines(settings, "settings")
     contents = compute_contents(
