@@ -25,7 +25,7 @@ from torch import nn
 from kcal.calibrators import Calibrator, CalibratorState, calibrator_class
 from kcal.calibrators.base import LoadArgumentError
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
-from kcal.persistence.atomic import atomic_path, check_path
+from kcal.persistence.atomic import check_path, write_whole
 from kcal.validation import shown
 
 HEADER, CHECKSUM = "kcal", "sha256"
@@ -67,9 +67,7 @@ def save(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
     if damaged:
         raise InvalidInputError("calibrator", "must be fitted to finite numbers", got=damaged, remedy="Fit it again.")
     content = to_bytes(tensors, metadata={HEADER: text, CHECKSUM: checksum(text, tensors)})
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(content)
-    return check_path(path)
+    return write_whole(path, content)
 
 
 def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -> Calibrator:
@@ -109,16 +107,14 @@ def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -
 def checksum(header: str, tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the SHA-256 of a file's header and tensors, as hexadecimal text."""
     digest = hashlib.sha256()
-    for part in (header.encode(), *_tensor_parts(tensors)):
+    parts: list[bytes | memoryview] = [header.encode()]
+    for name, tensor in sorted(tensors.items()):
+        parts.append(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        parts.append(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for part in parts:
         digest.update(len(part).to_bytes(8, "little"))  # so that bytes cannot move from one part to the next
         digest.update(part)
     return digest.hexdigest()
-
-
-def _tensor_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    for name, tensor in sorted(tensors.items()):
-        yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
-        yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -153,14 +149,11 @@ def _check_version(header: Any, path: Path) -> None:
     number = header.get("format_version") if isinstance(header, dict) else None
     if type(number) is not int or number < 1:
         raise FileFormatError(f"{path} has no valid format version; it is damaged.")
-    if number > FORMAT_VERSION:
+    if number != FORMAT_VERSION:
+        remedy = "Upgrade kcal." if number > FORMAT_VERSION else "Fit and save it again."
         raise FileFormatError(
             f"{path} was written by kcal {header.get('package_version')} in format {number}; "
-            f"this kcal reads format {FORMAT_VERSION}. Upgrade kcal."
-        )
-    if number < FORMAT_VERSION:
-        raise FileFormatError(
-            f"{path} was written in format {number}; this kcal reads format {FORMAT_VERSION}. Fit and save it again."
+            f"this kcal reads format {FORMAT_VERSION}. {remedy}"
         )
 
 
