@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +25,7 @@ from torch import nn
 
 from kcal.calibrators import Calibrator, CalibratorState, calibrator_class
 from kcal.calibrators.base import LoadArgumentError
-from kcal.errors import FileFormatError, InvalidInputError, KcalError
+from kcal.errors import FileFormatError, InvalidInputError
 from kcal.persistence.atomic import check_path, write_whole
 from kcal.validation import shown
 
@@ -63,8 +64,7 @@ def save(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
     except (TypeError, ValueError) as error:
         raise InvalidInputError("calibrator", f"must have parameters that JSON can hold ({error})") from error
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors.items()}
-    damaged = _first_damaged(tensors)
-    if damaged:
+    if damaged := _first_damaged(tensors):
         raise InvalidInputError("calibrator", "must be fitted to finite numbers", got=damaged, remedy="Fit it again.")
     content = to_bytes(tensors, metadata={HEADER: text, CHECKSUM: checksum(text, tensors)})
     return write_whole(path, content)
@@ -95,8 +95,6 @@ def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -
         raise FileFormatError(f"{path}: {error}") from error
     except InvalidInputError as error:  # fit would have raised it, so no fit can have written the file
         raise FileFormatError(f"{path}: a stored parameter is damaged: {error}") from error
-    except KcalError:
-        raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         raise FileFormatError(
             f"{path} is a kcal file, but a part of it is missing or damaged ({type(error).__name__}: {error}). "
@@ -129,8 +127,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
             header = json.loads(metadata[HEADER], parse_constant=_refuse_constant)
             _check_version(header, path)
             # Copies: what was read stays as it was checked, even if the file changes.
-            names = file.keys()
-            tensors = {name: file.get_tensor(name).clone() for name in names}
+            tensors = {name: file.get_tensor(name).clone() for name in list(file.keys())}
         if metadata.get(CHECKSUM) != checksum(metadata[HEADER], tensors):
             raise FileFormatError(f"{path} is damaged: its checksum does not match. Save the calibrator again.")
         _check_content(header, tensors, path)
@@ -161,8 +158,7 @@ def _check_content(header: dict[str, Any], tensors: Mapping[str, torch.Tensor], 
     for part in ("parameters", "values"):
         if not isinstance(header.get(part), dict):
             raise FileFormatError(f"{path} has no {part}; it is damaged.")
-    damaged = _first_damaged(tensors)
-    if damaged:
+    if damaged := _first_damaged(tensors):
         raise FileFormatError(f"{path} is damaged: it holds {damaged}.")
     n_bytes = path.stat().st_size
     n_features = header["values"].get("n_features")
@@ -189,13 +185,7 @@ def _label_bytes(value: Any) -> Iterator[int]:
     if isinstance(value, dict):
         labels, dtype = value.get("labels"), value.get("dtype")
         if isinstance(labels, list) and isinstance(dtype, str):
-            yield len(labels) * _itemsize(dtype)
+            with suppress(TypeError):  # what decodes the labels raises
+                yield len(labels) * np.dtype(dtype).itemsize
         for entry in value.values():
             yield from _label_bytes(entry)
-
-
-def _itemsize(dtype: str) -> int:
-    try:
-        return np.dtype(dtype).itemsize
-    except TypeError:
-        return 0  # what decodes the labels raises
