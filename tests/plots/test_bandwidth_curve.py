@@ -42,10 +42,10 @@ def test_it_draws_on_the_axes_that_are_given():
         ([0.5, np.nan], [0.3, 0.2], 0.5, "bandwidths must be positive"),
         ([0.5, 1.0], [0.3, 0.2], 0.0, "chosen must be a number strictly between 0"),
         ([0.5, 1.0], [0.3, 0.2], "0.5", "chosen must be a number"),
-        (None, [0.3], 0.5, "bandwidths must be a list"),
-        ([0.5], ["low"], 0.5, "losses must be a list"),
+        (None, [0.3], 0.5, "bandwidths must be an array, a tensor or a list; got None"),
+        ([0.5], ["low"], 0.5, "losses must be real numbers; got text"),
         ([[0.5]], [0.3], 0.5, "bandwidths must be a list"),
-        (np.ma.masked_equal([0.5, 1.0], 1.0), [0.3, 0.2], 0.5, "bandwidths must be a list"),
+        (np.ma.masked_equal([0.5, 1.0], 1.0), [0.3, 0.2], 0.5, "bandwidths must not have masked"),
     ],
 )
 def test_bandwidths_that_cannot_be_drawn_are_refused(bandwidths, losses, chosen, message):

@@ -114,9 +114,9 @@ def test_one_sample_gives_a_point_and_readable_ticks():
 @pytest.mark.parametrize(
     ("curves", "message"),
     [
-        ({}, "curves must map at least one method's name"),
-        ([1, 2], r"curves must map .*; got \[1, 2\]"),
-        (None, "curves must map"),
+        ({}, "curves must have 1 to 400 methods; got 0"),
+        ([1, 2], r"curves must be a dictionary .*; got \[1, 2\]"),
+        (None, "curves must be a dictionary"),
         ({"a": [0.5, 0.6]}, r"curves\['a'\] must be the result of kcal\.metrics\.accuracy_rejection"),
     ],
 )
@@ -161,8 +161,8 @@ def test_ranks_are_drawn_on_the_axes_that_are_given():
     [
         ({"a": 1.0}, "ranks must be the result of"),
         (None, "ranks must be the result of"),
-        (AverageRanks({}), "ranks must hold at least one method"),
-        (AverageRanks({str(k): AverageRank(1.0, 0.0, 1) for k in range(1000)}), "ranks must give at most 400"),
+        (AverageRanks({}), "ranks must have 1 to 400 methods; got 0"),
+        (AverageRanks({str(k): AverageRank(1.0, 0.0, 1) for k in range(1000)}), "ranks must have 1 to 400"),
     ],
 )
 def test_ranks_that_cannot_be_drawn_are_refused(ranks, message):

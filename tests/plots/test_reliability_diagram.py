@@ -198,13 +198,13 @@ def test_a_grid_that_lacks_a_class_is_refused(methods):
 @pytest.mark.parametrize(
     ("rows", "names", "message"),
     [
-        ({}, ["cat"], "rows must map at least one"),
-        (None, ["cat"], "rows must map"),
+        ({}, ["cat"], "rows must have 1 to 400 panels; got 0"),
+        (None, ["cat"], "rows must be a dictionary"),
         ({"before": []}, [], "class_names must have at least one name"),
         ({"before": []}, None, "class_names must be a list of names"),
         ({"before": []}, "cat", "class_names must be a list of names"),
         ({"before": None}, ["cat"], r"rows\['before'\] must be a list"),
-        ({"before": [None]}, ["cat"], r"rows must be the result of kcal\.metrics\.reliability"),
+        ({"before": [None]}, ["cat"], r"rows\['before'\] must be the result of kcal\.metrics\.reliability"),
     ],
 )
 def test_a_grid_that_cannot_be_drawn_is_refused_by_the_name_of_the_argument(rows, names, message):
@@ -213,7 +213,7 @@ def test_a_grid_that_cannot_be_drawn_is_refused_by_the_name_of_the_argument(rows
 
 
 def test_a_grid_of_too_many_panels_or_on_no_figure_is_refused(methods):
-    with pytest.raises(InvalidInputError, match="rows must give at most 400 panels or lines; got 3,000"):
+    with pytest.raises(InvalidInputError, match="rows must have 1 to 400 panels; got 3,000"):
         reliability_grid({str(k): methods["before"] for k in range(1000)}, ["cat", "dog", "bird"])
     with pytest.raises(InvalidInputError, match="figure must be a matplotlib figure or None"):
         reliability_grid(methods, ["cat", "dog", "bird"], figure="new")

@@ -98,13 +98,13 @@ def test_a_group_smaller_than_a_batch_gives_all_its_rows():
 def test_a_group_is_drawn_in_proportion_to_its_size():
     groups = np.repeat([0, 1, 2, 3], [5, 20, 50, 125])
     draws = episodes(np.arange(200) % 3, predictions=2, groups=groups, seed=1)
-    counts = np.bincount([groups[draws.draw().queries[0]] for _ in range(4000)], minlength=4)
-    assert chisquare(counts, 4000 * np.array([5, 20, 50, 125]) / 200).pvalue > RARELY
+    counts = np.bincount([groups[draws.draw().queries[0]] for _ in range(2000)], minlength=4)
+    assert chisquare(counts, 2000 * np.array([5, 20, 50, 125]) / 200).pvalue > RARELY
 
 
 def test_every_sample_is_a_prediction_equally_often():
     draws = episodes(np.arange(40) % 3, predictions=5, seed=2)
-    counts = np.bincount(np.concatenate([draws.draw().queries for _ in range(4000)]), minlength=40)
+    counts = np.bincount(np.concatenate([draws.draw().queries for _ in range(2000)]), minlength=40)
     # without replacement the counts vary less than chi-square allows: only too much variation is unfair
     assert chisquare(counts).pvalue > RARELY
 
@@ -201,8 +201,8 @@ def test_the_share_of_a_batch_estimates_the_mean_over_the_training_set():
     codes = np.repeat([0, 1, 2], [100, 10, 3])
     values = np.random.default_rng(4).normal(size=113)
     batches = StratifiedBatches(codes, 3, batch_size=15, generator=np.random.default_rng(5))
-    estimates = np.array([(values[batches.draw()] * batches.shares).sum() for _ in range(4000)])
-    error = estimates.std() / np.sqrt(4000)
+    estimates = np.array([(values[batches.draw()] * batches.shares).sum() for _ in range(2000)])
+    error = estimates.std() / np.sqrt(2000)
     assert abs(estimates.mean() - values.mean()) < 4 * error
 
 

@@ -28,9 +28,8 @@ PAPER = PaperRecipe(
     learning_rate=0.05, epochs=6, batches_per_epoch=30, predictions=16, background_per_class=8, monitor="training"
 )
 RECIPES = pytest.mark.parametrize("recipe", [FAST, PAPER], ids=["fast", "paper"])
-BRIEF_FAST = dataclasses.replace(FAST, steps=8)
-BRIEF_PAPER = dataclasses.replace(PAPER, epochs=2, batches_per_epoch=5)
-BRIEF_RECIPES = pytest.mark.parametrize("recipe", [BRIEF_FAST, BRIEF_PAPER], ids=["fast", "paper"])
+FEW_STEPS, FEW_BATCHES = dataclasses.replace(FAST, steps=8), dataclasses.replace(PAPER, epochs=2, batches_per_epoch=4)
+SHORT_RECIPES = pytest.mark.parametrize("recipe", [FEW_STEPS, FEW_BATCHES], ids=["fast", "paper"])
 
 
 def problem(seed=0, n=240, h=12, n_classes=3, dtype=np.float32):
@@ -86,7 +85,7 @@ def test_the_training_curve_falls_and_ends_with_the_last_step(recipe):
     assert len(curve.steps) == len(curve.losses) == len(curve.learning_rates)
 
 
-@BRIEF_RECIPES
+@SHORT_RECIPES
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(recipe):
     rows, labels = problem()
     one, same, other = (
@@ -96,7 +95,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(recipe):
     assert not same_bits(one, other)
 
 
-@BRIEF_RECIPES
+@SHORT_RECIPES
 def test_the_global_generators_are_left_alone_and_do_not_matter(recipe):
     rows, labels = problem()
     module = nn.Sequential(nn.Linear(12, 3), nn.Dropout(0.2))
@@ -109,7 +108,7 @@ def test_the_global_generators_are_left_alone_and_do_not_matter(recipe):
     assert same_bits(one, state_of(train_projection(rows, labels, projection=module, recipe=recipe)))
 
 
-@BRIEF_RECIPES
+@SHORT_RECIPES
 def test_a_module_of_the_users_is_copied_not_changed(recipe):
     rows, labels = problem()
     module = build_projection("skip", 12, 3, seed=4).eval()
@@ -121,12 +120,12 @@ def test_a_module_of_the_users_is_copied_not_changed(recipe):
     assert not same_bits(before, state_of(trained))
 
 
-@BRIEF_RECIPES
+@SHORT_RECIPES
 def test_checkpoints_are_frozen_and_ready_to_use(recipe):
     rows, labels = problem()
     trained = train_projection(rows, labels, dimension=3, recipe=recipe)
     assert trained.module is trained.checkpoints[-1]
-    assert len(trained.checkpoints) == len(trained.steps) == (3 if recipe is BRIEF_FAST else 1)
+    assert len(trained.checkpoints) == len(trained.steps) == (3 if recipe is FEW_STEPS else 1)
     for module in trained.checkpoints:
         assert not module.training
         assert not any(parameter.requires_grad for parameter in module.parameters())
@@ -136,7 +135,7 @@ def test_checkpoints_are_frozen_and_ready_to_use(recipe):
     )
 
 
-@BRIEF_RECIPES
+@SHORT_RECIPES
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_precision_of_the_embeddings_is_kept(recipe, dtype):
     rows, labels = problem(dtype=dtype)
@@ -146,7 +145,7 @@ def test_the_precision_of_the_embeddings_is_kept(recipe, dtype):
     assert project(trained.module, torch.from_numpy(rows)).dtype == wanted
 
 
-@BRIEF_RECIPES
+@SHORT_RECIPES
 def test_every_kind_of_array_trains_alike(recipe):
     rows, labels = problem()
     names = np.array(["ant", "bee", "cat"])[labels]
@@ -162,10 +161,10 @@ def test_every_kind_of_array_trains_alike(recipe):
 
 def test_the_fast_checkpoints_are_a_path_that_more_checkpoints_only_sample_more_often():
     rows, labels = problem()
-    few = train_projection(rows, labels, dimension=3, recipe=FAST)
-    many = train_projection(rows, labels, dimension=3, recipe=dataclasses.replace(FAST, checkpoints=5))
-    assert few.steps == (0, 40, 80)
-    assert many.steps == (0, 10, 20, 40, 80)
+    few = train_projection(rows, labels, dimension=3, recipe=FEW_STEPS)
+    many = train_projection(rows, labels, dimension=3, recipe=dataclasses.replace(FEW_STEPS, checkpoints=5))
+    assert few.steps == (0, 4, 8)
+    assert many.steps == (0, 1, 2, 4, 8)
     for step, module in zip(few.steps, few.checkpoints, strict=True):
         assert same_bits(module.state_dict(), many.checkpoints[many.steps.index(step)].state_dict())
 
@@ -174,7 +173,7 @@ def test_the_first_fast_checkpoint_is_the_start():
     rows, labels = problem(dtype=np.float64)
     start = start_projection("skip", torch.from_numpy(rows), 3, FAST, 0)
     start.start_from(torch.from_numpy(rows))
-    trained = train_projection(rows, labels, dimension=3, recipe=FAST)
+    trained = train_projection(rows, labels, dimension=3, recipe=FEW_STEPS)
     assert same_bits(start.state_dict(), trained.checkpoints[0].state_dict())
     random = train_projection(rows, labels, dimension=3, recipe=FastRecipe(steps=4, batch_size=60, start="random"))
     untouched = start_projection("skip", torch.from_numpy(rows), 3, FAST, 0)
@@ -194,7 +193,7 @@ def test_what_is_not_learned_is_left_as_it_is(hold):
             return self.linear(rows)[:, self.places].masked_fill(torch.isinf(self.mask), 0.0)
 
     rows, labels = split_problem()
-    trained = train_projection(rows, labels, projection=Masked(), recipe=dataclasses.replace(FAST, hold=hold))
+    trained = train_projection(rows, labels, projection=Masked(), recipe=dataclasses.replace(FEW_STEPS, hold=hold))
     assert trained.module.mask.tolist() == [0.0, -np.inf, 0.0, 0.0]
     assert np.isfinite(project(trained.module, torch.from_numpy(rows)).numpy()).all()
 
@@ -203,7 +202,7 @@ def test_what_is_held_stays_nearer_to_its_start_the_harder_it_is_held():
     rows, labels = split_problem()
     ways = []
     for hold in (0.0, 1.0, 10.0, 1e9):
-        trained = train_projection(rows, labels, recipe=dataclasses.replace(FAST, hold=hold))
+        trained = train_projection(rows, labels, dimension=3, recipe=dataclasses.replace(FAST, steps=40, hold=hold))
         first, last = (nn.utils.parameters_to_vector(trained.checkpoints[place].parameters()) for place in (0, -1))
         ways.append(float((last - first).norm()))
     assert ways[0] > 1.2 * ways[1] > 1.2**2 * ways[2]
@@ -223,7 +222,7 @@ def test_the_recipe_decides_the_dimension_and_whether_lengths_count():
 
 def test_a_class_without_training_samples_is_known_and_does_no_harm():
     rows, labels = problem()
-    for recipe in (BRIEF_FAST, BRIEF_PAPER):
+    for recipe in (FEW_STEPS, FEW_BATCHES):
         trained = train_projection(rows, labels, dimension=3, recipe=recipe, classes=[7, 2, 1, 0])
         assert trained.classes.tolist() == [7, 2, 1, 0]
         assert torch.isfinite(project(trained.module, torch.from_numpy(rows))).all()
@@ -263,19 +262,19 @@ def test_a_group_is_not_judged_by_itself_in_the_paper_recipe():
 
 def test_in_the_fast_recipe_groups_of_one_are_no_groups():
     rows, labels = problem()
-    alone = train_projection(rows, labels, dimension=3, recipe=FAST)
-    grouped = train_projection(rows, labels, dimension=3, recipe=FAST, groups=np.arange(240))
+    alone = train_projection(rows, labels, dimension=3, recipe=FEW_STEPS)
+    grouped = train_projection(rows, labels, dimension=3, recipe=FEW_STEPS, groups=np.arange(240))
     assert same_bits(state_of(alone), state_of(grouped))
 
 
-@RECIPES
+@SHORT_RECIPES
 def test_training_needs_two_classes(recipe):
     rows, _ = problem()
     with pytest.raises(InvalidInputError, match="at least two classes"):
         train_projection(rows, np.zeros(240, dtype=int), recipe=recipe, classes=[0, 1])
 
 
-@RECIPES
+@SHORT_RECIPES
 def test_training_by_groups_needs_two_groups(recipe):
     rows, labels = problem()
     with pytest.raises(InvalidInputError, match="at least two groups"):
@@ -337,7 +336,7 @@ def test_the_factor_and_the_training_loss_can_be_chosen():
 def test_the_paper_recipe_keeps_the_last_weights():
     rows, labels = problem()
     module = build_projection("skip", 12, 3, seed=0)
-    checkpoints, _, _ = run_training(module, TrainingSamples(torch.from_numpy(rows), labels, 3), PAPER)
+    checkpoints, _, _ = run_training(module, TrainingSamples(torch.from_numpy(rows), labels, 3), FEW_BATCHES)
     assert same_bits(module.state_dict(), checkpoints[0].state_dict())
     assert checkpoints[0] is not module
 
@@ -432,11 +431,11 @@ def test_a_fast_steps_loss_is_the_batchs_leave_one_out_loss_weighed_by_what_each
 
 def test_trained_projections_know_their_training_set_and_recipe():
     rows, labels = problem()
-    trained = train_projection(rows, labels, dimension=3, recipe=FAST)
+    trained = train_projection(rows, labels, dimension=3, recipe=FEW_STEPS)
     assert isinstance(trained, TrainedProjection)
-    assert trained.recipe is FAST
+    assert trained.recipe is FEW_STEPS
     assert len(np.unique(trained.fingerprints)) == 240
-    again = train_projection(rows.astype(np.float64), labels, dimension=3, recipe=FAST)
+    again = train_projection(rows.astype(np.float64), labels, dimension=3, recipe=FEW_STEPS)
     assert np.array_equal(trained.fingerprints, again.fingerprints)
 
 
@@ -449,8 +448,8 @@ def test_even_a_few_fast_steps_are_a_schedule(steps):
 
 def test_the_smallest_training_set_is_survived():
     rows, labels = problem()
-    for small in (BRIEF_FAST, BRIEF_PAPER, FastRecipe(steps=3)):
+    for recipe in (FastRecipe(steps=3), FEW_BATCHES):
         for n in (2, 3, 5):
             chosen = np.concatenate([np.flatnonzero(labels == k)[: -(-n // 2)] for k in (0, 1)])[:n]
-            trained = train_projection(rows[chosen], labels[chosen], dimension=2, recipe=small)
+            trained = train_projection(rows[chosen], labels[chosen], dimension=2, recipe=recipe)
             assert torch.isfinite(project(trained.module, torch.from_numpy(rows))).all()

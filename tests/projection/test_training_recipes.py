@@ -47,7 +47,7 @@ def test_directions_are_taken_from_sixteen_features_on_unless_told():
     assert FastRecipe(unit_length=True).takes_directions(2)
     assert not FastRecipe(unit_length=False).takes_directions(512)
     for value in ("yes", 1, None):
-        with pytest.raises(InvalidInputError, match='unit_length must be True, False or "auto"'):
+        with pytest.raises(InvalidInputError, match="unit_length must be one of 'auto', True, False"):
             FastRecipe(unit_length=value)
 
 
@@ -55,7 +55,7 @@ def test_class_weights_are_balanced_or_none():
     assert FastRecipe().class_weights is None
     assert FastRecipe(class_weights="balanced").class_weights == "balanced"
     for value in ("inverse", True, [1.0, 2.0]):
-        with pytest.raises(InvalidInputError, match='class_weights must be "balanced" or None'):
+        with pytest.raises(InvalidInputError, match="class_weights must be one of 'balanced', None"):
             FastRecipe(class_weights=value)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from kcal.validation import check_choice
 
 NAME: Final = "fashion_mnist_small_cnn"
+PARTS: Final = ("train", "calibration", "test")
 COMPANIONS: Final = ("focal", "mmce", "smooth")
 """Other losses that the same network was trained with: FLSD-53, weighted MMCE, label smoothing."""
 
@@ -43,10 +44,8 @@ class ExamplePart:
         return len(self.labels)
 
     def __repr__(self) -> str:
-        return (
-            f"ExamplePart({len(self):,} rows: embeddings of {self.embeddings.shape[1]} dimensions, "
-            f"{self.logits.shape[1]} logits, labels)"
-        )
+        outputs = f"embeddings of {self.embeddings.shape[1]} dimensions, {self.logits.shape[1]} logits"
+        return f"ExamplePart({len(self):,} rows: {outputs}, labels)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,14 +122,9 @@ class Example:
         )
 
     def __repr__(self) -> str:
-        return "\n".join(
-            (
-                f"Example {self.name}: {len(self.classes)} classes ({', '.join(self.classes)})",
-                f"  train        {self.train!r}",
-                f"  calibration  {self.calibration!r}",
-                f"  test         {self.test!r}",
-            )
-        )
+        lines = [f"Example {self.name}: {len(self.classes)} classes ({', '.join(self.classes)})"]
+        lines += [f"  {name:<11}  {getattr(self, name)!r}" for name in PARTS]
+        return "\n".join(lines)
 
 
 def load_example() -> Example:
@@ -148,11 +142,9 @@ def load_example() -> Example:
     return Example(
         name=NAME,
         classes=tuple(str(name) for name in arrays["classes"]),
-        train=part_of(arrays, "train"),
-        calibration=part_of(arrays, "calibration"),
-        test=part_of(arrays, "test"),
         images=arrays["images"],
         provenance=str(arrays["provenance"]),
+        **{name: part_of(arrays, name) for name in PARTS},
     )
 
 

@@ -61,16 +61,8 @@ def halving_convolution(n_inputs: int, n_outputs: int) -> nn.Sequential:
 def check_images(images: Any) -> None:
     """Raise if ``images`` is not a batch of floating-point images of one channel and 28 x 28 pixels."""
     if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != IMAGE_SHAPE:
-        raise InvalidInputError(
-            "images",
-            "must be a tensor of shape (n, 1, 28, 28)",
-            got=shown(images),
-            remedy="images[:, None] adds the channel to grey images.",
-        )
-    if not torch.is_floating_point(images):
-        raise InvalidInputError(
-            "images",
-            "must be floating point, from 0 to 1",
-            got=str(images.dtype),
-            remedy="Pass images.float() / 255 for bytes.",
-        )
+        remedy = "images[:, None] adds the channel to grey images."
+        raise InvalidInputError("images", "must be a tensor of shape (n, 1, 28, 28)", got=shown(images), remedy=remedy)
+    if not images.is_floating_point():
+        remedy = "Pass images.float() / 255 for bytes."
+        raise InvalidInputError("images", "must be floating point, from 0 to 1", got=str(images.dtype), remedy=remedy)

@@ -1,4 +1,4 @@
-"""Checks of a batch of logits and labels, its precision, and the reductions of a loss."""
+"""What all losses share: the checks of a batch of logits and labels, its precision, reductions, and the modules."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from kcal.errors import InvalidInputError
 from kcal.validation import check_choice, shown
@@ -17,6 +18,24 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean": torch.mean,
     "sum": torch.sum,
 }
+
+
+class LossModule(nn.Module):
+    """Base of the losses as modules: the options of the function ``loss`` are attributes."""
+
+    def __init__(self, loss: Callable[..., torch.Tensor], **options: Any) -> None:
+        super().__init__()
+        self._loss, self._names = loss, tuple(options)
+        for name, value in options.items():
+            setattr(self, name, value)
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the loss of logits (n, n_classes) and labels (n,)."""
+        return self._loss(logits, labels, **{name: getattr(self, name) for name in self._names})
+
+    def extra_repr(self) -> str:
+        """Return the options for repr()."""
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._names)
 
 
 @contextmanager
@@ -32,18 +51,16 @@ def check_batch(logits: Any, labels: Any) -> None:
     Whether logits are finite is not checked. The range of the labels is read from the device: on one other than the
     CPU the host waits for it once per call, and a compiled graph breaks there.
     """
-    _check_tensor(logits, "logits")
-    _check_tensor(labels, "labels")
+    for name, tensor in (("logits", logits), ("labels", labels)):
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidInputError(name, "must be a torch tensor", got=shown(tensor))
+        plain_tensor(tensor, name)
     if logits.ndim != 2 or 0 in logits.shape or not logits.is_floating_point():
-        raise InvalidInputError(
-            "logits", "must be a float tensor (n, n_classes) with at least one row", got=_described(logits)
-        )
+        got = f"shape {tuple(logits.shape)} and dtype {logits.dtype}"
+        raise InvalidInputError("logits", "must be a float tensor (n, n_classes) with at least one row", got=got)
     if labels.shape != logits.shape[:1] or labels.dtype != torch.int64:
-        raise InvalidInputError(
-            "labels",
-            f"must be a tensor of shape ({len(logits)},) and dtype int64, one column index per row of logits",
-            got=_described(labels),
-        )
+        expected = f"must be a tensor of shape ({len(logits)},) and dtype int64, one column index per row of logits"
+        raise InvalidInputError("labels", expected, got=f"shape {tuple(labels.shape)} and dtype {labels.dtype}")
     lowest, highest = torch.stack(torch.aminmax(labels)).tolist()
     if lowest < 0 or highest >= logits.shape[1]:
         raise InvalidInputError(
@@ -57,13 +74,3 @@ def check_batch(logits: Any, labels: Any) -> None:
 def check_reduction(reduction: Any) -> str:
     """Return the name of a reduction; raise if it is unknown."""
     return check_choice(reduction, "reduction", tuple(REDUCTIONS))
-
-
-def _check_tensor(value: Any, name: str) -> None:
-    if not isinstance(value, torch.Tensor):
-        raise InvalidInputError(name, "must be a torch tensor", got=shown(value))
-    plain_tensor(value, name)
-
-
-def _described(tensor: torch.Tensor) -> str:
-    return f"shape {tuple(tensor.shape)} and dtype {tensor.dtype}"

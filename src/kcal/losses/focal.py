@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from kcal.errors import InvalidInputError
-from kcal.losses.batches import REDUCTIONS, check_batch, check_reduction, full_precision
+from kcal.losses.batches import REDUCTIONS, LossModule, check_batch, check_reduction, full_precision
 from kcal.validation import shown
 
 SCHEDULE = "flsd-53"
@@ -38,7 +37,7 @@ def focal_loss(
     reduction : "mean", "sum" or "none"
         As in torch.
     """
-    _check_gamma(gamma)
+    gamma = _check_gamma(gamma)
     check_reduction(reduction)
     check_batch(logits, labels)
     with full_precision(logits) as wide:
@@ -47,50 +46,27 @@ def focal_loss(
         log_p = log_probs.gather(1, columns)[:, 0]  # (n,)
         # log(1 − p_y) from the other classes: 1 − p_y could round to 0, where the gradient of its power is infinite.
         log_rest = torch.logsumexp(log_probs.scatter(1, columns, -inf), dim=1)
-        return REDUCTIONS[reduction](-torch.exp(_exponents(log_p, gamma) * log_rest) * log_p)
+        exponent: Any = gamma
+        if isinstance(gamma, str):
+            exponent = torch.where(log_p.detach().exp() < 0.2, 5.0, 3.0).to(log_p.dtype)
+        return REDUCTIONS[reduction](-torch.exp(exponent * log_rest) * log_p)
 
 
-def _exponents(log_p: torch.Tensor, gamma: float | str) -> torch.Tensor | float:
-    if not isinstance(gamma, str):
-        return float(gamma)
-    return torch.where(log_p.detach().exp() < 0.2, 5.0, 3.0).to(log_p.dtype)
+def _check_gamma(gamma: Any) -> float | str:
+    if isinstance(gamma, str) and gamma == SCHEDULE:
+        return gamma
+    if isinstance(gamma, int | float | np.number) and not isinstance(gamma, bool) and 0 <= gamma <= LARGEST_GAMMA:
+        return gamma if isinstance(gamma, int) else float(gamma)
+    expected = f'must be "{SCHEDULE}" or a number between 0 and {LARGEST_GAMMA}'
+    raise InvalidInputError("gamma", expected, got=shown(gamma))
 
 
-def _check_gamma(gamma: Any) -> None:
-    number = isinstance(gamma, int | float | np.number) and not isinstance(gamma, bool)
-    if number and 0 <= gamma <= LARGEST_GAMMA:
-        return
-    if not isinstance(gamma, str) or gamma != SCHEDULE:
-        raise InvalidInputError(
-            "gamma", f'must be "{SCHEDULE}" or a number between 0 and {LARGEST_GAMMA}', got=shown(gamma)
-        )
-
-
-class FocalLoss(nn.Module):
-    """:func:`focal_loss` as a module.
+class FocalLoss(LossModule):
+    """:func:`focal_loss` as a module, with the same options.
 
     Use it like ``nn.CrossEntropyLoss`` with labels (n,); the options ``weight``, ``ignore_index`` and
     ``label_smoothing`` do not exist.
-
-    Parameters
-    ----------
-    gamma : float or "flsd-53"
-        γ from 0 to 1000, or the published schedule: 5 where p_y < 0.2, else 3.
-    reduction : "mean", "sum" or "none"
-        As in torch.
     """
 
     def __init__(self, *, gamma: float | str = SCHEDULE, reduction: str = "mean") -> None:
-        super().__init__()
-        _check_gamma(gamma)
-        check_reduction(reduction)
-        self.gamma = gamma
-        self.reduction = reduction
-
-    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the loss of logits (n, n_classes) and labels (n,)."""
-        return focal_loss(logits, labels, gamma=self.gamma, reduction=self.reduction)
-
-    def extra_repr(self) -> str:
-        """Return the parameters for repr()."""
-        return f"gamma={self.gamma!r}, reduction={self.reduction!r}"
+        super().__init__(focal_loss, gamma=_check_gamma(gamma), reduction=check_reduction(reduction))

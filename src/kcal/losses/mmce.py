@@ -12,11 +12,10 @@ loss = cross-entropy + λ sqrt(max(MMCE², 0) + 1e-10)
 from __future__ import annotations
 
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 from kcal.errors import InvalidInputError
-from kcal.losses.batches import REDUCTIONS, check_batch, check_reduction, full_precision
+from kcal.losses.batches import REDUCTIONS, LossModule, check_batch, check_reduction, full_precision
 from kcal.validation import check_flag, check_number
 
 KERNEL_WIDTH = 0.4
@@ -49,7 +48,6 @@ def mmce(logits: torch.Tensor, labels: torch.Tensor, *, weighted: bool = True) -
 
 
 def _mmce(logits: torch.Tensor, labels: torch.Tensor, *, weighted: bool) -> torch.Tensor:
-    """Return the MMCE of a checked batch."""
     with full_precision(logits) as wide:
         confidence, predicted = torch.softmax(wide, dim=1).max(dim=1)  # (n,)
         correct = (predicted == labels).to(confidence.dtype)
@@ -75,13 +73,10 @@ def mmce_loss(
 
     Parameters
     ----------
-    logits, labels : tensor
-        Labels are column indices, from 0 to n_classes − 1, of dtype int64. The check of this range waits for a device
-        other than the CPU.
+    logits, labels, weighted
+        As in :func:`mmce`.
     coefficient : float
         λ, at least 0. Tune it on validation log-loss; published values do not transfer.
-    weighted : bool
-        Which MMCE, as in :func:`mmce`.
     reduction : "mean", "sum" or "none"
         As in torch. The MMCE is one number per batch and is added to the loss of each of its samples, so that the mean
         and the sum of "none" are "mean" and "sum".
@@ -95,8 +90,8 @@ def mmce_loss(
     return REDUCTIONS[reduction](losses + coefficient * _mmce(logits, labels, weighted=weighted))
 
 
-def _check_coefficient(coefficient: float) -> None:
-    check_number(coefficient, "coefficient", minimum=0.0, maximum=LARGEST_COEFFICIENT)
+def _check_coefficient(coefficient: float) -> float:
+    return check_number(coefficient, "coefficient", minimum=0.0, maximum=LARGEST_COEFFICIENT)
 
 
 def _check_mmce_batch(logits: torch.Tensor, labels: torch.Tensor) -> None:
@@ -107,56 +102,24 @@ def _check_mmce_batch(logits: torch.Tensor, labels: torch.Tensor) -> None:
         )
 
 
-class MMCE(nn.Module):
-    """:func:`mmce` as a module.
-
-    Parameters
-    ----------
-    weighted : bool
-        Which MMCE, as in :func:`mmce`.
-    """
+class MMCE(LossModule):
+    """:func:`mmce` as a module, with the same option."""
 
     def __init__(self, *, weighted: bool = True) -> None:
-        super().__init__()
-        self.weighted = check_flag(weighted, "weighted")
-
-    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the MMCE of logits (n, n_classes) and labels (n,), a scalar."""
-        return mmce(logits, labels, weighted=self.weighted)
-
-    def extra_repr(self) -> str:
-        """Return the parameters for repr()."""
-        return f"weighted={self.weighted!r}"
+        super().__init__(mmce, weighted=check_flag(weighted, "weighted"))
 
 
-class MMCELoss(nn.Module):
-    """:func:`mmce_loss` as a module.
+class MMCELoss(LossModule):
+    """:func:`mmce_loss` as a module, with the same options.
 
     Use it like ``nn.CrossEntropyLoss`` with labels (n,); the options ``weight``, ``ignore_index`` and
     ``label_smoothing`` do not exist.
-
-    Parameters
-    ----------
-    coefficient : float
-        λ, at least 0. Tune it on validation log-loss; published values do not transfer.
-    weighted : bool
-        Which MMCE, as in :func:`mmce`.
-    reduction : "mean", "sum" or "none"
-        As in torch.
     """
 
     def __init__(self, *, coefficient: float = COEFFICIENT, weighted: bool = True, reduction: str = "mean") -> None:
-        super().__init__()
-        _check_coefficient(coefficient)
-        check_reduction(reduction)
-        self.coefficient = coefficient
-        self.weighted = check_flag(weighted, "weighted")
-        self.reduction = reduction
-
-    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the loss of logits (n, n_classes) and labels (n,)."""
-        return mmce_loss(logits, labels, coefficient=self.coefficient, weighted=self.weighted, reduction=self.reduction)
-
-    def extra_repr(self) -> str:
-        """Return the parameters for repr()."""
-        return f"coefficient={self.coefficient!r}, weighted={self.weighted!r}, reduction={self.reduction!r}"
+        super().__init__(
+            mmce_loss,
+            coefficient=_check_coefficient(coefficient),
+            weighted=check_flag(weighted, "weighted"),
+            reduction=check_reduction(reduction),
+        )

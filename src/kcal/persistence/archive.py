@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,8 +26,8 @@ from torch import nn
 
 from kcal.calibrators import Calibrator, CalibratorState, calibrator_class
 from kcal.calibrators.base import LoadArgumentError
-from kcal.errors import FileFormatError, InvalidInputError, KcalError
-from kcal.persistence.atomic import atomic_path, check_path
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.persistence.atomic import check_path, write_whole
 from kcal.validation import shown
 
 METADATA = "kcal"
@@ -64,13 +65,9 @@ def save(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
     except (TypeError, ValueError) as error:
         raise InvalidInputError("calibrator", f"must have parameters that JSON can hold ({error})") from error
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors.items()}
-    damaged = _first_damaged(tensors)
-    if damaged:
+    if damaged := _first_damaged(tensors):
         raise InvalidInputError("calibrator", "must be fitted to finite numbers", got=damaged, remedy="Fit it again.")
-    content = to_bytes(tensors, metadata=to_metadata(text, tensors))
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(content)
-    return check_path(path)
+    return write_whole(path, to_bytes(tensors, metadata=to_metadata(text, tensors)))
 
 
 def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -> Calibrator:
@@ -98,8 +95,6 @@ def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -
         raise FileFormatError(f"{path}: {error}") from error
     except InvalidInputError as error:  # fit would have raised it, so no fit can have written the file
         raise FileFormatError(f"{path}: a stored parameter is damaged: {error}") from error
-    except KcalError:
-        raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         raise FileFormatError(
             f"{path} is a kcal file, but a part of it is missing or damaged ({type(error).__name__}: {error}). "
@@ -115,16 +110,14 @@ def to_metadata(header: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, s
 def checksum(header: str, tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the SHA-256 of a file's header and tensors, as hexadecimal text."""
     digest = hashlib.sha256()
-    for part in (header.encode(), *_tensor_parts(tensors)):
+    parts: list[bytes | memoryview] = [header.encode()]
+    for name, tensor in sorted(tensors.items()):
+        parts.append(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        parts.append(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for part in parts:
         digest.update(len(part).to_bytes(8, "little"))  # so that bytes cannot move from one part to the next
         digest.update(part)
     return digest.hexdigest()
-
-
-def _tensor_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    for name, tensor in sorted(tensors.items()):
-        yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
-        yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -140,8 +133,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
             header = json.loads(text, parse_constant=_refuse_constant)
             _check_version(header, path)
             # Copies: what was read stays as it was checked, even if the file changes.
-            names = file.keys()
-            tensors = {name: file.get_tensor(name).clone() for name in names}
+            tensors = {name: file.get_tensor(name).clone() for name in list(file.keys())}
         if metadata != to_metadata(text, tensors):
             raise FileFormatError(f"{path} is damaged: its checksum does not match. Save the calibrator again.")
         _check_content(header, tensors, path)
@@ -160,14 +152,11 @@ def _check_version(header: Any, path: Path) -> None:
     number = header.get("format_version") if isinstance(header, dict) else None
     if type(number) is not int or number < 1:
         raise FileFormatError(f"{path} has no valid format version; it is damaged.")
-    if number > FORMAT_VERSION:
+    if number != FORMAT_VERSION:
+        remedy = "Upgrade kcal." if number > FORMAT_VERSION else "Fit and save it again."
         raise FileFormatError(
             f"{path} was written by kcal {header.get('package_version')} in format {number}; "
-            f"this kcal reads format {FORMAT_VERSION}. Upgrade kcal."
-        )
-    if number < FORMAT_VERSION:
-        raise FileFormatError(
-            f"{path} was written in format {number}; this kcal reads format {FORMAT_VERSION}. Fit and save it again."
+            f"this kcal reads format {FORMAT_VERSION}. {remedy}"
         )
 
 
@@ -175,8 +164,7 @@ def _check_content(header: dict[str, Any], tensors: Mapping[str, torch.Tensor], 
     for part in ("parameters", "values"):
         if not isinstance(header.get(part), dict):
             raise FileFormatError(f"{path} has no {part}; it is damaged.")
-    damaged = _first_damaged(tensors)
-    if damaged:
+    if damaged := _first_damaged(tensors):
         raise FileFormatError(f"{path} is damaged: it holds {damaged}.")
     n_bytes = path.stat().st_size
     n_features = header["values"].get("n_features")
@@ -203,13 +191,7 @@ def _label_bytes(value: Any) -> Iterator[int]:
     if isinstance(value, dict):
         labels, dtype = value.get("labels"), value.get("dtype")
         if isinstance(labels, list) and isinstance(dtype, str):
-            yield len(labels) * _itemsize(dtype)
+            with suppress(TypeError):  # what decodes the labels raises
+                yield len(labels) * np.dtype(dtype).itemsize
         for entry in value.values():
             yield from _label_bytes(entry)
-
-
-def _itemsize(dtype: str) -> int:
-    try:
-        return np.dtype(dtype).itemsize
-    except TypeError:
-        return 0  # what decodes the labels raises

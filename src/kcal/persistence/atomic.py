@@ -46,7 +46,8 @@ def atomic_path(path: str | os.PathLike[str], *, name: str = "path") -> Iterator
         raise _about(given, error) from error
     try:
         yield temporary
-        _flush_to_disk(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
         if mode is not None:
             temporary.chmod(mode)
         temporary.replace(target)
@@ -98,11 +99,6 @@ def _create_beside(target: Path, mode: int) -> Path:
     temporary = target.parent / f".{secrets.token_hex(8)}{suffix}"
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     return temporary
-
-
-def _flush_to_disk(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 def _about(path: Path, error: OSError) -> OSError:

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 from numpy.typing import ArrayLike
 
 from kcal.errors import InvalidInputError
-from kcal.plots.arguments import check_numbers, prepare_axes
-from kcal.plots.style import GAP, OBSERVED_EDGE
+from kcal.plots.arguments import check_numbers
+from kcal.plots.style import GAP, OBSERVED_EDGE, prepare_axes
 from kcal.validation import check_number
 
 LARGEST_BANDWIDTH = 1e18
@@ -27,16 +27,12 @@ def bandwidth_curve(
 
     Parameters
     ----------
-    bandwidths
-        The bandwidths, (n,), in any order.
-    losses
-        The loss at each of them, (n,).
+    bandwidths, losses
+        The bandwidths, (n,), in any order, and the loss at each of them.
     chosen
         The bandwidth that the search chose.
-    ax
-        Axes to draw on; a new figure if None.
-    title
-        Title of the axes.
+    ax, title
+        Axes to draw on, those of a new figure if None, and their title.
     """
     widths, values = check_numbers(bandwidths, "bandwidths"), check_numbers(losses, "losses")
     if widths.shape != values.shape:
@@ -50,8 +46,7 @@ def bandwidth_curve(
     ax.axvline(chosen, color=GAP, linestyle="--", linewidth=1.5, label=f"chosen: b = {chosen:.3g}")
     ax.set_xscale("log")
     label_plain_numbers(ax.xaxis)
-    ax.set_xlabel("bandwidth b")
-    ax.set_ylabel("log-loss")
+    ax.set(xlabel="bandwidth b", ylabel="log-loss")
     ax.grid(alpha=0.25)
     ax.legend(frameon=False)
     return ax
@@ -60,5 +55,5 @@ def bandwidth_curve(
 def label_plain_numbers(axis: Any) -> None:
     """Label 0.1, 0.2, 0.5, 1 and so on on a logarithmic axis: it often spans too few powers of ten to label these."""
     axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.plots.arguments import MOST_PANELS, check_figure, check_numbers, check_panel_count
+from kcal.plots.arguments import check_arguments, check_count, check_kind, check_numbers
 from kcal.plots.bandwidth import label_plain_numbers
 from kcal.plots.style import COUNTS, MARKERS, SERIES, wrap_label
-from kcal.validation import check_integer, shown
 
 DEFAULT_COLUMNS = 3
 """Panels per row by default; with more columns panels are smaller."""
@@ -60,13 +59,13 @@ class Panel:
     x_ticks: tuple[float, ...] = ()
 
 
-def line_panels(panels: Sequence[Any], *, columns: int | None = None, figure: Figure | None = None) -> NDArray[Any]:
+def line_panels(panels: Sequence[Panel], *, columns: int | None = None, figure: Figure | None = None) -> NDArray[Any]:
     """Draw panels of lines in a grid; return the axes, (n_rows, n_columns), those without a panel invisible.
 
     Parameters
     ----------
     panels
-        :class:`Panel` objects, or others with the same attributes.
+        The panels, row by row.
     columns
         Panels per row; up to three if None. With more than three, panels are smaller, and the most frequent legend is
         shown once below them.
@@ -74,10 +73,8 @@ def line_panels(panels: Sequence[Any], *, columns: int | None = None, figure: Fi
         Figure to draw on; a new one if None.
     """
     _check_panels(panels)
-    check_figure(figure)
-    if columns is not None:
-        check_integer(columns, "columns", minimum=1, maximum=MOST_PANELS)
-    n_columns = columns or min(len(panels), DEFAULT_COLUMNS)
+    n_columns = min(len(panels), DEFAULT_COLUMNS) if columns is None else columns
+    check_arguments(figure=figure, columns=n_columns)
     n_rows = -(-len(panels) // n_columns)
     small = n_columns > DEFAULT_COLUMNS
     if figure is None:
@@ -96,7 +93,7 @@ def line_panels(panels: Sequence[Any], *, columns: int | None = None, figure: Fi
     return axes
 
 
-def _panels_of_one_legend(panels: Sequence[Any], *, small: bool) -> list[int]:
+def _panels_of_one_legend(panels: Sequence[Panel], *, small: bool) -> list[int]:
     """Return the indices of panels that share one legend: those with the most frequent set of lines."""
     labels = [tuple(line.label for line in panel.lines) for panel in panels]
     most_frequent = max(labels, key=labels.count)
@@ -105,27 +102,26 @@ def _panels_of_one_legend(panels: Sequence[Any], *, small: bool) -> list[int]:
     return sharing if shared and len(sharing) > 1 else []
 
 
-def _draw_panel(ax: Axes, panel: Any, *, legend: bool) -> None:
+def _draw_panel(ax: Axes, panel: Panel, *, legend: bool) -> None:
     for number, line in enumerate(panel.lines):
         _draw_line(ax, line, number)
     if panel.x_log:
         ax.set_xscale("log")
-        _label_log_axis(ax.xaxis, *ax.get_xlim())
+        _label_log_axis(ax.xaxis)
     if panel.y_log:
         ax.set_yscale("log")
-        _label_log_axis(ax.yaxis, *ax.get_ylim())
+        _label_log_axis(ax.yaxis)
     if panel.x_ticks:
         ax.set_xticks(panel.x_ticks, [f"{value:g}" for value in panel.x_ticks])
         ax.set_xticks([], minor=True)
     ax.set_title(wrap_label(panel.title, width=44), fontsize=10)
-    ax.set_xlabel(panel.x_label)
-    ax.set_ylabel(panel.y_label)
+    ax.set(xlabel=panel.x_label, ylabel=panel.y_label)
     ax.grid(alpha=0.25)
     if legend and (len(panel.lines) > 1 or panel.lines[0].label):
         ax.legend(frameon=False, fontsize=8)
 
 
-def _draw_line(ax: Axes, line: Any, number: int) -> None:
+def _draw_line(ax: Axes, line: Line, number: int) -> None:
     colour = COUNTS if line.reference else SERIES[number % len(SERIES)]
     marked = line.points or (len(line.x) <= MARKED and not line.reference and not line.plain)
     ax.plot(
@@ -142,24 +138,23 @@ def _draw_line(ax: Axes, line: Any, number: int) -> None:
         ax.fill_between(line.x, middle - half, middle + half, color=colour, alpha=0.15, linewidth=0)
 
 
-def _label_log_axis(axis: Any, low: float, high: float) -> None:
+def _label_log_axis(axis: Any) -> None:
     """Label plain numbers; evenly spaced ones if the axis spans little."""
     label_plain_numbers(axis)
+    low, high = axis.get_view_interval()
     if high < NARROW * low:
         axis.set_major_locator(MaxNLocator(4))
 
 
 def _check_panels(panels: Any) -> None:
-    if not isinstance(panels, Sequence) or isinstance(panels, str) or len(panels) == 0:
-        raise InvalidInputError("panels", "must be a list of at least one kcal.plots.Panel", got=shown(panels))
-    check_panel_count(len(panels), "panels")
+    check_kind(panels, "panels", list | tuple, "a list of kcal.plots.Panel objects")
+    check_count(len(panels), "panels", "panels")
     for panel in panels:
-        complete = all(hasattr(panel, field.name) for field in fields(Panel))
-        if not complete or not isinstance(panel.lines, list | tuple) or not panel.lines:
-            raise InvalidInputError("panels", "must be kcal.plots.Panel objects with lines", got=shown(panel))
+        check_kind(panel, "panels", Panel, "a list of kcal.plots.Panel objects")
+        check_kind(panel.lines, "panels", list | tuple, "panels with lists of lines")
+        check_count(len(panel.lines), "panels", "lines each")
         for line in panel.lines:
-            if not all(hasattr(line, field.name) for field in fields(Line)):
-                raise InvalidInputError("panels", "must have kcal.plots.Line objects as lines", got=shown(line))
+            check_kind(line, "panels", Line, "panels with kcal.plots.Line objects as lines")
             sizes = [len(check_numbers(part, "panels")) for part in (line.x, line.y, line.spread) if part is not None]
             if len(set(sizes)) > 1:
                 raise InvalidInputError("panels", "must have lines with as many y as x", got=f"{sizes} entries")

@@ -1,13 +1,14 @@
 """Average ranks of methods, best first."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from kcal.errors import InvalidInputError
-from kcal.metrics.ranks import AverageRanks
-from kcal.plots.arguments import check_panel_count, check_result, prepare_axes
-from kcal.plots.style import GAP, OBSERVED_EDGE, wrap_label
+from kcal.metrics import AverageRanks
+from kcal.plots.arguments import check_arguments, check_count
+from kcal.plots.style import GAP, OBSERVED_EDGE, prepare_axes, wrap_label
 
 
 def rank_plot(ranks: AverageRanks, *, ax: Axes | None = None, title: str | None = None) -> Axes:
@@ -17,26 +18,20 @@ def rank_plot(ranks: AverageRanks, *, ax: Axes | None = None, title: str | None 
     ----------
     ranks
         What `kcal.metrics.average_ranks` returns.
-    ax
-        Axes to draw on; a new figure of fitting height if None.
-    title
-        Title of the axes.
+    ax, title
+        Axes to draw on, those of a new figure of fitting height if None, and their title.
     """
-    check_result(ranks, AverageRanks, "ranks", "the result of kcal.metrics.average_ranks(...)")
-    if not ranks.ranks:
-        raise InvalidInputError("ranks", "must hold at least one method", got="none")
-    check_panel_count(len(ranks.ranks), "ranks")
+    check_arguments(ranks=ranks)
+    check_count(len(ranks.ranks), "ranks", "methods")
     ordered = sorted(ranks.ranks.items(), key=lambda item: item[1].mean)
     ax = prepare_axes(ax, 7.0, 1.2 + 0.42 * len(ordered), title)
-    best = set(ranks.best)
-    weights = ["bold" if name in best else "normal" for name, _ in ordered]
+    weights = ["bold" if name in ranks.best else "normal" for name, _ in ordered]
     for place, (name, rank) in enumerate(ordered):
-        colour, marker = (GAP, "D") if name in best else (OBSERVED_EDGE, "o")
+        marker, colour = ("D", GAP) if name in ranks.best else ("o", OBSERVED_EDGE)
+        style: dict[str, Any] = {"fmt": marker, "color": colour, "markersize": 8, "capsize": 4, "elinewidth": 1.6}
         single = np.isnan(rank.std)
         spread = 0.0 if single else rank.std
-        ax.errorbar(
-            rank.mean, place, xerr=spread, fmt=marker, color=colour, markersize=8, capsize=4, elinewidth=1.6, zorder=3
-        )
+        ax.errorbar(rank.mean, place, xerr=spread, zorder=3, **style)
         ax.annotate(
             f"{rank.mean:.2f}" if single else str(rank),
             (1.0, place),

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import ReliabilityBins
-from kcal.plots.arguments import MOST_PANELS, check_figure, check_names, check_panel_count
-from kcal.plots.reliability_panel import PanelOptions, check_options, draw_panel, error_text, legend_handles
+from kcal.plots.arguments import KINDS, check_arguments, check_count, check_kind, check_names
+from kcal.plots.reliability import PanelOptions, draw_panel, error_text, legend_handles, top_of_counts
 from kcal.plots.style import COUNTS, wrap_label
-from kcal.validation import check_integer, shown
+from kcal.validation import shown
 
 PANELS_PER_ROW = 5
 
@@ -39,31 +39,24 @@ def reliability_grid(
         Titles of the columns.
     minimum_count, confidence
         As in `reliability_diagram`.
-    title
-        Title of the figure.
-    figure
-        Figure to draw on; a new one of fitting size if None.
+    figure, title
+        Figure to draw on, a new one of fitting size if None, and its title.
 
     Returns
     -------
     array of Axes
         (methods, classes). The figure is ``axes[0, 0].get_figure(root=True)``.
     """
-    if not isinstance(rows, Mapping) or not rows:
-        raise InvalidInputError(
-            "rows", "must map at least one method's name to the bins of each class", got=shown(rows)
-        )
+    check_kind(rows, "rows", Mapping, "a dictionary from the name of a method to the bins of each class")
+    check_arguments(figure=figure, title=title)
     names = check_names(class_names)
-    for method, row in rows.items():
-        _check_row(row, f"rows[{method!r}]", len(names))
-    drawn = [bins for row in rows.values() for bins in row]
-    check_panel_count(len(drawn), "rows")
-    options = check_options(drawn, "rows", minimum_count, confidence, title)
+    check_count(len(rows) * len(names), "rows", "panels")
+    drawn = [bins for method, row in rows.items() for bins in _check_row(row, f"rows[{method!r}]", len(names))]
+    options, top = PanelOptions(minimum_count, confidence), top_of_counts(drawn)
     panels = _panels_above_legend(figure, len(rows), len(names), 1.6, legend_handles(drawn, options))
     axes = panels.subplots(len(rows), len(names), squeeze=False)  # not shared, which is slow for many panels
     for (i, j), ax in np.ndenumerate(axes):
-        bins, last_column = drawn[i * len(names) + j], j == len(names) - 1
-        _draw_cell(ax, bins, options, highest=_highest_count(drawn), last_column=last_column)
+        _draw_cell(ax, drawn[i * len(names) + j], options, top, last_column=j == len(names) - 1)
         ax.tick_params(labelbottom=i == len(rows) - 1, labelleft=j == 0)
         if i == 0:
             _set_heading(ax, names[j])
@@ -94,22 +87,18 @@ def class_reliability_grid(
     limit
         With more classes only this many are drawn, those with the largest calibration error, worst first; the title
         then says so.
-    minimum_count, confidence
-        As in `reliability_diagram`.
-    title
-        Title of the figure.
-    figure
-        Figure to draw on; a new one of fitting size if None.
+    minimum_count, confidence, figure, title
+        As in `reliability_grid`.
 
     Returns
     -------
     array of Axes
         One per class that is drawn. The figure is ``axes[0].get_figure(root=True)``.
     """
+    check_arguments(limit=limit, figure=figure, title=title)
     names = check_names(class_names)
     _check_row(bins, "bins", len(names))
-    options = check_options(bins, "bins", minimum_count, confidence, title)
-    check_integer(limit, "limit", minimum=1, maximum=MOST_PANELS)
+    options = PanelOptions(minimum_count, confidence)
     chosen = range(len(bins)) if len(bins) <= limit else _worst(bins, limit)
     drawn = [bins[k] for k in chosen]
     if len(drawn) < len(bins):
@@ -120,8 +109,7 @@ def class_reliability_grid(
     panels = _panels_above_legend(figure, n_rows, n_columns, 2.0, legend_handles(drawn, options))
     axes = panels.subplots(n_rows, n_columns, sharey=True, squeeze=False).ravel()
     for place, (ax, k) in enumerate(zip(axes, chosen, strict=False)):
-        last_column = place % n_columns == n_columns - 1
-        _draw_cell(ax, bins[k], options, highest=_highest_count(drawn), last_column=last_column)
+        _draw_cell(ax, bins[k], options, top_of_counts(drawn), last_column=place % n_columns == n_columns - 1)
         _set_heading(ax, names[k])
         ax.tick_params(axis="x", labelbottom=place + n_columns >= len(drawn))
     for ax in axes[len(drawn) :]:
@@ -140,7 +128,6 @@ def _panels_above_legend(
     figure: Figure | SubFigure | None, n_rows: int, n_columns: int, row_height: float, handles: list[Artist]
 ) -> SubFigure:
     """Draw the legend at the bottom of a figure, a new one if None, and return the part for the panels."""
-    check_figure(figure)
     width = max(1.2 + 1.5 * n_columns, 5.4)  # inches
     legend_columns = min(int(width / 2.6), len(handles))
     heights = (0.9 + row_height * n_rows, 0.2 + 0.2 * ceil(len(handles) / legend_columns))  # panels, legend
@@ -152,10 +139,10 @@ def _panels_above_legend(
     return panels
 
 
-def _draw_cell(ax: Axes, bins: ReliabilityBins, options: PanelOptions, *, highest: float, last_column: bool) -> None:
+def _draw_cell(ax: Axes, bins: ReliabilityBins, options: PanelOptions, top: float, *, last_column: bool) -> None:
     """Draw one panel of a grid with its error above it; only the last column labels the axis of the counts."""
     counts_ax = draw_panel(ax, bins, options, marker_size=2)
-    counts_ax.set_ylim(0.7, highest)
+    counts_ax.set_ylim(0.7, top)
     ax.set_box_aspect(1)
     counts_ax.set_box_aspect(1)
     ax.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
@@ -179,11 +166,7 @@ def _label_figure(panels: SubFigure, title: str | None) -> None:
         panels.suptitle(title, fontsize=13)
 
 
-def _highest_count(drawn: Sequence[ReliabilityBins]) -> float:
-    return max(max(int(bins.counts.max()) for bins in drawn), 10) * 2
-
-
-def _check_row(row: Any, name: str, n_classes: int) -> None:
+def _check_row(row: Any, name: str, n_classes: int) -> Sequence[ReliabilityBins]:
     if not isinstance(row, Sequence) or len(row) != n_classes:
         raise InvalidInputError(
             name,
@@ -191,3 +174,6 @@ def _check_row(row: Any, name: str, n_classes: int) -> None:
             got=f"{len(row)} bins" if isinstance(row, Sequence) else shown(row),
             remedy="Pass [reliability(probs, labels, of=k) for k in range(len(class_names))].",
         )
+    for bins in row:
+        check_kind(bins, name, *KINDS["bins"])
+    return row

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import CanonicalCells
-from kcal.plots.arguments import check_minimum_count, check_names, check_result, prepare_axes
-from kcal.plots.style import MARKERS, SERIES, wrap_label
+from kcal.plots.arguments import check_arguments, check_names
+from kcal.plots.style import MARKERS, SERIES, prepare_axes, wrap_label
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, sqrt(3) / 2]])  # of the first, second and third class
 POINTS = 2000  # at most, because more could not be distinguished
@@ -40,14 +40,12 @@ def simplex_plot(
         What `kcal.metrics.canonical_cells` returns for three classes; ``bins=5`` leaves enough samples in a cell.
     class_names
         Names of the three classes; "class 0" and so on if None.
-    ax
-        Axes to draw on; a new figure if None.
     minimum_count
         Cells with fewer samples have no arrow, because it would be mostly noise.
-    title
-        Title of the axes.
+    ax, title
+        Axes to draw on, those of a new figure if None, and their title.
     """
-    check_result(cells, CanonicalCells, "cells", "the result of kcal.metrics.canonical_cells(probs, labels, bins=5)")
+    check_arguments(cells=cells, minimum_count=minimum_count)
     if cells.probs.shape[1] != 3:
         raise InvalidInputError(
             "cells",
@@ -56,22 +54,10 @@ def simplex_plot(
             remedy="Draw a reliability diagram per class for any other number.",
         )
     names = [f"class {k}" for k in range(3)] if class_names is None else check_names(class_names, 3)
-    check_minimum_count(minimum_count)
     ax = prepare_axes(ax, 6.4, 6.2, title)
     _draw_triangle(ax, cells.bins)
     handles = _draw_points(ax, cells.probs, cells.labels, names)
-    enough = cells.counts >= max(minimum_count, 1)
-    if enough.any():
-        tails, heads = cells.mean_prediction[enough], cells.observed_frequency[enough]
-        starts, moves = tails @ CORNERS, (heads - tails) @ CORNERS
-        ax.quiver(
-            *starts.T, *moves.T, angles="xy", scale_units="xy", scale=1, width=0.007, headwidth=4, headlength=4.5,
-            headaxislength=4.2, minlength=0.1, color="black", edgecolor="white", linewidth=0.6, zorder=4,
-        )  # fmt: skip
-        handles.append(
-            Line2D([], [], color="black", linestyle="none", marker=r"$\rightarrow$", markersize=14, markeredgewidth=0.2)
-        )
-        handles[-1].set_label("predicted → observed")
+    handles += _draw_arrows(ax, cells, minimum_count)
     _name_corners(ax, names)
     longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
     columns = 2 if longest <= SHORT_LABEL else 1  # a wide legend would leave the triangle no room
@@ -109,6 +95,21 @@ def _draw_points(ax: Axes, probs: NDArray[np.floating], labels: NDArray[np.intp]
     if every > 1:
         handles.append(Line2D([], [], linestyle="none", label=f"one sample of {every} is drawn"))
     return handles
+
+
+def _draw_arrows(ax: Axes, cells: CanonicalCells, minimum_count: int) -> list[Line2D]:
+    """Draw the arrows of the cells with enough samples; return their entry of the legend if there are any."""
+    enough = cells.counts >= max(minimum_count, 1)
+    if not enough.any():
+        return []
+    tails, heads = cells.mean_prediction[enough], cells.observed_frequency[enough]
+    starts, moves = tails @ CORNERS, (heads - tails) @ CORNERS
+    ax.quiver(
+        *starts.T, *moves.T, angles="xy", scale_units="xy", scale=1, width=0.007, headwidth=4, headlength=4.5,
+        headaxislength=4.2, minlength=0.1, color="black", edgecolor="white", linewidth=0.6, zorder=4,
+    )  # fmt: skip
+    arrow: dict[str, Any] = {"marker": r"$\rightarrow$", "markersize": 14, "markeredgewidth": 0.2}
+    return [Line2D([], [], color="black", linestyle="none", label="predicted → observed", **arrow)]
 
 
 def _name_corners(ax: Axes, names: list[str]) -> None:

@@ -1,9 +1,11 @@
-"""Colours, markers, labels and empty axes that all plots share."""
+"""Colours, markers, labels and axes that all plots share."""
 
 import textwrap
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from kcal.plots.arguments import check_arguments
 
 # Colours of Okabe and Ito, which people with any common colour blindness can distinguish.
 OBSERVED = "#56B4E9"  # sky blue
@@ -37,3 +39,12 @@ def wrap_label(name: str, *, width: int = 70, lines: int = 3) -> str:
 def new_axes(width: float, height: float) -> Axes:
     """Return the axes of a new figure that pyplot does not know."""
     return Figure(figsize=(width, height), layout="constrained").add_subplot()
+
+
+def prepare_axes(ax: Axes | None, width: float, height: float, title: str | None, *, pad: float | None = None) -> Axes:
+    """Return the axes to draw on, with their title; those of a new figure of this size in inches if None."""
+    check_arguments(ax=ax, title=title)
+    axes = new_axes(width, height) if ax is None else ax
+    if title is not None:
+        axes.set_title(title, pad=pad)
+    return axes

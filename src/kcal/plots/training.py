@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.plots.arguments import check_result, prepare_axes
-from kcal.plots.style import COUNTS, OBSERVED_EDGE
+from kcal.plots.arguments import check_kind
+from kcal.plots.style import COUNTS, OBSERVED_EDGE, prepare_axes
 
 if TYPE_CHECKING:
     from kcal.projection import TrainingCurve
@@ -24,10 +23,8 @@ def training_curve(curve: TrainingCurve, *, ax: Axes | None = None, title: str |
     ----------
     curve
         The attribute ``curve`` of a `TrainedProjection`.
-    ax
-        Axes to draw on; a new figure if None.
-    title
-        Title of the axes.
+    ax, title
+        Axes to draw on, those of a new figure if None, and their title.
 
     Returns
     -------
@@ -36,21 +33,18 @@ def training_curve(curve: TrainingCurve, *, ax: Axes | None = None, title: str |
     """
     steps, losses, rates = _check_curve(curve)
     ax = prepare_axes(ax, 6.4, 4.0, title, pad=28)
-    ax.plot(steps, losses, color=OBSERVED_EDGE, marker="o", markersize=4)
-    ax.set_xlabel("training step")
-    ax.set_ylabel("training log-loss")
+    handles = ax.plot(steps, losses, color=OBSERVED_EDGE, marker="o", markersize=4, label="log-loss")
+    ax.set(xlabel="training step", ylabel="training log-loss")
     ax.grid(alpha=0.25)
-    handles = [Line2D([], [], color=OBSERVED_EDGE, marker="o", markersize=4, label="log-loss")]
     if (rates > 0).any():
         # A single step has no visible line, and its two markers may coincide.
         mark = {"marker": "s", "markersize": 10, "markerfacecolor": "none"} if len(steps) == 1 else {}
-        rate_style: dict[str, Any] = {"color": COUNTS, "linestyle": "--", **mark}
+        style: dict[str, Any] = {"color": COUNTS, "linestyle": "--", "label": "learning rate (right axis)", **mark}
         rates_ax = ax.twinx()
-        rates_ax.plot(steps, rates, drawstyle="steps-pre", **rate_style)
+        handles += rates_ax.plot(steps, rates, drawstyle="steps-pre", **style)
         rates_ax.set_yscale("log")
         rates_ax.set_ylabel("learning rate (log scale)", color=COUNTS)
         rates_ax.tick_params(axis="y", which="both", colors=COUNTS)
-        handles.append(Line2D([], [], label="learning rate (right axis)", **rate_style))
     ax.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     return ax
 
@@ -59,7 +53,7 @@ def _check_curve(curve: Any) -> list[NDArray[np.float64]]:
     """Return steps, losses and learning rates as arrays."""
     from kcal.projection import TrainingCurve  # here, because it imports torch, which other plots do not need
 
-    check_result(curve, TrainingCurve, "curve", "train_projection(...).curve")
+    check_kind(curve, "curve", TrainingCurve, "train_projection(...).curve")
     parts = [np.asarray(part, dtype=np.float64) for part in (curve.steps, curve.losses, curve.learning_rates)]
     sizes = [len(part) for part in parts]
     if len(set(sizes)) > 1 or sizes[0] == 0:

@@ -4,23 +4,59 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import cos, pi
-from typing import Any
 
 from kcal.errors import InvalidInputError
 from kcal.projection.modules import MAX_DIMENSION
-from kcal.validation import check_choice, check_integer, check_number, shown
+from kcal.validation import check_integer, check_number, shown
 
 FEATURES_OF_A_DIRECTION = 16
 """From this number of features on, embeddings are divided by their length."""
-MAX_STEPS = 10**7
-MAX_BATCH = 10**5
-MAX_CHECKPOINTS = 64
 LARGEST = 1e12
 """Bound of rates, decays and bandwidths."""
+STEPS, SAMPLES = (1, 10**7), (1, 10**5)
+INTEGERS = {
+    **dict.fromkeys(("epochs", "batches_per_epoch", "steps"), STEPS),
+    **dict.fromkeys(("predictions", "background_per_class", "batch_size"), SAMPLES),
+    "largest_dimension": (1, MAX_DIMENSION),
+    "patience": (0, 10**7),
+    "checkpoints": (1, 64),
+}
+"""The lowest and the highest value."""
+POSITIVE = {"learning_rate": LARGEST, "bandwidth": LARGEST, "factor": 1.0}
+"""The upper bound, excluded, of numbers greater than 0."""
+NOT_NEGATIVE = {"least_learning_rate": LARGEST, "weight_decay": LARGEST, "hold": LARGEST, "warm_up": 0.99}
+"""The highest value of numbers from 0 on."""
+CHOICES: dict[str, tuple[object, ...]] = {
+    "monitor": ("calibration", "training"),
+    "start": ("pca", "random"),
+    "select": ("calibration", "last"),
+    "sampling": ("equal", "proportional"),
+    "unit_length": ("auto", True, False),
+    "class_weights": ("balanced", None),
+}
+
+
+class CheckedFields:
+    """Base of the recipes: the fields are checked against the tables above; numpy's numbers become Python's."""
+
+    def __post_init__(self) -> None:
+        for name, given in vars(self).copy().items():
+            value = given
+            if name in INTEGERS:
+                lowest, highest = INTEGERS[name]
+                value = check_integer(given, name, minimum=lowest, maximum=highest)
+            elif name in POSITIVE:
+                value = check_number(given, name, minimum=0, maximum=POSITIVE[name], exclusive=True)
+            elif name in NOT_NEGATIVE:
+                value = check_number(given, name, minimum=0, maximum=NOT_NEGATIVE[name])
+            elif not any(isinstance(given, type(choice)) and given == choice for choice in CHOICES[name]):
+                expected = f"must be one of {', '.join(map(repr, CHOICES[name]))}"
+                raise InvalidInputError(name, expected, got=shown(given))
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
-class PaperRecipe:
+class PaperRecipe(CheckedFields):
     """The paper's training: plain SGD, halved on a plateau, the last weights kept.
 
     Every step predicts ``predictions`` samples from a background of ``background_per_class`` samples of each class.
@@ -46,19 +82,9 @@ class PaperRecipe:
     monitor: str = "calibration"
     largest_dimension: int = 32
 
-    def __post_init__(self) -> None:
-        _check_integers(self, MAX_STEPS, "epochs", "batches_per_epoch")
-        _check_integers(self, MAX_BATCH, "predictions", "background_per_class")
-        _check_integers(self, MAX_DIMENSION, "largest_dimension")
-        _check_integers(self, MAX_STEPS, "patience", minimum=0)
-        _check_numbers(self, LARGEST, "learning_rate", "bandwidth", positive=True)
-        _check_numbers(self, 1.0, "factor", positive=True)
-        _check_numbers(self, LARGEST, "least_learning_rate")
-        check_choice(self.monitor, "monitor", ("calibration", "training"))
-
 
 @dataclass(frozen=True)
-class FastRecipe:
+class FastRecipe(CheckedFields):
     """The same objective in a small fraction of the time.
 
     One stratified batch is prediction and background at once: each sample is predicted from all the others, so that
@@ -96,22 +122,6 @@ class FastRecipe:
     class_weights: str | None = None
     hold: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check_integers(self, MAX_STEPS, "steps")
-        _check_integers(self, MAX_BATCH, "batch_size")
-        _check_integers(self, MAX_CHECKPOINTS, "checkpoints")
-        _check_integers(self, MAX_DIMENSION, "largest_dimension")
-        _check_numbers(self, LARGEST, "learning_rate", "bandwidth", positive=True)
-        _check_numbers(self, LARGEST, "weight_decay", "hold")
-        _check_numbers(self, 0.99, "warm_up")
-        check_choice(self.start, "start", ("pca", "random"))
-        check_choice(self.select, "select", ("calibration", "last"))
-        check_choice(self.sampling, "sampling", ("equal", "proportional"))
-        if not isinstance(self.unit_length, bool) and not _is(self.unit_length, "auto"):
-            raise InvalidInputError("unit_length", 'must be True, False or "auto"', got=shown(self.unit_length))
-        if self.class_weights is not None and not _is(self.class_weights, "balanced"):
-            raise InvalidInputError("class_weights", 'must be "balanced" or None', got=shown(self.class_weights))
-
     def takes_directions(self, n_features: int) -> bool:
         """Return whether embeddings with this number of features are divided by their length."""
         return n_features >= FEATURES_OF_A_DIRECTION if self.unit_length == "auto" else bool(self.unit_length)
@@ -125,8 +135,9 @@ class FastRecipe:
 
     def marks(self) -> tuple[int, ...]:
         """Return the steps after which a checkpoint is kept, ascending."""
-        later = {self.steps >> halving for halving in range(self.checkpoints - 1)} if self.checkpoints > 1 else set()
-        return tuple(sorted({self.steps, *later} | ({0} if self.checkpoints > 1 else set())))
+        if self.checkpoints == 1:
+            return (self.steps,)
+        return tuple(sorted({0, *(self.steps >> halving for halving in range(self.checkpoints - 1))}))
 
 
 Recipe = PaperRecipe | FastRecipe
@@ -140,19 +151,3 @@ def get_recipe(recipe: str | Recipe) -> Recipe:
     if isinstance(recipe, str) and recipe in RECIPES:
         return RECIPES[recipe]()
     raise InvalidInputError("recipe", 'must be "fast", "paper", a FastRecipe or a PaperRecipe', got=shown(recipe))
-
-
-def _check_integers(recipe: Recipe, maximum: int, *names: str, minimum: int = 1) -> None:
-    for name in names:
-        value = check_integer(getattr(recipe, name), name, minimum=minimum, maximum=maximum)
-        object.__setattr__(recipe, name, value)  # numpy's integers become Python's
-
-
-def _check_numbers(recipe: Recipe, maximum: float, *names: str, positive: bool = False) -> None:
-    for name in names:
-        value = check_number(getattr(recipe, name), name, minimum=0, maximum=maximum, exclusive=positive)
-        object.__setattr__(recipe, name, value)
-
-
-def _is(value: Any, word: str) -> bool:
-    return isinstance(value, str) and value == word

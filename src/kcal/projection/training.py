@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kcal.errors import InvalidInputError
-from kcal.progress import Advance, progress_bar
+from kcal.progress import progress_bar
 from kcal.projection.episodes import PaperEpisodes, StratifiedBatches
 from kcal.projection.modules import NormalisedReduction, build_projection, choose_dimension, seeded
 from kcal.projection.objective import episode_losses
@@ -193,41 +193,33 @@ def _train_paper(
     labels = torch.as_tensor(samples.codes, device=samples.embeddings.device)
     optimizer = torch.optim.SGD(module.parameters(), lr=recipe.learning_rate)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=recipe.factor, patience=recipe.patience)
-    curve = _CurveRecorder(optimizer)
+    descent = _Descent(optimizer)
     with progress_bar("Training the projection", recipe.epochs * recipe.batches_per_epoch, show=show) as advance:
         for _ in range(recipe.epochs):
             module.train()
             for _ in range(recipe.batches_per_epoch):
                 loss = _paper_loss(module, samples.embeddings, labels, episodes, recipe.bandwidth)
-                curve.add(_descend(optimizer, loss), advance)
-            mean = curve.record()
+                descent.step(loss)
+                advance("")
+            mean = descent.record()
             scheduler.step(monitor(module) if monitor is not None and recipe.monitor == "calibration" else mean)
-            if optimizer.param_groups[0]["lr"] < recipe.least_learning_rate:
+            if descent.learning_rate < recipe.least_learning_rate:
                 break
-    return TrainingRun((_frozen_copy(module),), (curve.step,), curve.curve())
+    return TrainingRun((_frozen_copy(module),), (descent.n_steps,), descent.curve())
 
 
 def _paper_loss(
-    module: nn.Module,
-    embeddings: torch.Tensor,
-    labels: torch.Tensor,
-    episodes: PaperEpisodes,
-    bandwidth: float,
+    module: nn.Module, embeddings: torch.Tensor, labels: torch.Tensor, episodes: PaperEpisodes, bandwidth: float
 ) -> torch.Tensor:
     episode = episodes.draw()
     rows = torch.from_numpy(np.concatenate([episode.queries, episode.background])).to(embeddings.device)
     projected, codes = module(embeddings[rows]), labels[rows]  # one batch-norm call sees both
     n_query = len(episode.queries)
     log_weights = torch.as_tensor(episode.log_weights, device=projected.device, dtype=projected.dtype)
-    losses = episode_losses(
-        projected[:n_query],
-        projected[n_query:],
-        codes[:n_query],
-        codes[n_query:],
-        log_weights,
-        bandwidth=bandwidth,
-    )
-    return losses.mean()
+    queries, background = torch.tensor_split(projected, [n_query])
+    return episode_losses(
+        queries, background, codes[:n_query], codes[n_query:], log_weights, bandwidth=bandwidth
+    ).mean()
 
 
 def _train_fast(
@@ -237,7 +229,8 @@ def _train_fast(
     generator: np.random.Generator,
     show: bool | None,
 ) -> TrainingRun:
-    embeddings, groups = samples.embeddings, samples.groups
+    embeddings = samples.embeddings
+    keys = None if samples.groups is None else torch.as_tensor(samples.groups, device=embeddings.device)
     batches = StratifiedBatches(
         samples.codes, samples.n_classes, batch_size=recipe.batch_size, generator=generator,
         proportional=recipe.sampling == "proportional", balanced=recipe.class_weights == "balanced",
@@ -247,30 +240,32 @@ def _train_fast(
     shares = torch.as_tensor(batches.shares, device=embeddings.device, dtype=embeddings.dtype)
     if recipe.start == "pca" and isinstance(module, NormalisedReduction):
         module.start_from(embeddings)
-    itself = torch.eye(len(labels), dtype=torch.bool, device=embeddings.device)
+    blocked = torch.eye(len(labels), dtype=torch.bool, device=embeddings.device)  # each sample from itself
     optimizer = torch.optim.AdamW(module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.relative_rate)
-    marks, curve = recipe.marks(), _CurveRecorder(optimizer)
+    marks, descent = recipe.marks(), _Descent(optimizer)
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
     kept = [_frozen_copy(module)] if 0 in marks else []
     start = [parameter.detach().clone() for parameter in learned] if recipe.hold else []
     module.train()
     with progress_bar("Training the projection", recipe.steps, show=show) as advance:
         for step in range(1, recipe.steps + 1):
-            rows = batches.draw()
-            blocked = itself if groups is None else _same_group(groups[rows], embeddings.device)
-            projected = module(embeddings[torch.from_numpy(rows).to(embeddings.device)])
+            rows = torch.from_numpy(batches.draw()).to(embeddings.device)
+            if keys is not None:
+                blocked = keys[rows][:, None] == keys[rows]
+            projected = module(embeddings[rows])
             losses = episode_losses(
                 projected, projected, labels, labels, log_weights, bandwidth=recipe.bandwidth, blocked=blocked
             )
-            curve.add(_descend(optimizer, (losses * shares).sum()), advance)
+            descent.step((losses * shares).sum())
+            advance("")
             if recipe.hold:
-                _pull_back(learned, start, min(recipe.hold * optimizer.param_groups[0]["lr"], 1.0))
+                _pull_back(learned, start, min(recipe.hold * descent.learning_rate, 1.0))
             scheduler.step()
             if step in marks:
-                curve.record()
+                descent.record()
                 kept.append(_frozen_copy(module))
-    return TrainingRun(tuple(kept), marks, curve.curve())
+    return TrainingRun(tuple(kept), marks, descent.curve())
 
 
 @torch.no_grad()
@@ -280,41 +275,34 @@ def _pull_back(learned: list[nn.Parameter], start: list[torch.Tensor], share: fl
         parameter.lerp_(initial, share)
 
 
-def _descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
-    optimizer.zero_grad(set_to_none=True)
-    torch.autograd.backward(loss)
-    optimizer.step()
-    return loss.detach()
-
-
-def _same_group(groups: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    keys = torch.as_tensor(groups, device=device)
-    return keys[:, None] == keys[None, :]
-
-
 def _frozen_copy(module: nn.Module) -> nn.Module:
     return deepcopy(module).eval().requires_grad_(False)
 
 
-class _CurveRecorder:
-    """Collect the losses of the steps into a curve."""
+class _Descent:
+    """Take the steps of an optimizer and collect their losses into a curve."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer, self.step = optimizer, 0
+        self.optimizer, self.n_steps = optimizer, 0
         self.recent: list[torch.Tensor] = []
         self.records: list[tuple[int, float, float]] = []
 
-    def add(self, loss: torch.Tensor, advance: Advance) -> None:
-        self.step += 1
-        self.recent.append(loss)
-        advance("")
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def step(self, loss: torch.Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        self.optimizer.step()
+        self.n_steps += 1
+        self.recent.append(loss.detach())
 
     def record(self) -> float:
         mean = float(torch.stack(self.recent).mean())
-        self.records.append((self.step, mean, float(self.optimizer.param_groups[0]["lr"])))
+        self.records.append((self.n_steps, mean, self.learning_rate))
         self.recent.clear()
         return mean
 
     def curve(self) -> TrainingCurve:
-        steps, losses, rates = zip(*self.records, strict=True)
-        return TrainingCurve(steps, losses, rates)
+        return TrainingCurve(*zip(*self.records, strict=True))

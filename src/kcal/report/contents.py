@@ -20,7 +20,7 @@ from kcal.metrics import (
     reliability,
 )
 from kcal.metrics.predictions import Predictions, check_predictions
-from kcal.plots.arguments import check_minimum_count, check_names
+from kcal.plots.arguments import check_arguments, check_names
 from kcal.report.markup import readable
 from kcal.validation import check_integer, shown
 
@@ -79,29 +79,31 @@ def compute_contents(
 ) -> Contents:
     """Check the arguments of a report and compute what it shows."""
     check_integer(limit, "limit", minimum=1, maximum=MOST_CLASSES)
-    minimum_count = check_minimum_count(minimum_count)
+    check_arguments(minimum_count=minimum_count)
     methods = _check_methods(probs, labels, sample_weight)
     n_classes = next(iter(methods.values())).n_classes
     names = range(n_classes) if class_names is None else check_names(class_names, n_classes)
 
     def per_method(function: Callable[..., Result], **options: Any) -> dict[str, Result]:
         # The arrays as they were given: rows of half precision may miss a sum of 1 by more.
-        arrays = zip(methods, probs.values(), strict=True)
-        return {name: function(values, labels, sample_weight=sample_weight, **options) for name, values in arrays}
+        return {
+            readable(name): function(values, labels, sample_weight=sample_weight, **options)
+            for name, values in probs.items()
+        }
 
     if evaluations is None:
         evaluated = per_method(evaluate, confidence=DEFAULT_CONFIDENCE)
     else:
-        evaluated = _check_evaluations(evaluations, probs)
-    used = _common_settings(evaluated, methods)
+        evaluated = _check_evaluations(evaluations, methods)
+    used = next(reversed(evaluated.values()))
     errors = per_method(class_errors, bins=used.bins, threshold=used.threshold)
-    worst = errors[next(reversed(errors))].worst(limit).tolist()
+    worst = next(reversed(errors.values())).worst(limit).tolist()
     return Contents(
         class_names=[readable(name) for name in names],
         evaluations=evaluated,
         errors=errors,
         confidence_bins=per_method(reliability, bins=used.bins, adaptive=False),
-        class_bins={k: {name: _class_bins(each, k, used) for name, each in methods.items()} for k in worst},
+        class_bins={k: {readable(name): _class_bins(rows, k, used) for name, rows in methods.items()} for k in worst},
         rejection=per_method(accuracy_rejection),
         cells=per_method(canonical_cells, bins=SIMPLEX_BINS) if used.n_classes == 3 else {},
         weighted=sample_weight is not None,
@@ -109,12 +111,17 @@ def compute_contents(
     )
 
 
-def _check_methods(probs: Any, labels: Any, sample_weight: Any) -> dict[str, Predictions]:
+def _check_methods(probs: Any, labels: Any, sample_weight: Any) -> dict[Any, Predictions]:
     if not isinstance(probs, Mapping) or not 0 < len(probs) <= MOST_METHODS:
         raise InvalidInputError(
             "probs", f"must map the names of 1 to {MOST_METHODS} methods to their probabilities", got=shown(probs)
         )
-    return {readable(name): check_predictions(values, labels, sample_weight) for name, values in probs.items()}
+    methods = {name: check_predictions(values, labels, sample_weight) for name, values in probs.items()}
+    sizes = {predictions.n_classes for predictions in methods.values()}
+    if len(sizes) > 1:
+        got = f"{', '.join(map(str, sorted(sizes)))} columns"
+        raise InvalidInputError("probs", "must be of the same classes for all methods", got=got)
+    return methods
 
 
 def _class_bins(predictions: Predictions, k: int, settings: Evaluation) -> ReliabilityBins:
@@ -131,34 +138,27 @@ def _class_bins(predictions: Predictions, k: int, settings: Evaluation) -> Relia
     )
 
 
-def _check_evaluations(evaluations: Any, probs: Mapping[Any, Any]) -> dict[str, Evaluation]:
+def _check_evaluations(evaluations: Any, methods: Mapping[Any, Predictions]) -> dict[str, Evaluation]:
+    """Return the evaluation of each method; raise unless all are of these samples, with the same settings."""
     by_name = evaluations if isinstance(evaluations, Mapping) else {}
-    for name in probs:
-        if not isinstance(by_name.get(name), Evaluation):
+    checked = {}
+    for name, predictions in methods.items():
+        evaluation, shape = by_name.get(name), predictions.probs.shape
+        if not isinstance(evaluation, Evaluation):
             raise InvalidInputError(
                 "evaluations",
                 "must map every method of probs to the result of kcal.metrics.evaluate",
-                got=f"{shown(by_name.get(name))} for {name!r}",
+                got=f"{shown(evaluation)} for {name!r}",
             )
-    return {readable(name): by_name[name] for name in probs}
-
-
-def _common_settings(evaluations: Mapping[str, Evaluation], methods: Mapping[str, Predictions]) -> Evaluation:
-    """Return the last evaluation; raise unless all are of the given samples and computed with the same settings."""
-    settings = set()
-    for name, evaluation in evaluations.items():
-        shape = methods[name].probs.shape
         if (evaluation.n_samples, evaluation.n_classes) != shape:
             raise InvalidInputError(
                 "evaluations",
                 f"must be of the same samples and classes as probs, {shape} for {name!r}",
                 got=f"{evaluation.n_samples:,} samples of {evaluation.n_classes:,} classes",
             )
-        settings.add((shape[1], evaluation.bins, evaluation.threshold, evaluation.clip, evaluation.confidence))
+        checked[readable(name)] = evaluation
+    settings = {(entry.bins, entry.threshold, entry.clip, entry.confidence) for entry in checked.values()}
     if len(settings) > 1:
-        raise InvalidInputError(
-            "probs" if len({each.n_classes for each in methods.values()}) > 1 else "evaluations",
-            "must be of the same classes for all methods, with the same settings",
-            got=f"{len(settings)} different ones",
-        )
-    return evaluation
+        got = f"{len(settings)} different ones"
+        raise InvalidInputError("evaluations", "must be computed with the same settings", got=got)
+    return checked

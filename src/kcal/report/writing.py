@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from kcal.errors import InvalidInputError
 from kcal.metrics import Evaluation
 from kcal.persistence import check_path, write_whole
-from kcal.plots.arguments import check_text
+from kcal.plots.arguments import check_arguments, check_kind
 from kcal.report.contents import compute_contents
 from kcal.report.markup import escaped, page
 from kcal.report.sections import (
@@ -22,7 +22,6 @@ from kcal.report.sections import (
     settings_section,
     simplex_section,
 )
-from kcal.validation import shown
 
 FILE_NAME = "report.html"
 
@@ -85,9 +84,9 @@ def report_page(
     title
         Title of the page.
     """
-    check_text(title, "title")
-    _check_lines(sources, "sources")
-    _check_lines(settings, "settings")
+    check_arguments(title=title)
+    check_kind(sources, "sources", Mapping | None, "a dictionary from terms to text, or None")
+    check_kind(settings, "settings", Mapping | None, "a dictionary from terms to text, or None")
     contents = compute_contents(
         probs,
         labels,
@@ -109,8 +108,3 @@ def report_page(
     used = contents.evaluation
     lead = f"{escaped(' → '.join(contents.methods))} on {used.n_samples:,} samples of {used.n_classes:,} classes"
     return page(title, lead, [part for part in sections if part])
-
-
-def _check_lines(lines: Any, name: str) -> None:
-    if lines is not None and not isinstance(lines, Mapping):
-        raise InvalidInputError(name, "must map terms to text", got=shown(lines))
