@@ -32,10 +32,9 @@ from kcal.benchmark.store import (
     usable_results,
     versions,
 )
-from kcal.benchmark.table import printable
 from kcal.benchmark.tasks import Task
 from kcal.benchmark.workers import in_parallel
-from kcal.errors import InvalidInputError, KcalWarning, warn
+from kcal.errors import InvalidInputError, KcalWarning, printable, warn
 from kcal.persistence import check_path
 from kcal.validation import check_integer, check_seed, shown
 

@@ -13,6 +13,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from kcal.errors import printable
+
 MAX_HEADING, MAX_NAME, MAX_ENTRY = 12, 20, 24
 """Characters of headings, names and other entries in a terminal, beyond which they take several lines."""
 SPACING, MARGIN = 3, 2
@@ -180,14 +182,6 @@ def latex(text: str) -> str:
     return text.translate(LATEX)
 
 
-def printable(text: str) -> str:
-    """Return text with control characters, such as terminal escape sequences, in escaped form."""
-    return "".join(
-        character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
-        for character in text
-    )
-
-
 def _wrap(text: str, width: int) -> str:
     """Break a text into lines between words."""
     return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
@@ -195,7 +189,7 @@ def _wrap(text: str, width: int) -> str:
 
 def _markdown(text: str) -> str:
     """Return text that ends neither a cell of a Markdown table nor its line."""
-    return " ".join(printable(text).split()).replace("\\|", "\\\\|").replace("|", "\\|").replace("<", "&lt;")
+    return printable(" ".join(text.split())).replace("\\|", "\\\\|").replace("|", "\\|").replace("<", "&lt;")
 
 
 def _mark(entry: Entry, bold: str, bold_end: str, underline: str, underline_end: str) -> str:
