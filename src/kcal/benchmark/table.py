@@ -6,7 +6,7 @@ import csv
 import io
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rich import box
@@ -89,7 +89,7 @@ class Table:
         names = [row[0].text for row in self.rows]
         columns = zip(*(row[1:] for row in self.rows), strict=True)
         rows = tuple((Entry(name), *entries) for name, entries in zip(self.heading[1:], columns, strict=True))
-        return Table(self.name, self.title, (corner, *names), rows, self.note)
+        return replace(self, heading=(corner, *names), rows=rows)
 
     def fitting(self, width: int) -> list[Table]:
         """Return the table in as many parts, side by side, as a terminal of this width needs to show everything."""
@@ -107,15 +107,12 @@ class Table:
         if all(sum(needed[start : start + even]) <= room for start in range(0, len(needed), even)):
             starts = list(range(0, len(needed), even))
         ends = [*starts[1:], len(needed)]
-        return [
-            self._part(range(start + 1, end + 1), f"{self.title} ({number} of {len(starts)})")
-            for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1)
-        ]
-
-    def _part(self, columns: Iterable[int], title: str) -> Table:
-        kept = (0, *columns)
-        rows = tuple(tuple(row[column] for column in kept) for row in self.rows)
-        return Table(self.name, title, tuple(self.heading[column] for column in kept), rows, self.note)
+        parts = []
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
+            heading = (self.heading[0], *self.heading[start + 1 : end + 1])
+            rows = tuple((row[0], *row[start + 1 : end + 1]) for row in self.rows)
+            parts.append(replace(self, title=f"{self.title} ({number} of {len(starts)})", heading=heading, rows=rows))
+        return parts
 
     def as_markdown(self) -> str:
         """Return the table as GitHub shows it, without the note."""
@@ -167,13 +164,10 @@ def comma_separated(heading: Sequence[str], rows: Iterable[Sequence[str | float 
 
 
 def _as_text(cell: str) -> str:
-    """Return a cell that begins with a quote if it would otherwise be a formula; numbers stay as they are."""
-    if not cell.startswith(FORMULA_STARTS):
-        return cell
     try:
         float(cell)
     except ValueError:
-        return f"'{cell}"
+        return f"'{cell}" if cell.startswith(FORMULA_STARTS) else cell
     return cell
 
 
