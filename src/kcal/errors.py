@@ -1,4 +1,4 @@
-"""Exceptions and warnings with structured fields, and the one function that issues warnings; imports no kcal module."""
+"""Exceptions and warnings with structured fields, the function that issues warnings, and safe text for terminals."""
 
 from __future__ import annotations
 
@@ -104,3 +104,10 @@ def warn(message: str, category: type[Warning], *, remedy: str = "") -> None:
         frame, stacklevel = frame.f_back, stacklevel + 1
     warning = category(message, remedy=remedy) if issubclass(category, KcalWarning) else category(message)
     warnings.warn(warning, stacklevel=stacklevel)
+
+
+def printable(text: object) -> str:
+    """Return text with control characters escaped, so that names from files cannot control the terminal."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in str(text)
+    )

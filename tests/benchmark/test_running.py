@@ -174,7 +174,8 @@ def test_a_method_that_fails_says_so_and_the_others_go_on(
 
 
 @pytest.mark.usefixtures("briefly")
-def test_two_processes_give_the_same_numbers_as_one(task: Task, tmp_path: Path) -> None:
+def test_two_processes_give_the_same_numbers_as_one(tmp_path: Path) -> None:
+    task = make_task(n_groups=1)
     plans = [Plan(("ts", "kcal"), n_splits=1, jobs=jobs) for jobs in (1, 2)]
     one, two = (run([task], plan, tmp_path / str(plan.jobs)) for plan in plans)
     assert [result.key for result in one] == [result.key for result in two]

@@ -14,19 +14,21 @@ from rich.console import Console
 
 from kcal.benchmark import Plan, Result, ResultKey, Results, Task, run
 from kcal.benchmark.output import write_results
-from kcal.benchmark.spreadsheets import metric_sheet, rank_sheet, time_sheet
 from kcal.benchmark.summaries import TABLE_METRICS, Row
-from kcal.benchmark.table import Entry, Table, comma_separated, latex, printable
+from kcal.benchmark.table import Entry, Table, comma_separated, latex
 from kcal.benchmark.tables import (
     METRIC_NOTE,
     all_tables,
     corrected_table,
+    metric_sheet,
     metric_table,
+    rank_sheet,
     rank_table,
+    time_sheet,
     time_table,
     training_table,
 )
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError, printable
 from kcal.metrics import corrected_resampled_t_test
 
 METHODS = ("uncal", "ts", "imax", "focal")

@@ -13,7 +13,7 @@ import pytest
 
 from benchmark.conftest import make_task
 from kcal.benchmark import Task, check_tasks, example_task, read_task, read_tasks, write_task
-from kcal.benchmark.task_writing import in_least_precision
+from kcal.benchmark.task_files import in_least_precision
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
 
 
@@ -68,7 +68,7 @@ def test_inputs_out_of_scope_survive_the_file_without_labels(task: Task, tmp_pat
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda a: a.pop("out_of_scope_logits"), "out_of_scope_embeddings is given alone"),
+        (lambda a: a.pop("out_of_scope_logits"), "out_of_scope_logits missing"),
         (
             lambda a: a.update(out_of_scope_logits=a["out_of_scope_logits"][:, :2]),
             "has 2 columns, but those of the pool have 3",
@@ -108,8 +108,14 @@ def test_companions_lie_beside_and_must_be_of_the_same_rows(task: Task, tmp_path
             lambda a: a.update(pool_embeddings=np.full((150, 6), np.nan)),
             "must be finite in single precision; row 0 is not",
         ),
-        (lambda a: a.update(train_logits=a["train_logits"][:, :2]), "0 to 1"),
-        (lambda a: a.update(train_embeddings=a["train_embeddings"][:, :2]), "have 2 and 6 columns"),
+        (
+            lambda a: a.update(train_logits=a["train_logits"][:, :2]),
+            "train_logits has 2 columns, but those of the pool have 3",
+        ),
+        (
+            lambda a: a.update(train_embeddings=a["train_embeddings"][:, :2]),
+            "train_embeddings has 2 columns, but those of the pool have 6",
+        ),
         (lambda a: a.update(classes=np.array(["a"])), "name all 3 columns"),
         (lambda a: a.pop("train_groups"), "for only one of train and pool"),
         (lambda a: a.update(pool_logits=a["pool_logits"].astype(int)), "matrix of floats"),

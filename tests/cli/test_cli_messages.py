@@ -10,8 +10,8 @@ import pytest
 import typer
 from animals import blobs, columns_of, write_columns
 
-from kcal.cli.messages import OPTIONS, WARNING_REMEDIES, option_name, printable, readable_messages
-from kcal.errors import InvalidInputError, KcalWarning, LeakageWarning, warn
+from kcal.cli.messages import OPTIONS, WARNING_REMEDIES, option_name, readable_messages
+from kcal.errors import InvalidInputError, KcalWarning, LeakageWarning, printable, warn
 
 QUICK = ("--projection", "identity")
 PYTHON = re.compile(r"leave_one_out_proba_|train_embeddings|train_labels|bandwidth_curve_|[a-z]=")

@@ -16,10 +16,12 @@ from kcal.benchmark import Task
 from kcal.benchmark.splits import row_splits
 from kcal.projection import FastRecipe, TrainedProjection, train_projection
 
+STEPS = 4
+
 
 @pytest.fixture(scope="module")
 def trained(task: Task) -> TrainedProjection:
-    return TaskSetting(task).projection(recipe=FastRecipe(steps=8))
+    return TaskSetting(task).projection(recipe=FastRecipe(steps=STEPS))
 
 
 def test_classes_fall_geometrically(task: Task) -> None:
@@ -52,7 +54,7 @@ def test_ratios_are_those_of_drawing_by_hand(
 ) -> None:
     monkeypatch.setattr(sampling, "PER_CLASS", 4)
     cut = imbalanced(task, seed=0, ratio=8)
-    found = variance_ratios(trained.module, cut, seed=0, draws=300)
+    found = variance_ratios(trained.module, cut, seed=0, draws=200)
     labels, generator = cut.train.labels, np.random.default_rng(5)
     queries = np.sort(np.random.default_rng(0).choice(len(labels), len(labels) // 2, replace=False))
     rest = np.setdiff1d(np.arange(len(labels)), queries)
@@ -64,7 +66,7 @@ def test_ratios_are_those_of_drawing_by_hand(
     scatter = []
     for drawn in numbers:
         means = []
-        for _ in range(300):
+        for _ in range(200):
             sums = np.zeros((len(queries), 3))
             for k in range(3):
                 chosen = generator.choice(np.flatnonzero(labels[rest] == k), drawn[k], replace=False)
@@ -85,13 +87,13 @@ def test_equally_frequent_classes_are_drawn_alike(
 
 def test_the_study_compares_both_training_sets(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "DRAWS", 3)
-    monkeypatch.setattr(sampling, "RECIPE", FastRecipe(steps=20))
+    monkeypatch.setattr(sampling, "RECIPE", FastRecipe(steps=STEPS))
     measured = run_study(sampling.STUDY, lambda: [task], n_splits=2)
     values = measured["small"]["trainings"]
     setting, split = TaskSetting(task), row_splits(150, 0.4, 1, 0)[0]
     for seed in (0, 1):  # a split is a training with a seed of its own
         learned = train_projection(
-            task.train.embeddings, task.train.labels, recipe=FastRecipe(steps=20), seed=seed, progress=False
+            task.train.embeddings, task.train.labels, recipe=FastRecipe(steps=STEPS), seed=seed, progress=False
         )
         assert values["equal best"][seed] == pytest.approx(setting.leave_one_out_loss(learned, split))
         assert values["equal last"][seed] == pytest.approx(setting.leave_one_out_loss(learned.module, split))
@@ -99,7 +101,7 @@ def test_the_study_compares_both_training_sets(task: Task, monkeypatch: pytest.M
         seconds = np.array([each["trainings"][f"{name} seconds"] for name in sampling.SAMPLINGS])
         steps = np.array([each["trainings"][f"{name} steps"] for name in sampling.SAMPLINGS])
         assert (seconds > 0).all()
-        assert (steps.max(axis=0) == 20).all()  # the faster one keeps its own
+        assert (steps.max(axis=0) == STEPS).all()  # the faster one keeps its own
     tables = sampling.show(measured).tables
     assert [len(table.rows) for table in tables] == [4, 2, 2]
     assert tables[1].rows[1][0].text == "small, training set made 1:20"

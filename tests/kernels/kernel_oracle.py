@@ -85,9 +85,9 @@ def slow_nearest(query, points, codes, n_classes, weights=None, hidden=None):
 
 
 def exact_posteriors(queries, points, codes, n_classes, bandwidth, *, kernel):
-    """The same with 400 digits, for queries so far away that float64 cannot tell one distance from another."""
+    """The same with 100 digits, for queries so far away that float64 cannot tell one distance from another."""
     with localcontext() as context:
-        context.prec = 400
+        context.prec = 100
         points = [[Decimal(value) for value in row] for row in as_lists(points)]
         d, width = len(points[0]), Decimal(bandwidth) ** 2
         result = np.zeros((len(queries), n_classes))

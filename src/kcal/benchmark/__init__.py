@@ -4,8 +4,8 @@ from kcal.benchmark.methods import BENCHMARK_METHODS, DEFAULT_METHODS, PAPER_MET
 from kcal.benchmark.results import Result, ResultKey
 from kcal.benchmark.running import Plan, run
 from kcal.benchmark.summaries import Results
-from kcal.benchmark.task_writing import write_task
-from kcal.benchmark.tasks import Task, check_tasks, example_task, read_task, read_tasks
+from kcal.benchmark.task_files import check_tasks, read_task, read_tasks, write_task
+from kcal.benchmark.tasks import Task, example_task
 
 __all__ = [
     "BENCHMARK_METHODS",

@@ -19,25 +19,19 @@ from kcal.benchmark.tasks import Task
 from kcal.calibrators import Calibrator
 from kcal.metrics.registry import METRICS
 
+OTHER_THRESHOLD = "classwise_calibration_error_min"
+"""Measured besides the paper's metrics: the class-wise error at its other threshold."""
 RELIABILITY_BINS = 10
 RELIABILITY_CLASSES = 20
 """Classes whose reliability is stored, at most."""
 DETAILS = (
-    "bandwidth_",
-    "checkpoint_step_",
-    "temperature_",
-    "form_",
-    "width_",
-    "maps_",
-    "penalty_",
-    "background_",
-    "group_efficiency_",
-    "weights_",
-)
+    "bandwidth_", "checkpoint_step_", "temperature_", "form_", "width_", "maps_", "penalty_", "background_",
+    "group_efficiency_", "weights_",
+)  # fmt: skip
 """Fitted attributes that are stored where they are a number, a text, or numbers by name."""
 
 
-def measure(task: Task, split: Split, method: BenchmarkMethod, *, by_group: bool) -> Result:
+def measure(task: Task, split: Split, method: BenchmarkMethod, by_group: bool) -> Result:
     """Fit, predict and measure; if the method fails, the result holds the error."""
     key = ResultKey(task.name, by_group, split.index, method.name)
     try:
@@ -51,7 +45,7 @@ def measure(task: Task, split: Split, method: BenchmarkMethod, *, by_group: bool
             labels = task.pool.labels[split.test]
             return Result(
                 key,
-                table_metrics(probs, labels),
+                metrics.evaluate(probs, labels).as_dict() | {OTHER_THRESHOLD: METRICS[OTHER_THRESHOLD](probs, labels)},
                 fitted - start,
                 predicted - fitted,
                 details_of(calibrator),
@@ -67,18 +61,12 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
 
 
-def table_metrics(probs: NDArray[Any], labels: NDArray[np.int64]) -> dict[str, float]:
-    """Return the metrics of the tables: the paper's, and the class-wise error at its other threshold."""
-    other = "classwise_calibration_error_min"
-    return metrics.evaluate(probs, labels).as_dict() | {other: METRICS[other](probs, labels)}
-
-
 def details_of(calibrator: Calibrator) -> dict[str, Any]:
     """Return what a method chose, as far as JSON can hold it."""
-    found = {name: getattr(calibrator, name, None) for name in DETAILS}
+    values = {name: getattr(calibrator, name, None) for name in DETAILS}
     return {
         name: value.item() if isinstance(value, np.generic) else value
-        for name, value in found.items()
+        for name, value in values.items()
         if isinstance(value, str | int | float | np.generic)
         or (isinstance(value, dict) and all(isinstance(entry, float) for entry in value.values()))
     }
@@ -86,13 +74,13 @@ def details_of(calibrator: Calibrator) -> dict[str, Any]:
 
 def reliability_of(probs: NDArray[Any], labels: NDArray[np.int64], classes: Sequence[str]) -> dict[str, Any]:
     """Return the bins of the reliability diagrams of the confidence and of the first classes."""
-    events: list[Any] = ["confidence", *range(min(probs.shape[1], RELIABILITY_CLASSES))]
+    events: dict[Any, str] = {"confidence": "top class"} | dict(enumerate(classes[:RELIABILITY_CLASSES]))
     stored = {}
-    for event in events:
+    for event, name in events.items():
         threshold: Any = 0.0 if event == "confidence" else "max"
         bins = metrics.reliability(probs, labels, of=event, bins=RELIABILITY_BINS, adaptive=False, threshold=threshold)
         stored[str(event)] = {
-            "name": "top class" if event == "confidence" else classes[event],
+            "name": name,
             "counts": bins.counts.tolist(),
             "mean_prediction": [finite_or_none(value) for value in bins.mean_prediction.tolist()],
             "observed_frequency": [finite_or_none(value) for value in bins.observed_frequency.tolist()],

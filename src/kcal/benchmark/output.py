@@ -1,4 +1,4 @@
-"""Write a run's results to its folder: JSON, the tables in three formats, and reliability grids."""
+"""Write a run's results to its folder (JSON, tables in three formats, reliability grids), and print its tables."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import joblib
 import numpy as np
+from rich.console import Console
 
 from kcal.benchmark.results import ResultKey
 from kcal.benchmark.running import Plan
-from kcal.benchmark.spreadsheets import all_sheets
 from kcal.benchmark.summaries import Results, Row
-from kcal.benchmark.table import Table
-from kcal.benchmark.tables import METRIC_NOTE, all_tables, group_note
+from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.tables import METRIC_NOTE, all_sheets, all_tables, group_note
 from kcal.errors import MissingExtraError
 from kcal.metrics import ReliabilityBins
 from kcal.persistence import write_whole
 
 GRID_CLASSES = 8
 """Classes in a reliability grid, at most."""
+NOT_TRANSPOSED = ("corrected", "failures")
+"""In the other tables tasks become columns, because there are more methods than tasks."""
+BOLD, UNDERLINED = "*", "_"
+"""Marks for files and pipes, which show neither."""
 
 
 def write_results(results: Results, plan: Plan, folder: str | Path) -> list[Path]:
@@ -107,3 +112,29 @@ def _bins(stored: Mapping[str, Any], event: str) -> ReliabilityBins:
     of: Any = event if event == "confidence" else int(event)
     weights = counts.astype(np.float64)
     return ReliabilityBins(counts, means, frequencies, edges, of, False, weights, weights)
+
+
+def show_tables(screen: Console, tables: list[Table], *more: str) -> None:
+    """Print tables with their notes, in parts if the terminal is narrow; a note that all metrics share comes once."""
+    metrics = [table for table in tables if table.note == METRIC_NOTE]
+    for table in metrics:
+        _show(screen, table)
+    plain = "" if screen.is_terminal else f"{BOLD} stands for bold, {UNDERLINED} for underlined."
+    for text in (METRIC_NOTE, plain, *more):
+        if text:
+            screen.print(text, markup=False)
+    for table in tables:
+        if table.note != METRIC_NOTE:
+            _show(screen, table)
+            if table.note:
+                screen.print(table.note, markup=False)
+
+
+def _show(screen: Console, table: Table) -> None:
+    screen.print()
+    shown = table if table.name in NOT_TRANSPOSED else table.transposed()
+    if not screen.is_terminal:
+        marked = [[f"{BOLD * bold}{UNDERLINED * under}{text}" for text, bold, under in row] for row in shown.rows]
+        shown = replace(shown, rows=tuple(tuple(map(Entry, row)) for row in marked))
+    for part in shown.fitting(screen.width):
+        screen.print(part.as_rich())

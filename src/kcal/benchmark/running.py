@@ -21,7 +21,6 @@ from kcal.benchmark.methods import (
     train_for,
 )
 from kcal.benchmark.results import Origin, Result, ResultKey
-from kcal.benchmark.splits import Split
 from kcal.benchmark.store import (
     RESULTS_FILE,
     Stored,
@@ -32,10 +31,9 @@ from kcal.benchmark.store import (
     usable_results,
     versions,
 )
-from kcal.benchmark.table import printable
 from kcal.benchmark.tasks import Task
 from kcal.benchmark.workers import in_parallel
-from kcal.errors import InvalidInputError, KcalWarning, warn
+from kcal.errors import InvalidInputError, KcalWarning, printable, warn
 from kcal.persistence import check_path
 from kcal.validation import check_integer, check_seed, shown
 
@@ -128,7 +126,7 @@ class TaskRun:
         ready.sort(key=lambda key: -BENCHMARK_METHODS[key.method].cost)  # no core is idle at the end
         task = replace(self.task, train=self.task.pool, out_of_scope=None)  # workers need no training data
         calls = [(task, splits[key.split], prepared[key.method].method, self.by_group) for key in ready]
-        for measured in chain(failed, in_parallel(_measure, calls, jobs=self.plan.jobs)):
+        for measured in chain(failed, in_parallel(measure, calls, jobs=self.plan.jobs)):
             key, split = measured.key, splits[measured.key.split]
             done[key] = replace(
                 measured,
@@ -150,35 +148,28 @@ class TaskRun:
 
     def _prepare(self, names: Sequence[str], done: int, total: int) -> dict[str, Prepared]:
         """Train every different projection once, in parallel, and return the methods with theirs."""
-        keys = {name: projection_key(name, seed=self.plan.seed) for name in names}
-        users: dict[str, list[str]] = {}
-        for name, key in keys.items():
-            if key is not None:
-                users.setdefault(key, []).append(name)
+        seed = self.plan.seed
+        users: dict[str | None, list[str]] = {}
+        for name in names:
+            users.setdefault(projection_key(name, seed=seed), []).append(name)
+        prepared = {name: Prepared(BenchmarkMethod(name, seed)) for name in users.pop(None, [])}
         if users:
-            learning = ", ".join(name for sharing in users.values() for name in sharing)
-            self.progress(f"{self.title}: preparing {learning}", done, total)
-        calls = [(key, names[0], self.task, self.plan.seed, self.by_group) for key, names in users.items()]
-        trained = dict(in_parallel(_train, calls, jobs=self.plan.jobs))
-        return {
-            name: Prepared(BenchmarkMethod(name, self.plan.seed))
-            if key is None
-            else replace(trained[key], method=replace(trained[key].method, name=name))
-            for name, key in keys.items()
-        }
+            self.progress(f"{self.title}: preparing {', '.join(chain(*users.values()))}", done, total)
+        calls = [(sharing, self.task, seed, self.by_group) for sharing in users.values()]
+        for trained in in_parallel(_train, calls, jobs=self.plan.jobs):
+            prepared |= trained
+        return prepared
 
 
-def _measure(task: Task, split: Split, method: BenchmarkMethod, by_group: bool) -> Result:
-    return measure(task, split, method, by_group=by_group)
-
-
-def _train(key: str, name: str, task: Task, seed: int, by_group: bool) -> tuple[str, Prepared]:
-    """Train a method's projection; return it with its key."""
+def _train(names: Sequence[str], task: Task, seed: int, by_group: bool) -> dict[str, Prepared]:
+    """Train the projection that some methods share."""
     start = time.perf_counter()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about shared arrays that cannot be written
-            projection = train_for(name, task, seed=seed, by_group=by_group)
+            projection = train_for(names[0], task, seed=seed, by_group=by_group)
     except Exception as error:  # whatever fails in one method, the others go on
-        return key, Prepared(BenchmarkMethod(name, seed), error=f"training the projection: {describe(error)}")
-    return key, Prepared(BenchmarkMethod(name, seed, projection), time.perf_counter() - start)
+        message = f"training the projection: {describe(error)}"
+        return {name: Prepared(BenchmarkMethod(name, seed), error=message) for name in names}
+    seconds = time.perf_counter() - start
+    return {name: Prepared(BenchmarkMethod(name, seed, projection), seconds) for name in names}

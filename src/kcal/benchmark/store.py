@@ -1,4 +1,4 @@
-"""The stored results of a run, ``results.jsonl``, and the lock of its folder.
+"""The stored results of a run, ``results.jsonl``.
 
 The first line holds the settings, every other line one result with its origin. A stored result is used again where
 data, the method's parameters, kcal's code and the package versions are the same; others stay in the file and serve
@@ -34,15 +34,9 @@ RESULTS_FILE = "results.jsonl"
 PACKAGES = ("kcal", "torch", "numpy", "scipy", "scikit-learn")
 """Packages that the results of every method depend on."""
 COMPUTING_CODE = (
-    "validation.py",
-    "calibrators",
-    "kernels",
-    "metrics",
-    "projection",
-    "benchmark/measuring.py",
-    "benchmark/methods.py",
-    "benchmark/splits.py",
-)
+    "validation", "calibrators", "kernels", "metrics", "projection",
+    "benchmark/measuring.py", "benchmark/methods.py", "benchmark/splits.py",
+)  # fmt: skip
 """Parts of kcal that results depend on."""
 Stored = Mapping[ResultKey, list[Result]]
 """Stored results by key, the oldest first."""

@@ -25,24 +25,15 @@ from kcal.metrics import (
 from kcal.metrics.registry import METRICS, Metric
 from kcal.metrics.significance import summarize
 
-TABLE_METRICS: dict[str, Metric] = {
-    name: METRICS[name]
-    for name in (
-        "accuracy",
-        "classwise_calibration_error",
-        "expected_calibration_error",
-        "top_label_brier_loss",
-        "negative_log_likelihood",
-        "static_classwise_calibration_error",
-        "static_expected_calibration_error",
-        "multiclass_brier_loss",
-        "classwise_calibration_error_min",
-    )
-}
-"""The metrics of the tables, in their order."""
 RANKED_METRICS = ("accuracy", "classwise_calibration_error", "expected_calibration_error", "top_label_brier_loss")
 """The paper's main metrics, over whose ranks it averages."""
 MAIN_METRICS = (*RANKED_METRICS, "negative_log_likelihood")
+OTHER_METRICS = (
+    "static_classwise_calibration_error", "static_expected_calibration_error", "multiclass_brier_loss",
+    "classwise_calibration_error_min",
+)  # fmt: skip
+TABLE_METRICS: dict[str, Metric] = {name: METRICS[name] for name in (*MAIN_METRICS, *OTHER_METRICS)}
+"""The metrics of the tables, in their order."""
 BASELINE = "uncal"
 """The method whose accuracy must be kept."""
 
@@ -79,7 +70,7 @@ class Results:
         """Return the results and the settings of a run from its ``results.json``."""
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-            results = [Result.from_json(each) for each in stored["results"]]
+            results = [Result.from_json(result) for result in stored["results"]]
             return cls.of(results, stored["settings"]["methods"]), stored["settings"]
         except FileNotFoundError:
             raise FileFormatError(f"{path} does not exist. Run kcal bench with that folder first.") from None
@@ -104,11 +95,11 @@ class Results:
     @property
     def versions(self) -> dict[str, str]:
         """Versions by package; several are joined by a slash."""
-        found: dict[str, dict[str, None]] = {}
+        versions: dict[str, dict[str, None]] = {}
         for result in self.results:
             for name, number in (result.origin.versions if result.origin is not None else {}).items():
-                found.setdefault(name, {})[number] = None
-        return {name: " / ".join(numbers) for name, numbers in found.items()}
+                versions.setdefault(name, {})[number] = None
+        return {name: " / ".join(numbers) for name, numbers in versions.items()}
 
     @property
     def too_few_groups(self) -> dict[str, int]:
@@ -121,20 +112,17 @@ class Results:
         }
 
     @cached_property
-    def _n_splits(self) -> dict[Row, int]:
+    def n_splits(self) -> dict[Row, int]:
+        """The number of splits of every row."""
         counts: dict[Row, int] = {}
         for key in self.by_key:
             row = Row(key.task, key.by_group)
             counts[row] = max(counts.get(row, 0), key.split + 1)
         return counts
 
-    def n_splits(self, row: Row) -> int:
-        """Return the number of splits of a row."""
-        return self._n_splits[row]
-
     def of_method(self, row: Row, method: str) -> list[Result]:
         """Return a method's results over the splits of a row, with failures; empty if it was not run there."""
-        keys = (ResultKey(row.task, row.by_group, index, method) for index in range(self.n_splits(row)))
+        keys = (ResultKey(row.task, row.by_group, index, method) for index in range(self.n_splits[row]))
         return [self.by_key[key] for key in keys if key in self.by_key]
 
     def sizes(self, row: Row) -> tuple[int, int] | None:
@@ -149,7 +137,7 @@ class Results:
     def values(self, row: Row, metric: str, method: str) -> NDArray[np.float64] | None:
         """Return a metric over the splits; None if the method was not run or failed on any split."""
         results = self.of_method(row, method)
-        if len(results) < self.n_splits(row) or any(result.error is not None for result in results):
+        if len(results) < self.n_splits[row] or any(result.error is not None for result in results):
             return None
         return _finite([result.metrics[metric] for result in results])
 
@@ -162,12 +150,11 @@ class Results:
 
     def seconds(self, row: Row, method: str) -> tuple[float, float] | None:
         """Return the median seconds to fit and to predict."""
-        times = [
-            (result.fit_seconds, result.predict_seconds)
-            for result in self.of_method(row, method)
-            if result.error is None
-        ]
-        return (float(np.median([t[0] for t in times])), float(np.median([t[1] for t in times]))) if times else None
+        results = [result for result in self.of_method(row, method) if result.error is None]
+        if not results:
+            return None
+        fit, predict = np.median([(result.fit_seconds, result.predict_seconds) for result in results], axis=0).tolist()
+        return fit, predict
 
     def training_seconds(self, row: Row, method: str) -> float | None:
         """Return the seconds to train a row's projection, the median if a resumed run trained again."""
@@ -182,7 +169,7 @@ class Results:
         """
         values = {method: self.values(row, metric, method) for method in self.methods}
         accuracies = {method: self.values(row, "accuracy", method) for method in self.methods}
-        if accuracies.get(BASELINE) is None or all(each is None for each in values.values()):
+        if accuracies.get(BASELINE) is None or all(per_split is None for per_split in values.values()):
             return None
         n_calibration, n_test = self.sizes(row) or (None, None)
         return compare_methods(
@@ -206,8 +193,7 @@ class Results:
 
     def overall(self, metrics: Iterable[str] = RANKED_METRICS) -> dict[str, float]:
         """Average the average ranks over metrics."""
-        ranks = {metric: self.ranks(metric) for metric in metrics}
-        return overall_ranks({metric: each for metric, each in ranks.items() if each is not None})
+        return overall_ranks({metric: ranks for metric in metrics if (ranks := self.ranks(metric)) is not None})
 
 
 def _finite(values: list[float]) -> NDArray[np.float64] | None:

@@ -6,12 +6,14 @@ import csv
 import io
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table as RichTable
+
+from kcal.errors import printable
 
 MAX_HEADING, MAX_NAME, MAX_ENTRY = 12, 20, 24
 """Characters of headings, names and other entries in a terminal, beyond which they take several lines."""
@@ -87,7 +89,7 @@ class Table:
         names = [row[0].text for row in self.rows]
         columns = zip(*(row[1:] for row in self.rows), strict=True)
         rows = tuple((Entry(name), *entries) for name, entries in zip(self.heading[1:], columns, strict=True))
-        return Table(self.name, self.title, (corner, *names), rows, self.note)
+        return replace(self, heading=(corner, *names), rows=rows)
 
     def fitting(self, width: int) -> list[Table]:
         """Return the table in as many parts, side by side, as a terminal of this width needs to show everything."""
@@ -105,15 +107,12 @@ class Table:
         if all(sum(needed[start : start + even]) <= room for start in range(0, len(needed), even)):
             starts = list(range(0, len(needed), even))
         ends = [*starts[1:], len(needed)]
-        return [
-            self._part(range(start + 1, end + 1), f"{self.title} ({number} of {len(starts)})")
-            for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1)
-        ]
-
-    def _part(self, columns: Iterable[int], title: str) -> Table:
-        kept = (0, *columns)
-        rows = tuple(tuple(row[column] for column in kept) for row in self.rows)
-        return Table(self.name, title, tuple(self.heading[column] for column in kept), rows, self.note)
+        parts = []
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
+            heading = (self.heading[0], *self.heading[start + 1 : end + 1])
+            rows = tuple((row[0], *row[start + 1 : end + 1]) for row in self.rows)
+            parts.append(replace(self, title=f"{self.title} ({number} of {len(starts)})", heading=heading, rows=rows))
+        return parts
 
     def as_markdown(self) -> str:
         """Return the table as GitHub shows it, without the note."""
@@ -165,27 +164,16 @@ def comma_separated(heading: Sequence[str], rows: Iterable[Sequence[str | float 
 
 
 def _as_text(cell: str) -> str:
-    """Return a cell that begins with a quote if it would otherwise be a formula; numbers stay as they are."""
-    if not cell.startswith(FORMULA_STARTS):
-        return cell
     try:
         float(cell)
     except ValueError:
-        return f"'{cell}"
+        return f"'{cell}" if cell.startswith(FORMULA_STARTS) else cell
     return cell
 
 
 def latex(text: str) -> str:
     """Return text with everything escaped that has a meaning in LaTeX."""
     return text.translate(LATEX)
-
-
-def printable(text: str) -> str:
-    """Return text with control characters, such as terminal escape sequences, in escaped form."""
-    return "".join(
-        character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
-        for character in text
-    )
 
 
 def _wrap(text: str, width: int) -> str:
@@ -195,7 +183,7 @@ def _wrap(text: str, width: int) -> str:
 
 def _markdown(text: str) -> str:
     """Return text that ends neither a cell of a Markdown table nor its line."""
-    return " ".join(printable(text).split()).replace("\\|", "\\\\|").replace("|", "\\|").replace("<", "&lt;")
+    return printable(" ".join(text.split())).replace("\\|", "\\\\|").replace("|", "\\|").replace("<", "&lt;")
 
 
 def _mark(entry: Entry, bold: str, bold_end: str, underline: str, underline_end: str) -> str:

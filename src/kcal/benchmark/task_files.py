@@ -1,4 +1,4 @@
-"""The file of a benchmark task, NAME.npz: reading its arrays and checking each.
+"""The file of a benchmark task, NAME.npz: read, check and write it.
 
     train_embeddings (n, h), train_logits (n, K), train_labels (n,)     outputs on the network's training data
     pool_embeddings, pool_logits, pool_labels                           outputs on unseen samples
@@ -12,9 +12,11 @@ trained with another loss, and may hold ``pool_labels``.
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, is_zipfile
@@ -22,12 +24,87 @@ from zipfile import BadZipFile, is_zipfile
 import numpy as np
 from numpy.typing import NDArray
 
+from kcal.benchmark.tasks import Task
 from kcal.calibrators import ClassifierOutputs
-from kcal.errors import FileFormatError
+from kcal.datasets import COMPANIONS
+from kcal.errors import FileFormatError, InvalidInputError, KcalWarning, warn
+from kcal.persistence import check_path, write_whole
+from kcal.validation import check_groups, check_labels, check_matrix, check_number, shown
 
 READ_ERRORS = (OSError, ValueError, EOFError, BadZipFile, zlib.error, NotImplementedError, RuntimeError, struct.error)
 """What numpy and zipfile raise for damaged files, depending on which byte is wrong."""
 OUT_OF_SCOPE = "out_of_scope"
+HALF_COLUMN_ERROR = 1e-3
+"""Largest root mean squared rounding error of a column in half precision, as a share of its standard deviation."""
+HALF_LOGIT_ERROR = 0.01
+"""Largest rounding error of a logit in half precision; it changes a probability by at most a quarter of that."""
+
+
+def read_task(path: str | Path) -> Task:
+    """Read and check one task and its companions."""
+    place = check_path(path)
+    return task_of(read_arrays(place), place)
+
+
+def read_tasks(folder: str | Path) -> Iterator[Task]:
+    """Yield the tasks of a folder in the order of their names, one at a time because they can be large."""
+    yield from (read_task(path) for path in task_paths(folder))
+
+
+def task_paths(folder: str | Path) -> list[Path]:
+    """Return the files of the tasks in a folder in the order of their names; raise if there is none."""
+    place = check_path(folder, "folder")
+    if not place.is_dir():
+        raise InvalidInputError("folder", "must be a folder of tasks, NAME.npz", got=str(place))
+    paths = sorted(path for path in place.glob("*.npz") if "@" not in path.stem)
+    if not paths:
+        raise InvalidInputError(
+            "folder", "must hold a task, NAME.npz", got=f"{place} without one", remedy="Make one with kcal task."
+        )
+    return paths
+
+
+def check_tasks(folder: str | Path) -> None:
+    """Read every task of a folder once, so that a bad file is reported before long work; warn of unused companions.
+
+    Raises
+    ------
+    FileFormatError
+        If a task or a companion cannot be used; the message names the file.
+    """
+    paths = task_paths(folder)
+    for path in paths:
+        try:
+            read_task(path)
+        except FileFormatError as error:
+            raise FileFormatError(f"{error} Nothing was run: repair the file, or remove it from {folder}.") from error
+    names = {path.stem for path in paths}
+    for path in sorted(Path(folder).glob("*@*.npz")):
+        name, _, loss = path.stem.partition("@")
+        if loss not in COMPANIONS:
+            known = ", ".join(COMPANIONS)
+            warn(f"{path} is not used: companions are NAME@LOSS.npz with LOSS one of {known}.", KcalWarning)
+        elif name not in names:
+            warn(f"{path} is not used: there is no task {name}.npz beside it.", KcalWarning)
+
+
+def task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
+    """Return the task that the arrays of a file make up, with the companions beside the file."""
+    checked = TaskArrays(arrays, place.name)
+    pool = checked.labelled_part("pool")
+    train = checked.labelled_part("train", pool)
+    if (train.groups is None) != (pool.groups is None):
+        raise checked.error("groups are given for only one of train and pool; give both or none.")
+    if len(pool.labels) < 2:
+        raise checked.error("the pool has 1 sample; to calibrate and to test it needs at least 2.")
+    files = {loss: place.with_name(f"{place.stem}@{loss}.npz") for loss in COMPANIONS}
+    companions = {
+        loss: TaskArrays(read_arrays(path), path.name).companion_logits(pool)
+        for loss, path in files.items()
+        if path.is_file()
+    }
+    share, classes = checked.calibration_share(), checked.classes(pool.logits.shape[1])
+    return Task(place.stem, train, pool, share, classes, companions, checked.out_of_scope(pool))
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -38,9 +115,9 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
                 raise ValueError("it is not a zip archive, as npz files are")
         with np.load(path, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-        others = [name for name, values in arrays.items() if not isinstance(values, np.ndarray)]
-        if others:
-            raise ValueError(f"{others[0]} is not an array")
+        for name, values in arrays.items():
+            if not isinstance(values, np.ndarray):
+                raise ValueError(f"{name} is not an array")
         return arrays
     except FileNotFoundError:
         raise FileFormatError(f"{path} does not exist.") from None
@@ -48,45 +125,45 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise FileFormatError(f"{path} is not an npz file of arrays, or is damaged ({error}).") from error
 
 
+@dataclass(frozen=True)
 class TaskArrays:
-    """The arrays of a task's file; every method returns one part of the task, checked.
+    """The arrays of a task's file; methods return parts of the task, or raise an error that names the file."""
 
-    Raises
-    ------
-    FileFormatError
-        From every method; the message begins with the name of the file.
-    """
+    arrays: Mapping[str, NDArray[Any]]
+    file: str
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]], file: str) -> None:
-        self.arrays = arrays
-        self.file = file
-
-    def part(self, part: str) -> ClassifierOutputs:
+    def labelled_part(self, part: str, pool: ClassifierOutputs | None = None) -> ClassifierOutputs:
         """Return the outputs on "train" or "pool"."""
-        missing = [name for kind in ("embeddings", "logits", "labels") if (name := f"{part}_{kind}") not in self.arrays]
-        if missing:
-            raise self.error(f"{', '.join(missing)} missing; a task needs them. It has {', '.join(self.arrays)}.")
-        embeddings, logits = self.matrix(f"{part}_embeddings"), self.matrix(f"{part}_logits")
+        outputs = self.part(part, ("embeddings", "logits", "labels"), pool)
         labels, groups = self.arrays[f"{part}_labels"], self.arrays.get(f"{part}_groups")
-        n_samples, n_classes = logits.shape
-        self._check_rows(part, embeddings, logits)
+        n_samples, n_classes = outputs.logits.shape
         for kind, vector in (("labels", labels), ("groups", groups)):
             if vector is not None and vector.shape != (n_samples,):
                 raise self.error(f"{part}_{kind} must have one entry per row, {n_samples:,}; got shape {vector.shape}.")
         if labels.dtype.kind not in "iu" or not ((labels >= 0) & (labels < n_classes)).all():
             raise self.error(f"{part}_labels must be columns of the logits, integers from 0 to {n_classes - 1}.")
-        return ClassifierOutputs(embeddings, logits, labels.astype(np.int64), groups)
+        return replace(outputs, labels=labels.astype(np.int64), groups=groups)
 
-    def check_parts_match(self, train: ClassifierOutputs, pool: ClassifierOutputs) -> None:
-        """Raise if the training data and the pool differ in columns or in having groups, or the pool is too small."""
-        for kind in ("embeddings", "logits"):
-            widths = [getattr(part, kind).shape[1] for part in (train, pool)]
-            if widths[0] != widths[1]:
-                raise self.error(f"train and pool {kind} have {widths[0]} and {widths[1]} columns.")
-        if (train.groups is None) != (pool.groups is None):
-            raise self.error("groups are given for only one of train and pool; give both or none.")
-        if len(pool.labels) < 2:
-            raise self.error("the pool has 1 sample; to calibrate and to test it needs at least 2.")
+    def part(self, part: str, kinds: Sequence[str], pool: ClassifierOutputs | None) -> ClassifierOutputs:
+        """Return embeddings and logits with the same rows, and the columns of the pool, if the part has all kinds."""
+        missing = [name for kind in kinds if (name := f"{part}_{kind}") not in self.arrays]
+        if missing:
+            raise self.error(f"{', '.join(missing)} missing; a task needs them. It has {', '.join(self.arrays)}.")
+        outputs = ClassifierOutputs(self.matrix(f"{part}_embeddings"), self.matrix(f"{part}_logits"))
+        n_embeddings, n_logits = len(outputs.embeddings), len(outputs.logits)
+        if n_embeddings != n_logits:
+            raise self.error(f"{part}_embeddings has {n_embeddings:,} rows, but {part}_logits has {n_logits:,}.")
+        for kind in ("embeddings", "logits") if pool is not None else ():
+            width, expected = getattr(outputs, kind).shape[1], getattr(pool, kind).shape[1]
+            if width != expected:
+                raise self.error(f"{part}_{kind} has {width} columns, but those of the pool have {expected}.")
+        return outputs
+
+    def out_of_scope(self, pool: ClassifierOutputs) -> ClassifierOutputs | None:
+        """Return the outputs for inputs of no class, if the file has any."""
+        if not any(name.startswith(OUT_OF_SCOPE) for name in self.arrays):
+            return None
+        return self.part(OUT_OF_SCOPE, ("embeddings", "logits"), pool)
 
     def calibration_share(self) -> float:
         """Return the share of the pool that calibrates."""
@@ -103,23 +180,6 @@ class TaskArrays:
         if names.shape != (n_classes,):
             raise self.error(f"classes must name all {n_classes} columns of the logits; got shape {names.shape}.")
         return tuple(str(name) for name in names.tolist())
-
-    def out_of_scope(self, pool: ClassifierOutputs) -> ClassifierOutputs | None:
-        """Return the outputs for inputs of no class, if the file has any."""
-        names = [f"{OUT_OF_SCOPE}_{kind}" for kind in ("embeddings", "logits")]
-        given = [name for name in names if name in self.arrays]
-        if not given:
-            return None
-        if len(given) == 1:
-            raise self.error(f"{given[0]} is given alone; give embeddings and logits, or neither.")
-        embeddings, logits = (self.matrix(name) for name in names)
-        for name, values, expected in zip(names, (embeddings, logits), (pool.embeddings, pool.logits), strict=True):
-            if values.shape[1] != expected.shape[1]:
-                raise self.error(
-                    f"{name} has {values.shape[1]} columns, but those of the pool have {expected.shape[1]}."
-                )
-        self._check_rows(OUT_OF_SCOPE, embeddings, logits)
-        return ClassifierOutputs(embeddings, logits)
 
     def companion_logits(self, pool: ClassifierOutputs) -> NDArray[np.float32]:
         """Return the logits of a companion's file, for the rows of the pool."""
@@ -150,6 +210,112 @@ class TaskArrays:
         """Return an error that names the file."""
         return FileFormatError(f"{self.file}: {message}")
 
-    def _check_rows(self, part: str, embeddings: NDArray[np.float32], logits: NDArray[np.float32]) -> None:
-        if len(embeddings) != len(logits):
-            raise self.error(f"{part}_embeddings has {len(embeddings):,} rows, but {part}_logits has {len(logits):,}.")
+
+def write_task(
+    path: str | Path,
+    train: ClassifierOutputs,
+    pool: ClassifierOutputs,
+    *,
+    calibration_share: float,
+    classes: Sequence[str] | None = None,
+    out_of_scope: ClassifierOutputs | None = None,
+) -> Task:
+    """Write a task and return what is read back; everything is checked before the file is written.
+
+    Matrices are stored in half precision where its rounding is negligible, otherwise in single precision.
+
+    Parameters
+    ----------
+    path
+        NAME.npz.
+    train, pool
+        Embeddings, logits, labels (column indices of the logits) and optional groups of both.
+    calibration_share
+        Share of the pool that calibrates in each split, between 0 and 1.
+    classes
+        Names of the columns of the logits; their numbers if None.
+    out_of_scope
+        Embeddings and logits of inputs that belong to no class.
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument cannot be stored as given, such as labels that are not integers.
+    """
+    place = check_path(path)
+    if place.suffix != ".npz" or "@" in place.stem:
+        raise InvalidInputError("path", "must be NAME.npz without @", got=repr(place.name))
+    share = check_number(calibration_share, "calibration_share", minimum=0.0, maximum=1.0, exclusive=True)
+    arrays: dict[str, NDArray[Any]] = {"calibration_share": np.array(share)}
+    for name, part in {"train": train, "pool": pool}.items():
+        arrays |= _matrices(part, name)
+        arrays |= _vectors(part, name, *arrays[f"{name}_logits"].shape)
+    if out_of_scope is not None:
+        arrays |= _matrices(out_of_scope, OUT_OF_SCOPE)
+    if classes is not None:
+        arrays["classes"] = _class_names(classes, arrays["pool_logits"].shape[1])
+    task = task_of(arrays, place)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_whole(place, buffer.getvalue())
+    return task
+
+
+def _matrices(part: ClassifierOutputs, name: str) -> dict[str, NDArray[Any]]:
+    """Return the embeddings and logits of a part, each in the least precision that keeps them."""
+    if not isinstance(part, ClassifierOutputs):
+        raise InvalidInputError(name, "must be a kcal.ClassifierOutputs", got=shown(part))
+    stored = {}
+    for kind in ("embeddings", "logits"):
+        values = getattr(part, kind)
+        if values is None:
+            raise InvalidInputError(f"{name}.{kind}", "must be given")
+        checked = check_matrix(values, f"{name}.{kind}", logits=kind == "logits")
+        matrix = checked.detach().cpu().float().numpy()
+        if not np.isfinite(matrix).all():
+            raise InvalidInputError(f"{name}.{kind}", "must be finite in single precision", remedy="Rescale it.")
+        largest = HALF_LOGIT_ERROR if kind == "logits" else np.inf
+        stored[f"{name}_{kind}"] = in_least_precision(matrix, largest_error=largest)
+    return stored
+
+
+def in_least_precision(values: NDArray[np.float32], *, largest_error: float = np.inf) -> NDArray[Any]:
+    """Return values in half precision if that keeps every column and entry within the limits, else unchanged."""
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16)
+    errors = np.abs(half.astype(np.float64) - values)  # (n, n_columns); infinite beyond the range
+    rounded = np.sqrt(np.mean(errors**2, axis=0))
+    keeps_spread = rounded <= HALF_COLUMN_ERROR * values.astype(np.float64).std(axis=0)
+    keeps_spread |= np.ptp(values, axis=0) == 0  # a constant column stays constant however it is rounded
+    within = np.isfinite(errors) & (errors <= largest_error)
+    return half if within.all() and keeps_spread.all() else values
+
+
+def _vectors(part: ClassifierOutputs, name: str, n_samples: int, n_classes: int) -> dict[str, NDArray[Any]]:
+    """Return the labels, and the groups if there are any."""
+    labels = check_labels(part.labels, n_samples, f"{name}.labels")
+    expected = f"must be column indices of the logits, integers from 0 to {n_classes - 1}"
+    if labels.dtype.kind not in "iu":
+        remedy = "Pass labels.astype(int) if they are whole numbers." if labels.dtype.kind == "f" else ""
+        raise InvalidInputError(f"{name}.labels", expected, got=f"dtype {labels.dtype}", remedy=remedy)
+    outside = (labels < 0) | (labels >= n_classes)
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise InvalidInputError(f"{name}.labels", expected, got=f"{labels[row]} at row {row}")
+    stored: dict[str, NDArray[Any]] = {f"{name}_labels": labels.astype(np.int32)}
+    if part.groups is not None:
+        check_groups(part.groups, n_samples, f"{name}.groups")
+        groups = np.asarray(part.groups)
+        stored[f"{name}_groups"] = groups.astype(str) if groups.dtype.kind == "O" else groups
+    return stored
+
+
+def _class_names(classes: Any, n_classes: int) -> NDArray[np.str_]:
+    try:
+        names = [] if isinstance(classes, str) else [str(name) for name in classes]
+    except TypeError:  # not a sequence
+        names = []
+    if len(names) != n_classes:
+        expected = f"must be {n_classes} names, one per column of the logits"
+        raise InvalidInputError("classes", expected, got=shown(classes))
+    return np.array(names)

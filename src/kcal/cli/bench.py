@@ -18,9 +18,8 @@ from kcal.benchmark import (
     read_tasks,
     run,
 )
-from kcal.benchmark.output import write_results
+from kcal.benchmark.output import show_tables, write_results
 from kcal.benchmark.tables import all_tables, group_note
-from kcal.benchmark.terminal import show_tables
 from kcal.cli.output import console
 from kcal.cli.parameters import parse_methods
 from kcal.cli.progress import show_progress

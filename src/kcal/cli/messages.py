@@ -19,6 +19,7 @@ from kcal.errors import (
     KcalWarning,
     LeakageWarning,
     MissingClassWarning,
+    printable,
 )
 
 BAD_DATA, USAGE, OVERLAP = 1, 2, 3
@@ -82,13 +83,6 @@ def check_options(*problems: tuple[Any, str]) -> None:
 def option_name(parameter: str) -> str:
     """Return the option of a parameter."""
     return f"--{parameter.replace('_', '-')}"
-
-
-def printable(text: object) -> str:
-    """Return text with control characters escaped, so that names from files cannot control the terminal."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in str(text)
-    )
 
 
 @contextmanager

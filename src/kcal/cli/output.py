@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from kcal.cli.files import FORMULA_STARTS, TABLES, TEXT_MARK, require_pyarrow
-from kcal.cli.messages import printable, usage_error
-from kcal.errors import InvalidInputError
+from kcal.cli.messages import usage_error
+from kcal.errors import InvalidInputError, printable
 from kcal.persistence import atomic_path
 
 PROBABILITY_COLUMN = "p_"

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from kcal.cli.messages import printable
 from kcal.cli.output import shown
+from kcal.errors import printable
 
 Report = Callable[[str, int, int], None]
 """Called with "name: step", the number of finished steps and their total."""

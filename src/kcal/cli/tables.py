@@ -14,8 +14,8 @@ from rich.table import Table
 from kcal.calibrators import METHODS, Calibrator
 from kcal.cli.data import Dataset
 from kcal.cli.files import shorten
-from kcal.cli.messages import printable
 from kcal.cli.output import console, file_size, shown
+from kcal.errors import printable
 from kcal.metrics import METRICS, Evaluation
 from kcal.metrics.registry import Metric
 

@@ -14,9 +14,9 @@ from kcal.benchmark import read_task, write_task
 from kcal.cli import options as o
 from kcal.cli.class_order import classes_to_fit, encode, name_labels
 from kcal.cli.data import Dataset, Request, Source, load
-from kcal.cli.messages import printable, usage_error
+from kcal.cli.messages import usage_error
 from kcal.cli.output import check_writable, console
-from kcal.errors import InvalidInputError
+from kcal.errors import InvalidInputError, printable
 
 
 def task(
