@@ -1,7 +1,7 @@
 """The interval of one metric, as ``evaluate`` computes it beside those of all others."""
 
-from kcal.metrics.intervals import Binning, accuracy_interval, binned_error_interval, resampled_means
-from kcal.metrics.predictions import check_predictions, resolve_threshold
+from kcal.metrics.intervals import accuracy_interval, binned_error_interval, resampled_means
+from kcal.metrics.predictions import Binning, check_predictions, resolve_threshold
 from kcal.metrics.resampling import check_resampling
 
 BINNED = (
@@ -20,8 +20,10 @@ def interval_of(name, probs, labels, *, confidence=0.95, resamples=100, bins=20,
     if name == "accuracy":
         means = resampled_means(predictions, predictions.correct.astype(float)[:, None], resampling)
         return accuracy_interval(predictions, means[:, 0], resampling)
-    events = range(predictions.n_classes) if "classwise" in name else ["confidence"]
-    binning = Binning(bins, not name.startswith("static_"), resolve_threshold("max", predictions.n_classes))
+    classwise = "classwise" in name
+    threshold = resolve_threshold("max", predictions.n_classes) if classwise else 0.0
+    events = range(predictions.n_classes) if classwise else ["confidence"]
+    binning = Binning(bins, not name.startswith("static_"), threshold)
     return binned_error_interval(predictions, events, binning, resampling)
 
 

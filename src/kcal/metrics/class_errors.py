@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.metrics.calibration import sort_classes
-from kcal.metrics.predictions import Threshold, check_bins, check_predictions, resolve_threshold
-from kcal.validation import check_flag, check_integer, collect_classes
+from kcal.metrics.binning import sort_classes
+from kcal.metrics.predictions import Threshold, check_binning, check_predictions
+from kcal.validation import check_integer, collect_classes
 
 MOST_CLASSES = 10**9
 
@@ -107,13 +107,10 @@ def class_errors(
         The label of every column, like ``classes_`` of a calibrator.
     """
     predictions = check_predictions(probs, labels, sample_weight, classes)
-    number, equal_count = check_bins(bins), check_flag(adaptive, "adaptive")
-    lowest = resolve_threshold(threshold, predictions.n_classes)
+    binning = check_binning(predictions.n_classes, bins, adaptive, threshold)
     names = np.arange(predictions.n_classes) if classes is None else collect_classes([], classes)
-    binned = [
-        ordered.bin(bins=number, adaptive=equal_count, of=k)
-        for k, ordered in enumerate(sort_classes(predictions, threshold=lowest))
-    ]
+    ordered = enumerate(sort_classes(predictions, threshold=binning.threshold))
+    binned = [values.bin(binning, of=k) for k, values in ordered]
     return ClassErrors(
         classes=names,
         positives=np.bincount(predictions.labels, minlength=predictions.n_classes),
@@ -123,5 +120,5 @@ def class_errors(
         error=np.array([part.calibration_error for part in binned]),
         overconfidence=np.array([part.overconfidence for part in binned]),
         underconfidence=np.array([part.underconfidence for part in binned]),
-        threshold=lowest,
+        threshold=binning.threshold,
     )

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
 
-from kcal.metrics.calibration import confidence_errors, mean_class_errors
+from kcal.metrics.binning import sort_event
+from kcal.metrics.calibration import mean_class_errors
 from kcal.metrics.intervals import metric_intervals
-from kcal.metrics.predictions import Threshold, check_bins, check_predictions, resolve_threshold
+from kcal.metrics.predictions import Threshold, check_binning, check_predictions
 from kcal.metrics.registry import METRICS
 from kcal.metrics.resampling import Interval, check_confidence, check_resampling
 from kcal.metrics.scores import Clip, check_clip, log_losses, multiclass_brier_losses, top_label_brier_losses
@@ -131,18 +132,18 @@ def evaluate(
         Seed of the resamples.
     """
     predictions = check_predictions(probs, labels, sample_weight, classes)
-    number, clip = check_bins(bins), check_clip(clip)
-    lowest = resolve_threshold(threshold, predictions.n_classes)
+    binning, clip = check_binning(predictions.n_classes, bins, threshold=threshold), check_clip(clip)
     if groups is not None:
         check_groups(groups, predictions.n_samples)
     intervals: dict[str, Interval] = {}
     if confidence is not None:
         confidence = check_confidence(confidence)
         resampled = check_resampling(predictions, confidence=confidence, resamples=resamples, groups=groups, seed=seed)
-        intervals = metric_intervals(*resampled, bins=number, threshold=lowest, clip=clip)
-    both = (True, False)
-    adaptive, static = confidence_errors(predictions, bins=number, adaptive=both)
-    class_adaptive, class_static = mean_class_errors(predictions, bins=number, threshold=lowest, adaptive=both)
+        intervals = metric_intervals(*resampled, binning, clip=clip)
+    both = (binning, binning._replace(adaptive=False))
+    ordered = sort_event(predictions, "confidence")
+    adaptive, static = (ordered.bin(kind, of="confidence").calibration_error for kind in both)
+    class_adaptive, class_static = mean_class_errors(predictions, *both)
     return Evaluation(
         accuracy=predictions.mean(predictions.correct),
         expected_calibration_error=adaptive,
@@ -154,8 +155,8 @@ def evaluate(
         negative_log_likelihood=predictions.mean(log_losses(predictions, clip=clip)),
         n_samples=predictions.n_samples,
         n_classes=predictions.n_classes,
-        bins=number,
-        threshold=lowest,
+        bins=binning.bins,
+        threshold=binning.threshold,
         clip=clip,
         confidence=confidence,
         intervals=intervals,

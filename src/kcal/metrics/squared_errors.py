@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from kcal.metrics.binning import ROUNDING, bin_event, sort_weighted
-from kcal.metrics.predictions import Event, Predictions, check_bins, check_event, check_predictions
+from kcal.metrics.predictions import Binning, Event, Predictions, check_binning, check_event, check_predictions
 from kcal.validation import check_flag
 
 
@@ -38,8 +38,8 @@ def debiased_squared_calibration_error(
         mean, s_b²·Σw² / (Σw)², with s_b² = Σw·(r − gap_b)² / (Σw − Σw² / Σw).
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    number, event = check_bins(bins), check_event(of, predictions.n_classes)
-    return _debiased(predictions, event, number, check_flag(adaptive, "adaptive"))
+    binning = check_binning(predictions.n_classes, bins, adaptive)
+    return _debiased(predictions, check_event(of, predictions.n_classes), binning)
 
 
 def marginal_calibration_error(
@@ -66,9 +66,9 @@ def marginal_calibration_error(
         Relative importance of each sample, (n_samples,).
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    number, equal_count = check_bins(bins), check_flag(adaptive, "adaptive")
+    binning = check_binning(predictions.n_classes, bins, adaptive)
     squared_error = _debiased if check_flag(debiased, "debiased") else _plain
-    squares = [squared_error(predictions, k, number, equal_count) for k in range(predictions.n_classes)]
+    squares = [squared_error(predictions, k, binning) for k in range(predictions.n_classes)]
     return float(np.sqrt(max(float(np.mean(squares)), 0.0)))
 
 
@@ -91,13 +91,13 @@ def top_label_calibration_error(
         As in `expected_calibration_error`; the number of bins is per top class.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    number, equal_count = check_bins(bins), check_flag(adaptive, "adaptive")
+    binning = check_binning(predictions.n_classes, bins, adaptive)
     total = 0.0
     for k in np.unique(predictions.top_classes):
         rows = predictions.top_classes == k
         part = predictions.rows(rows)
         if part.weights is None or part.weights.any():
-            binned = bin_event(part, "confidence", bins=number, adaptive=equal_count)
+            binned = bin_event(part, "confidence", binning)
             total += predictions.mean(rows) * binned.calibration_error
     return total
 
@@ -149,17 +149,17 @@ def murphy_decomposition(
         Relative importance of each sample, (n_samples,).
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    number, equal_count = check_bins(bins), check_flag(adaptive, "adaptive")
+    binning = check_binning(predictions.n_classes, bins, adaptive)
     if isinstance(of, str) and of == "classes":
-        parts = [_murphy(predictions, k, number, equal_count) for k in range(predictions.n_classes)]
+        parts = [_murphy(predictions, k, binning) for k in range(predictions.n_classes)]
         means = [float(np.mean([getattr(part, field.name) for part in parts])) for field in fields(MurphyDecomposition)]
         return MurphyDecomposition(*means)
-    return _murphy(predictions, check_event(of, predictions.n_classes), number, equal_count)
+    return _murphy(predictions, check_event(of, predictions.n_classes), binning)
 
 
-def _murphy(predictions: Predictions, of: Event, bins: int, adaptive: bool) -> MurphyDecomposition:
+def _murphy(predictions: Predictions, of: Event, binning: Binning) -> MurphyDecomposition:
     values, occurred = predictions.event(of)
-    binned = bin_event(predictions, of, bins=bins, adaptive=adaptive)
+    binned = bin_event(predictions, of, binning)
     overall = predictions.mean(occurred)
     brier = predictions.mean((values.astype(np.float64) - occurred) ** 2)
     reliability = binned.mean_of(binned.gap**2)
@@ -170,15 +170,16 @@ def _murphy(predictions: Predictions, of: Event, bins: int, adaptive: bool) -> M
     )
 
 
-def _plain(predictions: Predictions, of: Event, bins: int, adaptive: bool) -> float:
-    binned = bin_event(predictions, of, bins=bins, adaptive=adaptive)
+def _plain(predictions: Predictions, of: Event, binning: Binning) -> float:
+    binned = bin_event(predictions, of, binning)
     return binned.mean_of(binned.gap**2)
 
 
-def _debiased(predictions: Predictions, of: Event, bins: int, adaptive: bool) -> float:
+def _debiased(predictions: Predictions, of: Event, binning: Binning) -> float:
     event = sort_weighted(predictions, of)
-    bins = max(min(bins, predictions.n_samples // 2), 1) if adaptive else bins
-    memberships = event.memberships(bins=bins, adaptive=adaptive)
+    if binning.adaptive:
+        binning = binning._replace(bins=max(min(binning.bins, predictions.n_samples // 2), 1))
+    memberships = event.memberships(binning)
     per_sample = event.weights[:, None] ** np.array([1, 1, 1, 2]) * event.residuals[:, None] ** np.array([0, 1, 2, 0])
     mass, residual, square, squared_mass = (memberships @ per_sample).T  # Σw, Σwr, Σwr², Σw² of each bin
     enough = mass**2 > squared_mass * (1 + ROUNDING)  # a single sample has no variance
