@@ -1,5 +1,7 @@
 """The interval of one metric, as ``evaluate`` computes it beside those of all others."""
 
+import math
+
 from kcal.metrics.intervals import accuracy_interval, binned_error_interval, resampled_means
 from kcal.metrics.predictions import Binning, check_predictions, resolve_threshold
 from kcal.metrics.resampling import check_resampling
@@ -27,11 +29,14 @@ def interval_of(name, probs, labels, *, confidence=0.95, resamples=100, bins=20,
     return binned_error_interval(predictions, events, binning, resampling)
 
 
-def held_often_enough(holds, *, least, of):
-    """Whether at least ``least`` of ``of`` intervals contain the true value; stops as soon as this is certain."""
-    held = 0
-    for number, holds_it in enumerate(holds, start=1):
-        held += bool(holds_it)
-        if held >= least or number - held > of - least:
-            return held >= least
-    raise ValueError(f"fewer than {of} intervals")
+def coverage_is_nominal(holds, *, poor, nominal=0.95, error=0.05):
+    """Wald's sequential test of the nominal coverage against a poor one, each mistaken in at most 5 % of cases.
+
+    It stops as soon as the likelihood ratio decides: after ten intervals that hold the truth if poor is 0.7.
+    """
+    bound, score = math.log((1 - error) / error), 0.0
+    for holds_truth in holds:
+        score += math.log(nominal / poor) if holds_truth else math.log((1 - nominal) / (1 - poor))
+        if abs(score) >= bound:
+            return score > 0
+    raise ValueError("too few intervals for a decision")

@@ -21,14 +21,10 @@ def canonical_calibration_error(
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
+    probs, labels, sample_weight
+        As in `expected_calibration_error`.
     bins
         Number of bins B of every probability.
-    sample_weight
-        Relative importance of each sample, (n_samples,).
 
     Returns
     -------
@@ -103,13 +99,7 @@ class CanonicalCells:
 def canonical_cells(
     probs: ArrayLike, labels: ArrayLike, *, bins: int = 10, sample_weight: ArrayLike | None = None
 ) -> CanonicalCells:
-    """Return the cells that `canonical_calibration_error` sums over; cells without weight are left out.
-
-    Parameters
-    ----------
-    probs, labels, bins, sample_weight
-        As in `canonical_calibration_error`.
-    """
+    """Return the cells of `canonical_calibration_error`, of the same parameters; those without weight are left out."""
     predictions = check_predictions(probs, labels, sample_weight).weighted_rows()
     number, n_classes = check_bins(bins), predictions.n_classes
     cells = _cells(predictions.probs, number)

@@ -11,7 +11,7 @@ from kcal.metrics.calibration import mean_class_errors
 from kcal.metrics.intervals import metric_intervals
 from kcal.metrics.predictions import Threshold, check_binning, check_predictions
 from kcal.metrics.registry import METRICS
-from kcal.metrics.resampling import Interval, check_confidence, check_resampling
+from kcal.metrics.resampling import Interval, check_resampling
 from kcal.metrics.scores import Clip, check_clip, log_losses, multiclass_brier_losses, top_label_brier_losses
 from kcal.validation import check_groups
 
@@ -83,9 +83,8 @@ class Evaluation:
         return "\n".join(lines)
 
     def _interval_text(self, name: str) -> str:
-        if name not in self.intervals:
-            return ""
-        return f"[{self.intervals[name].low:.5f}, {self.intervals[name].high:.5f}]  "
+        interval = self.intervals.get(name)
+        return f"[{interval.low:.5f}, {interval.high:.5f}]  " if interval else ""
 
 
 def evaluate(
@@ -112,10 +111,8 @@ def evaluate(
         True classes, (n_samples,): column indices of probs, or any labels if ``classes`` names the columns.
     classes
         The label of every column, like ``classes_`` of a calibrator.
-    bins
-        Number of bins of the calibration errors.
-    threshold
-        The smallest probability that is binned in the class-wise errors, as in `classwise_calibration_error`.
+    bins, threshold
+        Of the calibration errors, as in `classwise_calibration_error`.
     clip
         Lower bound of probabilities inside the logarithm, as in `negative_log_likelihood`.
     sample_weight
@@ -128,8 +125,6 @@ def evaluate(
         Number of bootstrap resamples, 20 to 1,000,000.
     groups
         Patients, speakers, sites, (n_samples,): whole groups are resampled, because their rows are not independent.
-    seed
-        Seed of the resamples.
     """
     predictions = check_predictions(probs, labels, sample_weight, classes)
     binning, clip = check_binning(predictions.n_classes, bins, threshold=threshold), check_clip(clip)
@@ -137,9 +132,8 @@ def evaluate(
         check_groups(groups, predictions.n_samples)
     intervals: dict[str, Interval] = {}
     if confidence is not None:
-        confidence = check_confidence(confidence)
         resampled = check_resampling(predictions, confidence=confidence, resamples=resamples, groups=groups, seed=seed)
-        intervals = metric_intervals(*resampled, binning, clip=clip)
+        intervals, confidence = metric_intervals(*resampled, binning, clip=clip), resampled[1].confidence
     both = (binning, binning._replace(adaptive=False))
     ordered = sort_event(predictions, "confidence")
     adaptive, static = (ordered.bin(kind, of="confidence").calibration_error for kind in both)

@@ -53,18 +53,8 @@ def accuracy_rejection(
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
-    sample_weight
-        Relative importance of each sample, (n_samples,).
-
-    Returns
-    -------
-    RejectionCurve
-        The curve and the area under it. The confidence is the largest probability of a row.
-        The order of the rows does not matter.
+    probs, labels, sample_weight
+        As in `expected_calibration_error`. The confidence is the largest probability of a row.
     """
     predictions = check_predictions(probs, labels, sample_weight).weighted_rows()
     weights = predictions.row_weights
@@ -88,15 +78,7 @@ def accuracy_rejection(
 def accuracy_rejection_area(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
     """(1/n)·Σ_m accuracy of the m most confident samples: the area under the accuracy–rejection curve.
 
-    Parameters
-    ----------
-    probs, labels, sample_weight
-        As in `accuracy_rejection`.
-
-    Returns
-    -------
-    float
-        From 0 to 1, higher is better; 1 only if every prediction is right. Where equal confidences are cut,
-        the expectation over their order.
+    From 0 to 1, higher is better; 1 only if every prediction is right. Where equal confidences are cut, the
+    expectation over their order. Parameters as in `accuracy_rejection`.
     """
     return accuracy_rejection(probs, labels, sample_weight=sample_weight).area

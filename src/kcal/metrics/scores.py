@@ -40,16 +40,12 @@ def negative_log_likelihood(
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
+    probs, labels, sample_weight
+        As in `expected_calibration_error`.
     clip
         Smaller probabilities are replaced by this number, so that one label with probability 0 costs −log(clip)
         (27.6 by default) and not infinity; 0 clips nothing. "published" clips to [1e-3/K, 1 − 1e-3/K], like the
         published code of the KCal paper: a zero then costs only 9.2 with 10 classes.
-    sample_weight
-        Relative importance of each sample, (n_samples,).
     """
     predictions = check_predictions(probs, labels, sample_weight)
     return predictions.mean(log_losses(predictions, clip=check_clip(clip)))

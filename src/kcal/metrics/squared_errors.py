@@ -58,12 +58,10 @@ def marginal_calibration_error(
 
     Parameters
     ----------
-    probs, labels, bins, adaptive
+    probs, labels, bins, adaptive, sample_weight
         As in `expected_calibration_error`.
     debiased
         Whether to subtract the bias of squared gaps.
-    sample_weight
-        Relative importance of each sample, (n_samples,).
     """
     predictions = check_predictions(probs, labels, sample_weight)
     binning = check_binning(predictions.n_classes, bins, adaptive)
@@ -108,8 +106,6 @@ class MurphyDecomposition:
 
     Attributes
     ----------
-    brier
-        The Brier score.
     reliability
         Σ_b (n_b / n)·(mean prediction_b − frequency_b)², which calibration can reduce; lower is better.
     resolution
@@ -140,13 +136,11 @@ def murphy_decomposition(
 
     Parameters
     ----------
-    probs, labels, bins, adaptive
+    probs, labels, bins, adaptive, sample_weight
         As in `expected_calibration_error`.
     of
         "classes": the mean over all classes, whose Brier score is `multiclass_brier_loss`; "confidence": of the top
         class, whose Brier score is `top_label_brier_loss`; or the index of a class.
-    sample_weight
-        Relative importance of each sample, (n_samples,).
     """
     predictions = check_predictions(probs, labels, sample_weight)
     binning = check_binning(predictions.n_classes, bins, adaptive)
