@@ -53,29 +53,13 @@ def canonical_calibration_error(
 
 @dataclass(frozen=True, eq=False)
 class CanonicalCells:
-    """Predicted and observed distributions in the occupied cells of the simplex.
+    """Predicted and observed distributions in the occupied cells of the simplex; the samples themselves for plots."""
 
-    Attributes
-    ----------
-    counts
-        Samples in each cell, (n_cells,).
-    mean_prediction
-        Their mean prediction, (n_cells, n_classes).
-    observed_frequency
-        The frequencies of the classes among them, (n_cells, n_classes).
-    weights
-        Sum of their weights, (n_cells,); their count if samples are not weighted.
-    bins
-        Number of bins of every probability.
-    probs, labels
-        The samples themselves, for plots.
-    """
-
-    counts: NDArray[np.intp]
-    mean_prediction: NDArray[np.float64]
-    observed_frequency: NDArray[np.float64]
-    weights: NDArray[np.float64]
-    bins: int
+    counts: NDArray[np.intp]  # (n_cells,), samples in each cell
+    mean_prediction: NDArray[np.float64]  # (n_cells, n_classes)
+    observed_frequency: NDArray[np.float64]  # (n_cells, n_classes), of each class
+    weights: NDArray[np.float64]  # (n_cells,), sums of the samples' weights; the counts if they have none
+    bins: int  # of every probability
     probs: Floats
     labels: NDArray[np.intp]
 

@@ -18,35 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ClassErrors:
-    """One entry per class, in the order of the columns; errors are nan for a class without rows.
+    """One entry per class, in the order of the columns; errors are nan for a class without rows."""
 
-    Attributes
-    ----------
-    classes
-        Labels of the columns.
-    positives
-        Samples of the class, whatever their probability.
-    counts
-        Rows whose probability of the class reaches the threshold.
-    mean_prediction, frequency
-        Mean probability of the class over those rows, and the fraction of them that are of the class.
-    error
-        Σ_b (n_b / n)·|gap_b|; `overconfidence` and `underconfidence` are its two parts.
-    overconfidence, underconfidence
-        The part of the error from bins whose predictions are too high, and too low.
-    threshold
-        The smallest probability that is binned.
-    """
-
-    classes: NDArray[Any]
-    positives: NDArray[np.intp]
-    counts: NDArray[np.intp]
-    mean_prediction: NDArray[np.float64]
-    frequency: NDArray[np.float64]
-    error: NDArray[np.float64]
-    overconfidence: NDArray[np.float64]
-    underconfidence: NDArray[np.float64]
-    threshold: float
+    classes: NDArray[Any]  # labels of the columns
+    positives: NDArray[np.intp]  # samples of the class, whatever their probability
+    counts: NDArray[np.intp]  # rows whose probability of the class reaches the threshold
+    mean_prediction: NDArray[np.float64]  # mean probability of the class over those rows
+    frequency: NDArray[np.float64]  # fraction of those rows that are of the class
+    error: NDArray[np.float64]  # Σ_b (n_b / n)·|gap_b|, the sum of the next two
+    overconfidence: NDArray[np.float64]  # the part from bins whose predictions are too high
+    underconfidence: NDArray[np.float64]  # the part from bins whose predictions are too low
+    threshold: float  # the smallest probability that is binned
 
     @property
     def signed_error(self) -> NDArray[np.float64]:

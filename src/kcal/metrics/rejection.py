@@ -14,29 +14,16 @@ PRINTED_FRACTIONS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)  # rejected f
 class RejectionCurve:
     """Accuracy of the predictions that are kept when those below a confidence threshold are rejected.
 
-    Equal confidences are rejected together: there is one point per distinct confidence.
-
-    Attributes
-    ----------
-    rejected
-        Fraction of the samples (of their weight) that is rejected, (points,); ascending from 0.
-    accuracies
-        Accuracy of the samples that are kept, (points,).
-    thresholds
-        The lowest confidence that is kept, (points,); ascending.
-    area
-        Mean accuracy of the kept samples when 0, 1, …, n − 1 are rejected, the least confident first;
-        in expectation over the order of equal confidences. 1 − area is known as AURC. With weights, each step
-        has the weight of the sample that it rejects.
-    n_samples
-        Number of samples before any is rejected.
+    Equal confidences are rejected together: there is one point per distinct confidence. ``area`` is the mean accuracy
+    of the kept samples when 0, 1, …, n − 1 are rejected, the least confident first, in expectation over the order of
+    equal confidences. 1 − area is known as AURC. With weights, each step has the weight of the sample that it rejects.
     """
 
-    rejected: NDArray[np.float64]
-    accuracies: NDArray[np.float64]
-    thresholds: NDArray[np.float64]
+    rejected: NDArray[np.float64]  # (points,), fraction of the samples (of their weight), ascending from 0
+    accuracies: NDArray[np.float64]  # (points,), of the samples that are kept
+    thresholds: NDArray[np.float64]  # (points,), the lowest confidence that is kept, ascending
     area: float
-    n_samples: int
+    n_samples: int  # before any is rejected
 
     def __str__(self) -> str:
         points = np.searchsorted(self.rejected, PRINTED_FRACTIONS)  # the first with at least this fraction

@@ -102,25 +102,13 @@ def top_label_calibration_error(
 
 @dataclass(frozen=True)
 class MurphyDecomposition:
-    """Brier score = reliability − resolution + uncertainty + within_bins.
-
-    Attributes
-    ----------
-    reliability
-        Σ_b (n_b / n)·(mean prediction_b − frequency_b)², which calibration can reduce; lower is better.
-    resolution
-        Σ_b (n_b / n)·(frequency_b − overall frequency)², how well predictions separate the events; higher is better.
-    uncertainty
-        Overall frequency times one minus it, which does not depend on the predictions.
-    within_bins
-        Variance of the predictions within the bins, minus twice their covariance with the outcomes.
-    """
+    """Brier score = reliability − resolution + uncertainty + within_bins."""
 
     brier: float
-    reliability: float
-    resolution: float
-    uncertainty: float
-    within_bins: float
+    reliability: float  # Σ_b (n_b / n)·(mean prediction_b − frequency_b)², which calibration can reduce
+    resolution: float  # Σ_b (n_b / n)·(frequency_b − overall frequency)², how well predictions separate the events
+    uncertainty: float  # overall frequency times one minus it, which does not depend on the predictions
+    within_bins: float  # variance of the predictions within bins, minus twice their covariance with the outcomes
 
 
 def murphy_decomposition(
