@@ -29,14 +29,15 @@ def interval_of(name, probs, labels, *, confidence=0.95, resamples=100, bins=20,
     return binned_error_interval(predictions, events, binning, resampling)
 
 
-def coverage_is_nominal(holds, *, poor, nominal=0.95, error=0.05):
-    """Wald's sequential test of the nominal coverage against a poor one, each mistaken in at most 5 % of cases.
+def coverage_is_nominal(holds, *, poor, nominal=0.95, false_alarm=0.002, oversight=0.05):
+    """Wald's sequential test of a nominal coverage against a poor one; stops once the likelihood ratio decides.
 
-    It stops as soon as the likelihood ratio decides: after ten intervals that hold the truth if poor is 0.7.
+    A nominal coverage is rejected with probability 0.002 (about three standard errors), a poor one accepted with 0.05.
     """
-    bound, score = math.log((1 - error) / error), 0.0
+    accepted, rejected = math.log((1 - false_alarm) / oversight), math.log(false_alarm / (1 - oversight))
+    score = 0.0
     for holds_truth in holds:
         score += math.log(nominal / poor) if holds_truth else math.log((1 - nominal) / (1 - poor))
-        if abs(score) >= bound:
+        if not rejected < score < accepted:
             return score > 0
     raise ValueError("too few intervals for a decision")

@@ -57,11 +57,9 @@ def average_ranks(
     better
         Which direction of the values is better.
 
-    Returns
-    -------
-    AverageRanks
-        Mean ± standard deviation of each method's ranks. Equal values share the mean of their ranks.
-        A method without any value does not occur.
+    Notes
+    -----
+    Equal values share the mean of their ranks. A method without any value does not occur in the result.
     """
     check_choice(better, "better", ("lower", "higher"))
     collected: dict[str, list[NDArray[np.float64]]] = {}
@@ -83,13 +81,7 @@ def average_ranks(
 
 
 def overall_ranks(metrics: Mapping[str, AverageRanks]) -> dict[str, float]:
-    """Average each method's average ranks over metrics, with equal weight per metric that has the method.
-
-    Parameters
-    ----------
-    metrics
-        {metric: average ranks}, as from `average_ranks`.
-    """
+    """Average each method's mean rank over {metric: result of `average_ranks`}, with equal weight per metric."""
     collected: dict[str, list[float]] = {}
     for metric, averages in check_mapping(metrics, "metrics", "{metric: average_ranks(...)}").items():
         if not isinstance(averages, AverageRanks):

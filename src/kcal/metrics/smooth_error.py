@@ -42,7 +42,7 @@ def smooth_calibration_error(
     Returns
     -------
     float
-        From 0 to 1, lower is better. At least |mean of o − mean of z|. The order of the rows does not matter.
+        From 0 to 1, lower is better; at least |mean of o − mean of z|.
     """
     values, outcomes, shares = _sorted_event(probs, labels, of, sample_weight)
     residuals = (outcomes - values) * shares
@@ -92,7 +92,6 @@ def kde_calibration_error(
     -------
     float
         From 0 to 1, lower is better. If all predictions are equal, their distance from the observed frequency.
-        The order of the rows does not matter.
     """
     values, outcomes, shares = _sorted_event(probs, labels, of, sample_weight)
     if values[0] == values[-1]:
