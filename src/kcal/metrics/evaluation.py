@@ -70,14 +70,11 @@ class Evaluation:
             f"{METRICS[name].direction} is better"
             for name, value in values.items()
         ]
+        heading = f"{self.n_samples:,} samples, {self.n_classes:,} classes"
         number = "1 bin" if self.bins == 1 else f"{self.bins} bins"
         clipping = "as published" if self.clip == "published" else f"at {self.clip:g}"
-        lines = [
-            f"{self.n_samples:,} samples, {self.n_classes:,} classes",
-            *rows,
-            f"{number}; class-wise errors over probabilities of at least {self.threshold:.4g}; "
-            f"probabilities clipped {clipping} in logarithms",
-        ]
+        threshold = f"class-wise errors over probabilities of at least {self.threshold:.4g}"
+        lines = [heading, *rows, f"{number}; {threshold}; probabilities clipped {clipping} in logarithms"]
         if self.confidence is not None:
             lines.append(f"{self.confidence:.4g} confidence intervals in brackets; {INTERVAL_NOTE}")
         return "\n".join(lines)

@@ -73,7 +73,7 @@ def binned_error_interval(
     The bins stay those of the given predictions: if they moved with every resample, samples that change bins would
     count as noise twice.
     """
-    sorted_events = [(of, sort_weighted(predictions, of, threshold=binning.threshold)) for of in events]
+    sorted_events = ((of, sort_weighted(predictions, of, threshold=binning.threshold)) for of in events)
     parts = [
         _event_matrices(event, of, binning, predictions.n_samples) for of, event in sorted_events if not event.is_empty
     ]

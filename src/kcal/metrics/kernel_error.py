@@ -203,9 +203,7 @@ def _centred_counts(n: int, resamples: int, generator: np.random.Generator) -> N
 
 def _residuals(predictions: Predictions, rows: slice) -> NDArray[np.float64]:
     """Return one-hot labels minus probabilities, times the weights of the rows, (rows, n_classes)."""
-    residuals = -predictions.probs[rows].astype(np.float64)
-    labels = predictions.labels[rows]
-    residuals[np.arange(labels.shape[0]), labels] += 1
+    residuals = predictions.residuals(rows)
     return residuals if predictions.weights is None else residuals * predictions.weights[rows, None]
 
 

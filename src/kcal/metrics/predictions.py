@@ -90,6 +90,13 @@ class Predictions:
             return self.confidences, self.correct
         return self.probs[:, of], self.labels == of
 
+    def residuals(self, rows: slice) -> NDArray[np.float64]:
+        """Return one-hot labels minus probabilities of some rows, (rows, n_classes)."""
+        residuals = -self.probs[rows].astype(np.float64)
+        labels = self.labels[rows]
+        residuals[np.arange(len(labels)), labels] += 1
+        return residuals
+
     def rows(self, chosen: NDArray[Any]) -> "Predictions":
         """Return some of the rows: a mask, or indices in any order."""
         weights = None if self.weights is None else self.weights[chosen]

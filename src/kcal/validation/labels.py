@@ -118,17 +118,17 @@ def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> 
     """Return the sorted union of all labels, or ``classes`` in the caller's order."""
     if classes is None:
         if len({labels.dtype.kind in "US" for labels in label_sets}) > 1:
-            raise InvalidInputError(
-                "labels", "must be all text or all numbers", got="text in one set, numbers in another"
-            )
+            got = "text in one set, numbers in another"
+            raise InvalidInputError("labels", "must be all text or all numbers", got=got)
         return np.unique(np.concatenate([np.unique(labels) for labels in label_sets]))
     array = to_array(classes, "classes")
+    repeated = InvalidInputError("classes", "must list every class once", got=shown(classes))
     if array.ndim != 1 or len(array) == 0:
-        raise InvalidInputError("classes", "must list every class once", got=shown(classes))
+        raise repeated
     _refuse_missing_and_mixed(array, "classes", "Name every class.")
     _require_storable(array, "classes")
     if len(np.unique(array)) != len(array):
-        raise InvalidInputError("classes", "must list every class once", got=shown(classes))
+        raise repeated
     return array
 
 
