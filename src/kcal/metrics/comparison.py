@@ -120,7 +120,8 @@ def compare_methods(
     corrected = None
     if n_calibration is not None or n_test is not None:
         corrected = mark(partial(corrected_p_value, share=check_sizes(n_calibration, n_test)))
-    summaries, accuracy_summaries = ({name: summarize(e) for name, e in part.items()} for part in (given, right))
+    summaries = {name: summarize(entry) for name, entry in given.items()}
+    accuracy_summaries = {name: summarize(entry) for name, entry in right.items()}
     return MethodComparison(summaries, accuracy_summaries, mark(pooled_p_value), corrected, better, baseline, level)
 
 

@@ -1,7 +1,7 @@
 """Average ranks of methods over tasks, and over metrics."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 import numpy as np
@@ -74,10 +74,10 @@ def average_ranks(
         for name, row in zip(columns, ranks, strict=True):
             collected.setdefault(name, []).append(row[~np.isnan(row)])
     joined = {name: np.concatenate(rows) for name, rows in collected.items()}
-    summaries = {name: summarize(ranks) for name, ranks in joined.items() if len(ranks)}
-    if not summaries:
+    averages = {name: AverageRank(*astuple(summarize(ranks))) for name, ranks in joined.items() if len(ranks)}
+    if not averages:
         raise InvalidInputError("tasks", "must have at least one value", got="none")
-    return AverageRanks({name: AverageRank(s.mean, s.std, s.n_reshuffles) for name, s in summaries.items()})
+    return AverageRanks(averages)
 
 
 def overall_ranks(metrics: Mapping[str, AverageRanks]) -> dict[str, float]:
