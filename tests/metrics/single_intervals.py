@@ -1,7 +1,9 @@
 """The interval of one metric, as ``evaluate`` computes it beside those of all others."""
 
-from kcal.metrics.intervals import Binning, accuracy_interval, binned_error_interval, resampled_means
-from kcal.metrics.predictions import check_predictions, resolve_threshold
+import math
+
+from kcal.metrics.intervals import accuracy_interval, binned_error_interval, resampled_means
+from kcal.metrics.predictions import Binning, check_predictions, resolve_threshold
 from kcal.metrics.resampling import check_resampling
 
 BINNED = (
@@ -20,16 +22,22 @@ def interval_of(name, probs, labels, *, confidence=0.95, resamples=100, bins=20,
     if name == "accuracy":
         means = resampled_means(predictions, predictions.correct.astype(float)[:, None], resampling)
         return accuracy_interval(predictions, means[:, 0], resampling)
-    events = range(predictions.n_classes) if "classwise" in name else ["confidence"]
-    binning = Binning(bins, not name.startswith("static_"), resolve_threshold("max", predictions.n_classes))
+    classwise = "classwise" in name
+    threshold = resolve_threshold("max", predictions.n_classes) if classwise else 0.0
+    events = range(predictions.n_classes) if classwise else ["confidence"]
+    binning = Binning(bins, not name.startswith("static_"), threshold)
     return binned_error_interval(predictions, events, binning, resampling)
 
 
-def held_often_enough(holds, *, least, of):
-    """Whether at least ``least`` of ``of`` intervals contain the true value; stops as soon as this is certain."""
-    held = 0
-    for number, holds_it in enumerate(holds, start=1):
-        held += bool(holds_it)
-        if held >= least or number - held > of - least:
-            return held >= least
-    raise ValueError(f"fewer than {of} intervals")
+def coverage_is_nominal(holds, *, poor, nominal=0.95, false_alarm=0.002, oversight=0.05):
+    """Wald's sequential test of a nominal coverage against a poor one; stops once the likelihood ratio decides.
+
+    A nominal coverage is rejected with probability 0.002 (about three standard errors), a poor one accepted with 0.05.
+    """
+    accepted, rejected = math.log((1 - false_alarm) / oversight), math.log(false_alarm / (1 - oversight))
+    score = 0.0
+    for holds_truth in holds:
+        score += math.log(nominal / poor) if holds_truth else math.log((1 - nominal) / (1 - poor))
+        if not rejected < score < accepted:
+            return score > 0
+    raise ValueError("too few intervals for a decision")

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from kcal.metrics import ReliabilityBins
 from kcal.metrics.binning import sort_predictions
+from kcal.metrics.predictions import Binning
 
-steady = settings(deadline=None)  # a slow run is no failure
+steady = settings(deadline=None, max_examples=50)  # a slow run is no failure
 
 # A coarse grid makes ties, exact edges, zeros and ones common.
 PREDICTIONS = st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=60)
@@ -18,7 +19,7 @@ BINS = st.integers(1, 25)
 def bin_pairs(pairs, *, bins, adaptive):
     values = np.array([value / 20 for value, _ in pairs])
     outcomes = np.array([outcome for _, outcome in pairs])
-    return sort_predictions(values, values[outcomes]).bin(bins=bins, adaptive=adaptive, of="confidence")
+    return sort_predictions(values, values[outcomes]).bin(Binning(bins, adaptive), of="confidence")
 
 
 def equal_count_slow(pairs, bins):
@@ -99,7 +100,7 @@ def test_no_outcome_is_lost_and_edges_enclose_the_predictions(pairs, bins, adapt
 def test_ties_across_a_cut_share_their_outcomes():
     # Four equal predictions, one positive, two bins: half a positive in each.
     values = np.full(4, 0.5)
-    result = sort_predictions(values, values[:1]).bin(bins=2, adaptive=True, of=0)
+    result = sort_predictions(values, values[:1]).bin(Binning(2, True), of=0)
     assert result.counts.tolist() == [2, 2]
     assert result.observed_frequency.tolist() == [0.25, 0.25]
     assert result.edges.tolist() == [0.5, 0.5, 0.5]
@@ -107,7 +108,7 @@ def test_ties_across_a_cut_share_their_outcomes():
 
 def test_equal_width_bins_are_closed_on_the_right_and_hold_zero_and_one():
     values = np.array([0.0, 0.05, 0.15, 0.150001, 0.55, 1.0])
-    result = sort_predictions(values, values[-1:]).bin(bins=20, adaptive=False, of=0)
+    result = sort_predictions(values, values[-1:]).bin(Binning(20, False), of=0)
     expected = np.zeros(20, dtype=int)
     expected[[0, 2, 3, 10, 19]] = [2, 1, 1, 1, 1]
     assert result.counts.tolist() == expected.tolist()
@@ -117,19 +118,19 @@ def test_equal_width_bins_are_closed_on_the_right_and_hold_zero_and_one():
 def test_every_edge_belongs_to_the_bin_on_its_left_in_either_precision(dtype):
     for bins in range(1, 101):
         values = np.array([i / bins for i in range(1, bins + 1)], dtype=dtype)
-        result = sort_predictions(values, values).bin(bins=bins, adaptive=False, of=0)
+        result = sort_predictions(values, values).bin(Binning(bins, False), of=0)
         assert result.counts.tolist() == [1] * bins
 
 
 def test_rounding_above_one_stays_in_the_last_bin():
     values = np.array([1.0000001])
-    result = sort_predictions(values, values).bin(bins=4, adaptive=False, of=0)
+    result = sort_predictions(values, values).bin(Binning(4, False), of=0)
     assert result.counts.tolist() == [0, 0, 0, 1]
 
 
 def test_fewer_samples_than_bins_leave_the_first_bins_empty():
     values = np.array([0.2, 0.8])
-    result = sort_predictions(values, values[1:]).bin(bins=5, adaptive=True, of=0)
+    result = sort_predictions(values, values[1:]).bin(Binning(5, True), of=0)
     assert result.counts.tolist() == [0, 0, 0, 1, 1]
     assert result.calibration_error == pytest.approx(0.2)
 
@@ -144,7 +145,7 @@ def test_the_threshold_keeps_predictions_that_equal_it():
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_no_samples_give_empty_bins_and_no_error(adaptive):
     nothing = np.array([])
-    result = sort_predictions(nothing, nothing).bin(bins=3, adaptive=adaptive, of=1)
+    result = sort_predictions(nothing, nothing).bin(Binning(3, adaptive), of=1)
     assert result.counts.tolist() == [0, 0, 0]
     assert result.total == 0
     assert np.isnan(result.calibration_error)
@@ -153,7 +154,7 @@ def test_no_samples_give_empty_bins_and_no_error(adaptive):
 
 def test_the_gap_is_negative_where_predictions_are_too_high():
     values = np.array([0.9, 0.9])
-    result = sort_predictions(values, values[:1]).bin(bins=1, adaptive=False, of=0)
+    result = sort_predictions(values, values[:1]).bin(Binning(1, False), of=0)
     assert result.gap.tolist() == pytest.approx([-0.4])
 
 

@@ -137,7 +137,7 @@ def test_perfect_accuracy_is_not_certain():
 
 def test_no_interval_of_an_error_ends_at_0():
     generator = np.random.default_rng(33)
-    for _ in range(30):
+    for _ in range(15):
         probs, labels = two_classes(200, 0.0, generator)
         for name, (low, high) in evaluate(probs, labels, confidence=0.8, resamples=50).intervals.items():
             assert low < high, name

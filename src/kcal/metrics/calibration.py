@@ -1,25 +1,19 @@
 """Calibration errors of the top class and of every class, by binning."""
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kcal.metrics.binning import SortedPredictions, WeightedPredictions, bin_event, sort_event, sort_predictions
+from kcal.metrics.binning import bin_event, sort_classes
 from kcal.metrics.predictions import (
+    Binning,
     Event,
     Predictions,
     Threshold,
-    check_bins,
+    check_binning,
     check_event,
     check_predictions,
-    resolve_threshold,
 )
 from kcal.metrics.reliability_bins import ReliabilityBins
-from kcal.validation import check_flag
-
-# Columns are copied in blocks of about this many entries: reading a wide matrix column by column is slow.
-BLOCK_ENTRIES = 4_000_000
 
 
 def expected_calibration_error(
@@ -82,9 +76,7 @@ def classwise_calibration_error(
         From 0 to 1, lower is better; nan if no probability reaches the threshold.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    number, equal_count = check_bins(bins), check_flag(adaptive, "adaptive")
-    lowest = resolve_threshold(threshold, predictions.n_classes)
-    return mean_class_errors(predictions, bins=number, threshold=lowest, adaptive=(equal_count,))[0]
+    return mean_class_errors(predictions, check_binning(predictions.n_classes, bins, adaptive, threshold))[0]
 
 
 def reliability(
@@ -112,44 +104,15 @@ def reliability(
         `classwise_calibration_error`, which is the mean of the errors of these bins over the classes.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    number, equal_count = check_bins(bins), check_flag(adaptive, "adaptive")
-    lowest = resolve_threshold(threshold, predictions.n_classes)
-    event = check_event(of, predictions.n_classes)
-    return bin_event(predictions, event, bins=number, adaptive=equal_count, threshold=lowest)
+    binning = check_binning(predictions.n_classes, bins, adaptive, threshold)
+    return bin_event(predictions, check_event(of, predictions.n_classes), binning)
 
 
-def confidence_errors(predictions: Predictions, *, bins: int, adaptive: tuple[bool, ...]) -> list[float]:
-    """Compute the calibration error of the top class for each kind of bins, sorting once."""
-    ordered = sort_event(predictions, "confidence")
-    return [ordered.bin(bins=bins, adaptive=kind, of="confidence").calibration_error for kind in adaptive]
-
-
-def mean_class_errors(
-    predictions: Predictions, *, bins: int, threshold: float, adaptive: tuple[bool, ...]
-) -> list[float]:
-    """Compute the class-wise calibration error for each kind of bins, sorting once."""
+def mean_class_errors(predictions: Predictions, *binnings: Binning) -> list[float]:
+    """Compute the class-wise calibration error for each kind of bins, sorting once; they share their threshold."""
     errors = [
-        [ordered.bin(bins=bins, adaptive=kind, of=k).calibration_error for kind in adaptive]
-        for k, ordered in enumerate(sort_classes(predictions, threshold=threshold))
+        [ordered.bin(binning, of=k).calibration_error for binning in binnings]
+        for k, ordered in enumerate(sort_classes(predictions, threshold=binnings[0].threshold))
         if not ordered.is_empty
     ]  # one row per class that has samples
-    if not errors:
-        return [float("nan")] * len(adaptive)
-    return [float(error) for error in np.mean(errors, axis=0)]
-
-
-def sort_classes(predictions: Predictions, *, threshold: float) -> Iterator[SortedPredictions | WeightedPredictions]:
-    """Yield, class by class, the sorted predictions of at least the threshold; copies one block of columns."""
-    if predictions.weights is not None:
-        for k in range(predictions.n_classes):
-            yield sort_event(predictions, k, threshold=threshold)
-        return
-    probs, n_classes = predictions.probs, predictions.n_classes
-    class_ends = np.cumsum(np.bincount(predictions.labels, minlength=n_classes))
-    by_class = predictions.label_probs[np.argsort(predictions.labels)]
-    positives = np.split(by_class, class_ends[:-1])  # n_classes arrays
-    width = max(1, BLOCK_ENTRIES // predictions.n_samples)
-    for start in range(0, n_classes, width):
-        block = np.ascontiguousarray(probs[:, start : start + width].T)  # (width, n_samples)
-        for k, values in enumerate(block, start):
-            yield sort_predictions(values, positives[k], threshold=threshold)
+    return [float(error) for error in np.mean(errors, axis=0)] if errors else [float("nan")] * len(binnings)

@@ -21,14 +21,10 @@ def canonical_calibration_error(
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
+    probs, labels, sample_weight
+        As in `expected_calibration_error`.
     bins
         Number of bins B of every probability.
-    sample_weight
-        Relative importance of each sample, (n_samples,).
 
     Returns
     -------
@@ -57,29 +53,13 @@ def canonical_calibration_error(
 
 @dataclass(frozen=True, eq=False)
 class CanonicalCells:
-    """Predicted and observed distributions in the occupied cells of the simplex.
+    """Predicted and observed distributions in the occupied cells of the simplex; the samples themselves for plots."""
 
-    Attributes
-    ----------
-    counts
-        Samples in each cell, (n_cells,).
-    mean_prediction
-        Their mean prediction, (n_cells, n_classes).
-    observed_frequency
-        The frequencies of the classes among them, (n_cells, n_classes).
-    weights
-        Sum of their weights, (n_cells,); their count if samples are not weighted.
-    bins
-        Number of bins of every probability.
-    probs, labels
-        The samples themselves, for plots.
-    """
-
-    counts: NDArray[np.intp]
-    mean_prediction: NDArray[np.float64]
-    observed_frequency: NDArray[np.float64]
-    weights: NDArray[np.float64]
-    bins: int
+    counts: NDArray[np.intp]  # (n_cells,), samples in each cell
+    mean_prediction: NDArray[np.float64]  # (n_cells, n_classes)
+    observed_frequency: NDArray[np.float64]  # (n_cells, n_classes), of each class
+    weights: NDArray[np.float64]  # (n_cells,), sums of the samples' weights; the counts if they have none
+    bins: int  # of every probability
     probs: Floats
     labels: NDArray[np.intp]
 
@@ -103,13 +83,7 @@ class CanonicalCells:
 def canonical_cells(
     probs: ArrayLike, labels: ArrayLike, *, bins: int = 10, sample_weight: ArrayLike | None = None
 ) -> CanonicalCells:
-    """Return the cells that `canonical_calibration_error` sums over; cells without weight are left out.
-
-    Parameters
-    ----------
-    probs, labels, bins, sample_weight
-        As in `canonical_calibration_error`.
-    """
+    """Return the cells of `canonical_calibration_error`, of the same parameters; those without weight are left out."""
     predictions = check_predictions(probs, labels, sample_weight).weighted_rows()
     number, n_classes = check_bins(bins), predictions.n_classes
     cells = _cells(predictions.probs, number)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.metrics.calibration import sort_classes
-from kcal.metrics.predictions import Threshold, check_bins, check_predictions, resolve_threshold
-from kcal.validation import check_flag, check_integer, collect_classes
+from kcal.metrics.binning import sort_classes
+from kcal.metrics.predictions import Threshold, check_binning, check_predictions
+from kcal.validation import check_integer, collect_classes
 
 MOST_CLASSES = 10**9
 
@@ -18,35 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ClassErrors:
-    """One entry per class, in the order of the columns; errors are nan for a class without rows.
+    """One entry per class, in the order of the columns; errors are nan for a class without rows."""
 
-    Attributes
-    ----------
-    classes
-        Labels of the columns.
-    positives
-        Samples of the class, whatever their probability.
-    counts
-        Rows whose probability of the class reaches the threshold.
-    mean_prediction, frequency
-        Mean probability of the class over those rows, and the fraction of them that are of the class.
-    error
-        Σ_b (n_b / n)·|gap_b|; `overconfidence` and `underconfidence` are its two parts.
-    overconfidence, underconfidence
-        The part of the error from bins whose predictions are too high, and too low.
-    threshold
-        The smallest probability that is binned.
-    """
-
-    classes: NDArray[Any]
-    positives: NDArray[np.intp]
-    counts: NDArray[np.intp]
-    mean_prediction: NDArray[np.float64]
-    frequency: NDArray[np.float64]
-    error: NDArray[np.float64]
-    overconfidence: NDArray[np.float64]
-    underconfidence: NDArray[np.float64]
-    threshold: float
+    classes: NDArray[Any]  # labels of the columns
+    positives: NDArray[np.intp]  # samples of the class, whatever their probability
+    counts: NDArray[np.intp]  # rows whose probability of the class reaches the threshold
+    mean_prediction: NDArray[np.float64]  # mean probability of the class over those rows
+    frequency: NDArray[np.float64]  # fraction of those rows that are of the class
+    error: NDArray[np.float64]  # Σ_b (n_b / n)·|gap_b|, the sum of the next two
+    overconfidence: NDArray[np.float64]  # the part from bins whose predictions are too high
+    underconfidence: NDArray[np.float64]  # the part from bins whose predictions are too low
+    threshold: float  # the smallest probability that is binned
 
     @property
     def signed_error(self) -> NDArray[np.float64]:
@@ -107,13 +89,10 @@ def class_errors(
         The label of every column, like ``classes_`` of a calibrator.
     """
     predictions = check_predictions(probs, labels, sample_weight, classes)
-    number, equal_count = check_bins(bins), check_flag(adaptive, "adaptive")
-    lowest = resolve_threshold(threshold, predictions.n_classes)
+    binning = check_binning(predictions.n_classes, bins, adaptive, threshold)
     names = np.arange(predictions.n_classes) if classes is None else collect_classes([], classes)
-    binned = [
-        ordered.bin(bins=number, adaptive=equal_count, of=k)
-        for k, ordered in enumerate(sort_classes(predictions, threshold=lowest))
-    ]
+    ordered = enumerate(sort_classes(predictions, threshold=binning.threshold))
+    binned = [values.bin(binning, of=k) for k, values in ordered]
     return ClassErrors(
         classes=names,
         positives=np.bincount(predictions.labels, minlength=predictions.n_classes),
@@ -123,5 +102,5 @@ def class_errors(
         error=np.array([part.calibration_error for part in binned]),
         overconfidence=np.array([part.overconfidence for part in binned]),
         underconfidence=np.array([part.underconfidence for part in binned]),
-        threshold=lowest,
+        threshold=binning.threshold,
     )

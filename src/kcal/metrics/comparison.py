@@ -9,6 +9,7 @@ share samples; the corrected test of Nadeau and Bengio is computed too.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 from kcal.errors import InvalidInputError
@@ -30,27 +31,13 @@ Better = Literal["lower", "higher"]
 
 @dataclass(frozen=True)
 class ComparisonMarks:
-    """The result of one test for the methods of a comparison.
+    """The result of one test for the methods of a comparison; p-values are nan where nothing can be tested."""
 
-    Attributes
-    ----------
-    accuracy_preserving
-        Methods whose accuracy is not significantly lower than the baseline's.
-    best
-        Among these, the one of the best mean, first, and those that are not significantly worse than it.
-    underlined
-        The method of the best mean of all, if it does not preserve accuracy; otherwise None.
-    accuracy_p_values
-        Of "less accurate than the baseline", by method; nan where nothing can be tested.
-    p_values
-        Of "worse than the best accuracy-preserving mean", by method; nan where nothing can be tested.
-    """
-
-    accuracy_preserving: tuple[str, ...]
-    best: tuple[str, ...]
-    underlined: str | None
-    accuracy_p_values: dict[str, float]
-    p_values: dict[str, float]
+    accuracy_preserving: tuple[str, ...]  # methods whose accuracy is not significantly lower than the baseline's
+    best: tuple[str, ...]  # of these, the one of the best mean, first, and those not significantly worse than it
+    underlined: str | None  # the method of the best mean of all, if it does not preserve accuracy
+    accuracy_p_values: dict[str, float]  # by method, of "less accurate than the baseline"
+    p_values: dict[str, float]  # by method, of "worse than the best accuracy-preserving mean"
 
 
 @dataclass(frozen=True)
@@ -129,19 +116,13 @@ def compare_methods(
         remedy = "Pass its accuracies, or name another baseline."
         raise InvalidInputError("accuracies", expected, got=f"none of {missing!r}", remedy=remedy)
     right = {name: check_reshuffles(known[name], f"accuracies[{name!r}]") for name in needed}
+    mark = partial(_marks, given, right, baseline, better, level)
     corrected = None
     if n_calibration is not None or n_test is not None:
-        share = check_sizes(n_calibration, n_test)
-        corrected = _marks(given, right, baseline, better, level, lambda a, b: corrected_p_value(a, b, share))
-    return MethodComparison(
-        summaries={name: summarize(entry) for name, entry in given.items()},
-        accuracies={name: summarize(entry) for name, entry in right.items()},
-        pooled=_marks(given, right, baseline, better, level, pooled_p_value),
-        corrected=corrected,
-        better=better,
-        baseline=baseline,
-        level=level,
-    )
+        corrected = mark(partial(corrected_p_value, share=check_sizes(n_calibration, n_test)))
+    summaries = {name: summarize(entry) for name, entry in given.items()}
+    accuracy_summaries = {name: summarize(entry) for name, entry in right.items()}
+    return MethodComparison(summaries, accuracy_summaries, mark(pooled_p_value), corrected, better, baseline, level)
 
 
 def _marks(
@@ -154,11 +135,11 @@ def _marks(
 ) -> ComparisonMarks:
     """Mark the methods by a test that gives the p-value of "the first is higher"."""
     accuracy_p_values = {name: test(accuracies[baseline], accuracies[name]) for name in values}
-    preserving = [
-        name
-        for name, p in accuracy_p_values.items()
-        if not _significant(p, summarize(accuracies[baseline]).mean > summarize(accuracies[name]).mean, level)
-    ]
+    means = {name: summarize(entry).mean for name, entry in accuracies.items()}
+    less_accurate = {
+        name for name, p in accuracy_p_values.items() if _significant(p, means[baseline] > means[name], level)
+    }
+    preserving = [name for name in values if name not in less_accurate]
     sign = 1 if better == "lower" else -1
     badness = {name: sign * summarize(entry).mean for name, entry in values.items()}
     leader = min(badness, key=badness.__getitem__)

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
 
-from kcal.metrics.calibration import confidence_errors, mean_class_errors
+from kcal.metrics.binning import sort_event
+from kcal.metrics.calibration import mean_class_errors
 from kcal.metrics.intervals import metric_intervals
-from kcal.metrics.predictions import Threshold, check_bins, check_predictions, resolve_threshold
+from kcal.metrics.predictions import Threshold, check_binning, check_predictions
 from kcal.metrics.registry import METRICS
-from kcal.metrics.resampling import Interval, check_confidence, check_resampling
+from kcal.metrics.resampling import Interval, check_resampling
 from kcal.metrics.scores import Clip, check_clip, log_losses, multiclass_brier_losses, top_label_brier_losses
 from kcal.validation import check_groups
 
@@ -69,22 +70,18 @@ class Evaluation:
             f"{METRICS[name].direction} is better"
             for name, value in values.items()
         ]
+        heading = f"{self.n_samples:,} samples, {self.n_classes:,} classes"
         number = "1 bin" if self.bins == 1 else f"{self.bins} bins"
         clipping = "as published" if self.clip == "published" else f"at {self.clip:g}"
-        lines = [
-            f"{self.n_samples:,} samples, {self.n_classes:,} classes",
-            *rows,
-            f"{number}; class-wise errors over probabilities of at least {self.threshold:.4g}; "
-            f"probabilities clipped {clipping} in logarithms",
-        ]
+        threshold = f"class-wise errors over probabilities of at least {self.threshold:.4g}"
+        lines = [heading, *rows, f"{number}; {threshold}; probabilities clipped {clipping} in logarithms"]
         if self.confidence is not None:
             lines.append(f"{self.confidence:.4g} confidence intervals in brackets; {INTERVAL_NOTE}")
         return "\n".join(lines)
 
     def _interval_text(self, name: str) -> str:
-        if name not in self.intervals:
-            return ""
-        return f"[{self.intervals[name].low:.5f}, {self.intervals[name].high:.5f}]  "
+        interval = self.intervals.get(name)
+        return f"[{interval.low:.5f}, {interval.high:.5f}]  " if interval else ""
 
 
 def evaluate(
@@ -111,10 +108,8 @@ def evaluate(
         True classes, (n_samples,): column indices of probs, or any labels if ``classes`` names the columns.
     classes
         The label of every column, like ``classes_`` of a calibrator.
-    bins
-        Number of bins of the calibration errors.
-    threshold
-        The smallest probability that is binned in the class-wise errors, as in `classwise_calibration_error`.
+    bins, threshold
+        Of the calibration errors, as in `classwise_calibration_error`.
     clip
         Lower bound of probabilities inside the logarithm, as in `negative_log_likelihood`.
     sample_weight
@@ -127,22 +122,19 @@ def evaluate(
         Number of bootstrap resamples, 20 to 1,000,000.
     groups
         Patients, speakers, sites, (n_samples,): whole groups are resampled, because their rows are not independent.
-    seed
-        Seed of the resamples.
     """
     predictions = check_predictions(probs, labels, sample_weight, classes)
-    number, clip = check_bins(bins), check_clip(clip)
-    lowest = resolve_threshold(threshold, predictions.n_classes)
+    binning, clip = check_binning(predictions.n_classes, bins, threshold=threshold), check_clip(clip)
     if groups is not None:
         check_groups(groups, predictions.n_samples)
     intervals: dict[str, Interval] = {}
     if confidence is not None:
-        confidence = check_confidence(confidence)
         resampled = check_resampling(predictions, confidence=confidence, resamples=resamples, groups=groups, seed=seed)
-        intervals = metric_intervals(*resampled, bins=number, threshold=lowest, clip=clip)
-    both = (True, False)
-    adaptive, static = confidence_errors(predictions, bins=number, adaptive=both)
-    class_adaptive, class_static = mean_class_errors(predictions, bins=number, threshold=lowest, adaptive=both)
+        intervals, confidence = metric_intervals(*resampled, binning, clip=clip), resampled[1].confidence
+    both = (binning, binning._replace(adaptive=False))
+    ordered = sort_event(predictions, "confidence")
+    adaptive, static = (ordered.bin(kind, of="confidence").calibration_error for kind in both)
+    class_adaptive, class_static = mean_class_errors(predictions, *both)
     return Evaluation(
         accuracy=predictions.mean(predictions.correct),
         expected_calibration_error=adaptive,
@@ -154,8 +146,8 @@ def evaluate(
         negative_log_likelihood=predictions.mean(log_losses(predictions, clip=clip)),
         n_samples=predictions.n_samples,
         n_classes=predictions.n_classes,
-        bins=number,
-        threshold=lowest,
+        bins=binning.bins,
+        threshold=binning.threshold,
         clip=clip,
         confidence=confidence,
         intervals=intervals,

@@ -62,9 +62,9 @@ def gap_interval(gaps: Gaps, confidence: float, *, seed: int, clustered: bool = 
     errors, quantiles = [], []
     for place in PATH:
         assumed = _gaps_on_path(place, gaps.measured, systematic)
-        before, after = min(int(place), 1), min(int(place), 1) + 1
+        before = min(int(place), 1)
         weight = min(place, 2.0) - before
-        noise = np.sqrt(1 - weight) * noises[before] + np.sqrt(weight) * noises[after]
+        noise = np.sqrt(1 - weight) * noises[before] + np.sqrt(weight) * noises[before + 1]
         sums = np.abs(assumed.astype(np.float32) + noise).sum(axis=1)
         errors.append(float(np.abs(assumed).sum()))
         quantiles.append(np.quantile(sums, (low_tail, 0.5, high_tail)))
@@ -89,10 +89,8 @@ def shared_gaps(gaps: Gaps) -> NDArray[np.float64]:
 
 
 def _gaps_on_path(place: float, measured: Array, systematic: Array) -> NDArray[np.float64]:
-    if place <= 1:
-        return np.asarray(place * systematic)
     if place <= 2:
-        return np.asarray(systematic + (place - 1) * (measured - systematic))
+        return np.asarray(min(place, 1.0) * systematic + max(place - 1, 0.0) * (measured - systematic))
     return np.asarray((place - 1) * measured)
 
 

@@ -1,33 +1,23 @@
 """Confidence intervals of all metrics of an evaluation from one set of resamples."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
-from kcal.metrics.binning import sort_weighted
+from kcal.metrics.binning import WeightedPredictions, sort_weighted
 from kcal.metrics.gap_intervals import Gaps, gap_interval
-from kcal.metrics.predictions import Event, Predictions
-from kcal.metrics.resampling import BLOCK_ENTRIES, Interval, Resampling, wilson_interval
+from kcal.metrics.predictions import Binning, Event, Predictions
+from kcal.metrics.reliability_bins import ReliabilityBins
+from kcal.metrics.resampling import Interval, Resampling, wilson_interval
 from kcal.metrics.scores import Clip, log_losses, multiclass_brier_losses, top_label_brier_losses
-
-TINY = np.finfo(np.float64).tiny
 
 Array = NDArray[np.float64]
 
 
-class Binning(NamedTuple):
-    """The kind of bins, and the threshold of class probabilities (the confidence has none)."""
-
-    bins: int
-    adaptive: bool
-    threshold: float
-
-
 def metric_intervals(
-    predictions: Predictions, resampling: Resampling, *, bins: int, threshold: float, clip: Clip
+    predictions: Predictions, resampling: Resampling, binning: Binning, *, clip: Clip
 ) -> dict[str, Interval]:
     """Return the interval of every metric of an `Evaluation`; class-wise errors only if a class has samples."""
     losses = {
@@ -40,12 +30,15 @@ def metric_intervals(
     means = resampled_means(predictions, per_row, resampling)
     intervals = {name: resampling.percentile_interval(means[:, i]) for i, name in enumerate(losses)}
     intervals["accuracy"] = accuracy_interval(predictions, means[:, 0], resampling)
-    events_of: dict[str, Sequence[Event]] = {"expected": ["confidence"], "classwise": range(predictions.n_classes)}
+    classes = range(predictions.n_classes)
     for prefix, adaptive in (("", True), ("static_", False)):
-        for name, events in events_of.items():
-            interval = binned_error_interval(predictions, events, Binning(bins, adaptive, threshold), resampling)
-            if interval is not None:
-                intervals[f"{prefix}{name}_calibration_error"] = interval
+        classwise = binning._replace(adaptive=adaptive)
+        confidence = classwise._replace(threshold=0.0)
+        errors = {
+            "expected": binned_error_interval(predictions, ["confidence"], confidence, resampling),
+            "classwise": binned_error_interval(predictions, classes, classwise, resampling),
+        }
+        intervals |= {f"{prefix}{name}_calibration_error": interval for name, interval in errors.items() if interval}
     return intervals
 
 
@@ -80,71 +73,42 @@ def binned_error_interval(
     The bins stay those of the given predictions: if they moved with every resample, samples that change bins would
     count as noise twice.
     """
-    parts = []
-    for matrices in _gap_matrices(predictions, events, binning):
-        blocks = [matrices.gap_shares(drawn).astype(np.float32) for drawn in resampling.draws(predictions)]
-        measured = matrices.gap_shares(predictions.row_weights[:, None])[:, 0]
-        parts.append((measured, np.concatenate(blocks, axis=1), *matrices.bin_sums))
+    sorted_events = ((of, sort_weighted(predictions, of, threshold=binning.threshold)) for of in events)
+    parts = [
+        _event_matrices(event, of, binning, predictions.n_samples) for of, event in sorted_events if not event.is_empty
+    ]
     if not parts:
         return None
-    measured, drawn, shares, means, counts = (np.concatenate(column) for column in zip(*parts, strict=True))
-    n_events = len(measured) // binning.bins
-    resampled = np.asarray(drawn.T / n_events, dtype=np.float32)
-    gaps = Gaps(measured / n_events, resampled, shares / n_events, means, counts, n_events)
+    residuals, kept = (vstack([part[i] for part in parts], format="csr") for i in (0, 1))
+    binned = [part[2] for part in parts]
+
+    def gap_shares(weights: Array) -> Array:
+        """Return Σ_bin w·(y − p) / Σ_event w for each column of weights (n_samples, n_vectors); 0 without weight."""
+        totals = np.repeat(kept @ weights, binning.bins, axis=0)
+        return np.asarray((residuals @ weights) / np.where(totals > 0, totals, 1.0) / len(parts))
+
+    blocks = [gap_shares(drawn).astype(np.float32) for drawn in resampling.draws(predictions)]
+    gaps = Gaps(
+        measured=gap_shares(predictions.row_weights[:, None])[:, 0],
+        resampled=np.ascontiguousarray(np.concatenate(blocks, axis=1).T),
+        shares=np.concatenate([part.weights / part.weights.sum() for part in binned]) / len(parts),
+        predictions=np.concatenate([np.nan_to_num(part.mean_prediction) for part in binned]),
+        counts=np.concatenate([part.effective_counts for part in binned]),
+        n_events=len(parts),
+    )
     clustered = resampling.groups is not None
     return gap_interval(gaps, resampling.confidence, seed=resampling.seed, clustered=clustered)
 
 
-class _GapMatrices(NamedTuple):
-    """Linear maps from weights of the rows to the gaps of some events, all bins of one event after the other."""
-
-    residuals: csr_array  # (n_events·bins, n_samples): outcome minus prediction, where a row is in the bin
-    kept: csr_array  # (n_events, n_samples): 1 where a row reaches the threshold
-    bin_sums: Array  # (3, n_events·bins): fraction of the event, mean prediction and effective count of each bin
-
-    def gap_shares(self, weights: Array) -> Array:
-        """Return Σ_bin w·(y − p) / Σ_event w for each column of weights (n_samples, n_vectors); 0 without weight."""
-        bins = self.residuals.shape[0] // self.kept.shape[0]
-        totals = np.repeat(self.kept @ weights, bins, axis=0)
-        return np.asarray((self.residuals @ weights) / np.where(totals > 0, totals, 1.0))
-
-
-def _gap_matrices(predictions: Predictions, events: Sequence[Event], binning: Binning) -> Iterator[_GapMatrices]:
-    """Yield the matrices of as many events at a time as memory allows; events without samples are left out."""
-    waiting: list[_GapMatrices] = []
-    for of in events:
-        matrices = _event_matrices(predictions, of, binning)
-        if matrices is None:
-            continue
-        waiting.append(matrices)
-        if sum(part.residuals.nnz for part in waiting) >= BLOCK_ENTRIES:
-            yield _stacked(waiting)
-            waiting = []
-    if waiting:
-        yield _stacked(waiting)
-
-
-def _event_matrices(predictions: Predictions, of: Event, binning: Binning) -> _GapMatrices | None:
-    event = sort_weighted(predictions, of, threshold=0.0 if of == "confidence" else binning.threshold)
-    if event.is_empty:
-        return None
-    memberships = event.memberships(bins=binning.bins, adaptive=binning.adaptive)
-    mass, squares = memberships @ event.weights, memberships @ event.weights**2
-    filled = np.where(mass > 0, mass, 1.0)
-    means = memberships @ (event.weights * event.values) / filled
-    bin_sums = np.stack([mass / mass.sum(), means, mass**2 / np.fmax(squares, TINY)])
-    memberships.data *= event.residuals[memberships.indices]
-    kept = csr_array(np.ones((1, len(event.order))))
-    n_samples = predictions.n_samples
-    return _GapMatrices(_at_rows(memberships, event.order, n_samples), _at_rows(kept, event.order, n_samples), bin_sums)
-
-
-def _stacked(parts: list[_GapMatrices]) -> _GapMatrices:
-    residuals = vstack([part.residuals for part in parts], format="csr")
-    kept = vstack([part.kept for part in parts], format="csr")
-    return _GapMatrices(residuals, kept, np.concatenate([part.bin_sums for part in parts], axis=1))
-
-
-def _at_rows(matrix: csr_array, order: NDArray[np.intp], n_samples: int) -> csr_array:
-    """Reorder columns of sorted predictions to the rows that they come from."""
-    return csr_array((matrix.data, order[matrix.indices], matrix.indptr), shape=(matrix.shape[0], n_samples))
+def _event_matrices(
+    event: WeightedPredictions, of: Event, binning: Binning, n_samples: int
+) -> tuple[csr_array, csr_array, ReliabilityBins]:
+    """Return residuals where a row is in a bin, (bins, n_samples), 1 where it is in any bin, and the bins."""
+    memberships = event.memberships(binning)
+    residuals = memberships.data * event.residuals[memberships.indices]
+    rows, n_kept = event.order[memberships.indices], len(event.order)
+    return (
+        csr_array((residuals, rows, memberships.indptr), shape=(binning.bins, n_samples)),
+        csr_array((np.ones(n_kept), event.order, [0, n_kept]), shape=(1, n_samples)),
+        event.bin(binning, of=of),
+    )

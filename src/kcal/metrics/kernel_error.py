@@ -37,27 +37,13 @@ MOST_RESAMPLES = 100_000
 
 @dataclass(frozen=True)
 class KernelCalibrationError:
-    """An estimate of the squared kernel calibration error, and its p-value for a calibrated model.
+    """An estimate of the squared kernel calibration error, and its p-value; ``float()`` gives the estimate."""
 
-    Attributes
-    ----------
-    value
-        The estimate; 0 is calibrated. An unbiased one may be negative.
-    p_value
-        Probability of an estimate at least as high if the model were calibrated; nan if undefined.
-    estimator, kernel
-        The options.
-    bandwidth
-        ν in the kernel.
-    n_samples
-        Number of rows.
-    """
-
-    value: float
-    p_value: float
+    value: float  # 0 is calibrated; an unbiased estimate may be negative
+    p_value: float  # probability of an estimate at least as high if the model were calibrated; nan if undefined
     estimator: Estimator
     kernel: Kernel
-    bandwidth: float
+    bandwidth: float  # ν in the kernel
     n_samples: int
 
     def __float__(self) -> float:
@@ -85,10 +71,8 @@ def kernel_calibration_error(
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
+    probs, labels
+        As in `expected_calibration_error`.
     estimator
         "unbiased-quadratic": mean over all pairs i < j; zero on average if calibrated.
         "biased": mean over all i and j, also i = j; never negative, but above zero on average.
@@ -106,11 +90,6 @@ def kernel_calibration_error(
     sample_weight
         Relative importance of each sample, (n_samples,): a pair has weight w_i·w_j. Rows of weight 0 are left out;
         the median distance is not weighted.
-
-    Returns
-    -------
-    KernelCalibrationError
-        The estimate, its p-value and the bandwidth; `float()` gives the estimate.
 
     Notes
     -----
@@ -218,16 +197,13 @@ def _centred_counts(n: int, resamples: int, generator: np.random.Generator) -> N
     """Return how often each row is drawn, minus 1, when n rows are drawn with replacement: (n, resamples)."""
     counts = np.empty((n, resamples), dtype=np.float32)
     for r in range(resamples):
-        counts[:, r] = np.bincount(generator.integers(0, n, n), minlength=n)
-    counts -= 1
+        counts[:, r] = np.bincount(generator.integers(0, n, n), minlength=n) - 1
     return counts
 
 
 def _residuals(predictions: Predictions, rows: slice) -> NDArray[np.float64]:
     """Return one-hot labels minus probabilities, times the weights of the rows, (rows, n_classes)."""
-    residuals = -predictions.probs[rows].astype(np.float64)
-    labels = predictions.labels[rows]
-    residuals[np.arange(labels.shape[0]), labels] += 1
+    residuals = predictions.residuals(rows)
     return residuals if predictions.weights is None else residuals * predictions.weights[rows, None]
 
 

@@ -10,7 +10,7 @@ extreme.
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +21,7 @@ from kcal.metrics.registry import kind_of_metric
 from kcal.metrics.resampling import Interval, Resampling, check_resampling, tails
 from kcal.validation import check_choice, shown
 
-KINDS = ("auto", "score", "error", "squared error")
+Kind = Literal["auto", "score", "error", "squared error"]
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 Measure = Callable[[Predictions, NDArray[np.float64] | None], float]
@@ -33,7 +33,7 @@ def confidence_interval(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
-    kind: Literal["auto", "score", "error", "squared error"] = "auto",
+    kind: Kind = "auto",
     confidence: float = 0.95,
     resamples: int = 200,
     groups: ArrayLike | None = None,
@@ -47,25 +47,18 @@ def confidence_interval(
     metric
         Function of probabilities and labels that returns a number: any metric of ``kcal.metrics``, your own, or
         ``functools.partial`` of one to set its options. A metric without ``sample_weight`` is given repeated rows.
-    probs
-        Probabilities, (n_samples, n_classes); the metric is given them as a numpy array.
-    labels
-        True classes as column indices of probs, (n_samples,).
+    probs, labels
+        As in `expected_calibration_error`; the metric is given numpy arrays.
     kind
         "score": a mean over the samples, like accuracy or log-loss; "error": a calibration error, which grows with
         the gaps between prediction and outcome; "squared error": one that grows with their squares. "auto" looks the
         metric up in ``kcal.metrics.registry`` and takes any other for a score.
-    confidence
-        Probability with which the interval is to contain the true value.
+    confidence, groups, seed
+        As in `evaluate`. Whole groups are resampled; labels are still drawn row by row.
     resamples
         Number of resamples, 20 to 1,000,000; five times as many for an error.
-    groups
-        Patients, speakers, sites, (n_samples,): whole groups are drawn, because their rows are not independent.
-        Labels are still drawn row by row.
     sample_weight
         Relative importance of each sample, (n_samples,); passed on to the metric as ``sample_weight``.
-    seed
-        Seed of the resamples.
 
     Notes
     -----
@@ -78,8 +71,8 @@ def confidence_interval(
     predictions = check_predictions(probs, labels, sample_weight)
     if not callable(metric) or isinstance(metric, type):
         raise InvalidInputError("metric", "must be a function of probabilities and labels", got=shown(metric))
-    chosen = check_choice(kind, "kind", KINDS)
-    chosen = kind_of_metric(metric) if chosen == "auto" else chosen
+    check_choice(kind, "kind", get_args(Kind))
+    chosen = kind_of_metric(metric) if kind == "auto" else kind
     measure = _measure_of(metric)
     predictions, resampling = check_resampling(
         predictions, confidence=confidence, resamples=resamples, groups=groups, seed=seed

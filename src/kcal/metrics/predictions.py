@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from kcal.errors import InvalidInputError
 from kcal.validation import (
     check_columns,
+    check_flag,
     check_integer,
     check_labels,
     check_number,
@@ -26,6 +27,14 @@ Event = Literal["confidence"] | int
 Threshold = float | Literal["max", "min"]
 
 MOST_BINS = 100_000
+
+
+class Binning(NamedTuple):
+    """The number of bins, whether they hold equal counts (or have equal widths), and the least prediction binned."""
+
+    bins: int
+    adaptive: bool
+    threshold: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +90,13 @@ class Predictions:
             return self.confidences, self.correct
         return self.probs[:, of], self.labels == of
 
+    def residuals(self, rows: slice) -> NDArray[np.float64]:
+        """Return one-hot labels minus probabilities of some rows, (rows, n_classes)."""
+        residuals = -self.probs[rows].astype(np.float64)
+        labels = self.labels[rows]
+        residuals[np.arange(len(labels)), labels] += 1
+        return residuals
+
     def rows(self, chosen: NDArray[Any]) -> "Predictions":
         """Return some of the rows: a mask, or indices in any order."""
         weights = None if self.weights is None else self.weights[chosen]
@@ -115,6 +131,11 @@ def check_predictions(
     return Predictions(checked, columns, weights)
 
 
+def check_binning(n_classes: int, bins: Any, adaptive: Any = True, threshold: Any = 0.0) -> Binning:
+    """Return the options of binning, with the threshold as a number."""
+    return Binning(check_bins(bins), check_flag(adaptive, "adaptive"), resolve_threshold(threshold, n_classes))
+
+
 def check_bins(bins: Any) -> int:
     """Return a number of bins."""
     return check_integer(bins, "bins", minimum=1, maximum=MOST_BINS)
@@ -122,11 +143,8 @@ def check_bins(bins: Any) -> int:
 
 def resolve_threshold(threshold: Any, n_classes: int) -> float:
     """Return max(0.01, 1/K) for "max", min(0.01, 1/K) for "min", or a number from 0 to 1."""
-    if isinstance(threshold, str):
-        if threshold == "max":
-            return max(0.01, 1 / n_classes)
-        if threshold == "min":
-            return min(0.01, 1 / n_classes)
+    if isinstance(threshold, str) and threshold in ("max", "min"):
+        return max(0.01, 1 / n_classes) if threshold == "max" else min(0.01, 1 / n_classes)
     try:
         return check_number(threshold, "threshold", minimum=0, maximum=1)
     except InvalidInputError:

@@ -1,14 +1,15 @@
 """Average ranks of methods over tasks, and over metrics."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.significance import check_mapping
+from kcal.metrics.significance import check_mapping, summarize
 from kcal.validation import check_choice, shown, to_numbers
 
 
@@ -56,11 +57,9 @@ def average_ranks(
     better
         Which direction of the values is better.
 
-    Returns
-    -------
-    AverageRanks
-        Mean ± standard deviation of each method's ranks. Equal values share the mean of their ranks.
-        A method without any value does not occur.
+    Notes
+    -----
+    Equal values share the mean of their ranks. A method without any value does not occur in the result.
     """
     check_choice(better, "better", ("lower", "higher"))
     collected: dict[str, list[NDArray[np.float64]]] = {}
@@ -69,24 +68,20 @@ def average_ranks(
         if not columns:
             continue
         values = np.stack(list(columns.values()))  # (n_methods, n_reshuffles)
-        ranks = _ranks(values if better == "lower" else -values)
+        ranks = rankdata(
+            values if better == "lower" else -values, axis=0, nan_policy="omit"
+        )  # ties share the mean rank
         for name, row in zip(columns, ranks, strict=True):
             collected.setdefault(name, []).append(row[~np.isnan(row)])
     joined = {name: np.concatenate(rows) for name, rows in collected.items()}
-    averages = {name: _average(ranks) for name, ranks in joined.items() if ranks.shape[0]}
+    averages = {name: AverageRank(*astuple(summarize(ranks))) for name, ranks in joined.items() if len(ranks)}
     if not averages:
         raise InvalidInputError("tasks", "must have at least one value", got="none")
     return AverageRanks(averages)
 
 
 def overall_ranks(metrics: Mapping[str, AverageRanks]) -> dict[str, float]:
-    """Average each method's average ranks over metrics, with equal weight per metric that has the method.
-
-    Parameters
-    ----------
-    metrics
-        {metric: average ranks}, as from `average_ranks`.
-    """
+    """Average each method's mean rank over {metric: result of `average_ranks`}, with equal weight per metric."""
     collected: dict[str, list[float]] = {}
     for metric, averages in check_mapping(metrics, "metrics", "{metric: average_ranks(...)}").items():
         if not isinstance(averages, AverageRanks):
@@ -114,15 +109,3 @@ def _columns(name: str, methods: Mapping[str, ArrayLike | None]) -> dict[str, ND
         expected = "must have values for the same reshuffles of all methods"
         raise InvalidInputError(name, expected, got=shown(lengths), remedy="Fill a missing one with nan.")
     return columns
-
-
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rank down each column, 1 for the lowest; ties share the mean of their ranks, nan stays nan."""
-    lower = (values[None] < values[:, None]).sum(axis=1)  # (n_methods, n_reshuffles), how many are lower
-    equal = (values[None] == values[:, None]).sum(axis=1)  # itself among them
-    return np.where(np.isnan(values), np.nan, lower + (equal + 1) / 2)
-
-
-def _average(ranks: NDArray[np.float64]) -> AverageRank:
-    std = float(ranks.std(ddof=1)) if ranks.shape[0] > 1 else float("nan")
-    return AverageRank(float(ranks.mean()), std, int(ranks.shape[0]))

@@ -32,31 +32,16 @@ Kind = Literal["score", "error", "squared error"]
 class Metric:
     """A metric of probabilities and labels.
 
-    Attributes
-    ----------
-    name
-        Its key in ``METRICS``, and its attribute of an ``Evaluation``.
-    title
-        A short title for the heading of a column.
-    description
-        The full name for a row of a table.
-    unit
-        "%": shown times 100; "": shown as it is.
-    direction
-        Which values are better: "lower" or "higher".
-    function
-        Of ``(probs, labels, *, sample_weight=None)``.
-    kind
-        "score": a mean over the samples; "error": a calibration error, which grows with the gaps between prediction
-        and outcome; "squared error": one that grows with their squares. It decides how intervals are computed.
+    ``kind`` decides how intervals are computed. "score": a mean over the samples; "error": a calibration error, which
+    grows with the gaps between prediction and outcome; "squared error": one that grows with their squares.
     """
 
-    name: str
-    title: str
-    description: str
-    unit: Literal["%", ""]
-    direction: Direction
-    function: Callable[..., SupportsFloat]
+    name: str  # key in METRICS, and attribute of an Evaluation
+    title: str  # short, for the heading of a column
+    description: str  # full name, for a row of a table
+    unit: Literal["%", ""]  # "%": shown times 100
+    direction: Direction  # which values are better
+    function: Callable[..., SupportsFloat]  # of (probs, labels, *, sample_weight=None)
     kind: Kind = "score"
 
     def __call__(self, probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
@@ -109,9 +94,7 @@ _ALL = (
     _error("canonical_calibration_error", "canonical", "canonical calibration error", canonical_calibration_error),
     _error("smooth_calibration_error", "smooth ECE", "smooth calibration error", smooth_calibration_error),
     _error("kde_calibration_error", "KDE-ECE", "kernel density calibration error", kde_calibration_error),
-    Metric(
-        "debiased_squared_calibration_error", "ECE²", "debiased squared ECE", "", "lower", _squared, "squared error"
-    ),
+    Metric(_squared.__name__, "ECE²", "debiased squared ECE", "", "lower", _squared, "squared error"),
     Metric("kernel_calibration_error", "SKCE", "squared kernel error", "", "lower", _kernel, "squared error"),
     Metric("accuracy_rejection_area", "AUARC", "area under accuracy–rejection", "%", "higher", accuracy_rejection_area),
 )

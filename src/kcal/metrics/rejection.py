@@ -14,29 +14,16 @@ PRINTED_FRACTIONS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)  # rejected f
 class RejectionCurve:
     """Accuracy of the predictions that are kept when those below a confidence threshold are rejected.
 
-    Equal confidences are rejected together: there is one point per distinct confidence.
-
-    Attributes
-    ----------
-    rejected
-        Fraction of the samples (of their weight) that is rejected, (points,); ascending from 0.
-    accuracies
-        Accuracy of the samples that are kept, (points,).
-    thresholds
-        The lowest confidence that is kept, (points,); ascending.
-    area
-        Mean accuracy of the kept samples when 0, 1, …, n − 1 are rejected, the least confident first;
-        in expectation over the order of equal confidences. 1 − area is known as AURC. With weights, each step
-        has the weight of the sample that it rejects.
-    n_samples
-        Number of samples before any is rejected.
+    Equal confidences are rejected together: there is one point per distinct confidence. ``area`` is the mean accuracy
+    of the kept samples when 0, 1, …, n − 1 are rejected, the least confident first, in expectation over the order of
+    equal confidences. 1 − area is known as AURC. With weights, each step has the weight of the sample that it rejects.
     """
 
-    rejected: NDArray[np.float64]
-    accuracies: NDArray[np.float64]
-    thresholds: NDArray[np.float64]
+    rejected: NDArray[np.float64]  # (points,), fraction of the samples (of their weight), ascending from 0
+    accuracies: NDArray[np.float64]  # (points,), of the samples that are kept
+    thresholds: NDArray[np.float64]  # (points,), the lowest confidence that is kept, ascending
     area: float
-    n_samples: int
+    n_samples: int  # before any is rejected
 
     def __str__(self) -> str:
         points = np.searchsorted(self.rejected, PRINTED_FRACTIONS)  # the first with at least this fraction
@@ -53,18 +40,8 @@ def accuracy_rejection(
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
-    sample_weight
-        Relative importance of each sample, (n_samples,).
-
-    Returns
-    -------
-    RejectionCurve
-        The curve and the area under it. The confidence is the largest probability of a row.
-        The order of the rows does not matter.
+    probs, labels, sample_weight
+        As in `expected_calibration_error`. The confidence is the largest probability of a row.
     """
     predictions = check_predictions(probs, labels, sample_weight).weighted_rows()
     weights = predictions.row_weights
@@ -88,15 +65,7 @@ def accuracy_rejection(
 def accuracy_rejection_area(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
     """(1/n)·Σ_m accuracy of the m most confident samples: the area under the accuracy–rejection curve.
 
-    Parameters
-    ----------
-    probs, labels, sample_weight
-        As in `accuracy_rejection`.
-
-    Returns
-    -------
-    float
-        From 0 to 1, higher is better; 1 only if every prediction is right. Where equal confidences are cut,
-        the expectation over their order.
+    From 0 to 1, higher is better; 1 only if every prediction is right. Where equal confidences are cut, the
+    expectation over their order. Parameters as in `accuracy_rejection`.
     """
     return accuracy_rejection(probs, labels, sample_weight=sample_weight).area

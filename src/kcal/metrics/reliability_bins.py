@@ -12,37 +12,20 @@ from kcal.validation import check_number
 
 @dataclass(frozen=True, eq=False)
 class ReliabilityBins:
-    """Observed frequency and mean prediction of one event, in bins of the prediction.
+    """Observed frequency and mean prediction of one event, in bins of the prediction; nan in an empty bin.
 
-    Attributes
-    ----------
-    counts
-        Samples in each bin, (bins,).
-    mean_prediction
-        Mean of the predictions in each bin, (bins,); nan in an empty one.
-    observed_frequency
-        Fraction of the samples of each bin in which the event occurred, (bins,); nan in an empty one.
-    edges
-        Edges of the bins, (bins + 1,). Equal-width bins are closed on the right. Equal-count bins begin at the
-        smallest prediction, end at the largest and meet halfway between neighbours; nan if there are no samples.
-    of
-        The event: "confidence" (the top class is right) or the index of a class.
-    adaptive
-        Whether the bins hold equal counts; otherwise they have equal widths.
-    weights
-        Sum of the weights in each bin, (bins,); the counts if samples are not weighted.
-    effective_counts
-        Number of samples of equal weight with the same variance, (Σw)² / Σw², (bins,).
+    Equal-width bins are closed on the right. Equal-count bins begin at the smallest prediction, end at the largest and
+    meet halfway between neighbours; their edges are nan if there are no samples.
     """
 
-    counts: NDArray[np.intp]
-    mean_prediction: NDArray[np.float64]
-    observed_frequency: NDArray[np.float64]
-    edges: NDArray[np.float64]
-    of: Event
-    adaptive: bool
-    weights: NDArray[np.float64]
-    effective_counts: NDArray[np.float64]
+    counts: NDArray[np.intp]  # (bins,), samples in each bin
+    mean_prediction: NDArray[np.float64]  # (bins,)
+    observed_frequency: NDArray[np.float64]  # (bins,), fraction of the samples in which the event occurred
+    edges: NDArray[np.float64]  # (bins + 1,)
+    of: Event  # "confidence" (the top class is right) or the index of a class
+    adaptive: bool  # whether the bins hold equal counts; otherwise they have equal widths
+    weights: NDArray[np.float64]  # (bins,), sums of weights; the counts if samples are not weighted
+    effective_counts: NDArray[np.float64]  # (bins,), (Σw)² / Σw²: samples of equal weight with the same variance
 
     def frequency_bands(self, confidence: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the lower and upper ends, (bins,) each, of Wilson's interval of every observed frequency.

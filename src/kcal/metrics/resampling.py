@@ -83,12 +83,8 @@ def check_resampling(
             codes = np.unique(codes[predictions.weights > 0], return_inverse=True)[1].reshape(-1)
         predictions = predictions.weighted_rows()
     number = check_integer(resamples, "resamples", minimum=FEWEST_RESAMPLES, maximum=MOST_RESAMPLES)
-    return predictions, Resampling(check_confidence(confidence), number, check_seed(seed), codes)
-
-
-def check_confidence(confidence: Any) -> float:
-    """Return the probability with which an interval is to contain the true value, such as 0.95."""
-    return check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
+    level = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
+    return predictions, Resampling(level, number, check_seed(seed), codes)
 
 
 def tails(confidence: float) -> tuple[float, float]:

@@ -40,16 +40,12 @@ def negative_log_likelihood(
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
+    probs, labels, sample_weight
+        As in `expected_calibration_error`.
     clip
         Smaller probabilities are replaced by this number, so that one label with probability 0 costs −log(clip)
         (27.6 by default) and not infinity; 0 clips nothing. "published" clips to [1e-3/K, 1 − 1e-3/K], like the
         published code of the KCal paper: a zero then costs only 9.2 with 10 classes.
-    sample_weight
-        Relative importance of each sample, (n_samples,).
     """
     predictions = check_predictions(probs, labels, sample_weight)
     return predictions.mean(log_losses(predictions, clip=check_clip(clip)))
@@ -63,15 +59,13 @@ def top_label_brier_losses(predictions: Predictions) -> NDArray[np.float64]:
 
 def multiclass_brier_losses(predictions: Predictions) -> NDArray[np.float64]:
     """Compute the multi-class Brier loss of each row, (n_samples,)."""
-    n_samples, n_classes = predictions.n_samples, predictions.n_classes
-    height = max(1, BLOCK_ENTRIES // n_classes)
-    losses = np.empty(n_samples)
-    for start in range(0, n_samples, height):
-        labels = predictions.labels[start : start + height]
-        differences = predictions.probs[start : start + height].astype(np.float64)  # (height, n_classes), a copy
-        differences[np.arange(labels.shape[0]), labels] -= 1
-        losses[start : start + height] = np.einsum("ij,ij->i", differences, differences)
-    return losses / n_classes
+    height = max(1, BLOCK_ENTRIES // predictions.n_classes)
+    losses = np.empty(predictions.n_samples)
+    for start in range(0, predictions.n_samples, height):
+        rows = slice(start, start + height)
+        residuals = predictions.residuals(rows)
+        losses[rows] = np.einsum("ij,ij->i", residuals, residuals)
+    return losses / predictions.n_classes
 
 
 def log_losses(predictions: Predictions, *, clip: Clip) -> NDArray[np.float64]:

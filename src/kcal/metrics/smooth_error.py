@@ -31,10 +31,8 @@ def smooth_calibration_error(
 
     Parameters
     ----------
-    probs
-        Probabilities, (n_samples, n_classes); each row sums to 1.
-    labels
-        True classes as column indices of probs, (n_samples,).
+    probs, labels
+        As in `expected_calibration_error`.
     of
         "confidence": the probability of the top class, and whether it is right;
         the index of a class: its probability, and whether it is the label.
@@ -44,7 +42,7 @@ def smooth_calibration_error(
     Returns
     -------
     float
-        From 0 to 1, lower is better. At least |mean of o − mean of z|. The order of the rows does not matter.
+        From 0 to 1, lower is better; at least |mean of o − mean of z|.
     """
     values, outcomes, shares = _sorted_event(probs, labels, of, sample_weight)
     residuals = (outcomes - values) * shares
@@ -94,7 +92,6 @@ def kde_calibration_error(
     -------
     float
         From 0 to 1, lower is better. If all predictions are equal, their distance from the observed frequency.
-        The order of the rows does not matter.
     """
     values, outcomes, shares = _sorted_event(probs, labels, of, sample_weight)
     if values[0] == values[-1]:
@@ -106,8 +103,7 @@ def kde_calibration_error(
     kernel = np.clip(1 - (np.arange(-reach, reach + 1) / (half_width * intervals)) ** 2, 0, None) ** 3
     kernel *= intervals / kernel.sum()
     density, occurred = (
-        _convolved(_reflected(_on_grid(values * intervals, masses, intervals + 1), reach), kernel)
-        for masses in (shares, shares * outcomes)
+        _smoothed(_on_grid(values * intervals, masses, intervals + 1), kernel) for masses in (shares, shares * outcomes)
     )  # (intervals + 1,) each; occurred is the density times the frequency
     points = np.arange(intervals + 1) / intervals
     return _trapezoid(np.abs(occurred - points * density), 1 / intervals)
@@ -122,11 +118,8 @@ def _sorted_event(
     weights = predictions.row_weights
     order = np.lexsort((weights, occurred, values))
     weights = weights[order]
-    return (
-        np.minimum(values[order].astype(np.float64), 1.0),
-        occurred[order].astype(np.float64),
-        weights / weights.sum(),
-    )
+    ordered = np.minimum(values[order].astype(np.float64), 1.0)
+    return ordered, occurred[order].astype(np.float64), weights / weights.sum()
 
 
 def _rule_of_thumb(values: Array, shares: Array) -> float:
@@ -145,15 +138,10 @@ def _on_grid(positions: Array, masses: Array, size: int) -> Array:
     return on_grid
 
 
-def _reflected(on_grid: Array, reach: int) -> Array:
-    """Extend masses beyond both ends by reflection; a mass at an end is its own image and counts twice."""
-    ends_doubled = on_grid.copy()
-    ends_doubled[[0, -1]] *= 2
-    return np.pad(ends_doubled, reach, mode="reflect")
-
-
-def _convolved(values: Array, kernel: Array) -> Array:
-    """Return the convolution with a kernel where the two overlap completely, by the fast Fourier transform."""
+def _smoothed(on_grid: Array, kernel: Array) -> Array:
+    """Convolve masses, reflected at both ends, with a kernel of odd length, by the fast Fourier transform."""
+    on_grid[[0, -1]] *= 2  # a mass at an end is its own image and counts twice
+    values = np.pad(on_grid, len(kernel) // 2, mode="reflect")
     size = next_fast_len(len(values), real=True)
     product = irfft(rfft(values, size) * rfft(kernel, size), size)
     return np.asarray(product[len(kernel) - 1 : len(values)])

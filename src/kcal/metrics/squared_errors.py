@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from kcal.metrics.binning import ROUNDING, bin_event, sort_weighted
-from kcal.metrics.predictions import Event, Predictions, check_bins, check_event, check_predictions
+from kcal.metrics.predictions import Binning, Event, Predictions, check_binning, check_event, check_predictions
 from kcal.validation import check_flag
 
 
@@ -38,8 +38,8 @@ def debiased_squared_calibration_error(
         mean, s_b²·Σw² / (Σw)², with s_b² = Σw·(r − gap_b)² / (Σw − Σw² / Σw).
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    number, event = check_bins(bins), check_event(of, predictions.n_classes)
-    return _debiased(predictions, event, number, check_flag(adaptive, "adaptive"))
+    binning = check_binning(predictions.n_classes, bins, adaptive)
+    return _debiased(predictions, check_event(of, predictions.n_classes), binning)
 
 
 def marginal_calibration_error(
@@ -58,17 +58,15 @@ def marginal_calibration_error(
 
     Parameters
     ----------
-    probs, labels, bins, adaptive
+    probs, labels, bins, adaptive, sample_weight
         As in `expected_calibration_error`.
     debiased
         Whether to subtract the bias of squared gaps.
-    sample_weight
-        Relative importance of each sample, (n_samples,).
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    number, equal_count = check_bins(bins), check_flag(adaptive, "adaptive")
+    binning = check_binning(predictions.n_classes, bins, adaptive)
     squared_error = _debiased if check_flag(debiased, "debiased") else _plain
-    squares = [squared_error(predictions, k, number, equal_count) for k in range(predictions.n_classes)]
+    squares = [squared_error(predictions, k, binning) for k in range(predictions.n_classes)]
     return float(np.sqrt(max(float(np.mean(squares)), 0.0)))
 
 
@@ -91,40 +89,26 @@ def top_label_calibration_error(
         As in `expected_calibration_error`; the number of bins is per top class.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    number, equal_count = check_bins(bins), check_flag(adaptive, "adaptive")
+    binning = check_binning(predictions.n_classes, bins, adaptive)
     total = 0.0
     for k in np.unique(predictions.top_classes):
         rows = predictions.top_classes == k
         part = predictions.rows(rows)
         if part.weights is None or part.weights.any():
-            binned = bin_event(part, "confidence", bins=number, adaptive=equal_count)
+            binned = bin_event(part, "confidence", binning)
             total += predictions.mean(rows) * binned.calibration_error
     return total
 
 
 @dataclass(frozen=True)
 class MurphyDecomposition:
-    """Brier score = reliability − resolution + uncertainty + within_bins.
-
-    Attributes
-    ----------
-    brier
-        The Brier score.
-    reliability
-        Σ_b (n_b / n)·(mean prediction_b − frequency_b)², which calibration can reduce; lower is better.
-    resolution
-        Σ_b (n_b / n)·(frequency_b − overall frequency)², how well predictions separate the events; higher is better.
-    uncertainty
-        Overall frequency times one minus it, which does not depend on the predictions.
-    within_bins
-        Variance of the predictions within the bins, minus twice their covariance with the outcomes.
-    """
+    """Brier score = reliability − resolution + uncertainty + within_bins."""
 
     brier: float
-    reliability: float
-    resolution: float
-    uncertainty: float
-    within_bins: float
+    reliability: float  # Σ_b (n_b / n)·(mean prediction_b − frequency_b)², which calibration can reduce
+    resolution: float  # Σ_b (n_b / n)·(frequency_b − overall frequency)², how well predictions separate the events
+    uncertainty: float  # overall frequency times one minus it, which does not depend on the predictions
+    within_bins: float  # variance of the predictions within bins, minus twice their covariance with the outcomes
 
 
 def murphy_decomposition(
@@ -140,26 +124,24 @@ def murphy_decomposition(
 
     Parameters
     ----------
-    probs, labels, bins, adaptive
+    probs, labels, bins, adaptive, sample_weight
         As in `expected_calibration_error`.
     of
         "classes": the mean over all classes, whose Brier score is `multiclass_brier_loss`; "confidence": of the top
         class, whose Brier score is `top_label_brier_loss`; or the index of a class.
-    sample_weight
-        Relative importance of each sample, (n_samples,).
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    number, equal_count = check_bins(bins), check_flag(adaptive, "adaptive")
+    binning = check_binning(predictions.n_classes, bins, adaptive)
     if isinstance(of, str) and of == "classes":
-        parts = [_murphy(predictions, k, number, equal_count) for k in range(predictions.n_classes)]
+        parts = [_murphy(predictions, k, binning) for k in range(predictions.n_classes)]
         means = [float(np.mean([getattr(part, field.name) for part in parts])) for field in fields(MurphyDecomposition)]
         return MurphyDecomposition(*means)
-    return _murphy(predictions, check_event(of, predictions.n_classes), number, equal_count)
+    return _murphy(predictions, check_event(of, predictions.n_classes), binning)
 
 
-def _murphy(predictions: Predictions, of: Event, bins: int, adaptive: bool) -> MurphyDecomposition:
+def _murphy(predictions: Predictions, of: Event, binning: Binning) -> MurphyDecomposition:
     values, occurred = predictions.event(of)
-    binned = bin_event(predictions, of, bins=bins, adaptive=adaptive)
+    binned = bin_event(predictions, of, binning)
     overall = predictions.mean(occurred)
     brier = predictions.mean((values.astype(np.float64) - occurred) ** 2)
     reliability = binned.mean_of(binned.gap**2)
@@ -170,15 +152,16 @@ def _murphy(predictions: Predictions, of: Event, bins: int, adaptive: bool) -> M
     )
 
 
-def _plain(predictions: Predictions, of: Event, bins: int, adaptive: bool) -> float:
-    binned = bin_event(predictions, of, bins=bins, adaptive=adaptive)
+def _plain(predictions: Predictions, of: Event, binning: Binning) -> float:
+    binned = bin_event(predictions, of, binning)
     return binned.mean_of(binned.gap**2)
 
 
-def _debiased(predictions: Predictions, of: Event, bins: int, adaptive: bool) -> float:
+def _debiased(predictions: Predictions, of: Event, binning: Binning) -> float:
     event = sort_weighted(predictions, of)
-    bins = max(min(bins, predictions.n_samples // 2), 1) if adaptive else bins
-    memberships = event.memberships(bins=bins, adaptive=adaptive)
+    if binning.adaptive:
+        binning = binning._replace(bins=max(min(binning.bins, predictions.n_samples // 2), 1))
+    memberships = event.memberships(binning)
     per_sample = event.weights[:, None] ** np.array([1, 1, 1, 2]) * event.residuals[:, None] ** np.array([0, 1, 2, 0])
     mass, residual, square, squared_mass = (memberships @ per_sample).T  # Σw, Σwr, Σwr², Σw² of each bin
     enough = mass**2 > squared_mass * (1 + ROUNDING)  # a single sample has no variance

@@ -1,4 +1,4 @@
-"""Conversion of arrays, tensors, data frames and lists to numpy, and refusal of what holds no plain values."""
+"""Conversion of arrays, tensors, data frames and lists to numpy."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ def to_array(values: Any, name: str) -> NDArray[Any]:
     except _CONVERSION_ERRORS as error:
         raise InvalidInputError(name, "must be an array, a tensor or a list", remedy=_sentence(error)) from error
     if array.dtype.kind in "Mm" and np.isnat(array).any():
-        row = int(np.argwhere(np.isnat(array))[0][0])
-        raise InvalidInputError(name, "must have no missing times", got=f"NaT at row {row}")
+        raise InvalidInputError(name, "must have no missing times", got=f"NaT at row {first_row(np.isnat(array))}")
     if array.dtype.kind == "T":  # numpy strings of variable length
         array = array.astype(object)
     if array.dtype.kind == "O" and array.size and all(isinstance(value, str) for value in array.flat):
@@ -80,10 +79,8 @@ def plain_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
 def to_numbers(values: Any, name: str) -> NDArray[np.floating[Any]]:
     """Return an array of real numbers in float32 or float64; integers and truth values become float64."""
     if hasattr(values, "toarray"):
-        raise NotNumbersError(
-            name, "must be a dense array of numbers", got=f"{type(values).__name__}. Sparse data was passed",
-            remedy=f"Pass {name}.toarray().",
-        )  # fmt: skip
+        got = f"{type(values).__name__}. Sparse data was passed"
+        raise NotNumbersError(name, "must be a dense array of numbers", got=got, remedy=f"Pass {name}.toarray().")
     array = to_array(values, name)
     _refuse_text_and_times(array, name)
     if array.dtype in (np.float32, np.float64):
@@ -101,11 +98,8 @@ def require_vector(array: NDArray[Any], n_samples: int, name: str, *, remedy: st
     if array.ndim != 1:
         raise InvalidInputError(name, "must be one-dimensional", got=f"shape {array.shape}", remedy=remedy)
     if len(array) != n_samples:
-        raise InvalidInputError(
-            name,
-            "must have one entry per sample",
-            got=f"{len(array)} entries for {n_samples} samples (inconsistent numbers of samples)",
-        )
+        got = f"{len(array)} entries for {n_samples} samples (inconsistent numbers of samples)"
+        raise InvalidInputError(name, "must have one entry per sample", got=got)
 
 
 def first_row(condition: NDArray[np.bool_]) -> int:
@@ -117,9 +111,8 @@ def _require_array_like(values: Any, name: str) -> None:
     """Raise for None, for what has no order or can be read only once, and for masked arrays."""
     parts = values if isinstance(values, list | tuple) else (values,)
     if any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
-        raise InvalidInputError(
-            name, "must not have masked entries", got="a masked array", remedy="Fill them or remove their samples."
-        )
+        remedy = "Fill them or remove their samples."
+        raise InvalidInputError(name, "must not have masked entries", got="a masked array", remedy=remedy)
     if is_tensor(values) or hasattr(values, "shape"):  # some sparse matrices are mappings too
         return
     unordered = isinstance(values, Iterator | AnySet | Mapping)
@@ -143,25 +136,19 @@ def _nullable_numbers(values: Any, array: NDArray[Any]) -> NDArray[Any]:
 
 def _refuse_text_and_times(array: NDArray[Any], name: str) -> None:
     """Raise unless the entries are real numbers; text that reads as numbers is refused too."""
-    kind = array.dtype.kind
-    if kind == "c":
-        raise InvalidInputError(
-            name,
-            "must be real numbers",
-            got=str(array.dtype),
-            remedy=f"Complex data not supported: pass {name}.real, or real and imaginary parts side by side.",
-        )
-    if kind in "MmV":
-        raise InvalidInputError(name, "must be real numbers", got=str(array.dtype), remedy="Convert it to numbers.")
+    kind, got = array.dtype.kind, str(array.dtype)
     if kind in "USO":
         text = next((value for value in array.flat if isinstance(value, str | bytes)), None)
-        if text is not None:
-            raise InvalidInputError(
-                name,
-                "must be real numbers",
-                got=f"text, {str(text)[:60]!r}",
-                remedy=f"Convert it with {name}.astype(float), or leave such columns out.",
-            )
+        if text is None:
+            return
+        got, remedy = f"text, {str(text)[:60]!r}", f"Convert it with {name}.astype(float), or leave such columns out."
+    elif kind == "c":
+        remedy = f"Complex data not supported: pass {name}.real, or real and imaginary parts side by side."
+    elif kind in "MmV":
+        remedy = "Convert it to numbers."
+    else:
+        return
+    raise InvalidInputError(name, "must be real numbers", got=got, remedy=remedy)
 
 
 def _sentence(error: Exception) -> str:

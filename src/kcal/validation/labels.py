@@ -31,9 +31,8 @@ def check_labels(labels: Any, n_samples: int, name: str = "y") -> NDArray[Any]:
     _require_storable(array, name)
     if array.dtype.kind == "f" and (array % 1 != 0).any():
         row = first_row(array % 1 != 0)
-        raise InvalidInputError(
-            name, "must be class labels", got=f"{array[row]} at row {row}", remedy="Unknown label type: continuous."
-        )
+        got, remedy = f"{array[row]} at row {row}", "Unknown label type: continuous."
+        raise InvalidInputError(name, "must be class labels", got=got, remedy=remedy)
     return array
 
 
@@ -49,24 +48,17 @@ def check_columns(labels: Any, n_samples: int, n_classes: int, name: str = "labe
         got = f"{array[row]} at row {row}"
         raise InvalidInputError(name, "must be integers", got=got, remedy="Leave unlabelled rows out.")
     if array.dtype.kind not in "iu":
-        integral = array.dtype.kind == "b" or (array.dtype.kind == "f" and (array % 1 == 0).all())
-        remedy = (
-            f"Pass {name}.astype(int)."
-            if integral
-            else "Pass the column index of each label; evaluate and class_errors also take classes=."
-        )
-        raise InvalidInputError(
-            name, "must be integers, the column indices of probs", got=f"dtype {array.dtype}", remedy=remedy
-        )
+        expected, got = "must be integers, the column indices of probs", f"dtype {array.dtype}"
+        remedy = "Pass the column index of each label; evaluate and class_errors also take classes=."
+        if array.dtype.kind == "b" or (array.dtype.kind == "f" and (array % 1 == 0).all()):
+            remedy = f"Pass {name}.astype(int)."
+        raise InvalidInputError(name, expected, got=got, remedy=remedy)
     outside = (array < 0) | (array >= n_classes)
     if outside.any():
         row = first_row(outside)
-        raise InvalidInputError(
-            name,
-            f"must be column indices of probs, 0 to {n_classes - 1}",
-            got=f"{array[row]} at row {row}",
-            remedy="Subtract 1 from labels that count from 1; evaluate and class_errors also take classes=.",
-        )
+        expected, got = f"must be column indices of probs, 0 to {n_classes - 1}", f"{array[row]} at row {row}"
+        remedy = "Subtract 1 from labels that count from 1; evaluate and class_errors also take classes=."
+        raise InvalidInputError(name, expected, got=got, remedy=remedy)
     return array.astype(np.intp, copy=False)
 
 
@@ -104,12 +96,9 @@ def check_weights(weights: Any, n_samples: int, name: str = "sample_weight") -> 
     extreme = positive & ((relative < 1 / LARGEST_WEIGHT_RATIO) | (relative > LARGEST_WEIGHT_RATIO))
     if extreme.any():
         row = first_row(extreme)
-        raise InvalidInputError(
-            name,
-            f"must be 0 or within a factor of {LARGEST_WEIGHT_RATIO:g} of the mean of the positive weights",
-            got=f"{relative[row]:.3g} times the mean at row {row}",
-            remedy="Set negligible weights to 0.",
-        )
+        expected = f"must be 0 or within a factor of {LARGEST_WEIGHT_RATIO:g} of the mean of the positive weights"
+        got = f"{relative[row]:.3g} times the mean at row {row}"
+        raise InvalidInputError(name, expected, got=got, remedy="Set negligible weights to 0.")
     return relative
 
 
@@ -129,17 +118,17 @@ def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> 
     """Return the sorted union of all labels, or ``classes`` in the caller's order."""
     if classes is None:
         if len({labels.dtype.kind in "US" for labels in label_sets}) > 1:
-            raise InvalidInputError(
-                "labels", "must be all text or all numbers", got="text in one set, numbers in another"
-            )
+            got = "text in one set, numbers in another"
+            raise InvalidInputError("labels", "must be all text or all numbers", got=got)
         return np.unique(np.concatenate([np.unique(labels) for labels in label_sets]))
     array = to_array(classes, "classes")
+    repeated = InvalidInputError("classes", "must list every class once", got=shown(classes))
     if array.ndim != 1 or len(array) == 0:
-        raise InvalidInputError("classes", "must list every class once", got=shown(classes))
+        raise repeated
     _refuse_missing_and_mixed(array, "classes", "Name every class.")
     _require_storable(array, "classes")
     if len(np.unique(array)) != len(array):
-        raise InvalidInputError("classes", "must list every class once", got=shown(classes))
+        raise repeated
     return array
 
 
@@ -173,23 +162,19 @@ def _require_storable(array: NDArray[Any], name: str) -> None:
         return
     got = str(array.dtype)
     if array.dtype.kind == "O":
-        entries = list(array.flat)
-        unusual = next((entry for entry in entries if not isinstance(entry, int) or entry.bit_length() > 63), None)
+        unusual = next((entry for entry in array.flat if not isinstance(entry, int) or entry.bit_length() > 63), None)
         got = f"{str(unusual)[:60]!r}, a Python object of type {type(unusual).__name__}"
-    raise InvalidInputError(
-        name,
-        "must be text, truth values or numbers of up to 64 bits",
-        got=got,
-        remedy=f"Unknown label type: convert it with np.array({name}).astype(str), or astype(int) for integers.",
-    )
+    expected = "must be text, truth values or numbers of up to 64 bits"
+    remedy = f"Unknown label type: convert it with np.array({name}).astype(str), or astype(int) for integers."
+    raise InvalidInputError(name, expected, got=got, remedy=remedy)
 
 
 def _refuse_missing_and_mixed(array: NDArray[Any], name: str, remedy: str) -> None:
     """Raise for None, NaN, NA and infinity, and for text beside numbers in an array of objects."""
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         row = first_row(~np.isfinite(array))
-        what = "NaN" if np.isnan(array[row]) else "infinity"
-        raise InvalidInputError(name, "must have no missing entries", got=f"{what} at row {row}", remedy=remedy)
+        got = f"{'NaN' if np.isnan(array[row]) else 'infinity'} at row {row}"
+        raise InvalidInputError(name, "must have no missing entries", got=got, remedy=remedy)
     if array.dtype.kind != "O":
         return
     for row, value in enumerate(array):
@@ -202,9 +187,5 @@ def _refuse_missing_and_mixed(array: NDArray[Any], name: str, remedy: str) -> No
 
 def _unknown_label(label: Any, row: int, classes: NDArray[Any], name: str) -> InvalidInputError:
     value = label.item() if hasattr(label, "item") else label
-    return InvalidInputError(
-        name,
-        f"must be in classes ({len(classes)} of them)",
-        got=f"{value!r} at row {row}",
-        remedy=f"Pass classes=[..., {value!r}] if the class exists.",
-    )
+    expected, got = f"must be in classes ({len(classes)} of them)", f"{value!r} at row {row}"
+    return InvalidInputError(name, expected, got=got, remedy=f"Pass classes=[..., {value!r}] if the class exists.")

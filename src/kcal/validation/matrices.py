@@ -26,6 +26,8 @@ SUM_TOLERANCE = 1e-3
 HALF_PRECISION_SUM_TOLERANCE = 1e-2
 """Half precision rounds every entry by up to 1 part in 500 (bfloat16), so that its rows miss a sum of 1 by more."""
 
+NOT_FINITE = "Remove such rows, or correct what computed them."
+
 _FINGERPRINT_SEED = 0x6B63616C
 
 
@@ -47,9 +49,7 @@ def computing_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the precision to compute in: half precision computes in float32, integers in float64."""
     import torch
 
-    if dtype in (torch.float16, torch.bfloat16, torch.float32):
-        return torch.float32
-    return torch.float64
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16, torch.float32) else torch.float64
 
 
 def check_matrix(
@@ -57,35 +57,21 @@ def check_matrix(
 ) -> torch.Tensor:
     """Return ``values`` (n, h) as a finite float tensor, without a copy where none is needed.
 
-    Parameters
-    ----------
-    values : array-like or tensor
-        Rows are samples.
-    name : str
-        Name of the argument, for messages.
-    columns : int, optional
-        The number of columns it must have.
-    owner : str
-        The calibrator that expects this number, for the message.
-    logits : bool
-        Whether these are logits: finite ones of any size are accepted, and clipped to ±1e15.
+    ``columns`` is the number of columns that ``owner``, a calibrator, expects. Finite logits of any size are accepted,
+    and clipped to ±1e15.
     """
     tensor = plain_tensor(values, name) if is_tensor(values) else _tensor_from_array_like(values, name)
     if tensor.ndim != 2:
-        raise InvalidInputError(
-            name,
-            "must have two dimensions (samples, features)",
-            got=f"shape {tuple(tensor.shape)}",
-            remedy="Reshape your data: X.reshape(len(X), -1) keeps one row per sample.",
-        )
+        expected, got = "must have two dimensions (samples, features)", f"shape {tuple(tensor.shape)}"
+        remedy = "Reshape your data: X.reshape(len(X), -1) keeps one row per sample."
+        raise InvalidInputError(name, expected, got=got, remedy=remedy)
     for count, noun in zip(tensor.shape, ("sample", "feature"), strict=True):
         if count == 0:
             got = f"0 {noun}(s) (shape={tuple(tensor.shape)}) while a minimum of 1 is required"
             raise InvalidInputError(name, "must not be empty", got=got)
     if columns is not None and tensor.shape[1] != columns:
-        raise InvalidInputError(
-            name, f"has {tensor.shape[1]} features, but {owner or 'this'} is expecting {columns} features as input"
-        )
+        expected = f"has {tensor.shape[1]} features, but {owner or 'this'} is expecting {columns} features as input"
+        raise InvalidInputError(name, expected)
     return _bounded(tensor.to(computing_dtype(tensor.dtype)), name, logits=logits)
 
 
@@ -155,13 +141,8 @@ def _bounded(tensor: torch.Tensor, name: str, *, logits: bool) -> torch.Tensor:
         got = f"a magnitude of {max(-lowest, highest):.3g}"
         raise InvalidInputError(name, f"must have no numbers beyond {LARGEST:g}", got=got, remedy="Scale it down.")
     row = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
-    what = "NaN" if bool(torch.isnan(tensor[row]).any()) else "infinity"
-    raise InvalidInputError(
-        name,
-        "must be finite, without NaN or inf",
-        got=f"{what} at row {row}",
-        remedy="Remove such rows, or correct what computed them.",
-    )
+    got = f"{'NaN' if bool(torch.isnan(tensor[row]).any()) else 'infinity'} at row {row}"
+    raise InvalidInputError(name, "must be finite, without NaN or inf", got=got, remedy=NOT_FINITE)
 
 
 def _require_distributions(probs: NDArray[np.floating[Any]], name: str, tolerance: float) -> None:
@@ -175,24 +156,14 @@ def _require_distributions(probs: NDArray[np.floating[Any]], name: str, toleranc
     row = int(np.argmin(valid))
     column = int(np.argmax(~np.isfinite(probs[row])))
     if not np.isfinite(probs[row, column]):
-        raise InvalidInputError(
-            name,
-            "must be finite",
-            got=f"{probs[row, column]} at row {row}, column {column}",
-            remedy="Remove such rows, or correct what computed them.",
-        )
+        got = f"{probs[row, column]} at row {row}, column {column}"
+        raise InvalidInputError(name, "must be finite", got=got, remedy=NOT_FINITE)
     if smallest[row] < 0:
         column = int(np.argmin(probs[row]))
+        got = f"{probs[row, column]:.6g} at row {row}, column {column}"
         raise InvalidInputError(
-            name,
-            "must not be negative",
-            got=f"{probs[row, column]:.6g} at row {row}, column {column}",
-            remedy="If these are logits, pass their softmax.",
+            name, "must not be negative", got=got, remedy="If these are logits, pass their softmax."
         )
-    raise InvalidInputError(
-        name,
-        f"must have rows that sum to 1 within {tolerance:g}",
-        got=f"a sum of {sums[row]:.6g} at row {row}",
-        remedy="If these are logits, pass their softmax; if they are rounded or columns are missing, pass all classes "
-        "and divide each row by its sum.",
-    )
+    expected, got = f"must have rows that sum to 1 within {tolerance:g}", f"a sum of {sums[row]:.6g} at row {row}"
+    remedy = "If these are logits, pass their softmax; if they are rounded or columns are missing, pass all classes "
+    raise InvalidInputError(name, expected, got=got, remedy=f"{remedy}and divide each row by its sum.")
