@@ -132,7 +132,7 @@ def intervals() -> Cases:
 
 
 def comparisons() -> Cases:
-    """Tests between methods over reshuffles, and average ranks."""
+    """Tests between methods over splits, and average ranks."""
     generator = np.random.default_rng(32)
     methods = ["uncalibrated", "a", "b", "c"]
     errors = {name: generator.normal(0.1 + 0.01 * place, 0.01, 8) for place, name in enumerate(methods)}

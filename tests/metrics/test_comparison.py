@@ -1,4 +1,4 @@
-"""Marks of methods over reshuffles: by hand, against rows of the KCal paper's tables, and at the edges."""
+"""Marks of methods over splits: by hand, against rows of the KCal paper's tables, and at the edges."""
 
 import math
 
@@ -10,7 +10,7 @@ from scipy import stats
 
 from kcal.errors import InvalidInputError
 from kcal.metrics.comparison import compare_methods
-from kcal.metrics.significance import ReshuffleSummary
+from kcal.metrics.significance import SplitSummary
 
 steady = settings(deadline=None, max_examples=40)  # a slow run is no failure
 
@@ -18,11 +18,9 @@ METHODS = ["uncalibrated", "temperature", "dirichlet", "imax", "focal", "spline"
 
 
 def printed(row):
-    """Read a row of a printed table, over 10 reshuffles; "-" is a missing method."""
+    """Read a row of a printed table, over 10 splits; "-" is a missing method."""
     entries = [None if entry == "-" else [float(part) for part in entry.split("±")] for entry in row.split()]
-    return {
-        name: entry and ReshuffleSummary(entry[0], entry[1], 10) for name, entry in zip(METHODS, entries, strict=True)
-    }
+    return {name: entry and SplitSummary(entry[0], entry[1], 10) for name, entry in zip(METHODS, entries, strict=True)}
 
 
 # Rows of the accuracy and class-wise error tables; what is marked there is listed below each.
@@ -64,7 +62,7 @@ def test_mean_and_standard_deviation_by_hand():
     summary = comparison.summaries["uncalibrated"]
     assert summary.mean == pytest.approx(0.3)
     assert summary.std == pytest.approx(math.sqrt((0.04 + 0.01 + 0.09) / 2))
-    assert summary.n_reshuffles == 3
+    assert summary.n_splits == 3
 
 
 def random_data(seed, better):
@@ -129,7 +127,7 @@ def test_the_corrected_test_finds_fewer_differences():
     assert comparison.corrected.best == ("a", "uncalibrated")
 
 
-def test_equal_values_over_all_reshuffles_are_compared_exactly():
+def test_equal_values_over_all_splits_are_compared_exactly():
     values = {"uncalibrated": [0.3] * 4, "a": [0.2] * 4, "b": [0.2] * 4, "c": [0.1] * 4}
     accuracies = {"uncalibrated": [0.9] * 4, "a": [0.9] * 4, "b": [0.95] * 4, "c": [0.8] * 4}
     comparison = compare_methods(values, accuracies, n_calibration=10, n_test=10)
@@ -139,7 +137,7 @@ def test_equal_values_over_all_reshuffles_are_compared_exactly():
         assert marks.underlined == "c"
 
 
-def test_one_reshuffle_is_marked_by_the_plain_numbers():
+def test_one_split_is_marked_by_the_plain_numbers():
     values = {"uncalibrated": [0.3], "a": [0.2], "b": [0.25], "c": [0.1]}
     accuracies = {"uncalibrated": [0.9], "a": [0.9], "b": [0.95], "c": [0.8]}
     comparison = compare_methods(values, accuracies, n_calibration=10, n_test=10)

@@ -100,7 +100,7 @@ def test_the_exported_names_are_these():
         "MurphyDecomposition",
         "RejectionCurve",
         "ReliabilityBins",
-        "ReshuffleSummary",
+        "SplitSummary",
         "accuracy",
         "accuracy_rejection",
         "accuracy_rejection_area",

@@ -30,12 +30,12 @@ def test_average_ranks_by_hand():
 @given(
     seed=st.integers(0, 10_000),
     n_tasks=st.integers(1, 6),
-    n_reshuffles=st.integers(1, 4),
+    n_splits=st.integers(1, 4),
     better=st.sampled_from(["lower", "higher"]),
 )
-def test_average_ranks_equal_those_of_scipy(seed, n_tasks, n_reshuffles, better):
+def test_average_ranks_equal_those_of_scipy(seed, n_tasks, n_splits, better):
     generator = np.random.default_rng(seed)
-    values = generator.integers(0, 4, size=(n_tasks, 5, n_reshuffles)).astype(float)  # ties are common
+    values = generator.integers(0, 4, size=(n_tasks, 5, n_splits)).astype(float)  # ties are common
     values[generator.random(values.shape) < 0.2] = np.nan
     values[:, 0] = 2  # so that one is always there
     tasks = {str(t): {f"m{m}": values[t, m] for m in range(5)} for t in range(n_tasks)}
@@ -51,7 +51,7 @@ def test_average_ranks_equal_those_of_scipy(seed, n_tasks, n_reshuffles, better)
             assert averages[f"m{m}"].std == pytest.approx(expected, nan_ok=True, abs=1e-12)
 
 
-def test_each_reshuffle_is_ranked_by_itself():
+def test_each_split_is_ranked_by_itself():
     # 99 ranks of 2 and one of 1: the standard deviation of the paper's 8.99 ± 0.10.
     worse = np.full(100, 0.5)
     worse[7] = 0.1
@@ -95,8 +95,8 @@ def test_the_overall_average_leaves_out_metrics_without_the_method():
         ({"t": {"a": None}}, "tasks must have at least one value; got none"),
         ({"t": {"a": float("nan")}}, "tasks must have at least one value; got none"),
         ({"t": {"a": "best"}}, r"tasks\['t'\]\['a'\] must be real numbers; got text, 'best'"),
-        ({"t": {"a": [[1.0]]}}, r"tasks\['t'\]\['a'\] must be a number, None, or an array over reshuffles"),
-        ({"t": {"a": [1.0, 2.0], "b": 1.0}}, r"tasks\['t'\] must have values for the same reshuffles"),
+        ({"t": {"a": [[1.0]]}}, r"tasks\['t'\]\['a'\] must be a number, None, or an array over splits"),
+        ({"t": {"a": [1.0, 2.0], "b": 1.0}}, r"tasks\['t'\] must have values for the same splits"),
     ],
 )
 def test_tasks_that_make_no_sense_are_refused(tasks, message):

@@ -1,4 +1,4 @@
-"""The tests over reshuffles against scipy and against the formula by hand."""
+"""The tests over splits against scipy and against the formula by hand."""
 
 import math
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.significance import ReshuffleSummary, corrected_resampled_t_test, pooled_t_test
+from kcal.metrics.significance import SplitSummary, corrected_resampled_t_test, pooled_t_test
 
 steady = settings(deadline=None, max_examples=50)  # a slow run is no failure
 # Scipy warns about samples without variance; those are tested by themselves.
@@ -33,7 +33,7 @@ def test_the_pooled_test_of_summaries_is_that_of_scipy(means, stds, sizes):
     expected = stats.ttest_ind_from_stats(
         means[0], stds[0], sizes[0], means[1], stds[1], sizes[1], equal_var=True, alternative="greater"
     ).pvalue
-    first, second = (ReshuffleSummary(*entry) for entry in zip(means, stds, sizes, strict=True))
+    first, second = (SplitSummary(*entry) for entry in zip(means, stds, sizes, strict=True))
     assert pooled_t_test(first, second) == pytest.approx(expected, abs=1e-12)
 
 
@@ -79,7 +79,7 @@ def test_rounding_is_no_difference(test):
 
 
 @pytest.mark.parametrize("test", [pooled_t_test, corrected])
-def test_one_reshuffle_cannot_be_tested(test):
+def test_one_split_cannot_be_tested(test):
     assert math.isnan(test([0.2], [0.1]))
 
 
@@ -91,16 +91,16 @@ def test_one_value_can_be_compared_with_several():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([], r"first must have one number per reshuffle; got shape \(0,\)"),
-        (0.5, r"first must have one number per reshuffle; got shape \(\)"),
-        ([[0.5, 0.4]], r"first must have one number per reshuffle; got shape \(1, 2\)"),
+        ([], r"first must have one number per split; got shape \(0,\)"),
+        (0.5, r"first must have one number per split; got shape \(\)"),
+        ([[0.5, 0.4]], r"first must have one number per split; got shape \(1, 2\)"),
         (["a", "b"], "first must be real numbers; got text"),
         ([0.5, float("nan")], "first must be finite; got nan at position 1. Pass None"),
-        (ReshuffleSummary(0.5, -0.1, 10), "first.std must be a number of at least 0; got -0.1"),
-        (ReshuffleSummary(0.5, 0.1, 0), "first.n_reshuffles must be an integer from 1"),
+        (SplitSummary(0.5, -0.1, 10), "first.std must be a number of at least 0; got -0.1"),
+        (SplitSummary(0.5, 0.1, 0), "first.n_splits must be an integer from 1"),
     ],
 )
-def test_values_that_are_no_reshuffles_are_refused(values, message):
+def test_values_that_are_no_splits_are_refused(values, message):
     with pytest.raises(InvalidInputError, match=message):
         pooled_t_test(values, [0.1, 0.2])
 
@@ -112,7 +112,7 @@ def test_sizes_that_are_no_counts_are_refused(n_calibration, n_test):
 
 
 def test_the_corrected_test_wants_pairs():
-    with pytest.raises(InvalidInputError, match=r"the same reshuffles for every method .*; got 2 and 3 values"):
+    with pytest.raises(InvalidInputError, match=r"the same splits for every method .*; got 2 and 3 values"):
         corrected([0.1, 0.2], [0.1, 0.2, 0.3])
     with pytest.raises(InvalidInputError, match="values must be arrays for the corrected test; got a summary"):
-        corrected(ReshuffleSummary(0.1, 0.1, 3), [0.1, 0.2, 0.3])
+        corrected(SplitSummary(0.1, 0.1, 3), [0.1, 0.2, 0.3])

@@ -17,7 +17,7 @@ from kcal.errors import FileFormatError, InvalidInputError
 from kcal.metrics import (
     AverageRanks,
     MethodComparison,
-    ReshuffleSummary,
+    SplitSummary,
     average_ranks,
     compare_methods,
     overall_ranks,
@@ -141,7 +141,7 @@ class Results:
             return None
         return _finite([result.metrics[metric] for result in results])
 
-    def partial_summary(self, row: Row, metric: str, method: str) -> tuple[ReshuffleSummary | None, int]:
+    def partial_summary(self, row: Row, metric: str, method: str) -> tuple[SplitSummary | None, int]:
         """Return a summary over the splits without failure, and the number of failures; not for comparison."""
         results = self.of_method(row, method)
         values = [result.metrics[metric] for result in results if result.error is None]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kcal.benchmark.splits import MIN_CALIBRATION_GROUPS
 from kcal.benchmark.summaries import MAIN_METRICS, TABLE_METRICS, Results, Row
 from kcal.benchmark.table import Entry, Table, comma_separated
-from kcal.metrics import MethodComparison, ReshuffleSummary
+from kcal.metrics import MethodComparison, SplitSummary
 from kcal.metrics.registry import Metric
 
 NO_VALUE = "–"
@@ -157,10 +157,10 @@ def group_note(results: Results) -> str:
     return f"Split by row only, with fewer than {MIN_CALIBRATION_GROUPS + 1} groups in the pool: {', '.join(tasks)}."
 
 
-def mean_and_std(summary: ReshuffleSummary, metric: Metric) -> str:
+def mean_and_std(summary: SplitSummary, metric: Metric) -> str:
     """Return a metric's mean and standard deviation in the unit of the tables."""
     mean = metric.format(summary.mean)
-    return f"{mean}±{metric.format(summary.std)}" if summary.n_reshuffles > 1 else mean
+    return f"{mean}±{metric.format(summary.std)}" if summary.n_splits > 1 else mean
 
 
 def all_sheets(results: Results) -> dict[str, str]:

@@ -17,7 +17,7 @@ from kcal.metrics.rejection import RejectionCurve, accuracy_rejection, accuracy_
 from kcal.metrics.reliability_bins import ReliabilityBins
 from kcal.metrics.resampling import Interval
 from kcal.metrics.scores import accuracy, multiclass_brier_loss, negative_log_likelihood, top_label_brier_loss
-from kcal.metrics.significance import ReshuffleSummary, corrected_resampled_t_test, pooled_t_test
+from kcal.metrics.significance import SplitSummary, corrected_resampled_t_test, pooled_t_test
 from kcal.metrics.smooth_error import kde_calibration_error, smooth_calibration_error
 from kcal.metrics.squared_errors import (
     MurphyDecomposition,
@@ -42,7 +42,7 @@ __all__ = [
     "MurphyDecomposition",
     "RejectionCurve",
     "ReliabilityBins",
-    "ReshuffleSummary",
+    "SplitSummary",
     "accuracy",
     "accuracy_rejection",
     "accuracy_rejection_area",

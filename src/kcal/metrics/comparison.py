@@ -1,8 +1,8 @@
-"""The best methods over repeated random splits of the data ("reshuffles"), among those that preserve accuracy.
+"""The best methods over repeated random splits of the data ("splits"), among those that preserve accuracy.
 
 The KCal paper marks its tables at p = 0.01: a method preserves accuracy unless it is significantly worse than
 the uncalibrated one; best are the accuracy-preserving method of the best mean and those not significantly worse.
-The published marks follow a one-sided, unpaired, pooled t-test. It treats reshuffles as independent although they
+The published marks follow a one-sided, unpaired, pooled t-test. It treats splits as independent although they
 share samples; the corrected test of Nadeau and Bengio is computed too.
 """
 
@@ -15,11 +15,11 @@ from typing import Literal, get_args
 from kcal.errors import InvalidInputError
 from kcal.metrics.significance import (
     Checked,
-    Reshuffles,
-    ReshuffleSummary,
+    SplitSummary,
+    SplitValues,
     check_mapping,
-    check_reshuffles,
     check_sizes,
+    check_splits,
     corrected_p_value,
     pooled_p_value,
     summarize,
@@ -44,8 +44,8 @@ class ComparisonMarks:
 class MethodComparison:
     """Mean ± standard deviation of each method, and the marks of both tests; `corrected` is None without sizes."""
 
-    summaries: dict[str, ReshuffleSummary]
-    accuracies: dict[str, ReshuffleSummary]
+    summaries: dict[str, SplitSummary]
+    accuracies: dict[str, SplitSummary]
     pooled: ComparisonMarks
     corrected: ComparisonMarks | None
     better: Better
@@ -68,8 +68,8 @@ class MethodComparison:
 
 
 def compare_methods(
-    values: Mapping[str, Reshuffles | None],
-    accuracies: Mapping[str, Reshuffles | None],
+    values: Mapping[str, SplitValues | None],
+    accuracies: Mapping[str, SplitValues | None],
     *,
     better: Better = "lower",
     baseline: str = "uncalibrated",
@@ -77,12 +77,12 @@ def compare_methods(
     n_calibration: int | None = None,
     n_test: int | None = None,
 ) -> MethodComparison:
-    """Compare methods by one metric over reshuffles, as the KCal paper marks its tables.
+    """Compare methods by one metric over splits, as the KCal paper marks its tables.
 
     Parameters
     ----------
     values
-        The metric of each method, one number per reshuffle, or a `ReshuffleSummary` (of a printed table).
+        The metric of each method, one number per split, or a `SplitSummary` (of a printed table).
         None leaves a method out.
     accuracies
         The accuracies likewise, of every method in values and of the baseline.
@@ -93,29 +93,29 @@ def compare_methods(
     level
         A difference is significant if p < level.
     n_calibration, n_test
-        Numbers of samples that the methods were fitted on and tested on in each reshuffle. They add the corrected
-        test, which pairs the reshuffles: these must be the same in the same order.
+        Numbers of samples that the methods were fitted on and tested on in each split. They add the corrected
+        test, which pairs the splits: these must be the same in the same order.
 
     Notes
     -----
-    With one reshuffle p-values are nan, and the marks follow the plain numbers.
+    With one split p-values are nan, and the marks follow the plain numbers.
     """
     check_choice(better, "better", get_args(Better))
     level = check_number(level, "level", minimum=0, maximum=1, exclusive=True)
-    entries = check_mapping(values, "values", "{method: values over reshuffles}")
-    given = {name: check_reshuffles(entry, f"values[{name!r}]") for name, entry in entries.items() if entry is not None}
+    entries = check_mapping(values, "values", "{method: values over splits}")
+    given = {name: check_splits(entry, f"values[{name!r}]") for name, entry in entries.items() if entry is not None}
     if not given:
         raise InvalidInputError("values", "must have at least one method", got="none")
     if not isinstance(baseline, str):
         raise InvalidInputError("baseline", "must be the name of a method", got=shown(baseline))
-    known = check_mapping(accuracies, "accuracies", "{method: accuracies over reshuffles}")
+    known = check_mapping(accuracies, "accuracies", "{method: accuracies over splits}")
     needed = [*given, baseline]
     missing = next((name for name in needed if known.get(name) is None), None)
     if missing is not None:
         expected = "must have every method in values and the baseline"
         remedy = "Pass its accuracies, or name another baseline."
         raise InvalidInputError("accuracies", expected, got=f"none of {missing!r}", remedy=remedy)
-    right = {name: check_reshuffles(known[name], f"accuracies[{name!r}]") for name in needed}
+    right = {name: check_splits(known[name], f"accuracies[{name!r}]") for name in needed}
     mark = partial(_marks, given, right, baseline, better, level)
     corrected = None
     if n_calibration is not None or n_test is not None:

@@ -51,7 +51,7 @@ def average_ranks(
     Parameters
     ----------
     tasks
-        {task: {method: value}}. A value may be an array over reshuffles: each reshuffle is then ranked separately,
+        {task: {method: value}}. A value may be an array over splits: each split is then ranked separately,
         as the KCal paper seems to do (8.99 ± 0.10 there fits 99 ranks of 9 and one of 8).
         None or nan leaves a method out of the task; the others are ranked without it.
     better
@@ -67,7 +67,7 @@ def average_ranks(
         columns = _columns(f"tasks[{task!r}]", methods)
         if not columns:
             continue
-        values = np.stack(list(columns.values()))  # (n_methods, n_reshuffles)
+        values = np.stack(list(columns.values()))  # (n_methods, n_splits)
         ranks = rankdata(
             values if better == "lower" else -values, axis=0, nan_policy="omit"
         )  # ties share the mean rank
@@ -101,11 +101,11 @@ def _columns(name: str, methods: Mapping[str, ArrayLike | None]) -> dict[str, ND
         entry = f"{name}[{method!r}]"
         column = np.atleast_1d(to_numbers(value, entry)).astype(np.float64)
         if column.ndim != 1 or len(column) == 0:
-            expected = "must be a number, None, or an array over reshuffles"
+            expected = "must be a number, None, or an array over splits"
             raise InvalidInputError(entry, expected, got=shown(value))
         columns[method] = column
     lengths = {method: len(column) for method, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        expected = "must have values for the same reshuffles of all methods"
+        expected = "must have values for the same splits of all methods"
         raise InvalidInputError(name, expected, got=shown(lengths), remedy="Fill a missing one with nan.")
     return columns
