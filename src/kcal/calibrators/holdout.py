@@ -54,7 +54,7 @@ def _grouped_folds(codes: Index, groups: Index, folds: int, seed: int) -> Index:
     result = np.empty(len(codes), dtype=np.int64)
     largest = int(np.bincount(codes).max())  # if no class has a sample for every fold, nothing can be stratified
     kind = StratifiedGroupKFold if largest >= folds else GroupKFold
-    splitter = kind(n_splits=folds, shuffle=True, random_state=seed % MAX_SKLEARN_SEED)
+    splitter = kind(n_splits=folds, shuffle=True, random_state=int(seed) % MAX_SKLEARN_SEED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a class with fewer samples than folds is fine here
         for fold, (_, rows) in enumerate(splitter.split(codes, codes, groups)):
