@@ -115,7 +115,7 @@ def choose_inducing_points(scores: Floats, weights: Floats, count: int, seed: in
     masses = np.bincount(places.ravel(), weights=np.repeat(weights, scores.shape[1]))
     if len(values) <= count:
         return values
-    kmeans = KMeans(count, n_init=1, random_state=seed % 2**32)
+    kmeans = KMeans(count, n_init=1, random_state=int(seed) % 2**32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SklearnConvergenceWarning)  # fewer distinct points are fine
         points: Floats = np.unique(kmeans.fit(values[:, None], sample_weight=masses).cluster_centers_)
