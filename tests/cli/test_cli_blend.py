@@ -253,7 +253,7 @@ def test_scales_are_a_list_with_or_without_brackets(run, calibration, test_set, 
         (("--dimension", "2"), 2, "--dimension has no effect here"),
         (
             ("--set", "bandwidth_factors=2,3"),
-            1,
+            2,
             "1 among them; got [2, 3]. Pass (0.5, 1, 2), for example",
         ),
         (("--set", "bins=2"), 2, "'bins' is not a parameter of method kcal-blend, which takes"),

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import kcal
 from kcal.cli import app
-from kcal.cli.demo import program
+from kcal.cli.demonstration import program
 
 
 def make_quick(name: str) -> kcal.calibrators.Calibrator:
@@ -23,7 +23,7 @@ def make_quick(name: str) -> kcal.calibrators.Calibrator:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["kcal.cli.demo"], "make_calibrator", make_quick)
+    monkeypatch.setattr(sys.modules["kcal.cli.demonstration"], "make_calibrator", make_quick)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What a quick demo printed, and the folder that it wrote."""
     folder = tmp_path_factory.mktemp("demo") / "new"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["kcal.cli.demo"], "make_calibrator", make_quick)
+        patch.setattr(sys.modules["kcal.cli.demonstration"], "make_calibrator", make_quick)
         return run_demo(folder), folder
 
 

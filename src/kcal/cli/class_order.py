@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kcal.calibrators import Calibrator
 from kcal.cli.data import Dataset
 from kcal.cli.files import shorten
 from kcal.errors import InvalidInputError
@@ -68,6 +69,19 @@ def classes_to_fit(data: Dataset, inputs: str) -> NDArray[Any] | None:
         remedy = "Pass --classes with the class of every column, in order."
         raise InvalidInputError(f"{data.name}: labels", problem, remedy=remedy)
     return np.array(columns)
+
+
+def classes_or_indices(data: Dataset) -> NDArray[Any]:
+    """Return the class of every column of the logits or probabilities: its index, if it has no name."""
+    classes = classes_to_fit(data, "logits")
+    return np.arange(data.outputs.logits.shape[1]) if classes is None else classes
+
+
+def use_numbered_prior(calibrator: Calibrator, data: Dataset) -> None:
+    """Let the classes of a prior that was typed be numbers if the labels are."""
+    shares = calibrator.get_params().get("prior")
+    if isinstance(shares, dict) and not is_text(data.outputs.labels):
+        calibrator.set_params(prior={int(name) if name.isdecimal() else name: share for name, share in shares.items()})
 
 
 def match_labels(data: Dataset, classes: NDArray[Any]) -> Dataset:

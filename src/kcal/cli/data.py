@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import ClassifierOutputs
 from kcal.cli.files import ArrayFile, TableFile, open_file
+from kcal.cli.parameters import parse_classes
 from kcal.errors import InvalidInputError
 from kcal.validation import check_matrix, check_probs, check_weights
 
@@ -32,6 +33,20 @@ class Source:
     files: Mapping[str, Path] = field(default_factory=dict)
     prefixes: Sequence[str] = ("",)
     classes: Sequence[str] | None = None
+
+    @classmethod
+    def from_options(cls, path: Path, options: Mapping[str, Any], *, prefixes: Sequence[str]) -> Source:
+        """Return where to load samples from, with what the options of a command name, by the name of the option."""
+        columns = {key: options.get(f"{column}_column") for key, column in COLUMNS.items()}
+        columns |= {"features": options.get("feature_columns"), "logits": options.get("logit_columns")}
+        files = {key: options.get(key) for key in ("logits", *COLUMNS)}
+        return cls(
+            path,
+            columns={key: name for key, name in columns.items() if name is not None},
+            files={key: file for key, file in files.items() if file is not None},
+            prefixes=prefixes,
+            classes=parse_classes(options.get("classes")),
+        )
 
     @property
     def reserved(self) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -59,6 +59,10 @@ WARNING_REMEDIES: dict[type[KcalWarning], str] = {
 """The same for warnings."""
 
 
+_UsageError: Any = typer.BadParameter.__base__
+"""The base class of all errors of typer about options and commands, for which it exports no name."""
+
+
 class DataError(KcalError):
     """Raise for an error of the library, with the file or the method that it concerns before its text."""
 
@@ -101,8 +105,8 @@ def readable_messages() -> Iterator[None]:
             warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
             warnings.showwarning = _show_warning
             yield
-    except typer.BadParameter as error:
-        raise _stop(error.message if error.param is None else error.format_message(), USAGE) from error
+    except _UsageError as error:
+        raise _stop(error.format_message() if getattr(error, "param", None) else error.message, USAGE) from error
     except OverlapError as error:
         raise _stop(str(error), OVERLAP) from error
     except KcalError as error:
@@ -118,12 +122,15 @@ def readable_messages() -> Iterator[None]:
 
 
 @contextmanager
-def errors_about(file: str) -> Iterator[None]:
-    """Put the name of a file before errors about its data."""
+def errors_about(file: str, parameters: Collection[str] = ()) -> Iterator[None]:
+    """Put the name of a file before errors about its data, and ``--set`` before parameters that are no options."""
     try:
         yield
     except InvalidInputError as error:
-        if error.parameter not in DATA_NAMES:
+        name = error.parameter
+        if name in parameters and name not in OPTIONS:
+            raise InvalidInputError(f"--set {name}", error.expected, got=error.got, remedy=error.remedy) from error
+        if name not in DATA_NAMES:
             raise
         raise DataError(f"{file}: {error_text(error)}") from error
 

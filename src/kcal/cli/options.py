@@ -1,54 +1,86 @@
-"""The options of the commands, each declared once."""
+"""The options of the commands, each declared once.
+
+Nothing of the library is imported, so that help does not wait for torch; a test compares the names that help lists.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kcal.calibrators import METHODS
-from kcal.cli.data import Source
-from kcal.cli.parameters import NO_PROJECTION, one_of, parse_classes
-from kcal.kernels import KERNELS
-from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED
 
-PROJECTIONS = (*ARCHITECTURES, *UNTRAINED, NO_PROJECTION)
-REPRESENTATIONS = ("logits", "probabilities")
+def _argument(metavar: str, explanation: str) -> Any:
+    return typer.Argument(metavar=metavar, help=explanation, show_default=False)
 
 
-def _option(panel: str | None) -> Callable[..., Any]:
-    """Return a function that makes options for one panel of the help page; help texts name the defaults."""
-
-    def make(metavar: str | None, explanation: str, *names: str, **settings: Any) -> Any:
-        settings = {"show_default": False, "rich_help_panel": panel, "metavar": metavar, "help": explanation} | settings
-        return typer.Option(*names, **settings)
-
-    return make
+def _option(panel: str | None, metavar: str | None, explanation: str, *names: str, **settings: Any) -> Any:
+    """Return an option in one panel of the help page; the explanation includes the default."""
+    settings = {"show_default": False, "rich_help_panel": panel, "metavar": metavar, "help": explanation} | settings
+    return typer.Option(*names, **settings)
 
 
-_main = _option(None)
-_file = _option("Data in separate files")
-_column = _option("Columns of csv and parquet files")
-_parameter = _option("The method")
-_interval = _option("Confidence intervals")
+_main = partial(_option, None)
+_file = partial(_option, "Data in separate files")
+_column = partial(_option, "Columns of csv and parquet files")
+_parameter = partial(_option, "The method")
+_interval = partial(_option, "Confidence intervals")
 
+Data = Annotated[Path, _argument("DATA", "An npz, npy, parquet or csv file.")]
+OptionalData = Annotated[Path | None, _argument("DATA", "An npz, npy, parquet or csv file.")]
+Model = Annotated[Path, _argument("MODEL", "A file that kcal fit wrote.")]
+Evaluated = Annotated[Path, _argument("MODEL", "A model of kcal fit, or see the examples.")]
+Task = Annotated[Path, _argument("NAME.npz", "The task to make or to check.")]
+Tasks = Annotated[Path | None, _argument("TASKS", "A folder of tasks, NAME.npz; the embedded example if left out.")]
 
-def _choice(names: Any, explanation: str, *options: str) -> Any:
-    return _parameter("NAME", explanation.format(", ".join(names)), *options, callback=one_of(names))
-
-
-Data = Annotated[Path, typer.Argument(metavar="DATA", help="An npz, npy, parquet or csv file.", show_default=False)]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A file that kcal fit wrote.", show_default=False)]
 Out = Annotated[Path, _main("FILE", "File to write.", "--out", "-o")]
 ModelOut = Annotated[
     Path, _main("FILE", "Model to write, in safetensors format; ends in .kcal or .safetensors.", "--out", "-o")
 ]
+DemoOut = Annotated[
+    Path, _main("FOLDER", "Folder for the picture, the model and the data. (default: kcal-demo)", "--out", "-o")
+]
+BenchOut = Annotated[
+    Path, _main("FOLDER", "Where to write numbers, tables and pictures. (default: kcal-bench)", "--out", "-o")
+]
 Quiet = Annotated[bool, _main(None, "Show only errors and warnings.", "--quiet", "-q")]
+Evidence = Annotated[
+    bool,
+    _main(
+        None,
+        "Add log_evidence, the log density of the calibration set at each sample (kcal methods): low far from all "
+        "calibration samples.",
+        "--evidence",
+    ),
+]
 Methods = Annotated[
     str | None, _main("A,B,C", "Fit these methods on the first file and evaluate them on the second; or all.")
 ]
+Report = Annotated[Path | None, _main("FOLDER", "Write report.html there: tables and pictures.")]
+Json = Annotated[str | None, _main("FILE", "Write all figures; - for standard output only.", "--json")]
+Before = Annotated[Path | None, _main("FILE", "Probabilities to compare with, in place of the network's.")]
+Pictures = Annotated[
+    int | None, _main("N", "Number of classes with pictures in the report. (default: 20)", min=1, max=10_000)
+]
+AllowOverlap = Annotated[bool, _main(None, "Accept rows that the model was fitted on.", "--allow-overlap")]
+
+BenchMethods = Annotated[
+    str | None,
+    _main(
+        "A,B,C",
+        "Methods, or all. (default, the paper's and the blend: "
+        "uncal,ts,dircal,imax,focal,spline,iop,gp,mmce,kcal,kcal-blend)",
+    ),
+]
+Splits = Annotated[int, _main("N", "Splits of each pool into calibration and test. (default: 10)", min=1)]
+SplitSeed = Annotated[int, _main("N", "Same seed, same splits and results. (default: 0)", "--seed", min=0)]
+Jobs = Annotated[int | None, _main("N", "Worker processes. (default: one per core)", min=1)]
+TaskTrain = Annotated[Path | None, _main("FILE", "Outputs for the network's training data.", "--train")]
+Pool = Annotated[Path | None, _main("FILE", "Outputs for data that it never saw.")]
+OutOfScope = Annotated[Path | None, _main("FILE", "Outputs for inputs that belong to no class.")]
+Share = Annotated[float, _main("SHARE", "Share of the pool that calibrates in each split. (default: 0.3)")]
 
 Labels = Annotated[Path | None, _file("FILE", "Labels.")]
 Logits = Annotated[Path | None, _file("FILE", "Logits: for kcal-blend, and to show the network's own probabilities.")]
@@ -72,13 +104,27 @@ FeatureColumns = Annotated[
 ]
 LogitColumns = Annotated[str | None, _column("PATTERN", "Logits, such as 'z_*', if the table has embeddings too.")]
 
-Method = Annotated[str, _choice(METHODS, "{}. (default: kcal)", "--method", "-m")]
-Kernel = Annotated[str | None, _choice(KERNELS, "{}. (default: rbf)")]
-Projection = Annotated[str | None, _choice(PROJECTIONS, "{} (kcal-blend). (default: skip)")]
+Method = Annotated[
+    str,
+    _parameter(
+        "NAME",
+        "uncal, ts, ets, vector, matrix, sms, platt, beta, isotonic, histogram, scaling-binning, dircal, imax, spline, "
+        "gp, iop, kcal, kcal-linear, kcal-logits, kcal-blend. (default: kcal)",
+        "--method",
+        "-m",
+    ),
+]
+Kernel = Annotated[
+    str | None,
+    _parameter("NAME", "rbf, laplace, matern32, matern52, epanechnikov, biweight, triweight. (default: rbf)"),
+]
+Projection = Annotated[
+    str | None, _parameter("NAME", "skip, linear, identity, unit, none (kcal-blend). (default: skip)")
+]
 Dimension = Annotated[
     str | None, _parameter("D", "Of the projected space. (default: auto, at most 128; 32 with the paper's recipe)")
 ]
-RecipeName = Annotated[str | None, _choice(RECIPES, "Training of the projection: {}. (default: fast)")]
+RecipeName = Annotated[str | None, _parameter("NAME", "Training of the projection: fast, paper. (default: fast)")]
 Bandwidth = Annotated[
     str | None, _parameter("B", "A number; cv for leave-one-out; rule to scale --bandwidth-reference. (default: cv)")
 ]
@@ -95,7 +141,7 @@ Smoothing = Annotated[
     float | None, _parameter("SHARE", "Probability spread evenly over all classes: from 0 to below 1. (default: 0)")
 ]
 Representation = Annotated[
-    str | None, _choice(REPRESENTATIONS, "What the columns of logits contain: {}. (default: logits)")
+    str | None, _parameter("NAME", "What the columns of logits contain: logits, probabilities. (default: logits)")
 ]
 Set = Annotated[
     list[str] | None,
@@ -109,21 +155,3 @@ Resamples = Annotated[
 ]
 ResamplingSeed = Annotated[int | None, _interval("N", "Seed of the resampling. (default: 0)", "--seed", min=0)]
 NoIntervals = Annotated[bool, _interval(None, "Show the values without intervals.", "--no-intervals")]
-
-
-def source_of(
-    path: Path,
-    *,
-    columns: dict[str, str | None] | None = None,
-    files: dict[str, Path | None] | None = None,
-    prefixes: tuple[str, ...] = ("",),
-    classes: str | None = None,
-) -> Source:
-    """Return where to load data from; options that were not given are left out."""
-    return Source(
-        path,
-        columns={key: name for key, name in (columns or {}).items() if name is not None},
-        files={key: file for key, file in (files or {}).items() if file is not None},
-        prefixes=prefixes,
-        classes=parse_classes(classes),
-    )
