@@ -123,7 +123,7 @@ def test_without_a_terminal_lines_tell_how_far_a_run_is(run, tasks):
 
 
 def test_by_default_the_papers_methods_and_the_blend_run():
-    assert f"blend: {','.join(DEFAULT_METHODS)})" in option_help("bench", "methods")
+    assert f"(default: {','.join(DEFAULT_METHODS)})" in option_help("bench", "methods")
     assert (*PAPER_METHODS, "kcal-blend") == DEFAULT_METHODS
 
 

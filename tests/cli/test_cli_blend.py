@@ -173,7 +173,7 @@ BAD_LOGITS = {
         lambda z: np.where(np.arange(3) + np.zeros((len(z), 1)) == 1, np.nan, z),
         "logits must be finite, without NaN or inf; got NaN at row 0",
     ),
-    "text": (lambda z: z.astype(str), "logits must be numbers"),
+    "text": (lambda z: z.astype(str), "logits must be real numbers"),
 }
 
 

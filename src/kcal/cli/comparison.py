@@ -62,9 +62,9 @@ def predict_model(
 def load_probabilities(source: Source, before: Path | None) -> Comparison:
     """Return the probabilities of a file, after those of ``before``."""
     features = source.columns.get("features")
-    columns = {"features": features or _probability_columns(source.path)}
-    source_ = replace(source, columns={**source.columns, **{key: name for key, name in columns.items() if name}})
-    data = name_labels(load(source_, Request("probabilities", labelled=True)))
+    pattern = features or _probability_columns(source.path)
+    columns = {**source.columns, "features": pattern} if pattern else source.columns
+    data = name_labels(load(replace(source, columns=columns), Request("probabilities", labelled=True)))
     classes = classes_or_indices(data)
     _check_n_columns(data, classes)
     labels = encode(data, classes)

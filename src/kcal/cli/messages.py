@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 
-from kcal.errors import (
-    BandwidthWarning,
-    HeldOutWarning,
-    InvalidInputError,
-    KcalError,
-    KcalWarning,
-    LeakageWarning,
-    MissingClassWarning,
-)
+from kcal import errors
+from kcal.errors import InvalidInputError, KcalError, KcalWarning
 
 BAD_DATA, USAGE, OVERLAP = 1, 2, 3
 
@@ -51,10 +43,10 @@ ERROR_REMEDIES = {
 """What to do about a parameter on the command line, in place of the library's remedy in Python."""
 
 WARNING_REMEDIES: dict[type[KcalWarning], str] = {
-    BandwidthWarning: "Pass a number with --bandwidth.",
-    HeldOutWarning: "Pass --train FILE to use all of them, or --projection identity to train none.",
-    LeakageWarning: "Or use the leave-one-out log-loss that kcal fit prints.",
-    MissingClassWarning: "Or pass --smoothing 1e-3 to give them some probability.",
+    errors.BandwidthWarning: "Pass a number with --bandwidth.",
+    errors.HeldOutWarning: "Pass --train FILE to use all of them, or --projection identity to train none.",
+    errors.LeakageWarning: "Or use the leave-one-out log-loss that kcal fit prints.",
+    errors.MissingClassWarning: "Or pass --smoothing 1e-3 to give them some probability.",
 }
 """The same for warnings."""
 
@@ -111,9 +103,8 @@ def readable_messages() -> Iterator[None]:
         raise _stop(str(error), OVERLAP) from error
     except KcalError as error:
         name = error.parameter if isinstance(error, InvalidInputError) else ""
-        raise _stop(
-            error_text(error), USAGE if name in OPTIONS or name.startswith(("--", "NAME")) else BAD_DATA
-        ) from error
+        is_option = name in OPTIONS or name.startswith(("--", "NAME"))
+        raise _stop(error_text(error), USAGE if is_option else BAD_DATA) from error
     except BrokenPipeError:
         raise  # the reader of the output left; typer ends quietly
     except OSError as error:
@@ -152,12 +143,7 @@ def _stop(message: str, code: int) -> typer.Exit:
 
 
 def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
     text = str(message)
     if isinstance(message, KcalWarning) and message.remedy:
@@ -165,4 +151,4 @@ def _show_warning(
     elif not issubclass(category, KcalWarning):
         text = f"{text} ({Path(filename).name}, line {lineno})"
     typer.secho("warning: ", err=True, nl=False, bold=True, fg="yellow")
-    typer.echo(printable(text), file=file or sys.stderr)
+    typer.echo(printable(text), err=True)

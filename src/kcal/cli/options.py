@@ -11,6 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
+Text = str | None
+File = Path | None
+Integer = int | None
+Number = float | None
+
 
 def _argument(metavar: str, explanation: str) -> Any:
     return typer.Argument(metavar=metavar, help=explanation, show_default=False)
@@ -29,129 +34,82 @@ _parameter = partial(_option, "The method")
 _interval = partial(_option, "Confidence intervals")
 
 Data = Annotated[Path, _argument("DATA", "An npz, npy, parquet or csv file.")]
-OptionalData = Annotated[Path | None, _argument("DATA", "An npz, npy, parquet or csv file.")]
+OptionalData = Annotated[File, _argument("DATA", "An npz, npy, parquet or csv file.")]
 Model = Annotated[Path, _argument("MODEL", "A file that kcal fit wrote.")]
 Evaluated = Annotated[Path, _argument("MODEL", "A model of kcal fit, or see the examples.")]
 Task = Annotated[Path, _argument("NAME.npz", "The task to make or to check.")]
-Tasks = Annotated[Path | None, _argument("TASKS", "A folder of tasks, NAME.npz; the embedded example if left out.")]
+Tasks = Annotated[File, _argument("TASKS", "A folder of tasks, NAME.npz; the embedded example if left out.")]
 
 Out = Annotated[Path, _main("FILE", "File to write.", "--out", "-o")]
-ModelOut = Annotated[
-    Path, _main("FILE", "Model to write, in safetensors format; ends in .kcal or .safetensors.", "--out", "-o")
-]
-DemoOut = Annotated[
-    Path, _main("FOLDER", "Folder for the picture, the model and the data. (default: kcal-demo)", "--out", "-o")
-]
-BenchOut = Annotated[
-    Path, _main("FOLDER", "Where to write numbers, tables and pictures. (default: kcal-bench)", "--out", "-o")
-]
+ModelOut = Annotated[Path, _main("FILE", "Model to write; ends in .kcal or .safetensors.", "--out", "-o")]
+DemoOut = Annotated[Path, _main("FOLDER", "Folder of the output. (default: kcal-demo)", "--out", "-o")]
+BenchOut = Annotated[Path, _main("FOLDER", "Folder of the output. (default: kcal-bench)", "--out", "-o")]
 Quiet = Annotated[bool, _main(None, "Show only errors and warnings.", "--quiet", "-q")]
 Evidence = Annotated[
-    bool,
-    _main(
-        None,
-        "Add log_evidence, the log density of the calibration set at each sample (kcal methods): low far from all "
-        "calibration samples.",
-        "--evidence",
-    ),
+    bool, _main(None, "Add log_evidence, the log density of the calibration set (kcal methods).", "--evidence")
 ]
-Methods = Annotated[
-    str | None, _main("A,B,C", "Fit these methods on the first file and evaluate them on the second; or all.")
-]
-Report = Annotated[Path | None, _main("FOLDER", "Write report.html there: tables and pictures.")]
-Json = Annotated[str | None, _main("FILE", "Write all figures; - for standard output only.", "--json")]
-Before = Annotated[Path | None, _main("FILE", "Probabilities to compare with, in place of the network's.")]
-Pictures = Annotated[
-    int | None, _main("N", "Number of classes with pictures in the report. (default: 20)", min=1, max=10_000)
-]
+Methods = Annotated[Text, _main("A,B,C", "Methods to fit on the first file and evaluate on the second; or all.")]
+Report = Annotated[File, _main("FOLDER", "Write report.html there: tables and pictures.")]
+Json = Annotated[Text, _main("FILE", "Write all figures; - for standard output only.", "--json")]
+Before = Annotated[File, _main("FILE", "Probabilities to compare with, in place of the network's.")]
+Pictures = Annotated[Integer, _main("N", "Classes with pictures in the report. (default: 20)", min=1, max=10_000)]
 AllowOverlap = Annotated[bool, _main(None, "Accept rows that the model was fitted on.", "--allow-overlap")]
 
-BenchMethods = Annotated[
-    str | None,
-    _main(
-        "A,B,C",
-        "Methods, or all. (default, the paper's and the blend: "
-        "uncal,ts,dircal,imax,focal,spline,iop,gp,mmce,kcal,kcal-blend)",
-    ),
-]
+_PAPER_METHODS = "uncal,ts,dircal,imax,focal,spline,iop,gp,mmce,kcal"
+BenchMethods = Annotated[Text, _main("A,B,C", f"Methods, or all. (default: {_PAPER_METHODS},kcal-blend)")]
 Splits = Annotated[int, _main("N", "Splits of each pool into calibration and test. (default: 10)", min=1)]
 SplitSeed = Annotated[int, _main("N", "Same seed, same splits and results. (default: 0)", "--seed", min=0)]
-Jobs = Annotated[int | None, _main("N", "Worker processes. (default: one per core)", min=1)]
-TaskTrain = Annotated[Path | None, _main("FILE", "Outputs for the network's training data.", "--train")]
-Pool = Annotated[Path | None, _main("FILE", "Outputs for data that it never saw.")]
-OutOfScope = Annotated[Path | None, _main("FILE", "Outputs for inputs that belong to no class.")]
+Jobs = Annotated[Integer, _main("N", "Worker processes. (default: one per core)", min=1)]
+TaskTrain = Annotated[File, _main("FILE", "Outputs for the network's training data.", "--train")]
+Pool = Annotated[File, _main("FILE", "Outputs for data that it never saw.")]
+OutOfScope = Annotated[File, _main("FILE", "Outputs for inputs that belong to no class.")]
 Share = Annotated[float, _main("SHARE", "Share of the pool that calibrates in each split. (default: 0.3)")]
 
-Labels = Annotated[Path | None, _file("FILE", "Labels.")]
-Logits = Annotated[Path | None, _file("FILE", "Logits: for kcal-blend, and to show the network's own probabilities.")]
-LogitsBeside = Annotated[Path | None, _file("FILE", "Logits of the same samples, for kcal-blend.")]
-Groups = Annotated[Path | None, _file("FILE", "Patients, speakers, sites: no sample is predicted from its own group.")]
-RowGroups = Annotated[Path | None, _file("FILE", "Patients, speakers, sites: the intervals resample whole groups.")]
-Weights = Annotated[Path | None, _file("FILE", "Relative importance of each sample.")]
-Ids = Annotated[Path | None, _file("FILE", "Names of the samples.")]
-Train = Annotated[Path | None, _file("FILE", "Outputs for the network's training data, to learn the projection from.")]
-TrainLabels = Annotated[Path | None, _file("FILE", "Labels of the training data.")]
-Classes = Annotated[
-    str | None, _file("A,B,C", "All classes, in the order of the logits' columns, if the files do not name them.")
-]
+Labels = Annotated[File, _file("FILE", "Labels.")]
+Logits = Annotated[File, _file("FILE", "Logits: for kcal-blend, and to show the network's own probabilities.")]
+LogitsBeside = Annotated[File, _file("FILE", "Logits of the same samples, for kcal-blend.")]
+Groups = Annotated[File, _file("FILE", "Patients, speakers, sites: no sample is predicted from its own group.")]
+RowGroups = Annotated[File, _file("FILE", "Patients, speakers, sites: the intervals resample whole groups.")]
+Weights = Annotated[File, _file("FILE", "Relative importance of each sample.")]
+Ids = Annotated[File, _file("FILE", "Names of the samples.")]
+Train = Annotated[File, _file("FILE", "Outputs for the network's training data, to learn the projection from.")]
+TrainLabels = Annotated[File, _file("FILE", "Labels of the training data.")]
+Classes = Annotated[Text, _file("A,B,C", "Classes, in the order of the logits' columns, if no file names them.")]
 
-LabelColumn = Annotated[str | None, _column("NAME", "Labels. (default: label)")]
-GroupColumn = Annotated[str | None, _column("NAME", "Groups. (default: group, if there is one)")]
-WeightColumn = Annotated[str | None, _column("NAME", "Weights. (default: weight, if there is one)")]
-IdColumn = Annotated[str | None, _column("NAME", "Names of the samples. (default: id, if there is one)")]
-FeatureColumns = Annotated[
-    str | None, _column("PATTERN", "Embeddings, such as 'e_*'. (default: all columns that are nothing else)")
-]
-LogitColumns = Annotated[str | None, _column("PATTERN", "Logits, such as 'z_*', if the table has embeddings too.")]
+LabelColumn = Annotated[Text, _column("NAME", "Labels. (default: label)")]
+GroupColumn = Annotated[Text, _column("NAME", "Groups. (default: group, if there is one)")]
+WeightColumn = Annotated[Text, _column("NAME", "Weights. (default: weight, if there is one)")]
+IdColumn = Annotated[Text, _column("NAME", "Names of the samples. (default: id, if there is one)")]
+FeatureColumns = Annotated[Text, _column("PATTERN", "Embeddings, such as 'e_*'. (default: all other columns)")]
+LogitColumns = Annotated[Text, _column("PATTERN", "Logits, such as 'z_*', if the table has embeddings too.")]
 
-Method = Annotated[
-    str,
-    _parameter(
-        "NAME",
-        "uncal, ts, ets, vector, matrix, sms, platt, beta, isotonic, histogram, scaling-binning, dircal, imax, spline, "
-        "gp, iop, kcal, kcal-linear, kcal-logits, kcal-blend. (default: kcal)",
-        "--method",
-        "-m",
-    ),
-]
-Kernel = Annotated[
-    str | None,
-    _parameter("NAME", "rbf, laplace, matern32, matern52, epanechnikov, biweight, triweight. (default: rbf)"),
-]
-Projection = Annotated[
-    str | None, _parameter("NAME", "skip, linear, identity, unit, none (kcal-blend). (default: skip)")
-]
-Dimension = Annotated[
-    str | None, _parameter("D", "Of the projected space. (default: auto, at most 128; 32 with the paper's recipe)")
-]
-RecipeName = Annotated[str | None, _parameter("NAME", "Training of the projection: fast, paper. (default: fast)")]
+_METHODS = (
+    "uncal, ts, ets, vector, matrix, sms, platt, beta, isotonic, histogram, scaling-binning, dircal, imax, spline, "
+    "gp, iop, kcal, kcal-linear, kcal-logits, kcal-blend"
+)
+_KERNELS = "rbf, laplace, matern32, matern52, epanechnikov, biweight, triweight"
+Method = Annotated[str, _parameter("NAME", f"{_METHODS}. (default: kcal)", "--method", "-m")]
+Kernel = Annotated[Text, _parameter("NAME", f"{_KERNELS}. (default: rbf)")]
+Projection = Annotated[Text, _parameter("NAME", "skip, linear, identity, unit, none (kcal-blend). (default: skip)")]
+Dimension = Annotated[Text, _parameter("D", "Of the projected space. (default: auto, at most 128; in the paper 32)")]
+RecipeName = Annotated[Text, _parameter("NAME", "Training of the projection: fast, paper. (default: fast)")]
 Bandwidth = Annotated[
-    str | None, _parameter("B", "A number; cv for leave-one-out; rule to scale --bandwidth-reference. (default: cv)")
+    Text, _parameter("B", "A number, cv for leave-one-out, or rule to scale an earlier one. (default: cv)")
 ]
 BandwidthReference = Annotated[
-    str | None, _parameter("B,COUNT", "For the rule: an earlier bandwidth and the count of the rarest class then.")
+    Text, _parameter("B,COUNT", "For the rule: an earlier bandwidth, and the rarest class's count then.")
 ]
-Folds = Annotated[
-    int | None, _parameter("N", "Folds in place of leave-one-out; in kcal-blend, of the cross-fitting.", min=2)
-]
-Prior = Annotated[
-    str | None, _parameter("SHARES", "Class frequencies of deployment: uniform, or such as cat=0.2,dog=0.8.")
-]
-Smoothing = Annotated[
-    float | None, _parameter("SHARE", "Probability spread evenly over all classes: from 0 to below 1. (default: 0)")
-]
-Representation = Annotated[
-    str | None, _parameter("NAME", "What the columns of logits contain: logits, probabilities. (default: logits)")
-]
+Folds = Annotated[Integer, _parameter("N", "Folds in place of leave-one-out; in kcal-blend, of cross-fitting.", min=2)]
+Prior = Annotated[Text, _parameter("SHARES", "Class frequencies in deployment: uniform, or such as cat=0.2,dog=0.8.")]
+Smoothing = Annotated[Number, _parameter("SHARE", "Probability spread evenly over all classes. (default: 0)")]
+Representation = Annotated[Text, _parameter("NAME", "Content of the logits: logits, probabilities. (default: logits)")]
 Set = Annotated[
     list[str] | None,
     _parameter("NAME=VALUE", "Another parameter of the method, such as form=top or bins=20; repeatable.", "--set"),
 ]
-Seed = Annotated[int | None, _parameter("N", "Seed of the random numbers. (default: 0)")]
+Seed = Annotated[Integer, _parameter("N", "Seed of the random numbers. (default: 0)")]
 
-Confidence = Annotated[float | None, _interval("SHARE", "Confidence level. (default: 0.95)")]
-Resamples = Annotated[
-    int | None, _interval("N", "Number of resamples, at least 20. (default: 1000)", min=20, max=1_000_000)
-]
-ResamplingSeed = Annotated[int | None, _interval("N", "Seed of the resampling. (default: 0)", "--seed", min=0)]
+Confidence = Annotated[Number, _interval("SHARE", "Confidence level. (default: 0.95)")]
+Resamples = Annotated[Integer, _interval("N", "Resamples, at least 20. (default: 1000)", min=20, max=1_000_000)]
+ResamplingSeed = Annotated[Integer, _interval("N", "Seed of the resampling. (default: 0)", "--seed", min=0)]
 NoIntervals = Annotated[bool, _interval(None, "Show the values without intervals.", "--no-intervals")]

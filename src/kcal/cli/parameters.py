@@ -104,17 +104,15 @@ def _check_projection(method: str, chosen: Mapping[str, Any]) -> None:
 
 def check_blend_options(chosen: Mapping[str, Any], *, has_training: bool, has_logits: bool) -> None:
     """Raise for options of a blend about a training set or about logits that are not there."""
-    for name in chosen:
-        if name in ("projection", "dimension", "recipe") and chosen[name] is not None and not has_training:
-            raise usage_error(
-                f"{option_name(name)} has no effect here: a blend learns its projection only from the network's "
-                "training set, and none is given. Pass --train FILE, or leave the option out."
-            )
-        if name in ("representation", "folds") and not has_logits:
-            raise usage_error(
-                f"{option_name(name)} has no effect here: it is about logits, and there are none. Name their columns "
-                "with --logit-columns, pass --logits FILE, or leave the option out."
-            )
+    no_training = (
+        "a blend learns its projection only from the network's training set, and none is given. Pass --train FILE"
+    )
+    no_logits = "it is about logits, and there are none. Name their columns with --logit-columns, pass --logits FILE"
+    for name, value in chosen.items():
+        learns = name in ("projection", "dimension", "recipe") and value is not None
+        if (learns and not has_training) or (name in ("representation", "folds") and not has_logits):
+            reason = no_training if learns else no_logits
+            raise usage_error(f"{option_name(name)} has no effect here: {reason}, or leave the option out.")
 
 
 def parse_classes(text: str | None) -> list[str] | None:

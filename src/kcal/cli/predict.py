@@ -32,9 +32,8 @@ def predict(
     options = locals()
     from kcal.cli.data import Source
     from kcal.cli.files import SUFFIXES, TABLES, require_pyarrow
-    from kcal.cli.output import check_writable, write_predictions
+    from kcal.cli.output import check_writable, console, file_size, shown, write_predictions
     from kcal.cli.samples import load_to_predict, predict_dataset
-    from kcal.cli.tables import show_predicted
     from kcal.errors import InvalidInputError
     from kcal.persistence import load
 
@@ -62,4 +61,6 @@ def predict(
         log_evidence=calibrator.log_evidence(rows) if evidence else None,
     )
     if not quiet:
-        show_predicted(probs, out)
+        n_rows, n_classes = probs.shape
+        text = f"{out}: {n_rows:,} rows of {n_classes:,} probabilities, {file_size(out)}"
+        console().print(shown(text), soft_wrap=True)

@@ -60,16 +60,12 @@ def load_to_predict(calibrator: Calibrator, source: Source, **request: Any) -> D
     """Load data for a fitted model: its columns by name, the logits in the order of its classes."""
     matrix = "logits" if calibrator.inputs == "logits" else "embeddings"
     needs_both = calibrator.inputs == "both" and calibrator.needs_logits_
-    data = load(
-        source,
-        Request(
-            matrix,
-            logits=request.pop("logits", False) or needs_both,
-            feature_names=_names(calibrator, "feature_names_in_"),
-            logit_names=_names(calibrator, "logit_names_in_"),
-            **request,
-        ),
+    feature_names, logit_names = (
+        [str(name) for name in vars(calibrator).get(attribute, ())]  # none if the model was fitted on arrays
+        for attribute in ("feature_names_in_", "logit_names_in_")
     )
+    request["logits"] = request.get("logits", False) or needs_both
+    data = load(source, Request(matrix, feature_names=feature_names, logit_names=logit_names, **request))
     data = match_labels(data, calibrator.classes_)
     n_columns = data.outputs.matrix(calibrator.inputs).shape[1]
     if n_columns != calibrator.n_features_in_:
@@ -127,11 +123,6 @@ def _require_logits(data: Dataset) -> Dataset:
         remedy = "In a table, name their columns with --logit-columns."
         raise InvalidInputError(data.name, "has no logits; a task needs them", remedy=remedy)
     return data
-
-
-def _names(calibrator: Calibrator, attribute: str) -> list[str]:
-    """Return the columns of a table that a model was fitted on; empty if it was fitted on an array."""
-    return [str(name) for name in vars(calibrator).get(attribute, ())]
 
 
 def _training_source(source: Source, train: Path | None, labels: Path | None, matrix: str) -> Source | None:
