@@ -173,7 +173,7 @@ BAD_LOGITS = {
         lambda z: np.where(np.arange(3) + np.zeros((len(z), 1)) == 1, np.nan, z),
         "logits must be finite, without NaN or inf; got NaN at row 0",
     ),
-    "text": (lambda z: z.astype(str), "logits must be numbers"),
+    "text": (lambda z: z.astype(str), "logits must be real numbers"),
 }
 
 
@@ -253,7 +253,7 @@ def test_scales_are_a_list_with_or_without_brackets(run, calibration, test_set, 
         (("--dimension", "2"), 2, "--dimension has no effect here"),
         (
             ("--set", "bandwidth_factors=2,3"),
-            1,
+            2,
             "1 among them; got [2, 3]. Pass (0.5, 1, 2), for example",
         ),
         (("--set", "bins=2"), 2, "'bins' is not a parameter of method kcal-blend, which takes"),

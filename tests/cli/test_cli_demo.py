@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from animals import assert_same_model
 from typer.testing import CliRunner
 
 import kcal
+import kcal.datasets
 from kcal.cli import app
-from kcal.cli.demo import program
+from kcal.cli.demonstration import program
 
 
 def make_quick(name: str) -> kcal.calibrators.Calibrator:
@@ -23,7 +25,7 @@ def make_quick(name: str) -> kcal.calibrators.Calibrator:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["kcal.cli.demo"], "make_calibrator", make_quick)
+    monkeypatch.setattr(sys.modules["kcal.cli.demonstration"], "make_calibrator", make_quick)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What a quick demo printed, and the folder that it wrote."""
     folder = tmp_path_factory.mktemp("demo") / "new"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["kcal.cli.demo"], "make_calibrator", make_quick)
+        patch.setattr(sys.modules["kcal.cli.demonstration"], "make_calibrator", make_quick)
         return run_demo(folder), folder
 
 
@@ -54,8 +56,20 @@ def row(output: str, title: str) -> list[float]:
     return [float(cell) for cell in line.partition("↓" if "↓" in line else "↑")[2].split()]
 
 
+def load_small_example() -> kcal.datasets.Example:
+    """Return the first rows of every part of the example."""
+    example = kcal.load_example()
+    parts = {"train": 2000, "calibration": 1500, "test": 1500}
+    return replace(example, **{name: first_rows(getattr(example, name), n) for name, n in parts.items()})
+
+
+def first_rows(part: kcal.datasets.ExamplePart, n: int) -> kcal.datasets.ExamplePart:
+    return replace(part, **{field.name: getattr(part, field.name)[:n] for field in fields(part)})
+
+
 @pytest.mark.usefixtures("short_trainings")
-def test_kcal_repairs_the_probabilities_and_the_commands_to_type_next_agree(tmp_path):
+def test_kcal_repairs_the_probabilities_and_the_commands_to_type_next_agree(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["kcal.cli.demonstration"], "load_example", load_small_example)
     folder = tmp_path / "my demo"
     output = run_demo(folder)
     for title in ("class-wise", "expected calibration", "Brier", "log-likelihood"):
@@ -70,7 +84,7 @@ def test_kcal_repairs_the_probabilities_and_the_commands_to_type_next_agree(tmp_
         assert results[-1].exit_code == 0, results[-1].output
     assert row(results[1].stdout, "class-wise") == row(output, "class-wise")[::2]
     assert_same_model(folder / "mine.kcal", folder / "model.kcal")
-    assert (folder / "probabilities.csv").read_text().count("\n") == 7001
+    assert (folder / "probabilities.csv").read_text().count("\n") == 1501
 
 
 def test_no_line_of_prose_or_table_is_wider_than_the_terminal(shown):

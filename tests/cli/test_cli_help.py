@@ -7,11 +7,17 @@ import warnings
 
 import pytest
 import typer
+from animals import option_help
 from typer.testing import CliRunner
 
 import kcal
+from kcal.calibrators import METHODS
+from kcal.calibrators.base import REPRESENTATIONS
 from kcal.cli import app, main
 from kcal.cli.messages import readable_messages
+from kcal.cli.parameters import NO_PROJECTION
+from kcal.kernels import KERNELS
+from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED
 
 COMMANDS = ("demo", "fit", "predict", "evaluate", "bench", "task")
 
@@ -31,6 +37,37 @@ def test_every_command_explains_itself_with_an_example(run, command):
     output = " ".join(run(command, "--help").stdout.split())
     assert f"kcal {command} " in output.partition("Example")[2]
     assert "Exit codes" in output
+
+
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [
+        ("method", METHODS),
+        ("kernel", KERNELS),
+        ("projection", (*ARCHITECTURES, *UNTRAINED, NO_PROJECTION)),
+        ("recipe", RECIPES),
+        ("representation", REPRESENTATIONS),
+    ],
+)
+def test_help_lists_the_names_that_an_option_takes(option, names):
+    assert ", ".join(names) in option_help("fit", option)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nonsense"], "No such option: --nonsense"),
+        (["nonsense"], "No such command 'nonsense'."),
+        (["fit", "--nonsense"], "No such option: --nonsense"),
+        (["fit"], "Missing argument 'DATA'."),
+        (["fit", "data.npz"], "Missing option '--out' / '-o'."),
+    ],
+)
+def test_a_wrong_command_or_option_is_one_line(run, words, message):
+    result = run(*words, code=2)
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"error: {message}")
+    assert result.stderr.count("\n") == 1
 
 
 def test_no_command_shows_the_help(monkeypatch):
@@ -72,13 +109,13 @@ def test_a_terminal_without_arrows_is_no_reason_to_fail(monkeypatch, tmp_path):
 HEAVY = ("torch", "sklearn", "scipy", "numpy", "pyarrow", "matplotlib")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["nonsense"], []])
-def test_the_list_of_commands_waits_for_no_large_library(words):
+def test_help_waits_for_no_large_library():
     code = f"""
 import sys
 from typer.testing import CliRunner
 from kcal.cli import app
-CliRunner().invoke(app, {words!r})
+for words in (["--help"], ["--version"], ["nonsense"], [], *([name, "--help"] for name in {COMMANDS!r})):
+    CliRunner().invoke(app, words)
 print([name for name in {HEAVY!r} if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -87,6 +124,13 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 
 def test_a_command_imports_only_what_it_needs():
     names = ("kcal.benchmark", "kcal.report", "kcal.plots", "matplotlib")
-    code = f"import kcal.cli.predict, sys; print([name for name in {names!r} if name in sys.modules])"
+    code = f"""
+import sys
+from typer.testing import CliRunner
+from kcal.cli import app
+CliRunner().invoke(app, ["predict", "missing.kcal", "data.npz", "--out", "p.npy"])
+assert "kcal.persistence" in sys.modules
+print([name for name in {names!r} if name in sys.modules])
+"""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"

@@ -58,8 +58,8 @@ def test_a_bad_value_exits_with_2_and_names_the_option(run, calibration, words, 
 
 
 def test_a_bad_value_of_set_names_the_parameter(run, calibration):
-    message = run("fit", calibration, "-o", "m.kcal", *QUICK, "--set", "bandwidth_interval=1", code=1).stderr
-    assert message.startswith("error: bandwidth_interval must be")
+    message = run("fit", calibration, "-o", "m.kcal", *QUICK, "--set", "bandwidth_interval=1", code=2).stderr
+    assert message.startswith("error: --set bandwidth_interval must be")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The command line: each command reads options and files, makes one call of the library, and writes its output.
 
-A command's module is imported only when the command runs, so that ``kcal --help`` does not wait for torch.
+The modules of the commands import what they need when they run, so that help does not wait for torch.
 """
 
 from __future__ import annotations
@@ -9,47 +9,28 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Callable
-from importlib import import_module
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
+from kcal.cli.bench import bench
+from kcal.cli.demo import demo
+from kcal.cli.evaluate import evaluate
+from kcal.cli.fit import fit
 from kcal.cli.messages import EXIT_CODES, readable_messages
-
-COMMANDS = {
-    "demo": "Calibrate a small network that comes with kcal, and show what changed.",
-    "fit": "Fit a calibrator and write it to a file.",
-    "predict": "Write calibrated probabilities for new data.",
-    "evaluate": "Measure a model, several methods, or probabilities on labelled data.",
-    "bench": "Compare methods on a folder of tasks, as the paper does.",
-    "task": "Make or check a task for kcal bench.",
-}
-"""Commands with their line in ``kcal --help``; each is the function of that name in the module of that name."""
-
-_SETTINGS: dict[str, Any] = {
-    "rich_markup_mode": "rich",
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-    "pretty_exceptions_show_locals": False,
-}
+from kcal.cli.predict import predict
+from kcal.cli.task import task
 
 
 class CommandGroup(TyperGroup):
-    """Commands that are imported when they run, with errors and warnings as readable lines."""
+    """Commands whose errors and warnings are single lines."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a placeholder with the name and the line of help, or None for an unknown name."""
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command to run, imported now, and its arguments."""
-        name, placeholder, rest = super().resolve_command(ctx, args)
-        return name, placeholder if name is None else _load_command(name), rest
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Read the options before the command; without arguments, help is shown."""
+        with readable_messages() if args else nullcontext():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -57,7 +38,13 @@ class CommandGroup(TyperGroup):
             return super().invoke(ctx)
 
 
-app = typer.Typer(cls=CommandGroup, no_args_is_help=True, **_SETTINGS)
+app = typer.Typer(
+    cls=CommandGroup,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_show_locals=False,
+)
 
 
 def _show_version(requested: bool) -> None:
@@ -80,20 +67,14 @@ def kcal(
     """
 
 
-def _help_text(command: Callable[..., None]) -> str:
-    """Return a command's docstring with each paragraph on one line; the terminal decides where lines end."""
-    return re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(command) or "")
+def _help(command: Any) -> dict[str, Any]:
+    """Return a command's help: its docstring with each paragraph on one line, as the terminal decides where to wrap."""
+    return {"help": re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(command) or ""), "epilog": EXIT_CODES}
 
 
-def _load_command(name: str) -> Any:
-    """Import a command's module and return its command."""
-    function = getattr(import_module(f"kcal.cli.{name}"), name)
-    alone = typer.Typer(add_completion=False, **_SETTINGS)
-    alone.command(name, help=_help_text(function), epilog=EXIT_CODES)(function)
-    return typer.main.get_command(alone)
-
-
-app.callback(help=_help_text(kcal), epilog=EXIT_CODES)(kcal)
+app.callback(**_help(kcal))(kcal)
+for _command in (demo, fit, predict, evaluate, bench, task):
+    app.command(**_help(_command))(_command)
 
 
 def main() -> None:

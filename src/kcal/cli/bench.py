@@ -3,52 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import joblib
-import typer
-
-from kcal.benchmark import (
-    BENCHMARK_METHODS,
-    DEFAULT_METHODS,
-    Plan,
-    Results,
-    check_tasks,
-    example_task,
-    read_tasks,
-    run,
-)
-from kcal.benchmark.output import show_tables, write_results
-from kcal.benchmark.tables import all_tables, group_note
-from kcal.cli.output import console
-from kcal.cli.parameters import parse_methods
-from kcal.cli.progress import show_progress
+from kcal.cli import options as o
 
 
 def bench(
-    tasks: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="TASKS", help="A folder of tasks, NAME.npz; the embedded example if left out.", show_default=False
-        ),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where to write numbers, tables and pictures.")
-    ] = Path("kcal-bench"),
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,C",
-            help=f"Methods, or all. (default, the paper's and the blend: {','.join(DEFAULT_METHODS)})",
-            show_default=False,
-        ),
-    ] = None,
-    splits: Annotated[int, typer.Option(min=1, help="Splits of each pool into calibration and test.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same splits and results.")] = 0,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes. (default: one per core)", show_default=False)
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no tables.")] = False,
+    tasks: o.Tasks = None,
+    out: o.BenchOut = Path("kcal-bench"),
+    methods: o.BenchMethods = None,
+    splits: o.Splits = 10,
+    seed: o.SplitSeed = 0,
+    jobs: o.Jobs = None,
+    quiet: o.Quiet = False,
 ) -> None:
     """Run methods on all tasks as the paper does, and write its tables.
 
@@ -63,20 +29,29 @@ def bench(
 
     [green]kcal bench tasks --out results[/]
     """
-    names = DEFAULT_METHODS if methods is None else tuple(parse_methods(methods, tuple(BENCHMARK_METHODS)))
-    plan = Plan(names, splits, seed, jobs or joblib.cpu_count())
+    import joblib
+
+    from kcal import benchmark as b
+    from kcal.benchmark.output import show_tables, write_results
+    from kcal.benchmark.progress import show_progress
+    from kcal.benchmark.tables import all_tables, group_note
+    from kcal.cli.output import console
+    from kcal.cli.parameters import parse_methods
+
+    names = b.DEFAULT_METHODS if methods is None else tuple(parse_methods(methods, tuple(b.BENCHMARK_METHODS)))
+    plan = b.Plan(names, splits, seed, jobs or joblib.cpu_count())
     if tasks is not None:
-        check_tasks(tasks)
+        b.check_tasks(tasks)
+    screen = console()
     try:
         with show_progress(quiet) as progress:
-            measured = run([example_task()] if tasks is None else read_tasks(tasks), plan, out, progress=progress)
+            measured = b.run([b.example_task()] if tasks is None else b.read_tasks(tasks), plan, out, progress=progress)
     except KeyboardInterrupt:
-        console().print(f"Stopped. Results so far are kept in {out}; the same command resumes.", markup=False)
+        screen.print(f"Stopped. Results so far are kept in {out}; the same command resumes.", markup=False)
         raise
-    results = Results.of(measured, plan.methods)
+    results = b.Results.of(measured, plan.methods)
     files = write_results(results, plan, out)
-    if quiet:
-        return
-    screen = console()
-    show_tables(screen, all_tables(results), group_note(results))
-    screen.print(f"{len(files)} files in {out}: results.json, tables.md, tables.tex, csv/, reliability/", markup=False)
+    if not quiet:
+        show_tables(screen, all_tables(results), group_note(results))
+        listed = "results.json, tables.md, tables.tex, csv/, reliability/"
+        screen.print(f"{len(files)} files in {out}: {listed}", markup=False)

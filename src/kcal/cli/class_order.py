@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kcal.calibrators import Calibrator
 from kcal.cli.data import Dataset
 from kcal.cli.files import shorten
+from kcal.cli.messages import errors_about
 from kcal.errors import InvalidInputError
+from kcal.validation import encode_labels
 
 
 def is_text(values: NDArray[Any]) -> bool:
@@ -51,13 +54,11 @@ def classes_to_fit(data: Dataset, inputs: str) -> NDArray[Any] | None:
     ordered = inputs == "logits" or (inputs == "both" and data.outputs.logits is not None)
     if not ordered:
         return data.classes
-    columns = data.column_classes
-    if data.classes is not None and columns:
-        listed = [str(label) for label in data.classes.tolist()]
-        if sorted(listed) == sorted(columns) and listed != list(columns):
-            expected = f"must follow the columns, which are called {shorten(columns)} in this order"
-            raise InvalidInputError(f"{data.name}: --classes", expected, got=shorten(listed))
-    labels = data.outputs.labels
+    columns, labels = data.column_classes, data.outputs.labels
+    listed = [] if data.classes is None else [str(label) for label in data.classes.tolist()]
+    if sorted(listed) == sorted(columns) and listed != list(columns):
+        expected = f"must follow the columns, which are called {shorten(columns)} in this order"
+        raise InvalidInputError(f"{data.name}: --classes", expected, got=shorten(listed))
     if data.classes is not None or labels is None or not columns:
         return data.classes
     if not is_text(labels):
@@ -68,6 +69,19 @@ def classes_to_fit(data: Dataset, inputs: str) -> NDArray[Any] | None:
         remedy = "Pass --classes with the class of every column, in order."
         raise InvalidInputError(f"{data.name}: labels", problem, remedy=remedy)
     return np.array(columns)
+
+
+def classes_or_indices(data: Dataset) -> NDArray[Any]:
+    """Return the class of every column of the logits or probabilities: its index, if it has no name."""
+    classes = classes_to_fit(data, "logits")
+    return np.arange(data.outputs.logits.shape[1]) if classes is None else classes
+
+
+def use_numbered_prior(calibrator: Calibrator, data: Dataset) -> None:
+    """Let the classes of a prior that was typed be numbers if the labels are."""
+    shares = calibrator.get_params().get("prior")
+    if isinstance(shares, dict) and not is_text(data.outputs.labels):
+        calibrator.set_params(prior={int(name) if name.isdecimal() else name: share for name, share in shares.items()})
 
 
 def match_labels(data: Dataset, classes: NDArray[Any]) -> Dataset:
@@ -85,15 +99,8 @@ def match_labels(data: Dataset, classes: NDArray[Any]) -> Dataset:
 
 def encode(data: Dataset, classes: NDArray[Any]) -> NDArray[np.int64]:
     """Return the index in ``classes`` of every label; raise for a label that is not among them."""
-    index = {label: place for place, label in enumerate(classes.tolist())}
-    labels = data.outputs.labels.tolist()
-    codes = np.array([index.get(label, -1) for label in labels], dtype=np.int64)
-    if (codes < 0).any():
-        row = int(np.argmin(codes))
-        expected = f"must be in classes ({len(classes):,} of them, such as {classes.tolist()[0]!r})"
-        remedy = "If the class exists, list it with --classes when fitting; if classes have other names, here."
-        raise InvalidInputError(f"{data.name}: labels", expected, got=f"{labels[row]!r} at row {row}", remedy=remedy)
-    return codes
+    with errors_about(data.name):
+        return encode_labels(data.outputs.labels, classes, "y")
 
 
 def column_order(data: Dataset, classes: NDArray[Any], *, assume_same: bool) -> NDArray[np.int64] | None:

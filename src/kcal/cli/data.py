@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import ClassifierOutputs
 from kcal.cli.files import ArrayFile, TableFile, open_file
+from kcal.cli.parameters import parse_classes
 from kcal.errors import InvalidInputError
-from kcal.validation import check_matrix, check_probs, check_weights
+from kcal.validation import check_labels, check_matrix, check_probs, check_weights
 
 COLUMNS = {"labels": "label", "groups": "group", "weights": "weight", "ids": "id"}
 """Values per sample: the key in an npz file, and the default column of a table."""
@@ -33,6 +35,20 @@ class Source:
     prefixes: Sequence[str] = ("",)
     classes: Sequence[str] | None = None
 
+    @classmethod
+    def from_options(cls, path: Path, options: Mapping[str, Any], *, prefixes: Sequence[str]) -> Source:
+        """Return where to load samples from, with what the options of a command name, by the name of the option."""
+        columns = {key: options.get(f"{column}_column") for key, column in COLUMNS.items()}
+        columns |= {"features": options.get("feature_columns"), "logits": options.get("logit_columns")}
+        files = {key: options.get(key) for key in ("logits", *COLUMNS)}
+        return cls(
+            path,
+            columns={key: name for key, name in columns.items() if name is not None},
+            files={key: file for key, file in files.items() if file is not None},
+            prefixes=prefixes,
+            classes=parse_classes(options.get("classes")),
+        )
+
     @property
     def reserved(self) -> set[str]:
         """The columns of labels, groups, weights and ids."""
@@ -43,10 +59,9 @@ class Source:
 class Request:
     """What to load.
 
-    ``matrix`` is "embeddings", "logits" or "probabilities" (stored as ``outputs.logits``); a table or an npy file does
-    not say which it contains. ``logits`` asks for logits beside embeddings, if there are any, and ``keys`` for labels,
-    groups, weights and ids. A table is read in the order of ``feature_names`` and ``logit_names``, the columns that a
-    model was fitted on, whatever else it contains.
+    ``matrix`` is "embeddings", "logits" or "probabilities" (stored as ``outputs.logits``). ``logits`` asks for logits
+    beside embeddings, if there are any. ``feature_names`` and ``logit_names`` are the columns that a model was fitted
+    on, in order.
     """
 
     matrix: str
@@ -59,11 +74,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A classifier's outputs, and the names that belong to them.
+    """A classifier's outputs, with the classes that the file or the user lists and the names of a table's columns.
 
-    ``classes`` are the classes of the logits' columns, if the file or the user lists them. ``column_classes`` are the
-    classes that a table's columns of logits or probabilities are named after. ``feature_columns`` and
-    ``logit_columns`` are the names of the columns in the table.
+    ``column_classes`` are the classes that a table's columns of logits or probabilities are named after.
     """
 
     name: str
@@ -171,53 +184,49 @@ def class_names(columns: Sequence[str], pattern: str) -> tuple[str, ...]:
 
 def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
     """Return the data set, with every array checked."""
-    matrix = _check_numbers(parts.pop("matrix"), f"{source.path}: {matrix_name}", matrix_name == "logits")
-    if matrix_name == "probabilities":
-        check_probs(matrix, f"{source.path}: probabilities")
+    with _errors_in(source.path):
+        matrix = check_matrix(parts.pop("matrix"), matrix_name, logits=matrix_name == "logits").numpy()
+        if matrix_name == "probabilities":
+            check_probs(matrix, matrix_name)
+        listed = parts.pop("classes", None)
+        classes = listed if source.classes is None else np.array(source.classes)
+        classes = None if classes is None else _check_names(classes, classes.size, "classes")
     arrays = {"embeddings" if matrix_name == "embeddings" else "logits": matrix}
-    classes = parts.pop("classes", None) if source.classes is None else np.array(source.classes)
     for key in ("logits", *COLUMNS):
-        values, name = parts.pop(key, None), f"{source.files.get(key, source.path)}: {key}"
+        values = parts.pop(key, None)
         if values is None:
             continue
-        is_weights = key == "weights"
-        arrays[key] = _check_numbers(values, name, True) if key == "logits" else _check_vector(values, name, is_weights)
-        if len(values) != len(matrix):
-            got = f"{len(values):,} for {len(matrix):,} samples"
-            raise InvalidInputError(name, "must have one entry per sample", got=got)
-        if is_weights:
-            check_weights(arrays[key], len(matrix), name)
-    if classes is not None:
-        classes = _check_vector(classes, f"{source.path}: classes")
-    parts.pop("classes", None)
+        with _errors_in(source.files.get(key, source.path)):
+            if key == "logits":
+                arrays[key] = check_matrix(values, key, logits=True).numpy()
+                if len(values) != len(matrix):
+                    got = f"{len(values):,} for {len(matrix):,} samples"
+                    raise InvalidInputError(key, "must have one entry per sample", got=got)
+            elif key == "weights":
+                arrays[key] = values.reshape(-1) if values.shape[1:] == (1,) else values
+                check_weights(arrays[key], len(matrix), key)
+            else:
+                arrays[key] = _check_names(values, len(matrix), key)
     return Dataset(str(source.path), ClassifierOutputs(**arrays), classes, **parts)
 
 
-def _check_numbers(values: NDArray[Any], name: str, is_logits: bool) -> NDArray[Any]:
-    if values.dtype.kind not in "fiub":
-        raise InvalidInputError(name, "must be numbers", got=str(values.dtype))
-    checked: NDArray[Any] = check_matrix(values, name, logits=is_logits).numpy()
-    return checked
-
-
-def _check_vector(values: NDArray[Any], name: str, is_weights: bool = False) -> NDArray[Any]:
-    """Return a single column; of weights, or of integers or text: bytes are decoded, and 3.0 is 3."""
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if values.ndim != 1:
-        remedy = "If they are one-hot, store labels.argmax(axis=1)." if name.endswith("labels") else ""
-        raise InvalidInputError(name, "must be a single column", got=f"shape {values.shape}", remedy=remedy)
+def _check_names(values: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]:
+    """Return labels, groups, ids or classes as one column of text or integers; bytes are decoded, and 3.0 is 3."""
+    values = values.reshape(-1) if values.shape[1:] == (1,) else values
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
-    if values.dtype.kind not in ("fiub" if is_weights else "fiubU"):
-        raise InvalidInputError(name, f"must be numbers{'' if is_weights else ' or text'}", got=str(values.dtype))
+    values = check_labels(values, n_samples, name)
     if values.dtype.kind == "U" and (values == "").any():
         row = int(np.argmax(values == ""))
         raise InvalidInputError(name, "must not be blank", got=f"a blank at row {row}", remedy="Leave such rows out.")
-    if values.dtype.kind != "f" or is_weights:
-        return values
-    is_whole = np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) < 2.0**63)
-    if not is_whole.all():
-        row = int(np.argmin(is_whole))
-        raise InvalidInputError(name, "must be integers or text", got=f"{values[row]} at row {row}")
-    return values.astype(np.int64)
+    return values.astype(np.int64) if values.dtype.kind == "f" else values
+
+
+@contextmanager
+def _errors_in(path: Path) -> Iterator[None]:
+    """Put the name of a file before the name of the array that is invalid."""
+    try:
+        yield
+    except InvalidInputError as error:
+        name = f"{path}: {error.parameter}"
+        raise InvalidInputError(name, error.expected, got=error.got, remedy=error.remedy) from error

@@ -2,42 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
-import sys
 from pathlib import Path
-from statistics import median
-from time import perf_counter
-from timeit import repeat
-from typing import Annotated, Any
 
-import numpy as np
-import torch
-import typer
-from numpy.typing import NDArray
-
-from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, make_calibrator, predict_on
 from kcal.cli import options as o
-from kcal.cli.output import check_writable, console, shown, write_arrays
-from kcal.cli.tables import MAIN_METRICS, method_title, metrics_table
-from kcal.datasets import Example, ExamplePart, load_example
-from kcal.datasets.network import SmallCNN
-from kcal.errors import InvalidInputError, MissingExtraError
-from kcal.metrics import evaluate as measure
-from kcal.metrics import reliability
-from kcal.persistence import atomic_path, save
-
-METHODS = ("uncal", "ts", "kcal")
-
-Probs = dict[str, NDArray[Any]]
 
 
-def demo(
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for the picture, the model and the data.")
-    ] = Path("kcal-demo"),
-    quiet: o.Quiet = False,
-) -> None:
+def demo(out: o.DemoOut = Path("kcal-demo"), quiet: o.Quiet = False) -> None:
     """Calibrate a real, overconfident network, and show what changed.
 
     A small network that was trained on pictures of clothes comes with kcal. The demo fits KCal and temperature scaling
@@ -48,131 +18,6 @@ def demo(
 
     [green]kcal demo --out kcal-demo[/]
     """
-    if out.exists() and not out.is_dir():
-        raise InvalidInputError(str(out), "is not a folder", remedy="Give the name of a folder with --out.")
-    out.mkdir(parents=True, exist_ok=True)
-    check_writable(out / "model.kcal")
-    start = perf_counter()
-    example = load_example()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with arrays this small, threads wait for each other, most of all on a busy machine
-    try:
-        calibrators = fit_calibrators(example, quiet=quiet)
-        test = outputs_of(example.test, example)
-        probs = {name: predict_on(calibrator, test) for name, calibrator in calibrators.items()}
-        picture = draw(example, probs, out / "reliability.png")
-        save(calibrators["kcal"], out / "model.kcal")
-        write_parts(example, out)
-        if not quiet:
-            show(example, probs, picture)
-            show_times(example, calibrators["kcal"], perf_counter() - start)
-            show_next_commands(out)
-    finally:
-        torch.set_num_threads(threads)
+    from kcal.cli.demonstration import run_demo
 
-
-def outputs_of(part: ExamplePart, example: Example) -> ClassifierOutputs:
-    """Return a part of the example with its labels by name."""
-    return ClassifierOutputs(part.embeddings, part.logits, np.array(example.classes)[part.labels])
-
-
-def fit_calibrators(example: Example, *, quiet: bool) -> dict[str, Calibrator]:
-    """Return every method of the demo, fitted on the calibration part."""
-    calibrators = {name: make_calibrator(name) for name in METHODS}
-    calibrators["kcal"].set_params(progress=False if quiet else None)
-    calibration, train = outputs_of(example.calibration, example), outputs_of(example.train, example)
-    for calibrator in calibrators.values():
-        fit_on(calibrator, calibration, train, classes=np.array(example.classes))
-    return calibrators
-
-
-def draw(example: Example, probs: Probs, path: Path) -> Path | None:
-    """Write the reliability diagrams of every class under every method; without matplotlib there is no picture."""
-    try:
-        from kcal.plots import reliability_grid
-    except MissingExtraError:
-        return None
-    labels, columns = example.test.labels, range(len(example.classes))
-    rows = {
-        method_title(name): [
-            reliability(values, labels, of=k, bins=10, adaptive=False, threshold="max") for k in columns
-        ]
-        for name, values in probs.items()
-    }
-    title = f"Every class on {len(example.test):,} test images: bars that end on the diagonal are calibrated"
-    axes = reliability_grid(rows, example.classes, title=title)
-    with atomic_path(path) as temporary:
-        axes[0, 0].get_figure(root=True).savefig(temporary, format="png", dpi=110)
-    return path
-
-
-def write_parts(example: Example, folder: Path) -> None:
-    """Write the example as files that the other commands take; half precision represents it without loss."""
-    classes, parts = np.array(example.classes), []
-    for part in (example.train, example.calibration, example.test):
-        scores = {"embeddings": part.embeddings.astype(np.float16), "logits": part.logits.astype(np.float16)}
-        parts.append({**scores, "labels": classes[part.labels]})
-    train = {f"train_{key}": array for key, array in parts[0].items()}
-    write_arrays(folder / "calibration.npz", {**parts[1], **train, "classes": classes})
-    write_arrays(folder / "test.npz", {**parts[2], "ids": example.test.rows, "classes": classes})
-
-
-def show(example: Example, probs: Probs, picture: Path | None) -> None:
-    """Print the table and what it means."""
-    screen = console()
-    screen.print(
-        f"\nA small network for pictures of clothes (Fashion-MNIST), trained on {len(example.train):,} of them; "
-        f"calibrated on {len(example.calibration):,} others, tested on {len(example.test):,} more.\n"
-    )
-    evaluations = {name: measure(values, example.test.labels) for name, values in probs.items()}
-    screen.print(metrics_table(evaluations, MAIN_METRICS))
-    screen.print("↑ higher is better, ↓ lower is better, bold is best.\n")
-    before, after = (
-        f"a mean confidence of {probs[name].max(axis=1).mean():.1%} and an accuracy of {evaluations[name].accuracy:.1%}"
-        for name in ("uncal", "kcal")
-    )
-    screen.print(f"The network alone has {before}; with KCal, {after}.")
-    if picture is None:
-        screen.print("There is no picture, because matplotlib is not installed. To install it:")
-        screen.print("  pip install 'kcal\\[plots]'", style="green")
-    else:
-        screen.print(f"In [cyan]{shown(picture)}[/], bars that end on the diagonal are calibrated probabilities.")
-
-
-def show_times(example: Example, calibrator: Calibrator, seconds: float) -> None:
-    """Print the time per prediction of the network and of the calibrator, in batches of the example's images."""
-    network = SmallCNN(len(example.classes))
-    network.load_state_dict(example.network_weights())
-    network.eval()
-    images = torch.from_numpy(example.images)[:, None].float() / 255
-    embeddings, scale = example.test.embeddings[: len(images)], 1e6 / len(images)
-    with torch.inference_mode():
-        network_time = scale * median(repeat(lambda: network(images), number=1, repeat=15))
-    kernel_time = scale * median(repeat(lambda: calibrator.predict_proba(embeddings), number=1, repeat=15))
-    console().print(
-        f"\nTime per prediction on one core, in batches of {len(images)}: {network_time:.0f} µs for the network, "
-        f"{kernel_time:.0f} µs more for KCal. The demo took {seconds:.0f} s."
-    )
-
-
-def show_next_commands(folder: Path) -> None:
-    """Print commands that can be pasted as they are."""
-    screen, kcal = console(), program()
-    model, calibration, test, probabilities = (
-        shlex.quote(str(folder / name)) for name in ("mine.kcal", "calibration.npz", "test.npz", "probabilities.csv")
-    )
-    screen.print("\n[bold]What to run next[/] (the same with your own files; --help explains each command):\n")
-    for command in (
-        f"{kcal} fit {calibration} --out {model}",
-        f"{kcal} evaluate {model} {test}",
-        f"{kcal} predict {model} {test} --out {probabilities}",
-    ):
-        screen.print(f"  {shown(command)}", style="green", soft_wrap=True)
-
-
-def program() -> str:
-    """Return the command that runs this program: its name, or its path if the shell would not find it."""
-    here, found = Path(sys.argv[0]), shutil.which("kcal")
-    if here.stem != "kcal" or (found is not None and Path(found).resolve() == here.resolve()):
-        return "kcal"
-    return shlex.quote(sys.argv[0])
+    run_demo(out, quiet=quiet)

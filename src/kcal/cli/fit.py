@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
 from kcal.cli import options as o
-from kcal.cli import parameters as p
-from kcal.cli.class_order import classes_to_fit, is_text
-from kcal.cli.fitting import fit_dataset, load_to_fit
-from kcal.cli.output import check_writable
-from kcal.cli.tables import show_fitted
-from kcal.persistence import save
 
 
 def fit(
@@ -63,48 +55,29 @@ def fit(
 
     [green]kcal fit calibration.csv --train train.csv --label-column diagnosis --group-column patient -o model.kcal[/]
     """
+    options = locals()
+    from time import perf_counter
+
+    from kcal.cli.class_order import classes_to_fit, use_numbered_prior
+    from kcal.cli.data import Source
+    from kcal.cli.output import check_writable
+    from kcal.cli.parameters import build_calibrator, check_blend_options
+    from kcal.cli.samples import fit_dataset, load_to_fit
+    from kcal.cli.tables import show_fitted
+    from kcal.persistence import save
+
     inputs = (data, labels, logits, train, train_labels, groups, weights, ids)
     check_writable(out, (".kcal", ".safetensors"), inputs=inputs)
-    typed = {
-        "kernel": kernel,
-        "projection": projection,
-        "dimension": dimension and p.parse_value(dimension),
-        "recipe": recipe,
-        "bandwidth": bandwidth and p.parse_value(bandwidth),
-        "bandwidth_reference": bandwidth_reference and p.parse_value(bandwidth_reference),
-        "folds": folds,
-        "prior": p.parse_prior(prior),
-        "smoothing": smoothing,
-        "representation": representation,
-        "seed": seed,
-    }
-    parameters = p.choose_parameters(method, typed, settings or [])
-    source = o.source_of(
-        data,
-        columns={
-            "labels": label_column,
-            "groups": group_column,
-            "weights": weight_column,
-            "ids": id_column,
-            "features": feature_columns,
-            "logits": logit_columns,
-        },
-        files={"labels": labels, "logits": logits, "groups": groups, "weights": weights, "ids": ids},
-        prefixes=("", "calibration_"),
-        classes=classes,
-    )
-    calibrator = p.build_calibrator(method, parameters, quiet=quiet)
+    calibrator, parameters = build_calibrator(method, options, settings or [])
+    source = Source.from_options(data, options, prefixes=("", "calibration_"))
     samples, training = load_to_fit(calibrator, source, train, train_labels)
     if calibrator.inputs == "both":
-        p.check_blend_options(
+        check_blend_options(
             parameters, has_training=training is not None, has_logits=samples.outputs.logits is not None
         )
-    order = classes_to_fit(samples, calibrator.inputs)
-    shares = parameters.get("prior")
-    if isinstance(shares, dict) and not is_text(samples.outputs.labels):
-        calibrator.set_params(prior={int(name) if name.isdecimal() else name: share for name, share in shares.items()})
+    use_numbered_prior(calibrator, samples)
     start = perf_counter()
-    fit_dataset(calibrator, samples, training, order)
+    fit_dataset(calibrator, samples, training, classes_to_fit(samples, calibrator.inputs), parameters)
     seconds = perf_counter() - start
     save(calibrator, out)
     if not quiet:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 
-from kcal.errors import (
-    BandwidthWarning,
-    HeldOutWarning,
-    InvalidInputError,
-    KcalError,
-    KcalWarning,
-    LeakageWarning,
-    MissingClassWarning,
-    printable,
-)
+from kcal import errors
+from kcal.errors import InvalidInputError, KcalError, KcalWarning, printable
 
 BAD_DATA, USAGE, OVERLAP = 1, 2, 3
 
@@ -52,12 +43,16 @@ ERROR_REMEDIES = {
 """What to do about a parameter on the command line, in place of the library's remedy in Python."""
 
 WARNING_REMEDIES: dict[type[KcalWarning], str] = {
-    BandwidthWarning: "Pass a number with --bandwidth.",
-    HeldOutWarning: "Pass --train FILE to use all of them, or --projection identity to train none.",
-    LeakageWarning: "Or use the leave-one-out log-loss that kcal fit prints.",
-    MissingClassWarning: "Or pass --smoothing 1e-3 to give them some probability.",
+    errors.BandwidthWarning: "Pass a number with --bandwidth.",
+    errors.HeldOutWarning: "Pass --train FILE to use all of them, or --projection identity to train none.",
+    errors.LeakageWarning: "Or use the leave-one-out log-loss that kcal fit prints.",
+    errors.MissingClassWarning: "Or pass --smoothing 1e-3 to give them some probability.",
 }
 """The same for warnings."""
+
+
+_UsageError: Any = typer.BadParameter.__base__
+"""The base class of all errors of typer about options and commands, for which it exports no name."""
 
 
 class DataError(KcalError):
@@ -95,15 +90,14 @@ def readable_messages() -> Iterator[None]:
             warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
             warnings.showwarning = _show_warning
             yield
-    except typer.BadParameter as error:
-        raise _stop(error.message if error.param is None else error.format_message(), USAGE) from error
+    except _UsageError as error:
+        raise _stop(error.format_message() if getattr(error, "param", None) else error.message, USAGE) from error
     except OverlapError as error:
         raise _stop(str(error), OVERLAP) from error
     except KcalError as error:
         name = error.parameter if isinstance(error, InvalidInputError) else ""
-        raise _stop(
-            error_text(error), USAGE if name in OPTIONS or name.startswith(("--", "NAME")) else BAD_DATA
-        ) from error
+        is_option = name in OPTIONS or name.startswith(("--", "NAME"))
+        raise _stop(error_text(error), USAGE if is_option else BAD_DATA) from error
     except BrokenPipeError:
         raise  # the reader of the output left; typer ends quietly
     except OSError as error:
@@ -112,12 +106,15 @@ def readable_messages() -> Iterator[None]:
 
 
 @contextmanager
-def errors_about(file: str) -> Iterator[None]:
-    """Put the name of a file before errors about its data."""
+def errors_about(file: str, parameters: Collection[str] = ()) -> Iterator[None]:
+    """Put the name of a file before errors about its data, and ``--set`` before parameters that are no options."""
     try:
         yield
     except InvalidInputError as error:
-        if error.parameter not in DATA_NAMES:
+        name = error.parameter
+        if name in parameters and name not in OPTIONS:
+            raise InvalidInputError(f"--set {name}", error.expected, got=error.got, remedy=error.remedy) from error
+        if name not in DATA_NAMES:
             raise
         raise DataError(f"{file}: {error_text(error)}") from error
 
@@ -139,12 +136,7 @@ def _stop(message: str, code: int) -> typer.Exit:
 
 
 def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
     text = str(message)
     if isinstance(message, KcalWarning) and message.remedy:
@@ -152,4 +144,4 @@ def _show_warning(
     elif not issubclass(category, KcalWarning):
         text = f"{text} ({Path(filename).name}, line {lineno})"
     typer.secho("warning: ", err=True, nl=False, bold=True, fg="yellow")
-    typer.echo(printable(text), file=file or sys.stderr)
+    typer.echo(printable(text), err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,8 @@ def check_writable(
     for other in inputs:
         if other is not None and path.exists() and other.exists() and path.samefile(other):
             raise InvalidInputError(option, "must not replace an input", got=str(path), remedy="Choose another name.")
-    try:
-        with atomic_path(path, name=option):
-            raise _Writable
-    except _Writable:
-        pass
+    with suppress(_Writable), atomic_path(path, name=option):
+        raise _Writable
 
 
 def write_predictions(
@@ -93,14 +91,13 @@ def write_table(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
     pyarrow = require_pyarrow()
     is_csv = path.suffix.lower() == ".csv"
     if is_csv:
-        columns = {_mark(name): _mark_all(values) for name, values in columns.items()}
+        columns = {
+            _mark(name): np.array([_mark(text) for text in values]) if values.dtype.kind == "U" else values
+            for name, values in columns.items()
+        }
     table = pyarrow.table(dict(columns))
     with atomic_path(path) as temporary:
         (pyarrow.csv.write_csv if is_csv else pyarrow.parquet.write_table)(table, temporary)
-
-
-def _mark_all(values: NDArray[Any]) -> NDArray[Any]:
-    return np.array([_mark(text) for text in values.tolist()]) if values.dtype.kind == "U" else values
 
 
 def _mark(text: str) -> str:

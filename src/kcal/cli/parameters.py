@@ -1,29 +1,20 @@
-"""From options to the parameters of a method; the library checks their values."""
+"""From options to an unfitted calibrator; the library checks the values of its parameters."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from kcal.calibrators import METHODS, Calibrator, make_calibrator
-from kcal.cli.messages import check_options, option_name, usage_error
-from kcal.projection import ARCHITECTURES, UNTRAINED
+from kcal.cli.messages import OPTIONS, check_options, option_name, usage_error
+from kcal.kernels import KERNELS
+from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED
+from kcal.validation import check_choice
 
 NO_PROJECTION = "none"
 """The projection of a blend that is to learn no metric."""
-
-
-def one_of(names: Collection[str]) -> Callable[[str | None], str | None]:
-    """Return a callback that raises unless an option's value is one of ``names``."""
-
-    def check(value: str | None) -> str | None:
-        if value is not None and value not in names:
-            raise usage_error(f"{value!r} is not one of {', '.join(names)}.")
-        return value
-
-    return check
 
 
 def parse_methods(text: str, names: Sequence[str] = tuple(METHODS)) -> list[str]:
@@ -48,25 +39,39 @@ def parse_value(text: str) -> Any:
     return text
 
 
-def choose_parameters(method: str, typed: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """Return the parameters of a method from its options and from ``--set NAME=VALUE``; raise if it lacks one."""
-    factory = METHODS[method].factory
+def build_calibrator(
+    method: str, options: Mapping[str, Any], settings: Sequence[str]
+) -> tuple[Calibrator, dict[str, Any]]:
+    """Return an unfitted calibrator, and its parameters that are given as options or with ``--set NAME=VALUE``."""
+    factory = METHODS[check_choice(method, "--method", tuple(METHODS))].factory
     fixed = factory.keywords if isinstance(factory, partial) else {}
     accepted = [name for name in make_calibrator(method).get_params() if name not in fixed]
-    chosen = {name: value for name, value in typed.items() if value is not None}
-    for name in chosen:
+    typed = [name for name in OPTIONS if name in options]
+    parameters = {name: _parse_option(name, options[name]) for name in typed if options[name] is not None}
+    for name in parameters:
         if name not in accepted:
             known = ", ".join(option_name(other) for other in accepted if other in typed)
             raise usage_error(f"{option_name(name)} is not an option of method {method}, which takes {known}.")
-    chosen |= _parse_settings(method, settings, typed, accepted)
-    _check_projection(method, chosen)
-    return chosen | ({"projection": None} if chosen.get("projection") == NO_PROJECTION else {})
-
-
-def _parse_settings(
-    method: str, settings: Sequence[str], typed: Mapping[str, Any], accepted: Sequence[str]
-) -> dict[str, Any]:
     own = [name for name in accepted if name not in typed and name != "progress"]
+    parameters |= _parse_settings(method, settings, typed, own)
+    _check_projection(method, parameters)
+    if parameters.get("projection") == NO_PROJECTION:
+        parameters["projection"] = None
+    silent = {"progress": False} if options["quiet"] and "progress" in accepted else {}
+    return make_calibrator(method, **parameters, **silent), parameters
+
+
+def _parse_option(name: str, value: Any) -> Any:
+    """Return the value of a parameter from that of its option."""
+    choices = {"kernel": tuple(KERNELS), "recipe": tuple(RECIPES)}
+    if name in choices:
+        return check_choice(value, name, choices[name])
+    if name == "prior":
+        return parse_prior(value)
+    return parse_value(value) if name in ("dimension", "bandwidth", "bandwidth_reference") else value
+
+
+def _parse_settings(method: str, settings: Sequence[str], typed: Sequence[str], own: Sequence[str]) -> dict[str, Any]:
     parsed: dict[str, Any] = {}
     for text in settings:
         name, equals, value = (part.strip() for part in text.partition("="))
@@ -99,17 +104,15 @@ def _check_projection(method: str, chosen: Mapping[str, Any]) -> None:
 
 def check_blend_options(chosen: Mapping[str, Any], *, has_training: bool, has_logits: bool) -> None:
     """Raise for options of a blend about a training set or about logits that are not there."""
-    for name in chosen:
-        if name in ("projection", "dimension", "recipe") and chosen[name] is not None and not has_training:
-            raise usage_error(
-                f"{option_name(name)} has no effect here: a blend learns its projection only from the network's "
-                "training set, and none is given. Pass --train FILE, or leave the option out."
-            )
-        if name in ("representation", "folds") and not has_logits:
-            raise usage_error(
-                f"{option_name(name)} has no effect here: it is about logits, and there are none. Name their columns "
-                "with --logit-columns, pass --logits FILE, or leave the option out."
-            )
+    no_training = (
+        "a blend learns its projection only from the network's training set, and none is given. Pass --train FILE"
+    )
+    no_logits = "it is about logits, and there are none. Name their columns with --logit-columns, pass --logits FILE"
+    for name, value in chosen.items():
+        learns = name in ("projection", "dimension", "recipe") and value is not None
+        if (learns and not has_training) or (name in ("representation", "folds") and not has_logits):
+            reason = no_training if learns else no_logits
+            raise usage_error(f"{option_name(name)} has no effect here: {reason}, or leave the option out.")
 
 
 def parse_classes(text: str | None) -> list[str] | None:
@@ -134,9 +137,3 @@ def parse_prior(text: str | None) -> str | dict[str, float] | None:
     if not shares or "" in shares or len(shares) < len(pairs):
         raise usage_error(f"--prior must be uniform, or a share for each class, such as cat=0.2,dog=0.8; got {text!r}.")
     return shares
-
-
-def build_calibrator(method: str, parameters: Mapping[str, Any], *, quiet: bool) -> Calibrator:
-    """Return the unfitted calibrator."""
-    silent = {"progress": False} if quiet and "progress" in make_calibrator(method).get_params() else {}
-    return make_calibrator(method, **parameters, **silent)

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from kcal.cli import options as o
-from kcal.cli.data import COLUMNS
-from kcal.cli.files import SUFFIXES, TABLES, require_pyarrow
-from kcal.cli.fitting import load_to_predict, predict_dataset
-from kcal.cli.messages import usage_error
-from kcal.cli.output import check_writable, write_predictions
-from kcal.cli.tables import show_predicted
-from kcal.errors import InvalidInputError
-from kcal.persistence import load
+from kcal.cli.messages import check_options
 
 
 def predict(
     model: o.Model,
     data: o.Data,
     out: o.Out,
-    evidence: Annotated[
-        bool,
-        typer.Option(
-            "--evidence",
-            help="Add log_evidence, the log density of the calibration set at each sample (kcal methods): low far from "
-            "all calibration samples.",
-        ),
-    ] = False,
+    evidence: o.Evidence = False,
     quiet: o.Quiet = False,
     logits: o.LogitsBeside = None,
     ids: o.Ids = None,
@@ -47,28 +29,38 @@ def predict(
 
     [green]kcal predict model.kcal new.npz --out probabilities.csv[/]
     """
+    options = locals()
+    from kcal.cli.data import Source
+    from kcal.cli.files import SUFFIXES, TABLES, require_pyarrow
+    from kcal.cli.output import check_writable, console, file_size, shown, write_predictions
+    from kcal.cli.samples import load_to_predict, predict_dataset
+    from kcal.errors import InvalidInputError
+    from kcal.persistence import load
+
     check_writable(out, SUFFIXES, inputs=(model, data, logits, ids))
-    if out.suffix.lower() in TABLES:
+    suffix = out.suffix.lower()
+    if suffix in TABLES:
         require_pyarrow()
-    if evidence and out.suffix.lower() == ".npy":
-        raise usage_error(f"--evidence has no effect with {str(out)!r}: npy files have only probabilities. Use npz.")
+    unused = f"--evidence has no effect with {str(out)!r}: npy files have only probabilities. Use npz."
+    check_options((evidence and suffix == ".npy", unused))
     calibrator = load(model)
     if evidence and not calibrator.has_evidence:
         raise InvalidInputError("--evidence", f"needs a kcal model; {model} is of method {calibrator.method}")
-    if logits is not None and not (calibrator.inputs == "both" and calibrator.needs_logits_):
-        raise usage_error(f"--logits has no effect here: {model} was not fitted on embeddings and logits.")
-    columns = {"labels": label_column, "ids": id_column, "features": feature_columns, "logits": logit_columns}
-    source = o.source_of(data, columns=columns, files={"ids": ids, "logits": logits}, prefixes=("", "test_"))
-    samples = load_to_predict(calibrator, source, keys=("ids",))
-    rows = samples.outputs.matrix(calibrator.inputs)
+    takes_both = calibrator.inputs == "both" and calibrator.needs_logits_
+    unused = f"--logits has no effect here: {model} was not fitted on embeddings and logits."
+    check_options((logits and not takes_both, unused))
+    samples = load_to_predict(calibrator, Source.from_options(data, options, prefixes=("", "test_")), keys=("ids",))
     probs = predict_dataset(calibrator, samples)
+    rows = samples.outputs.matrix(calibrator.inputs)
     write_predictions(
         out,
         probs,
         calibrator.classes_,
         ids=samples.outputs.ids,
-        id_column=id_column or COLUMNS["ids"],
+        id_column=id_column or "id",
         log_evidence=calibrator.log_evidence(rows) if evidence else None,
     )
     if not quiet:
-        show_predicted(probs, out)
+        n_rows, n_classes = probs.shape
+        text = f"{out}: {n_rows:,} rows of {n_classes:,} probabilities, {file_size(out)}"
+        console().print(shown(text), soft_wrap=True)

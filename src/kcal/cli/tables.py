@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 
@@ -20,12 +18,9 @@ from kcal.metrics import METRICS, Evaluation
 from kcal.metrics.registry import Metric
 
 MAIN_METRICS = (
-    "accuracy",
-    "classwise_calibration_error",
-    "expected_calibration_error",
-    "top_label_brier_loss",
+    "accuracy", "classwise_calibration_error", "expected_calibration_error", "top_label_brier_loss",
     "negative_log_likelihood",
-)
+)  # fmt: skip
 """The paper's main metrics, for tables with many methods."""
 MANY_METHODS = 4
 """With more methods, each is a row, without intervals."""
@@ -95,11 +90,8 @@ def show_fitted(calibrator: Calibrator, data: Dataset, path: Path, seconds: floa
     screen, weights = console(), data.outputs.weights
     screen.print(f"[bold]{shown(method_title(calibrator.method))}[/] fitted in {seconds:.1f} s")
     labels = [printable(label) for label in calibrator.classes_.tolist()]
-    counted = f"{len(data):,}" if weights is None else f"{int((weights > 0).sum()):,}, weighted"
-    rows = {
-        "classes": f"{len(labels):,}: {', '.join(labels[:5])}{', …' if len(labels) > 5 else ''}",
-        "samples": counted,
-    }
+    rows = {"classes": f"{len(labels):,}: {', '.join(labels[:5])}{', …' if len(labels) > 5 else ''}"}
+    rows["samples"] = f"{len(data):,}" if weights is None else f"{int((weights > 0).sum()):,}, weighted"
     if data.feature_columns:  # so that a column that is not a feature does not go unnoticed
         rows["features"] = shorten(data.feature_columns)
     if calibrator.inputs == "both" and calibrator.needs_logits_:
@@ -111,13 +103,6 @@ def show_fitted(calibrator: Calibrator, data: Dataset, path: Path, seconds: floa
     for title, text in {**rows, **calibrator.summary(), "file": f"{path}, {file_size(path)}"}.items():
         table.add_row(title, "\n".join(shown(line) for line in text.split("\n")))
     screen.print(table)
-
-
-def show_predicted(probs: NDArray[Any], path: Path) -> None:
-    """Print how much was written, and where."""
-    n_rows, n_classes = probs.shape
-    text = f"{path}: {n_rows:,} rows of {n_classes:,} probabilities, {file_size(path)}"
-    console().print(shown(text), soft_wrap=True)
 
 
 def _values(evaluations: Mapping[str, Evaluation], metric: Metric) -> list[str]:

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from kcal.cli.output import shown
 from kcal.errors import printable
 
 Report = Callable[[str, int, int], None]
@@ -33,8 +32,8 @@ def show_progress(quiet: bool) -> Iterator[Report]:
         def report(description: str, done: int, total: int) -> None:
             name = description.partition(":")[0]
             if name not in bars:
-                bars[name] = progress.add_task(shown(name), total=total)
-            progress.update(bars[name], completed=done, description=shown(description))
+                bars[name] = progress.add_task(escape(printable(name)), total=total)
+            progress.update(bars[name], completed=done, description=escape(printable(description)))
 
         yield report
 
@@ -52,6 +51,7 @@ def progress_lines() -> Report:
         if is_new or is_late or step.startswith("preparing"):
             last_line = time.monotonic()
             reported.add((name, ends))
-            typer.echo(printable(f"{f'{name}: done' if ends else description}, {done} of {total}"), err=True)
+            text = printable(f"{f'{name}: done' if ends else description}, {done} of {total}")
+            sys.stderr.write(f"{text}\n")
 
     return report

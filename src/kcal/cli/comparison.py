@@ -1,4 +1,4 @@
-"""Probabilities to evaluate: of a model, of several methods fitted here, or of files."""
+"""Probabilities to compare: of a model, of several methods fitted here, or of files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, Uncalibrated, make_calibrator
-from kcal.cli.class_order import classes_to_fit, column_order, encode, name_labels
-from kcal.cli.data import Dataset, Request, Source, load
+from kcal.cli.class_order import classes_or_indices, classes_to_fit, column_order, encode, name_labels
+from kcal.cli.data import COLUMNS, Dataset, Request, Source, load
 from kcal.cli.files import TableFile, open_file, shorten
-from kcal.cli.fitting import check_overlap, fit_dataset, load_to_fit, load_to_predict, predict_dataset
 from kcal.cli.messages import DataError, OverlapError, error_text, usage_error
 from kcal.cli.output import PROBABILITY_COLUMN
+from kcal.cli.samples import check_overlap, fit_dataset, load_to_fit, load_to_predict, predict_dataset
 from kcal.errors import InvalidInputError, KcalError, KcalWarning, warn
 from kcal.metrics import Evaluation
 from kcal.metrics import evaluate as measure
@@ -34,7 +34,9 @@ class Comparison:
     weights: NDArray[Any] | None = field(default=None, repr=False)
 
 
-def predict_model(calibrator: Calibrator, source: Source, *, before: Source | None, allow_overlap: bool) -> Comparison:
+def predict_model(
+    calibrator: Calibrator, source: Source, before: Path | None = None, allow_overlap: bool = False
+) -> Comparison:
     """Return a model's probabilities, after those of ``before`` or of the network's logits if there are any."""
     needs_both = calibrator.inputs == "both" and calibrator.needs_logits_
     if calibrator.inputs == "logits" and "logits" in source.files:
@@ -47,7 +49,7 @@ def predict_model(calibrator: Calibrator, source: Source, *, before: Source | No
     labels = encode(data, calibrator.classes_)
     probs: dict[str, NDArray[Any]] = {}
     if before is not None:
-        probs["before"] = _load_before(before, data, calibrator.classes_)
+        probs["before"] = _load_before(_before_source(before, source), data, calibrator.classes_)
     else:
         network = _network_probs(data, calibrator)
         if network is not None:
@@ -57,40 +59,44 @@ def predict_model(calibrator: Calibrator, source: Source, *, before: Source | No
     return Comparison(probs, labels, calibrator.classes_, data.outputs.groups, data.outputs.weights)
 
 
-def load_probabilities(source: Source, *, before: Source | None) -> Comparison:
+def load_probabilities(source: Source, before: Path | None) -> Comparison:
     """Return the probabilities of a file, after those of ``before``."""
-    data = name_labels(load(source, Request("probabilities", labelled=True)))
-    classes = classes_to_fit(data, "logits")
-    if classes is None:
-        classes = np.arange(data.outputs.logits.shape[1])
+    features = source.columns.get("features")
+    pattern = features or _probability_columns(source.path)
+    columns = {**source.columns, "features": pattern} if pattern else source.columns
+    data = name_labels(load(replace(source, columns=columns), Request("probabilities", labelled=True)))
+    classes = classes_or_indices(data)
     _check_n_columns(data, classes)
     labels = encode(data, classes)
-    probs = {} if before is None else {"before": _load_before(before, data, classes)}
+    probs = {}
+    if before is not None:
+        probs["before"] = _load_before(_before_source(before, source, features), data, classes)
     probs["probabilities"] = data.outputs.logits
     return Comparison(probs, labels, classes, data.outputs.groups, data.outputs.weights)
 
 
 def fit_methods(
     names: Sequence[str],
-    calibration: Source,
+    calibration: Path,
     test: Source,
     train: Path | None,
     train_labels: Path | None,
-    *,
     allow_overlap: bool,
-    skip_failures: bool = False,
+    *,
+    skip_failures: bool,
 ) -> Comparison:
     """Fit every method on the calibration set, and return their probabilities for the test set, uncalibrated first.
 
     With ``skip_failures``, a method that cannot be fitted or applied is left out with a warning.
     """
+    source = replace(test, path=calibration, files={}, prefixes=("", "calibration_"))
     probs: dict[str, NDArray[Any]] = {}
     first: Comparison | None = None
     for name in names:
         try:
             with working(f"Fitting {name}"):
-                calibrator = _fit_method(name, calibration, train, train_labels)
-                comparison = predict_model(calibrator, test, before=None, allow_overlap=allow_overlap)
+                calibrator = _fit_method(name, source, train, train_labels)
+                comparison = predict_model(calibrator, test, allow_overlap=allow_overlap)
             order = _class_indices(first or comparison, comparison, name)
         except KcalError as error:
             if isinstance(error, OverlapError) or not skip_failures:
@@ -121,11 +127,18 @@ def measure_all(
     return {name: measure(probs, comparison.labels, **settings) for name, probs in comparison.probs.items()}
 
 
-def probability_columns(path: Path) -> str | None:
+def _probability_columns(path: Path) -> str | None:
     """Return the pattern of the columns that kcal predict writes, if the file has any."""
     file = open_file(path)
     names = file.columns if isinstance(file, TableFile) else ()
     return f"{PROBABILITY_COLUMN}*" if any(name.startswith(PROBABILITY_COLUMN) for name in names) else None
+
+
+def _before_source(path: Path, source: Source, features: str | None = None) -> Source:
+    """Return where to load the probabilities from that those of ``source`` are compared with."""
+    columns = {key: name for key, name in source.columns.items() if key in COLUMNS}
+    pattern = _probability_columns(path) or features
+    return replace(source, path=path, columns=columns | ({"features": pattern} if pattern else {}), files={})
 
 
 def _fit_method(name: str, calibration: Source, train: Path | None, train_labels: Path | None) -> Calibrator:

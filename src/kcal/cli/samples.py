@@ -1,7 +1,8 @@
-"""Load what a method is fitted on, and what a fitted model needs to predict."""
+"""Load what a method is fitted on, what a fitted model needs to predict, and the parts of a benchmark task."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.calibrators import Calibrator, fit_on, predict_on
-from kcal.cli.class_order import column_order, match_labels, name_labels, share_classes
+from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, predict_on
+from kcal.cli.class_order import classes_or_indices, column_order, encode, match_labels, name_labels, share_classes
 from kcal.cli.data import Dataset, Request, Source, load
 from kcal.cli.files import ArrayFile, open_file
 from kcal.cli.messages import OverlapError, errors_about, usage_error
@@ -39,10 +40,14 @@ def load_to_fit(
 
 
 def fit_dataset(
-    calibrator: Calibrator, data: Dataset, training: Dataset | None, classes: NDArray[Any] | None
+    calibrator: Calibrator,
+    data: Dataset,
+    training: Dataset | None,
+    classes: NDArray[Any] | None,
+    parameters: Collection[str] = (),
 ) -> Calibrator:
-    """Fit a calibrator, and store the names of the table's columns with it."""
-    with errors_about(data.name):
+    """Fit a calibrator, and store the names of the table's columns with it; errors name ``parameters`` by option."""
+    with errors_about(data.name, parameters):
         fit_on(calibrator, data.outputs, None if training is None else training.outputs, classes=classes)
     if data.feature_columns:
         calibrator.feature_names_in_ = np.array(data.feature_columns, dtype=object)
@@ -55,16 +60,12 @@ def load_to_predict(calibrator: Calibrator, source: Source, **request: Any) -> D
     """Load data for a fitted model: its columns by name, the logits in the order of its classes."""
     matrix = "logits" if calibrator.inputs == "logits" else "embeddings"
     needs_both = calibrator.inputs == "both" and calibrator.needs_logits_
-    data = load(
-        source,
-        Request(
-            matrix,
-            logits=request.pop("logits", False) or needs_both,
-            feature_names=_names(calibrator, "feature_names_in_"),
-            logit_names=_names(calibrator, "logit_names_in_"),
-            **request,
-        ),
+    feature_names, logit_names = (
+        [str(name) for name in vars(calibrator).get(attribute, ())]  # none if the model was fitted on arrays
+        for attribute in ("feature_names_in_", "logit_names_in_")
     )
+    request["logits"] = request.get("logits", False) or needs_both
+    data = load(source, Request(matrix, feature_names=feature_names, logit_names=logit_names, **request))
     data = match_labels(data, calibrator.classes_)
     n_columns = data.outputs.matrix(calibrator.inputs).shape[1]
     if n_columns != calibrator.n_features_in_:
@@ -100,9 +101,28 @@ def predict_dataset(calibrator: Calibrator, data: Dataset) -> NDArray[Any]:
     return probs
 
 
-def _names(calibrator: Calibrator, attribute: str) -> list[str]:
-    """Return the columns of a table that a model was fitted on; empty if it was fitted on an array."""
-    return [str(name) for name in vars(calibrator).get(attribute, ())]
+def load_task_parts(*sources: Source) -> tuple[list[ClassifierOutputs], list[str]]:
+    """Return the parts of a benchmark task with labels that are indices of columns, and the class of every column."""
+    request = Request("embeddings", logits=True, keys=("labels", "groups"), labelled=True)
+    parts = [name_labels(_require_logits(load(source, request))) for source in sources]
+    first, second = (classes_or_indices(data) for data in parts)
+    if first.tolist() != second.tolist():
+        names = f"{parts[0].name} and {parts[1].name}"
+        raise InvalidInputError(names, "must list the same classes in the same order", remedy="Pass --classes.")
+    outputs = [replace(part.outputs, labels=encode(part, first)) for part in parts]
+    return outputs, [str(name) for name in first.tolist()]
+
+
+def load_out_of_scope(source: Source) -> ClassifierOutputs:
+    """Return outputs for inputs that belong to no class."""
+    return _require_logits(load(source, Request("embeddings", logits=True, keys=()))).outputs
+
+
+def _require_logits(data: Dataset) -> Dataset:
+    if data.outputs.logits is None:
+        remedy = "In a table, name their columns with --logit-columns."
+        raise InvalidInputError(data.name, "has no logits; a task needs them", remedy=remedy)
+    return data
 
 
 def _training_source(source: Source, train: Path | None, labels: Path | None, matrix: str) -> Source | None:

@@ -1,0 +1,81 @@
+"""The files of ``kcal evaluate``: all figures as JSON, and the HTML report."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+
+from kcal.cli.comparison import Comparison
+from kcal.cli.output import check_writable
+from kcal.cli.tables import method_title
+from kcal.errors import InvalidInputError
+from kcal.metrics import Evaluation
+
+
+def evaluations_to_json(evaluations: dict[str, Evaluation], model: Path, data: Path | None) -> str:
+    """Return all figures as JSON; NaN becomes null."""
+    first = next(iter(evaluations.values()))
+    settings = ("n_samples", "n_classes", "bins", "threshold", "clip", "confidence")
+    content = {
+        "model": str(model),
+        "data": None if data is None else str(data),
+        **{name: getattr(first, name) for name in settings},
+        "metrics": {
+            name: {metric: _finite(value) for metric, value in evaluation.as_dict().items()}
+            for name, evaluation in evaluations.items()
+        },
+        "intervals": {
+            name: {metric: [_finite(end) for end in ends] for metric, ends in evaluation.intervals.items()}
+            for name, evaluation in evaluations.items()
+        },
+    }
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def write_evaluations(
+    folder: Path,
+    comparison: Comparison,
+    evaluations: dict[str, Evaluation],
+    sources: dict[str, Path | None],
+    settings: dict[str, str],
+    pictures: int,
+) -> Path:
+    """Write the report, and return the path of its page; ``settings`` are those of the intervals."""
+    from kcal.report import write_report
+
+    facts = {term: str(path) for term, path in sources.items() if path is not None}
+    if comparison.groups is not None:
+        facts["groups"] = f"{len(np.unique(comparison.groups)):,}; the intervals resample whole groups"
+    has_intervals = next(iter(evaluations.values())).confidence is not None
+    return write_report(
+        folder,
+        {method_title(name): probs for name, probs in comparison.probs.items()},
+        comparison.labels,
+        class_names=comparison.classes.tolist(),
+        evaluations={method_title(name): evaluation for name, evaluation in evaluations.items()},
+        sample_weight=comparison.weights,
+        sources=facts,
+        limit=pictures,
+        settings=settings if has_intervals else {},
+    )
+
+
+def check_report(folder: Path, inputs: tuple[Path | None, ...]) -> None:
+    """Raise early for a report that could not be drawn or written after long work."""
+    import kcal.report  # noqa: F401 - raises with the command that installs matplotlib if it is missing
+
+    if folder.is_dir():
+        check_writable(folder / "report.html", inputs=inputs, option="--report")
+        return
+    above = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        reason = "is not writable" if above.is_dir() else "is not a folder"
+        raise InvalidInputError("--report", "must be a folder that can be made", got=f"{folder}; {above} {reason}")
