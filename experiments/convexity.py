@@ -57,15 +57,9 @@ def show(measured: Measurements) -> Shown:
     for label, by_variant in measured.items():
         bandwidths, losses = (by_variant["kcal"][name][0] for name in ("bandwidths", "losses"))
         low, high = convex_range(losses)
-        rows.append(
-            (
-                Entry(label),
-                Entry(f"{bandwidths[int(np.argmin(losses))]:.3f}"),
-                Entry(str(n_minima(losses))),
-                Entry(f"{bandwidths[low]:.3f} to {bandwidths[high]:.3f}"),
-                Entry(f"{bandwidths[0]:.3f} to {bandwidths[-1]:.3f}"),
-            )
-        )
+        texts = [label, f"{bandwidths[int(np.argmin(losses))]:.3f}", str(n_minima(losses))]
+        texts += [f"{bandwidths[a]:.3f} to {bandwidths[b]:.3f}" for a, b in ((low, high), (0, -1))]
+        rows.append(tuple(map(Entry, texts)))
         lines = (
             Line("loss", floats(bandwidths), floats(losses), reference=True),
             Line("convex range", floats(bandwidths[low : high + 1]), floats(losses[low : high + 1])),

@@ -108,13 +108,8 @@ def show(measured: Measurements) -> Shown:
         entries = (*distances, *(number_entry(each, digits=2) for each in weights))
         rows.append((Entry(label), *entries, Entry(f"{100 * share:.0f}%".replace("-", "−"))))
     n_splits = ", ".join(str(len(by_method[BLEND]["error"])) for by_method in measured.values())
-    heading = (
-        "samples",
-        *PARAMETERS,
-        f"weight of the {ESTIMATES}",
-        f"weight of the {NETWORK}",
-        f"share of the {ESTIMATES}",
-    )
+    weight_names = (f"weight of the {ESTIMATES}", f"weight of the {NETWORK}", f"share of the {ESTIMATES}")
+    heading = ("samples", *PARAMETERS, *weight_names)
     note = (
         "Mean of |p̂ − p|, and the blend's summed weights, ± standard deviation over repetitions, of which large sizes "
         f"have fewer: {n_splits}. The share is of the sum of all weights, above 100% if the network's is negative."

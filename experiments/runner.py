@@ -110,7 +110,7 @@ class Store:
         self.stored = {} if path is None else read_lines(path)[0]
         self.used: dict[Key, Values] = {}
         if path is not None:  # whole lines only, and not complete
-            self._write([_line(key, values) for key, values in self.stored.items()])
+            write_whole(path, "".join(_line(key, values) for key, values in self.stored.items()).encode())
 
     def values(self, key: Key) -> Values | None:
         """Return stored values, if there are any."""
@@ -128,10 +128,8 @@ class Store:
 
     def finish(self) -> None:
         """Keep the measurements of this run alone, and note that they are complete."""
-        self._write([f"{COMPLETE}\n", *(_line(key, values) for key, values in self.used.items())])
-
-    def _write(self, lines: list[str]) -> None:
         assert self.path is not None
+        lines = [f"{COMPLETE}\n", *(_line(key, values) for key, values in self.used.items())]
         write_whole(self.path, "".join(lines).encode())
 
 

@@ -158,10 +158,7 @@ def both_orders(values: NDArray[np.float64], ratios: list[float], severity: floa
 def _table(label: str, by_method: Mapping[str, Any], ratios: list[float], ratio: float) -> Table:
     place = ratios.index(ratio)
     rows = tuple(
-        (
-            Entry(f"{method}{prior}"),
-            *(metric_entry(values[f"{name}{prior}"][:, place], name) for name in MAIN_METRICS),
-        )
+        (Entry(f"{method}{prior}"), *(metric_entry(values[f"{name}{prior}"][:, place], name) for name in MAIN_METRICS))
         for method, values in by_method.items()
         for prior in PRIORS
     )

@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from kcal.kernels import numerics
 from kcal.kernels.support import LeaveOut, SortedSupport
-from kcal.kernels.workspace import Workspace
 
 
 class Block(NamedTuple):
@@ -30,11 +29,19 @@ class Block(NamedTuple):
     half_squares: torch.Tensor  # (n_rows, n_columns): −½‖z − q‖² plus a constant per query; −inf where hidden
 
 
-class Reducer(Protocol):
-    """Gather blocks into a result."""
+class Workspace:
+    """Named buffers, allocated once: new memory for every block would cost as much time as its exponentials."""
 
-    def add(self, block: Block) -> None:
-        """Add a block, which may be overwritten."""
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+    def take(self, name: str, like: torch.Tensor, shape: tuple[int, ...] | torch.Size) -> torch.Tensor:
+        """Return the buffer ``name`` in the precision and on the device of ``like``, with arbitrary content."""
+        size = int(torch.Size(shape).numel())
+        buffer = self._buffers.get((name, like.dtype))
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[name, like.dtype] = like.new_empty(size)
+        return buffer[:size].view(shape)
 
 
 class Queries(NamedTuple):
@@ -111,10 +118,12 @@ class ScaledSupport:
                 leave_out.hide(block, rows.start)
             yield Block(rows, columns, block)
 
-    def reduce(self, reducer: Reducer, queries: Queries, leave_out: LeaveOut | None = None) -> None:
-        """Run all blocks through a reducer."""
-        for block in self.blocks(queries, leave_out):
-            reducer.add(block)
+    def exact_maximum(self, queries: Queries, leave_out: LeaveOut | None = None) -> torch.Tensor:
+        """Return the largest product of each query with c = 0, (n_query,); −inf if it sees no point."""
+        largest = torch.full_like(queries.common, -torch.inf)
+        for block in self.blocks(queries.with_constant(torch.zeros_like(queries.common)), leave_out):
+            torch.maximum(largest, block.half_squares.amax(dim=0), out=largest)
+        return largest
 
     def pilot_maximum(self, queries: Queries, leave_out: LeaveOut | None = None) -> torch.Tensor:
         """Return the largest product of each query over a few support points, (n_query,); −inf if it sees none."""

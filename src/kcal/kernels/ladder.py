@@ -9,8 +9,8 @@ from math import exp, isclose, log2
 import torch
 
 from kcal.kernels import numerics
+from kcal.kernels.blocks import Workspace
 from kcal.kernels.mother import MotherKernel
-from kcal.kernels.workspace import Workspace
 
 
 class KernelLadder:

@@ -8,14 +8,13 @@ from math import log, sqrt
 import torch
 
 from kcal.kernels import numerics
-from kcal.kernels.blocks import Block, ScaledSupport, slices
+from kcal.kernels.blocks import Block, ScaledSupport, Workspace, slices
 from kcal.kernels.ladder import KernelLadder
 from kcal.kernels.mother import KERNELS, MotherKernel
 from kcal.kernels.numerics import in_double
 from kcal.kernels.reducers import PairMass
 from kcal.kernels.sums import class_posteriors
 from kcal.kernels.support import SortedSupport, leave_out_rule
-from kcal.kernels.workspace import Workspace
 from kcal.validation import ALMOST_ZERO
 
 MEMORY_BUDGET = 512 * 2**20
@@ -81,7 +80,8 @@ class LeaveOutLoss:
         self._scaled = ScaledSupport(support, unit, in_double(points) if self._needs_double() else points)
         n_distances = sum((rows.stop - rows.start) * (len(support) - rows.start) for rows in self._slices())
         self.kept = n_distances * support.points.element_size() <= memory_budget
-        self._kept_blocks = [_copy(block) for block in self._blocks()] if self.kept else []
+        blocks = self._blocks() if self.kept else ()
+        self._kept_blocks = [block._replace(half_squares=block.half_squares.clone()) for block in blocks]
 
     @property
     def grouped(self) -> bool:
@@ -133,8 +133,7 @@ class LeaveOutLoss:
             queries = queries.with_constant(queries.common)
             rows = slices(columns.stop, numerics.SUPPORT_BLOCK)
             for block in self._scaled.blocks(queries, self._rule.select(columns), columns=columns, row_blocks=rows):
-                half_squares = block.half_squares.clamp_max_(0.0).to(self.support.points.dtype)
-                yield Block(block.rows, block.columns, half_squares)
+                yield block._replace(half_squares=block.half_squares.clamp_max_(0.0).to(self.support.points.dtype))
 
     def _slices(self) -> Iterator[slice]:
         return slices(len(self.support), numerics.SUPPORT_BLOCK)
@@ -146,7 +145,3 @@ class LeaveOutLoss:
         length = numerics.SEARCH_DETAIL * sqrt(self.support.dimension * self.support.mean_square)
         error = torch.finfo(self.support.points.dtype).eps * 2.0 * self.support.radius**2
         return not error < numerics.RESOLUTION * length**2
-
-
-def _copy(block: Block) -> Block:
-    return Block(block.rows, block.columns, block.half_squares.clone())

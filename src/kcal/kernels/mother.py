@@ -56,61 +56,53 @@ class MotherKernel:
         return dimension * (log(bandwidth) + 0.5 * log(dimension)) + self.log_unit_volume(dimension)
 
 
-def _rbf(t: torch.Tensor, dimension: int) -> torch.Tensor:
-    return -0.5 * t
+def _exponential(name: str, shift: int, quadratic: float | None, moment: Callable[[int], float]) -> MotherKernel:
+    """Return exp(−r) if ``quadratic`` is None, otherwise (1 + r + quadratic·r²)·exp(−r), with r = √((d + shift)·t)."""
 
-
-def _exponential(shift: int, quadratic: float | None) -> Callable[[torch.Tensor, int], torch.Tensor]:
     def log_profile(t: torch.Tensor, dimension: int) -> torch.Tensor:
         r = torch.sqrt((dimension + shift) * t).clamp_max(FARTHEST)
         if quadratic is None:
             return -r
         return torch.log1p(r + quadratic * r * r) - r
 
-    return log_profile
+    def log_unit_volume(dimension: int) -> float:
+        # ∫ r^(d−1)·exp(−c·r) dr = Γ(d)/c^d; the polynomial in front multiplies it by `moment(d)`.
+        radial = lgamma(dimension) - 0.5 * dimension * log(dimension + shift) + log(moment(dimension))
+        return _log_sphere_area(dimension) + radial
+
+    return MotherKernel(name, log_profile, log_unit_volume)
 
 
-def _compact(power: int) -> Callable[[torch.Tensor, int], torch.Tensor]:
+def _compact(name: str, power: int) -> MotherKernel:
+    """Return max(0, 1 − s)^power, with s = t/(d + 2·power + 2)."""
+
     def log_profile(t: torch.Tensor, dimension: int) -> torch.Tensor:
         return power * torch.log((1.0 - t / (dimension + 2 * power + 2)).clamp_min(0.0))
 
-    return log_profile
+    def log_unit_volume(dimension: int) -> float:
+        # ∫₀ᴿ r^(d−1)·(1 − r²/R²)^p dr = R^d·½·Beta(d/2, p+1)
+        half = 0.5 * dimension
+        log_beta = lgamma(half) + lgamma(power + 1) - lgamma(half + power + 1)
+        radial = half * log(dimension + 2 * power + 2) - log(2.0) + log_beta
+        return _log_sphere_area(dimension) + radial
+
+    return MotherKernel(name, log_profile, log_unit_volume, is_compact=True)
 
 
 def _log_sphere_area(dimension: int) -> float:
     return log(2.0) + 0.5 * dimension * log(pi) - lgamma(0.5 * dimension)
 
 
-def _exponential_volume(shift: int, moment: Callable[[int], float]) -> Callable[[int], float]:
-    # ∫ r^(d−1)·exp(−c·r) dr = Γ(d)/c^d; the polynomial in front multiplies it by `moment(d)`.
-    def log_unit_volume(dimension: int) -> float:
-        radial = lgamma(dimension) - 0.5 * dimension * log(dimension + shift) + log(moment(dimension))
-        return _log_sphere_area(dimension) + radial
-
-    return log_unit_volume
-
-
-def _compact_volume(power: int) -> Callable[[int], float]:
-    # ∫₀ᴿ r^(d−1)·(1 − r²/R²)^p dr = R^d·½·Beta(d/2, p+1)
-    def log_unit_volume(dimension: int) -> float:
-        half = 0.5 * dimension
-        log_beta = lgamma(half) + lgamma(power + 1) - lgamma(half + power + 1)
-        radial = half * log(dimension + 2 * power + 2) - log(2.0) + log_beta
-        return _log_sphere_area(dimension) + radial
-
-    return log_unit_volume
-
-
 KERNELS: dict[str, MotherKernel] = {
     kernel.name: kernel
     for kernel in (
-        MotherKernel("rbf", _rbf, lambda d: 0.5 * d * log(2.0 * pi), log_linear=True),
-        MotherKernel("laplace", _exponential(1, None), _exponential_volume(1, lambda d: 1.0)),
-        MotherKernel("matern32", _exponential(3, 0.0), _exponential_volume(3, lambda d: 1.0 + d)),
-        MotherKernel("matern52", _exponential(5, 1 / 3), _exponential_volume(5, lambda d: 1.0 + d + d * (d + 1) / 3)),
-        MotherKernel("epanechnikov", _compact(1), _compact_volume(1), is_compact=True),
-        MotherKernel("biweight", _compact(2), _compact_volume(2), is_compact=True),
-        MotherKernel("triweight", _compact(3), _compact_volume(3), is_compact=True),
+        MotherKernel("rbf", lambda t, d: -0.5 * t, lambda d: 0.5 * d * log(2.0 * pi), log_linear=True),
+        _exponential("laplace", 1, None, lambda d: 1.0),
+        _exponential("matern32", 3, 0.0, lambda d: 1.0 + d),
+        _exponential("matern52", 5, 1 / 3, lambda d: 1.0 + d + d * (d + 1) / 3),
+        _compact("epanechnikov", 1),
+        _compact("biweight", 2),
+        _compact("triweight", 3),
     )
 }
 

@@ -1,72 +1,50 @@
-"""What blocks of squared distances are gathered into: a maximum, sums per class, mass from the own class."""
+"""Sums of kernel values over blocks of squared distances: per class, and from the own class."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import exp
 
 import torch
 
 from kcal.kernels import numerics
-from kcal.kernels.blocks import Block
+from kcal.kernels.blocks import Block, Workspace
 from kcal.kernels.ladder import KernelLadder
 from kcal.kernels.support import SortedSupport
-from kcal.kernels.workspace import Workspace
 
 
-class Maximum:
-    """The largest entry of each query: the nearest point."""
+def class_mass(
+    blocks: Iterable[Block],
+    support: SortedSupport,
+    ladder: KernelLadder,
+    weights: torch.Tensor | None,
+    *,
+    floored: Sequence[bool],
+    like: torch.Tensor,
+    workspace: Workspace,
+    shifts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return Σ w_i·φ per bandwidth, class and query, (n_bandwidths, n_classes, n_query); blocks are overwritten.
 
-    def __init__(self, like: torch.Tensor) -> None:
-        self.largest = torch.full_like(like, -torch.inf)  # (n_query,)
-
-    def add(self, block: Block) -> None:
-        """Add a block."""
-        torch.maximum(self.largest, block.half_squares.amax(dim=0), out=self.largest)
-
-
-class ClassMass:
-    """Σ w_i·φ per class, query and bandwidth."""
-
-    def __init__(
-        self,
-        support: SortedSupport,
-        ladder: KernelLadder,
-        weights: torch.Tensor | None,
-        *,
-        floored: Sequence[bool],
-        like: torch.Tensor,  # (n_query,)
-        workspace: Workspace,
-        shifts: torch.Tensor | None = None,
-    ) -> None:
-        self.support, self.ladder, self.weights = support, ladder, weights
-        self.floored, self.shifts, self.workspace = floored, shifts, workspace
-        self.lowest = numerics.lowest_exponent(like.dtype)
-        self.sums = like.new_zeros(
-            len(ladder), support.n_classes, len(like), dtype=numerics.accumulator_dtype(like, len(support))
-        )
-
-    def add(self, block: Block) -> None:
-        """Add a block; it is overwritten."""
-        kernels = self.ladder.values(
-            block.half_squares, floored=self.floored, workspace=self.workspace, shifts=self.shifts
-        )
+    ``like`` is any tensor of the working precision with one entry per query; the rest as in ``KernelLadder.values``.
+    """
+    dtype = numerics.accumulator_dtype(like, len(support))
+    total = like.new_zeros(len(ladder), support.n_classes, len(like), dtype=dtype)
+    for block in blocks:
+        classes = class_range(support, block.rows)
+        kernels = ladder.values(block.half_squares, floored=floored, workspace=workspace, shifts=shifts)
         for index, values in kernels:
-            sums = self.sums[index, class_range(self.support, block.rows)]
-            add_by_class(sums, values, self.support, block.rows, self.weights, self.workspace)
-
-    def total(self) -> torch.Tensor:
-        """Return the sums, (n_bandwidths, n_classes, n_query), without what points too far to count added."""
-        if any(self.floored):
-            mass = self.support.class_counts.to(self.sums)
-            if self.weights is not None:
-                codes = self.support.codes.to(self.sums.device)
-                mass = torch.zeros_like(mass).index_add_(0, codes, self.weights.to(self.sums))
-            floor = self.sums.new_tensor(self.floored) * (2.0 * exp(self.lowest))  # twice, as a margin for rounding
-            self.sums.sub_(floor[:, None, None] * mass[:, None])
-            torch.threshold_(self.sums, 0.0, 0.0)
-        return self.sums
+            add_by_class(total[index, classes], values, support, block.rows, weights, workspace)
+    if any(floored):  # subtract what points too far to count have added
+        mass = support.class_counts.to(total)
+        if weights is not None:
+            mass = torch.zeros_like(mass).index_add_(0, support.codes.to(total.device), weights.to(total))
+        lowest = exp(numerics.lowest_exponent(like.dtype))
+        floor = total.new_tensor(floored) * (2.0 * lowest)  # twice, as a margin for rounding
+        total.sub_(floor[:, None, None] * mass[:, None])
+        torch.threshold_(total, 0.0, 0.0)
+    return total
 
 
 class PairMass:

@@ -18,13 +18,12 @@ from typing import NamedTuple
 import torch
 
 from kcal.kernels import numerics
-from kcal.kernels.blocks import Queries, ScaledSupport, slices
+from kcal.kernels.blocks import Queries, ScaledSupport, Workspace, slices
 from kcal.kernels.ladder import KernelLadder
 from kcal.kernels.mother import KERNELS, MotherKernel
 from kcal.kernels.numerics import in_double
-from kcal.kernels.reducers import ClassMass, Maximum
+from kcal.kernels.reducers import class_mass
 from kcal.kernels.support import LeaveOut, SortedSupport
-from kcal.kernels.workspace import Workspace
 
 
 class ClassSums(NamedTuple):
@@ -173,15 +172,9 @@ class PreparedSupport:
         if bool(again.any()):
             index = again.nonzero().squeeze(1)
             queries, rule = queries.select(index), _select(leave_out, index)
-            largest = self._exact_maximum(scaled, queries, rule)
+            largest = scaled.exact_maximum(queries, rule)
             result.sums[:, :, index], result.offsets[:, index] = shifted_sums(scaled, queries, largest, rule)
         return result
-
-    def _exact_maximum(self, scaled: ScaledSupport, queries: Queries, leave_out: LeaveOut | None) -> torch.Tensor:
-        """Return the largest product of each query with c = 0, (n_query,); −inf if it sees no point."""
-        maximum = Maximum(queries.common)
-        scaled.reduce(maximum, queries.with_constant(torch.zeros_like(queries.common)), leave_out)
-        return maximum.largest
 
     def _log_linear_sums(
         self, scaled: ScaledSupport, queries: Queries, largest: torch.Tensor, leave_out: LeaveOut | None
@@ -192,10 +185,9 @@ class PreparedSupport:
         if leave_out is None or not leave_out.grouped:
             farthest = (-2.0 * queries.common).sqrt() + scaled.radius
             least = float((-0.5 * farthest.square() - queries.common - finite).min())
-        mass = self._class_mass(scaled, queries, least)
-        scaled.reduce(mass, queries.with_constant(-finite), leave_out)
+        sums = self._class_mass(scaled, queries.with_constant(-finite), leave_out, least)
         factors = queries.common.new_tensor(self._ladder.factors)[:, None]
-        return ClassSums(mass.total(), (factors * (largest + queries.common)).to(mass.sums))
+        return ClassSums(sums, (factors * (largest + queries.common)).to(sums))
 
     def _profile_sums(
         self, scaled: ScaledSupport, queries: Queries, largest: torch.Tensor | None, leave_out: LeaveOut | None
@@ -206,14 +198,20 @@ class PreparedSupport:
             sees_nothing = torch.isneginf(largest)
             shifts = self._ladder.log_profiles(largest + queries.common).masked_fill_(sees_nothing, 0.0)
             offsets = shifts.masked_fill(sees_nothing, -torch.inf)
-        mass = self._class_mass(scaled, queries, -torch.inf, shifts)
-        scaled.reduce(mass, queries.with_constant(queries.common), leave_out)
-        return ClassSums(mass.total(), offsets)
+        queries = queries.with_constant(queries.common)
+        return ClassSums(self._class_mass(scaled, queries, leave_out, -torch.inf, shifts), offsets)
 
     def _class_mass(
-        self, scaled: ScaledSupport, queries: Queries, least: float, shifts: torch.Tensor | None = None
-    ) -> ClassMass:
-        return ClassMass(
+        self,
+        scaled: ScaledSupport,
+        queries: Queries,
+        leave_out: LeaveOut | None,
+        least: float,
+        shifts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the sums of the products, none of which is below ``least``."""
+        return class_mass(
+            scaled.blocks(queries, leave_out),
             self.support,
             self._ladder,
             scaled.weights,
@@ -249,16 +247,16 @@ class PreparedSupport:
         reach = radius * ((-2.0 * queries.common).sqrt() + radius)
         sharpness = numerics.RESOLUTION / torch.finfo(torch.float64).eps / reach
         queries.right.mul_(sharpness)
-        largest = self._exact_maximum(scaled, queries, leave_out)
+        largest = scaled.exact_maximum(queries, leave_out)
         ladder = KernelLadder(KERNELS["rbf"], self.support.dimension, [1.0])
-        like = queries.common
-        mass = ClassMass(self.support, ladder, scaled.weights, floored=[True], like=like, workspace=workspace)
-        scaled.reduce(mass, queries.with_constant(-largest.nan_to_num(neginf=0.0)), leave_out)
+        blocks = scaled.blocks(queries.with_constant(-largest.nan_to_num(neginf=0.0)), leave_out)
+        like, weights = queries.common, scaled.weights
+        sums = class_mass(blocks, self.support, ladder, weights, floored=[True], like=like, workspace=workspace)
         distances = (-2.0 * (largest / sharpness + queries.common)).clamp_min(0.0).sqrt()
         lengths = distances.new_tensor(self.bandwidths)[:, None] * sqrt(self.support.dimension)
         offsets = self.kernel.log_profile((distances / lengths).square(), self.support.dimension)
         offsets.masked_fill_(torch.isneginf(largest), -torch.inf)
-        return ClassSums(mass.total().expand(len(self.bandwidths), -1, -1), offsets)
+        return ClassSums(sums.expand(len(self.bandwidths), -1, -1), offsets)
 
 
 def _select(leave_out: LeaveOut | None, queries: torch.Tensor | slice) -> LeaveOut | None:
@@ -275,18 +273,8 @@ def class_sums(
 ) -> ClassSums:
     """Return S_k(q; b) of every query, class and bandwidth, in two parts.
 
-    Parameters
-    ----------
-    queries : (n_query, d) tensor
-        Same device and precision as the support.
-    support : SortedSupport
-        Points sorted by class.
-    bandwidths : sequence of float
-        b, lengths.
-    kernel : MotherKernel
-        Any kernel of the table.
-    leave_out : LeaveOut, optional
-        Support points that a query must not see.
+    ``queries`` are (n_query, d), of the device and precision of the support; ``leave_out`` are the support points that
+    a query must not see; other parameters as in ``PreparedSupport``.
     """
     return PreparedSupport(support, bandwidths, kernel).class_sums(queries, leave_out=leave_out)
 
