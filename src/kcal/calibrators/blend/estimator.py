@@ -13,37 +13,37 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two, refuse_extra
-from kcal.calibrators.blend.experts import fit_experts
+from kcal.calibrators.blend.experts import check_factors, fit_experts
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.blend.network import cross_fit_network, network_log_probs
-from kcal.calibrators.blend.parameters import check_blend_parameters, check_factors
-from kcal.calibrators.blend.sharpness import Sharpness
 from kcal.calibrators.blend.state import model_from_state, model_state
 from kcal.calibrators.fit_warnings import (
     warn_of_few_samples,
     warn_of_known_rows,
     warn_of_missing_classes,
-    warn_of_training_rows,
 )
+from kcal.calibrators.holdout import check_folds
+from kcal.calibrators.kcal.parameters import check_learned_projection, is_number
 from kcal.calibrators.kcal.samples import (
     Samples,
     TrainingSet,
     check_samples,
     check_training_set,
-    other_labels,
-    training_fingerprints,
+    known_labels,
+    warn_of_shared_rows,
 )
-from kcal.calibrators.kcal.state import OWN_MODULE, damaged_parameters, read_parameters, stored_parameters
-from kcal.calibrators.logit_base import encode_columns, to_log_probs
+from kcal.calibrators.kcal.state import OWN_MODULE, read_parameters, stored_parameters
+from kcal.calibrators.logit_base import encode_columns, fitted, to_log_probs
 from kcal.calibrators.prior import check_prior
-from kcal.errors import FileFormatError, InvalidInputError
-from kcal.projection import get_recipe
-from kcal.validation import ArrayKind, check_matrix
-
-Floats = NDArray[np.float64]
+from kcal.errors import InvalidInputError
+from kcal.projection import ARCHITECTURES, TrainedProjection, get_recipe
+from kcal.validation import ArrayKind, check_choice, check_matrix, check_number, shown
 
 BLOCK_ROWS = 4096
+MAX_SPREAD = 1e6
+MIN_BACKGROUND = 1e-20
+"""Smallest background that single precision can spread over classes, however rare."""
 
 
 class KCalBlend(Calibrator):
@@ -126,13 +126,13 @@ class KCalBlend(Calibrator):
     )
 
     model_: BlendModel
-    weights_: dict[str, float]
-    bandwidths_: dict[str, float]
-    bias_: Floats
-    frequencies_: Floats
-    sharpness_: Sharpness
-    background_: float
-    group_efficiency_: float
+    weights_ = fitted("weights")
+    bias_ = fitted("bias")
+    sharpness_ = fitted("sharpness")
+    group_efficiency_ = fitted("group_efficiency")
+    background_ = fitted("background")
+    bandwidths_ = fitted("bandwidths")
+    frequencies_ = fitted("frequencies")
     logit_names_in_: NDArray[np.object_]
 
     def __init__(
@@ -185,20 +185,11 @@ class KCalBlend(Calibrator):
 
         Parameters
         ----------
-        X : (n, h) array or tensor
-            Embeddings of the calibration set: data that the network was not trained on.
-        y : (n,) array
-            Their labels; with logits, integers are columns, and other labels need ``classes``.
+        X, y, train_embeddings, train_labels, train_groups, groups, sample_weight, classes
+            As in :meth:`KCal.fit`, but without a training set no projection is learned. With logits, integers in ``y``
+            are columns, and other labels need ``classes``, all of them in the order of the columns.
         logits : (n, n_classes) array or tensor, optional
-            The network's logits for them.
-        train_embeddings, train_labels, train_groups : arrays, optional
-            The network's training set, to learn the projection from.
-        groups : (n,) array, optional
-            Patients, speakers, sites: a sample is never predicted from its own group.
-        sample_weight : (n,) array, optional
-            Relative importance of each sample.
-        classes : sequence, optional
-            All classes in the order of the columns.
+            The network's logits for the rows of ``X``.
         """
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
@@ -206,9 +197,9 @@ class KCalBlend(Calibrator):
         training = check_training_set(train_embeddings, train_labels, train_groups, rows, self.projection)
         if scores is not None:
             classes = encode_columns(y, len(rows), scores.shape[1], classes)[1]
-        known = other_labels(training, self.projection)
+        known = known_labels(training, self.projection)
         samples = check_samples(
-            rows, y, classes=classes, other_labels=known, groups=groups, sample_weight=sample_weight
+            rows, y, classes=classes, known_labels=known, groups=groups, sample_weight=sample_weight
         )
         prior = check_prior(self.prior, samples.classes)
         samples = samples.rows(np.flatnonzero(samples.weights))
@@ -233,7 +224,7 @@ class KCalBlend(Calibrator):
         model = fit_blend(samples, experts, network, **options)
         self._remember(rows)
         self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)
-        self._set_model(replace(model, min_log_prob=lowest, representation=self.representation, prior=prior))
+        self.model_ = replace(model, min_log_prob=lowest, representation=self.representation, prior=prior)
         return self
 
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
@@ -284,7 +275,7 @@ class KCalBlend(Calibrator):
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
         check_is_fitted(self)
-        self._set_model(self.model_.to(device))
+        self.model_ = self.model_.to(device)
         return self
 
     def summary(self) -> dict[str, str]:
@@ -311,25 +302,30 @@ class KCalBlend(Calibrator):
     def from_state(cls, state: CalibratorState, *, projection: nn.Module | None = None, **extra: Any) -> Self:
         """Return the fitted calibrator; ``projection`` is the module of a learned metric of one's own."""
         refuse_extra(cls, extra)
-        model, names = model_from_state(state, projection), state.values["logit_names"]
-        with damaged_parameters():
-            blend = cls(**read_parameters(state.parameters, None))
-            blend._restore(state)
-        if len(names) not in (0, len(blend.classes_)) or not all(isinstance(name, str) for name in names):
-            raise FileFormatError("the stored names of the logits are damaged.")
-        blend.logit_names_in_ = np.array(names, dtype=object)
-        blend._set_model(model)
+        model = model_from_state(state, projection)
+        blend = cls(**read_parameters(state.parameters, None))
+        blend._restore(state)
+        blend.model_, blend.logit_names_in_ = model, np.array(state.values["logit_names"], dtype=object)
         return blend
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_blend_parameters(self.get_params(deep=False))
-
-    def _set_model(self, model: BlendModel) -> None:
-        self.model_, self.weights_ = model, model.weights
-        self.bandwidths_ = {expert.metric: expert.bandwidth for expert in model.experts}
-        self.bias_, self.frequencies_, self.sharpness_ = model.pool.bias, model.frequencies, model.sharpness
-        self.background_, self.group_efficiency_ = model.background, model.group_efficiency
+        if isinstance(self.projection, str) and self.projection in ARCHITECTURES:
+            check_learned_projection(self.projection, self.dimension)
+        elif self.projection is not None and not isinstance(self.projection, TrainedProjection):
+            expected = f"must be {', '.join(map(repr, ARCHITECTURES))}, a TrainedProjection or None"
+            raise InvalidInputError("projection", expected, got=shown(self.projection))
+        get_recipe(self.recipe)
+        check_factors(self.bandwidth_factors)
+        check_choice(self.network_calibrator, "network_calibrator", ("auto", "ts", "sms"))
+        check_folds(self.folds)
+        check_number(self.bias, "bias", minimum=0, maximum=MAX_SPREAD)
+        check_number(self.sharpness, "sharpness", minimum=0, maximum=MAX_SPREAD)
+        check_number(self.fallback_quantile, "fallback_quantile", minimum=0, maximum=0.999)
+        searched = isinstance(self.background, str) and self.background == "cv"
+        if not searched and not is_number(self.background, MIN_BACKGROUND, 1.0):
+            expected = f'must be "cv" or a number from {MIN_BACKGROUND:g} to 1'
+            raise InvalidInputError("background", expected, got=shown(self.background))
 
     def _check_samples(self, samples: Samples, training: TrainingSet | None, *, with_logits: bool) -> None:
         """Raise if there are fewer than two classes, samples or groups; warn of leakage and of missing samples."""
@@ -338,7 +334,7 @@ class KCalBlend(Calibrator):
         for name, what, count in (("X", "samples", n), ("groups", "groups", n_groups)):
             if count < 2:
                 raise InvalidInputError(name, f"must hold at least two {what} of positive weight", got=str(count))
-        warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
+        warn_of_shared_rows(samples, training, self.projection)
         if with_logits:
             warn_of_few_samples(n, len(samples.classes))
         else:

@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 
 from kcal.calibrators.blend.class_frequencies import likely_frequencies, likely_strength
 from kcal.calibrators.blend.experts import Expert
-from kcal.calibrators.blend.model import BlendInputs, BlendModel, Gate, total_log_mass
+from kcal.calibrators.blend.model import BlendInputs, BlendModel, total_log_mass
 from kcal.calibrators.blend.network import NetworkFit
 from kcal.calibrators.blend.pool import Pool, PoolProblem
 from kcal.calibrators.blend.sharpness import fit_sharpness
@@ -95,7 +95,6 @@ def fit_blend(
         experts,
         () if network is None else network.models,
         Pool(np.empty(0), np.zeros(n_classes), float(np.log(n_classes))),
-        Gate(-np.inf),
         BACKGROUNDS[0],
         likely_frequencies(totals, strength),
         totals / totals.sum(),
@@ -104,7 +103,7 @@ def fit_blend(
     log_mass = total_log_mass(sums[0], model.experts[0].middle)
     if fallback_quantile > 0:
         threshold = np.quantile(log_mass[torch.isfinite(log_mass)].numpy(), fallback_quantile)
-        model = replace(model, gate=Gate(float(threshold)))
+        model = replace(model, gate_threshold=float(threshold))
     seen, unseen = split_by_class_left(model, samples, sums, () if network is None else network.out_of_fold, strength)
     model = choose_background(model, seen, unseen, background=background, bias=bias)
     if len(seen.samples.codes) == 0:

@@ -12,24 +12,22 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two, encode_classes, refuse_extra
-from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes, warn_of_training_rows
-from kcal.calibrators.holdout import fold_codes
+from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes
+from kcal.calibrators.holdout import check_folds, fold_codes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
 from kcal.calibrators.kcal.model import KCalModel
-from kcal.calibrators.kcal.parameters import check_parameters
+from kcal.calibrators.kcal.parameters import check_bandwidth, check_learned_projection, check_pair
 from kcal.calibrators.kcal.samples import (
     Samples,
     TrainingSet,
     check_samples,
-    check_training_columns,
     check_training_set,
     hold_out_half,
-    other_labels,
-    training_fingerprints,
+    known_labels,
+    warn_of_shared_rows,
 )
 from kcal.calibrators.kcal.state import (
-    damaged_parameters,
     model_from_state,
     model_state,
     read_curves,
@@ -37,11 +35,12 @@ from kcal.calibrators.kcal.state import (
     read_parameters,
     stored_parameters,
 )
+from kcal.calibrators.logit_base import fitted
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, mean_log_loss
 from kcal.projection import Recipe, TrainedProjection, TrainingCurve, get_recipe, needs_training
-from kcal.validation import ArrayKind
+from kcal.validation import ArrayKind, check_number, shown
 
 
 class KCal(Calibrator):
@@ -95,6 +94,8 @@ class KCal(Calibrator):
         Every bandwidth tried, with its loss.
     projection_ : nn.Module
         Π in use.
+    dimension_ : int
+        Dimension of the projected space.
     training_curve_ : TrainingCurve or None
         Loss of the projection's training.
     support_indices_ : array
@@ -119,6 +120,9 @@ class KCal(Calibrator):
     )
 
     model_: KCalModel
+    bandwidth_ = fitted("bandwidth")
+    projection_ = fitted("projection")
+    dimension_ = fitted("dimension")
     bandwidth_curve_: BandwidthCurve | None
     training_curve_: TrainingCurve | None
     checkpoint_step_: int | None
@@ -197,7 +201,7 @@ class KCal(Calibrator):
             self.as_embeddings(rows),
             y,
             classes=classes,
-            other_labels=other_labels(training, self.projection),
+            known_labels=known_labels(training, self.projection),
             groups=groups,
             sample_weight=sample_weight,
             ids=ids,
@@ -247,24 +251,6 @@ class KCal(Calibrator):
         """
         rows, kind = self._check_rows(X)
         return kind.give_back(self.model_.log_evidence(self.as_embeddings(rows)))
-
-    @property
-    def bandwidth_(self) -> float:
-        """The bandwidth b in use."""
-        check_is_fitted(self)
-        return self.model_.bandwidth
-
-    @property
-    def projection_(self) -> nn.Module:
-        """The projection Π in use."""
-        check_is_fitted(self)
-        return self.model_.projection
-
-    @property
-    def dimension_(self) -> int:
-        """Dimension of the projected space."""
-        check_is_fitted(self)
-        return self.model_.support.dimension
 
     @property
     def leave_one_out_proba_(self) -> Any:
@@ -332,8 +318,7 @@ class KCal(Calibrator):
         refuse_extra(cls, extra)
         model = model_from_state(state, projection)
         calibrator = cls(**read_parameters(state.parameters, model.projection))
-        with damaged_parameters():
-            calibrator._restore(state)
+        calibrator._restore(state)
         points = model.support.points
         calibrator._kind = ArrayKind(is_torch=False, device=points.device, dtype=points.dtype)
         calibrator.bandwidth_curve_, calibrator.training_curve_ = read_curves(state.values)
@@ -349,11 +334,28 @@ class KCal(Calibrator):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_parameters(self.get_params(deep=False))
+        get_kernel(self.kernel)
+        get_recipe(self.recipe)
+        check_learned_projection(self.projection, self.dimension)
+        if check_number(self.smoothing, "smoothing", minimum=0, maximum=1) == 1:
+            raise InvalidInputError("smoothing", "must be less than 1", got="1")
+        if self.folds is not None:
+            check_folds(self.folds)
+        check_bandwidth(self.bandwidth, self.bandwidth_reference)
+        check_pair(self.bandwidth_reference, "bandwidth_reference")
+        check_pair(self.bandwidth_interval, "bandwidth_interval")
+        if self.bandwidth_interval is not None and not self.bandwidth_interval[0] < self.bandwidth_interval[1]:
+            expected, got = "must be (low, high) with 0 < low < high", shown(self.bandwidth_interval)
+            raise InvalidInputError("bandwidth_interval", expected, got=got)
 
     def _check_training_set(self, embeddings: Any, labels: Any, groups: Any, rows: torch.Tensor) -> TrainingSet | None:
         """Return the training set as embeddings; None without one."""
-        check_training_columns(embeddings, list(getattr(self, "feature_names_in_", [])))
+        columns, names = (
+            [str(name) for name in getattr(embeddings, "columns", [])],
+            getattr(self, "feature_names_in_", []),
+        )
+        if columns and len(names) and columns != list(names):
+            raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
         training = check_training_set(embeddings, labels, groups, rows, self.projection)
         return None if training is None else replace(training, embeddings=self.as_embeddings(training.embeddings))
 
@@ -366,4 +368,4 @@ class KCal(Calibrator):
             warn_of_missing_classes(
                 samples.classes, frequencies, "Or pass smoothing=1e-3 to give them some probability."
             )
-        warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
+        warn_of_shared_rows(samples, training, self.projection)
