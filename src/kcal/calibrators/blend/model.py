@@ -22,11 +22,9 @@ from kcal.kernels import ClassSums
 
 Floats = NDArray[np.float64]
 
-MASKED = -5000.0
-"""Log probability below which a class is not unlikely but masked out of the logits; lower where calibration samples
-came near it."""
-MASK_FACTOR = 10.0
-"""A mask is below this multiple of the lowest log probability of calibration samples."""
+MASKED, MASK_FACTOR = -5000.0, 10.0
+"""A class is masked out of the logits, not unlikely, if its log probability is below the first, and below the second
+times the lowest one of calibration samples."""
 MAX_FREQUENCY_FACTOR = 1e6
 """Bound of the factor by which the sums of a class grow, so that single precision can represent them."""
 GATE_STEEPNESS = 4.0
@@ -138,6 +136,10 @@ class BlendModel:
         counted = np.where(self.sample_frequencies > 0, self.sample_frequencies, self.frequencies)
         factors = torch.from_numpy(np.minimum(self.frequencies / counted, MAX_FREQUENCY_FACTOR))
         return ClassSums(sums.sums.mul_(factors.to(sums.sums)[:, None]), sums.offsets)
+
+    def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return the log density of the calibration set, in the first metric, at each embedding, (n,)."""
+        return self.experts[0].log_evidence(embeddings)
 
     def to(self, device: str | torch.device) -> BlendModel:
         """Return the model with its kernel sums on another device."""

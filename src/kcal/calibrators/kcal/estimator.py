@@ -11,39 +11,37 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two, encode_classes, refuse_extra
+from kcal.calibrators.base import CalibratorState, encode_classes, refuse_extra
 from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes
 from kcal.calibrators.holdout import check_folds, fold_codes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
+from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
 from kcal.calibrators.kcal.model import KCalModel
 from kcal.calibrators.kcal.parameters import check_bandwidth, check_learned_projection, check_pair
 from kcal.calibrators.kcal.samples import (
     Samples,
     TrainingSet,
-    check_samples,
-    check_training_set,
     hold_out_half,
-    known_labels,
     warn_of_shared_rows,
 )
 from kcal.calibrators.kcal.state import (
+    Tensors,
     model_from_state,
     model_state,
     read_curves,
     read_indices,
     read_parameters,
-    stored_parameters,
 )
 from kcal.calibrators.logit_base import fitted
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, mean_log_loss
-from kcal.projection import Recipe, TrainedProjection, TrainingCurve, get_recipe, needs_training
+from kcal.projection import Recipe, TrainedProjection, TrainingCurve, get_recipe
 from kcal.validation import ArrayKind, check_number, shown
 
 
-class KCal(Calibrator):
+class KCal(EmbeddingCalibrator):
     """Calibrated probabilities for every class, from the embeddings of a trained network.
 
     p_k(x) = Σ_{i: y_i = k} w_i·φ_b(Π(x_i) − Π(x)) / Σ_i w_i·φ_b(Π(x_i) − Π(x)), the sums over the calibration set.
@@ -112,9 +110,6 @@ class KCal(Calibrator):
 
     inputs: ClassVar[str] = "embeddings"
     method: ClassVar[str] = "kcal"
-    columns_are_classes: ClassVar[bool] = False
-
-    has_evidence: ClassVar[bool] = True
     fit_options: ClassVar[frozenset[str]] = frozenset(
         {"train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes", "ids"}
     )
@@ -196,17 +191,8 @@ class KCal(Calibrator):
         self._begin_fit()
         rows, self._kind = self._check_rows(X, fitting=True)
         self._remember(rows)
-        training = self._check_training_set(train_embeddings, train_labels, train_groups, rows)
-        samples = check_samples(
-            self.as_embeddings(rows),
-            y,
-            classes=classes,
-            known_labels=known_labels(training, self.projection),
-            groups=groups,
-            sample_weight=sample_weight,
-            ids=ids,
-        )
-        check_at_least_two(samples.classes, type(self).__name__)
+        options = {"classes": classes, "groups": groups, "sample_weight": sample_weight, "ids": ids}
+        samples, training = self._check_fit_data(rows, y, train_embeddings, train_labels, train_groups, **options)
         if training is None and self.uses_training_set:
             training, samples = hold_out_half(samples, self.seed)
         self._check_support(samples, training)
@@ -244,34 +230,11 @@ class KCal(Calibrator):
         model = KCalModel(learned.module, support, bandwidth, kernel.name, frequencies, prior, smoothing, groups)
         return model, learned, curve
 
-    def log_evidence(self, X: Any) -> Any:
-        """Return the log density of the calibration set at each row, (n,).
-
-        Low values mark queries far from all calibration samples; compare with the values of held-out data.
-        """
-        rows, kind = self._check_rows(X)
-        return kind.give_back(self.model_.log_evidence(self.as_embeddings(rows)))
-
     @property
     def leave_one_out_proba_(self) -> Any:
         """Probabilities of each support row given the others, (n, n_classes), in the order of ``support_indices_``."""
         check_is_fitted(self)
         return self._kind.give_back(self.model_.leave_one_out_probs)
-
-    @property
-    def uses_training_set(self) -> bool:
-        """Whether ``fit``, with the present parameters, learns from the network's training set."""
-        return needs_training(self.projection)
-
-    def to(self, device: str | torch.device) -> Self:
-        """Move the fitted calibrator to a device; predictions then run there."""
-        check_is_fitted(self)
-        self.model_ = self.model_.to(device)
-        return self
-
-    def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings that the projection works on, (n, h), from rows of ``X``."""
-        return rows
 
     def training_recipe(self) -> Recipe:
         """Return the recipe by which the projection is trained."""
@@ -297,10 +260,7 @@ class KCal(Calibrator):
         own = model.leave_one_out_probs[torch.arange(len(codes)), codes]
         return {name: f"{mean_log_loss(torch.log(own)):.4f}"}
 
-    def state(self) -> CalibratorState:
-        """Return the content of the fitted calibrator."""
-        check_is_fitted(self)
-        self._check_parameters()
+    def _model_state(self) -> tuple[dict[str, Any], Tensors]:
         values, tensors = model_state(self.model_)
         values |= {
             "bandwidth_curve": None if self.bandwidth_curve_ is None else asdict(self.bandwidth_curve_),
@@ -309,8 +269,7 @@ class KCal(Calibrator):
             "checkpoint_losses": self.checkpoint_losses_,
             "ids": None if self.ids_ is None else encode_classes(self.ids_),
         }
-        tensors["support.indices"] = torch.from_numpy(self.support_indices_)
-        return self._state(stored_parameters(self.get_params(deep=False), self.classes_), values, **tensors)
+        return values, tensors | {"support.indices": torch.from_numpy(self.support_indices_)}
 
     @classmethod
     def from_state(cls, state: CalibratorState, *, projection: nn.Module | None = None, **extra: Any) -> Self:
@@ -347,17 +306,6 @@ class KCal(Calibrator):
         if self.bandwidth_interval is not None and not self.bandwidth_interval[0] < self.bandwidth_interval[1]:
             expected, got = "must be (low, high) with 0 < low < high", shown(self.bandwidth_interval)
             raise InvalidInputError("bandwidth_interval", expected, got=got)
-
-    def _check_training_set(self, embeddings: Any, labels: Any, groups: Any, rows: torch.Tensor) -> TrainingSet | None:
-        """Return the training set as embeddings; None without one."""
-        columns, names = (
-            [str(name) for name in getattr(embeddings, "columns", [])],
-            getattr(self, "feature_names_in_", []),
-        )
-        if columns and len(names) and columns != list(names):
-            raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
-        training = check_training_set(embeddings, labels, groups, rows, self.projection)
-        return None if training is None else replace(training, embeddings=self.as_embeddings(training.embeddings))
 
     def _check_support(self, samples: Samples, training: TrainingSet | None) -> None:
         """Check the prior against the classes of the support; warn of missing classes and of training rows."""

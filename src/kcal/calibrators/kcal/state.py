@@ -120,15 +120,15 @@ def stored_parameters(parameters: dict[str, Any], classes: NDArray[Any]) -> dict
     return stored
 
 
-def read_parameters(stored: dict[str, Any], module: nn.Module | None) -> dict[str, Any]:
-    """Return constructor parameters from :func:`stored_parameters`; ``module`` replaces a projection of one's own."""
+def read_parameters(stored: dict[str, Any], projection: nn.Module | str) -> dict[str, Any]:
+    """Return constructor parameters from :func:`stored_parameters`; ``projection`` replaces one of the caller's."""
     sequences = ("bandwidth_interval", "bandwidth_reference", "bandwidth_factors")
     parameters = stored | {name: tuple(stored[name]) for name in sequences if isinstance(stored.get(name), list)}
     if not isinstance(stored["recipe"], str):
         numbers = dict(stored["recipe"])
         parameters["recipe"] = RECIPES[numbers.pop("name")](**numbers)
     if stored["projection"] == OWN_MODULE:
-        parameters["projection"] = module
+        parameters["projection"] = projection
     return parameters
 
 
