@@ -75,14 +75,14 @@ class Refit:
     def measure(self, setting: TaskSetting, split: Split) -> Values:
         """Fit the blend with the change, and return its metrics."""
         blend = setting.fit(setting.calibrator("kcal-blend", **self.parameters), split).calibrator
-        experts, lowest = blend.model_.experts, blend.model_.min_log_prob
+        experts = blend.model_.experts
         if self.one_metric:
             experts = (min(experts, key=partial(metric_loss, setting, split)),)
         samples, network = samples_of(setting, split), network_of(setting, split)
         if self.in_sample:
-            own = log_probs_of(setting, split)
+            own = torch.log_softmax(logits_of(setting, split).double(), dim=1)
             network = replace(network, out_of_fold=tuple(model.log_probs(own) for model in network.models))
-        model = replace(fit_blend(samples, experts, network, **self.options), min_log_prob=lowest)
+        model = fit_blend(samples, experts, network, **self.options)
         test = setting.task.pool
         embeddings, logits = (torch.from_numpy(part[split.test]) for part in (test.embeddings, test.logits))
         probs = torch.exp(model.log_probs(model.inputs(embeddings, logits))).numpy()
@@ -106,13 +106,13 @@ def samples_of(setting: TaskSetting, split: Split) -> Samples:
 
 def network_of(setting: TaskSetting, split: Split) -> NetworkFit:
     """Return the cross-fitted calibrators of the network, as the blend fits them by default."""
-    log_probs, samples = log_probs_of(setting, split), samples_of(setting, split)
-    return cross_fit_network(log_probs, samples, choice="auto", folds=5, seed=setting.seed)
+    logits, samples = logits_of(setting, split), samples_of(setting, split)
+    return cross_fit_network(logits, samples, choice="auto", folds=5, seed=setting.seed)
 
 
-def log_probs_of(setting: TaskSetting, split: Split) -> torch.Tensor:
-    """Return the network's log probabilities for the calibration rows."""
-    return torch.log_softmax(torch.from_numpy(setting.task.pool.logits[split.calibration]).double(), dim=1)
+def logits_of(setting: TaskSetting, split: Split) -> torch.Tensor:
+    """Return the network's logits for the calibration rows."""
+    return torch.from_numpy(setting.task.pool.logits[split.calibration])
 
 
 def metric_loss(setting: TaskSetting, split: Split, expert: Expert) -> float:

@@ -135,31 +135,19 @@ def test_probabilities_as_logits_when_told(problem: Any) -> None:
     )
 
 
-def test_a_damaged_blend_is_told(problem: Any) -> None:
+def test_parts_of_a_stored_blend_that_do_not_fit_together_are_refused(problem: Any) -> None:
     state = blend_of(problem).state()
-    for name in ("pool.weights", "pool.bias"):
-        for wrong in (state.tensors[name][:-1], torch.full_like(state.tensors[name], torch.nan)):
-            with pytest.raises(FileFormatError, match="damaged"):
-                KCalBlend.from_state(replace(state, tensors=state.tensors | {name: wrong}))
-    whole = {"level": 0.0, "slope": 0.0, "middle": 0.0}
-    for wrong_value in (
-        {"background": 0.0},
-        {"sharpness": whole | {"slope": 50.0}},
-        {"group_efficiency": 0.0},
-        {"gate": {"threshold": -5.0, "steepness": -4.0}},
-        {"gate": {"threshold": -5.0, "steepness": float("inf")}},
-        {"gate": {"threshold": float("nan"), "steepness": 4.0}},
-        {"group_efficiency": 3.0},
-        {"frequencies": [5.0, 5.0, 5.0]},
-        {"experts": [expert | {"factors": [0.0, 1.0, 3.0]} for expert in state.values["experts"]]},
-        {"experts": [expert | {"bandwidth": -1.0} for expert in state.values["experts"]]},
-        {"experts": []},
-        {"min_log_prob": float("nan")},
-        {"representation": "odds"},
-        {"frequencies": [1.0, 0.0, 0.0]},
+    pool, experts = state.values["pool"], state.values["experts"]
+    for wrong in (
+        {"pool": pool | {"weights": pool["weights"][:-1]}},
+        {"pool": pool | {"bias": pool["bias"][:-1]}},
+        {"frequencies": [0.5, 0.5]},
+        {"experts": [expert | {"median_evidence": [0.0]} for expert in experts]},
+        {"experts": experts[:1] if len(experts) > 1 else []},
+        {"network": []},
     ):
-        with pytest.raises(FileFormatError, match="damaged"):
-            KCalBlend.from_state(replace(state, values=state.values | wrong_value))
+        with pytest.raises(FileFormatError, match="fit"):
+            KCalBlend.from_state(replace(state, values=state.values | wrong))
 
 
 def test_the_dispatcher_hands_it_both(problem: Any) -> None:

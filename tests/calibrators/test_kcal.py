@@ -54,11 +54,10 @@ def identity(**parameters: Any) -> KCal:
     ("estimator", "expected"),
     [
         (identity(), EXPECTED_FAILURES),
-        (identity(bandwidth=0.7), {}),
-        (identity(kernel="epanechnikov"), EXPECTED_FAILURES),
-        (KCal(recipe=TINY), EXPECTED_FAILURES),
+        (identity(kernel="epanechnikov", bandwidth=1.5), {}),
+        (KCal(recipe=TINY, bandwidth=0.7), EXPECTED_FAILURES),
     ],
-    ids=["identity", "fixed bandwidth", "compact kernel", "learned"],
+    ids=["identity", "compact kernel, fixed bandwidth", "learned"],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::sklearn.exceptions.SkipTestWarning")
 def test_it_is_a_scikit_learn_classifier(estimator: KCal, expected: dict[str, str]) -> None:
@@ -96,12 +95,12 @@ def test_leave_one_out_leaves_out_the_group_where_groups_are_given(problem: Any)
 
 
 def test_the_bandwidth_minimises_the_leave_one_out_loss_over_a_dense_grid(problem: Any) -> None:
-    rows, labels = problem.embeddings[:80], problem.labels[:80]
+    rows, labels = problem.embeddings[:50], problem.labels[:50]
     found = identity().fit(rows, labels)
 
     def loss(b: float) -> float:
         posteriors = slow_posteriors(rows, rows, labels, 3, b, skip=lambda i, j: i == j)
-        return -np.log(posteriors[np.arange(80), labels]).mean()
+        return -np.log(posteriors[np.arange(50), labels]).mean()
 
     grid = found.bandwidth_ * np.exp(np.linspace(-1, 1, 21))
     assert loss(found.bandwidth_) <= min(loss(b) for b in grid) + 1e-6
@@ -632,6 +631,5 @@ def test_the_model_is_the_formula_of_the_calibrator(problem: Any) -> None:
     calibrator = identity().fit(problem.embeddings, problem.labels)
     rows = torch.from_numpy(problem.test_embeddings)
     np.testing.assert_array_equal(calibrator.model_.probs(rows).numpy(), calibrator.predict_proba(rows.numpy()))
-    torch.testing.assert_close(calibrator.model_.log_probs(rows).exp(), calibrator.model_.probs(rows))
     with pytest.raises(FrozenInstanceError):
         calibrator.model_.bandwidth = 1.0

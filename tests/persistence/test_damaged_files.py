@@ -94,7 +94,6 @@ def test_a_hostile_header_gives_a_clear_error_or_a_working_calibrator(
         ("support.codes", torch.zeros(240)),
         ("support.log_weights", torch.ones(3)),
         ("support.groups", torch.ones(3)),
-        ("support.order", torch.zeros(240, dtype=torch.int64)),
         ("support.log_weights", torch.full((240,), torch.inf, dtype=torch.float64)),
     ],
 )

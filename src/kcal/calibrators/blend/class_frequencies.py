@@ -17,8 +17,7 @@ Floats = NDArray[np.float64]
 
 MIN_STRENGTH, MAX_STRENGTH = 0.5, 1e6
 """Bounds of the pseudo-count per class; the lower one is that of Jeffreys' prior."""
-MAX_ROOT_SHIFT = 1.0
-"""How far the square root of a count moves at most."""
+MAX_ROOT_SHIFT = 1.0  # of the square root of a count
 
 
 def likely_frequencies(counts: Floats, strength: float | None = None) -> Floats:
@@ -26,8 +25,8 @@ def likely_frequencies(counts: Floats, strength: float | None = None) -> Floats:
 
     ``strength`` is the pseudo-count per class; by default the one of the highest marginal likelihood.
     """
-    shrunk = shrunk_counts(counts, likely_strength(counts) if strength is None else strength)
-    shrunk = np.maximum(shrunk, np.finfo(np.float64).tiny)
+    strength = likely_strength(counts) if strength is None else strength
+    shrunk = np.maximum(shrunk_counts(counts, strength), np.finfo(np.float64).tiny)
     frequencies: Floats = shrunk / shrunk.sum(axis=-1, keepdims=True)
     return frequencies
 

@@ -12,41 +12,35 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two, refuse_extra
-from kcal.calibrators.blend.experts import fit_experts
+from kcal.calibrators.base import CalibratorState, refuse_extra
+from kcal.calibrators.blend.experts import check_factors, fit_experts
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel
-from kcal.calibrators.blend.network import cross_fit_network, network_log_probs
-from kcal.calibrators.blend.parameters import check_blend_parameters, check_factors
-from kcal.calibrators.blend.sharpness import Sharpness
+from kcal.calibrators.blend.network import cross_fit_network
 from kcal.calibrators.blend.state import model_from_state, model_state
 from kcal.calibrators.fit_warnings import (
     warn_of_few_samples,
     warn_of_known_rows,
     warn_of_missing_classes,
-    warn_of_training_rows,
 )
-from kcal.calibrators.kcal.samples import (
-    Samples,
-    TrainingSet,
-    check_samples,
-    check_training_set,
-    other_labels,
-    training_fingerprints,
-)
-from kcal.calibrators.kcal.state import OWN_MODULE, damaged_parameters, read_parameters, stored_parameters
-from kcal.calibrators.logit_base import encode_columns, to_log_probs
+from kcal.calibrators.holdout import check_folds
+from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
+from kcal.calibrators.kcal.parameters import check_learned_projection, is_number
+from kcal.calibrators.kcal.samples import Samples, TrainingSet, warn_of_shared_rows
+from kcal.calibrators.kcal.state import Tensors, read_parameters
+from kcal.calibrators.logit_base import encode_columns, fitted
 from kcal.calibrators.prior import check_prior
-from kcal.errors import FileFormatError, InvalidInputError
-from kcal.projection import get_recipe
-from kcal.validation import ArrayKind, check_matrix
-
-Floats = NDArray[np.float64]
+from kcal.errors import InvalidInputError
+from kcal.projection import ARCHITECTURES, TrainedProjection, get_recipe
+from kcal.validation import ArrayKind, check_choice, check_matrix, check_number, shown
 
 BLOCK_ROWS = 4096
+MAX_SPREAD = 1e6
+MIN_BACKGROUND = 1e-20
+"""Smallest background that single precision can spread over classes, however rare."""
 
 
-class KCalBlend(Calibrator):
+class KCalBlend(EmbeddingCalibrator):
     """KCal that keeps the information of the network's logits.
 
     Kernel density estimates over the calibration set (of the embeddings' directions and, where there is a training
@@ -81,12 +75,8 @@ class KCalBlend(Calibrator):
         For the out-of-fold predictions of the network.
     representation : "logits" or "probabilities"
         What ``logits`` holds; it is never guessed.
-    prior : "uniform", sequence, mapping or None
-        Class frequencies of deployment, where they differ from ``frequencies_``.
-    seed : int
-        Same seed, same result.
-    progress : bool, optional
-        Progress bars; by default only in a terminal.
+    prior, seed, progress
+        As in :class:`KCal`; the probabilities assume ``frequencies_``.
 
     Attributes
     ----------
@@ -96,14 +86,10 @@ class KCalBlend(Calibrator):
         The fitted model: everything that predictions need.
     weights_ : dict
         Pool weight of each estimate and network calibrator, by name.
-    bias_ : array, (n_classes,)
-        Bias of each class.
-    sharpness_ : Sharpness
-        Temperature by entropy.
+    bias_, background_, sharpness_ : array, (n_classes,), float and Sharpness
+        Bias of each class, background mass, temperature by entropy.
     group_efficiency_ : float
         Information of a sample relative to an independent one, estimated from the groups; 1 without groups.
-    background_ : float
-        Background mass, in units of the median mass at a calibration sample.
     bandwidths_ : dict
         Best single bandwidth of each metric.
     frequencies_ : array, (n_classes,)
@@ -119,20 +105,18 @@ class KCalBlend(Calibrator):
 
     inputs: ClassVar[str] = "both"
     method: ClassVar[str] = "kcal-blend"
-    columns_are_classes: ClassVar[bool] = False
-    has_evidence: ClassVar[bool] = True
     fit_options: ClassVar[frozenset[str]] = frozenset(
         {"logits", "train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes"}
     )
 
     model_: BlendModel
-    weights_: dict[str, float]
-    bandwidths_: dict[str, float]
-    bias_: Floats
-    frequencies_: Floats
-    sharpness_: Sharpness
-    background_: float
-    group_efficiency_: float
+    weights_ = fitted("weights")
+    bias_ = fitted("bias")
+    sharpness_ = fitted("sharpness")
+    group_efficiency_ = fitted("group_efficiency")
+    background_ = fitted("background")
+    bandwidths_ = fitted("bandwidths")
+    frequencies_ = fitted("frequencies")
     logit_names_in_: NDArray[np.object_]
 
     def __init__(
@@ -185,31 +169,19 @@ class KCalBlend(Calibrator):
 
         Parameters
         ----------
-        X : (n, h) array or tensor
-            Embeddings of the calibration set: data that the network was not trained on.
-        y : (n,) array
-            Their labels; with logits, integers are columns, and other labels need ``classes``.
+        X, y, train_embeddings, train_labels, train_groups, groups, sample_weight, classes
+            As in :meth:`KCal.fit`, but without a training set no projection is learned. With logits, integers in ``y``
+            are columns, and other labels need ``classes``, all of them in the order of the columns.
         logits : (n, n_classes) array or tensor, optional
-            The network's logits for them.
-        train_embeddings, train_labels, train_groups : arrays, optional
-            The network's training set, to learn the projection from.
-        groups : (n,) array, optional
-            Patients, speakers, sites: a sample is never predicted from its own group.
-        sample_weight : (n,) array, optional
-            Relative importance of each sample.
-        classes : sequence, optional
-            All classes in the order of the columns.
+            The network's logits for the rows of ``X``.
         """
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
         scores = None if logits is None else self._check_logits(logits, len(rows))
-        training = check_training_set(train_embeddings, train_labels, train_groups, rows, self.projection)
         if scores is not None:
             classes = encode_columns(y, len(rows), scores.shape[1], classes)[1]
-        known = other_labels(training, self.projection)
-        samples = check_samples(
-            rows, y, classes=classes, other_labels=known, groups=groups, sample_weight=sample_weight
-        )
+        options = {"classes": classes, "groups": groups, "sample_weight": sample_weight}
+        samples, training = self._check_fit_data(rows, y, train_embeddings, train_labels, train_groups, **options)
         prior = check_prior(self.prior, samples.classes)
         samples = samples.rows(np.flatnonzero(samples.weights))
         self._check_samples(samples, training, with_logits=scores is not None)
@@ -223,17 +195,21 @@ class KCalBlend(Calibrator):
             seed=self.seed,
             progress=self.progress,
         )
-        network, lowest = None, 0.0
+        network = None
         if scores is not None:
-            scores = scores[samples.indices]
-            lowest = float(network_log_probs(scores, self.representation).min())
-            log_probs, folds = to_log_probs(scores, self.representation), self.folds
-            network = cross_fit_network(log_probs, samples, choice=self.network_calibrator, folds=folds, seed=self.seed)
-        options = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
-        model = fit_blend(samples, experts, network, **options)
+            network = cross_fit_network(
+                scores[samples.indices],
+                samples,
+                choice=self.network_calibrator,
+                folds=self.folds,
+                seed=self.seed,
+                representation=self.representation,
+            )
+        tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
+        model = fit_blend(samples, experts, network, **tuning)
         self._remember(rows)
         self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)
-        self._set_model(replace(model, min_log_prob=lowest, representation=self.representation, prior=prior))
+        self.model_ = replace(model, representation=self.representation, prior=prior)
         return self
 
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
@@ -265,27 +241,11 @@ class KCalBlend(Calibrator):
         first = replace(self.model_, experts=self.model_.experts[:1], network=())
         return kind.give_back(first.gate_values(first.inputs(rows, None))[:, 0])
 
-    def log_evidence(self, X: Any) -> Any:
-        """Return the log density of the calibration set, in the first metric, at each row, (n,)."""
-        rows, kind = self._check_rows(X)
-        return kind.give_back(self.model_.experts[0].log_evidence(rows))
-
     @property
     def needs_logits_(self) -> bool:
         """Whether it was fitted with logits, and so needs them to predict."""
         check_is_fitted(self)
         return bool(self.model_.network)
-
-    @property
-    def uses_training_set(self) -> bool:
-        """Whether ``fit``, with the present parameters, learns from the network's training set."""
-        return isinstance(self.projection, str)
-
-    def to(self, device: str | torch.device) -> Self:
-        """Move the fitted calibrator to a device; kernel sums then run there."""
-        check_is_fitted(self)
-        self._set_model(self.model_.to(device))
-        return self
 
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
@@ -297,48 +257,46 @@ class KCalBlend(Calibrator):
             "background": f"{self.background_:.4g} of the median mass at a calibration sample",
         }
 
-    def state(self) -> CalibratorState:
-        """Return the content of the fitted calibrator."""
-        check_is_fitted(self)
-        self._check_parameters()
+    def _model_state(self) -> tuple[dict[str, Any], Tensors]:
         values, tensors = model_state(self.model_)
-        parameters = stored_parameters(self.get_params(deep=False), self.classes_)
-        if parameters["projection"] == OWN_MODULE:
-            parameters["projection"] = "skip"  # the learned metric is stored with its tensors
-        return self._state(parameters, values | {"logit_names": self.logit_names_in_.tolist()}, **tensors)
+        return values | {"logit_names": self.logit_names_in_}, tensors
 
     @classmethod
     def from_state(cls, state: CalibratorState, *, projection: nn.Module | None = None, **extra: Any) -> Self:
         """Return the fitted calibrator; ``projection`` is the module of a learned metric of one's own."""
         refuse_extra(cls, extra)
-        model, names = model_from_state(state, projection), state.values["logit_names"]
-        with damaged_parameters():
-            blend = cls(**read_parameters(state.parameters, None))
-            blend._restore(state)
-        if len(names) not in (0, len(blend.classes_)) or not all(isinstance(name, str) for name in names):
-            raise FileFormatError("the stored names of the logits are damaged.")
-        blend.logit_names_in_ = np.array(names, dtype=object)
-        blend._set_model(model)
+        model = model_from_state(state, projection)
+        blend = cls(**read_parameters(state.parameters, "skip"))
+        blend._restore(state)
+        blend.model_, blend.logit_names_in_ = model, np.array(state.values["logit_names"], dtype=object)
         return blend
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_blend_parameters(self.get_params(deep=False))
-
-    def _set_model(self, model: BlendModel) -> None:
-        self.model_, self.weights_ = model, model.weights
-        self.bandwidths_ = {expert.metric: expert.bandwidth for expert in model.experts}
-        self.bias_, self.frequencies_, self.sharpness_ = model.pool.bias, model.frequencies, model.sharpness
-        self.background_, self.group_efficiency_ = model.background, model.group_efficiency
+        if isinstance(self.projection, str) and self.projection in ARCHITECTURES:
+            check_learned_projection(self.projection, self.dimension)
+        elif self.projection is not None and not isinstance(self.projection, TrainedProjection):
+            expected = f"must be {', '.join(map(repr, ARCHITECTURES))}, a TrainedProjection or None"
+            raise InvalidInputError("projection", expected, got=shown(self.projection))
+        get_recipe(self.recipe)
+        check_factors(self.bandwidth_factors)
+        check_choice(self.network_calibrator, "network_calibrator", ("auto", "ts", "sms"))
+        check_folds(self.folds)
+        check_number(self.bias, "bias", minimum=0, maximum=MAX_SPREAD)
+        check_number(self.sharpness, "sharpness", minimum=0, maximum=MAX_SPREAD)
+        check_number(self.fallback_quantile, "fallback_quantile", minimum=0, maximum=0.999)
+        searched = isinstance(self.background, str) and self.background == "cv"
+        if not searched and not is_number(self.background, MIN_BACKGROUND, 1.0):
+            expected = f'must be "cv" or a number from {MIN_BACKGROUND:g} to 1'
+            raise InvalidInputError("background", expected, got=shown(self.background))
 
     def _check_samples(self, samples: Samples, training: TrainingSet | None, *, with_logits: bool) -> None:
-        """Raise if there are fewer than two classes, samples or groups; warn of leakage and of missing samples."""
-        check_at_least_two(samples.classes, type(self).__name__)
-        n, n_groups = len(samples.codes), 2 if samples.groups is None else len(np.unique(samples.groups))
-        for name, what, count in (("X", "samples", n), ("groups", "groups", n_groups)):
-            if count < 2:
-                raise InvalidInputError(name, f"must hold at least two {what} of positive weight", got=str(count))
-        warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
+        """Raise if there are fewer than two samples or groups; warn of leakage and of missing samples."""
+        grouped, n = samples.groups is not None, len(samples.codes)
+        if (len(np.unique(samples.groups)) if grouped else n) < 2:
+            name, unit = ("groups", "groups") if grouped else ("X", "samples")
+            raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
+        warn_of_shared_rows(samples, training, self.projection)
         if with_logits:
             warn_of_few_samples(n, len(samples.classes))
         else:
@@ -347,22 +305,19 @@ class KCalBlend(Calibrator):
     def _predict_log_probs(self, X: Any, logits: Any) -> tuple[torch.Tensor, ArrayKind]:
         """Return log probabilities, (n, n_classes), computed in blocks, and the kind of ``X``."""
         rows, kind = self._check_rows(X)
-        if logits is None and self.needs_logits_:
-            raise InvalidInputError("logits", "are needed: this blend was fitted with logits; pass logits=")
-        if logits is not None and not self.needs_logits_:
-            raise InvalidInputError("logits", "must be left out: this blend was fitted without logits")
+        if (logits is not None) != self.needs_logits_:
+            expected = "are needed: this blend was fitted with logits; pass logits="
+            unused = "must be left out: this blend was fitted without logits"
+            raise InvalidInputError("logits", expected if logits is None else unused)
         scores = None if logits is None else self._check_logits(logits, len(rows), len(self.classes_))
         names, known = column_names(logits), self.logit_names_in_.tolist()
         if names and known and names != known:
             expected = f"must have the columns of the fit, in the same order: {', '.join(known)}"
             raise InvalidInputError("logits", expected, got=", ".join(names))
         warn_of_known_rows(self._knows(rows))
-        blocks = []
-        for start in range(0, len(rows), BLOCK_ROWS):
-            block = slice(start, start + BLOCK_ROWS)
-            inputs = self.model_.inputs(rows[block], None if scores is None else scores[block])
-            blocks.append(self.model_.log_probs(inputs))
-        return torch.cat(blocks), kind
+        blocks = [slice(start, start + BLOCK_ROWS) for start in range(0, len(rows), BLOCK_ROWS)]
+        inputs = (self.model_.inputs(rows[block], None if scores is None else scores[block]) for block in blocks)
+        return torch.cat([self.model_.log_probs(part) for part in inputs]), kind
 
     def _check_logits(self, logits: Any, n: int, n_classes: int | None = None) -> torch.Tensor:
         scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__, logits=True)

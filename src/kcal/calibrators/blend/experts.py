@@ -5,39 +5,34 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
-from torch import nn
 
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.learning import fit_projection
+from kcal.calibrators.kcal.model import KernelEstimate
 from kcal.calibrators.kcal.samples import Samples
-from kcal.errors import BandwidthWarning
-from kcal.kernels import KERNELS, ClassSums, PreparedSupport, SortedSupport, leave_out_rule, log_densities
-from kcal.projection import Recipe, TrainedProjection, TrainingSamples, project
+from kcal.errors import BandwidthWarning, InvalidInputError
+from kcal.kernels import KERNELS, ClassSums, PreparedSupport, SortedSupport, leave_out_rule
+from kcal.projection import Recipe, TrainedProjection, TrainingSamples
 from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
+from kcal.validation import shown
 
 COMPARED_SAMPLES = 100
 """Number of samples, roughly, by whose distances two metrics are compared."""
 SAME_METRIC = 1e-3
 """Difference of distances, relative to the largest, up to which two metrics are the same."""
+MAX_FACTOR = 1000.0
 
 
 @dataclass(frozen=True, eq=False)
-class Expert:
-    """A kernel density estimate per class in one metric, at several bandwidths."""
+class Expert(KernelEstimate):
+    """A kernel density estimate per class in one metric, at several multiples of the best single bandwidth."""
 
     metric: str  # "unit", "identity" or "learned"
-    projection: nn.Module  # Π, frozen
-    support: SortedSupport  # the projected calibration samples
-    bandwidth: float  # the best single bandwidth
     factors: tuple[float, ...]  # the bandwidths in use, in units of ``bandwidth``; 1 is among them
     median_evidence: tuple[float, ...] = ()  # median log mass at a calibration sample from the others, per factor
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the estimates, one per factor."""
-        return [f"{self.metric} × {factor:.3g}" for factor in self.factors]
 
     @property
     def middle(self) -> int:
@@ -51,7 +46,7 @@ class Expert:
 
     def class_sums(self, embeddings: torch.Tensor) -> ClassSums:
         """Return class sums at new samples, (n_factors, n_classes, n), and their offsets, on the CPU."""
-        result = self.prepared.class_sums(self._project(embeddings))
+        result = self.prepared.class_sums(self.project(embeddings))
         return ClassSums(result.sums.cpu(), result.offsets.cpu())
 
     def leave_out_sums(self, keys: torch.Tensor | None) -> ClassSums:
@@ -59,14 +54,6 @@ class Expert:
         result = self.prepared.class_sums(self.support.points, leave_out=leave_out_rule(self.support, keys))
         position = torch.argsort(self.support.order)
         return ClassSums(result.sums[..., position].cpu().double(), result.offsets[..., position].cpu().double())
-
-    def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return the log density of the calibration set at each embedding, (n,)."""
-        return log_densities(self._project(embeddings), self.support, self.bandwidth)
-
-    def _project(self, embeddings: torch.Tensor) -> torch.Tensor:
-        points = self.support.points
-        return project(self.projection, embeddings.to(device=points.device, dtype=points.dtype))
 
 
 def fit_experts(
@@ -82,7 +69,7 @@ def fit_experts(
 ) -> tuple[Expert, ...]:
     """Return the expert of the directions (of the embeddings, if they are short) and that of the learned metric.
 
-    The latter is left out without anything to learn it from, and where the first one measures the same distances.
+    The latter is left out without anything to learn it from, and where both metrics have the same distances.
     """
     plain = "unit" if samples.embeddings.shape[1] >= FEATURES_OF_A_DIRECTION else "identity"
     metrics: dict[str, str | TrainedProjection] = {plain: plain}
@@ -108,7 +95,7 @@ def fit_experts(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BandwidthWarning)  # a pool combines several bandwidths
             bandwidth, _ = choice.choose(support, kernel=kernel, keys=samples.keys, progress=progress)
-        experts.append(Expert(metric, fitted.module, support, bandwidth, factors))
+        experts.append(Expert(fitted.module, support, bandwidth, kernel.name, metric, factors))
     return tuple(experts)
 
 
@@ -118,3 +105,21 @@ def is_same_metric(one: SortedSupport, other: SortedSupport) -> bool:
     first, second = (torch.pdist(support.points[some].double().cpu()) for support in (one, other))
     factor = float(first @ second) / max(float(first @ first), torch.finfo(torch.float64).tiny)
     return bool((second - factor * first).abs().max() <= SAME_METRIC * second.max()) if len(first) else True
+
+
+def check_factors(factors: Any) -> tuple[float, ...]:
+    """Return the bandwidth factors in ascending order."""
+    try:
+        values = () if isinstance(factors, str) else tuple(sorted(float(factor) for factor in factors))
+    except (TypeError, ValueError, OverflowError):
+        values = ()
+    within = all(1 / MAX_FACTOR <= value <= MAX_FACTOR for value in values)
+    if not within or 1.0 not in values or len({f"{value:.3g}" for value in values}) != len(values):
+        raise InvalidInputError(
+            "bandwidth_factors",
+            f"must be a sequence of numbers from {1 / MAX_FACTOR:g} to {MAX_FACTOR:g} that differ in their first three "
+            "digits, 1 among them",
+            got=shown(factors),
+            remedy="Pass (0.5, 1, 2), for example.",
+        )
+    return values

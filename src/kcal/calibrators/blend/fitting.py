@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 
 from kcal.calibrators.blend.class_frequencies import likely_frequencies, likely_strength
 from kcal.calibrators.blend.experts import Expert
-from kcal.calibrators.blend.model import BlendInputs, BlendModel, Gate, total_log_mass
+from kcal.calibrators.blend.model import BlendInputs, BlendModel, total_log_mass
 from kcal.calibrators.blend.network import NetworkFit
 from kcal.calibrators.blend.pool import Pool, PoolProblem
 from kcal.calibrators.blend.sharpness import fit_sharpness
@@ -43,10 +43,8 @@ class OutOfFold:
 
     def loss(self, model: BlendModel) -> float:
         """Return the weighted sum of the log-loss of a model among all classes."""
-        codes, weights = self.samples.codes, torch.from_numpy(self.samples.weights)
-        if len(codes) == 0:
-            return 0.0
-        return -float(model.log_probs(self.inputs)[torch.arange(len(codes)), codes] @ weights)
+        own = model.log_probs(self.inputs)[torch.arange(len(self.samples.codes)), self.samples.codes]
+        return -float(own @ torch.from_numpy(self.samples.weights))
 
     def among_own_classes(self) -> BlendInputs:
         """Return the inputs without the classes that none of the samples has."""
@@ -55,20 +53,12 @@ class OutOfFold:
 
     def pool_problem(self, model: BlendModel, bias: float) -> PoolProblem:
         """Return the problem of fitting the pool at the background of the model."""
-        inputs = self.among_own_classes()
+        inputs, samples, centre = self.among_own_classes(), self.samples, prior_pool(model).weights
         estimates = [part.transpose(1, 2) for part in model.estimates(inputs)]
         experts = torch.cat([*estimates, *(scores[None] for scores in inputs.network)])
-        return PoolProblem(
-            experts,
-            self.samples.codes,
-            self.samples.weights,
-            model.gate_values(inputs),
-            inputs.fallback.expand(experts.shape[1:]),
-            prior_pool(model).weights,
-            WEIGHT_SPREAD,
-            bias,
-            inputs.excluded,
-        )
+        gate, fallback = model.gate_values(inputs), inputs.fallback.expand(experts.shape[1:])
+        parts = (experts, samples.codes, samples.weights, gate, fallback)
+        return PoolProblem(*parts, centre, WEIGHT_SPREAD, bias, inputs.excluded)
 
 
 def fit_blend(
@@ -91,21 +81,16 @@ def fit_blend(
     """
     totals, n_classes = samples.class_weights(), len(samples.classes)
     strength = likely_strength(totals) if strength is None else strength
-    model = BlendModel(
-        experts,
-        () if network is None else network.models,
-        Pool(np.empty(0), np.zeros(n_classes), float(np.log(n_classes))),
-        Gate(-np.inf),
-        BACKGROUNDS[0],
-        likely_frequencies(totals, strength),
-        totals / totals.sum(),
-    )
-    model, sums = with_leave_out_sums(replace(model, pool=prior_pool(model)), samples)
+    network = NetworkFit((), (), 0.0) if network is None else network
+    pool, frequencies = Pool(np.empty(0), np.zeros(n_classes), np.log(n_classes)), likely_frequencies(totals, strength)
+    model = BlendModel(experts, network.models, pool, BACKGROUNDS[0], frequencies, totals / totals.sum())
+    model = replace(model, pool=prior_pool(model), min_log_prob=network.min_log_prob)
+    model, sums = with_leave_out_sums(model, samples)
     log_mass = total_log_mass(sums[0], model.experts[0].middle)
     if fallback_quantile > 0:
         threshold = np.quantile(log_mass[torch.isfinite(log_mass)].numpy(), fallback_quantile)
-        model = replace(model, gate=Gate(float(threshold)))
-    seen, unseen = split_by_class_left(model, samples, sums, () if network is None else network.out_of_fold, strength)
+        model = replace(model, gate_threshold=float(threshold))
+    seen, unseen = split_by_class_left(model, samples, sums, network.out_of_fold, strength)
     model = choose_background(model, seen, unseen, background=background, bias=bias)
     if len(seen.samples.codes) == 0:
         warn_without_out_of_fold()
@@ -113,12 +98,9 @@ def fit_blend(
     model = weigh_groups(model, seen, bias=bias, efficiency=group_efficiency)
     if len(unseen.samples.codes):
         model = shrink_pool(model, seen, unseen)
-    inputs, efficiency = seen.among_own_classes(), model.group_efficiency
-    log_probs, gate = model.log_probs(inputs), model.gate_values(inputs)
-    codes, weights = seen.samples.codes, seen.samples.weights
-    return replace(
-        model, sharpness=fit_sharpness(log_probs, codes, weights, gate, spread=sharpness, efficiency=efficiency)
-    )
+    inputs, codes, weights = seen.among_own_classes(), seen.samples.codes, seen.samples.weights
+    predictions = (model.log_probs(inputs), codes, weights, model.gate_values(inputs))
+    return replace(model, sharpness=fit_sharpness(*predictions, spread=sharpness, efficiency=model.group_efficiency))
 
 
 def prior_pool(model: BlendModel) -> Pool:
@@ -134,16 +116,20 @@ def with_leave_out_sums(model: BlendModel, samples: Samples) -> tuple[BlendModel
     A bandwidth is widened where the median evidence is too low: with few samples the leave-one-out loss may prefer one
     at which the nearest sample alone decides, with a certainty that nothing supports.
     """
+
+    def with_sums(expert: Expert) -> tuple[Expert, ClassSums]:
+        sums = model.at_estimated_frequencies(whole_class_sums(expert.leave_out_sums(samples.keys), samples))
+        masses = [total_log_mass(sums, place) for place in range(len(expert.factors))]
+        medians = tuple(float(mass[torch.isfinite(mass)].median()) for mass in masses)
+        return replace(expert, median_evidence=medians), sums
+
     experts, sums = [], []
     for expert in model.experts:
-        part = model.at_estimated_frequencies(whole_class_sums(expert.leave_out_sums(samples.keys), samples))
-        median = _median(total_log_mass(part, expert.middle))
-        if median < MIN_MEDIAN_EVIDENCE:
-            widened = expert.bandwidth * float(np.sqrt(median / MIN_MEDIAN_EVIDENCE))  # exponents go with 1/b²
-            expert = replace(expert, bandwidth=widened)
-            part = model.at_estimated_frequencies(whole_class_sums(expert.leave_out_sums(samples.keys), samples))
-        medians = tuple(_median(total_log_mass(part, place)) for place in range(len(expert.factors)))
-        experts.append(replace(expert, median_evidence=medians))
+        expert, part = with_sums(expert)
+        excess = expert.median_evidence[expert.middle] / MIN_MEDIAN_EVIDENCE
+        if excess > 1:
+            expert, part = with_sums(replace(expert, bandwidth=expert.bandwidth * excess**0.5))  # exponents ∝ 1/b²
+        experts.append(expert)
         sums.append(part)
     return replace(model, experts=tuple(experts)), tuple(sums)
 
@@ -224,8 +210,7 @@ def weigh_groups(model: BlendModel, seen: OutOfFold, *, bias: float, efficiency:
 def shrink_pool(model: BlendModel, seen: OutOfFold, unseen: OutOfFold) -> BlendModel:
     """Return the model with the pool between its prior and the fitted one, best for all samples together.
 
-    The pool was fitted without the samples whose class the others do not have; that there are some shows that new
-    samples will be of classes with few calibration samples, or none.
+    The pool was fitted to ``seen`` only; that some are ``unseen`` shows that new samples will be of rare classes.
     """
     pool, prior = model.pool, prior_pool(model)
 
@@ -237,8 +222,3 @@ def shrink_pool(model: BlendModel, seen: OutOfFold, unseen: OutOfFold) -> BlendM
         return seen.loss(between(share)) + unseen.loss(between(share))
 
     return between(float(minimize_scalar(loss, bounds=(0.0, 1.0), method="bounded").x))
-
-
-def _median(log_mass: torch.Tensor) -> float:
-    """Return the median of the finite values."""
-    return float(log_mass[torch.isfinite(log_mass)].median())

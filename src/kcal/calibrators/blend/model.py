@@ -22,27 +22,12 @@ from kcal.kernels import ClassSums
 
 Floats = NDArray[np.float64]
 
-MASKED = -5000.0
-"""Log probability below which a class is not unlikely but masked out of the logits; lower where calibration samples
-came near it."""
-MASK_FACTOR = 10.0
-"""A mask is below this multiple of the lowest log probability of calibration samples."""
+MASKED, MASK_FACTOR = -5000.0, 10.0
+"""A class is masked out of the logits, not unlikely, if its log probability is below the first, and below the second
+times the lowest one of calibration samples."""
 MAX_FREQUENCY_FACTOR = 1e6
 """Bound of the factor by which the sums of a class grow, so that single precision can represent them."""
-
-
-@dataclass(frozen=True)
-class Gate:
-    """g = sigmoid(steepness·(log mass − threshold)): the share of the pool in the prediction."""
-
-    threshold: float  # −inf for g = 1 everywhere
-    steepness: float = 4.0
-
-    def __call__(self, log_mass: torch.Tensor) -> torch.Tensor:
-        """Return g for log masses of any shape."""
-        if self.threshold == -np.inf:
-            return torch.ones_like(log_mass)
-        return torch.sigmoid(self.steepness * (log_mass - self.threshold))
+GATE_STEEPNESS = 4.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +52,10 @@ class BlendModel:
     experts: tuple[Expert, ...]  # one per metric
     network: tuple[NetworkModel, ...]  # calibrators of the network; empty without logits
     pool: Pool  # weights of the estimates and the network calibrators, bias per class
-    gate: Gate  # by the log mass of the first expert
     background: float  # mass that is spread over the classes, relative to the median mass at a calibration sample
     frequencies: Floats  # (n_classes,), estimated class frequencies
     sample_frequencies: Floats  # (n_classes,), as counted in the calibration set
+    gate_threshold: float | None = None  # log mass of the first expert at which g is ½; None for g = 1 everywhere
     sharpness: Sharpness = field(default_factory=Sharpness)
     group_efficiency: float = 1.0  # information of a sample relative to an independent one
     min_log_prob: float = 0.0  # lowest log probability of the network for a class of a calibration sample
@@ -80,9 +65,23 @@ class BlendModel:
     @property
     def weights(self) -> dict[str, float]:
         """Pool weight of each estimate and network calibrator, by name."""
-        names = [name for expert in self.experts for name in expert.names]
-        names += [name for model in self.network for name, kind in MODELS.items() if type(model) is kind]
-        return dict(zip(names, self.pool.weights.tolist(), strict=True))
+        names = [f"{expert.metric} × {factor:.3g}" for expert in self.experts for factor in expert.factors]
+        return dict(zip(names + self.network_names, self.pool.weights.tolist(), strict=True))
+
+    @property
+    def network_names(self) -> list[str]:
+        """Names of the network calibrators."""
+        return [name for model in self.network for name, kind in MODELS.items() if type(model) is kind]
+
+    @property
+    def bias(self) -> Floats:
+        """Bias of each class, (n_classes,)."""
+        return self.pool.bias
+
+    @property
+    def bandwidths(self) -> dict[str, float]:
+        """Best single bandwidth of each metric."""
+        return {expert.metric: expert.bandwidth for expert in self.experts}
 
     def inputs(self, embeddings: torch.Tensor, logits: torch.Tensor | None) -> BlendInputs:
         """Return the inputs of the formula for new samples."""
@@ -126,8 +125,11 @@ class BlendModel:
         ]
 
     def gate_values(self, inputs: BlendInputs) -> torch.Tensor:
-        """Return g, (n, 1)."""
-        return self.gate(total_log_mass(inputs.sums[0], self.experts[0].middle))[:, None]
+        """Return g = sigmoid(steepness·(log mass − threshold)), (n, 1)."""
+        log_mass = total_log_mass(inputs.sums[0], self.experts[0].middle)[:, None]
+        if self.gate_threshold is None:
+            return torch.ones_like(log_mass)
+        return torch.sigmoid(GATE_STEEPNESS * (log_mass - self.gate_threshold))
 
     def at_estimated_frequencies(self, sums: ClassSums) -> ClassSums:
         """Return class sums scaled from the counted to the estimated class frequencies, in place."""
@@ -135,14 +137,13 @@ class BlendModel:
         factors = torch.from_numpy(np.minimum(self.frequencies / counted, MAX_FREQUENCY_FACTOR))
         return ClassSums(sums.sums.mul_(factors.to(sums.sums)[:, None]), sums.offsets)
 
+    def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return the log density of the calibration set, in the first metric, at each embedding, (n,)."""
+        return self.experts[0].log_evidence(embeddings)
+
     def to(self, device: str | torch.device) -> BlendModel:
         """Return the model with its kernel sums on another device."""
-        place = torch.device(device)
-        experts = tuple(
-            replace(expert, projection=expert.projection.to(place), support=expert.support.to(device=place))
-            for expert in self.experts
-        )
-        return replace(self, experts=experts)
+        return replace(self, experts=tuple(expert.to(device) for expert in self.experts))
 
 
 def total_log_mass(sums: ClassSums, middle: int) -> torch.Tensor:

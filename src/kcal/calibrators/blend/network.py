@@ -31,31 +31,40 @@ class NetworkFit:
 
     models: tuple[NetworkModel, ...]
     out_of_fold: tuple[torch.Tensor, ...]  # (n, n_classes) each, float64
+    min_log_prob: float  # lowest log probability of the network for a class of a sample
 
 
-def cross_fit_network(log_probs: torch.Tensor, samples: Samples, *, choice: str, folds: int, seed: int) -> NetworkFit:
+def cross_fit_network(
+    logits: torch.Tensor, samples: Samples, *, choice: str, folds: int, seed: int, representation: str = "logits"
+) -> NetworkFit:
     """Fit temperature scaling and, where cross-validation prefers it, structured matrix scaling beside it.
 
     It is preferred if it lowers the out-of-fold log-loss by more than one standard error of the difference; with
     groups, that of the group means. ``choice`` "ts" fits the first only, "sms" always both, "auto" compares.
     """
-    codes, weights, groups = samples.codes, samples.weights, samples.groups
+    lowest = float(network_log_probs(logits, representation).min())
+    log_probs, codes, weights, groups = (
+        to_log_probs(logits, representation),
+        samples.codes,
+        samples.weights,
+        samples.groups,
+    )
     if groups is None:
         fold_of = stratified_folds(codes, min(folds, len(codes)), seed)
     else:
         fold_of = fold_codes(codes, min(folds, len(np.unique(groups))), groups, seed)
-    first = _cross_fit(fit_temperature, log_probs, codes, weights, fold_of)
+    temperature, scaled = _cross_fit(fit_temperature, log_probs, codes, weights, fold_of)
     if choice == "ts":
-        return first
+        return NetworkFit((temperature,), (scaled,), lowest)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of classes without samples, for which temperature scaling does
-        second = _cross_fit(fit_structured_matrix, log_probs, codes, weights, fold_of)
-    gains = (second.out_of_fold[0] - first.out_of_fold[0]).numpy()[np.arange(len(codes)), codes]
+        matrix, mapped = _cross_fit(fit_structured_matrix, log_probs, codes, weights, fold_of)
+    gains = (mapped - scaled).numpy()[np.arange(len(codes)), codes]
     shares = weights / weights.sum()
     gain = float(shares @ gains)
     if choice == "auto" and gain <= _standard_error(shares, gains - gain, groups):
-        return first
-    return NetworkFit(first.models + second.models, first.out_of_fold + second.out_of_fold)
+        return NetworkFit((temperature,), (scaled,), lowest)
+    return NetworkFit((temperature, matrix), (scaled, mapped), lowest)
 
 
 def _standard_error(shares: Floats, deviations: Floats, groups: Index | None) -> float:
@@ -73,8 +82,8 @@ def _cross_fit(
     codes: Index,
     weights: Floats,
     fold_of: Index,
-) -> NetworkFit:
-    """Fit on all samples, and predict each fold from the others."""
+) -> tuple[NetworkModel, torch.Tensor]:
+    """Return the model of all samples, and log probabilities of each sample by the model of the other folds."""
     out_of_fold = torch.empty_like(log_probs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a fold may lack classes or be separable
@@ -82,7 +91,7 @@ def _cross_fit(
             inside, outside = np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)
             model = fit(log_probs[outside], codes[outside], weights[outside])
             out_of_fold[inside] = model.log_probs(log_probs[inside])
-    return NetworkFit((fit(log_probs, codes, weights),), (out_of_fold,))
+    return fit(log_probs, codes, weights), out_of_fold
 
 
 def network_log_probs(rows: torch.Tensor, representation: str) -> torch.Tensor:

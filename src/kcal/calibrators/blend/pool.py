@@ -2,9 +2,8 @@
 
 log p = g·(Σ_j w_j·f_j + b) + (1 − g)·fallback, normalised;   w ~ N(centre, spread²), b ~ N(0, bias spread²)
 
-Samples of one group (a patient, a site) are not independent. How much less information they carry follows from how far
-the groups disagree about the weights; the log-likelihood is scaled down by that factor against the prior (as in Pauli,
-Racugno and Ventura, 2011, for composite likelihoods).
+Samples of one group (a patient, a site) are not independent: the log-likelihood is scaled down against the prior by a
+factor that follows from how far the groups disagree (Pauli, Racugno and Ventura, 2011, for composite likelihoods).
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ Floats = NDArray[np.float64]
 
 MAX_ITERATIONS = 200
 FEW_GROUPS = 3
-"""Number of groups, beside the first, at which their scatter is half believed; chosen on simulated groups and
-Sleep-EDF by patient."""
+"""Number of groups, beside the first, at which their scatter counts by half; from simulations and Sleep-EDF."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,10 +82,9 @@ class PoolProblem:
 
         begin = middle if start is None else np.r_[start.weights, start.bias]
         options = {"maxiter": MAX_ITERATIONS, "ftol": 1e-10, "gtol": 1e-6}
-        point = np.asarray(minimize(loss, begin, jac=True, method="L-BFGS-B", options=options).x, dtype=np.float64)
-        scaled = (point - middle) / spreads
-        penalty = float(scaled @ scaled) / (2 * n_effective)
-        return Pool(point[:n_experts], point[n_experts:], loss(point)[0] - penalty)
+        result = minimize(loss, begin, jac=True, method="L-BFGS-B", options=options)
+        point, penalty = result.x, float((((result.x - middle) / spreads) ** 2).sum()) / (2 * n_effective)
+        return Pool(point[:n_experts], point[n_experts:], float(result.fun) - penalty)
 
     def log_probs(self, pool: Pool) -> torch.Tensor:
         """Return the log probabilities of a pool, (n, n_classes)."""

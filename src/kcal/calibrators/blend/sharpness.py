@@ -56,20 +56,10 @@ def fit_sharpness(
     spread: float,
     efficiency: float = 1.0,
 ) -> Sharpness:
-    """Return the sharpness with the lowest penalised log-loss.
+    """Return the sharpness with the lowest penalised log-loss, from out-of-fold log probabilities, (n, n_classes).
 
-    Parameters
-    ----------
-    log_probs : (n, n_classes) tensor, float64
-        Out-of-fold log probabilities.
-    codes, weights : (n,) arrays
-        Classes and weights of the samples.
-    gate : (n, 1) tensor
-        Share of the pool in the prediction.
-    spread : float
-        Prior standard deviation of the slope; 0 for no sharpening.
-    efficiency : float
-        Factor of the log-likelihood, below 1 where samples of a group are not independent.
+    ``gate``, (n, 1), is the share of the pool in a prediction, ``spread`` the prior standard deviation of the slope (0
+    for no sharpening), ``efficiency`` a factor of the log-likelihood, below 1 where samples are not independent.
     """
     if spread == 0:
         return Sharpness()

@@ -11,40 +11,37 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two, encode_classes, refuse_extra
-from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes, warn_of_training_rows
-from kcal.calibrators.holdout import fold_codes
+from kcal.calibrators.base import CalibratorState, encode_classes, refuse_extra
+from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes
+from kcal.calibrators.holdout import check_folds, fold_codes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
+from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
 from kcal.calibrators.kcal.model import KCalModel
-from kcal.calibrators.kcal.parameters import check_parameters
+from kcal.calibrators.kcal.parameters import check_bandwidth, check_learned_projection, check_pair
 from kcal.calibrators.kcal.samples import (
     Samples,
     TrainingSet,
-    check_samples,
-    check_training_columns,
-    check_training_set,
     hold_out_half,
-    other_labels,
-    training_fingerprints,
+    warn_of_shared_rows,
 )
 from kcal.calibrators.kcal.state import (
-    damaged_parameters,
+    Tensors,
     model_from_state,
     model_state,
     read_curves,
     read_indices,
     read_parameters,
-    stored_parameters,
 )
+from kcal.calibrators.logit_base import fitted
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, mean_log_loss
-from kcal.projection import Recipe, TrainedProjection, TrainingCurve, get_recipe, needs_training
-from kcal.validation import ArrayKind
+from kcal.projection import Recipe, TrainedProjection, TrainingCurve, get_recipe
+from kcal.validation import ArrayKind, check_number, shown
 
 
-class KCal(Calibrator):
+class KCal(EmbeddingCalibrator):
     """Calibrated probabilities for every class, from the embeddings of a trained network.
 
     p_k(x) = Σ_{i: y_i = k} w_i·φ_b(Π(x_i) − Π(x)) / Σ_i w_i·φ_b(Π(x_i) − Π(x)), the sums over the calibration set.
@@ -95,6 +92,8 @@ class KCal(Calibrator):
         Every bandwidth tried, with its loss.
     projection_ : nn.Module
         Π in use.
+    dimension_ : int
+        Dimension of the projected space.
     training_curve_ : TrainingCurve or None
         Loss of the projection's training.
     support_indices_ : array
@@ -111,14 +110,14 @@ class KCal(Calibrator):
 
     inputs: ClassVar[str] = "embeddings"
     method: ClassVar[str] = "kcal"
-    columns_are_classes: ClassVar[bool] = False
-
-    has_evidence: ClassVar[bool] = True
     fit_options: ClassVar[frozenset[str]] = frozenset(
         {"train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes", "ids"}
     )
 
     model_: KCalModel
+    bandwidth_ = fitted("bandwidth")
+    projection_ = fitted("projection")
+    dimension_ = fitted("dimension")
     bandwidth_curve_: BandwidthCurve | None
     training_curve_: TrainingCurve | None
     checkpoint_step_: int | None
@@ -192,17 +191,8 @@ class KCal(Calibrator):
         self._begin_fit()
         rows, self._kind = self._check_rows(X, fitting=True)
         self._remember(rows)
-        training = self._check_training_set(train_embeddings, train_labels, train_groups, rows)
-        samples = check_samples(
-            self.as_embeddings(rows),
-            y,
-            classes=classes,
-            other_labels=other_labels(training, self.projection),
-            groups=groups,
-            sample_weight=sample_weight,
-            ids=ids,
-        )
-        check_at_least_two(samples.classes, type(self).__name__)
+        options = {"classes": classes, "groups": groups, "sample_weight": sample_weight, "ids": ids}
+        samples, training = self._check_fit_data(rows, y, train_embeddings, train_labels, train_groups, **options)
         if training is None and self.uses_training_set:
             training, samples = hold_out_half(samples, self.seed)
         self._check_support(samples, training)
@@ -240,52 +230,11 @@ class KCal(Calibrator):
         model = KCalModel(learned.module, support, bandwidth, kernel.name, frequencies, prior, smoothing, groups)
         return model, learned, curve
 
-    def log_evidence(self, X: Any) -> Any:
-        """Return the log density of the calibration set at each row, (n,).
-
-        Low values mark queries far from all calibration samples; compare with the values of held-out data.
-        """
-        rows, kind = self._check_rows(X)
-        return kind.give_back(self.model_.log_evidence(self.as_embeddings(rows)))
-
-    @property
-    def bandwidth_(self) -> float:
-        """The bandwidth b in use."""
-        check_is_fitted(self)
-        return self.model_.bandwidth
-
-    @property
-    def projection_(self) -> nn.Module:
-        """The projection Π in use."""
-        check_is_fitted(self)
-        return self.model_.projection
-
-    @property
-    def dimension_(self) -> int:
-        """Dimension of the projected space."""
-        check_is_fitted(self)
-        return self.model_.support.dimension
-
     @property
     def leave_one_out_proba_(self) -> Any:
         """Probabilities of each support row given the others, (n, n_classes), in the order of ``support_indices_``."""
         check_is_fitted(self)
         return self._kind.give_back(self.model_.leave_one_out_probs)
-
-    @property
-    def uses_training_set(self) -> bool:
-        """Whether ``fit``, with the present parameters, learns from the network's training set."""
-        return needs_training(self.projection)
-
-    def to(self, device: str | torch.device) -> Self:
-        """Move the fitted calibrator to a device; predictions then run there."""
-        check_is_fitted(self)
-        self.model_ = self.model_.to(device)
-        return self
-
-    def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings that the projection works on, (n, h), from rows of ``X``."""
-        return rows
 
     def training_recipe(self) -> Recipe:
         """Return the recipe by which the projection is trained."""
@@ -311,10 +260,7 @@ class KCal(Calibrator):
         own = model.leave_one_out_probs[torch.arange(len(codes)), codes]
         return {name: f"{mean_log_loss(torch.log(own)):.4f}"}
 
-    def state(self) -> CalibratorState:
-        """Return the content of the fitted calibrator."""
-        check_is_fitted(self)
-        self._check_parameters()
+    def _model_state(self) -> tuple[dict[str, Any], Tensors]:
         values, tensors = model_state(self.model_)
         values |= {
             "bandwidth_curve": None if self.bandwidth_curve_ is None else asdict(self.bandwidth_curve_),
@@ -323,8 +269,7 @@ class KCal(Calibrator):
             "checkpoint_losses": self.checkpoint_losses_,
             "ids": None if self.ids_ is None else encode_classes(self.ids_),
         }
-        tensors["support.indices"] = torch.from_numpy(self.support_indices_)
-        return self._state(stored_parameters(self.get_params(deep=False), self.classes_), values, **tensors)
+        return values, tensors | {"support.indices": torch.from_numpy(self.support_indices_)}
 
     @classmethod
     def from_state(cls, state: CalibratorState, *, projection: nn.Module | None = None, **extra: Any) -> Self:
@@ -332,8 +277,7 @@ class KCal(Calibrator):
         refuse_extra(cls, extra)
         model = model_from_state(state, projection)
         calibrator = cls(**read_parameters(state.parameters, model.projection))
-        with damaged_parameters():
-            calibrator._restore(state)
+        calibrator._restore(state)
         points = model.support.points
         calibrator._kind = ArrayKind(is_torch=False, device=points.device, dtype=points.dtype)
         calibrator.bandwidth_curve_, calibrator.training_curve_ = read_curves(state.values)
@@ -349,14 +293,19 @@ class KCal(Calibrator):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_parameters(self.get_params(deep=False))
-
-    def _check_training_set(self, embeddings: Any, labels: Any, groups: Any, rows: torch.Tensor) -> TrainingSet | None:
-        """Return the training set as embeddings; None without one."""
-        check_training_columns(embeddings, list(getattr(self, "feature_names_in_", [])))
-        logits = self.inputs == "logits"
-        training = check_training_set(embeddings, labels, groups, rows, self.projection, logits=logits)
-        return None if training is None else replace(training, embeddings=self.as_embeddings(training.embeddings))
+        get_kernel(self.kernel)
+        get_recipe(self.recipe)
+        check_learned_projection(self.projection, self.dimension)
+        if check_number(self.smoothing, "smoothing", minimum=0, maximum=1) == 1:
+            raise InvalidInputError("smoothing", "must be less than 1", got="1")
+        if self.folds is not None:
+            check_folds(self.folds)
+        check_bandwidth(self.bandwidth, self.bandwidth_reference)
+        check_pair(self.bandwidth_reference, "bandwidth_reference")
+        check_pair(self.bandwidth_interval, "bandwidth_interval")
+        if self.bandwidth_interval is not None and not self.bandwidth_interval[0] < self.bandwidth_interval[1]:
+            expected, got = "must be (low, high) with 0 < low < high", shown(self.bandwidth_interval)
+            raise InvalidInputError("bandwidth_interval", expected, got=got)
 
     def _check_support(self, samples: Samples, training: TrainingSet | None) -> None:
         """Check the prior against the classes of the support; warn of missing classes and of training rows."""
@@ -367,4 +316,4 @@ class KCal(Calibrator):
             warn_of_missing_classes(
                 samples.classes, frequencies, "Or pass smoothing=1e-3 to give them some probability."
             )
-        warn_of_training_rows(samples.embeddings, training_fingerprints(training, self.projection))
+        warn_of_shared_rows(samples, training, self.projection)

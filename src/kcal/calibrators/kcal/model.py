@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
@@ -20,70 +21,57 @@ from kcal.projection import project
 
 
 @dataclass(frozen=True, eq=False)
-class KCalModel:
-    """Class probabilities from a kernel density estimate over projected calibration samples.
+class KernelEstimate:
+    """A kernel density estimate over projected calibration samples."""
 
-    Parameters
-    ----------
-    projection : nn.Module
-        Π, frozen.
-    support : SortedSupport
-        The projected calibration samples, with their class codes and weights.
-    bandwidth : float
-        b.
-    kernel : str
-        Name of the mother kernel φ.
-    frequencies : (n_classes,) array
-        Class frequencies of the calibration set.
-    prior : (n_classes,) array or None
-        Class frequencies of deployment.
-    smoothing : float
-        Share of the probability that is spread evenly over the classes.
-    groups : (n_support,) tensor or None
-        Group of each support sample, in the order in which the samples were given.
-    """
+    projection: nn.Module  # Π, frozen
+    support: SortedSupport  # the projected samples, with their class codes and weights
+    bandwidth: float  # b
+    kernel: str  # name of the mother kernel φ
 
-    projection: nn.Module
-    support: SortedSupport
-    bandwidth: float
-    kernel: str
-    frequencies: NDArray[np.float64]
-    prior: NDArray[np.float64] | None = None
-    smoothing: float = 0.0
-    groups: torch.Tensor | None = None
+    @property
+    def dimension(self) -> int:
+        """Dimension of the projected space."""
+        return self.support.dimension
 
-    def probs(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return class probabilities, (n, n_classes)."""
-        posteriors = class_posteriors(
-            self._project(embeddings), self.support, self.bandwidth, kernel=get_kernel(self.kernel)
-        )
-        return self._corrected(posteriors)
-
-    def log_probs(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return the logarithms of the class probabilities, (n, n_classes)."""
-        return torch.log(self.probs(embeddings))
+    def project(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return projected embeddings, (n, d), on the device and in the precision of the support."""
+        points = self.support.points
+        return project(self.projection, embeddings.to(device=points.device, dtype=points.dtype))
 
     def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the log density of the calibration set at each embedding, (n,)."""
-        return log_densities(self._project(embeddings), self.support, self.bandwidth, kernel=get_kernel(self.kernel))
+        return log_densities(self.project(embeddings), self.support, self.bandwidth, kernel=get_kernel(self.kernel))
+
+    def to(self, device: str | torch.device) -> Self:
+        """Return the estimate on another device."""
+        place = torch.device(device)
+        return replace(self, projection=self.projection.to(place), support=self.support.to(device=place))
+
+
+@dataclass(frozen=True, eq=False)
+class KCalModel(KernelEstimate):
+    """Class probabilities from a kernel density estimate over projected calibration samples."""
+
+    frequencies: NDArray[np.float64]  # (n_classes,), of the calibration set
+    prior: NDArray[np.float64] | None = None  # (n_classes,), class frequencies of deployment
+    smoothing: float = 0.0  # share of the probability that is spread evenly over the classes
+    groups: torch.Tensor | None = None  # (n_support,), of the samples in the order in which they were given
+
+    def probs(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return class probabilities, (n, n_classes)."""
+        points, kernel = self.project(embeddings), get_kernel(self.kernel)
+        return self._corrected(class_posteriors(points, self.support, self.bandwidth, kernel=kernel))
 
     @cached_property
     def leave_one_out_probs(self) -> torch.Tensor:
         """Probabilities of each support sample given the others (other groups), in the order they were given."""
-        posteriors = leave_out_posteriors(
-            self.support, self.bandwidth, kernel=get_kernel(self.kernel), keys=self.groups
-        )
-        return self._corrected(posteriors)
+        kernel = get_kernel(self.kernel)
+        return self._corrected(leave_out_posteriors(self.support, self.bandwidth, kernel=kernel, keys=self.groups))
 
-    def to(self, device: str | torch.device) -> KCalModel:
+    def to(self, device: str | torch.device) -> Self:
         """Return the model on another device."""
-        place = torch.device(device)
-        groups = None if self.groups is None else self.groups.to(place)
-        return replace(self, projection=self.projection.to(place), support=self.support.to(device=place), groups=groups)
-
-    def _project(self, embeddings: torch.Tensor) -> torch.Tensor:
-        points = self.support.points
-        return project(self.projection, embeddings.to(device=points.device, dtype=points.dtype))
+        return replace(super().to(device), groups=None if self.groups is None else self.groups.to(device))
 
     def _corrected(self, posteriors: torch.Tensor) -> torch.Tensor:
         """Return posteriors corrected for the prior and smoothed."""

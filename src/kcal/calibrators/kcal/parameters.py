@@ -1,36 +1,13 @@
-"""Check the parameters of a KCal, when it is fitted and when it is loaded."""
+"""Check the parameters of KCal and of the blend, when they are fitted and when they are loaded."""
 
 from __future__ import annotations
 
-from math import inf
+import sys
 from typing import Any
 
-import numpy as np
-
 from kcal.errors import InvalidInputError
-from kcal.kernels import get_kernel
-from kcal.projection import ARCHITECTURES, check_dimension, check_projection, get_recipe
-from kcal.validation import check_integer, check_number, shown
-
-MAX_FOLDS = 10**6
-
-
-def check_parameters(parameters: dict[str, Any]) -> None:
-    """Raise if a parameter of a KCal is invalid; the prior is checked with the classes."""
-    get_kernel(parameters["kernel"])
-    get_recipe(parameters["recipe"])
-    check_learned_projection(parameters["projection"], parameters["dimension"])
-    smoothing = check_number(parameters["smoothing"], "smoothing", minimum=0, maximum=1)
-    if smoothing == 1:
-        raise InvalidInputError("smoothing", "must be less than 1", got="1")
-    if parameters["folds"] is not None:
-        check_integer(parameters["folds"], "folds", minimum=2, maximum=MAX_FOLDS)
-    _check_bandwidth(parameters["bandwidth"], parameters["bandwidth_reference"])
-    for name in ("bandwidth_interval", "bandwidth_reference"):
-        _check_pair(parameters[name], name)
-    interval = parameters["bandwidth_interval"]
-    if interval is not None and not interval[0] < interval[1]:
-        raise InvalidInputError("bandwidth_interval", "must be (low, high) with 0 < low < high", got=shown(interval))
+from kcal.projection import ARCHITECTURES, check_dimension, check_projection
+from kcal.validation import check_number, shown
 
 
 def check_learned_projection(projection: Any, dimension: Any) -> None:
@@ -43,27 +20,24 @@ def check_learned_projection(projection: Any, dimension: Any) -> None:
         )
 
 
-def _check_bandwidth(bandwidth: Any, reference: Any) -> None:
-    if isinstance(bandwidth, str) and bandwidth in ("cv", "rule"):
-        if bandwidth == "rule" and reference is None:
-            raise InvalidInputError("bandwidth", '"rule" needs bandwidth_reference=(b, count of the rarest class)')
-        return
-    try:
-        check_number(bandwidth, "bandwidth", minimum=0, maximum=inf, exclusive=True)
-    except InvalidInputError as error:
-        raise InvalidInputError(
-            "bandwidth", 'must be "cv", "rule" or a positive number', got=shown(bandwidth)
-        ) from error
+def check_bandwidth(bandwidth: Any, reference: Any) -> None:
+    """Raise if a bandwidth is not "cv", "rule" (which needs a reference) or a positive number."""
+    if isinstance(bandwidth, str) and bandwidth == "rule" and reference is None:
+        raise InvalidInputError("bandwidth", '"rule" needs bandwidth_reference=(b, count of the rarest class)')
+    if not (isinstance(bandwidth, str) and bandwidth in ("cv", "rule")) and not is_number(bandwidth):
+        raise InvalidInputError("bandwidth", 'must be "cv", "rule" or a positive number', got=shown(bandwidth))
 
 
-def _check_pair(pair: Any, name: str) -> None:
-    if pair is None:
-        return
-    expected = "must be a pair of two positive, finite numbers"
-    if isinstance(pair, np.ndarray) or not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise InvalidInputError(name, expected, got=shown(pair))
+def check_pair(pair: Any, name: str) -> None:
+    """Raise if an optional pair is not a tuple or list of two positive numbers."""
+    if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2 and all(map(is_number, pair))):
+        raise InvalidInputError(name, "must be a pair of two positive, finite numbers", got=shown(pair))
+
+
+def is_number(value: Any, minimum: float = sys.float_info.min, maximum: float = sys.float_info.max) -> bool:
+    """Return whether ``value`` is a number within bounds, by default a positive one."""
     try:
-        for number in pair:
-            check_number(number, name, minimum=0, maximum=inf, exclusive=True)
-    except InvalidInputError as error:
-        raise InvalidInputError(name, expected, got=shown(pair)) from error
+        check_number(value, "", minimum=minimum, maximum=maximum)
+    except InvalidInputError:
+        return False
+    return True

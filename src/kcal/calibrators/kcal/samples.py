@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from kcal.calibrators.fit_warnings import warn_of_held_out
+from kcal.calibrators.fit_warnings import warn_of_held_out, warn_of_training_rows
 from kcal.calibrators.holdout import stratified_halves
 from kcal.errors import InvalidInputError
 from kcal.kernels import SortedSupport, sort_support
@@ -95,15 +95,15 @@ def check_samples(
     y: Any,
     *,
     classes: Any,
-    other_labels: Sequence[NDArray[Any]] = (),
+    known_labels: Sequence[NDArray[Any]] = (),
     groups: Any = None,
     sample_weight: Any = None,
     ids: Any = None,
 ) -> Samples:
-    """Return the samples of a fit; classes are ``classes``, or the sorted union of ``y`` and other labels."""
+    """Return the samples of a fit; classes are ``classes``, or the sorted union of ``y`` and ``known_labels``."""
     n = len(embeddings)
     labels = check_labels(y, n)
-    known = collect_classes([labels, *other_labels], classes)
+    known = collect_classes([labels, *known_labels], classes)
     return Samples(
         embeddings,
         labels,
@@ -152,24 +152,19 @@ def check_training_set(
     return TrainingSet(rows.to(device=like.device, dtype=like.dtype), names, keys)
 
 
-def check_training_columns(train_embeddings: Any, feature_names: list[str]) -> None:
-    """Raise if a table of training embeddings has other columns than the calibration set."""
-    columns = [str(column) for column in getattr(train_embeddings, "columns", [])]
-    if columns and feature_names and columns != feature_names:
-        raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
-
-
-def training_fingerprints(training: TrainingSet | None, projection: Any) -> NDArray[np.uint64]:
-    """Return fingerprints of the rows that the projection is trained on."""
-    if isinstance(projection, TrainedProjection):
-        return projection.fingerprints
-    return np.empty(0, dtype=np.uint64) if training is None else row_fingerprints(training.embeddings)
-
-
-def other_labels(training: TrainingSet | None, projection: Any) -> list[NDArray[Any]]:
+def known_labels(training: TrainingSet | None, projection: Any) -> list[NDArray[Any]]:
     """Return the labels that the projection is trained on: their classes get columns too."""
-    labels = [] if training is None else [training.labels]
-    return [*labels, projection.classes] if isinstance(projection, TrainedProjection) else labels
+    if isinstance(projection, TrainedProjection):
+        return [projection.classes]
+    return [] if training is None else [training.labels]
+
+
+def warn_of_shared_rows(samples: Samples, training: TrainingSet | None, projection: Any) -> None:
+    """Warn if calibration samples are among the rows that the projection is trained on."""
+    if isinstance(projection, TrainedProjection):
+        warn_of_training_rows(samples.embeddings, projection.fingerprints)
+    elif training is not None:
+        warn_of_training_rows(samples.embeddings, row_fingerprints(training.embeddings))
 
 
 def hold_out_half(samples: Samples, seed: int) -> tuple[TrainingSet, Samples]:
