@@ -91,8 +91,8 @@ def check_tasks(folder: str | Path) -> None:
 def task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
     """Return the task that the arrays of a file make up, with the companions beside the file."""
     checked = TaskArrays(arrays, place.name)
-    pool = checked.labelled_part("pool")
-    train = checked.labelled_part("train", pool)
+    train, pool = checked.labelled_part("train"), checked.labelled_part("pool")
+    checked.check_columns("train", train, pool)
     if (train.groups is None) != (pool.groups is None):
         raise checked.error("groups are given for only one of train and pool; give both or none.")
     if len(pool.labels) < 2:
@@ -132,9 +132,9 @@ class TaskArrays:
     arrays: Mapping[str, NDArray[Any]]
     file: str
 
-    def labelled_part(self, part: str, pool: ClassifierOutputs | None = None) -> ClassifierOutputs:
+    def labelled_part(self, part: str) -> ClassifierOutputs:
         """Return the outputs on "train" or "pool"."""
-        outputs = self.part(part, ("embeddings", "logits", "labels"), pool)
+        outputs = self.part(part, ("embeddings", "logits", "labels"))
         labels, groups = self.arrays[f"{part}_labels"], self.arrays.get(f"{part}_groups")
         n_samples, n_classes = outputs.logits.shape
         for kind, vector in (("labels", labels), ("groups", groups)):
@@ -144,8 +144,8 @@ class TaskArrays:
             raise self.error(f"{part}_labels must be columns of the logits, integers from 0 to {n_classes - 1}.")
         return replace(outputs, labels=labels.astype(np.int64), groups=groups)
 
-    def part(self, part: str, kinds: Sequence[str], pool: ClassifierOutputs | None) -> ClassifierOutputs:
-        """Return embeddings and logits with the same rows, and the columns of the pool, if the part has all kinds."""
+    def part(self, part: str, kinds: Sequence[str]) -> ClassifierOutputs:
+        """Return embeddings and logits with the same rows; raise if the file lacks one of the kinds."""
         missing = [name for kind in kinds if (name := f"{part}_{kind}") not in self.arrays]
         if missing:
             raise self.error(f"{', '.join(missing)} missing; a task needs them. It has {', '.join(self.arrays)}.")
@@ -153,17 +153,22 @@ class TaskArrays:
         n_embeddings, n_logits = len(outputs.embeddings), len(outputs.logits)
         if n_embeddings != n_logits:
             raise self.error(f"{part}_embeddings has {n_embeddings:,} rows, but {part}_logits has {n_logits:,}.")
-        for kind in ("embeddings", "logits") if pool is not None else ():
+        return outputs
+
+    def check_columns(self, part: str, outputs: ClassifierOutputs, pool: ClassifierOutputs) -> None:
+        """Raise if a part differs from the pool in the columns of its embeddings or logits."""
+        for kind in ("embeddings", "logits"):
             width, expected = getattr(outputs, kind).shape[1], getattr(pool, kind).shape[1]
             if width != expected:
                 raise self.error(f"{part}_{kind} has {width} columns, but those of the pool have {expected}.")
-        return outputs
 
     def out_of_scope(self, pool: ClassifierOutputs) -> ClassifierOutputs | None:
         """Return the outputs for inputs of no class, if the file has any."""
         if not any(name.startswith(OUT_OF_SCOPE) for name in self.arrays):
             return None
-        return self.part(OUT_OF_SCOPE, ("embeddings", "logits"), pool)
+        outputs = self.part(OUT_OF_SCOPE, ("embeddings", "logits"))
+        self.check_columns(OUT_OF_SCOPE, outputs, pool)
+        return outputs
 
     def calibration_share(self) -> float:
         """Return the share of the pool that calibrates."""
