@@ -292,9 +292,9 @@ class KCalBlend(EmbeddingCalibrator):
 
     def _check_samples(self, samples: Samples, training: TrainingSet | None, *, with_logits: bool) -> None:
         """Raise if there are fewer than two samples or groups; warn of leakage and of missing samples."""
-        grouped, n = samples.groups is not None, len(samples.codes)
-        if (len(np.unique(samples.groups)) if grouped else n) < 2:
-            name, unit = ("groups", "groups") if grouped else ("X", "samples")
+        n, groups = len(samples.codes), samples.groups
+        if n < 2 or (groups is not None and len(np.unique(groups)) < 2):
+            name, unit = ("X", "samples") if groups is None else ("groups", "groups")
             raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
         warn_of_shared_rows(samples, training, self.projection)
         if with_logits:
