@@ -293,7 +293,7 @@ class KCalBlend(EmbeddingCalibrator):
     def _check_samples(self, samples: Samples, training: TrainingSet | None, *, with_logits: bool) -> None:
         """Raise if there are fewer than two samples or groups; warn of leakage and of missing samples."""
         n, groups = len(samples.codes), samples.groups
-        if (n if groups is None else len(np.unique(groups))) < 2:
+        if n < 2 or (groups is not None and len(np.unique(groups)) < 2):
             name, unit = ("X", "samples") if groups is None else ("groups", "groups")
             raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
         warn_of_shared_rows(samples, training, self.projection)
@@ -320,7 +320,7 @@ class KCalBlend(EmbeddingCalibrator):
         return torch.cat([self.model_.log_probs(part) for part in inputs]), kind
 
     def _check_logits(self, logits: Any, n: int, n_classes: int | None = None) -> torch.Tensor:
-        scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__, logits=True)
+        scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__)
         if len(scores) != n:
             expected = f"must have a row for each row of X, {n:,} of them"
             raise InvalidInputError("logits", expected, got=f"{len(scores):,}")

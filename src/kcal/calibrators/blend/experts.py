@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from kcal.calibrators.base import plain
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.learning import fit_projection
 from kcal.calibrators.kcal.model import KernelEstimate
+from kcal.calibrators.kcal.parameters import is_number
 from kcal.calibrators.kcal.samples import Samples
 from kcal.errors import BandwidthWarning, InvalidInputError
 from kcal.kernels import KERNELS, ClassSums, PreparedSupport, SortedSupport, leave_out_rule
@@ -71,8 +73,8 @@ def fit_experts(
 
     The latter is left out without anything to learn it from, and where both metrics have the same distances.
     """
-    plain = "unit" if samples.embeddings.shape[1] >= FEATURES_OF_A_DIRECTION else "identity"
-    metrics: dict[str, str | TrainedProjection] = {plain: plain}
+    direct = "unit" if samples.embeddings.shape[1] >= FEATURES_OF_A_DIRECTION else "identity"
+    metrics: dict[str, str | TrainedProjection] = {direct: direct}
     if projection is not None and (training is not None or isinstance(projection, TrainedProjection)):
         metrics["learned"] = projection
     kernel, choice = KERNELS["rbf"], BandwidthChoice()
@@ -109,12 +111,11 @@ def is_same_metric(one: SortedSupport, other: SortedSupport) -> bool:
 
 def check_factors(factors: Any) -> tuple[float, ...]:
     """Return the bandwidth factors in ascending order."""
-    try:
-        values = () if isinstance(factors, str) else tuple(sorted(float(factor) for factor in factors))
-    except (TypeError, ValueError, OverflowError):
-        values = ()
-    within = all(1 / MAX_FACTOR <= value <= MAX_FACTOR for value in values)
-    if not within or 1.0 not in values or len({f"{value:.3g}" for value in values}) != len(values):
+    values: tuple[float, ...] = ()
+    listed = plain(factors)
+    if isinstance(listed, list) and all(is_number(factor, 1 / MAX_FACTOR, MAX_FACTOR) for factor in listed):
+        values = tuple(sorted(map(float, listed)))
+    if 1.0 not in values or len({f"{value:.3g}" for value in values}) != len(values):
         raise InvalidInputError(
             "bandwidth_factors",
             f"must be a sequence of numbers from {1 / MAX_FACTOR:g} to {MAX_FACTOR:g} that differ in their first three "
