@@ -31,7 +31,7 @@ format: $(READY)  ## format the code and mend what the linter can
 clean:  ## remove the environment and everything built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-# The environment is made anew only when what it is made from changes. Some systems ship Python
+# The environment is rebuilt only when its inputs change. Some systems ship Python
 # without ensurepip; there the host's pip fills the environment instead.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
