@@ -26,13 +26,12 @@ WEIGHTS = GENERATOR.uniform(0.5, 2.0, 36)
 GROUPS = np.arange(36) // 3
 
 QUICK: dict[str, dict[str, Any]] = {
-    "iop": {"epochs": 1, "folds": 2, "form": "diag"},
     "kcal": {"projection": "identity", "bandwidth": 0.7},
     "kcal-blend": {"projection": None, "network_calibrator": "ts", "background": 0.01, "folds": 2},
     "kcal-logits": {"projection": "identity", "bandwidth": 0.7},
     "imax": {"bins": 4},
 }
-LEFT_OUT = {"gp", "dircal", "kcal-linear"}
+LEFT_OUT = {"gp", "dircal", "iop", "kcal-linear"}
 """Methods whose fit takes long and whose border is that of the others."""
 
 
@@ -149,8 +148,8 @@ def _drawings() -> list[Target]:
                 "minimum_count": 5,
                 "class_names": ["a", "b", "c"],
             },
-            ("labels",),
-            ("probs", "limit", "minimum_count", "class_names"),
+            (),
+            ("probs", "labels", "class_names"),
         ),
     ]
 
