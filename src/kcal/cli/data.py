@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import ClassifierOutputs
 from kcal.cli.files import ArrayFile, TableFile, open_file
+from kcal.cli.messages import errors_about
 from kcal.cli.parameters import parse_classes
 from kcal.errors import InvalidInputError
 from kcal.validation import check_labels, check_matrix, check_probs, check_weights
@@ -184,7 +184,7 @@ def class_names(columns: Sequence[str], pattern: str) -> tuple[str, ...]:
 
 def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
     """Return the data set, with every array checked."""
-    with _errors_in(source.path):
+    with errors_about(str(source.path)):
         matrix = check_matrix(parts.pop("matrix"), matrix_name, logits=matrix_name == "logits").numpy()
         if matrix_name == "probabilities":
             check_probs(matrix, matrix_name)
@@ -196,7 +196,7 @@ def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
         values = parts.pop(key, None)
         if values is None:
             continue
-        with _errors_in(source.files.get(key, source.path)):
+        with errors_about(str(source.files.get(key, source.path))):
             if key == "logits":
                 arrays[key] = check_matrix(values, key, logits=True).numpy()
                 if len(values) != len(matrix):
@@ -220,13 +220,3 @@ def _check_names(values: NDArray[Any], n_samples: int, name: str) -> NDArray[Any
         row = int(np.argmax(values == ""))
         raise InvalidInputError(name, "must not be blank", got=f"a blank at row {row}", remedy="Leave such rows out.")
     return values.astype(np.int64) if values.dtype.kind == "f" else values
-
-
-@contextmanager
-def _errors_in(path: Path) -> Iterator[None]:
-    """Put the name of a file before the name of the array that is invalid."""
-    try:
-        yield
-    except InvalidInputError as error:
-        name = f"{path}: {error.parameter}"
-        raise InvalidInputError(name, error.expected, got=error.got, remedy=error.remedy) from error

@@ -26,10 +26,12 @@ OPTIONS = (
 )  # fmt: skip
 """Parameters of the library that are options of the same name."""
 
-DATA_NAMES = {name: name for name in ("classes", "embeddings", "groups", "ids", "logits")} | {
+DATA_NAMES = {
     "X": "the array", "y": "labels", "sample_weight": "weights", "folder": "TASKS",
     "train_embeddings": "training embeddings", "train_labels": "training labels",
-}  # fmt: skip
+} | {name: name for name in (
+    "classes", "embeddings", "groups", "ids", "labels", "logits", "probabilities", "weights"
+)}  # fmt: skip
 """What arguments of the library are called on the command line and in files."""
 
 ERROR_REMEDIES = {
@@ -53,10 +55,6 @@ WARNING_REMEDIES: dict[type[KcalWarning], str] = {
 
 _UsageError: Any = typer.BadParameter.__base__
 """The base class of all errors of typer about options and commands, for which it exports no name."""
-
-
-class DataError(KcalError):
-    """Raise for an error of the library, with the file or the method that it concerns before its text."""
 
 
 class OverlapError(KcalError):
@@ -116,7 +114,7 @@ def errors_about(file: str, parameters: Collection[str] = ()) -> Iterator[None]:
             raise InvalidInputError(f"--set {name}", error.expected, got=error.got, remedy=error.remedy) from error
         if name not in DATA_NAMES:
             raise
-        raise DataError(f"{file}: {error_text(error)}") from error
+        raise KcalError(f"{file}: {error_text(error)}") from error
 
 
 def error_text(error: KcalError) -> str:

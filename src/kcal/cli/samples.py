@@ -14,7 +14,7 @@ from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, predict_on
 from kcal.cli.class_order import classes_or_indices, column_order, encode, match_labels, name_labels, share_classes
 from kcal.cli.data import Dataset, Request, Source, load
 from kcal.cli.files import ArrayFile, open_file
-from kcal.cli.messages import OverlapError, errors_about, usage_error
+from kcal.cli.messages import OverlapError, check_options, errors_about
 from kcal.errors import InvalidInputError
 
 
@@ -22,14 +22,12 @@ def load_to_fit(
     calibrator: Calibrator, source: Source, train: Path | None, train_labels: Path | None
 ) -> tuple[Dataset, Dataset | None]:
     """Load the calibration set and, if the method learns from one and there is one, the training set."""
-    if train is None and train_labels is not None:
-        raise usage_error("--train-labels needs --train, the file that the labels belong to.")
-    if train is not None and not calibrator.uses_training_set:
-        raise usage_error("--train has no effect here: this method learns no projection.")
-    if "logits" in source.files and calibrator.inputs != "both":
-        raise usage_error(
-            f"--logits has no effect here: method {calibrator.method} takes {calibrator.inputs}, from DATA."
-        )
+    takes = f"method {calibrator.method} takes {calibrator.inputs}, from DATA"
+    check_options(
+        (train_labels and not train, "--train-labels needs --train, the file that the labels belong to."),
+        (train and not calibrator.uses_training_set, "--train has no effect here: this method learns no projection."),
+        ("logits" in source.files and calibrator.inputs != "both", f"--logits has no effect here: {takes}."),
+    )
     matrix = "logits" if calibrator.inputs == "logits" else "embeddings"
     data = load(source, Request(matrix, logits=calibrator.inputs == "both", labelled=True))
     origin = _training_source(source, train, train_labels, matrix) if calibrator.uses_training_set else None
