@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typer import BadParameter
 
 from kcal.calibrators import Calibrator, Uncalibrated, make_calibrator
-from kcal.cli.class_order import classes_or_indices, classes_to_fit, column_order, encode, name_labels
+from kcal.cli import samples as s
 from kcal.cli.data import COLUMNS, Dataset, Request, Source, load
 from kcal.cli.files import TableFile, open_file, shorten
-from kcal.cli.messages import OverlapError, error_text, usage_error
+from kcal.cli.messages import OverlapError, error_text
 from kcal.cli.output import PROBABILITY_COLUMN
-from kcal.cli.samples import check_overlap, fit_dataset, load_to_fit, load_to_predict, predict_dataset
 from kcal.errors import InvalidInputError, KcalError, KcalWarning, warn
 from kcal.metrics import Evaluation
 from kcal.metrics import evaluate as measure
@@ -40,20 +40,20 @@ def predict_model(
     """Return a model's probabilities, after those of ``before`` or of the network's logits if there are any."""
     needs_both = calibrator.inputs == "both" and calibrator.needs_logits_
     if calibrator.inputs == "logits" and "logits" in source.files:
-        raise usage_error("--logits has no effect here: this model takes logits itself, from DATA.")
+        raise BadParameter("--logits has no effect here: this model takes logits itself, from DATA.")
     if before is not None and ("logits" in source.files or "logits" in source.columns) and not needs_both:
-        raise usage_error("--before and the logits are both to compare with; give one of them.")
-    data = load_to_predict(calibrator, source, labelled=True, logits=before is None)
+        raise BadParameter("--before and the logits are both to compare with; give one of them.")
+    data = s.load_to_predict(calibrator, source, labelled=True, logits=before is None)
     if not allow_overlap:
-        check_overlap(calibrator, data)
-    labels = encode(data, calibrator.classes_)
+        s.check_overlap(calibrator, data)
+    labels = s.encode(data, calibrator.classes_)
     probs: dict[str, NDArray[Any]] = {}
     if before is not None:
         probs["before"] = _load_before(before, source, data, calibrator.classes_)
     elif data.outputs.logits is not None:
         probs |= _network_probs(data, calibrator)
     if calibrator.method not in probs:
-        probs[calibrator.method] = predict_dataset(calibrator, data)
+        probs[calibrator.method] = s.predict_dataset(calibrator, data)
     return Comparison(probs, labels, calibrator.classes_, data.outputs.groups, data.outputs.weights)
 
 
@@ -61,10 +61,10 @@ def load_probabilities(source: Source, before: Path | None) -> Comparison:
     """Return the probabilities of a file, after those of ``before``."""
     features = source.columns.get("features")
     columns = {**source.columns, **_probability_columns(source.path)} if features is None else source.columns
-    data = name_labels(load(replace(source, columns=columns), Request("probabilities", labelled=True)))
-    classes = classes_or_indices(data)
+    data = s.name_labels(load(replace(source, columns=columns), Request("probabilities", labelled=True)))
+    classes = s.classes_or_indices(data)
     _check_n_columns(data, classes)
-    labels = encode(data, classes)
+    labels = s.encode(data, classes)
     probs = {}
     if before is not None:
         probs["before"] = _load_before(before, source, data, classes, features)
@@ -76,15 +76,15 @@ def fit_methods(
     names: Sequence[str],
     calibration: Path,
     test: Source,
-    train: Path | None,
-    train_labels: Path | None,
-    allow_overlap: bool,
+    training: tuple[Path | None, Path | None],
     *,
+    allow_overlap: bool,
     skip_failures: bool,
 ) -> Comparison:
     """Fit every method on the calibration set, and return their probabilities for the test set, uncalibrated first.
 
-    With ``skip_failures``, a method that cannot be fitted or applied is left out with a warning.
+    ``training`` are the files of the training set and of its labels. With ``skip_failures``, a method that cannot be
+    fitted or applied is left out with a warning.
     """
     source = replace(test, path=calibration, files={}, prefixes=("", "calibration_"))
     probs: dict[str, NDArray[Any]] = {}
@@ -92,7 +92,7 @@ def fit_methods(
     for name in names:
         try:
             with working(f"Fitting {name}"):
-                calibrator = _fit_method(name, source, train, train_labels)
+                calibrator = _fit_method(name, source, training)
                 comparison = predict_model(calibrator, test, allow_overlap=allow_overlap)
             order = _class_indices(first or comparison, comparison, name)
         except KcalError as error:
@@ -132,14 +132,14 @@ def _probability_columns(path: Path) -> dict[str, str]:
     return {"features": f"{PROBABILITY_COLUMN}*"} if is_written else {}
 
 
-def _fit_method(name: str, calibration: Source, train: Path | None, train_labels: Path | None) -> Calibrator:
+def _fit_method(name: str, calibration: Source, files: tuple[Path | None, Path | None]) -> Calibrator:
     calibrator = make_calibrator(name)
     learns = calibrator.uses_training_set and calibrator.inputs != "logits"
     try:
-        data, training = load_to_fit(calibrator, calibration, *((train, train_labels) if learns else (None, None)))
+        data, training = s.load_to_fit(calibrator, calibration, *(files if learns else (None, None)))
         if calibrator.inputs == "both" and data.outputs.logits is None:
             warn(f"{name}: {data.name} has no logits, so it is fitted on embeddings alone.", KcalWarning)
-        return fit_dataset(calibrator, data, training, classes_to_fit(data, calibrator.inputs))
+        return s.fit_dataset(calibrator, data, training, s.classes_to_fit(data, calibrator.inputs))
     except KcalError as error:
         raise KcalError(f"{name}: {error_text(error)}") from error
 
@@ -161,7 +161,7 @@ def _load_before(
     columns = {key: name for key, name in source.columns.items() if key in COLUMNS}
     columns |= _probability_columns(path) or ({} if features is None else {"features": features})
     source = replace(source, path=path, columns=columns, files={})
-    data = name_labels(load(source, Request("probabilities", keys=("ids", "labels"))))
+    data = s.name_labels(load(source, Request("probabilities", keys=("ids", "labels"))))
     if len(data) != len(after):
         expected = f"must have the same rows as {after.name}, {len(after):,} of them"
         raise InvalidInputError(data.name, expected, got=f"{len(data):,}")
@@ -171,7 +171,7 @@ def _load_before(
         problem = f"has columns for {shorten(names)}, but the classes are {shorten(expected_names)}"
         raise InvalidInputError(data.name, problem, remedy="Rename its columns, or list its classes with --classes.")
     _check_n_columns(data, classes)
-    probs: NDArray[Any] = data.outputs.logits[:, column_order(data, classes, assume_same=True)]
+    probs: NDArray[Any] = data.outputs.logits[:, s.column_order(data, classes, assume_same=True)]
     return probs
 
 
@@ -202,7 +202,7 @@ def _network_probs(data: Dataset, calibrator: Calibrator) -> dict[str, NDArray[A
     """Return the network's own probabilities in the order of the model's classes, if that order is known."""
     logits, classes = data.outputs.logits, calibrator.classes_
     uses_logits = calibrator.needs_logits_ and logits.shape[1] == len(classes)  # loaded in the order of the classes
-    order = slice(None) if uses_logits else column_order(data, classes, assume_same=False)
+    order = slice(None) if uses_logits else s.column_order(data, classes, assume_same=False)
     if order is not None:
         representation = calibrator.get_params().get("representation", "logits") if uses_logits else "logits"
         labels = np.repeat(classes[:1], len(logits))  # any labels: nothing is learned from them

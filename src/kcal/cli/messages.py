@@ -52,7 +52,6 @@ WARNING_REMEDIES: dict[type[KcalWarning], str] = {
 }
 """The same for warnings."""
 
-
 _UsageError: Any = typer.BadParameter.__base__
 """The base class of all errors of typer about options and commands, for which it exports no name."""
 
@@ -61,16 +60,11 @@ class OverlapError(KcalError):
     """Raise for data to evaluate on that contain rows of the calibration set."""
 
 
-def usage_error(message: str) -> typer.BadParameter:
-    """Return the error for an option that is wrong, by itself or beside another one; exit code 2."""
-    return typer.BadParameter(message)
-
-
 def check_options(*problems: tuple[Any, str]) -> None:
     """Raise a usage error with the message of the first problem that is there."""
     for is_there, message in problems:
         if is_there:
-            raise usage_error(message)
+            raise typer.BadParameter(message)
 
 
 def option_name(parameter: str) -> str:
