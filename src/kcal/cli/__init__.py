@@ -15,13 +15,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kcal.cli.bench import bench
+from kcal.cli.bench import bench, task
 from kcal.cli.demo import demo
 from kcal.cli.evaluate import evaluate
 from kcal.cli.fit import fit
 from kcal.cli.messages import EXIT_CODES, readable_messages
 from kcal.cli.predict import predict
-from kcal.cli.task import task
 
 
 class CommandGroup(TyperGroup):

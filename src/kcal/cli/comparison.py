@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typer import BadParameter
 
 from kcal.calibrators import Calibrator, Uncalibrated, make_calibrator
-from kcal.cli.class_order import classes_or_indices, classes_to_fit, column_order, encode, name_labels
+from kcal.cli import samples as s
 from kcal.cli.data import COLUMNS, Dataset, Request, Source, load
 from kcal.cli.files import TableFile, open_file, shorten
-from kcal.cli.messages import DataError, OverlapError, error_text, usage_error
+from kcal.cli.messages import OverlapError, error_text
 from kcal.cli.output import PROBABILITY_COLUMN
-from kcal.cli.samples import check_overlap, fit_dataset, load_to_fit, load_to_predict, predict_dataset
 from kcal.errors import InvalidInputError, KcalError, KcalWarning, warn
 from kcal.metrics import Evaluation
 from kcal.metrics import evaluate as measure
@@ -40,37 +40,34 @@ def predict_model(
     """Return a model's probabilities, after those of ``before`` or of the network's logits if there are any."""
     needs_both = calibrator.inputs == "both" and calibrator.needs_logits_
     if calibrator.inputs == "logits" and "logits" in source.files:
-        raise usage_error("--logits has no effect here: this model takes logits itself, from DATA.")
+        raise BadParameter("--logits has no effect here: this model takes logits itself, from DATA.")
     if before is not None and ("logits" in source.files or "logits" in source.columns) and not needs_both:
-        raise usage_error("--before and the logits are both to compare with; give one of them.")
-    data = load_to_predict(calibrator, source, labelled=True, logits=before is None)
+        raise BadParameter("--before and the logits are both to compare with; give one of them.")
+    data = s.load_to_predict(calibrator, source, labelled=True, logits=before is None)
     if not allow_overlap:
-        check_overlap(calibrator, data)
-    labels = encode(data, calibrator.classes_)
+        s.check_overlap(calibrator, data)
+    labels = s.encode(data, calibrator.classes_)
     probs: dict[str, NDArray[Any]] = {}
     if before is not None:
-        probs["before"] = _load_before(_before_source(before, source), data, calibrator.classes_)
-    else:
-        network = _network_probs(data, calibrator)
-        if network is not None:
-            probs["uncal"] = network
+        probs["before"] = _load_before(before, source, data, calibrator.classes_)
+    elif data.outputs.logits is not None:
+        probs |= _network_probs(data, calibrator)
     if calibrator.method not in probs:
-        probs[calibrator.method] = predict_dataset(calibrator, data)
+        probs[calibrator.method] = s.predict_dataset(calibrator, data)
     return Comparison(probs, labels, calibrator.classes_, data.outputs.groups, data.outputs.weights)
 
 
 def load_probabilities(source: Source, before: Path | None) -> Comparison:
     """Return the probabilities of a file, after those of ``before``."""
     features = source.columns.get("features")
-    pattern = features or _probability_columns(source.path)
-    columns = {**source.columns, "features": pattern} if pattern else source.columns
-    data = name_labels(load(replace(source, columns=columns), Request("probabilities", labelled=True)))
-    classes = classes_or_indices(data)
+    columns = {**source.columns, **_probability_columns(source.path)} if features is None else source.columns
+    data = s.name_labels(load(replace(source, columns=columns), Request("probabilities", labelled=True)))
+    classes = s.classes_or_indices(data)
     _check_n_columns(data, classes)
-    labels = encode(data, classes)
+    labels = s.encode(data, classes)
     probs = {}
     if before is not None:
-        probs["before"] = _load_before(_before_source(before, source, features), data, classes)
+        probs["before"] = _load_before(before, source, data, classes, features)
     probs["probabilities"] = data.outputs.logits
     return Comparison(probs, labels, classes, data.outputs.groups, data.outputs.weights)
 
@@ -79,15 +76,15 @@ def fit_methods(
     names: Sequence[str],
     calibration: Path,
     test: Source,
-    train: Path | None,
-    train_labels: Path | None,
-    allow_overlap: bool,
+    training: tuple[Path | None, Path | None],
     *,
+    allow_overlap: bool,
     skip_failures: bool,
 ) -> Comparison:
     """Fit every method on the calibration set, and return their probabilities for the test set, uncalibrated first.
 
-    With ``skip_failures``, a method that cannot be fitted or applied is left out with a warning.
+    ``training`` are the files of the training set and of its labels. With ``skip_failures``, a method that cannot be
+    fitted or applied is left out with a warning.
     """
     source = replace(test, path=calibration, files={}, prefixes=("", "calibration_"))
     probs: dict[str, NDArray[Any]] = {}
@@ -95,7 +92,7 @@ def fit_methods(
     for name in names:
         try:
             with working(f"Fitting {name}"):
-                calibrator = _fit_method(name, source, train, train_labels)
+                calibrator = _fit_method(name, source, training)
                 comparison = predict_model(calibrator, test, allow_overlap=allow_overlap)
             order = _class_indices(first or comparison, comparison, name)
         except KcalError as error:
@@ -127,30 +124,24 @@ def measure_all(
     return {name: measure(probs, comparison.labels, **settings) for name, probs in comparison.probs.items()}
 
 
-def _probability_columns(path: Path) -> str | None:
-    """Return the pattern of the columns that kcal predict writes, if the file has any."""
+def _probability_columns(path: Path) -> dict[str, str]:
+    """Return the pattern of the columns that kcal predict writes as that of the features, if the file has any."""
     file = open_file(path)
     names = file.columns if isinstance(file, TableFile) else ()
-    return f"{PROBABILITY_COLUMN}*" if any(name.startswith(PROBABILITY_COLUMN) for name in names) else None
+    is_written = any(name.startswith(PROBABILITY_COLUMN) for name in names)
+    return {"features": f"{PROBABILITY_COLUMN}*"} if is_written else {}
 
 
-def _before_source(path: Path, source: Source, features: str | None = None) -> Source:
-    """Return where to load the probabilities from that those of ``source`` are compared with."""
-    columns = {key: name for key, name in source.columns.items() if key in COLUMNS}
-    pattern = _probability_columns(path) or features
-    return replace(source, path=path, columns=columns | ({"features": pattern} if pattern else {}), files={})
-
-
-def _fit_method(name: str, calibration: Source, train: Path | None, train_labels: Path | None) -> Calibrator:
+def _fit_method(name: str, calibration: Source, files: tuple[Path | None, Path | None]) -> Calibrator:
     calibrator = make_calibrator(name)
     learns = calibrator.uses_training_set and calibrator.inputs != "logits"
     try:
-        data, training = load_to_fit(calibrator, calibration, *((train, train_labels) if learns else (None, None)))
+        data, training = s.load_to_fit(calibrator, calibration, *(files if learns else (None, None)))
         if calibrator.inputs == "both" and data.outputs.logits is None:
             warn(f"{name}: {data.name} has no logits, so it is fitted on embeddings alone.", KcalWarning)
-        return fit_dataset(calibrator, data, training, classes_to_fit(data, calibrator.inputs))
+        return s.fit_dataset(calibrator, data, training, s.classes_to_fit(data, calibrator.inputs))
     except KcalError as error:
-        raise DataError(f"{name}: {error_text(error)}") from error
+        raise KcalError(f"{name}: {error_text(error)}") from error
 
 
 def _class_indices(first: Comparison, comparison: Comparison, name: str) -> NDArray[np.intp]:
@@ -163,36 +154,42 @@ def _class_indices(first: Comparison, comparison: Comparison, name: str) -> NDAr
     return np.array([index[label] for label in first.classes.tolist()], dtype=np.intp)
 
 
-def _load_before(source: Source, after: Dataset, classes: NDArray[Any]) -> NDArray[Any]:
-    """Return the probabilities of another file for the same rows, columns in the order of ``classes``."""
-    data = load(source, Request("probabilities", keys=("ids", "labels")))
+def _load_before(
+    path: Path, source: Source, after: Dataset, classes: NDArray[Any], features: str | None = None
+) -> NDArray[Any]:
+    """Return the probabilities of another file for the rows of ``after``, columns in the order of ``classes``."""
+    columns = {key: name for key, name in source.columns.items() if key in COLUMNS}
+    columns |= _probability_columns(path) or ({} if features is None else {"features": features})
+    source = replace(source, path=path, columns=columns, files={})
+    data = s.name_labels(load(source, Request("probabilities", keys=("ids", "labels"))))
     if len(data) != len(after):
         expected = f"must have the same rows as {after.name}, {len(after):,} of them"
         raise InvalidInputError(data.name, expected, got=f"{len(data):,}")
-    _check_same_rows(data, after, "ids", data.outputs.ids, after.outputs.ids)
-    labels = name_labels(data).outputs.labels
-    if labels is not None and set(map(str, labels)) <= set(map(str, after.outputs.labels)):  # otherwise named otherwise
-        _check_same_rows(data, after, "labels", labels, after.outputs.labels)
+    _check_same_rows(data, after)
     names, expected_names = data.column_classes, [str(label) for label in classes.tolist()]
     if data.classes is None and set(names) != set(expected_names) and set(names) & set(expected_names):
         problem = f"has columns for {shorten(names)}, but the classes are {shorten(expected_names)}"
         raise InvalidInputError(data.name, problem, remedy="Rename its columns, or list its classes with --classes.")
     _check_n_columns(data, classes)
-    order = column_order(data, classes, assume_same=True)
-    probs: NDArray[Any] = data.outputs.logits[:, order]
+    probs: NDArray[Any] = data.outputs.logits[:, s.column_order(data, classes, assume_same=True)]
     return probs
 
 
-def _check_same_rows(
-    data: Dataset, after: Dataset, key: str, values: NDArray[Any] | None, expected: NDArray[Any] | None
-) -> None:
-    if values is None or expected is None:
-        return
-    differ = values.astype(str) != expected.astype(str)
-    if differ.any():
-        row = int(np.argmax(differ))
-        problem = f"must be those of {after.name}, in the same order; row {row} is {expected[row].item()!r} there"
-        raise InvalidInputError(f"{data.name}: {key}", problem, got=repr(values[row].item()))
+def _check_same_rows(data: Dataset, after: Dataset) -> None:
+    """Raise if ids or labels differ; labels only if both files name the classes in the same way."""
+    for key in ("ids", "labels"):
+        values, expected = getattr(data.outputs, key), getattr(after.outputs, key)
+        if (
+            values is None
+            or expected is None
+            or (key == "labels" and not set(map(str, values)) <= set(map(str, expected)))
+        ):
+            continue
+        differ = values.astype(str) != expected.astype(str)
+        if differ.any():
+            row = int(np.argmax(differ))
+            problem = f"must be those of {after.name}, in the same order; row {row} is {expected[row].item()!r} there"
+            raise InvalidInputError(f"{data.name}: {key}", problem, got=repr(values[row].item()))
 
 
 def _check_n_columns(data: Dataset, classes: NDArray[Any]) -> None:
@@ -201,26 +198,19 @@ def _check_n_columns(data: Dataset, classes: NDArray[Any]) -> None:
         raise InvalidInputError(data.name, f"has {n_columns:,} columns of probabilities for {len(classes):,} classes")
 
 
-def _network_probs(data: Dataset, calibrator: Calibrator) -> NDArray[Any] | None:
-    """Return the network's own probabilities in the order of the model's classes, or None."""
+def _network_probs(data: Dataset, calibrator: Calibrator) -> dict[str, NDArray[Any]]:
+    """Return the network's own probabilities in the order of the model's classes, if that order is known."""
     logits, classes = data.outputs.logits, calibrator.classes_
-    if logits is None:
-        return None
-    if calibrator.needs_logits_ and logits.shape[1] == len(classes):
-        return _softmax(logits, calibrator.get_params().get("representation", "logits"), classes)
-    order = column_order(data, classes, assume_same=False)
+    uses_logits = calibrator.needs_logits_ and logits.shape[1] == len(classes)  # loaded in the order of the classes
+    order = slice(None) if uses_logits else s.column_order(data, classes, assume_same=False)
     if order is not None:
-        return _softmax(logits[:, order], "logits", classes)
+        representation = calibrator.get_params().get("representation", "logits") if uses_logits else "logits"
+        labels = np.repeat(classes[:1], len(logits))  # any labels: nothing is learned from them
+        network = Uncalibrated(representation=representation).fit(logits[:, order], labels, classes=classes)
+        return {"uncal": network.predict_proba(logits[:, order])}
     reason, remedy = f"the logits have {logits.shape[1]:,} columns for {len(classes):,} classes", ""
     if logits.shape[1] == len(classes):
         reason = "it is unknown which column of the logits is which class"
         remedy = " List the classes in their order with --classes."
     warn(f"{data.name}: {reason}, so the network's own probabilities are left out.{remedy}", KcalWarning)
-    return None
-
-
-def _softmax(logits: NDArray[Any], representation: str, classes: NDArray[Any]) -> NDArray[Any]:
-    labels = np.repeat(classes[:1], len(logits))  # any labels: nothing is learned from them
-    network = Uncalibrated(representation=representation).fit(logits, labels, classes=classes)
-    probs: NDArray[Any] = network.predict_proba(logits)
-    return probs
+    return {}

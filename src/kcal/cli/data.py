@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import ClassifierOutputs
 from kcal.cli.files import ArrayFile, TableFile, open_file
+from kcal.cli.messages import errors_about, option_name
 from kcal.cli.parameters import parse_classes
 from kcal.errors import InvalidInputError
 from kcal.validation import check_labels, check_matrix, check_probs, check_weights
@@ -103,7 +103,7 @@ def load(source: Source, request: Request) -> Dataset:
         else:
             column = source.columns.get(key, COLUMNS[key])
             is_only = column not in other.columns and len(other.columns) == 1
-            parts[key] = other.get(other.columns[0] if is_only else column, _option(key))
+            parts[key] = other.get(other.columns[0] if is_only else column, option_name(f"{COLUMNS[key]}_column"))
     return _check(source, request.matrix, parts)
 
 
@@ -127,7 +127,7 @@ def _read_table(table: TableFile, source: Source, request: Request) -> dict[str,
         if key not in source.files:
             required = key in source.columns or (request.labelled and key == "labels")
             column = source.columns.get(key, COLUMNS[key])
-            parts[key] = table.get(column, _option(key)) if required else table.find(column)
+            parts[key] = table.get(column, option_name(f"{COLUMNS[key]}_column")) if required else table.find(column)
     names = _choose_features(table, source, request)
     parts |= {"matrix": table.matrix(names, "--feature-columns"), "feature_columns": names}
     if request.matrix != "embeddings":
@@ -140,14 +140,9 @@ def _read_table(table: TableFile, source: Source, request: Request) -> dict[str,
 
 def _choose_features(table: TableFile, source: Source, request: Request) -> tuple[str, ...]:
     """Return the columns of the matrix: those that the user names, those of the model, or all that remain."""
-    logits: tuple[str, ...] = ()
-    if "logits" in source.columns and "logits" not in source.files:
-        logits = table.matching(source.columns["logits"], "--logit-columns")
-    named: tuple[str, ...] = ()
-    if request.matrix == "logits" and logits:
-        named = logits
-    elif "features" in source.columns:
-        named = table.matching(source.columns["features"], "--feature-columns")
+    logits = () if "logits" in source.files else table.matching(source.columns.get("logits"), "--logit-columns")
+    named = logits if request.matrix == "logits" else ()
+    named = named or table.matching(source.columns.get("features"), "--feature-columns")
     if named and sorted(named) != sorted(request.feature_names):
         return named
     remaining = tuple(name for name in table.columns if name not in {*logits, *source.reserved})
@@ -159,8 +154,8 @@ def _read_logits(
 ) -> dict[str, Any]:
     """Return the logits in columns that the user names, in those of the model, or in all of a separate file."""
     pattern, names = source.columns.get("logits"), tuple(logit_names)
-    if pattern is not None:
-        named = table.matching(pattern, "--logit-columns")
+    named = table.matching(pattern, "--logit-columns")
+    if named:
         names = names if sorted(named) == sorted(names) else named
     elif is_separate and (not names or not set(names) <= set(table.columns)):
         names = tuple(name for name in table.columns if name not in source.reserved)
@@ -168,10 +163,6 @@ def _read_logits(
         return {}
     classes = () if names == tuple(logit_names) else class_names(names, pattern or "*")
     return {"logits": table.matrix(names, "--logit-columns"), "column_classes": classes, "logit_columns": names}
-
-
-def _option(key: str) -> str:
-    return f"--{COLUMNS[key]}-column"
 
 
 def class_names(columns: Sequence[str], pattern: str) -> tuple[str, ...]:
@@ -184,7 +175,7 @@ def class_names(columns: Sequence[str], pattern: str) -> tuple[str, ...]:
 
 def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
     """Return the data set, with every array checked."""
-    with _errors_in(source.path):
+    with errors_about(str(source.path)):
         matrix = check_matrix(parts.pop("matrix"), matrix_name, logits=matrix_name == "logits").numpy()
         if matrix_name == "probabilities":
             check_probs(matrix, matrix_name)
@@ -196,7 +187,7 @@ def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
         values = parts.pop(key, None)
         if values is None:
             continue
-        with _errors_in(source.files.get(key, source.path)):
+        with errors_about(str(source.files.get(key, source.path))):
             if key == "logits":
                 arrays[key] = check_matrix(values, key, logits=True).numpy()
                 if len(values) != len(matrix):
@@ -220,13 +211,3 @@ def _check_names(values: NDArray[Any], n_samples: int, name: str) -> NDArray[Any
         row = int(np.argmax(values == ""))
         raise InvalidInputError(name, "must not be blank", got=f"a blank at row {row}", remedy="Leave such rows out.")
     return values.astype(np.int64) if values.dtype.kind == "f" else values
-
-
-@contextmanager
-def _errors_in(path: Path) -> Iterator[None]:
-    """Put the name of a file before the name of the array that is invalid."""
-    try:
-        yield
-    except InvalidInputError as error:
-        name = f"{path}: {error.parameter}"
-        raise InvalidInputError(name, error.expected, got=error.got, remedy=error.remedy) from error

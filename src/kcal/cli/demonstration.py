@@ -25,10 +25,6 @@ from kcal.metrics import evaluate as measure
 from kcal.metrics import reliability
 from kcal.persistence import atomic_path, save
 
-METHODS = ("uncal", "ts", "kcal")
-
-Probs = dict[str, NDArray[Any]]
-
 
 def run_demo(out: Path, *, quiet: bool) -> None:
     """Fit the methods on the example, and write and show what they change."""
@@ -38,21 +34,17 @@ def run_demo(out: Path, *, quiet: bool) -> None:
     check_writable(out / "model.kcal")
     start = perf_counter()
     example = load_example()
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # with arrays this small, threads wait for each other, most of all on a busy machine
-    try:
-        calibrators = fit_calibrators(example, quiet=quiet)
-        test = outputs_of(example.test, example)
-        probs = {name: predict_on(calibrator, test) for name, calibrator in calibrators.items()}
-        picture = draw(example, probs, out / "reliability.png")
-        save(calibrators["kcal"], out / "model.kcal")
-        write_parts(example, out)
-        if not quiet:
-            show(example, probs, picture)
-            show_times(example, calibrators["kcal"], perf_counter() - start)
-            show_next_commands(out)
-    finally:
-        torch.set_num_threads(threads)
+    calibrators = fit_calibrators(example, quiet=quiet)
+    test = outputs_of(example.test, example)
+    probs = {name: predict_on(calibrator, test) for name, calibrator in calibrators.items()}
+    picture = draw(example, probs, out / "reliability.png")
+    save(calibrators["kcal"], out / "model.kcal")
+    write_parts(example, out)
+    if not quiet:
+        show(example, probs, picture)
+        show_times(example, calibrators["kcal"], perf_counter() - start)
+        show_next_commands(out)
 
 
 def outputs_of(part: ExamplePart, example: Example) -> ClassifierOutputs:
@@ -62,7 +54,7 @@ def outputs_of(part: ExamplePart, example: Example) -> ClassifierOutputs:
 
 def fit_calibrators(example: Example, *, quiet: bool) -> dict[str, Calibrator]:
     """Return every method of the demo, fitted on the calibration part."""
-    calibrators = {name: make_calibrator(name) for name in METHODS}
+    calibrators = {name: make_calibrator(name) for name in ("uncal", "ts", "kcal")}
     calibrators["kcal"].set_params(progress=False if quiet else None)
     calibration, train = outputs_of(example.calibration, example), outputs_of(example.train, example)
     for calibrator in calibrators.values():
@@ -70,7 +62,7 @@ def fit_calibrators(example: Example, *, quiet: bool) -> dict[str, Calibrator]:
     return calibrators
 
 
-def draw(example: Example, probs: Probs, path: Path) -> Path | None:
+def draw(example: Example, probs: dict[str, NDArray[Any]], path: Path) -> Path | None:
     """Write the reliability diagrams of every class under every method; without matplotlib there is no picture."""
     try:
         from kcal.plots import reliability_grid
@@ -101,7 +93,7 @@ def write_parts(example: Example, folder: Path) -> None:
     write_arrays(folder / "test.npz", {**parts[2], "ids": example.test.rows, "classes": classes})
 
 
-def show(example: Example, probs: Probs, picture: Path | None) -> None:
+def show(example: Example, probs: dict[str, NDArray[Any]], picture: Path | None) -> None:
     """Print the table and what it means."""
     screen = console()
     screen.print(
@@ -125,17 +117,18 @@ def show(example: Example, probs: Probs, picture: Path | None) -> None:
 
 def show_times(example: Example, calibrator: Calibrator, seconds: float) -> None:
     """Print the time per prediction of the network and of the calibrator, in batches of the example's images."""
-    network = SmallCNN(len(example.classes))
+    network = SmallCNN(len(example.classes)).eval()
     network.load_state_dict(example.network_weights())
-    network.eval()
     images = torch.from_numpy(example.images)[:, None].float() / 255
-    embeddings, scale = example.test.embeddings[: len(images)], 1e6 / len(images)
+    embeddings = example.test.embeddings[: len(images)]
     with torch.inference_mode():
-        network_time = scale * median(repeat(lambda: network(images), number=1, repeat=15))
-    kernel_time = scale * median(repeat(lambda: calibrator.predict_proba(embeddings), number=1, repeat=15))
+        network_time, kernel_time = (
+            f"{1e6 / len(images) * median(repeat(call, number=1, repeat=15)):.0f} µs"
+            for call in (lambda: network(images), lambda: calibrator.predict_proba(embeddings))
+        )
     console().print(
-        f"\nTime per prediction on one core, in batches of {len(images)}: {network_time:.0f} µs for the network, "
-        f"{kernel_time:.0f} µs more for KCal. The demo took {seconds:.0f} s."
+        f"\nTime per prediction on one core, in batches of {len(images)}: {network_time} for the network, "
+        f"{kernel_time} more for KCal. The demo took {seconds:.0f} s."
     )
 
 

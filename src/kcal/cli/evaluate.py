@@ -88,8 +88,8 @@ def evaluate(
         check_report(report, inputs)
     test = Source.from_options(data or model, options, prefixes=("", "test_"))
     if names is not None:
-        every = methods == "all"
-        comparison = c.fit_methods(names, model, test, train, train_labels, allow_overlap, skip_failures=every)
+        choices = {"allow_overlap": allow_overlap, "skip_failures": methods == "all"}
+        comparison = c.fit_methods(names, model, test, (train, train_labels), **choices)
     elif data is None:
         comparison = c.load_probabilities(test, before)
     else:

@@ -75,15 +75,12 @@ class ArrayFile:
                 elif self.is_single and not isinstance(stored, NpzFile):
                     content = stored
             except Exception as error:  # numpy, zipfile and zlib raise almost any error on damaged files
+                problem = "is truncated, damaged or not in numpy's format. Write it again with numpy.savez or "
+                problem += "numpy.save."
                 if "Object arrays" in str(error):
-                    raise FileFormatError(
-                        f"{self.path}: {part} contains Python objects, which are not read because that could run code. "
-                        "Convert it first: array.astype(str) for names, array.astype(float) for numbers."
-                    ) from error
-                raise FileFormatError(
-                    f"{self.path} cannot be read: {part} is truncated, damaged or not in numpy's format. Write it "
-                    "again with numpy.savez or numpy.save."
-                ) from error
+                    problem = "contains Python objects, which are not read because that could run code. Convert it "
+                    problem += "first: array.astype(str) for names, array.astype(float) for numbers."
+                raise FileFormatError(f"{self.path} cannot be read: {part} {problem}") from error
         if content is not None:
             return content
         kind, suffix = ("several arrays", ".npz") if self.is_single else ("one array without a name", ".npy")
@@ -97,8 +94,6 @@ def require_pyarrow() -> Any:
         import pyarrow.csv
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "pyarrow":
-            raise
         raise MissingExtraError(
             "csv and parquet files are read and written with pyarrow, which is not installed. "
             "Run: pip install 'kcal[tables]', or use npz and npy files."
@@ -146,8 +141,10 @@ class TableFile:
             raise FileFormatError(f"{name} contains text that is not UTF-8. Save the file as UTF-8.") from error
         return np.array([_without_mark(text) for text in texts] if self._is_csv else texts)
 
-    def matching(self, pattern: str, option: str) -> tuple[str, ...]:
-        """Return the columns that match a pattern such as ``e_*``, in the order of the file."""
+    def matching(self, pattern: str | None, option: str) -> tuple[str, ...]:
+        """Return the columns that match a pattern such as ``e_*``, in the order of the file; without one, none."""
+        if pattern is None:
+            return ()
         names = tuple(name for name in self.columns if fnmatchcase(name, pattern))
         if not names:
             problem = f"matches no column; there are {shorten(self.columns)}"

@@ -26,10 +26,12 @@ OPTIONS = (
 )  # fmt: skip
 """Parameters of the library that are options of the same name."""
 
-DATA_NAMES = {name: name for name in ("classes", "embeddings", "groups", "ids", "logits")} | {
+DATA_NAMES = {
     "X": "the array", "y": "labels", "sample_weight": "weights", "folder": "TASKS",
     "train_embeddings": "training embeddings", "train_labels": "training labels",
-}  # fmt: skip
+} | {name: name for name in (
+    "classes", "embeddings", "groups", "ids", "labels", "logits", "probabilities", "weights"
+)}  # fmt: skip
 """What arguments of the library are called on the command line and in files."""
 
 ERROR_REMEDIES = {
@@ -50,29 +52,19 @@ WARNING_REMEDIES: dict[type[KcalWarning], str] = {
 }
 """The same for warnings."""
 
-
 _UsageError: Any = typer.BadParameter.__base__
 """The base class of all errors of typer about options and commands, for which it exports no name."""
-
-
-class DataError(KcalError):
-    """Raise for an error of the library, with the file or the method that it concerns before its text."""
 
 
 class OverlapError(KcalError):
     """Raise for data to evaluate on that contain rows of the calibration set."""
 
 
-def usage_error(message: str) -> typer.BadParameter:
-    """Return the error for an option that is wrong, by itself or beside another one; exit code 2."""
-    return typer.BadParameter(message)
-
-
 def check_options(*problems: tuple[Any, str]) -> None:
     """Raise a usage error with the message of the first problem that is there."""
     for is_there, message in problems:
         if is_there:
-            raise usage_error(message)
+            raise typer.BadParameter(message)
 
 
 def option_name(parameter: str) -> str:
@@ -116,7 +108,7 @@ def errors_about(file: str, parameters: Collection[str] = ()) -> Iterator[None]:
             raise InvalidInputError(f"--set {name}", error.expected, got=error.got, remedy=error.remedy) from error
         if name not in DATA_NAMES:
             raise
-        raise DataError(f"{file}: {error_text(error)}") from error
+        raise KcalError(f"{file}: {error_text(error)}") from error
 
 
 def error_text(error: KcalError) -> str:

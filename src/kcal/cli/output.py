@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
+from typer import BadParameter
 
 from kcal.cli.files import FORMULA_STARTS, TABLES, TEXT_MARK, require_pyarrow
-from kcal.cli.messages import usage_error
 from kcal.errors import InvalidInputError, printable
 from kcal.persistence import atomic_path
 
@@ -35,19 +35,13 @@ def shown(text: object) -> str:
     return escape(printable(text))
 
 
-def file_size(path: Path) -> str:
-    """Return the size of a file for display."""
-    size = path.stat().st_size
-    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{max(size / 1e3, 0.1):.1f} kB"
-
-
 def check_writable(
     path: Path, suffixes: tuple[str, ...] = (), *, inputs: tuple[Path | None, ...] = (), option: str = "--out"
 ) -> None:
     """Raise early if a file could not be written later, or is also an input; ``option`` is how the user named it."""
     if suffixes and path.suffix.lower() not in suffixes and not path.is_dir():
         example = path.with_suffix(suffixes[0]) if path.name else f"model{suffixes[0]}"
-        raise usage_error(f"{option} must end in {', '.join(suffixes)}; got {str(path)!r}. Try {str(example)!r}.")
+        raise BadParameter(f"{option} must end in {', '.join(suffixes)}; got {str(path)!r}. Try {str(example)!r}.")
     for other in inputs:
         if other is not None and path.exists() and other.exists() and path.samefile(other):
             raise InvalidInputError(option, "must not replace an input", got=str(path), remedy="Choose another name.")

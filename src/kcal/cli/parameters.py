@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from typer import BadParameter
+
 from kcal.calibrators import METHODS, Calibrator, make_calibrator
-from kcal.cli.messages import OPTIONS, check_options, option_name, usage_error
+from kcal.cli.messages import OPTIONS, check_options, option_name
 from kcal.kernels import KERNELS
 from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED
 from kcal.validation import check_choice
@@ -22,9 +24,9 @@ def parse_methods(text: str, names: Sequence[str] = tuple(METHODS)) -> list[str]
     chosen = list(names) if text.strip() == "all" else [name.strip() for name in text.split(",")]
     for name in chosen:
         if name not in names:
-            raise usage_error(f"--methods: {name!r} is not one of all, {', '.join(names)}.")
+            raise BadParameter(f"--methods: {name!r} is not one of all, {', '.join(names)}.")
         if chosen.count(name) > 1:
-            raise usage_error(f"--methods names {name} more than once.")
+            raise BadParameter(f"--methods names {name} more than once.")
     return chosen
 
 
@@ -51,7 +53,7 @@ def build_calibrator(
     for name in parameters:
         if name not in accepted:
             known = ", ".join(option_name(other) for other in accepted if other in typed)
-            raise usage_error(f"{option_name(name)} is not an option of method {method}, which takes {known}.")
+            raise BadParameter(f"{option_name(name)} is not an option of method {method}, which takes {known}.")
     own = [name for name in accepted if name not in typed and name != "progress"]
     parameters |= _parse_settings(method, settings, typed, own)
     _check_projection(method, parameters)
@@ -91,12 +93,12 @@ def _check_projection(method: str, chosen: Mapping[str, Any]) -> None:
     projection = chosen.get("projection")
     known = (*ARCHITECTURES, *((NO_PROJECTION,) if METHODS[method].inputs == "both" else UNTRAINED))
     if projection is not None and projection not in known:
-        raise usage_error(f"--projection {projection} is not for method {method}, which takes {', '.join(known)}.")
+        raise BadParameter(f"--projection {projection} is not for method {method}, which takes {', '.join(known)}.")
     for name in ("dimension", "recipe"):
         if name in chosen and projection in (*UNTRAINED, NO_PROJECTION):
-            raise usage_error(f"{option_name(name)} has no effect with --projection {projection}. Leave it out.")
+            raise BadParameter(f"{option_name(name)} has no effect with --projection {projection}. Leave it out.")
     if ("bandwidth_reference" in chosen) != (chosen.get("bandwidth") == "rule"):
-        raise usage_error(
+        raise BadParameter(
             "--bandwidth rule and --bandwidth-reference B,COUNT, such as 1.4,300, need each other: an earlier "
             "bandwidth and the count of the rarest class then."
         )
@@ -104,15 +106,13 @@ def _check_projection(method: str, chosen: Mapping[str, Any]) -> None:
 
 def check_blend_options(chosen: Mapping[str, Any], *, has_training: bool, has_logits: bool) -> None:
     """Raise for options of a blend about a training set or about logits that are not there."""
-    no_training = (
-        "a blend learns its projection only from the network's training set, and none is given. Pass --train FILE"
-    )
+    no_training = "a blend learns its projection from a training set, and none is given. Pass --train FILE"
     no_logits = "it is about logits, and there are none. Name their columns with --logit-columns, pass --logits FILE"
     for name, value in chosen.items():
         learns = name in ("projection", "dimension", "recipe") and value is not None
         if (learns and not has_training) or (name in ("representation", "folds") and not has_logits):
             reason = no_training if learns else no_logits
-            raise usage_error(f"{option_name(name)} has no effect here: {reason}, or leave the option out.")
+            raise BadParameter(f"{option_name(name)} has no effect here: {reason}, or leave the option out.")
 
 
 def parse_classes(text: str | None) -> list[str] | None:
@@ -121,7 +121,7 @@ def parse_classes(text: str | None) -> list[str] | None:
         return None
     names = [name.strip() for name in text.split(",")]
     if "" in names or len(set(names)) < len(names) or len(names) < 2:
-        raise usage_error(f"--classes must list at least two classes, each once, such as cat,dog,owl; got {text!r}.")
+        raise BadParameter(f"--classes must list at least two classes, each once, such as cat,dog,owl; got {text!r}.")
     return names
 
 
@@ -135,5 +135,6 @@ def parse_prior(text: str | None) -> str | dict[str, float] | None:
         pairs = []
     shares = dict(pairs)
     if not shares or "" in shares or len(shares) < len(pairs):
-        raise usage_error(f"--prior must be uniform, or a share for each class, such as cat=0.2,dog=0.8; got {text!r}.")
+        expected = "uniform, or a share for each class, such as cat=0.2,dog=0.8"
+        raise BadParameter(f"--prior must be {expected}; got {text!r}.")
     return shares

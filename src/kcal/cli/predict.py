@@ -30,9 +30,11 @@ def predict(
     [green]kcal predict model.kcal new.npz --out probabilities.csv[/]
     """
     options = locals()
+    from rich.filesize import decimal
+
     from kcal.cli.data import Source
     from kcal.cli.files import SUFFIXES, TABLES, require_pyarrow
-    from kcal.cli.output import check_writable, console, file_size, shown, write_predictions
+    from kcal.cli.output import check_writable, console, shown, write_predictions
     from kcal.cli.samples import load_to_predict, predict_dataset
     from kcal.errors import InvalidInputError
     from kcal.persistence import load
@@ -51,16 +53,10 @@ def predict(
     check_options((logits and not takes_both, unused))
     samples = load_to_predict(calibrator, Source.from_options(data, options, prefixes=("", "test_")), keys=("ids",))
     probs = predict_dataset(calibrator, samples)
-    rows = samples.outputs.matrix(calibrator.inputs)
-    write_predictions(
-        out,
-        probs,
-        calibrator.classes_,
-        ids=samples.outputs.ids,
-        id_column=id_column or "id",
-        log_evidence=calibrator.log_evidence(rows) if evidence else None,
-    )
+    density = calibrator.log_evidence(samples.outputs.matrix(calibrator.inputs)) if evidence else None
+    ids_column, names = id_column or "id", samples.outputs.ids
+    write_predictions(out, probs, calibrator.classes_, ids=names, id_column=ids_column, log_evidence=density)
     if not quiet:
         n_rows, n_classes = probs.shape
-        text = f"{out}: {n_rows:,} rows of {n_classes:,} probabilities, {file_size(out)}"
+        text = f"{out}: {n_rows:,} rows of {n_classes:,} probabilities, {decimal(out.stat().st_size)}"
         console().print(shown(text), soft_wrap=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -24,20 +22,11 @@ def evaluations_to_json(evaluations: dict[str, Evaluation], model: Path, data: P
         "model": str(model),
         "data": None if data is None else str(data),
         **{name: getattr(first, name) for name in settings},
-        "metrics": {
-            name: {metric: _finite(value) for metric, value in evaluation.as_dict().items()}
-            for name, evaluation in evaluations.items()
-        },
-        "intervals": {
-            name: {metric: [_finite(end) for end in ends] for metric, ends in evaluation.intervals.items()}
-            for name, evaluation in evaluations.items()
-        },
+        "metrics": {name: evaluation.as_dict() for name, evaluation in evaluations.items()},
+        "intervals": {name: evaluation.intervals for name, evaluation in evaluations.items()},
     }
-    return json.dumps(content, indent=2, allow_nan=False)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    standard = json.loads(json.dumps(content), parse_constant=lambda _: None)  # NaN is no JSON
+    return json.dumps(standard, indent=2, allow_nan=False)
 
 
 def write_evaluations(
@@ -72,10 +61,8 @@ def check_report(folder: Path, inputs: tuple[Path | None, ...]) -> None:
     """Raise early for a report that could not be drawn or written after long work."""
     import kcal.report  # noqa: F401 - raises with the command that installs matplotlib if it is missing
 
-    if folder.is_dir():
-        check_writable(folder / "report.html", inputs=inputs, option="--report")
-        return
-    above = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        reason = "is not writable" if above.is_dir() else "is not a folder"
-        raise InvalidInputError("--report", "must be a folder that can be made", got=f"{folder}; {above} {reason}")
+    above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not above.is_dir():
+        got = f"{folder}; {above} is not a folder"
+        raise InvalidInputError("--report", "must be a folder that can be made", got=got)
+    check_writable(above / "report.html", inputs=inputs, option="--report")

@@ -1,4 +1,7 @@
-"""Load what a method is fitted on, what a fitted model needs to predict, and the parts of a benchmark task."""
+"""Load what a method is fitted on, what a fitted model needs to predict, and the parts of a benchmark task.
+
+Which column of the logits is which class, and which class a label means, is never guessed from values.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, predict_on
-from kcal.cli.class_order import classes_or_indices, column_order, encode, match_labels, name_labels, share_classes
 from kcal.cli.data import Dataset, Request, Source, load
-from kcal.cli.files import ArrayFile, open_file
-from kcal.cli.messages import OverlapError, errors_about, usage_error
+from kcal.cli.files import ArrayFile, open_file, shorten
+from kcal.cli.messages import OverlapError, check_options, errors_about
 from kcal.errors import InvalidInputError
+from kcal.validation import encode_labels
 
 
 def load_to_fit(
     calibrator: Calibrator, source: Source, train: Path | None, train_labels: Path | None
 ) -> tuple[Dataset, Dataset | None]:
     """Load the calibration set and, if the method learns from one and there is one, the training set."""
-    if train is None and train_labels is not None:
-        raise usage_error("--train-labels needs --train, the file that the labels belong to.")
-    if train is not None and not calibrator.uses_training_set:
-        raise usage_error("--train has no effect here: this method learns no projection.")
-    if "logits" in source.files and calibrator.inputs != "both":
-        raise usage_error(
-            f"--logits has no effect here: method {calibrator.method} takes {calibrator.inputs}, from DATA."
-        )
+    takes = f"method {calibrator.method} takes {calibrator.inputs}, from DATA"
+    check_options(
+        (train_labels and not train, "--train-labels needs --train, the file that the labels belong to."),
+        (train and not calibrator.uses_training_set, "--train has no effect here: this method learns no projection."),
+        ("logits" in source.files and calibrator.inputs != "both", f"--logits has no effect here: {takes}."),
+    )
     matrix = "logits" if calibrator.inputs == "logits" else "embeddings"
     data = load(source, Request(matrix, logits=calibrator.inputs == "both", labelled=True))
     origin = _training_source(source, train, train_labels, matrix) if calibrator.uses_training_set else None
@@ -103,8 +104,7 @@ def predict_dataset(calibrator: Calibrator, data: Dataset) -> NDArray[Any]:
 
 def load_task_parts(*sources: Source) -> tuple[list[ClassifierOutputs], list[str]]:
     """Return the parts of a benchmark task with labels that are indices of columns, and the class of every column."""
-    request = Request("embeddings", logits=True, keys=("labels", "groups"), labelled=True)
-    parts = [name_labels(_require_logits(load(source, request))) for source in sources]
+    parts = [name_labels(load_task_part(source, keys=("labels", "groups"), labelled=True)) for source in sources]
     first, second = (classes_or_indices(data) for data in parts)
     if first.tolist() != second.tolist():
         names = f"{parts[0].name} and {parts[1].name}"
@@ -113,12 +113,9 @@ def load_task_parts(*sources: Source) -> tuple[list[ClassifierOutputs], list[str
     return outputs, [str(name) for name in first.tolist()]
 
 
-def load_out_of_scope(source: Source) -> ClassifierOutputs:
-    """Return outputs for inputs that belong to no class."""
-    return _require_logits(load(source, Request("embeddings", logits=True, keys=()))).outputs
-
-
-def _require_logits(data: Dataset) -> Dataset:
+def load_task_part(source: Source, **request: Any) -> Dataset:
+    """Load embeddings and logits; raise if there are no logits."""
+    data = load(source, Request("embeddings", logits=True, **request))
     if data.outputs.logits is None:
         remedy = "In a table, name their columns with --logit-columns."
         raise InvalidInputError(data.name, "has no logits; a task needs them", remedy=remedy)
@@ -128,11 +125,121 @@ def _require_logits(data: Dataset) -> Dataset:
 def _training_source(source: Source, train: Path | None, labels: Path | None, matrix: str) -> Source | None:
     """Return where the training set is; its columns have the names of the calibration set's."""
     if train is not None:
-        columns = {key: source.columns[key] for key in ("labels", "groups") if key in source.columns}
-        if labels is not None:
-            columns.pop("labels", None)
-        files = {} if labels is None else {"labels": labels}
+        keys, files = (("labels", "groups"), {}) if labels is None else (("groups",), {"labels": labels})
+        columns = {key: source.columns[key] for key in keys if key in source.columns}
         return Source(train, columns=columns, files=files, prefixes=("", "train_"), classes=source.classes)
     file = open_file(source.path)
     has_training = isinstance(file, ArrayFile) and f"train_{matrix}" in file.names
     return Source(source.path, prefixes=("train_",), classes=source.classes) if has_training else None
+
+
+def is_text(values: NDArray[Any]) -> bool:
+    """Return whether labels or classes are text; otherwise they are numbers."""
+    return values.dtype.kind == "U"
+
+
+def name_labels(data: Dataset) -> Dataset:
+    """Return the data with labels that are among their ``classes``: an integer becomes the class at that place."""
+    classes, labels = data.classes, data.outputs.labels
+    if classes is None or labels is None or labels.dtype.kind not in "iu":
+        return data
+    classes = _as_numbers(classes)
+    if is_text(classes):
+        outside = (labels < 0) | (labels >= len(classes))
+        if outside.any():
+            row = int(np.argmax(outside))
+            expected = f"must be indices of classes, 0 to {len(classes) - 1}"
+            raise InvalidInputError(f"{data.name}: labels", expected, got=f"{labels[row]} at row {row}")
+        labels = classes[labels]
+    return replace(data, outputs=replace(data.outputs, labels=labels), classes=classes)
+
+
+def share_classes(data: Dataset, training: Dataset) -> tuple[Dataset, Dataset]:
+    """Return both with labels that mean the same: classes that one file lists hold for the other."""
+    first, second = data.classes, training.classes
+    if first is not None and second is not None and first.tolist() != second.tolist():
+        raise InvalidInputError(f"{data.name} and {training.name}", "must list the same classes in the same order")
+    shared = first if first is not None else second
+    return name_labels(replace(data, classes=shared)), name_labels(replace(training, classes=shared))
+
+
+def classes_to_fit(data: Dataset, inputs: str) -> NDArray[Any] | None:
+    """Return the order of the classes to fit with: as the file, the user or the columns of the logits say.
+
+    None leaves it to the method. A method on "both" is fitted in the order of the logits, if there are any.
+    """
+    ordered = inputs == "logits" or (inputs == "both" and data.outputs.logits is not None)
+    if not ordered:
+        return data.classes
+    columns, labels = data.column_classes, data.outputs.labels
+    listed = [] if data.classes is None else [str(label) for label in data.classes.tolist()]
+    if sorted(listed) == sorted(columns) and listed != list(columns):
+        expected = f"must follow the columns, which are called {shorten(columns)} in this order"
+        raise InvalidInputError(f"{data.name}: --classes", expected, got=shorten(listed))
+    if data.classes is not None or labels is None or not columns:
+        return data.classes
+    if not is_text(labels):
+        return np.array([int(name) for name in columns]) if all(name.isdecimal() for name in columns) else None
+    unknown = sorted(set(labels.tolist()) - set(columns))
+    if unknown:
+        problem = f"are text, but no column of the logits is named {shorten(unknown)}; there are {shorten(columns)}"
+        remedy = "Pass --classes with the class of every column, in order."
+        raise InvalidInputError(f"{data.name}: labels", problem, remedy=remedy)
+    return np.array(columns)
+
+
+def classes_or_indices(data: Dataset) -> NDArray[Any]:
+    """Return the class of every column of the logits or probabilities: its index, if it has no name."""
+    classes = classes_to_fit(data, "logits")
+    return np.arange(data.outputs.logits.shape[1]) if classes is None else classes
+
+
+def use_numbered_prior(calibrator: Calibrator, data: Dataset) -> None:
+    """Let the classes of a prior that was typed be numbers if the labels are."""
+    shares = calibrator.get_params().get("prior")
+    if isinstance(shares, dict) and not is_text(data.outputs.labels):
+        calibrator.set_params(prior={int(name) if name.isdecimal() else name: share for name, share in shares.items()})
+
+
+def match_labels(data: Dataset, classes: NDArray[Any]) -> Dataset:
+    """Return the data with labels and classes of a model's kind; if its classes are numbers, names are ignored."""
+    if data.classes is None:
+        return data
+    if is_text(classes):
+        return name_labels(data)
+    numbers = _as_numbers(data.classes)
+    return replace(data, classes=None if is_text(numbers) else numbers)
+
+
+def encode(data: Dataset, classes: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the index in ``classes`` of every label; raise for a label that is not among them."""
+    with errors_about(data.name):
+        return encode_labels(data.outputs.labels, classes, "y")
+
+
+def column_order(data: Dataset, classes: NDArray[Any], *, assume_same: bool) -> NDArray[np.int64] | None:
+    """Return the columns of the logits in the order of a model's classes, or None if the order is unknown.
+
+    With ``assume_same``, columns without names are taken to be in the model's order, as those of its fit were.
+    """
+    n_columns, expected = data.outputs.logits.shape[1], [str(label) for label in classes.tolist()]
+    names = list(data.column_classes)
+    if data.classes is not None:
+        names = [str(label) for label in data.classes.tolist()]
+        if sorted(names) != sorted(expected):
+            raise InvalidInputError(
+                f"{data.name}: classes", f"must be those of the model, {shorten(expected)}", got=shorten(names)
+            )
+    if n_columns != len(expected):
+        return None
+    if sorted(names) == sorted(expected):
+        return np.array([names.index(label) for label in expected])
+    is_counted = classes.dtype.kind in "iu" and classes.tolist() == list(range(len(expected)))
+    return np.arange(n_columns) if assume_same or is_counted else None
+
+
+def _as_numbers(classes: NDArray[Any]) -> NDArray[Any]:
+    """Return classes that were typed or stored as text as integers, if all of them are."""
+    if is_text(classes) and all(name.isdecimal() for name in classes.tolist()):
+        return classes.astype(np.int64)
+    return classes

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich import box
+from rich.filesize import decimal
 from rich.table import Table
 
 from kcal.calibrators import METHODS, Calibrator
 from kcal.cli.data import Dataset
 from kcal.cli.files import shorten
-from kcal.cli.output import console, file_size, shown
+from kcal.cli.output import console, shown
 from kcal.errors import printable
 from kcal.metrics import METRICS, Evaluation
 from kcal.metrics.registry import Metric
@@ -22,8 +23,6 @@ MAIN_METRICS = (
     "negative_log_likelihood",
 )  # fmt: skip
 """The paper's main metrics, for tables with many methods."""
-MANY_METHODS = 4
-"""With more methods, each is a row, without intervals."""
 
 
 def method_title(name: str) -> str:
@@ -67,7 +66,7 @@ def show_evaluations(evaluations: Mapping[str, Evaluation]) -> None:
     """Print all metrics, and how they were computed."""
     screen, first = console(), next(iter(evaluations.values()))
     screen.print(f"{first.n_samples:,} samples, {first.n_classes:,} classes")
-    many = len(evaluations) > MANY_METHODS
+    many = len(evaluations) > 4  # then every method is a row, without intervals
     table = methods_table(evaluations) if many else metrics_table(evaluations)
     fits = many or screen.measure(table, options=screen.options.update(width=10_000)).maximum <= screen.width
     screen.print(table if fits else metrics_table(evaluations, stacked=True))
@@ -100,7 +99,7 @@ def show_fitted(calibrator: Calibrator, data: Dataset, path: Path, seconds: floa
         advice = "; name those of a table with --logit-columns" if data.feature_columns else ""
         rows["logits"] = f"none: fitted on embeddings alone{advice}"
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for title, text in {**rows, **calibrator.summary(), "file": f"{path}, {file_size(path)}"}.items():
+    for title, text in {**rows, **calibrator.summary(), "file": f"{path}, {decimal(path.stat().st_size)}"}.items():
         table.add_row(title, "\n".join(shown(line) for line in text.split("\n")))
     screen.print(table)
 
