@@ -66,10 +66,11 @@ def show_evaluations(evaluations: Mapping[str, Evaluation]) -> None:
     """Print all metrics, and how they were computed."""
     screen, first = console(), next(iter(evaluations.values()))
     screen.print(f"{first.n_samples:,} samples, {first.n_classes:,} classes")
-    many = len(evaluations) > 4  # then every method is a row, without intervals
-    table = methods_table(evaluations) if many else metrics_table(evaluations)
-    fits = many or screen.measure(table, options=screen.options.update(width=10_000)).maximum <= screen.width
-    screen.print(table if fits else metrics_table(evaluations, stacked=True))
+    wide = screen.options.update(width=10_000)
+    tables = [metrics_table(evaluations), metrics_table(evaluations, stacked=True)] if len(evaluations) <= 4 else []
+    table = next((table for table in tables if screen.measure(table, options=wide).maximum <= screen.width), None)
+    many = table is None  # then every method is a row, without intervals
+    screen.print(table or methods_table(evaluations))
     best = ", bold is best" if len(evaluations) > 1 else ""
     screen.print(
         f"↑ higher is better, ↓ lower is better{best}. {first.bins} bins with equal counts unless noted; class-wise "

@@ -320,7 +320,7 @@ class KCalBlend(EmbeddingCalibrator):
         return torch.cat([self.model_.log_probs(part) for part in inputs]), kind
 
     def _check_logits(self, logits: Any, n: int, n_classes: int | None = None) -> torch.Tensor:
-        scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__)
+        scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__, logits=True)
         if len(scores) != n:
             expected = f"must have a row for each row of X, {n:,} of them"
             raise InvalidInputError("logits", expected, got=f"{len(scores):,}")
