@@ -55,7 +55,7 @@ def test_class_weights_are_balanced_or_none():
     assert FastRecipe().class_weights is None
     assert FastRecipe(class_weights="balanced").class_weights == "balanced"
     for value in ("inverse", True, [1.0, 2.0]):
-        with pytest.raises(InvalidInputError, match="class_weights must be one of 'balanced', None"):
+        with pytest.raises(InvalidInputError, match="class_weights must be one of None, 'balanced'"):
             FastRecipe(class_weights=value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -17,10 +18,9 @@ from kcal.calibrators.model_state import LogitModel
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.validation import (
     ALMOST_ZERO,
-    check_integer,
     check_labels,
-    check_number,
     check_weights,
+    checked_parameters,
     collect_classes,
     encode_labels,
 )
@@ -32,11 +32,12 @@ LARGEST_PENALTY = 1e12
 MAX_BINS = 100_000
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LogitCalibrator(Calibrator):
     """Base class of the methods on logits.
 
-    A method names its ``model_class``, checks its parameters in ``_check_parameters`` and fits in ``_fit_log_probs``.
-    The rest is here: the checks of the data, predictions by the frozen model, and the state, which is its fields.
+    A method declares its parameters as fields, names its ``model_class`` and fits in ``_fit_log_probs``. The rest is
+    here: the checks of parameters and data, predictions by the frozen model, and the state, which is its fields.
     """
 
     inputs: ClassVar[str] = "logits"
@@ -44,12 +45,10 @@ class LogitCalibrator(Calibrator):
     """Class of ``model_``."""
     ignores_class_order: ClassVar[bool] = False
     """Whether permuting the columns of ``X`` permutes the log probabilities to the last bit."""
-    model_: LogitModel
-    representation_: str
-
-    def __init__(self, *, representation: str = "logits", seed: int = 0) -> None:
-        self.representation = representation
-        self.seed = seed
+    representation: str = "logits"
+    seed: int = 0
+    model_: LogitModel = field(init=False)
+    representation_: str = field(init=False)
 
     def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
         """Fit to the calibration set.
@@ -88,6 +87,10 @@ class LogitCalibrator(Calibrator):
     def fits_each_class(self) -> bool:
         """Whether parts of the model are fitted per class, so that a class without samples deserves a warning."""
         return False
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        checked_parameters(self)
 
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
@@ -177,13 +180,3 @@ def encode_columns(y: Any, n_samples: int, n_columns: int, classes: Any) -> tupl
     if n_columns < 2:
         raise InvalidInputError("X", "must have one column per class, at least two", got=f"{n_columns} (1 class)")
     return encode_labels(labels, known, "y"), known
-
-
-def check_penalty(penalty: Any) -> float:
-    """Return the penalty; raise if it is not a number of at least 0."""
-    return check_number(penalty, "penalty", minimum=0, maximum=LARGEST_PENALTY)
-
-
-def check_bins(bins: Any) -> int:
-    """Return the number of bins; raise if it is not a positive integer."""
-    return check_integer(bins, "bins", minimum=1, maximum=MAX_BINS)

@@ -4,54 +4,45 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import cos, pi
+from typing import Any
 
 from kcal.errors import InvalidInputError
 from kcal.projection.modules import MAX_DIMENSION
-from kcal.validation import check_integer, check_number, shown
+from kcal.validation import check_integer, check_number, checked_parameters, parameter, shown
 
 FEATURES_OF_A_DIRECTION = 16
 """From this number of features on, embeddings are divided by their length."""
 LARGEST = 1e12
 """Bound of rates, decays and bandwidths."""
-STEPS, SAMPLES = (1, 10**7), (1, 10**5)
-INTEGERS = {
-    **dict.fromkeys(("epochs", "batches_per_epoch", "steps"), STEPS),
-    **dict.fromkeys(("predictions", "background_per_class", "batch_size"), SAMPLES),
-    "largest_dimension": (1, MAX_DIMENSION),
-    "patience": (0, 10**7),
-    "checkpoints": (1, 64),
-}
-"""The lowest and the highest value."""
-POSITIVE = {"learning_rate": LARGEST, "bandwidth": LARGEST, "factor": 1.0}
-"""The upper bound, excluded, of numbers greater than 0."""
-NOT_NEGATIVE = {"least_learning_rate": LARGEST, "weight_decay": LARGEST, "hold": LARGEST, "warm_up": 0.99}
-"""The highest value of numbers from 0 on."""
-CHOICES: dict[str, tuple[object, ...]] = {
-    "monitor": ("calibration", "training"),
-    "start": ("pca", "random"),
-    "select": ("calibration", "last"),
-    "sampling": ("equal", "proportional"),
-    "unit_length": ("auto", True, False),
-    "class_weights": ("balanced", None),
-}
+MAX_STEPS, MAX_SAMPLES = 10**7, 10**5
+
+
+def integer(default: int, minimum: int, maximum: int) -> Any:
+    """Declare an integer within bounds."""
+    return parameter(default, check_integer, minimum=minimum, maximum=maximum)
+
+
+def number(default: float, maximum: float = LARGEST, *, positive: bool = False) -> Any:
+    """Declare a number from 0 to ``maximum``, or with ``positive`` strictly between them."""
+    return parameter(default, check_number, minimum=0, maximum=maximum, exclusive=positive)
+
+
+def option(*choices: object) -> Any:
+    """Declare one of several values, the first by default."""
+    return parameter(choices[0], _check_option, choices=choices)
+
+
+def _check_option(value: Any, name: str, choices: tuple[object, ...]) -> object:
+    if any(isinstance(value, type(choice)) and value == choice for choice in choices):
+        return value
+    raise InvalidInputError(name, f"must be one of {', '.join(map(repr, choices))}", got=shown(value))
 
 
 class CheckedFields:
-    """Base of the recipes: the fields are checked against the tables above; numpy's numbers become Python's."""
+    """Base of the recipes: every field is checked, and numpy's numbers become Python's."""
 
     def __post_init__(self) -> None:
-        for name, given in vars(self).copy().items():
-            value = given
-            if name in INTEGERS:
-                lowest, highest = INTEGERS[name]
-                value = check_integer(given, name, minimum=lowest, maximum=highest)
-            elif name in POSITIVE:
-                value = check_number(given, name, minimum=0, maximum=POSITIVE[name], exclusive=True)
-            elif name in NOT_NEGATIVE:
-                value = check_number(given, name, minimum=0, maximum=NOT_NEGATIVE[name])
-            elif not any(isinstance(given, type(choice)) and given == choice for choice in CHOICES[name]):
-                expected = f"must be one of {', '.join(map(repr, CHOICES[name]))}"
-                raise InvalidInputError(name, expected, got=shown(given))
+        for name, value in checked_parameters(self).items():
             object.__setattr__(self, name, value)
 
 
@@ -70,17 +61,17 @@ class PaperRecipe(CheckedFields):
     on the calibration set, which the theorems do not allow; ``monitor="training"`` avoids it.
     """
 
-    learning_rate: float = 4e-4
-    epochs: int = 100
-    batches_per_epoch: int = 5000
-    predictions: int = 64
-    background_per_class: int = 20
-    bandwidth: float = 1.0
-    factor: float = 0.5
-    patience: int = 10
-    least_learning_rate: float = 1e-5
-    monitor: str = "calibration"
-    largest_dimension: int = 32
+    learning_rate: float = number(4e-4, positive=True)
+    epochs: int = integer(100, 1, MAX_STEPS)
+    batches_per_epoch: int = integer(5000, 1, MAX_STEPS)
+    predictions: int = integer(64, 1, MAX_SAMPLES)
+    background_per_class: int = integer(20, 1, MAX_SAMPLES)
+    bandwidth: float = number(1.0, positive=True)
+    factor: float = number(0.5, 1.0, positive=True)
+    patience: int = integer(10, 0, MAX_STEPS)
+    least_learning_rate: float = number(1e-5)
+    monitor: str = option("calibration", "training")
+    largest_dimension: int = integer(32, 1, MAX_DIMENSION)
 
 
 @dataclass(frozen=True)
@@ -107,20 +98,20 @@ class FastRecipe(CheckedFields):
     ``class_weights="balanced"`` gives every class the same weight in that loss.
     """
 
-    steps: int = 400
-    batch_size: int = 1000
-    learning_rate: float = 5e-3
-    weight_decay: float = 1e-2
-    warm_up: float = 0.2
-    bandwidth: float = 1.0
-    start: str = "pca"
-    unit_length: bool | str = "auto"
-    checkpoints: int = 7
-    select: str = "calibration"
-    sampling: str = "equal"
-    largest_dimension: int = 128
-    class_weights: str | None = None
-    hold: float = 0.0
+    steps: int = integer(400, 1, MAX_STEPS)
+    batch_size: int = integer(1000, 1, MAX_SAMPLES)
+    learning_rate: float = number(5e-3, positive=True)
+    weight_decay: float = number(1e-2)
+    warm_up: float = number(0.2, 0.99)
+    bandwidth: float = number(1.0, positive=True)
+    start: str = option("pca", "random")
+    unit_length: bool | str = option("auto", True, False)
+    checkpoints: int = integer(7, 1, 64)
+    select: str = option("calibration", "last")
+    sampling: str = option("equal", "proportional")
+    largest_dimension: int = integer(128, 1, MAX_DIMENSION)
+    class_weights: str | None = option(None, "balanced")
+    hold: float = number(0.0)
 
     def takes_directions(self, n_features: int) -> bool:
         """Return whether embeddings with this number of features are divided by their length."""

@@ -23,6 +23,7 @@ from kcal.validation.matrices import (
     kind_of,
     row_fingerprints,
 )
+from kcal.validation.parameters import checked_parameters, parameter
 from kcal.validation.scalars import SEED_LIMIT, check_choice, check_flag, check_integer, check_number, check_seed, shown
 
 __all__ = [
@@ -42,11 +43,13 @@ __all__ = [
     "check_probs",
     "check_seed",
     "check_weights",
+    "checked_parameters",
     "collect_classes",
     "computing_dtype",
     "encode_labels",
     "is_tensor",
     "kind_of",
+    "parameter",
     "row_fingerprints",
     "shown",
     "to_array",

@@ -15,10 +15,10 @@ from scipy.special import expit
 
 from kcal.calibrators.binary.one_versus_rest import Hits, Maps, OneVersusRest, OneVersusRestModel, fit_each_map
 from kcal.calibrators.class_scores import rounded_log_odds
-from kcal.calibrators.logit_base import Codes, Floats, check_bins, fitted
+from kcal.calibrators.logit_base import MAX_BINS, Codes, Floats, fitted
 from kcal.calibrators.model_state import ragged
 from kcal.calibrators.scaling.temperature import fit_temperature
-from kcal.validation import ALMOST_ZERO, check_choice
+from kcal.validation import ALMOST_ZERO, check_choice, check_integer, parameter
 
 BINNINGS = ("equal-mass", "equal-width")
 
@@ -51,6 +51,7 @@ class ScaledBinnedModel(BinnedModel):
         return {"temperature": f"{self.temperature:.4g}", **super().summary()}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class HistogramBinning(OneVersusRest):
     """Replace the probability of each class by the frequency of the class in its bin, then normalise.
 
@@ -79,24 +80,8 @@ class HistogramBinning(OneVersusRest):
     model_class = BinnedModel
     edges_ = fitted("edges")
     rates_ = fitted("values")
-
-    def __init__(
-        self,
-        *,
-        bins: int = 15,
-        binning: str = "equal-width",
-        maps: str = "auto",
-        representation: str = "logits",
-        seed: int = 0,
-    ) -> None:
-        super().__init__(maps=maps, representation=representation, seed=seed)
-        self.bins = bins
-        self.binning = binning
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        check_bins(self.bins)
-        check_choice(self.binning, "binning", BINNINGS)
+    bins: int = parameter(15, check_integer, minimum=1, maximum=MAX_BINS)
+    binning: str = parameter("equal-width", check_choice, choices=BINNINGS)
 
     def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
         inner = np.arange(1, self.bins) / self.bins
@@ -113,6 +98,7 @@ class HistogramBinning(OneVersusRest):
         return edges, np.clip(rates, margin, 1 - margin)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ScalingBinning(OneVersusRest):
     """Scale by a temperature, round the probability of each class to the mean of its bin, and normalise.
 
@@ -144,17 +130,7 @@ class ScalingBinning(OneVersusRest):
     temperature_ = fitted("temperature")
     edges_ = fitted("edges")
     means_ = fitted("values")
-
-    def __init__(
-        self, *, bins: int | None = None, maps: str = "auto", representation: str = "logits", seed: int = 0
-    ) -> None:
-        super().__init__(maps=maps, representation=representation, seed=seed)
-        self.bins = bins
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        if self.bins is not None:
-            check_bins(self.bins)
+    bins: int | None = parameter(None, check_integer, minimum=1, maximum=MAX_BINS)
 
     def _fit_maps(self, log_probs: torch.Tensor, codes: Codes, weights: Floats, *, shared: bool) -> ScaledBinnedModel:
         temperature = fit_temperature(log_probs, codes, weights).temperature

@@ -16,9 +16,9 @@ from scipy.special import expit, log_expit
 
 from kcal.calibrators.binary.one_versus_rest import Hits, Maps, OneVersusRest, OneVersusRestModel
 from kcal.calibrators.fit_warnings import warn_of_early_stop
-from kcal.calibrators.logit_base import Floats, check_penalty, fitted
+from kcal.calibrators.logit_base import LARGEST_PENALTY, Floats, fitted
 from kcal.calibrators.model_state import ragged
-from kcal.validation import ALMOST_ZERO
+from kcal.validation import ALMOST_ZERO, check_number, parameter
 
 MAX_ITERATIONS = 1000
 LARGEST_LOG_ODDS = float(-np.log(ALMOST_ZERO))
@@ -67,6 +67,7 @@ class PlattScaling(OneVersusRest):
         return (fit_logistic(logistic_features(scores, 2), targets, weights, start=[1.0, 0.0]),)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BetaCalibration(OneVersusRest):
     """Fit a beta-calibration curve to each class against the rest, then normalise.
 
@@ -91,16 +92,7 @@ class BetaCalibration(OneVersusRest):
     method: ClassVar[str] = "beta"
     model_class = LogisticModel
     coefficients_ = fitted("coefficients")
-
-    def __init__(
-        self, *, penalty: float = 1.0, maps: str = "auto", representation: str = "logits", seed: int = 0
-    ) -> None:
-        super().__init__(maps=maps, representation=representation, seed=seed)
-        self.penalty = penalty
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        check_penalty(self.penalty)
+    penalty: float = parameter(1.0, check_number, minimum=0, maximum=LARGEST_PENALTY)
 
     def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
         features, targets, bounds = logistic_features(scores, 3), hits.astype(np.float64), (0.0, 0.0, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import ClassVar, Literal
 
@@ -20,7 +20,7 @@ from kcal.calibrators.class_scores import rounded_log_odds
 from kcal.calibrators.holdout import stratified_folds
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel
-from kcal.validation import check_choice
+from kcal.validation import check_choice, parameter
 
 Hits = NDArray[np.bool_]
 FitMap = Callable[[Floats, Hits, Floats], tuple[Floats, ...]]
@@ -61,17 +61,15 @@ class OneVersusRestModel(LogitModel):
         return {"maps": "one shared by all classes" if self.maps == "shared" else "one per class"}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class OneVersusRest(LogitCalibrator):
     """Base class of the methods that map the score of each class by itself; parameters as in :class:`PlattScaling`."""
 
     fits_each_class = True
     model_class: ClassVar[type[OneVersusRestModel]]
-    model_: OneVersusRestModel
     maps_ = fitted("maps")
-
-    def __init__(self, *, maps: str = "auto", representation: str = "logits", seed: int = 0) -> None:
-        super().__init__(representation=representation, seed=seed)
-        self.maps = maps
+    maps: str = parameter("auto", check_choice, choices=MAPS)
+    model_: OneVersusRestModel = field(init=False)
 
     def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
         """Return the arrays of a map from scores and whether the label is the class of the score, all (n,)."""
@@ -99,10 +97,6 @@ class OneVersusRest(LogitCalibrator):
             held_out = model.log_probs(log_probs[outside]).numpy()
             losses[shared] -= float(weights[outside] @ held_out[np.arange(len(outside)), codes[outside]])
         return losses[True] <= losses[False]
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        check_choice(self.maps, "maps", MAPS)
 
 
 def fit_each_map(scores: Floats, codes: Codes, weights: Floats, fit_map: FitMap, shared: bool) -> tuple[Maps, ...]:

@@ -5,7 +5,7 @@ p = softmax(W·log max(q, 2.2e-16) + b),   q the network's probabilities
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, log
 from typing import Any, ClassVar
 
@@ -15,12 +15,12 @@ import torch
 from kcal.calibrators.dirichlet.grid import MAX_POINTS, check_grid, is_better, published_grid, search_penalty
 from kcal.calibrators.dirichlet.solver import FoldProblem, FoldSolution, Penalty, solve_folds, tempered_identity
 from kcal.calibrators.dirichlet.training import train_folds
-from kcal.calibrators.holdout import check_folds, stratified_folds
+from kcal.calibrators.holdout import MAX_FOLDS, stratified_folds
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, tensor
 from kcal.errors import ConvergenceWarning, InvalidInputError, warn
 from kcal.progress import progress_bar
-from kcal.validation import check_choice
+from kcal.validation import check_choice, check_integer, parameter
 
 LEAST_LOG_PROB = log(2.2e-16)
 SEARCH_TOLERANCE, FINAL_TOLERANCE = 1e-5, 1e-9
@@ -57,6 +57,7 @@ class DirichletModel(LogitModel):
         }
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DirichletCalibration(LogitCalibrator):
     """Softmax of a linear map of the log probabilities, W·log q + b, with off-diagonal and intercept penalties (ODIR).
 
@@ -98,39 +99,21 @@ class DirichletCalibration(LogitCalibrator):
 
     method: ClassVar[str] = "dircal"
     model_class = DirichletModel
-    model_: DirichletModel
     weights_ = fitted("weights")
     intercepts_ = fitted("intercepts")
     off_diagonal_ = fitted("off_diagonal")
     intercept_ = fitted("intercept")
     diagonal_ = fitted("diagonal")
-
-    def __init__(
-        self,
-        *,
-        grid: Any = "tied",
-        training: str = "exact",
-        folds: int = 5,
-        representation: str = "logits",
-        seed: int = 0,
-        progress: bool | None = None,
-    ) -> None:
-        super().__init__(representation=representation, seed=seed)
-        self.grid = grid
-        self.training = training
-        self.folds = folds
-        self.progress = progress
+    grid: Any = parameter("tied", check_grid)
+    training: str = parameter("exact", check_choice, choices=TRAININGS)
+    folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
+    progress: bool | None = None
+    model_: DirichletModel = field(init=False)
 
     @property
     def search_(self) -> list[tuple[float, ...]]:
         """(λ, μ, ν, cross-validated log-loss) of every point that was tried."""
         return [tuple(point) for point in self.model_.search.tolist()]
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        check_choice(self.training, "training", TRAININGS)
-        check_folds(self.folds)
-        check_grid(self.grid)
 
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> DirichletModel:
         if len(codes) < 2:

@@ -6,6 +6,7 @@ f ~ GP,   p = E[softmax(f(s_1), …, f(s_K))],   f(s_k) independent N(m(s_k), v(
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from kcal.calibrators.gaussian_process.model import (
 )
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.errors import ConvergenceWarning, warn
-from kcal.validation import check_integer
+from kcal.validation import check_integer, parameter
 
 MAX_ITERATIONS = 1000
 MAX_INDUCING_POINTS = 1000
@@ -29,6 +30,7 @@ MANY_SCORES = 2**16
 """More scores than this are rounded before k-means."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class GaussianProcessCalibration(LogitCalibrator):
     """Replace the score of every class by a Gaussian process of it, the same for all classes, and average softmax.
 
@@ -62,26 +64,13 @@ class GaussianProcessCalibration(LogitCalibrator):
     model_class = GaussianProcessModel
     lengthscale_ = fitted("lengthscale")
     variance_ = fitted("variance")
-
-    def __init__(
-        self,
-        *,
-        inducing_points: int = 10,
-        samples: int = 100,
-        representation: str = "logits",
-        progress: bool | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(representation=representation, seed=seed)
-        self.inducing_points = inducing_points
-        self.samples = samples
-        self.progress = progress
+    inducing_points: int = parameter(10, check_integer, minimum=1, maximum=MAX_INDUCING_POINTS)
+    samples: int = parameter(100, check_integer, minimum=1, maximum=MAX_SAMPLES)
+    progress: bool | None = None
 
     def _check_parameters(self) -> None:
         require_latent_process()
         super()._check_parameters()
-        check_integer(self.inducing_points, "inducing_points", minimum=1, maximum=MAX_INDUCING_POINTS)
-        check_integer(self.samples, "samples", minimum=1, maximum=MAX_SAMPLES)
 
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> GaussianProcessModel:
         scores, order = sorted_scores(log_probs, self.representation)

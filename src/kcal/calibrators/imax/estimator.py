@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from kcal.calibrators.class_scores import replace_top, rounded_log_odds, top_accuracy
 from kcal.calibrators.imax.bins import find_bins, place
-from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, check_bins, fitted, to_log_probs
+from kcal.calibrators.logit_base import MAX_BINS, Codes, Floats, LogitCalibrator, fitted, to_log_probs
 from kcal.calibrators.model_state import LogitModel, ragged
-from kcal.validation import check_choice
+from kcal.validation import check_choice, check_integer, parameter
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -57,6 +57,7 @@ class IMaxModel(LogitModel):
         return {"form": self.form, "bins": ", ".join(str(len(rates)) for rates in self.rates[:5])}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class IMaxBinning(LogitCalibrator):
     """Bin log-odds to maximise the mutual information of bin and label; a bin's output is its rate of positives.
 
@@ -85,14 +86,11 @@ class IMaxBinning(LogitCalibrator):
 
     method: ClassVar[str] = "imax"
     model_class = IMaxModel
-    model_: IMaxModel
     boundaries_ = fitted("boundaries")
     rates_ = fitted("rates")
-
-    def __init__(self, *, form: str = "shared", bins: int = 15, representation: str = "logits", seed: int = 0) -> None:
-        super().__init__(representation=representation, seed=seed)
-        self.form = form
-        self.bins = bins
+    form: str = parameter("shared", check_choice, choices=FORMS)
+    bins: int = parameter(15, check_integer, minimum=1, maximum=MAX_BINS)
+    model_: IMaxModel = field(init=False)
 
     def binned_scores(self, X: Any) -> Any:
         """Return the rate of each class's bin, (n, n_classes), which need not sum to 1.
@@ -106,11 +104,6 @@ class IMaxBinning(LogitCalibrator):
     def fits_each_class(self) -> bool:
         """Whether every class has bins of its own."""
         return self.form == "classwise"
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        check_choice(self.form, "form", FORMS)
-        check_bins(self.bins)
 
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> IMaxModel:
         scores, targets, counts = self._binary_problems(log_probs, codes, weights)

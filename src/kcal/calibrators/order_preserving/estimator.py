@@ -5,21 +5,21 @@ out_j = out_{j+1} + (z_j − z_{j+1}) softplus(m_j(x)),   z_1 ≥ … ≥ z_K,  
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar
 
 import torch
 
 from kcal.calibrators.class_scores import sort_classes
-from kcal.calibrators.holdout import check_folds
+from kcal.calibrators.holdout import MAX_FOLDS
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, nested, tensor
 from kcal.calibrators.order_preserving.maps import GapMap, MonotoneMap, in_exact_order
 from kcal.calibrators.order_preserving.training import WIDTHS, OrderChoice, OrderMap, SortedRows, train
 from kcal.errors import InvalidInputError
 from kcal.progress import progress_bar
-from kcal.validation import check_choice, check_integer
+from kcal.validation import check_choice, check_integer, parameter
 
 FORMS = tuple(WIDTHS)
 MAX_WIDTH, MAX_EPOCHS = 10_000, 100_000
@@ -53,6 +53,7 @@ class OrderPreservingModel(LogitModel):
         return {"form": self.best.form, "width": str(self.best.width)}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class OrderPreservingCalibration(LogitCalibrator):
     """Learn the gaps between the logits, never their order: accuracy and every top-k accuracy stay exactly.
 
@@ -94,36 +95,15 @@ class OrderPreservingCalibration(LogitCalibrator):
     ignores_class_order: ClassVar[bool] = True
     preserves_order: ClassVar[bool] = True
     model_class = OrderPreservingModel
-    model_: OrderPreservingModel
     form_ = fitted("best.form")
     width_ = fitted("best.width")
     choices_ = fitted("choices")
-
-    def __init__(
-        self,
-        *,
-        form: str = "auto",
-        width: int | str = "auto",
-        folds: int = 5,
-        epochs: int = 50,
-        representation: str = "logits",
-        seed: int = 0,
-        progress: bool | None = None,
-    ) -> None:
-        super().__init__(representation=representation, seed=seed)
-        self.form = form
-        self.width = width
-        self.folds = folds
-        self.epochs = epochs
-        self.progress = progress
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        check_choice(self.form, "form", ("auto", *FORMS))
-        if not (isinstance(self.width, str) and self.width == "auto"):
-            check_integer(self.width, "width", minimum=1, maximum=MAX_WIDTH)
-        check_folds(self.folds)
-        check_integer(self.epochs, "epochs", minimum=1, maximum=MAX_EPOCHS)
+    form: str = parameter("auto", check_choice, choices=("auto", *FORMS))
+    width: int | str = parameter("auto", check_integer, minimum=1, maximum=MAX_WIDTH)
+    folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
+    epochs: int = parameter(50, check_integer, minimum=1, maximum=MAX_EPOCHS)
+    progress: bool | None = None
+    model_: OrderPreservingModel = field(init=False)
 
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> OrderPreservingModel:
         if len(codes) < 2:

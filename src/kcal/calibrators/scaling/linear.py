@@ -15,9 +15,10 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 from kcal.calibrators.fit_warnings import warn_of_early_stop
-from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, check_penalty, fitted
+from kcal.calibrators.logit_base import LARGEST_PENALTY, Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, tensor
 from kcal.calibrators.scaling.temperature import fit_temperature
+from kcal.validation import check_number, parameter
 
 MAX_ITERATIONS = 1000
 
@@ -55,20 +56,14 @@ class LinearModel(DiagonalModel):
         return torch.addmm(self.bias.to(log_probs), log_probs, self.weights.T.to(log_probs))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LinearScaling(LogitCalibrator):
     """Base class of vector, matrix and structured matrix scaling."""
 
     fits_each_class = True
     weights_ = fitted("weights")
     bias_ = fitted("bias")
-
-    def __init__(self, *, penalty: float = 1.0, representation: str = "logits", seed: int = 0) -> None:
-        super().__init__(representation=representation, seed=seed)
-        self.penalty = penalty
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        check_penalty(self.penalty)
+    penalty: float = parameter(1.0, check_number, minimum=0, maximum=LARGEST_PENALTY)
 
 
 class VectorScaling(LinearScaling):

@@ -15,7 +15,7 @@ from scipy.interpolate import CubicSpline
 from kcal.calibrators.class_scores import TIE_TOLERANCE, average_ties, replace_top, sort_classes, top_accuracy
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, ragged
-from kcal.validation import ALMOST_ZERO, check_choice, check_flag, check_integer
+from kcal.validation import ALMOST_ZERO, check_choice, check_flag, check_integer, parameter
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -66,6 +66,7 @@ class SplineModel(LogitModel):
         return {"form": self.form}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SplineCalibration(LogitCalibrator):
     """Correct a score by the slope of a natural cubic spline through the cumulative differences of label and score.
 
@@ -105,31 +106,14 @@ class SplineCalibration(LogitCalibrator):
     model_class = SplineModel
     scores_ = fitted("scores")
     corrected_ = fitted("corrected")
-
-    def __init__(
-        self,
-        *,
-        form: str = "one-versus-rest",
-        knots: int = 6,
-        floor: bool = True,
-        representation: str = "logits",
-        seed: int = 0,
-    ) -> None:
-        super().__init__(representation=representation, seed=seed)
-        self.form = form
-        self.knots = knots
-        self.floor = floor
+    form: str = parameter("one-versus-rest", check_choice, choices=FORMS)
+    knots: int = parameter(6, check_integer, minimum=2, maximum=MAX_KNOTS)
+    floor: bool = parameter(True, check_flag)
 
     @property
     def fits_each_class(self) -> bool:
         """Whether every class has a spline of its own."""
         return self.form == "one-versus-rest"
-
-    def _check_parameters(self) -> None:
-        super()._check_parameters()
-        check_choice(self.form, "form", FORMS)
-        check_integer(self.knots, "knots", minimum=2, maximum=MAX_KNOTS)
-        check_flag(self.floor, "floor")
 
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> SplineModel:
         log_scores, targets = self._binary_problems(log_probs, codes)
