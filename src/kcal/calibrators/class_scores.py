@@ -61,8 +61,17 @@ def replace_top(log_probs: torch.Tensor, log_top: torch.Tensor, log_rest: torch.
 
 def sort_classes(log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log probabilities in descending order and the class of each, both (n, n_classes)."""
-    descending, order = torch.sort(log_probs, dim=1, descending=True, stable=True)
-    return descending, order
+    return torch.sort(log_probs, dim=1, descending=True, stable=True)
+
+
+def unsort_classes(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Return values of sorted classes in the order of the classes; ``order`` is that of :func:`sort_classes`."""
+    return torch.empty_like(values).scatter_(1, order, values)
+
+
+def rank_of_label(order: torch.Tensor, codes: NDArray[np.int64]) -> torch.Tensor:
+    """Return the rank of each row's label, (n,), in the ``order`` of :func:`sort_classes`."""
+    return (order == torch.from_numpy(codes)[:, None]).int().argmax(dim=1)
 
 
 def average_ties(values: torch.Tensor, descending: torch.Tensor, *, tolerance: float = TIE_TOLERANCE) -> torch.Tensor:

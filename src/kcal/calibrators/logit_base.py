@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import REPRESENTATIONS, Calibrator, CalibratorState, refuse_extra
+from kcal.calibrators.class_scores import sort_classes, unsort_classes
 from kcal.calibrators.fit_warnings import warn_of_missing_classes
 from kcal.calibrators.model_state import LogitModel
 from kcal.errors import FileFormatError, InvalidInputError
@@ -140,9 +141,8 @@ def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool 
     ``ignore_order`` adds up the classes of a row in descending order, so that their order plays no part.
     """
     if ignore_order:
-        descending, order = torch.sort(rows.cpu(), dim=1, descending=True, stable=True)
-        log_probs = to_log_probs(descending, representation)
-        return torch.empty_like(log_probs).scatter_(1, order, log_probs)
+        descending, order = sort_classes(rows.cpu())
+        return unsort_classes(to_log_probs(descending, representation), order)
     rows = rows.cpu().double()
     if representation == "logits":
         return torch.log_softmax(rows, dim=1)

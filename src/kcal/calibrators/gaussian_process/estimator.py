@@ -14,6 +14,7 @@ import torch
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 
+from kcal.calibrators.class_scores import rank_of_label
 from kcal.calibrators.gaussian_process.model import (
     MAX_SAMPLES,
     GaussianProcessModel,
@@ -74,11 +75,10 @@ class GaussianProcessCalibration(LogitCalibrator):
 
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> GaussianProcessModel:
         scores, order = sorted_scores(log_probs, self.representation)
-        own = (order == torch.from_numpy(codes)[:, None]).int().argmax(dim=1)  # rank of the label
         inducing = choose_inducing_points(scores.numpy(), weights, self.inducing_points, self.seed)
         posterior, converged = require_latent_process().fit_posterior(
             scores,
-            own,
+            rank_of_label(order, codes),
             torch.from_numpy(weights),
             torch.from_numpy(inducing),
             representation=self.representation,

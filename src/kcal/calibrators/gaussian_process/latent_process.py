@@ -13,7 +13,7 @@ Only this file needs gpytorch: import it through :func:`require_latent_process`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import gpytorch
@@ -99,23 +99,23 @@ def fit_posterior(
     spacing = SPACING
     while True:
         grid = make_grid(scores, spacing)
-        posterior, converged = _fit_on_grid(grid, own, weights, inducing, representation, iterations, show)
+        function = LatentFunction(inducing, representation=representation).train()
+        converged = _maximise_bound(function, grid, own, weights, iterations, show)
+        posterior = {name: value.detach().reshape(-1) for name, value in function.parameters_by_name().items()}
         needed = float(posterior["log_lengthscale"].exp()) / SPACINGS_PER_LENGTHSCALE
         if grid.exact or needed >= spacing:
-            return posterior, converged
+            return {"inducing": inducing, **posterior}, converged
         spacing = needed / 2
 
 
-def _fit_on_grid(
+def _maximise_bound(
+    function: LatentFunction,
     grid: ScoreGrid,
     own: torch.Tensor,
     weights: torch.Tensor,
-    inducing: torch.Tensor,
-    representation: str,
     iterations: int,
     show: bool | None,
-) -> tuple[dict[str, torch.Tensor], bool]:
-    function = LatentFunction(inducing, representation=representation).train()
+) -> bool:
     named = function.parameters_by_name()
     with progress_bar("Gaussian process", iterations, show=show) as advance:
 
@@ -124,7 +124,7 @@ def _fit_on_grid(
             advance(f"bound {-loss:.2f}")
             return loss
 
-        converged = minimise(
+        return minimise(
             evaluate,
             list(named.values()),
             bounds=[BOUNDS[name] for name in named],
@@ -132,41 +132,26 @@ def _fit_on_grid(
             tolerance=1e-9,
             gradient_tolerance=1e-6,
         )
-    return {"inducing": inducing} | {name: value.detach().reshape(-1) for name, value in named.items()}, converged
 
 
 def negative_bound(function: LatentFunction, grid: ScoreGrid, own: torch.Tensor, weights: torch.Tensor) -> float:
     """Return minus the bound over the sum of the weights, and set its gradient in the parameters."""
-    blocks = torch.split(grid.nodes, BLOCK_SIZE)
-    with torch.set_grad_enabled(len(blocks) == 1):  # with several blocks the graph is built again below, to save memory
-        parts = [_marginals(function, nodes) for nodes in blocks]
-    mean, variance = (torch.cat(pieces).detach() for pieces in zip(*parts, strict=True))
-    shift = mean - prior_mean(grid.nodes, function.representation)
-    total, value = float(weights.sum()), 0.0
-    slopes_at_nodes = torch.zeros_like(shift), torch.zeros_like(shift)  # in mean and in variance
+    total = float(weights.sum())
+    mean, variance = _marginals(function, grid.nodes)
+    divergence = function.variational_strategy.kl_divergence() / total
+    at_nodes = mean.detach() - prior_mean(grid.nodes, function.representation), variance.detach()
+    slopes_at_nodes = torch.zeros_like(mean), torch.zeros_like(mean)  # in mean and in variance
+    log_likelihood = 0.0
     for rows in _blocks(*grid.scores.shape):
-        means = prior_mean(grid.scores[rows], function.representation) + grid.interpolate(shift, rows)
-        fits, slopes = expected_log_likelihood(means, grid.interpolate(variance, rows), own[rows])
-        value += float(weights[rows] @ fits)
+        shifts, variances = (grid.interpolate(values, rows) for values in at_nodes)
+        means = prior_mean(grid.scores[rows], function.representation) + shifts
+        fits, slopes = expected_log_likelihood(means, variances, own[rows])
+        log_likelihood += float(weights[rows] @ fits)
         for whole, part in zip(slopes_at_nodes, slopes, strict=True):
             grid.add_slopes(whole, weights[rows, None] * part, rows)
-    value -= _backward(function, blocks, parts, [torch.split(s / -total, BLOCK_SIZE) for s in slopes_at_nodes], total)
-    return -value / total
-
-
-def _backward(
-    function: LatentFunction, blocks: Sequence[torch.Tensor], parts: Sequence[Any], slopes: Sequence[Any], total: float
-) -> float:
-    """Backpropagate the slopes at the nodes, and those of KL / total, into the parameters; return KL."""
-    divergence = 0.0
-    for block, (nodes, *own_slopes) in enumerate(zip(blocks, *slopes, strict=True)):
-        targets = list(parts[block] if len(blocks) == 1 else _marginals(function, nodes))
-        if block == 0:
-            targets.append(function.variational_strategy.kl_divergence() / total)
-            own_slopes.append(torch.ones(()).double())
-            divergence = total * float(targets[-1].detach())
-        torch.autograd.backward(targets, own_slopes)
-    return divergence
+    slopes_of_loss = [slopes / -total for slopes in slopes_at_nodes]
+    torch.autograd.backward([mean, variance, divergence], [*slopes_of_loss, torch.ones_like(divergence)])
+    return (total * float(divergence.detach()) - log_likelihood) / total
 
 
 def expected_log_likelihood(

@@ -13,13 +13,13 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from kcal.calibrators.class_scores import average_ties, sort_classes
+from kcal.calibrators.class_scores import average_ties, sort_classes, unsort_classes
 from kcal.calibrators.model_state import LogitModel, tensor
 from kcal.errors import MissingExtraError
 
 MAX_SAMPLES = 100_000
 BLOCK_SIZE = 2**18
-"""Scores, and latent values, in one block: bounds the memory of a prediction for any number of rows."""
+"""Latent values in one block: bounds the memory of a prediction for any number of rows."""
 LARGEST_DEVIATION = 300.0
 """Latent values are clipped to this distance from their mean, so that no exponential overflows."""
 LOWEST_LOG_PROB = -1e5
@@ -60,13 +60,9 @@ class GaussianProcessModel(LogitModel):
         """Return calibrated log probabilities, (n, n_classes)."""
         latent_process = require_latent_process()
         normals = _standard_normals(self.samples, log_probs.shape[1], self.seed)
-        result = torch.empty_like(log_probs)
-        step = max(1, BLOCK_SIZE // log_probs.shape[1])
-        for start in range(0, len(log_probs), step):
-            scores, order = sorted_scores(log_probs[start : start + step], self.representation)
-            means, variances = latent_process.marginals(self, scores)
-            result[start : start + step].scatter_(1, order, expected_softmax(means, variances, normals, scores))
-        return result
+        scores, order = sorted_scores(log_probs, self.representation)
+        means, variances = latent_process.marginals(self, scores)
+        return unsort_classes(expected_softmax(means, variances, normals, scores), order)
 
     def summary(self) -> dict[str, str]:
         """Return the covariance for display."""

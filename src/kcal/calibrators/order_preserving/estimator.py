@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from kcal.calibrators.class_scores import sort_classes
+from kcal.calibrators.class_scores import rank_of_label, sort_classes, unsort_classes
 from kcal.calibrators.holdout import MAX_FOLDS
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, nested, tensor
@@ -45,8 +45,7 @@ class OrderPreservingModel(LogitModel):
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
         scores, order = sort_classes(log_probs)
-        mapped = torch.log_softmax(self.order_map(scores, order), dim=1)
-        return torch.empty_like(scores).scatter_(1, order, mapped)
+        return unsort_classes(torch.log_softmax(self.order_map(scores, order), dim=1), order)
 
     def summary(self) -> dict[str, str]:
         """Return form and width for display."""
@@ -109,8 +108,7 @@ class OrderPreservingCalibration(LogitCalibrator):
         if len(codes) < 2:
             raise InvalidInputError("X", "must hold at least two samples for cross-validation", got="1 sample")
         scores, order = sort_classes(log_probs)
-        own = (order == torch.from_numpy(codes)[:, None]).int().argmax(dim=1)  # rank of the label
-        trained = self._train_all(SortedRows(scores, order, own, torch.from_numpy(weights)))
+        trained = self._train_all(SortedRows(scores, order, rank_of_label(order, codes), torch.from_numpy(weights)))
         tried = [(FORMS.index(choice.form), choice.width, choice.log_loss) for _, choice in trained]
         best, _ = min(trained, key=lambda pair: pair[1].log_loss)
         return OrderPreservingModel(best, torch.tensor(tried, dtype=torch.float64))

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad, softplus
 
+from kcal.calibrators.class_scores import unsort_classes
 from kcal.calibrators.model_state import StoredModel, tensor
 
 Floats = NDArray[np.float64]
@@ -61,7 +62,7 @@ class GapMap(StoredModel):
 
     def inputs(self, scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         """Return the inputs of the network, (n, n_classes)."""
-        rows = torch.empty_like(scores).scatter_(1, order, scores) if self.sees_order else scores
+        rows = unsort_classes(scores, order) if self.sees_order else scores
         return (rows - self.centre) / self.scale
 
     def stretch(self, inputs: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -86,7 +87,7 @@ def new_gap_map(
 ) -> GapMap:
     """Return the initial map, which divides by the temperature of each fold."""
     n_classes, folds = scores.shape[1], len(temperatures)
-    rows = torch.empty_like(scores).scatter_(1, order, scores) if sees_order else scores
+    rows = unsort_classes(scores, order) if sees_order else scores
     scale = rows.std(dim=0, correction=0)
     generator = np.random.default_rng([seed, width])
     sizes = (n_classes, width, width, n_classes - 1)

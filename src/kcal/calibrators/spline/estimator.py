@@ -12,7 +12,14 @@ import numpy as np
 import torch
 from scipy.interpolate import CubicSpline
 
-from kcal.calibrators.class_scores import TIE_TOLERANCE, average_ties, replace_top, sort_classes, top_accuracy
+from kcal.calibrators.class_scores import (
+    TIE_TOLERANCE,
+    average_ties,
+    replace_top,
+    sort_classes,
+    top_accuracy,
+    unsort_classes,
+)
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, ragged
 from kcal.validation import ALMOST_ZERO, check_choice, check_flag, check_integer, parameter
@@ -49,8 +56,7 @@ class SplineModel(LogitModel):
             return torch.exp(replace_top(log_probs, torch.log(top), torch.log1p(-top)))
         if self.form == "rank":
             descending, order = sort_classes(log_probs)
-            averaged = average_ties(self._correct(descending), descending)
-            corrected = torch.empty_like(log_probs).scatter_(1, order, averaged)
+            corrected = unsort_classes(average_ties(self._correct(descending), descending), order)
         else:
             corrected = self._correct(log_probs)
         sums = corrected.sum(dim=1, keepdim=True)
