@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 Floats = NDArray[np.float64]
+Tensors = tuple[torch.Tensor, ...]
+FitMap = Callable[[Floats, Any, Floats], tuple[Floats, ...]]
+"""Fit a map of scores (n,) to targets (n,), with weights (n,), and return the arrays that describe it."""
 
 TIE_TOLERANCE = 1e-9
 """Log probabilities that differ by no more are tied, so that rounding decides nothing."""
@@ -29,6 +35,22 @@ def log_odds(log_probs: Floats) -> Floats:
 def rounded_log_odds(log_probs: torch.Tensor) -> Floats:
     """Return the log-odds, (n, n_classes), rounded so that a row plus a constant has the same."""
     return np.round(log_odds(log_probs.numpy()), LOG_ODDS_DECIMALS)
+
+
+def fit_maps(
+    fit_map: FitMap, scores: Floats, targets: NDArray[Any], weights: Floats, *, shared: bool = False
+) -> tuple[Tensors, ...]:
+    """Fit one map per column of scores, or one ``shared`` by all; return each of its arrays as a tuple over maps."""
+    if shared:
+        weights = np.repeat(weights, scores.shape[1])
+        scores, targets = scores.reshape(-1, 1), targets.reshape(-1, 1)
+    maps = [fit_map(column, hits, weights) for column, hits in zip(scores.T, targets.T, strict=True)]
+    return tuple(tuple(torch.from_numpy(array) for array in arrays) for arrays in zip(*maps, strict=True))
+
+
+def one_versus_rest(codes: NDArray[np.int64], n_classes: int) -> NDArray[np.bool_]:
+    """Return whether each class is the label, (n, n_classes)."""
+    return np.asarray(codes[:, None] == np.arange(n_classes))
 
 
 def tied_tops(log_probs: torch.Tensor) -> torch.Tensor:

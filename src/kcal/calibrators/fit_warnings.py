@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.errors import (
-    ConvergenceWarning,
     FewSamplesWarning,
     HeldOutWarning,
     LeakageWarning,
@@ -33,15 +32,6 @@ def warn_of_missing_classes(classes: NDArray[Any], counts: NDArray[Any], remedy:
             MissingClassWarning,
             remedy=remedy,
         )
-
-
-def warn_of_early_stop(model: str, iterations: int) -> None:
-    """Warn that a solver reached its maximum of iterations."""
-    warn(
-        f"The fit of {model} stopped after {iterations} iterations: the logits probably separate the classes, so that "
-        "no finite solution is optimal. Increase the penalty.",
-        ConvergenceWarning,
-    )
 
 
 def warn_of_known_rows(known: NDArray[np.bool_], remedy: str = "") -> None:

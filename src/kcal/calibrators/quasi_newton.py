@@ -1,4 +1,4 @@
-"""Full-batch L-BFGS with bounds over torch parameters, by SciPy."""
+"""Full-batch L-BFGS with bounds, by SciPy: over arrays with a given gradient, and over torch parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,33 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from kcal.errors import ConvergenceWarning, warn
+
 Bounds = tuple[float, float]
+Floats = NDArray[np.float64]
+
+MAX_ITERATIONS = 1000
+"""Of the solver for convex losses."""
+
+
+def minimise_convex(
+    loss: Callable[[Floats], tuple[float, Floats]],
+    start: Floats,
+    *,
+    name: str,
+    bounds: Sequence[tuple[float | None, None]] | None = None,
+    **options: float,
+) -> Floats:
+    """Return the minimiser of a loss that returns its value and gradient; warn, with ``name``, if it is not reached."""
+    options = {"maxiter": MAX_ITERATIONS, **options}
+    solution = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    if solution.nit >= MAX_ITERATIONS:
+        warn(
+            f"The fit of {name} stopped after {MAX_ITERATIONS} iterations: the logits probably separate the classes, "
+            "so that no finite solution is optimal. Increase the penalty.",
+            ConvergenceWarning,
+        )
+    return np.asarray(solution.x, dtype=np.float64)
 
 
 def minimise(
@@ -40,13 +66,13 @@ def minimise(
     pairs = [(-inf, inf)] * len(parameters) if bounds is None else bounds
     box = [pair for parameter, pair in zip(parameters, pairs, strict=True) for _ in range(parameter.numel())]
 
-    def value_and_slope(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def value_and_slope(point: Floats) -> tuple[float, Floats]:
         _assign(parameters, point)
         for parameter in parameters:
             parameter.grad = None
         value = evaluate()
         slopes = [torch.zeros_like(entry) if entry.grad is None else entry.grad for entry in parameters]
-        slope: NDArray[np.float64] = torch.cat([part.ravel() for part in slopes]).numpy()
+        slope: Floats = torch.cat([part.ravel() for part in slopes]).numpy()
         if not (isfinite(value) and np.isfinite(slope).all()):
             return inf, np.zeros_like(slope)  # too long a step: the line search shortens it
         return value, slope
@@ -58,7 +84,7 @@ def minimise(
     return bool(solution.status != 1)  # 1: out of iterations; 2: no further decrease within rounding
 
 
-def _assign(parameters: Sequence[torch.Tensor], point: NDArray[np.float64]) -> None:
+def _assign(parameters: Sequence[torch.Tensor], point: Floats) -> None:
     pieces = np.split(point, np.cumsum([parameter.numel() for parameter in parameters])[:-1])
     with torch.no_grad():
         for parameter, piece in zip(parameters, pieces, strict=True):

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from scipy.special import expit
 
-from kcal.calibrators.binary.one_versus_rest import Hits, Maps, OneVersusRest, OneVersusRestModel, fit_each_map
-from kcal.calibrators.class_scores import rounded_log_odds
+from kcal.calibrators.binary.one_versus_rest import Hits, OneVersusRest, OneVersusRestModel
+from kcal.calibrators.class_scores import Tensors, fit_maps, one_versus_rest, rounded_log_odds
 from kcal.calibrators.logit_base import MAX_BINS, Codes, Floats, fitted
 from kcal.calibrators.model_state import ragged
 from kcal.calibrators.scaling.temperature import fit_temperature
@@ -27,8 +27,8 @@ BINNINGS = ("equal-mass", "equal-width")
 class BinnedModel(OneVersusRestModel):
     """g(s) = value of the bin of s; a score at an edge belongs to the lower bin."""
 
-    edges: Maps = ragged()  # log-odds
-    values: Maps = ragged(like="edges", longer_by=1)
+    edges: Tensors = ragged()  # log-odds
+    values: Tensors = ragged(like="edges", longer_by=1)
 
     def log_map(self, scores: Floats, place: int) -> Floats:
         """Return log g(s) of scores (n,)."""
@@ -142,7 +142,8 @@ class ScalingBinning(OneVersusRest):
             means = np.bincount(places, weights=weights * expit(scores)) / np.bincount(places, weights=weights)
             return edges, np.maximum(means, ALMOST_ZERO)
 
-        maps = fit_each_map(scaled_log_odds(log_probs, temperature), codes, weights, average_bins, shared)
+        scores, targets = scaled_log_odds(log_probs, temperature), one_versus_rest(codes, log_probs.shape[1])
+        maps = fit_maps(average_bins, scores, targets, weights, shared=shared)
         return ScaledBinnedModel(*maps, temperature=temperature)
 
 

@@ -11,7 +11,8 @@ from typing import ClassVar
 import numpy as np
 from sklearn import isotonic
 
-from kcal.calibrators.binary.one_versus_rest import Hits, Maps, OneVersusRest, OneVersusRestModel
+from kcal.calibrators.binary.one_versus_rest import Hits, OneVersusRest, OneVersusRestModel
+from kcal.calibrators.class_scores import Tensors
 from kcal.calibrators.logit_base import Floats, fitted
 from kcal.calibrators.model_state import ragged
 
@@ -20,8 +21,8 @@ from kcal.calibrators.model_state import ragged
 class IsotonicModel(OneVersusRestModel):
     """Linear interpolation between knots, constant outside them."""
 
-    knots: Maps = ragged()  # log-odds
-    values: Maps = ragged(like="knots")
+    knots: Tensors = ragged()  # log-odds
+    values: Tensors = ragged(like="knots")
 
     def log_map(self, scores: Floats, place: int) -> Floats:
         """Return log g(s) of scores (n,)."""

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 
-from kcal.calibrators.binary.one_versus_rest import Hits, Maps, OneVersusRest, OneVersusRestModel
-from kcal.calibrators.fit_warnings import warn_of_early_stop
+from kcal.calibrators.binary.one_versus_rest import Hits, OneVersusRest, OneVersusRestModel
+from kcal.calibrators.class_scores import Tensors
 from kcal.calibrators.logit_base import LARGEST_PENALTY, Floats, fitted
 from kcal.calibrators.model_state import ragged
+from kcal.calibrators.quasi_newton import minimise_convex
 from kcal.validation import ALMOST_ZERO, check_number, parameter
 
-MAX_ITERATIONS = 1000
 LARGEST_LOG_ODDS = float(-np.log(ALMOST_ZERO))
 """Log-odds are clipped here, where p or 1 − p is 1e-12."""
 
@@ -29,7 +28,7 @@ LARGEST_LOG_ODDS = float(-np.log(ALMOST_ZERO))
 class LogisticModel(OneVersusRestModel):
     """q = σ(a·s + c), or q = σ(a·log p − b·log(1 − p) + c) if there are three coefficients."""
 
-    coefficients: Maps = ragged()
+    coefficients: Tensors = ragged()
 
     def log_map(self, scores: Floats, place: int) -> Floats:
         """Return log q of scores (n,)."""
@@ -128,9 +127,5 @@ def fit_logistic(
         gradient = (weights * (expit(scores) - targets)) @ features + penalty * away
         return float(value / total), gradient / total
 
-    options = {"maxiter": MAX_ITERATIONS, "ftol": 1e-15, "gtol": 1e-9}
     bounds = None if lowest is None else [(bound, None) for bound in lowest]
-    solution = minimize(loss, centre, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    if solution.nit >= MAX_ITERATIONS:
-        warn_of_early_stop("a logistic curve", MAX_ITERATIONS)
-    return np.asarray(solution.x, dtype=np.float64)
+    return minimise_convex(loss, centre, name="a logistic curve", bounds=bounds, ftol=1e-15, gtol=1e-9)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import ClassVar, Literal
@@ -16,16 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.class_scores import rounded_log_odds
+from kcal.calibrators.class_scores import fit_maps, one_versus_rest, rounded_log_odds
 from kcal.calibrators.holdout import stratified_folds
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel
 from kcal.validation import check_choice, parameter
 
 Hits = NDArray[np.bool_]
-FitMap = Callable[[Floats, Hits, Floats], tuple[Floats, ...]]
-Maps = tuple[torch.Tensor, ...]
-"""An array of each map: one map, or one per class."""
 
 MAPS = ("auto", "class", "shared")
 FOLDS = 3
@@ -77,7 +73,8 @@ class OneVersusRest(LogitCalibrator):
 
     def _fit_maps(self, log_probs: torch.Tensor, codes: Codes, weights: Floats, *, shared: bool) -> OneVersusRestModel:
         """Return the model with a map per class, or one for the scores of all classes together."""
-        return self.model_class(*fit_each_map(rounded_log_odds(log_probs), codes, weights, self._fit_map, shared))
+        targets = one_versus_rest(codes, log_probs.shape[1])
+        return self.model_class(*fit_maps(self._fit_map, rounded_log_odds(log_probs), targets, weights, shared=shared))
 
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> OneVersusRestModel:
         shared = self._sharing_is_better(log_probs, codes, weights) if self.maps == "auto" else self.maps == "shared"
@@ -97,14 +94,3 @@ class OneVersusRest(LogitCalibrator):
             held_out = model.log_probs(log_probs[outside]).numpy()
             losses[shared] -= float(weights[outside] @ held_out[np.arange(len(outside)), codes[outside]])
         return losses[True] <= losses[False]
-
-
-def fit_each_map(scores: Floats, codes: Codes, weights: Floats, fit_map: FitMap, shared: bool) -> tuple[Maps, ...]:
-    """Return the arrays of ``fit_map``, each as a tuple over the maps, from scores (n, n_classes)."""
-    n_classes = scores.shape[1]
-    hits = codes[:, None] == np.arange(n_classes)
-    if shared:
-        maps = [fit_map(scores.ravel(), hits.ravel(), np.repeat(weights, n_classes))]
-    else:
-        maps = [fit_map(scores[:, k], hits[:, k], weights) for k in range(n_classes)]
-    return tuple(tuple(torch.from_numpy(array) for array in arrays) for arrays in zip(*maps, strict=True))

@@ -12,13 +12,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.class_scores import replace_top, rounded_log_odds, top_accuracy
+from kcal.calibrators.class_scores import (
+    Tensors,
+    fit_maps,
+    one_versus_rest,
+    replace_top,
+    rounded_log_odds,
+    top_accuracy,
+)
 from kcal.calibrators.imax.bins import find_bins, place
 from kcal.calibrators.logit_base import MAX_BINS, Codes, Floats, LogitCalibrator, fitted, to_log_probs
 from kcal.calibrators.model_state import LogitModel, ragged
 from kcal.validation import check_choice, check_integer, parameter
-
-Tensors = tuple[torch.Tensor, ...]
 
 FORMS = ("shared", "classwise", "top")
 
@@ -34,23 +39,22 @@ class IMaxModel(LogitModel):
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
         if self.form == "top":
-            top = self._bin_rates(rounded_log_odds(log_probs).max(axis=1, keepdims=True))[:, 0]
+            top = self._rates_of(rounded_log_odds(log_probs).max(axis=1, keepdims=True))[:, 0]
             return replace_top(log_probs, torch.log(top), torch.log1p(-top))
-        return torch.log_softmax(torch.logit(self._bin_rates(rounded_log_odds(log_probs))), dim=1)
+        return torch.log_softmax(torch.logit(self._rates_of(rounded_log_odds(log_probs))), dim=1)
 
     def binned_scores(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return the rate of each class's bin, (n, n_classes); for the form "top", probabilities."""
         if self.form == "top":
             return torch.exp(self.log_probs(log_probs))
-        return self._bin_rates(rounded_log_odds(log_probs))
+        return self._rates_of(rounded_log_odds(log_probs))
 
-    def _bin_rates(self, scores: Floats) -> torch.Tensor:
-        if len(self.rates) == 1:
-            return self.rates[0][torch.from_numpy(place(self.boundaries[0].numpy(), scores))]
-        columns = zip(self.boundaries, self.rates, scores.T, strict=True)
-        return torch.stack(
-            [rates[torch.from_numpy(place(edges.numpy(), column))] for edges, rates, column in columns], dim=1
-        )
+    def _rates_of(self, scores: Floats) -> torch.Tensor:
+        rates = []
+        for k, column in enumerate(scores.T):
+            own = 0 if len(self.rates) == 1 else k
+            rates.append(self.rates[own][torch.from_numpy(place(self.boundaries[own].numpy(), column))])
+        return torch.stack(rates, dim=1)
 
     def summary(self) -> dict[str, str]:
         """Return form and number of bins for display."""
@@ -106,27 +110,16 @@ class IMaxBinning(LogitCalibrator):
         return self.form == "classwise"
 
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> IMaxModel:
-        scores, targets, counts = self._binary_problems(log_probs, codes, weights)
-        boundaries, rates = [], []
-        for column, hits in zip(scores.T, targets.T, strict=True):
-            # every class starts from the same draws, so that their order plays no part
-            bins = find_bins(column, counts, int(self.bins), np.random.default_rng(self.seed))
-            boundaries.append(torch.from_numpy(bins.boundaries))
-            rates.append(
-                torch.from_numpy(bin_rates(place(bins.boundaries, column), hits, counts, len(bins.boundaries) + 1))
-            )
-        return IMaxModel(self.form, tuple(boundaries), tuple(rates))
-
-    def _binary_problems(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> tuple[Floats, ...]:
-        """Return scores and targets, one column per binary problem, and the weight of each of their rows."""
-        scores = rounded_log_odds(log_probs)
+        scores, targets = rounded_log_odds(log_probs), one_versus_rest(codes, log_probs.shape[1]).astype(np.float64)
         if self.form == "top":
-            return scores.max(axis=1, keepdims=True), top_accuracy(log_probs, codes)[:, None], weights
-        targets = np.zeros(scores.shape)
-        targets[np.arange(len(codes)), codes] = 1.0
-        if self.form == "classwise":
-            return scores, targets, weights
-        return scores.reshape(-1, 1), targets.reshape(-1, 1), np.repeat(weights, scores.shape[1])
+            scores, targets = scores.max(axis=1, keepdims=True), top_accuracy(log_probs, codes)[:, None]
+        maps = fit_maps(self._fit_bins, scores, targets, weights, shared=self.form == "shared")
+        return IMaxModel(self.form, *maps)
+
+    def _fit_bins(self, scores: Floats, targets: Floats, weights: Floats) -> tuple[Floats, Floats]:
+        """Return boundaries and rates; every class starts from the same draws, so that their order plays no part."""
+        boundaries = find_bins(scores, weights, int(self.bins), np.random.default_rng(self.seed)).boundaries
+        return boundaries, bin_rates(place(boundaries, scores), targets, weights, len(boundaries) + 1)
 
 
 def bin_rates(places: NDArray[np.int64], targets: Floats, counts: Floats, n_bins: int) -> Floats:

@@ -11,16 +11,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-from kcal.calibrators.fit_warnings import warn_of_early_stop
 from kcal.calibrators.logit_base import LARGEST_PENALTY, Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, tensor
+from kcal.calibrators.quasi_newton import minimise_convex
 from kcal.calibrators.scaling.temperature import fit_temperature
 from kcal.validation import check_number, parameter
-
-MAX_ITERATIONS = 1000
 
 
 @dataclass(frozen=True)
@@ -206,10 +203,7 @@ def fit_linear(
         gradient = np.concatenate([slope.ravel(), residuals.sum(axis=0)]) + penalties * flat
         return float(value / total), gradient / total
 
-    options = {"maxiter": MAX_ITERATIONS, "maxcor": 20, "ftol": 1e-14, "gtol": 1e-8}
-    solution = minimize(loss, np.zeros(identity.size + n_classes), jac=True, method="L-BFGS-B", options=options)
-    if solution.nit >= MAX_ITERATIONS:
-        warn_of_early_stop("a linear map of the logits", MAX_ITERATIONS)
-    flat = np.asarray(solution.x, dtype=np.float64)
+    start = np.zeros(identity.size + n_classes)
+    flat = minimise_convex(loss, start, name="a linear map of the logits", maxcor=20, ftol=1e-14, gtol=1e-8)
     fitted = inverse_temperature * identity + flat[:-n_classes].reshape(identity.shape) / unit
     return torch.from_numpy(fitted), torch.from_numpy(flat[-n_classes:].copy())

@@ -14,7 +14,9 @@ from scipy.interpolate import CubicSpline
 
 from kcal.calibrators.class_scores import (
     TIE_TOLERANCE,
+    Tensors,
     average_ties,
+    fit_maps,
     replace_top,
     sort_classes,
     top_accuracy,
@@ -23,8 +25,6 @@ from kcal.calibrators.class_scores import (
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, ragged
 from kcal.validation import ALMOST_ZERO, check_choice, check_flag, check_integer, parameter
-
-Tensors = tuple[torch.Tensor, ...]
 
 FORMS = ("one-versus-rest", "rank", "top")
 MAX_KNOTS = 1000
@@ -124,15 +124,13 @@ class SplineCalibration(LogitCalibrator):
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> SplineModel:
         log_scores, targets = self._binary_problems(log_probs, codes)
         even = slope_matrix(np.ones(len(codes)), int(self.knots)) if np.ptp(weights) == 0 else None
-        columns = zip(log_scores.T, targets.T, strict=True)
-        curves = [correct_scores(scores, labels, weights, int(self.knots), even) for scores, labels in columns]
         least = float((weights**2).sum() / weights.sum() ** 2) if self.floor else 0.0
-        return SplineModel(
-            self.form,
-            bool(self.floor),
-            tuple(torch.from_numpy(scores) for scores, _ in curves),
-            tuple(torch.from_numpy(clip_corrected(corrected, scores, least)) for scores, corrected in curves),
-        )
+
+        def fit_curve(log_scores: Floats, labels: Floats, weights: Floats) -> tuple[Floats, Floats]:
+            scores, corrected = correct_scores(log_scores, labels, weights, int(self.knots), even)
+            return scores, clip_corrected(corrected, scores, least)
+
+        return SplineModel(self.form, bool(self.floor), *fit_maps(fit_curve, log_scores, targets, weights))
 
     def _binary_problems(self, log_probs: torch.Tensor, codes: Codes) -> tuple[Floats, Floats]:
         """Return log scores and targets in [0, 1], one column per spline."""
