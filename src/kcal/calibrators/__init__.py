@@ -1,13 +1,9 @@
 """Calibrators: one package per method, one contract, one table of methods."""
 
 from kcal.calibrators.base import Calibrator, CalibratorState
-from kcal.calibrators.binary import (
-    BetaCalibration,
-    HistogramBinning,
-    IsotonicCalibration,
-    PlattScaling,
-    ScalingBinning,
-)
+from kcal.calibrators.binary.binning import HistogramBinning, ScalingBinning
+from kcal.calibrators.binary.isotonic import IsotonicCalibration
+from kcal.calibrators.binary.logistic import BetaCalibration, PlattScaling
 from kcal.calibrators.blend.estimator import KCalBlend
 from kcal.calibrators.dirichlet.estimator import DirichletCalibration
 from kcal.calibrators.gaussian_process.estimator import GaussianProcessCalibration

@@ -10,27 +10,19 @@ from dataclasses import dataclass
 from functools import partial
 
 from kcal.calibrators.base import Calibrator
-from kcal.calibrators.binary import (
-    BetaCalibration,
-    HistogramBinning,
-    IsotonicCalibration,
-    PlattScaling,
-    ScalingBinning,
-)
+from kcal.calibrators.binary.binning import HistogramBinning, ScalingBinning
+from kcal.calibrators.binary.isotonic import IsotonicCalibration
+from kcal.calibrators.binary.logistic import BetaCalibration, PlattScaling
 from kcal.calibrators.blend import KCalBlend
-from kcal.calibrators.dirichlet import DirichletCalibration
-from kcal.calibrators.gaussian_process import GaussianProcessCalibration
-from kcal.calibrators.imax import IMaxBinning
+from kcal.calibrators.dirichlet.estimator import DirichletCalibration
+from kcal.calibrators.gaussian_process.estimator import GaussianProcessCalibration
+from kcal.calibrators.imax.estimator import IMaxBinning
 from kcal.calibrators.kcal import KCal, KCalLogits
-from kcal.calibrators.order_preserving import OrderPreservingCalibration
-from kcal.calibrators.scaling import (
-    EnsembleTemperatureScaling,
-    MatrixScaling,
-    StructuredMatrixScaling,
-    TemperatureScaling,
-    VectorScaling,
-)
-from kcal.calibrators.spline import SplineCalibration
+from kcal.calibrators.order_preserving.estimator import OrderPreservingCalibration
+from kcal.calibrators.scaling.ensemble_temperature import EnsembleTemperatureScaling
+from kcal.calibrators.scaling.linear import MatrixScaling, StructuredMatrixScaling, VectorScaling
+from kcal.calibrators.scaling.temperature import TemperatureScaling
+from kcal.calibrators.spline.estimator import SplineCalibration
 from kcal.calibrators.uncalibrated import Uncalibrated
 from kcal.errors import FileFormatError
 from kcal.validation import check_choice

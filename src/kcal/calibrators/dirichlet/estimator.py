@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf, log
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -124,7 +124,7 @@ class DirichletCalibration(LogitCalibrator):
         published_seed = int(self.seed) if self.training == "published" else None
         search = _Search(log_probs, codes, weights, folds, published_seed)
         self._try_penalties(search, log_probs.shape[1])
-        penalty, solution = search.finish()
+        penalty, solution = search.best.penalty, search.finish()
         _warn_unless_minimal(solution)
         return DirichletModel(
             weights=solution.coefficients[..., :-1].contiguous(),
@@ -143,7 +143,7 @@ class DirichletCalibration(LogitCalibrator):
 
             def loss_of(penalty: Penalty) -> float:
                 loss = search.loss_of(penalty)
-                advance(f"log-loss {search.best_loss:.4f}")
+                advance(f"log-loss {search.best.loss:.4f}")
                 return loss
 
             if isinstance(points, str):
@@ -151,6 +151,14 @@ class DirichletCalibration(LogitCalibrator):
             else:
                 for penalty in points:
                     loss_of(penalty)
+
+
+class _Trial(NamedTuple):
+    """A penalty, its models, and their cross-validated log-loss."""
+
+    penalty: Penalty
+    solution: FoldSolution
+    loss: float
 
 
 class _Search:
@@ -166,21 +174,20 @@ class _Search:
         self.problem = FoldProblem(features, torch.from_numpy(codes), shares)
         self.fold_of, self.weights = torch.from_numpy(fold_of), torch.from_numpy(weights / weights.sum())
         self.published_seed = published_seed
-        start = tempered_identity(self.problem)
-        self.latest = self.best = FoldSolution(start, torch.empty(0), torch.empty(0), converged=False)
-        self.latest_penalty = self.best_penalty = Penalty(1.0, 1.0)
-        self.best_loss = inf
+        start = FoldSolution(tempered_identity(self.problem), torch.empty(0), torch.empty(0), converged=False)
+        self.latest = self.best = _Trial(Penalty(1.0, 1.0), start, inf)
         self.tried: list[tuple[float, float, float, float]] = []
 
     def loss_of(self, penalty: Penalty) -> float:
-        """Return the cross-validated log-loss."""
-        solution = self._solve(penalty, self._nearest(penalty), SEARCH_TOLERANCE)
+        """Return the cross-validated log-loss, solved from the latest or the best trial, whichever is nearer."""
+        nearest = min(self.best, self.latest, key=lambda trial: penalty.distance(trial.penalty))
+        solution = self._solve(penalty, nearest.solution, SEARCH_TOLERANCE)
         own = solution.own_log.gather(0, self.fold_of[None, :])[0]  # by the model of the fold that held the row out
         loss = -float(self.weights @ own)
         self.tried.append((penalty.off_diagonal, penalty.intercept, penalty.diagonal, loss))
-        self.latest, self.latest_penalty = solution, penalty
-        if is_better(loss, self.best_loss):
-            self.best, self.best_loss, self.best_penalty = solution, loss, penalty
+        self.latest = _Trial(penalty, solution, loss)
+        if is_better(loss, self.best.loss):
+            self.best = self.latest
         return loss
 
     def _solve(self, penalty: Penalty, start: FoldSolution, tolerance: float) -> FoldSolution:
@@ -188,16 +195,11 @@ class _Search:
             return train_folds(self.problem, penalty, seed=self.published_seed)
         return solve_folds(self.problem, penalty, start.coefficients, tolerance=tolerance)
 
-    def _nearest(self, penalty: Penalty) -> FoldSolution:
-        """Return the solution to start from: the latest or the best, whichever penalty is nearer."""
-        to_latest, to_best = (penalty.distance(other) for other in (self.latest_penalty, self.best_penalty))
-        return self.latest if to_latest < to_best else self.best
-
-    def finish(self) -> tuple[Penalty, FoldSolution]:
-        """Return the best penalty and its models; exact training solves them to the final tolerance."""
-        if self.published_seed is None:
-            self.best = self._solve(self.best_penalty, self.best, FINAL_TOLERANCE)
-        return self.best_penalty, self.best
+    def finish(self) -> FoldSolution:
+        """Return the models of the best penalty; exact training solves them to the final tolerance."""
+        if self.published_seed is not None:
+            return self.best.solution
+        return self._solve(self.best.penalty, self.best.solution, FINAL_TOLERANCE)
 
 
 def _warn_unless_minimal(solution: FoldSolution) -> None:

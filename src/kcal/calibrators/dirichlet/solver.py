@@ -63,6 +63,10 @@ class FoldProblem:
         """Number of classes."""
         return self.features.shape[1] - 1
 
+    def of_fold(self, fold: int) -> FoldProblem:
+        """Return the problem of one fold."""
+        return FoldProblem(self.features, self.codes, self.shares[[fold]])
+
     def log_probs(self, coefficients: torch.Tensor) -> torch.Tensor:
         """Return log softmax(W x + b), (n_folds, n, n_classes)."""
         return torch.log_softmax(self.features @ coefficients.mT, dim=2)
@@ -113,7 +117,7 @@ def tempered_identity(problem: FoldProblem) -> torch.Tensor:
     """
     start = identity(len(problem.shares), problem.n_classes)
     for fold, shares in enumerate(problem.shares):
-        alone = FoldProblem(problem.features, problem.codes, shares[None])
+        alone = problem.of_fold(fold)
         seen = torch.bincount(problem.codes[shares > 0], minlength=problem.n_classes).nonzero()[:, 0]
         model, least = start[[fold]], inf
         for _ in range(HALVINGS):
@@ -133,10 +137,7 @@ def solve_folds(
     n_folds, n = problem.shares.shape
     if n_folds == 1 or n_folds * n * problem.n_classes <= LARGEST_PRODUCT:
         return _solve(problem, penalty, start, tolerance, steps)
-    parts = []
-    for fold in range(n_folds):
-        alone = FoldProblem(problem.features, problem.codes, problem.shares[fold : fold + 1])
-        parts.append(_solve(alone, penalty, start[fold : fold + 1], tolerance, steps))
+    parts = [_solve(problem.of_fold(fold), penalty, start[[fold]], tolerance, steps) for fold in range(n_folds)]
     return FoldSolution(
         torch.cat([part.coefficients for part in parts]),
         torch.cat([part.own_log for part in parts]),
