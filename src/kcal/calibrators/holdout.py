@@ -27,10 +27,8 @@ def stratified_halves(codes: Index, groups: Index | None, seed: int) -> tuple[In
     if groups is not None:
         return _grouped_halves(codes, groups, seed)
     generator = np.random.default_rng([seed, 1])
-    halves = [
-        generator.permutation(np.flatnonzero(codes == k))[: int((codes == k).sum()) // 2] for k in np.unique(codes)
-    ]
-    first = np.sort(np.concatenate(halves))
+    members = [generator.permutation(np.flatnonzero(codes == k)) for k in np.unique(codes)]
+    first = np.sort(np.concatenate([rows[: len(rows) // 2] for rows in members]))
     return first, np.setdiff1d(np.arange(len(codes)), first)
 
 
@@ -77,10 +75,7 @@ def fold_codes(codes: Index, folds: int, groups: Index | None, seed: int) -> Ind
     if groups is not None:
         return _grouped_folds(codes, groups, folds, seed)
     shuffled = np.random.default_rng([seed, 2]).permutation(len(codes))
-    by_class = shuffled[np.argsort(codes[shuffled], kind="stable")]
-    result = np.empty(len(codes), dtype=np.int64)
-    result[by_class] = np.arange(len(codes)) % folds
-    return result
+    return _spread(shuffled[np.argsort(codes[shuffled], kind="stable")], folds)
 
 
 def stratified_folds(codes: Index, n_folds: int, seed: int) -> Index:
@@ -90,7 +85,11 @@ def stratified_folds(codes: Index, n_folds: int, seed: int) -> Index:
     """
     shuffled = np.random.default_rng(seed).permutation(len(codes))
     _, first, inverse = np.unique(codes[shuffled], return_index=True, return_inverse=True)
-    order = np.argsort(first[inverse.reshape(-1)], kind="stable")
-    folds = np.empty(len(codes), dtype=np.int64)
-    folds[shuffled[order]] = np.arange(len(codes)) % n_folds
+    return _spread(shuffled[np.argsort(first[inverse.reshape(-1)], kind="stable")], n_folds)
+
+
+def _spread(rows: Index, n_folds: int) -> Index:
+    """Return the fold of each row, (n,): the first of ``rows`` in fold 0, the next in fold 1, and so on."""
+    folds = np.empty_like(rows)
+    folds[rows] = np.arange(len(rows)) % n_folds
     return folds

@@ -48,20 +48,11 @@ def minimise(
     tolerance: float = 1e-10,
     gradient_tolerance: float = 1e-7,
 ) -> bool:
-    """Move ``parameters`` to a minimum, and return whether the solver converged.
+    """Move ``parameters``, in double precision, to a minimum in place; return whether the solver converged.
 
-    Parameters
-    ----------
-    evaluate : callable
-        Returns the loss at the current parameters and sets its gradient in their ``grad``.
-    parameters : sequence of tensors
-        In double precision; changed in place.
-    bounds : sequence of pairs, optional
-        Lower and upper bound of the entries of each parameter.
-    iterations : int
-        Maximum of iterations.
-    tolerance, gradient_tolerance : float
-        The solver stops when the relative decrease of the loss, or the largest entry of its gradient, falls below.
+    ``evaluate`` returns the loss at the current parameters and sets its gradient in their ``grad``; ``bounds`` has a
+    pair per parameter, for all its entries. The solver stops when the relative decrease of the loss, or the largest
+    entry of its gradient, falls below a tolerance.
     """
     pairs = [(-inf, inf)] * len(parameters) if bounds is None else bounds
     box = [pair for parameter, pair in zip(parameters, pairs, strict=True) for _ in range(parameter.numel())]

@@ -68,18 +68,9 @@ def episode_losses(
 ) -> torch.Tensor:
     """Return −log p of each query's own class, (n_query,); 0, without gradient, where its class has no background.
 
-    Parameters
-    ----------
-    queries, background : (n_query, d) and (n_background, d) tensors
-        Projected samples; they may be the same tensor when ``blocked`` masks each sample from itself.
-    query_codes, background_codes : tensors
-        Their classes.
-    log_weights : (n_background,) or (n_query, n_background) tensor
-        Logarithm of the number of samples that each background sample represents, for all queries or for each.
-    bandwidth : float
-        b, fixed in training, since Π can absorb its value.
-    blocked : (n_query, n_background) boolean tensor, optional
-        Background that is hidden from a query.
+    Queries (n_query, d) and background (n_background, d) may be one tensor if ``blocked``, (n_query, n_background),
+    hides each sample from itself. ``log_weights``, (n_background,) or (n_query, n_background), are the logarithms of
+    the numbers of samples that background samples represent. b is fixed in training, since Π can absorb its value.
     """
     same_class = query_codes[:, None] == background_codes[None, :]
     visible = same_class if blocked is None else same_class & ~blocked

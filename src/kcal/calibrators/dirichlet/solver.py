@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, log
+from typing import NamedTuple
 
 import torch
 
@@ -146,30 +147,42 @@ def solve_folds(
     )
 
 
+class _Point(NamedTuple):
+    """Coefficients of all folds, (n_folds, n_classes, n_classes + 1), with their log probabilities and losses."""
+
+    coefficients: torch.Tensor
+    log_p: torch.Tensor
+    loss: torch.Tensor
+
+
+def _evaluate(problem: FoldProblem, penalty: Penalty, coefficients: torch.Tensor) -> _Point:
+    log_p = problem.log_probs(coefficients)
+    return _Point(coefficients, log_p, problem.loss(coefficients, log_p, penalty))
+
+
 def _solve(
     problem: FoldProblem, penalty: Penalty, coefficients: torch.Tensor, tolerance: float, steps: int
 ) -> FoldSolution:
     frozen = _frozen(problem, penalty)
-    log_p = problem.log_probs(coefficients)
-    loss = problem.loss(coefficients, log_p, penalty)
+    point = _evaluate(problem, penalty, coefficients)
     converged, iterations, stalled = False, inf, 0
     for _ in range(steps):
-        p = log_p.exp()
-        gradient = problem.gradient(coefficients, p, penalty).masked_fill(frozen, 0.0)
+        p = point.log_p.exp()
+        gradient = problem.gradient(point.coefficients, p, penalty).masked_fill(frozen, 0.0)
         if iterations > MANY_CG_ITERATIONS:
             precondition = _preconditioner(problem, penalty, p)
         direction, iterations = _newton_direction(problem, penalty, p, gradient, frozen, precondition)
-        decrease, before = -(gradient * direction).sum(dim=(1, 2)), loss
-        coefficients, log_p, loss = _line_search(problem, penalty, coefficients, log_p, loss, direction, decrease)
+        decrease, before = -(gradient * direction).sum(dim=(1, 2)), point.loss
+        point = _line_search(problem, penalty, point, direction, decrease)
         unfinished = decrease / 2 >= tolerance
         if not bool(unfinished.any()):
             converged = True
             break
-        stalled = 0 if bool((before - loss > STALLED * before)[unfinished].any()) else stalled + 1
+        stalled = 0 if bool((before - point.loss > STALLED * before)[unfinished].any()) else stalled + 1
         if stalled == PATIENCE:
             break
-    own = problem.own(log_p)
-    return FoldSolution(coefficients, own, -(problem.shares * own).sum(dim=1), converged)
+    own = problem.own(point.log_p)
+    return FoldSolution(point.coefficients, own, -(problem.shares * own).sum(dim=1), converged)
 
 
 def _frozen(problem: FoldProblem, penalty: Penalty) -> torch.Tensor:
@@ -259,27 +272,19 @@ def _preconditioner(problem: FoldProblem, penalty: Penalty, p: torch.Tensor) -> 
 
 
 def _line_search(
-    problem: FoldProblem,
-    penalty: Penalty,
-    coefficients: torch.Tensor,
-    log_p: torch.Tensor,
-    loss: torch.Tensor,
-    direction: torch.Tensor,
-    decrease: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    problem: FoldProblem, penalty: Penalty, point: _Point, direction: torch.Tensor, decrease: torch.Tensor
+) -> _Point:
     """Halve the step of each fold until its loss decreases sufficiently; a fold whose loss never does stays."""
-    length = torch.ones_like(loss)
+    length = torch.ones_like(point.loss)
     for _ in range(HALVINGS):
-        moved = coefficients + length[:, None, None] * direction
-        moved_log = problem.log_probs(moved)
-        moved_loss = problem.loss(moved, moved_log, penalty)
-        short = ~(moved_loss <= loss - 1e-4 * length * decrease + 1e-13)
+        moved = _evaluate(problem, penalty, point.coefficients + length[:, None, None] * direction)
+        short = ~(moved.loss <= point.loss - 1e-4 * length * decrease + 1e-13)
         if not bool(short.any()):
-            return moved, moved_log, moved_loss
+            return moved
         length = torch.where(short, length / 2, length)
     stay = short[:, None, None]
-    return (
-        torch.where(stay, coefficients, moved),
-        torch.where(stay, log_p, moved_log),
-        torch.where(short, loss, moved_loss),
+    return _Point(
+        torch.where(stay, point.coefficients, moved.coefficients),
+        torch.where(stay, point.log_p, moved.log_p),
+        torch.where(short, point.loss, moved.loss),
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -90,14 +89,19 @@ def new_gap_map(
     rows = unsort_classes(scores, order) if sees_order else scores
     scale = rows.std(dim=0, correction=0)
     generator = np.random.default_rng([seed, width])
-    sizes = (n_classes, width, width, n_classes - 1)
-    layers = []
-    for depth, (before, after) in enumerate(pairwise(sizes)):
-        scale_of_layer = before**-0.5 * (depth < 2)  # the last layer starts at 0
-        weights = generator.normal(scale=scale_of_layer, size=(folds, before, after))
-        layers += [torch.from_numpy(weights), torch.zeros(folds, 1, after, dtype=torch.float64)]
-    start = inverse_softplus(1 / temperatures)[:, None, None]
-    return GapMap(sees_order, rows.mean(dim=0), torch.where(scale > 1e-9, scale, 1.0), start, *layers)
+    hidden_bias = torch.zeros(folds, 1, width, dtype=torch.float64)
+    return GapMap(
+        sees_order,
+        centre=rows.mean(dim=0),
+        scale=torch.where(scale > 1e-9, scale, 1.0),
+        start=inverse_softplus(1 / temperatures)[:, None, None],
+        weights_1=torch.from_numpy(generator.normal(scale=n_classes**-0.5, size=(folds, n_classes, width))),
+        bias_1=hidden_bias,
+        weights_2=torch.from_numpy(generator.normal(scale=width**-0.5, size=(folds, width, width))),
+        bias_2=hidden_bias.clone(),
+        weights_3=torch.zeros(folds, width, n_classes - 1, dtype=torch.float64),
+        bias_3=torch.zeros(folds, 1, n_classes - 1, dtype=torch.float64),
+    )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -135,14 +134,10 @@ def _fit_density(data: SortedRows, kept: NDArray[np.intp], depths: torch.Tensor,
     scores, own, weights = data.scores[kept].numpy(), data.own[kept].numpy(), data.weights[kept].numpy()
     places, shares = GridPlaces.of(scores, depths.numpy()), weights / weights.sum()
     generator = np.random.default_rng([seed, width])
-    sizes = (1, width, width, 1)
-    layers = []
-    for depth, (before, after) in enumerate(pairwise(sizes)):
-        spread = (3.0 if depth == 0 else before**-0.5) * (depth < 2)
-        layers += [
-            torch.from_numpy(generator.normal(scale=spread, size=(before, after))).requires_grad_(),
-            torch.from_numpy(generator.normal(scale=float(depth == 0), size=after)).requires_grad_(),
-        ]
+    first, bias = generator.normal(scale=3.0, size=(1, width)), generator.normal(size=width)
+    second = generator.normal(scale=width**-0.5, size=(width, width))
+    arrays = (first, bias, second, np.zeros(width), np.zeros((width, 1)), np.zeros(1))
+    layers = [torch.from_numpy(array).requires_grad_() for array in arrays]
     inputs = torch.log1p(depths)[:, None]
     inputs = 2 * inputs / inputs[-1] - 1
     start = inverse_softplus(torch.tensor(1 / data.temperature(kept), dtype=torch.float64))
