@@ -11,8 +11,12 @@ import torch
 
 from kcal import GaussianProcessCalibration, TemperatureScaling
 from kcal.calibrators.base import CalibratorState
-from kcal.calibrators.gaussian_process.estimator import choose_inducing_points
-from kcal.calibrators.gaussian_process.model import _standard_normals, expected_softmax, require_latent_process
+from kcal.calibrators.gaussian_process.estimator import (
+    _standard_normals,
+    choose_inducing_points,
+    expected_softmax,
+    require_latent_process,
+)
 from kcal.calibrators.gaussian_process.score_grid import ScoreGrid, make_grid
 from kcal.errors import InvalidInputError, MissingExtraError
 from synthetic import warped
@@ -136,7 +140,7 @@ def test_predictions_do_not_depend_on_the_batch(
     whole = fitted.predict_proba(problem.test_logits)
     alone = np.concatenate([fitted.predict_proba(problem.test_logits[i : i + 1]) for i in range(20)])
     np.testing.assert_allclose(alone, whole[:20], atol=1e-13)
-    monkeypatch.setattr("kcal.calibrators.gaussian_process.model.BLOCK_SIZE", 1)
+    monkeypatch.setattr("kcal.calibrators.gaussian_process.estimator.BLOCK_SIZE", 1)
     np.testing.assert_allclose(fitted.predict_proba(problem.test_logits[:20]), whole[:20], atol=1e-13)
 
 
@@ -150,7 +154,7 @@ def test_a_prediction_never_draws_more_numbers_at_once_than_it_says(
         return multiply(first, second)
 
     monkeypatch.setattr(torch, "bmm", record)
-    monkeypatch.setattr("kcal.calibrators.gaussian_process.model.BLOCK_SIZE", 3_000)
+    monkeypatch.setattr("kcal.calibrators.gaussian_process.estimator.BLOCK_SIZE", 3_000)
     fitted.predict_proba(problem.test_logits)
     assert max(sizes) == 3_000  # ten rows of 100 draws of 3 classes
     assert len(sizes) == 2 * 60

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kcal import GaussianProcessCalibration
-from kcal.calibrators.gaussian_process.model import require_latent_process
+from kcal.calibrators.gaussian_process.estimator import require_latent_process
 from kcal.calibrators.gaussian_process.score_grid import SPACING, ScoreGrid, make_grid
 from synthetic import warped
 

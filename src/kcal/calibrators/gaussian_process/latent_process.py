@@ -14,6 +14,7 @@ Only this file needs gpytorch: import it through :func:`require_latent_process`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf, log
 from typing import Any
 
 import gpytorch
@@ -23,7 +24,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.variational import MeanFieldVariationalDistribution, VariationalStrategy
 
-from kcal.calibrators.gaussian_process.model import BOUNDS, GaussianProcessModel
+from kcal.calibrators.gaussian_process.estimator import GaussianProcessModel
 from kcal.calibrators.gaussian_process.score_grid import SPACING, ScoreGrid, make_grid
 from kcal.calibrators.quasi_newton import minimise
 from kcal.progress import progress_bar
@@ -40,6 +41,13 @@ PARAMETERS = {
     "log_lengthscale": "covar_module.base_kernel.raw_lengthscale",
 }
 """Parameters of the fit, by the names of the fields of the model."""
+BOUNDS = {
+    "log_lengthscale": (log(0.001), log(10.0)),
+    "log_variance": (log(1e-4), log(1e4)),
+    "deviation": (1e-6, 1e3),
+    "mean": (-inf, inf),
+}
+"""Bounds of the solver, by parameter."""
 BLOCK_SIZE = 2**16
 """Scores in one block: bounds the memory for any number of samples and classes."""
 SPACINGS_PER_LENGTHSCALE = 50
