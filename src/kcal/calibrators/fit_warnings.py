@@ -8,13 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.errors import (
-    FewSamplesWarning,
-    HeldOutWarning,
-    LeakageWarning,
-    MissingClassWarning,
-    warn,
-)
+from kcal.errors import FewSamplesWarning, HeldOutWarning, LeakageWarning, MissingClassWarning, warn
 from kcal.validation import row_fingerprints
 
 FEW_PER_CLASS = 8

@@ -17,14 +17,7 @@ from kcal.calibrators.class_scores import sort_classes, unsort_classes
 from kcal.calibrators.fit_warnings import warn_of_missing_classes
 from kcal.calibrators.model_state import LogitModel
 from kcal.errors import FileFormatError, InvalidInputError
-from kcal.validation import (
-    ALMOST_ZERO,
-    check_labels,
-    check_weights,
-    checked_parameters,
-    collect_classes,
-    encode_labels,
-)
+from kcal.validation import ALMOST_ZERO, check_labels, check_weights, checked_parameters, collect_classes, encode_labels
 
 Codes = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kcal.calibrators.class_scores import Floats
 from kcal.errors import InvalidInputError
 from kcal.kernels import in_double
 from kcal.validation import check_choice, shown
@@ -16,7 +17,7 @@ from kcal.validation import check_choice, shown
 EXAMPLE = 'Pass "uniform", a list such as [0.7, 0.2, 0.1], or a mapping from class to frequency.'
 
 
-def check_prior(prior: Any, classes: NDArray[Any]) -> NDArray[np.float64] | None:
+def check_prior(prior: Any, classes: NDArray[Any]) -> Floats | None:
     """Return the class frequencies of deployment, (n_classes,), or None.
 
     ``prior`` is "uniform", a sequence in the order of ``classes``, or a mapping from class to frequency.
@@ -35,11 +36,11 @@ def check_prior(prior: Any, classes: NDArray[Any]) -> NDArray[np.float64] | None
         raise InvalidInputError(
             "prior", "must be frequencies that sum to 1", got=f"{shown(values.tolist())} (sum {values.sum():.4g})"
         )
-    frequencies: NDArray[np.float64] = values / values.sum()
+    frequencies: Floats = values / values.sum()
     return frequencies
 
 
-def _numbers(prior: Any, classes: NDArray[Any]) -> NDArray[np.float64]:
+def _numbers(prior: Any, classes: NDArray[Any]) -> Floats:
     """Return the entries of a sequence or mapping as an array."""
     if hasattr(prior, "to_dict"):  # a pandas Series is read by its index
         prior = prior.to_dict()
@@ -61,9 +62,7 @@ def _numbers(prior: Any, classes: NDArray[Any]) -> NDArray[np.float64]:
     return values.astype(np.float64)
 
 
-def apply_prior(
-    probs: torch.Tensor, prior: NDArray[np.float64] | None, frequencies: NDArray[np.float64]
-) -> torch.Tensor:
+def apply_prior(probs: torch.Tensor, prior: Floats | None, frequencies: Floats) -> torch.Tensor:
     """Return p_k · prior_k / frequency_k, normalised; classes without calibration samples stay at 0."""
     if prior is None:
         return probs

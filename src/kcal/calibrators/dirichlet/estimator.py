@@ -1,7 +1,4 @@
-"""Dirichlet calibration: a linear map of log probabilities with cross-validated penalties.
-
-p = softmax(W·log max(q, 2.2e-16) + b),   q the network's probabilities
-"""
+"""Dirichlet calibration: a linear map of log probabilities with cross-validated penalties."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ TRAININGS = ("exact", "published")
 
 @dataclass(frozen=True)
 class DirichletModel(LogitModel):
-    """The mean probability of the folds' models, and the search for their penalties."""
+    """The mean over the folds of softmax(W·log max(q, 2.2e-16) + b), and the search for the penalties."""
 
     off_diagonal: float
     intercept: float

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, xlogy
 
+from kcal.calibrators.class_scores import Floats
+
 MAX_STEPS = 200
 CANDIDATES = 4
 MAX_SEEDED = 2**16
@@ -28,18 +30,16 @@ SAME_SCORE = 1e-12  # distance below which scores are the same
 class InformationBins:
     """Boundaries between bins, ascending, and the mutual information (nats) after each step."""
 
-    boundaries: NDArray[np.float64] = field(repr=False)  # (n_bins − 1,)
+    boundaries: Floats = field(repr=False)  # (n_bins − 1,)
     information: tuple[float, ...] = field(repr=False)
 
 
-def place(boundaries: NDArray[np.float64], log_odds: NDArray[np.float64]) -> NDArray[np.int64]:
+def place(boundaries: Floats, log_odds: Floats) -> NDArray[np.int64]:
     """Return the bin of every score; a score at a boundary belongs to the upper bin."""
     return np.searchsorted(boundaries, log_odds, side="right")
 
 
-def find_bins(
-    log_odds: NDArray[np.float64], weights: NDArray[np.float64], n_bins: int, generator: np.random.Generator
-) -> InformationBins:
+def find_bins(log_odds: Floats, weights: Floats, n_bins: int, generator: np.random.Generator) -> InformationBins:
     """Return bins of the scores (n,); fewer than ``n_bins`` if the scores have fewer values."""
     order = np.argsort(log_odds, kind="stable")
     scores = np.clip(log_odds[order], -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
@@ -61,7 +61,7 @@ def find_bins(
     return InformationBins(boundaries, tuple(history))
 
 
-def boundaries_between(representatives: NDArray[np.float64]) -> NDArray[np.float64]:
+def boundaries_between(representatives: Floats) -> Floats:
     """Return the log-odds that are as far, in KL, from each representative as from the next, (n − 1,)."""
     low, high = representatives[:-1], representatives[1:]
     gap = high - low
@@ -72,11 +72,11 @@ def boundaries_between(representatives: NDArray[np.float64]) -> NDArray[np.float
     with np.errstate(divide="ignore", invalid="ignore"):
         between = np.log(rise) - np.log(fall)
     between = np.where(gap > SAME_SCORE, between, low)
-    result: NDArray[np.float64] = np.maximum.accumulate(np.clip(between, low, high))
+    result: Floats = np.maximum.accumulate(np.clip(between, low, high))
     return result
 
 
-def mutual_information(ones: NDArray[np.float64], zeros: NDArray[np.float64]) -> float:
+def mutual_information(ones: Floats, zeros: Floats) -> float:
     """Return the mutual information, in nats, of bin and label from the mass of each label in each bin."""
     total = ones.sum() + zeros.sum()
     joint = np.stack([ones, zeros]) / total
@@ -85,19 +85,17 @@ def mutual_information(ones: NDArray[np.float64], zeros: NDArray[np.float64]) ->
     return float((xlogy(joint, joint) - xlogy(joint, safe)).sum())
 
 
-def seed_distance(scores: NDArray[np.float64], seeds: NDArray[np.float64]) -> NDArray[np.float64]:
+def seed_distance(scores: Floats, seeds: Floats) -> Floats:
     """Return ½KL(σ(a)‖σ(c)) + ½KL(σ(b)‖σ(c)), c = (a + b)/2, of every score and seed (broadcast)."""
     middle = (scores + seeds) / 2
     half = (scores - seeds) / 2
     drift = (expit(scores) - expit(seeds)) * half
     bend = 2 * np.logaddexp(0, middle) - np.logaddexp(0, scores) - np.logaddexp(0, seeds)
-    distance: NDArray[np.float64] = np.maximum(0.5 * (drift + bend), 0.0)
+    distance: Floats = np.maximum(0.5 * (drift + bend), 0.0)
     return distance
 
 
-def _seeds(
-    scores: NDArray[np.float64], weights: NDArray[np.float64], n_bins: int, generator: np.random.Generator
-) -> NDArray[np.float64]:
+def _seeds(scores: Floats, weights: Floats, n_bins: int, generator: np.random.Generator) -> Floats:
     """Return ascending first representatives: k-means++ under :func:`seed_distance`, the best of four per seed."""
     if len(scores) > MAX_SEEDED:
         kept = np.linspace(0, len(scores) - 1, MAX_SEEDED).round().astype(np.int64)
@@ -116,17 +114,15 @@ def _seeds(
     return np.sort(np.array(seeds))
 
 
-def _draw(
-    scores: NDArray[np.float64], mass: NDArray[np.float64], generator: np.random.Generator, count: int
-) -> NDArray[np.float64]:
+def _draw(scores: Floats, mass: Floats, generator: np.random.Generator, count: int) -> Floats:
     """Return ``count`` scores drawn in proportion to their mass."""
     reached = np.cumsum(mass)
     places = np.searchsorted(reached, generator.random(count) * reached[-1], side="right")
-    drawn: NDArray[np.float64] = scores[np.minimum(places, len(scores) - 1)]
+    drawn: Floats = scores[np.minimum(places, len(scores) - 1)]
     return drawn
 
 
-def _sums(values: NDArray[np.float64], edges: NDArray[np.int64]) -> NDArray[np.float64]:
+def _sums(values: Floats, edges: NDArray[np.int64]) -> Floats:
     """Return the sum of each run of values between edges; an empty run sums to 0."""
     starts = np.minimum(edges[:-1], len(values) - 1)
     return np.where(np.diff(edges) > 0, np.add.reduceat(values, starts), 0.0)

@@ -1,7 +1,4 @@
-"""I-Max binning: log-odds fall into a few bins that keep the most information; the output is the rate of the bin.
-
-λ_k = z_k − logsumexp_{j≠k} z_j,   r_k = rate of the bin of λ_k,   p_k ∝ r_k / (1 − r_k)
-"""
+"""I-Max binning: log-odds fall into a few bins that keep the most information; the output is the rate of the bin."""
 
 from __future__ import annotations
 
@@ -65,7 +62,8 @@ class IMaxModel(LogitModel):
 class IMaxBinning(LogitCalibrator):
     """Bin log-odds to maximise the mutual information of bin and label; a bin's output is its rate of positives.
 
-    r_b = positives / samples of bin b, clipped to [1/(n_b + 2), 1 − 1/(n_b + 2)];   p_k ∝ r / (1 − r)
+    λ_k = z_k − logsumexp_{j≠k} z_j,   p_k ∝ r / (1 − r), r the rate of the bin of λ_k:
+    r_b = positives / samples of bin b, clipped to [1/(n_b + 2), 1 − 1/(n_b + 2)]
 
     The boundaries depend on the scores alone, the rates on the labels. Rates of one class against the rest do not sum
     to 1 over the classes: :meth:`predict_proba` normalises their odds, :meth:`binned_scores` returns the rates.

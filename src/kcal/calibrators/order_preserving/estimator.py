@@ -1,7 +1,4 @@
-"""Intra order-preserving calibration: the network's ranking of the classes stays, the gaps between them are learned.
-
-out_j = out_{j+1} + (z_j − z_{j+1}) softplus(m_j(x)),   z_1 ≥ … ≥ z_K,   p = softmax(out)
-"""
+"""Intra order-preserving calibration: the network's ranking of the classes stays, the gaps between them are learned."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Ensemble temperature scaling: a mixture of scaled, unscaled and uniform probabilities.
-
-p = w₁·softmax(z / T) + w₂·softmax(z) + w₃/K,   w ≥ 0, Σ w = 1
-"""
+"""Ensemble temperature scaling: a mixture of scaled, unscaled and uniform probabilities."""
 
 from __future__ import annotations
 
@@ -45,6 +42,8 @@ class EnsembleModel(LogitModel):
 
 class EnsembleTemperatureScaling(LogitCalibrator):
     """Mix temperature-scaled probabilities with the network's own and with uniform ones.
+
+    p = w₁·softmax(z / T) + w₂·softmax(z) + w₃/K,   w ≥ 0, Σ w = 1
 
     T is that of temperature scaling; the weights then minimise the log-loss of the mixture, which is convex in them.
     Every part ranks the classes alike, so that the order of the classes, and the accuracy, never changes.

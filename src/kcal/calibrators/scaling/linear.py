@@ -98,19 +98,15 @@ class VectorScaling(LinearScaling):
 class MatrixScaling(LinearScaling):
     """Map the logits linearly: softmax(W·z + b).
 
-    The minimiser of the summed log-loss plus a penalty, K·penalty/2·(Σ_ij u_ij² + Σ_k b_k²), where
-    u = (W − I/T)·‖z‖ with T the temperature of temperature scaling and ‖z‖ the root mean square of the logits. The
-    factor K, the number of classes, keeps the prior variance of a logit's change at 1/penalty for any K, so that
-    hundreds of classes are not overfitted. The loss is convex and has one minimiser, on separable data too. On
-    log probabilities, which the logits are turned into, this is the model of Dirichlet calibration with another
-    penalty.
+    The minimiser of the summed log-loss plus a penalty, K·penalty/2·(Σ_ij u_ij² + Σ_k b_k²), u = (W − I/T)·‖z‖, with T
+    and ‖z‖ as in :class:`VectorScaling`. The factor K, the number of classes, keeps the prior variance of a logit's
+    change at 1/penalty for any K, so that hundreds of classes are not overfitted. On log probabilities, which the
+    logits are turned into, this is the model of Dirichlet calibration with another penalty.
 
     Parameters
     ----------
-    penalty : float
-        Strength of the pull towards temperature scaling; 0 is the published loss.
-    representation, seed
-        As in :class:`TemperatureScaling`.
+    penalty, representation, seed
+        As in :class:`VectorScaling`.
 
     Attributes
     ----------

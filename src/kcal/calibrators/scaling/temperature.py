@@ -1,7 +1,4 @@
-"""Temperature scaling: one number for all classes.
-
-p = softmax(z / T),   T minimises the mean log-loss
-"""
+"""Temperature scaling, p = softmax(z / T): one number for all classes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Spline calibration: a smooth curve through the cumulative differences of labels and scores; its slope corrects.
-
-h(t_i) = (1/n)·Σ_{j≤i} (label_j − s_j) over ascending scores s,   t_i = (i − 1)/(n − 1),   s ↦ clip(s + h′(t(s)), 0, 1)
-"""
+"""Spline calibration: a smooth curve through the cumulative differences of labels and scores; its slope corrects."""
 
 from __future__ import annotations
 
@@ -76,7 +73,8 @@ class SplineModel(LogitModel):
 class SplineCalibration(LogitCalibrator):
     """Correct a score by the slope of a natural cubic spline through the cumulative differences of label and score.
 
-    s ↦ clip(s + h′(t(s)), 0, 1),   h the least-squares natural cubic spline with 6 even knots on [0, 1]
+    s ↦ clip(s + h′(t(s)), 0, 1),   h the least-squares natural cubic spline with even knots on [0, 1] through
+    h(t_i) = (1/n)·Σ_{j≤i} (label_j − s_j),   scores s ascending,   t_i = (i − 1)/(n − 1)
 
     Between calibration scores the corrected score is interpolated linearly, outside them it keeps its end value.
 
