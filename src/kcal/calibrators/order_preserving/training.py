@@ -70,12 +70,14 @@ def train(
 ) -> tuple[OrderMap, OrderChoice]:
     """Return the mean of the maps trained on all folds but one, and the cross-validated log-loss."""
     parts = split_folds(len(data.own), folds, seed)
-    trained: OrderMap
     if form == "diag":
-        trained, held_out = _train_monotone(data, width, parts, seed, advance)
+        mean, of_folds = _train_monotone(data, width, parts, seed, advance)
     else:
-        trained, held_out = _train_gaps(data, form, width, parts, epochs, seed, advance)
-    return trained, OrderChoice(form, width, float(data.weights @ held_out / data.weights.sum()))
+        mean, of_folds = _train_gaps(data, form, width, parts, epochs, seed, advance)
+    losses = torch.empty_like(data.weights)
+    for of_fold, (_, held_out) in zip(of_folds, parts, strict=True):
+        losses[held_out] = _log_losses(of_fold(data.scores[held_out], data.order[held_out]), data.own[held_out])
+    return mean, OrderChoice(form, width, float(data.weights @ losses / data.weights.sum()))
 
 
 def _train_gaps(
@@ -86,8 +88,8 @@ def _train_gaps(
     epochs: int,
     seed: int,
     advance: Advance,
-) -> tuple[GapMap, torch.Tensor]:
-    """Train all folds side by side by Adam."""
+) -> tuple[OrderMap, list[OrderMap]]:
+    """Train all folds side by side by Adam; return the mean map and the map of each fold."""
     temperatures = torch.tensor([data.temperature(kept) for kept, _ in parts], dtype=torch.float64)
     initial = new_gap_map(data.scores, data.order, temperatures, width=width, sees_order=form == "op", seed=seed)
     current = initial.with_layers(layer.clone().requires_grad_() for layer in initial.layers)
@@ -108,25 +110,20 @@ def _train_gaps(
             schedule.step()
         advance(f"{form} {width}")
     trained = initial.with_layers(layer.detach() for layer in current.layers)
-    held_out = torch.empty_like(data.weights)
-    for fold, (_, left) in enumerate(parts):
-        held_out[left] = _log_losses(trained.of_fold(fold)(data.scores[left], data.order[left]), data.own[left])
-    return trained, held_out
+    return trained, [trained.of_fold(fold) for fold in range(len(parts))]
 
 
 def _train_monotone(
     data: SortedRows, width: int, parts: Parts, seed: int, advance: Advance
-) -> tuple[MonotoneMap, torch.Tensor]:
-    """Train fold after fold by L-BFGS."""
+) -> tuple[OrderMap, list[OrderMap]]:
+    """Train fold after fold by L-BFGS; return the mean map and the map of each fold."""
     depths = grid_depths(data.scores)
     densities = []
-    held_out = torch.empty_like(data.weights)
-    for kept, rows in parts:
-        density = _fit_density(data, kept, depths, width, seed)
-        densities.append(density)
-        held_out[rows] = _log_losses(MonotoneMap(depths, density)(data.scores[rows], data.order[rows]), data.own[rows])
+    for kept, _ in parts:
+        densities.append(_fit_density(data, kept, depths, width, seed))
         advance(f"diag {width}")
-    return MonotoneMap(depths, torch.stack(densities).mean(dim=0)), held_out
+    mean = torch.stack(densities).mean(dim=0)
+    return MonotoneMap(depths, mean), [MonotoneMap(depths, density) for density in densities]
 
 
 def _fit_density(data: SortedRows, kept: NDArray[np.intp], depths: torch.Tensor, width: int, seed: int) -> torch.Tensor:
