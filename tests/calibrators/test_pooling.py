@@ -23,8 +23,9 @@ def make_pool_problem(n: int = 80, spread: float = 0.5, bias_spread: float = 0.1
     fallback = torch.from_numpy(log_softmax(generator.normal(size=(n, 4)), axis=1))
     experts = torch.from_numpy(np.stack([truth, noise]))
     gate = torch.from_numpy(generator.uniform(0.2, 1.0, size=(n, 1)))
-    weights = generator.integers(1, 4, n).astype(float)
-    return PoolProblem(experts, labels, weights, gate, fallback, np.array([0.0, 1.0]), spread, bias_spread)
+    weights = torch.from_numpy(generator.integers(1, 4, n).astype(float))
+    centre = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    return PoolProblem(experts, labels, weights, gate, fallback, centre, spread, bias_spread)
 
 
 def slow_loss(flat: Any, problem: PoolProblem) -> float:
@@ -37,9 +38,9 @@ def slow_loss(flat: Any, problem: PoolProblem) -> float:
         for k in range(n_classes):
             pooled = sum(flat[j] * float(problem.experts[j, i, k]) for j in range(n_experts)) + flat[n_experts + k]
             scores[k] = g * pooled + (1 - g) * float(problem.fallback[i, k])
-        total -= problem.weights[i] * (scores[problem.codes[i]] - np.log(np.exp(scores).sum()))
-    n_samples = problem.weights.sum()
-    pull = (((flat[:n_experts] - problem.centre) / problem.spread) ** 2).sum()
+        total -= float(problem.weights[i]) * (scores[problem.codes[i]] - np.log(np.exp(scores).sum()))
+    n_samples = float(problem.weights.sum())
+    pull = (((flat[:n_experts] - problem.centre.numpy()) / problem.spread) ** 2).sum()
     pull += ((flat[n_experts:] / problem.bias_spread) ** 2).sum()
     return float(total / n_samples + pull / (2 * n_samples))
 
@@ -72,18 +73,18 @@ def test_a_closed_gate_leaves_the_fallback() -> None:
     problem = replace(make_pool_problem(), gate=torch.zeros(80, 1, dtype=torch.float64))
     pool = problem.solve()
     np.testing.assert_allclose(pool.weights, problem.centre, atol=1e-9)
-    fallback = problem.fallback.numpy()
-    expected = -(problem.weights * fallback[np.arange(80), problem.codes]).sum() / problem.weights.sum()
+    fallback, weights = problem.fallback.numpy(), problem.weights.numpy()
+    expected = -(weights * fallback[np.arange(80), problem.codes]).sum() / weights.sum()
     assert pool.loss == pytest.approx(expected)
 
 
 def copied(problem: PoolProblem, times: int) -> PoolProblem:
     """Return a problem with every sample several times."""
-    experts, gate, fallback = (
+    experts, gate, fallback, weights = (
         each.repeat_interleave(times, dim=axis)
-        for each, axis in ((problem.experts, 1), (problem.gate, 0), (problem.fallback, 0))
+        for each, axis in ((problem.experts, 1), (problem.gate, 0), (problem.fallback, 0), (problem.weights, 0))
     )
-    codes, weights = np.repeat(problem.codes, times), np.repeat(problem.weights, times)
+    codes = np.repeat(problem.codes, times)
     return replace(problem, experts=experts, codes=codes, weights=weights, gate=gate, fallback=fallback)
 
 
@@ -93,7 +94,7 @@ def test_copies_of_a_sample_carry_the_information_of_one_sample(bias_spread: flo
     n = 2000
     problem = replace(
         make_pool_problem(n, spread=5.0, bias_spread=bias_spread),
-        weights=np.ones(n),
+        weights=torch.ones(n, dtype=torch.float64),
         gate=torch.ones(n, 1, dtype=torch.float64),  # so that the truth is a pool of the experts
     )
     once = problem.group_efficiency(problem.solve(), np.arange(n))
@@ -123,7 +124,7 @@ def test_the_group_efficiency_is_the_documented_ratio() -> None:
             gate=free.gate[rows],
             fallback=free.fallback[rows],
         )
-        return slow_loss(at, part) * part.weights.sum()
+        return slow_loss(at, part) * float(part.weights.sum())
 
     everyone, eye = np.arange(24), step * np.eye(6)
     slopes = [
@@ -155,5 +156,5 @@ def test_the_group_efficiency_is_the_documented_ratio() -> None:
 
 def test_a_lower_efficiency_stays_nearer_to_the_prior() -> None:
     problem = make_pool_problem(300)
-    free, held = (np.abs(problem.solve(efficiency=share).weights - problem.centre).max() for share in (1.0, 0.01))
+    free, held = ((problem.solve(efficiency=share).weights - problem.centre).abs().max() for share in (1.0, 0.01))
     assert held < 0.5 * free
