@@ -168,7 +168,7 @@ class KCalBlend(EmbeddingCalibrator):
         """
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
-        scores = None if logits is None else self._check_logits(logits, rows)
+        scores = self._check_logits(logits, rows)
         if scores is not None:
             classes = encode_columns(y, len(rows), scores.shape[1], classes)[1]
         options = {"classes": classes, "groups": groups, "sample_weight": sample_weight}
@@ -260,14 +260,15 @@ class KCalBlend(EmbeddingCalibrator):
             expected = "are needed: this blend was fitted with logits; pass logits="
             unused = "must be left out: this blend was fitted without logits"
             raise InvalidInputError("logits", expected if logits is None else unused)
-        scores = None if logits is None else self._check_logits(logits, rows, len(self.classes_))
         names, known = column_names(logits), self.logit_names_in_.tolist()
         if names and known and names != known:
             expected = f"must have the columns of the fit, in the same order: {', '.join(known)}"
             raise InvalidInputError("logits", expected, got=", ".join(names))
-        return (rows, scores), kind
+        return (rows, self._check_logits(logits, rows, len(self.classes_))), kind
 
-    def _check_logits(self, logits: Any, rows: torch.Tensor, n_classes: int | None = None) -> torch.Tensor:
+    def _check_logits(self, logits: Any, rows: torch.Tensor, n_classes: int | None = None) -> torch.Tensor | None:
+        if logits is None:
+            return None
         scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__, logits=True)
         if len(scores) != len(rows):
             expected = f"must have a row for each row of X, {len(rows):,} of them"

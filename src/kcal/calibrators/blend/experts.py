@@ -71,36 +71,22 @@ def fit_experts(
     The latter is left out without anything to learn it from, and where both metrics have the same distances.
     """
     direct = "unit" if samples.embeddings.shape[1] >= FEATURES_OF_A_DIRECTION else "identity"
-    experts = [_fit_expert(direct, direct, samples, None, options, factors)]
+    metrics: dict[str, str | TrainedProjection] = {direct: direct}
     if projection is not None and (training is not None or isinstance(projection, TrainedProjection)):
-        learned = _fit_expert("learned", projection, samples, training, options, factors)
-        if not is_same_metric(experts[0].support, learned.support):
-            experts.append(learned)
+        metrics["learned"] = projection
+    experts: list[Expert] = []
+    for metric, given in metrics.items():
+        module = fit_projection(given, training if metric == "learned" else None, samples, options).module
+        support = samples.support(module)
+        if experts and is_same_metric(experts[0].support, support):
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BandwidthWarning)  # a pool combines several bandwidths
+            bandwidth = options.choose_bandwidth(support, samples.keys)[0]
+        estimate = KernelEstimate(projection=module, support=support, bandwidth=bandwidth, kernel=options.kernel.name)
+        evidence = torch.zeros_like(factors)  # that follows
+        experts.append(Expert(**vars(estimate), metric=metric, factors=factors, median_evidence=evidence))
     return tuple(experts)
-
-
-def _fit_expert(
-    metric: str,
-    projection: str | TrainedProjection,
-    samples: Samples,
-    training: TrainingSet | None,
-    options: EstimateOptions,
-    factors: torch.Tensor,
-) -> Expert:
-    module = fit_projection(projection, training, samples, options).module
-    support, kernel = samples.support(module), options.kernel
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BandwidthWarning)  # a pool combines several bandwidths
-        bandwidth, _ = options.bandwidth.choose(support, kernel=kernel, keys=samples.keys, progress=options.progress)
-    return Expert(
-        projection=module,
-        support=support,
-        bandwidth=bandwidth,
-        kernel=kernel.name,
-        metric=metric,
-        factors=factors,
-        median_evidence=torch.zeros_like(factors),
-    )
 
 
 def is_same_metric(one: SortedSupport, other: SortedSupport) -> bool:

@@ -50,19 +50,9 @@ class OutOfFold:
 
     def pool_problem(self, model: BlendModel, bias: float) -> PoolProblem:
         """Return the problem of fitting the pool at the background of the model."""
-        inputs = self.among_own_classes()
-        estimates = [part.transpose(1, 2) for part in model.estimates(inputs)]
-        return PoolProblem(
-            torch.cat([*estimates, *(scores[None] for scores in inputs.network)]),
-            self.samples.codes,
-            torch.from_numpy(self.samples.weights),
-            model.gate(inputs.sums[0]),
-            inputs.fallback,
-            prior_pool(model.experts, model.network).weights,
-            WEIGHT_SPREAD,
-            bias,
-            inputs.excluded,
-        )
+        inputs, centre = model.pool_inputs(self.among_own_classes()), prior_pool(model.experts, model.network).weights
+        weights = torch.from_numpy(self.samples.weights)
+        return PoolProblem(inputs, self.samples.codes, weights, centre, WEIGHT_SPREAD, bias)
 
 
 def fit_blend(
@@ -100,7 +90,7 @@ def fit_blend(
         log_mass = total_log_mass(sums[0], model.experts[0].middle)
         threshold = np.quantile(log_mass[torch.isfinite(log_mass)].numpy(), fallback_quantile)
         model = replace(model, gate_threshold=float(threshold))
-    seen, unseen = split_by_class_left(model, samples, sums, network.out_of_fold, strength)
+    seen, unseen = split_by_class_left(model, samples, sums, network, strength)
     model = choose_background(model, seen, unseen, background=background, bias=bias)
     if len(seen.samples.codes) == 0:
         warn_without_out_of_fold()
@@ -169,11 +159,7 @@ def whole_class_sums(sums: ClassSums, samples: Samples) -> ClassSums:
 
 
 def split_by_class_left(
-    model: BlendModel,
-    samples: Samples,
-    sums: tuple[ClassSums, ...],
-    network: tuple[torch.Tensor, ...],
-    strength: float,
+    model: BlendModel, samples: Samples, sums: tuple[ClassSums, ...], network: NetworkFit, strength: float
 ) -> tuple[OutOfFold, OutOfFold]:
     """Return samples of whose class something is left without them (or their group), and the others.
 
@@ -185,7 +171,9 @@ def split_by_class_left(
 
     def select(index: NDArray[np.int64], frequencies: torch.Tensor) -> OutOfFold:
         parts = tuple(ClassSums(part.sums[..., index], part.offsets[..., index]) for part in sums)
-        return OutOfFold(BlendInputs(parts, tuple(part[index] for part in network), frequencies), samples.rows(index))
+        return OutOfFold(
+            BlendInputs(parts, tuple(part[index] for part in network.out_of_fold), frequencies), samples.rows(index)
+        )
 
     seen = select(rows[~alone], model.frequencies[None])
     unseen = select(rows[alone], torch.from_numpy(likely_frequencies(left[alone], strength)))

@@ -15,7 +15,7 @@ import torch
 
 from kcal.calibrators.blend.experts import Expert
 from kcal.calibrators.blend.network import NAMES, NetworkModel
-from kcal.calibrators.blend.pool import Pool
+from kcal.calibrators.blend.pool import Pool, PoolInputs
 from kcal.calibrators.blend.sharpness import Sharpness
 from kcal.calibrators.logit_base import to_log_probs
 from kcal.calibrators.model_state import Stored, StoredModel, nested, several, tensor
@@ -68,21 +68,20 @@ class BlendModel(StoredModel):
     def from_state(cls, stored: Stored) -> Self:
         """Return the stored model; its parts must fit together."""
         model = super().from_state(stored)
-        if len(model.pool.weights) != sum(model.sizes):
+        if len(model.pool.weights) != len(model.names):
             raise FileFormatError("the stored weights do not fit the estimates and the network calibrators.")
         return model
 
     @property
-    def sizes(self) -> list[int]:
-        """Number of estimates of each expert, and of network calibrators."""
-        return [*(len(expert.factors) for expert in self.experts), len(self.network)]
+    def names(self) -> list[str]:
+        """Names of the estimates and the network calibrators, in the order of the pool weights."""
+        names = [f"{expert.metric} × {factor:.3g}" for expert in self.experts for factor in expert.factors.tolist()]
+        return names + [NAMES[type(model)] for model in self.network]
 
     @property
     def weights(self) -> dict[str, float]:
         """Pool weight of each estimate and network calibrator, by name."""
-        names = [f"{expert.metric} × {factor:.3g}" for expert in self.experts for factor in expert.factors.tolist()]
-        names += [NAMES[type(model)] for model in self.network]
-        return dict(zip(names, self.pool.weights.tolist(), strict=True))
+        return dict(zip(self.names, self.pool.weights.tolist(), strict=True))
 
     @property
     def bandwidths(self) -> dict[str, float]:
@@ -104,29 +103,22 @@ class BlendModel(StoredModel):
 
     def log_probs(self, inputs: BlendInputs) -> torch.Tensor:
         """Return log probabilities, (n, n_classes)."""
-        gate, scores = self.gate(inputs.sums[0]), torch.zeros_like(inputs.sums[0].sums[0])
-        *expert_weights, network_weights = torch.split(self.pool.weights, self.sizes)
-        for weights, log_masses in zip(expert_weights, self.estimates(inputs), strict=True):
-            scores += torch.tensordot(weights.to(scores), log_masses, dims=1)
-        scores = scores.T.contiguous().add_(self.pool.bias.to(scores))
-        for weight, network_scores in zip(network_weights.tolist(), inputs.network, strict=True):
-            scores.add_(network_scores, alpha=weight)
-        scores = torch.lerp(inputs.fallback.expand_as(scores), scores, gate)
-        if inputs.excluded is not None:
-            scores = scores.masked_fill(inputs.excluded, -torch.inf)
-        log_probs = self.sharpness.sharpen(torch.log_softmax(scores, dim=1), gate)
+        pooled = self.pool_inputs(inputs)
+        log_probs = self.sharpness.sharpen(pooled.log_probs(self.pool.weights, self.pool.bias), pooled.gate)
         if self.prior is None:
             return log_probs
         return torch.log_softmax(log_probs + (self.prior / self.frequencies).log().to(log_probs), dim=1)
 
-    def estimates(self, inputs: BlendInputs) -> list[torch.Tensor]:
-        """Return log p_j up to a constant per sample, (n_factors, n_classes, n) for each expert."""
+    def pool_inputs(self, inputs: BlendInputs) -> PoolInputs:
+        """Return what the pool combines: the estimates with their background, the network, the gate."""
         floor, missing = self.background * inputs.frequencies.T, (self.sample_frequencies == 0)[:, None]
         log_masses = [
             log_mass_with_background(sums, expert.median_evidence, floor)
             for expert, sums in zip(self.experts, inputs.sums, strict=True)
         ]
-        return [fill_missing_classes(part, missing, inputs.fallback.T) for part in log_masses]
+        estimates = [fill_missing_classes(part, missing, inputs.fallback.T).transpose(1, 2) for part in log_masses]
+        experts = torch.cat([*estimates, *(scores[None] for scores in inputs.network)])
+        return PoolInputs(experts, self.gate(inputs.sums[0]), inputs.fallback, inputs.excluded)
 
     def gate(self, sums: ClassSums) -> torch.Tensor:
         """Return g = sigmoid(steepness·(log mass − threshold)), (n, 1), by the sums of the first expert."""

@@ -202,7 +202,7 @@ class KCal(EmbeddingCalibrator):
         options = self.estimate_options(kernel=kernel, bandwidth=choice)
         learned = fit_projection(self.projection, training, samples, options)
         support = samples.support(learned.module)
-        bandwidth, curve = choice.choose(support, kernel=kernel, keys=samples.keys, progress=self.progress)
+        bandwidth, curve = options.choose_bandwidth(support, samples.keys)
         model = KCalModel(
             projection=learned.module,
             support=support,

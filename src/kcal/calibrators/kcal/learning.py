@@ -12,7 +12,7 @@ from torch import nn
 
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.samples import Samples, TrainingSet
-from kcal.kernels import KERNELS, LeaveOutLoss, MotherKernel
+from kcal.kernels import KERNELS, BandwidthCurve, LeaveOutLoss, MotherKernel, SortedSupport
 from kcal.progress import progress_bar
 from kcal.projection import (
     UNTRAINED,
@@ -49,6 +49,12 @@ class EstimateOptions:
     progress: bool | None
     kernel: MotherKernel = KERNELS["rbf"]
     bandwidth: BandwidthChoice = field(default_factory=BandwidthChoice)
+
+    def choose_bandwidth(
+        self, support: SortedSupport, keys: torch.Tensor | None
+    ) -> tuple[float, BandwidthCurve | None]:
+        """Return the bandwidth and, where it was searched for, all that were tried."""
+        return self.bandwidth.choose(support, kernel=self.kernel, keys=keys, progress=self.progress)
 
 
 def fit_projection(
