@@ -84,7 +84,7 @@ def fit_experts(
             warnings.simplefilter("ignore", BandwidthWarning)  # a pool combines several bandwidths
             bandwidth = options.choose_bandwidth(support, samples.keys)[0]
         estimate = KernelEstimate(projection=module, support=support, bandwidth=bandwidth, kernel=options.kernel.name)
-        evidence = torch.zeros_like(factors)  # that follows
+        evidence = torch.zeros_like(factors)  # the fit of the blend measures it
         experts.append(Expert(**vars(estimate), metric=metric, factors=factors, median_evidence=evidence))
     return tuple(experts)
 

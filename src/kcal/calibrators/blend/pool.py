@@ -34,9 +34,9 @@ class PoolInputs:
         """Return the documented formula, (n, n_classes)."""
         scores = torch.tensordot(weights.to(self.experts), self.experts, 1) + bias.to(self.experts)
         mixed = torch.lerp(self.fallback.expand_as(scores), scores, self.gate)
-        return torch.log_softmax(
-            mixed if self.excluded is None else mixed.masked_fill(self.excluded, -torch.inf), dim=1
-        )
+        if self.excluded is not None:
+            mixed = mixed.masked_fill(self.excluded, -torch.inf)
+        return torch.log_softmax(mixed, dim=1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
