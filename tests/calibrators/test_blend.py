@@ -104,7 +104,7 @@ def test_the_fit_of_the_pool_uses_the_formula_of_the_prediction(problem: Any) ->
     blend = KCalBlend(projection=None, sharpness=0.0).fit(problem.embeddings, problem.labels, logits=problem.logits)
     samples, network = samples_of(problem), network_fit(problem)
     model, sums = with_leave_out_sums(blend.model_, samples)
-    seen, unseen = split_by_class_left(model, samples, sums, network.out_of_fold, 1.0)
+    seen, unseen = split_by_class_left(model, samples, sums, network, 1.0)
     assert len(unseen.samples.codes) == 0
     assert seen.loss(blend.model_) / 240 == pytest.approx(blend.model_.pool.loss, rel=1e-9)
 
@@ -279,7 +279,7 @@ def test_a_prior_is_what_the_field_has_and_the_answers_presume_what_is_likely_of
     assert np.abs(moved.predict_proba(queries, logits=logits) - true[1][2000:]).mean() < 0.02
     single = moved.predict_log_proba(queries.astype(np.float32), logits=(300 * logits).astype(np.float32))
     assert np.isfinite(single).all()  # however sure the network is
-    moved.model_ = replace(moved.model_, prior=np.array([0.5, 0.5, 0.0]))
+    moved.model_ = replace(moved.model_, prior=torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64))
     ruled_out = moved.predict_proba(queries, logits=logits)
     assert (ruled_out[:, 2] == 0).all()
     np.testing.assert_allclose(ruled_out.sum(axis=1), 1.0)

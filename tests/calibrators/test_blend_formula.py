@@ -32,7 +32,9 @@ def test_masses_with_background_are_those_in_log_space_up_to_a_constant_per_samp
     exact = torch.logaddexp(torch.from_numpy(log_sums - median[:, None, None]), floor)
     largest = torch.from_numpy(log_sums).amax(dim=2)
     sums = torch.exp(torch.from_numpy(log_sums) - largest[:, :, None]).transpose(1, 2).to(dtype)
-    masses = log_mass_with_background(ClassSums(sums, largest.to(dtype)), tuple(median), floor.exp().to(dtype)[:, None])
+    masses = log_mass_with_background(
+        ClassSums(sums, largest.to(dtype)), torch.from_numpy(median), floor.exp().to(dtype)[:, None]
+    )
     found = masses.transpose(1, 2).double()
     assert torch.isfinite(found).all()
     expected, relative = (each - each.amax(dim=2, keepdim=True) for each in (exact, found))
@@ -95,7 +97,8 @@ def test_a_class_that_is_masked_out_of_the_logits_is_no_answer_and_harms_no_othe
 ) -> None:
     x, z = (each.astype(np.float32) for each in (problem.embeddings, problem.logits))
     blend = KCalBlend(projection=None, network_calibrator="sms").fit(x, problem.labels, logits=z)
-    pool = replace(blend.model_.pool, weights=np.r_[blend.model_.pool.weights[:-2], weights])  # ts and sms
+    own = blend.model_.pool
+    pool = replace(own, weights=torch.cat([own.weights[:-2], torch.tensor(weights).double()]))  # ts and sms
     blend.model_ = replace(blend.model_, pool=pool)
     queries, plain = problem.test_embeddings.astype(np.float32), problem.test_logits.astype(np.float32)
     masked, rows = plain.copy(), np.arange(len(plain))

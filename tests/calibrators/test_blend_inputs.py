@@ -137,15 +137,20 @@ def test_probabilities_as_logits_when_told(problem: Any) -> None:
 
 def test_parts_of_a_stored_blend_that_do_not_fit_together_are_refused(problem: Any) -> None:
     state = blend_of(problem).state()
-    pool, experts = state.values["pool"], state.values["experts"]
-    for wrong in (
-        {"pool": pool | {"weights": pool["weights"][:-1]}},
-        {"pool": pool | {"bias": pool["bias"][:-1]}},
-        {"frequencies": [0.5, 0.5]},
-        {"experts": [expert | {"median_evidence": [0.0]} for expert in experts]},
-        {"experts": experts[:1] if len(experts) > 1 else []},
-        {"network": []},
+    assert len(state.values["experts"]) == 2
+    for name in (
+        "pool.weights",
+        "pool.bias",
+        "frequencies",
+        "sample_frequencies",
+        "experts.0.median_evidence",
+        "experts.1.factors",
+        "experts.1.support.points",
+        "experts.1.support.codes",
     ):
+        with pytest.raises(FileFormatError, match="fit"):
+            KCalBlend.from_state(replace(state, tensors=state.tensors | {name: state.tensors[name][:-1]}))
+    for wrong in ({"experts": state.values["experts"][:1]}, {"network": []}):
         with pytest.raises(FileFormatError, match="fit"):
             KCalBlend.from_state(replace(state, values=state.values | wrong))
 

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-from kcal.calibrators.blend.pool import PoolProblem
+from kcal.calibrators.blend.pool import PoolInputs, PoolProblem
 
 
 def make_pool_problem(n: int = 80, spread: float = 0.5, bias_spread: float = 0.1, seed: int = 0) -> PoolProblem:
@@ -23,23 +23,30 @@ def make_pool_problem(n: int = 80, spread: float = 0.5, bias_spread: float = 0.1
     fallback = torch.from_numpy(log_softmax(generator.normal(size=(n, 4)), axis=1))
     experts = torch.from_numpy(np.stack([truth, noise]))
     gate = torch.from_numpy(generator.uniform(0.2, 1.0, size=(n, 1)))
-    weights = generator.integers(1, 4, n).astype(float)
-    return PoolProblem(experts, labels, weights, gate, fallback, np.array([0.0, 1.0]), spread, bias_spread)
+    weights = torch.from_numpy(generator.integers(1, 4, n).astype(float))
+    centre = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    return PoolProblem(PoolInputs(experts, gate, fallback), labels, weights, centre, spread, bias_spread)
+
+
+def with_gate(problem: PoolProblem, gate: float) -> PoolProblem:
+    """Return a problem with one gate for all samples."""
+    return replace(problem, inputs=replace(problem.inputs, gate=torch.full_like(problem.inputs.gate, gate)))
 
 
 def slow_loss(flat: Any, problem: PoolProblem) -> float:
     """Return the documented loss, sample by sample."""
-    n_experts, n, n_classes = problem.experts.shape
+    inputs = problem.inputs
+    n_experts, n, n_classes = inputs.experts.shape
     total = 0.0
     for i in range(n):
-        g = float(problem.gate[i])
+        g = float(inputs.gate[i])
         scores = np.zeros(n_classes)
         for k in range(n_classes):
-            pooled = sum(flat[j] * float(problem.experts[j, i, k]) for j in range(n_experts)) + flat[n_experts + k]
-            scores[k] = g * pooled + (1 - g) * float(problem.fallback[i, k])
-        total -= problem.weights[i] * (scores[problem.codes[i]] - np.log(np.exp(scores).sum()))
-    n_samples = problem.weights.sum()
-    pull = (((flat[:n_experts] - problem.centre) / problem.spread) ** 2).sum()
+            pooled = sum(flat[j] * float(inputs.experts[j, i, k]) for j in range(n_experts)) + flat[n_experts + k]
+            scores[k] = g * pooled + (1 - g) * float(inputs.fallback[i, k])
+        total -= float(problem.weights[i]) * (scores[problem.codes[i]] - np.log(np.exp(scores).sum()))
+    n_samples = float(problem.weights.sum())
+    pull = (((flat[:n_experts] - problem.centre.numpy()) / problem.spread) ** 2).sum()
     pull += ((flat[n_experts:] / problem.bias_spread) ** 2).sum()
     return float(total / n_samples + pull / (2 * n_samples))
 
@@ -62,40 +69,39 @@ def test_the_start_does_not_matter() -> None:
 
 
 def test_the_informative_expert_gets_the_weight_as_samples_grow_and_few_samples_leave_the_centre() -> None:
-    many = replace(make_pool_problem(20_000), gate=torch.ones(20_000, 1, dtype=torch.float64)).solve()
+    many = with_gate(make_pool_problem(20_000), 1.0).solve()
     np.testing.assert_allclose(many.weights, [1.0, 0.0], atol=0.06)
     few = make_pool_problem(2).solve()
     assert abs(few.weights[1] - 1.0) < 0.5
 
 
 def test_a_closed_gate_leaves_the_fallback() -> None:
-    problem = replace(make_pool_problem(), gate=torch.zeros(80, 1, dtype=torch.float64))
+    problem = with_gate(make_pool_problem(), 0.0)
     pool = problem.solve()
     np.testing.assert_allclose(pool.weights, problem.centre, atol=1e-9)
-    fallback = problem.fallback.numpy()
-    expected = -(problem.weights * fallback[np.arange(80), problem.codes]).sum() / problem.weights.sum()
+    fallback, weights = problem.inputs.fallback.numpy(), problem.weights.numpy()
+    expected = -(weights * fallback[np.arange(80), problem.codes]).sum() / weights.sum()
     assert pool.loss == pytest.approx(expected)
 
 
 def copied(problem: PoolProblem, times: int) -> PoolProblem:
     """Return a problem with every sample several times."""
-    experts, gate, fallback = (
-        each.repeat_interleave(times, dim=axis)
-        for each, axis in ((problem.experts, 1), (problem.gate, 0), (problem.fallback, 0))
-    )
-    codes, weights = np.repeat(problem.codes, times), np.repeat(problem.weights, times)
-    return replace(problem, experts=experts, codes=codes, weights=weights, gate=gate, fallback=fallback)
+    return rows_of(problem, np.repeat(np.arange(len(problem.codes)), times))
+
+
+def rows_of(problem: PoolProblem, rows: Any) -> PoolProblem:
+    """Return a problem with some of the samples."""
+    inputs = problem.inputs
+    chosen = PoolInputs(inputs.experts[:, rows], inputs.gate[rows], inputs.fallback[rows])
+    return replace(problem, inputs=chosen, codes=problem.codes[rows], weights=problem.weights[rows])
 
 
 @pytest.mark.parametrize("bias_spread", [0.0, 0.1])
 def test_copies_of_a_sample_carry_the_information_of_one_sample(bias_spread: float) -> None:
     """Groups of n copies carry the information of one sample: efficiency 1/n, and the pool of the originals."""
     n = 2000
-    problem = replace(
-        make_pool_problem(n, spread=5.0, bias_spread=bias_spread),
-        weights=np.ones(n),
-        gate=torch.ones(n, 1, dtype=torch.float64),  # so that the truth is a pool of the experts
-    )
+    problem = with_gate(make_pool_problem(n, spread=5.0, bias_spread=bias_spread), 1.0)  # the truth is a pool
+    problem = replace(problem, weights=torch.ones(n, dtype=torch.float64))
     once = problem.group_efficiency(problem.solve(), np.arange(n))
     assert once > 0.9  # independent samples
     many = copied(problem, 7)
@@ -115,15 +121,8 @@ def test_the_group_efficiency_is_the_documented_ratio() -> None:
     free = replace(problem, spread=1e9, bias_spread=1e9)  # the log-loss without its penalty
 
     def loss(at: Any, rows: Any) -> float:
-        part = replace(
-            free,
-            experts=free.experts[:, rows],
-            codes=free.codes[rows],
-            weights=free.weights[rows],
-            gate=free.gate[rows],
-            fallback=free.fallback[rows],
-        )
-        return slow_loss(at, part) * part.weights.sum()
+        part = rows_of(free, rows)
+        return slow_loss(at, part) * float(part.weights.sum())
 
     everyone, eye = np.arange(24), step * np.eye(6)
     slopes = [
@@ -155,5 +154,5 @@ def test_the_group_efficiency_is_the_documented_ratio() -> None:
 
 def test_a_lower_efficiency_stays_nearer_to_the_prior() -> None:
     problem = make_pool_problem(300)
-    free, held = (np.abs(problem.solve(efficiency=share).weights - problem.centre).max() for share in (1.0, 0.01))
+    free, held = ((problem.solve(efficiency=share).weights - problem.centre).abs().max() for share in (1.0, 0.01))
     assert held < 0.5 * free

@@ -93,7 +93,7 @@ def test_a_hostile_header_gives_a_clear_error_or_a_working_calibrator(
         ("support.codes", torch.full((240,), -1)),
         ("support.codes", torch.zeros(240)),
         ("support.log_weights", torch.ones(3)),
-        ("support.groups", torch.ones(3)),
+        ("groups", torch.ones(3)),
         ("support.log_weights", torch.full((240,), torch.inf, dtype=torch.float64)),
     ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kcal.errors import FileFormatError, InvalidInputError
@@ -67,13 +68,13 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to the rows ``X`` and labels ``y`` of the calibration set; ``fit_options`` names the keywords."""
 
-    def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return probabilities, (n, n_classes), of checked rows; a method defines these or their logarithms."""
-        return torch.exp(self._log_probabilities(rows))
+    def _probabilities(self, inputs: Any) -> torch.Tensor:
+        """Return probabilities, (n, n_classes), of checked inputs; a method defines these or their logarithms."""
+        return torch.exp(self._log_probabilities(inputs))
 
-    def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return log probabilities, (n, n_classes), of checked rows."""
-        return torch.log(self._probabilities(rows))
+    def _log_probabilities(self, inputs: Any) -> torch.Tensor:
+        """Return log probabilities, (n, n_classes), of checked inputs."""
+        return torch.log(self._probabilities(inputs))
 
     @abstractmethod
     def state(self) -> CalibratorState:
@@ -103,22 +104,29 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows, _ = self._check_rows(X)
         return self._knows(rows)
 
-    def predict_proba(self, X: Any) -> Any:
-        """Return calibrated probabilities, (n, n_classes); every row sums to 1."""
-        rows, kind = self._check_rows(X)
-        return kind.give_back(self._probabilities(rows))
+    def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
+        """Return calibrated probabilities, (n, n_classes); every row sums to 1.
 
-    def predict_log_proba(self, X: Any) -> Any:
+        ``logits`` are for a method that takes both embeddings and logits, if it was fitted with them.
+        """
+        inputs, kind = self._check_inputs(X, logits)
+        return kind.give_back(self._probabilities(inputs))
+
+    def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
-        rows, kind = self._check_rows(X)
-        log_probs = self._log_probabilities(rows).to(kind.dtype)
+        inputs, kind = self._check_inputs(X, logits)
+        log_probs = self._log_probabilities(inputs).to(kind.dtype)
         return kind.give_back(log_probs.masked_fill(torch.exp(log_probs) == 1, 0.0))
 
-    def predict(self, X: Any) -> NDArray[Any]:
+    def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
         """Return the most probable class of each row, with the type of ``classes_``."""
-        rows, _ = self._check_rows(X)
-        labels: NDArray[Any] = self.classes_[self._probabilities(rows).argmax(dim=1).cpu().numpy()]
+        inputs, _ = self._check_inputs(X, logits)
+        labels: NDArray[Any] = self.classes_[self._probabilities(inputs).argmax(dim=1).cpu().numpy()]
         return labels
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, *, logits: Any = None) -> float:
+        """Return the accuracy, as scikit-learn's classifiers do."""
+        return float(accuracy_score(y, self.predict(X, logits=logits), sample_weight=sample_weight))
 
     def __sklearn_is_fitted__(self) -> bool:
         return "classes_" in vars(self)
@@ -144,6 +152,12 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         places = np.searchsorted(self._fingerprints, prints).clip(max=len(self._fingerprints) - 1)
         known: NDArray[np.bool_] = self._fingerprints[places] == prints
         return known
+
+    def _check_inputs(self, X: Any, logits: Any) -> tuple[Any, Any]:
+        """Return the checked inputs of a prediction, by default the rows of ``X``, and the kind of ``X``."""
+        if logits is not None:
+            raise InvalidInputError("logits", f"are not an argument of {type(self).__name__}", remedy="Leave them out.")
+        return self._check_rows(X)
 
     def _check_rows(self, X: Any, *, fitting: bool = False) -> tuple[torch.Tensor, Any]:
         """Check the rows of ``X``, and the number of their columns against that of the fit."""

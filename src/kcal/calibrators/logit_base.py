@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from kcal.calibrators.base import REPRESENTATIONS, Calibrator, CalibratorState, refuse_extra
 from kcal.calibrators.class_scores import sort_classes, unsort_classes
 from kcal.calibrators.fit_warnings import warn_of_missing_classes
-from kcal.calibrators.model_state import LogitModel
+from kcal.calibrators.model_state import LogitModel, Stored
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.validation import ALMOST_ZERO, check_labels, check_weights, checked_parameters, collect_classes, encode_labels
 
@@ -107,11 +107,12 @@ class LogitCalibrator(Calibrator):
         if state.values["representation"] not in REPRESENTATIONS:
             raise FileFormatError(f"the stored representation must be one of {REPRESENTATIONS}.")
         calibrator.representation_ = state.values["representation"]
-        calibrator.model_ = cls.model_class.from_state(state.values, state.tensors, len(calibrator.classes_))
+        n_classes, n_features = len(calibrator.classes_), calibrator.n_features_in_
+        calibrator.model_ = cls.model_class.from_state(Stored(state.values, state.tensors, n_classes, n_features))
         return calibrator
 
-    def _log_probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        log_probs = to_log_probs(rows, self.representation_, ignore_order=self.ignores_class_order)
+    def _log_probabilities(self, inputs: torch.Tensor) -> torch.Tensor:
+        log_probs = to_log_probs(inputs, self.representation_, ignore_order=self.ignores_class_order)
         return self.model_.log_probs(log_probs)
 
 
@@ -128,7 +129,9 @@ def fitted(name: str) -> Any:
     return property(read)
 
 
-def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool = False) -> torch.Tensor:
+def to_log_probs(
+    rows: torch.Tensor, representation: str, *, name: str = "X", ignore_order: bool = False
+) -> torch.Tensor:
     """Return log-softmax of the rows in float64 on the CPU, so that a constant added to a row changes nothing.
 
     ``ignore_order`` adds up the classes of a row in descending order, so that their order plays no part.
@@ -144,7 +147,7 @@ def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool 
     if len(wrong):
         row = int(wrong[0])
         raise InvalidInputError(
-            "X",
+            name,
             'must hold probabilities that sum to 1 if the representation is "probabilities"',
             got=f"row {row}, which sums to {float(sums[row]):.4g}, with smallest entry {float(rows[row].min()):.4g}",
             remedy='If these are logits, set the representation to "logits".',

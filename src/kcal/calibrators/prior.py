@@ -17,8 +17,8 @@ from kcal.validation import check_choice, shown
 EXAMPLE = 'Pass "uniform", a list such as [0.7, 0.2, 0.1], or a mapping from class to frequency.'
 
 
-def check_prior(prior: Any, classes: NDArray[Any]) -> Floats | None:
-    """Return the class frequencies of deployment, (n_classes,), or None.
+def check_prior(prior: Any, classes: NDArray[Any]) -> torch.Tensor | None:
+    """Return the class frequencies of deployment, (n_classes,) in float64, or None.
 
     ``prior`` is "uniform", a sequence in the order of ``classes``, or a mapping from class to frequency.
     """
@@ -26,7 +26,7 @@ def check_prior(prior: Any, classes: NDArray[Any]) -> Floats | None:
         return None
     if isinstance(prior, str):
         check_choice(prior, "prior", ("uniform",))
-        return np.full(len(classes), 1.0 / len(classes))
+        return torch.full((len(classes),), 1.0 / len(classes), dtype=torch.float64)
     values = _numbers(prior, classes)
     if values.shape != (len(classes),):
         raise InvalidInputError(
@@ -36,8 +36,7 @@ def check_prior(prior: Any, classes: NDArray[Any]) -> Floats | None:
         raise InvalidInputError(
             "prior", "must be frequencies that sum to 1", got=f"{shown(values.tolist())} (sum {values.sum():.4g})"
         )
-    frequencies: Floats = values / values.sum()
-    return frequencies
+    return torch.from_numpy(values / values.sum())
 
 
 def _numbers(prior: Any, classes: NDArray[Any]) -> Floats:
@@ -62,16 +61,15 @@ def _numbers(prior: Any, classes: NDArray[Any]) -> Floats:
     return values.astype(np.float64)
 
 
-def apply_prior(probs: torch.Tensor, prior: Floats | None, frequencies: Floats) -> torch.Tensor:
+def apply_prior(probs: torch.Tensor, prior: torch.Tensor | None, frequencies: torch.Tensor) -> torch.Tensor:
     """Return p_k · prior_k / frequency_k, normalised; classes without calibration samples stay at 0."""
     if prior is None:
         return probs
     seen = frequencies > 0
-    ratios = np.divide(prior, frequencies, out=np.zeros_like(prior), where=seen)
     wide = in_double(probs)  # a prior over tiny frequencies is huge
-    corrected = wide * torch.as_tensor(ratios).to(wide)
+    corrected = wide * torch.where(seen, prior / frequencies, 0.0).to(wide)
     # Where all mass is on classes that the prior excludes, the prior is the only information left.
-    fallback = torch.as_tensor(np.where(seen, prior, 0.0)).to(wide)
+    fallback = torch.where(seen, prior, 0.0).to(wide)
     corrected = torch.where(corrected.sum(dim=1, keepdim=True) > 0, corrected, fallback)
     return (corrected / corrected.sum(dim=1, keepdim=True)).to(probs)
 

@@ -27,8 +27,7 @@ def likely_frequencies(counts: Floats, strength: float | None = None) -> Floats:
     """
     strength = likely_strength(counts) if strength is None else strength
     shrunk = np.maximum(shrunk_counts(counts, strength), np.finfo(np.float64).tiny)
-    frequencies: Floats = shrunk / shrunk.sum(axis=-1, keepdims=True)
-    return frequencies
+    return np.asarray(shrunk / shrunk.sum(axis=-1, keepdims=True))
 
 
 def shrunk_counts(counts: Floats, strength: float) -> Floats:
@@ -37,8 +36,7 @@ def shrunk_counts(counts: Floats, strength: float) -> Floats:
     posterior = (counts + strength) * n / (n + counts.shape[-1] * strength)
     roots = np.sqrt(counts)
     lowest = np.minimum(np.maximum(roots - MAX_ROOT_SHIFT, 0.0) ** 2, counts)
-    shrunk: Floats = np.clip(posterior, lowest, (roots + MAX_ROOT_SHIFT) ** 2)
-    return shrunk
+    return np.asarray(np.clip(posterior, lowest, (roots + MAX_ROOT_SHIFT) ** 2))
 
 
 def likely_strength(counts: Floats) -> float:

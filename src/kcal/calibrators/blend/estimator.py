@@ -8,30 +8,23 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
-from torch import nn
 
-from kcal.calibrators.base import CalibratorState, refuse_extra
+from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.blend.experts import check_factors, fit_experts
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel
-from kcal.calibrators.blend.network import cross_fit_network
-from kcal.calibrators.blend.state import model_from_state, model_state
-from kcal.calibrators.fit_warnings import (
-    warn_of_few_samples,
-    warn_of_known_rows,
-    warn_of_missing_classes,
-)
+from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
+from kcal.calibrators.fit_warnings import warn_of_few_samples, warn_of_known_rows, warn_of_missing_classes
 from kcal.calibrators.holdout import check_folds
-from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
-from kcal.calibrators.kcal.parameters import check_learned_projection, is_number
-from kcal.calibrators.kcal.samples import Samples, TrainingSet, warn_of_shared_rows
-from kcal.calibrators.kcal.state import Tensors, read_parameters
+from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator, column_names
+from kcal.calibrators.kcal.parameters import is_number
+from kcal.calibrators.kcal.samples import warn_of_shared_rows
 from kcal.calibrators.logit_base import encode_columns, fitted
+from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
-from kcal.projection import ARCHITECTURES, TrainedProjection, get_recipe
+from kcal.projection import ARCHITECTURES, TrainedProjection
 from kcal.validation import ArrayKind, check_choice, check_matrix, check_number, shown
 
 BLOCK_ROWS = 4096
@@ -109,9 +102,10 @@ class KCalBlend(EmbeddingCalibrator):
         {"logits", "train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes"}
     )
 
+    model_class = BlendModel
     model_: BlendModel
     weights_ = fitted("weights")
-    bias_ = fitted("bias")
+    bias_ = fitted("pool.bias")
     sharpness_ = fitted("sharpness")
     group_efficiency_ = fitted("group_efficiency")
     background_ = fitted("background")
@@ -137,9 +131,9 @@ class KCalBlend(EmbeddingCalibrator):
         seed: int = 0,
         progress: bool | None = None,
     ) -> None:
-        self.projection = projection
-        self.dimension = dimension
-        self.recipe = recipe
+        super().__init__(
+            projection=projection, dimension=dimension, recipe=recipe, prior=prior, seed=seed, progress=progress
+        )
         self.bandwidth_factors = bandwidth_factors
         self.network_calibrator = network_calibrator
         self.bias = bias
@@ -148,9 +142,6 @@ class KCalBlend(EmbeddingCalibrator):
         self.sharpness = sharpness
         self.folds = folds
         self.representation = representation
-        self.prior = prior
-        self.seed = seed
-        self.progress = progress
 
     def fit(
         self,
@@ -177,26 +168,22 @@ class KCalBlend(EmbeddingCalibrator):
         """
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
-        scores = None if logits is None else self._check_logits(logits, len(rows))
+        scores = self._check_logits(logits, rows)
         if scores is not None:
             classes = encode_columns(y, len(rows), scores.shape[1], classes)[1]
         options = {"classes": classes, "groups": groups, "sample_weight": sample_weight}
         samples, training = self._check_fit_data(rows, y, train_embeddings, train_labels, train_groups, **options)
         prior = check_prior(self.prior, samples.classes)
         samples = samples.rows(np.flatnonzero(samples.weights))
-        self._check_samples(samples, training, with_logits=scores is not None)
-        experts = fit_experts(
-            samples,
-            None if training is None else training.encoded(samples.classes),
-            projection=self.projection,
-            dimension=self.dimension,
-            recipe=get_recipe(self.recipe),
-            factors=check_factors(self.bandwidth_factors),
-            seed=self.seed,
-            progress=self.progress,
-        )
-        network = None
-        if scores is not None:
+        if len(np.unique(samples.indices if samples.groups is None else samples.groups)) < 2:
+            name, unit = ("X", "samples") if groups is None else ("groups", "groups")
+            raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
+        warn_of_shared_rows(samples, training, self.projection)
+        network = NetworkFit()
+        if scores is None:
+            warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
+        else:
+            warn_of_few_samples(len(samples.codes), len(samples.classes))
             network = cross_fit_network(
                 scores[samples.indices],
                 samples,
@@ -205,6 +192,8 @@ class KCalBlend(EmbeddingCalibrator):
                 seed=self.seed,
                 representation=self.representation,
             )
+        factors = check_factors(self.bandwidth_factors)
+        experts = fit_experts(samples, training, self.estimate_options(), projection=self.projection, factors=factors)
         tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
         model = fit_blend(samples, experts, network, **tuning)
         self._remember(rows)
@@ -212,34 +201,14 @@ class KCalBlend(EmbeddingCalibrator):
         self.model_ = replace(model, representation=self.representation, prior=prior)
         return self
 
-    def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
-        """Return calibrated probabilities, (n, n_classes), from embeddings and, if fitted with them, logits."""
-        log_probs, kind = self._predict_log_probs(X, logits)
-        return kind.give_back(torch.exp(log_probs))
-
-    def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
-        """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
-        log_probs, kind = self._predict_log_probs(X, logits)
-        return kind.give_back(log_probs)
-
-    def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
-        """Return the most probable class of each row, with the type of ``classes_``."""
-        log_probs, _ = self._predict_log_probs(X, logits)
-        labels: NDArray[Any] = self.classes_[log_probs.argmax(dim=1).cpu().numpy()]
-        return labels
-
-    def score(self, X: Any, y: Any, *, logits: Any = None, sample_weight: Any = None) -> float:
-        """Return the accuracy, as scikit-learn's classifiers do."""
-        return float(accuracy_score(y, self.predict(X, logits=logits), sample_weight=sample_weight))
-
     def gate(self, X: Any) -> Any:
         """Return g, (n,): near 1 where calibration samples lie, near 0 where the fallback decides.
 
         From 16 features on it depends on directions only. It is 1 with ``fallback_quantile=0``.
         """
         rows, kind = self._check_rows(X)
-        first = replace(self.model_, experts=self.model_.experts[:1], network=())
-        return kind.give_back(first.gate_values(first.inputs(rows, None))[:, 0])
+        model = self.model_
+        return kind.give_back(model.gate(model.at_estimated_frequencies(model.experts[0].class_sums(rows)))[:, 0])
 
     @property
     def needs_logits_(self) -> bool:
@@ -258,27 +227,15 @@ class KCalBlend(EmbeddingCalibrator):
         }
 
     def _model_state(self) -> tuple[dict[str, Any], Tensors]:
-        values, tensors = model_state(self.model_)
+        values, tensors = super()._model_state()
         return values | {"logit_names": self.logit_names_in_}, tensors
 
-    @classmethod
-    def from_state(cls, state: CalibratorState, *, projection: nn.Module | None = None, **extra: Any) -> Self:
-        """Return the fitted calibrator; ``projection`` is the module of a learned metric of one's own."""
-        refuse_extra(cls, extra)
-        model = model_from_state(state, projection)
-        blend = cls(**read_parameters(state.parameters, "skip"))
-        blend._restore(state)
-        blend.model_, blend.logit_names_in_ = model, np.array(state.values["logit_names"], dtype=object)
-        return blend
+    def _restore(self, state: CalibratorState) -> Self:
+        self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
+        return super()._restore(state)
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        if isinstance(self.projection, str) and self.projection in ARCHITECTURES:
-            check_learned_projection(self.projection, self.dimension)
-        elif self.projection is not None and not isinstance(self.projection, TrainedProjection):
-            expected = f"must be {', '.join(map(repr, ARCHITECTURES))}, a TrainedProjection or None"
-            raise InvalidInputError("projection", expected, got=shown(self.projection))
-        get_recipe(self.recipe)
         check_factors(self.bandwidth_factors)
         check_choice(self.network_calibrator, "network_calibrator", ("auto", "ts", "sms"))
         check_folds(self.folds)
@@ -290,43 +247,37 @@ class KCalBlend(EmbeddingCalibrator):
             expected = f'must be "cv" or a number from {MIN_BACKGROUND:g} to 1'
             raise InvalidInputError("background", expected, got=shown(self.background))
 
-    def _check_samples(self, samples: Samples, training: TrainingSet | None, *, with_logits: bool) -> None:
-        """Raise if there are fewer than two samples or groups; warn of leakage and of missing samples."""
-        n, groups = len(samples.codes), samples.groups
-        if n < 2 or (groups is not None and len(np.unique(groups)) < 2):
-            name, unit = ("X", "samples") if groups is None else ("groups", "groups")
-            raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
-        warn_of_shared_rows(samples, training, self.projection)
-        if with_logits:
-            warn_of_few_samples(n, len(samples.classes))
-        else:
-            warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
+    def _check_projection(self) -> None:
+        if isinstance(self.projection, str) and self.projection in ARCHITECTURES:
+            super()._check_projection()
+        elif self.projection is not None and not isinstance(self.projection, TrainedProjection):
+            expected = f"must be {', '.join(map(repr, ARCHITECTURES))}, a TrainedProjection or None"
+            raise InvalidInputError("projection", expected, got=shown(self.projection))
 
-    def _predict_log_probs(self, X: Any, logits: Any) -> tuple[torch.Tensor, ArrayKind]:
-        """Return log probabilities, (n, n_classes), computed in blocks, and the kind of ``X``."""
+    def _check_inputs(self, X: Any, logits: Any) -> tuple[tuple[torch.Tensor, torch.Tensor | None], ArrayKind]:
         rows, kind = self._check_rows(X)
         if (logits is not None) != self.needs_logits_:
             expected = "are needed: this blend was fitted with logits; pass logits="
             unused = "must be left out: this blend was fitted without logits"
             raise InvalidInputError("logits", expected if logits is None else unused)
-        scores = None if logits is None else self._check_logits(logits, len(rows), len(self.classes_))
         names, known = column_names(logits), self.logit_names_in_.tolist()
         if names and known and names != known:
             expected = f"must have the columns of the fit, in the same order: {', '.join(known)}"
             raise InvalidInputError("logits", expected, got=", ".join(names))
-        warn_of_known_rows(self._knows(rows))
-        blocks = [slice(start, start + BLOCK_ROWS) for start in range(0, len(rows), BLOCK_ROWS)]
-        inputs = (self.model_.inputs(rows[block], None if scores is None else scores[block]) for block in blocks)
-        return torch.cat([self.model_.log_probs(part) for part in inputs]), kind
+        return (rows, self._check_logits(logits, rows, len(self.classes_))), kind
 
-    def _check_logits(self, logits: Any, n: int, n_classes: int | None = None) -> torch.Tensor:
+    def _check_logits(self, logits: Any, rows: torch.Tensor, n_classes: int | None = None) -> torch.Tensor | None:
+        if logits is None:
+            return None
         scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__, logits=True)
-        if len(scores) != n:
-            expected = f"must have a row for each row of X, {n:,} of them"
+        if len(scores) != len(rows):
+            expected = f"must have a row for each row of X, {len(rows):,} of them"
             raise InvalidInputError("logits", expected, got=f"{len(scores):,}")
         return scores
 
-
-def column_names(logits: Any) -> list[str]:
-    """Return the names of the columns of a table; nothing for an array."""
-    return [str(name) for name in getattr(logits, "columns", [])]
+    def _log_probabilities(self, inputs: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
+        rows, scores = inputs
+        warn_of_known_rows(self._knows(rows))
+        blocks = [slice(start, start + BLOCK_ROWS) for start in range(0, len(rows), BLOCK_ROWS)]
+        parts = (self.model_.inputs(rows[block], None if scores is None else scores[block]) for block in blocks)
+        return torch.cat([self.model_.log_probs(part) for part in parts])

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from kcal.calibrators.base import plain
-from kcal.calibrators.kcal.bandwidth import BandwidthChoice
-from kcal.calibrators.kcal.learning import fit_projection
+from kcal.calibrators.kcal.learning import EstimateOptions, fit_projection
 from kcal.calibrators.kcal.model import KernelEstimate
 from kcal.calibrators.kcal.parameters import is_number
-from kcal.calibrators.kcal.samples import Samples
+from kcal.calibrators.kcal.samples import Samples, TrainingSet
+from kcal.calibrators.model_state import tensor
 from kcal.errors import BandwidthWarning, InvalidInputError
-from kcal.kernels import KERNELS, ClassSums, PreparedSupport, SortedSupport, leave_out_rule
-from kcal.projection import Recipe, TrainedProjection, TrainingSamples
+from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, leave_out_rule
+from kcal.projection import TrainedProjection
 from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
 from kcal.validation import shown
 
@@ -28,23 +28,23 @@ SAME_METRIC = 1e-3
 MAX_FACTOR = 1000.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Expert(KernelEstimate):
     """A kernel density estimate per class in one metric, at several multiples of the best single bandwidth."""
 
     metric: str  # "unit", "identity" or "learned"
-    factors: tuple[float, ...]  # the bandwidths in use, in units of ``bandwidth``; 1 is among them
-    median_evidence: tuple[float, ...] = ()  # median log mass at a calibration sample from the others, per factor
+    factors: torch.Tensor = tensor("factors")  # the bandwidths in use, in units of ``bandwidth``; 1 is among them
+    median_evidence: torch.Tensor = tensor("factors")  # median log mass at a calibration sample from the others
 
     @property
     def middle(self) -> int:
         """Position of the best single bandwidth among the factors."""
-        return self.factors.index(1.0)
+        return self.factors.tolist().index(1.0)
 
     @cached_property
     def prepared(self) -> PreparedSupport:
         """The support at the bandwidths in use."""
-        return PreparedSupport(self.support, [self.bandwidth * factor for factor in self.factors])
+        return PreparedSupport(self.support, [self.bandwidth * factor for factor in self.factors.tolist()])
 
     def class_sums(self, embeddings: torch.Tensor) -> ClassSums:
         """Return class sums at new samples, (n_factors, n_classes, n), and their offsets, on the CPU."""
@@ -60,14 +60,11 @@ class Expert(KernelEstimate):
 
 def fit_experts(
     samples: Samples,
-    training: TrainingSamples | None,
+    training: TrainingSet | None,
+    options: EstimateOptions,
     *,
     projection: str | TrainedProjection | None,
-    dimension: int | str,
-    recipe: Recipe,
-    factors: tuple[float, ...],
-    seed: int,
-    progress: bool | None,
+    factors: torch.Tensor,
 ) -> tuple[Expert, ...]:
     """Return the expert of the directions (of the embeddings, if they are short) and that of the learned metric.
 
@@ -77,27 +74,18 @@ def fit_experts(
     metrics: dict[str, str | TrainedProjection] = {direct: direct}
     if projection is not None and (training is not None or isinstance(projection, TrainedProjection)):
         metrics["learned"] = projection
-    kernel, choice = KERNELS["rbf"], BandwidthChoice()
     experts: list[Expert] = []
-    for metric, parameter in metrics.items():
-        fitted = fit_projection(
-            parameter,
-            training if metric == "learned" else None,
-            samples,
-            dimension=dimension,
-            recipe=recipe,
-            kernel=kernel,
-            bandwidth=choice,
-            seed=seed,
-            progress=progress,
-        )
-        support = samples.support(fitted.module)
+    for metric, given in metrics.items():
+        module = fit_projection(given, training if metric == "learned" else None, samples, options).module
+        support = samples.support(module)
         if experts and is_same_metric(experts[0].support, support):
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BandwidthWarning)  # a pool combines several bandwidths
-            bandwidth, _ = choice.choose(support, kernel=kernel, keys=samples.keys, progress=progress)
-        experts.append(Expert(fitted.module, support, bandwidth, kernel.name, metric, factors))
+            bandwidth = options.choose_bandwidth(support, samples.keys)[0]
+        estimate = KernelEstimate(projection=module, support=support, bandwidth=bandwidth, kernel=options.kernel.name)
+        evidence = torch.zeros_like(factors)  # the fit of the blend measures it
+        experts.append(Expert(**vars(estimate), metric=metric, factors=factors, median_evidence=evidence))
     return tuple(experts)
 
 
@@ -106,21 +94,19 @@ def is_same_metric(one: SortedSupport, other: SortedSupport) -> bool:
     some = slice(0, None, max(len(one) // COMPARED_SAMPLES, 1))
     first, second = (torch.pdist(support.points[some].double().cpu()) for support in (one, other))
     factor = float(first @ second) / max(float(first @ first), torch.finfo(torch.float64).tiny)
-    return bool((second - factor * first).abs().max() <= SAME_METRIC * second.max()) if len(first) else True
+    return bool((second - factor * first).abs().max() <= SAME_METRIC * second.max())
 
 
-def check_factors(factors: Any) -> tuple[float, ...]:
+def check_factors(factors: Any) -> torch.Tensor:
     """Return the bandwidth factors in ascending order."""
-    values: tuple[float, ...] = ()
-    listed = plain(factors)
-    if isinstance(listed, list) and all(is_number(factor, 1 / MAX_FACTOR, MAX_FACTOR) for factor in listed):
-        values = tuple(sorted(map(float, listed)))
-    if 1.0 not in values or len({f"{value:.3g}" for value in values}) != len(values):
+    values, bounds = plain(factors), (1 / MAX_FACTOR, MAX_FACTOR)
+    valid = isinstance(values, list) and all(is_number(value, *bounds) for value in values) and 1.0 in values
+    if not valid or len({f"{value:.3g}" for value in values}) != len(values):
         raise InvalidInputError(
             "bandwidth_factors",
-            f"must be a sequence of numbers from {1 / MAX_FACTOR:g} to {MAX_FACTOR:g} that differ in their first three "
+            f"must be a sequence of numbers from {bounds[0]:g} to {bounds[1]:g} that differ in their first three "
             "digits, 1 among them",
             got=shown(factors),
             remedy="Pass (0.5, 1, 2), for example.",
         )
-    return values
+    return torch.tensor(sorted(values), dtype=torch.float64)

@@ -14,13 +14,10 @@ from kcal.calibrators.blend.experts import Expert
 from kcal.calibrators.blend.model import BlendInputs, BlendModel, total_log_mass
 from kcal.calibrators.blend.network import NetworkFit
 from kcal.calibrators.blend.pool import Pool, PoolProblem
-from kcal.calibrators.blend.sharpness import fit_sharpness
+from kcal.calibrators.blend.sharpness import Sharpness, fit_sharpness
 from kcal.calibrators.fit_warnings import warn_without_out_of_fold
 from kcal.calibrators.kcal.samples import Samples
 from kcal.kernels import ClassSums
-
-Floats = NDArray[np.float64]
-Index = NDArray[np.int64]
 
 BACKGROUNDS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Background masses, relative to the median mass at a calibration sample; tried upwards while the loss falls."""
@@ -48,23 +45,20 @@ class OutOfFold:
 
     def among_own_classes(self) -> BlendInputs:
         """Return the inputs without the classes that none of the samples has."""
-        missing = self.samples.class_weights() == 0
-        return replace(self.inputs, excluded=torch.from_numpy(missing) if missing.any() else None)
+        missing = torch.from_numpy(self.samples.class_weights() == 0)
+        return replace(self.inputs, excluded=missing if missing.any() else None)
 
     def pool_problem(self, model: BlendModel, bias: float) -> PoolProblem:
         """Return the problem of fitting the pool at the background of the model."""
-        inputs, samples, centre = self.among_own_classes(), self.samples, prior_pool(model).weights
-        estimates = [part.transpose(1, 2) for part in model.estimates(inputs)]
-        experts = torch.cat([*estimates, *(scores[None] for scores in inputs.network)])
-        gate, fallback = model.gate_values(inputs), inputs.fallback.expand(experts.shape[1:])
-        parts = (experts, samples.codes, samples.weights, gate, fallback)
-        return PoolProblem(*parts, centre, WEIGHT_SPREAD, bias, inputs.excluded)
+        inputs, centre = model.pool_inputs(self.among_own_classes()), prior_pool(model.experts, model.network).weights
+        weights = torch.from_numpy(self.samples.weights)
+        return PoolProblem(inputs, self.samples.codes, weights, centre, WEIGHT_SPREAD, bias)
 
 
 def fit_blend(
     samples: Samples,
     experts: tuple[Expert, ...],
-    network: NetworkFit | None,
+    network: NetworkFit,
     *,
     bias: float = 0.1,
     background: str | float = "cv",
@@ -79,18 +73,24 @@ def fit_blend(
     class frequencies (by default the likeliest), ``group_efficiency`` the information of a sample relative to an
     independent one (by default estimated from the groups).
     """
-    totals, n_classes = samples.class_weights(), len(samples.classes)
+    totals = samples.class_weights()
     strength = likely_strength(totals) if strength is None else strength
-    network = NetworkFit((), (), 0.0) if network is None else network
-    pool, frequencies = Pool(np.empty(0), np.zeros(n_classes), np.log(n_classes)), likely_frequencies(totals, strength)
-    model = BlendModel(experts, network.models, pool, BACKGROUNDS[0], frequencies, totals / totals.sum())
-    model = replace(model, pool=prior_pool(model), min_log_prob=network.min_log_prob)
+    model = BlendModel(
+        experts=experts,
+        network=network.models,
+        pool=prior_pool(experts, network.models),
+        sharpness=Sharpness(),
+        frequencies=torch.from_numpy(likely_frequencies(totals, strength)),
+        sample_frequencies=torch.from_numpy(totals / totals.sum()),
+        background=BACKGROUNDS[0],
+        min_log_prob=network.min_log_prob,
+    )
     model, sums = with_leave_out_sums(model, samples)
-    log_mass = total_log_mass(sums[0], model.experts[0].middle)
     if fallback_quantile > 0:
+        log_mass = total_log_mass(sums[0], model.experts[0].middle)
         threshold = np.quantile(log_mass[torch.isfinite(log_mass)].numpy(), fallback_quantile)
         model = replace(model, gate_threshold=float(threshold))
-    seen, unseen = split_by_class_left(model, samples, sums, network.out_of_fold, strength)
+    seen, unseen = split_by_class_left(model, samples, sums, network, strength)
     model = choose_background(model, seen, unseen, background=background, bias=bias)
     if len(seen.samples.codes) == 0:
         warn_without_out_of_fold()
@@ -98,16 +98,17 @@ def fit_blend(
     model = weigh_groups(model, seen, bias=bias, efficiency=group_efficiency)
     if len(unseen.samples.codes):
         model = shrink_pool(model, seen, unseen)
-    inputs, codes, weights = seen.among_own_classes(), seen.samples.codes, seen.samples.weights
-    predictions = (model.log_probs(inputs), codes, weights, model.gate_values(inputs))
+    inputs = seen.among_own_classes()
+    predictions = (model.log_probs(inputs), seen.samples.codes, seen.samples.weights, model.gate(inputs.sums[0]))
     return replace(model, sharpness=fit_sharpness(*predictions, spread=sharpness, efficiency=model.group_efficiency))
 
 
-def prior_pool(model: BlendModel) -> Pool:
+def prior_pool(experts: tuple[Expert, ...], network: tuple[object, ...]) -> Pool:
     """Return the pool before any data: the first network calibrator alone, or the best single bandwidth."""
-    weights = np.zeros(sum(len(expert.factors) for expert in model.experts) + len(model.network))
-    weights[-len(model.network) if model.network else model.experts[0].middle] = 1.0
-    return replace(model.pool, weights=weights, bias=np.zeros_like(model.pool.bias))
+    n_estimates, n_classes = sum(len(expert.factors) for expert in experts), experts[0].support.n_classes
+    weights = torch.zeros(n_estimates + len(network), dtype=torch.float64)
+    weights[n_estimates if network else experts[0].middle] = 1.0
+    return Pool(weights=weights, bias=torch.zeros(n_classes, dtype=torch.float64), loss=float(np.log(n_classes)))
 
 
 def with_leave_out_sums(model: BlendModel, samples: Samples) -> tuple[BlendModel, tuple[ClassSums, ...]]:
@@ -120,18 +121,25 @@ def with_leave_out_sums(model: BlendModel, samples: Samples) -> tuple[BlendModel
     def with_sums(expert: Expert) -> tuple[Expert, ClassSums]:
         sums = model.at_estimated_frequencies(whole_class_sums(expert.leave_out_sums(samples.keys), samples))
         masses = [total_log_mass(sums, place) for place in range(len(expert.factors))]
-        medians = tuple(float(mass[torch.isfinite(mass)].median()) for mass in masses)
-        return replace(expert, median_evidence=medians), sums
+        medians = [mass[torch.isfinite(mass)].median() for mass in masses]
+        return replace(expert, median_evidence=torch.stack(medians)), sums
 
     experts, sums = [], []
     for expert in model.experts:
         expert, part = with_sums(expert)
-        excess = expert.median_evidence[expert.middle] / MIN_MEDIAN_EVIDENCE
+        excess = float(expert.median_evidence[expert.middle]) / MIN_MEDIAN_EVIDENCE
         if excess > 1:
             expert, part = with_sums(replace(expert, bandwidth=expert.bandwidth * excess**0.5))  # exponents ∝ 1/b²
         experts.append(expert)
         sums.append(part)
     return replace(model, experts=tuple(experts)), tuple(sums)
+
+
+def weights_left(samples: Samples) -> NDArray[np.float64]:
+    """Return the weight of each class that is left without a sample or its group, (n, n_classes)."""
+    totals = samples.class_weights()
+    left = totals - samples.left_out_weights()
+    return np.where(left > EMPTY * totals, left, 0.0)
 
 
 def whole_class_sums(sums: ClassSums, samples: Samples) -> ClassSums:
@@ -140,39 +148,35 @@ def whole_class_sums(sums: ClassSums, samples: Samples) -> ClassSums:
     Otherwise the class that lacks a sample would reveal the sample's own class, the more clearly the fewer samples
     classes have. A class of which nothing is left gets its share of the sum over the other classes.
     """
-    totals = torch.from_numpy(samples.class_weights())
-    rest = totals - torch.from_numpy(samples.left_out_weights())  # (n, n_classes)
-    gone = (rest <= EMPTY * totals) & (totals > 0)
-    whole = sums.sums * torch.where(gone | (totals == 0), 1.0, totals / rest).T
+    totals, left = torch.from_numpy(samples.class_weights())[:, None], torch.from_numpy(weights_left(samples)).T
+    gone = left == 0  # (n_classes, n)
+    whole = sums.sums * torch.where(gone, 1.0, totals / left)
     if bool(gone.any()):
-        present = torch.where(gone, 0.0, totals).sum(dim=1, keepdim=True)
-        mass = whole.masked_fill(gone.T, 0.0).sum(dim=1, keepdim=True)
-        whole = torch.where(gone.T, mass * (totals / present).T, whole)
+        present = torch.where(gone, 0.0, totals).sum(dim=0)
+        mass = whole.masked_fill(gone, 0.0).sum(dim=1, keepdim=True)
+        whole = torch.where(gone, mass * (totals / present), whole)
     return ClassSums(whole, sums.offsets)
 
 
 def split_by_class_left(
-    model: BlendModel,
-    samples: Samples,
-    sums: tuple[ClassSums, ...],
-    network: tuple[torch.Tensor, ...],
-    strength: float,
+    model: BlendModel, samples: Samples, sums: tuple[ClassSums, ...], network: NetworkFit, strength: float
 ) -> tuple[OutOfFold, OutOfFold]:
     """Return samples of whose class something is left without them (or their group), and the others.
 
     The others cannot show which experts to weigh, since the estimates never saw their class; they show how much
     background such classes need, with class frequencies that they have no part in.
     """
-    totals, left, rows = samples.class_weights(), samples.left_out_weights(), np.arange(len(samples.codes))
-    alone = (totals - left <= EMPTY * totals)[rows, samples.codes]
+    left, rows = weights_left(samples), np.arange(len(samples.codes))
+    alone = left[rows, samples.codes] == 0
 
-    def select(index: Index, frequencies: Floats) -> OutOfFold:
+    def select(index: NDArray[np.int64], frequencies: torch.Tensor) -> OutOfFold:
         parts = tuple(ClassSums(part.sums[..., index], part.offsets[..., index]) for part in sums)
-        scores = tuple(log_probs[index] for log_probs in network)
-        return OutOfFold(BlendInputs(parts, scores, torch.from_numpy(frequencies)), samples.rows(index))
+        return OutOfFold(
+            BlendInputs(parts, tuple(part[index] for part in network.out_of_fold), frequencies), samples.rows(index)
+        )
 
-    without = likely_frequencies(np.maximum(totals - left[alone], 0.0), strength)
-    seen, unseen = select(rows[~alone], model.frequencies), select(rows[alone], without)
+    seen = select(rows[~alone], model.frequencies[None])
+    unseen = select(rows[alone], torch.from_numpy(likely_frequencies(left[alone], strength)))
     for part in unseen.inputs.sums:
         part.sums[:, unseen.samples.codes, torch.arange(len(unseen.samples.codes))] = 0.0
     return seen, unseen
@@ -186,8 +190,7 @@ def choose_background(
     for candidate in BACKGROUNDS if isinstance(background, str) else (float(background),):
         tried = replace(model, background=candidate)
         if len(seen.samples.codes):
-            start = best.pool if lowest < np.inf else None
-            tried = replace(tried, pool=seen.pool_problem(tried, bias).solve(start))
+            tried = replace(tried, pool=seen.pool_problem(tried, bias).solve(best.pool))
         loss = seen.loss(tried) + unseen.loss(tried)
         if loss >= lowest:
             break
@@ -195,7 +198,7 @@ def choose_background(
     return best
 
 
-def weigh_groups(model: BlendModel, seen: OutOfFold, *, bias: float, efficiency: float | None = None) -> BlendModel:
+def weigh_groups(model: BlendModel, seen: OutOfFold, *, bias: float, efficiency: float | None) -> BlendModel:
     """Return the model with the pool fitted by the information that samples of a group carry."""
     groups = seen.samples.groups
     if groups is None or len(np.unique(groups)) < 2:
@@ -212,11 +215,11 @@ def shrink_pool(model: BlendModel, seen: OutOfFold, unseen: OutOfFold) -> BlendM
 
     The pool was fitted to ``seen`` only; that some are ``unseen`` shows that new samples will be of rare classes.
     """
-    pool, prior = model.pool, prior_pool(model)
+    pool, prior = model.pool, prior_pool(model.experts, model.network)
 
     def between(share: float) -> BlendModel:
-        weights = prior.weights + share * (pool.weights - prior.weights)
-        return replace(model, pool=replace(pool, weights=weights, bias=share * pool.bias))
+        weights, bias = torch.lerp(prior.weights, pool.weights, share), share * pool.bias
+        return replace(model, pool=replace(pool, weights=weights, bias=bias))
 
     def loss(share: float) -> float:
         return seen.loss(between(share)) + unseen.loss(between(share))

@@ -10,28 +10,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.blend.sharpness import LOWEST_LOG_PROB
 from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import to_log_probs
 from kcal.calibrators.scaling.linear import LinearModel, fit_structured_matrix
 from kcal.calibrators.scaling.temperature import TemperatureModel, fit_temperature
-from kcal.errors import InvalidInputError
 
 Index = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NetworkModel = TemperatureModel | LinearModel
 
-MODELS: dict[str, type[TemperatureModel] | type[LinearModel]] = {"ts": TemperatureModel, "sms": LinearModel}
+NAMES: dict[type[NetworkModel], str] = {TemperatureModel: "ts", LinearModel: "sms"}
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkFit:
     """Calibrators of the network fitted on all samples, and log probabilities of each sample without its fold."""
 
-    models: tuple[NetworkModel, ...]
-    out_of_fold: tuple[torch.Tensor, ...]  # (n, n_classes) each, float64
-    min_log_prob: float  # lowest log probability of the network for a class of a sample
+    models: tuple[NetworkModel, ...] = ()
+    out_of_fold: tuple[torch.Tensor, ...] = ()  # (n, n_classes) each, float64
+    min_log_prob: float = 0.0  # lowest log probability of the network for a class of a sample
 
 
 def cross_fit_network(
@@ -42,45 +40,40 @@ def cross_fit_network(
     It is preferred if it lowers the out-of-fold log-loss by more than one standard error of the difference; with
     groups, that of the group means. ``choice`` "ts" fits the first only, "sms" always both, "auto" compares.
     """
-    lowest = float(network_log_probs(logits, representation).min())
-    log_probs, codes, weights, groups = (
-        to_log_probs(logits, representation),
-        samples.codes,
-        samples.weights,
-        samples.groups,
-    )
-    if groups is None:
-        fold_of = stratified_folds(codes, min(folds, len(codes)), seed)
+    log_probs = to_log_probs(logits, representation, name="logits")
+    lowest = float(log_probs.min())
+    if samples.groups is None:
+        fold_of = stratified_folds(samples.codes, min(folds, len(samples.codes)), seed)
     else:
-        fold_of = fold_codes(codes, min(folds, len(np.unique(groups))), groups, seed)
-    temperature, scaled = _cross_fit(fit_temperature, log_probs, codes, weights, fold_of)
+        n_groups = len(np.unique(samples.groups))
+        fold_of = fold_codes(samples.codes, min(folds, n_groups), samples.groups, seed)
+    temperature, scaled = _cross_fit(fit_temperature, log_probs, samples, fold_of)
     if choice == "ts":
         return NetworkFit((temperature,), (scaled,), lowest)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of classes without samples, for which temperature scaling does
-        matrix, mapped = _cross_fit(fit_structured_matrix, log_probs, codes, weights, fold_of)
-    gains = (mapped - scaled).numpy()[np.arange(len(codes)), codes]
-    shares = weights / weights.sum()
-    gain = float(shares @ gains)
-    if choice == "auto" and gain <= _standard_error(shares, gains - gain, groups):
+        matrix, mapped = _cross_fit(fit_structured_matrix, log_probs, samples, fold_of)
+    gains = (mapped - scaled).numpy()[np.arange(len(samples.codes)), samples.codes]
+    if choice == "auto" and not _is_gain(gains, samples):
         return NetworkFit((temperature,), (scaled,), lowest)
     return NetworkFit((temperature, matrix), (scaled, mapped), lowest)
 
 
-def _standard_error(shares: Floats, deviations: Floats, groups: Index | None) -> float:
-    """Return the standard error of a weighted mean; samples of a group are not independent."""
-    if groups is None:
-        return float(np.sqrt(shares**2 @ deviations**2))
-    _, codes = np.unique(groups, return_inverse=True)
-    by_group = np.bincount(codes, weights=shares * deviations)
-    return float(np.sqrt((by_group**2).sum() * len(by_group) / (len(by_group) - 1)))
+def _is_gain(gains: Floats, samples: Samples) -> bool:
+    """Return whether a mean is above its standard error; samples of a group are not independent."""
+    shares = samples.weights / samples.weights.sum()
+    gain = float(shares @ gains)
+    deviations, correction = shares * (gains - gain), 1.0
+    if samples.groups is not None:
+        deviations = np.bincount(np.unique(samples.groups, return_inverse=True)[1], weights=deviations)
+        correction = len(deviations) / (len(deviations) - 1)
+    return gain > float(np.sqrt((deviations**2).sum() * correction))
 
 
 def _cross_fit(
     fit: Callable[[torch.Tensor, Index, Floats], NetworkModel],
     log_probs: torch.Tensor,
-    codes: Index,
-    weights: Floats,
+    samples: Samples,
     fold_of: Index,
 ) -> tuple[NetworkModel, torch.Tensor]:
     """Return the model of all samples, and log probabilities of each sample by the model of the other folds."""
@@ -89,16 +82,6 @@ def _cross_fit(
         warnings.simplefilter("ignore", UserWarning)  # a fold may lack classes or be separable
         for fold in np.unique(fold_of).tolist():
             inside, outside = np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)
-            model = fit(log_probs[outside], codes[outside], weights[outside])
+            model = fit(log_probs[outside], samples.codes[outside], samples.weights[outside])
             out_of_fold[inside] = model.log_probs(log_probs[inside])
-    return fit(log_probs, codes, weights), out_of_fold
-
-
-def network_log_probs(rows: torch.Tensor, representation: str) -> torch.Tensor:
-    """Return log probabilities of the network, (n, n_classes), bounded below; of logits in their own precision."""
-    if representation == "logits":
-        return torch.log_softmax(rows.cpu(), dim=1).clamp_min(LOWEST_LOG_PROB)
-    try:
-        return to_log_probs(rows, representation)
-    except InvalidInputError as error:
-        raise InvalidInputError("logits", error.expected, got=error.got, remedy=error.remedy) from error
+    return fit(log_probs, samples.codes, samples.weights), out_of_fold

@@ -13,83 +13,76 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
-Floats = NDArray[np.float64]
+from kcal.calibrators.model_state import StoredModel, tensor
+from kcal.calibrators.quasi_newton import minimise
 
-MAX_ITERATIONS = 200
 FEW_GROUPS = 3
 """Number of groups, beside the first, at which their scatter counts by half; from simulations and Sleep-EDF."""
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class PoolInputs:
+    """Scores of n samples that a pool combines."""
+
+    experts: torch.Tensor  # (n_experts, n, n_classes), log probabilities up to a constant per sample
+    gate: torch.Tensor  # (n, 1), share of the pool in the prediction
+    fallback: torch.Tensor  # (n, n_classes) or (1, n_classes), the rest of the prediction
+    excluded: torch.Tensor | None = None  # (n_classes,) or (n, n_classes), classes of probability 0
+
+    def log_probs(self, weights: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """Return the documented formula, (n, n_classes)."""
+        scores = torch.tensordot(weights.to(self.experts), self.experts, 1) + bias.to(self.experts)
+        mixed = torch.lerp(self.fallback.expand_as(scores), scores, self.gate)
+        if self.excluded is not None:
+            mixed = mixed.masked_fill(self.excluded, -torch.inf)
+        return torch.log_softmax(mixed, dim=1)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pool(StoredModel):
     """Weights of the experts and biases of the classes."""
 
-    weights: Floats  # (n_experts,)
-    bias: Floats  # (n_classes,)
+    weights: torch.Tensor = tensor("experts")
+    bias: torch.Tensor = tensor("classes")
     loss: float  # mean log-loss of the fit
-
-
-def pooled_log_probs(
-    scores: torch.Tensor, fallback: torch.Tensor, gate: torch.Tensor, excluded: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return log_softmax(g·scores + (1 − g)·fallback), (n, n_classes), −inf for excluded classes."""
-    mixed = torch.lerp(fallback.expand_as(scores), scores, gate)
-    return torch.log_softmax(mixed if excluded is None else mixed.masked_fill_(excluded, -torch.inf), dim=1)
 
 
 @dataclass(frozen=True, eq=False)
 class PoolProblem:
     """The data that a pool is fitted to: out-of-fold scores of the experts, and the classes of the samples."""
 
-    experts: torch.Tensor  # (n_experts, n, n_classes), float64
+    inputs: PoolInputs  # in float64
     codes: NDArray[np.int64]  # (n,)
-    weights: Floats  # (n,)
-    gate: torch.Tensor  # (n, 1), share of the pool in the prediction
-    fallback: torch.Tensor  # (n, n_classes), the rest of the prediction
-    centre: Floats  # (n_experts,), prior mean of the weights
+    weights: torch.Tensor  # (n,)
+    centre: torch.Tensor  # (n_experts,), prior mean of the weights
     spread: float
     bias_spread: float  # 0 for no bias
-    excluded: torch.Tensor | None = None  # (n_classes,), classes that none of the samples has
+
+    def loss(self, weights: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """Return the mean log-loss of a pool."""
+        own = self.inputs.log_probs(weights, bias)[torch.arange(len(self.codes)), self.codes]
+        return -(own @ self.weights) / self.weights.sum()
 
     def solve(self, start: Pool | None = None, *, efficiency: float = 1.0) -> Pool:
         """Return the pool with the lowest penalised log-loss; ``start`` only saves time.
 
         ``efficiency`` is a factor of the log-likelihood, below 1 where samples of a group are not independent.
         """
-        n_experts, n, n_classes = self.experts.shape
-        flat = (self.experts * self.gate).reshape(n_experts, -1)
-        offset, rows = (1.0 - self.gate) * self.fallback, torch.arange(n)
-        if self.excluded is not None:
-            offset = offset.masked_fill(self.excluded, -torch.inf)
-        codes, n_effective = torch.from_numpy(self.codes), efficiency * float(self.weights.sum())
-        shares = torch.from_numpy(self.weights / self.weights.sum())[:, None]
-        gate_shares = shares * self.gate
-        spreads, middle = self._spreads(), np.r_[self.centre, np.zeros(n_classes)]
-        free = np.r_[np.ones(n_experts), np.full(n_classes, float(self.bias_spread > 0))]
+        n_effective = efficiency * float(self.weights.sum())
+        weights = (self.centre if start is None else start.weights).clone().requires_grad_()
+        bias = torch.zeros_like(self.inputs.experts[0, 0]) if start is None else start.bias.clone()
+        parameters = [weights, bias.requires_grad_()] if self.bias_spread > 0 else [weights]
 
-        def loss(point: Floats) -> tuple[float, Floats]:
-            weights, bias = torch.from_numpy(point[:n_experts]), torch.from_numpy(point[n_experts:])
-            log_probs = torch.log_softmax((weights @ flat).view(n, n_classes) + self.gate * bias + offset, dim=1)
-            value = -float((shares[:, 0] * log_probs[rows, codes]).sum())
-            residuals = log_probs.exp_()
-            residuals[rows, codes] -= 1.0
-            of_weights, of_bias = flat @ (residuals * shares).reshape(-1), (residuals * gate_shares).sum(dim=0)
-            scaled = (point - middle) / spreads
-            gradient = free * np.r_[of_weights.numpy(), of_bias.numpy()] + scaled / spreads / n_effective
-            return value + float(scaled @ scaled) / (2 * n_effective), gradient
+        def evaluate() -> float:
+            pulls = torch.cat([(weights - self.centre) / self.spread, bias / (self.bias_spread or torch.inf)])
+            value = self.loss(weights, bias) + pulls.square().sum() / (2 * n_effective)
+            torch.autograd.backward(value)
+            return float(value.detach())
 
-        begin = middle if start is None else np.r_[start.weights, start.bias]
-        options = {"maxiter": MAX_ITERATIONS, "ftol": 1e-10, "gtol": 1e-6}
-        result = minimize(loss, begin, jac=True, method="L-BFGS-B", options=options)
-        point, penalty = result.x, float((((result.x - middle) / spreads) ** 2).sum()) / (2 * n_effective)
-        return Pool(point[:n_experts], point[n_experts:], float(result.fun) - penalty)
-
-    def log_probs(self, pool: Pool) -> torch.Tensor:
-        """Return the log probabilities of a pool, (n, n_classes)."""
-        scores = torch.tensordot(torch.from_numpy(pool.weights), self.experts, dims=1) + torch.from_numpy(pool.bias)
-        return pooled_log_probs(scores, self.fallback, self.gate, self.excluded)
+        minimise(evaluate, parameters, iterations=200, gradient_tolerance=1e-6)
+        weights, bias = weights.detach(), bias.detach()
+        return Pool(weights=weights, bias=bias, loss=float(self.loss(weights, bias)))
 
     def group_efficiency(self, pool: Pool, groups: NDArray[np.int64]) -> float:
         """Return the information of a sample relative to an independent one: tr(H⁻¹·I) / tr(H⁻¹·V), at most 1.
@@ -98,36 +91,33 @@ class PoolProblem:
         groups: with independent samples I and V agree. At least two groups are needed. Few groups often agree by
         chance, so that G of them count for (G − 1)/(G − 1 + FEW_GROUPS) of the result.
         """
-        weights = torch.from_numpy(self.weights)[:, None]
-        probs = torch.exp(self.log_probs(pool))
+        gate, weights = self.inputs.gate, self.weights[:, None]
+        probs = self.inputs.log_probs(pool.weights, pool.bias).exp()
         residuals = probs.clone()
-        residuals[torch.arange(len(self.codes)), torch.from_numpy(self.codes)] -= 1.0
-        features = self.experts * self.gate
+        residuals[torch.arange(len(self.codes)), self.codes] -= 1.0
+        features = self.inputs.experts * gate
         features = features - (features * probs).sum(dim=2, keepdim=True)
-        gradients = torch.cat([(features * residuals).sum(dim=2).T, self.gate * residuals], dim=1) * weights
+        gradients = torch.cat([(features * residuals).sum(dim=2).T, gate * residuals], dim=1) * weights
         _, codes = np.unique(groups, return_inverse=True)
-        by_group = torch.zeros(int(codes.max()) + 1, gradients.shape[1], dtype=gradients.dtype)
-        by_group.index_add_(0, torch.from_numpy(codes), gradients)
-        n_groups = len(by_group)
+        n_groups = int(codes.max()) + 1
+        by_group = gradients.new_zeros(n_groups, gradients.shape[1]).index_add_(0, torch.from_numpy(codes), gradients)
         scatter = by_group.T @ by_group * n_groups / (n_groups - 1)
-        information = self._information(features, probs, weights)
-        free = slice(0, None if self.bias_spread > 0 else len(self.experts))
-        prior = torch.diag(torch.from_numpy(self._spreads()[free] ** -2.0))
-        inverse = torch.linalg.inv(information[free, free] + prior)
-        expected, observed = (float((inverse * matrix[free, free]).sum()) for matrix in (information, scatter))
+        information = curvature(features, probs, weights, gate)
+        spreads = torch.full_like(gradients[0], self.bias_spread)
+        spreads[: len(features)] = self.spread
+        free = spreads > 0
+        information, scatter = information[free][:, free], scatter[free][:, free]
+        inverse = torch.linalg.inv(information + torch.diag(spreads[free] ** -2))
+        expected, observed = float((inverse * information).sum()), float((inverse * scatter).sum())
         trust = (n_groups - 1) / (n_groups - 1 + FEW_GROUPS)
         return trust * min(expected / observed, 1.0) if observed > 0 else trust
 
-    def _information(self, features: torch.Tensor, probs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return the curvature of the log-loss in weights and biases; ``features`` have mean 0 under ``probs``."""
-        weighted = probs * weights
-        flat = features.reshape(len(features), -1)
-        of_weights = (flat * weighted.reshape(-1)) @ flat.T
-        across = (features * (weighted * self.gate)).sum(dim=1)  # (n_experts, n_classes)
-        gated = probs * self.gate
-        of_bias = torch.diag((weighted * self.gate**2).sum(dim=0)) - gated.T @ (gated * weights)
-        return torch.cat([torch.cat([of_weights, across], dim=1), torch.cat([across.T, of_bias], dim=1)])
 
-    def _spreads(self) -> Floats:
-        n_experts, _, n_classes = self.experts.shape
-        return np.repeat([self.spread, self.bias_spread or np.inf], [n_experts, n_classes])
+def curvature(features: torch.Tensor, probs: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Return that of the log-loss in the weights and biases of a pool; ``features`` have mean 0 under ``probs``."""
+    weighted, gated = probs * weights, probs * gate
+    flat = features.reshape(len(features), -1)
+    of_weights = (flat * weighted.reshape(-1)) @ flat.T
+    across = (features * (weighted * gate)).sum(dim=1)  # (n_experts, n_classes)
+    of_bias = torch.diag((weighted * gate**2).sum(dim=0)) - gated.T @ (gated * weights)
+    return torch.cat([torch.cat([of_weights, across], dim=1), torch.cat([across.T, of_bias], dim=1)])

@@ -13,19 +13,22 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
-Floats = NDArray[np.float64]
+from kcal.calibrators.model_state import StoredModel
+from kcal.calibrators.quasi_newton import minimise
+
+Number = float | torch.Tensor
 
 LEVEL_SPREAD = 0.3
 """Prior standard deviation of the level."""
-MAX_LEVEL, MAX_SLOPE = 1.5, 5.0
+BOUNDS = ((-1.5, 1.5), (-5.0, 5.0))
+"""Of level and slope."""
 LOWEST_LOG_PROB = -1e30
 """In place of the logarithm of 0."""
 
 
 @dataclass(frozen=True)
-class Sharpness:
+class Sharpness(StoredModel):
     """Logarithm of the exponent of a prediction: ``level`` at the entropy ``middle``, and its ``slope``."""
 
     level: float = 0.0
@@ -36,50 +39,48 @@ class Sharpness:
         """Return log probabilities, (n, n_classes), sharpened as far as the ``gate``, (n, 1), is open."""
         if self.level == 0 and self.slope == 0:
             return log_probs
-        deviations = (relative_entropy(log_probs) - self.middle)[:, None]
-        exponents = torch.exp(gate * (self.level + self.slope * deviations))
-        return torch.log_softmax(exponents * log_probs, dim=1)
+        return sharpened(log_probs, gate, self.level, self.slope, self.middle)
+
+
+def sharpened(log_probs: torch.Tensor, gate: torch.Tensor, level: Number, slope: Number, middle: float) -> torch.Tensor:
+    """Return the documented formula, (n, n_classes)."""
+    deviations = (relative_entropy(log_probs) - middle)[:, None]
+    return torch.log_softmax(torch.exp(gate * (level + slope * deviations)) * log_probs, dim=1)
 
 
 def relative_entropy(log_probs: torch.Tensor) -> torch.Tensor:
     """Return entropies divided by log K, (n,): 0 for certainty, 1 for the uniform distribution."""
-    entropies = -(log_probs.exp() * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(dim=1)
+    entropies = -(log_probs.exp() * log_probs.clamp_min(LOWEST_LOG_PROB)).sum(dim=1)
     return entropies / float(np.log(log_probs.shape[1]))
 
 
 def fit_sharpness(
     log_probs: torch.Tensor,
     codes: NDArray[np.int64],
-    weights: Floats,
+    weights: NDArray[np.float64],
     gate: torch.Tensor,
     *,
     spread: float,
-    efficiency: float = 1.0,
+    efficiency: float,
 ) -> Sharpness:
     """Return the sharpness with the lowest penalised log-loss, from out-of-fold log probabilities, (n, n_classes).
 
-    ``gate``, (n, 1), is the share of the pool in a prediction, ``spread`` the prior standard deviation of the slope (0
-    for no sharpening), ``efficiency`` a factor of the log-likelihood, below 1 where samples are not independent.
+    ``spread`` is the prior standard deviation of the slope (0 for no sharpening), ``efficiency`` a factor of the
+    log-likelihood, below 1 where samples are not independent.
     """
     if spread == 0:
         return Sharpness()
-    rows, classes = torch.arange(len(codes)), torch.from_numpy(codes)
     log_probs = log_probs.clamp_min(LOWEST_LOG_PROB)
     shares = torch.from_numpy(weights / weights.sum())
-    entropies = relative_entropy(log_probs)
-    middle = float(shares @ entropies)
-    features = torch.stack([gate[:, 0], gate[:, 0] * (entropies - middle)])
-    spreads, n_effective = np.array([LEVEL_SPREAD, spread]), efficiency * float(weights.sum())
+    middle = float(shares @ relative_entropy(log_probs))
+    level, slope = (torch.zeros(1, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
-    def loss(point: Floats) -> tuple[float, Floats]:
-        exponents = torch.exp(torch.from_numpy(point) @ features)
-        sharpened = torch.log_softmax(exponents[:, None] * log_probs, dim=1)
-        value = -float(shares @ sharpened[rows, classes])
-        expected = (sharpened.exp() * log_probs).sum(dim=1)
-        gradient = (features @ (shares * exponents * (expected - log_probs[rows, classes]))).numpy()
-        scaled = point / spreads
-        return value + float(scaled @ scaled) / (2 * n_effective), gradient + scaled / spreads / n_effective
+    def evaluate() -> float:
+        own = sharpened(log_probs, gate, level, slope, middle)[torch.arange(len(codes)), codes]
+        penalty = (level / LEVEL_SPREAD).square() + (slope / spread).square()
+        value = penalty.sum() / (2 * efficiency * weights.sum()) - shares @ own
+        torch.autograd.backward(value)
+        return float(value.detach())
 
-    bounds = [(-MAX_LEVEL, MAX_LEVEL), (-MAX_SLOPE, MAX_SLOPE)]
-    level, slope = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=bounds).x
-    return Sharpness(float(level), float(slope), middle)
+    minimise(evaluate, [level, slope], bounds=BOUNDS, iterations=100, tolerance=2.2e-9, gradient_tolerance=1e-5)
+    return Sharpness(level.item(), slope.item(), middle)

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
-from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two
+from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two, refuse_extra
+from kcal.calibrators.kcal.learning import EstimateOptions
+from kcal.calibrators.kcal.parameters import check_learned_projection
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, check_samples, check_training_set, known_labels
-from kcal.calibrators.kcal.state import Tensors, stored_parameters
+from kcal.calibrators.kcal.state import read_parameters, refuse_unused_projection, stored_parameters
+from kcal.calibrators.model_state import Stored, StoredModel, Tensors
 from kcal.errors import InvalidInputError
-from kcal.projection import needs_training
+from kcal.projection import Recipe, get_recipe, needs_training
 
 
 class EmbeddingCalibrator(Calibrator):
-    """Base class of the methods with kernel density estimates over projected embeddings."""
+    """Base class of the methods with kernel density estimates over projected embeddings.
+
+    A method names its ``model_class`` and adds what it stores beside the model to ``_model_state`` and ``_restore``.
+    """
 
     columns_are_classes: ClassVar[bool] = False
     has_evidence: ClassVar[bool] = True
-    projection: Any
+    model_class: ClassVar[type[StoredModel]]
+    """Class of ``model_``."""
 
-    @abstractmethod
-    def _model_state(self) -> tuple[dict[str, Any], Tensors]:
-        """Return the values and tensors of the fitted calibrator."""
+    def __init__(
+        self, *, projection: Any, dimension: int | str, recipe: Any, prior: Any, seed: int, progress: bool | None
+    ) -> None:
+        self.projection = projection
+        self.dimension = dimension
+        self.recipe = recipe
+        self.prior = prior
+        self.seed = seed
+        self.progress = progress
 
     @property
     def uses_training_set(self) -> bool:
@@ -35,6 +48,14 @@ class EmbeddingCalibrator(Calibrator):
     def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the embeddings that the projection works on, (n, h), from rows of ``X``."""
         return rows
+
+    def training_recipe(self) -> Recipe:
+        """Return the recipe by which the projection is trained."""
+        return get_recipe(self.recipe)
+
+    def estimate_options(self, **options: Any) -> EstimateOptions:
+        """Return how kernel density estimates are fitted; ``options`` are the kernel and the bandwidth."""
+        return EstimateOptions(self.dimension, self.training_recipe(), self.seed, self.progress, **options)
 
     def log_evidence(self, X: Any) -> Any:
         """Return the log density of the calibration set (in the first metric of a blend) at each row, (n,).
@@ -57,14 +78,35 @@ class EmbeddingCalibrator(Calibrator):
         values, tensors = self._model_state()
         return self._state(stored_parameters(self.get_params(deep=False), self.classes_), values, **tensors)
 
+    def _model_state(self) -> tuple[dict[str, Any], Tensors]:
+        values, tensors = self.model_.to_state()
+        return values, tensors
+
+    @classmethod
+    def from_state(cls, state: CalibratorState, *, projection: nn.Module | None = None, **extra: Any) -> Self:
+        """Return the fitted calibrator; ``projection`` is its module, if the architecture is not one of kcal's."""
+        refuse_extra(cls, extra)
+        values = state.values
+        refuse_unused_projection(projection, values)
+        stored = Stored(values, state.tensors, len(values["classes"]["labels"]), values["n_features"], projection)
+        model = cls.model_class.from_state(stored)
+        calibrator = cls(**read_parameters(state.parameters, model))
+        calibrator.model_ = model
+        return cls._restore(calibrator, state)
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        get_recipe(self.recipe)
+        self._check_projection()
+
+    def _check_projection(self) -> None:
+        check_learned_projection(self.projection, self.dimension)
+
     def _check_fit_data(
         self, rows: torch.Tensor, y: Any, embeddings: Any, labels: Any, train_groups: Any, **options: Any
     ) -> tuple[Samples, TrainingSet | None]:
         """Return the checked samples of a fit, and its training set; ``options`` are those of ``check_samples``."""
-        columns, names = (
-            [str(name) for name in getattr(embeddings, "columns", [])],
-            getattr(self, "feature_names_in_", []),
-        )
+        columns, names = column_names(embeddings), getattr(self, "feature_names_in_", [])
         if columns and len(names) and columns != list(names):
             raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
         training = check_training_set(
@@ -76,3 +118,8 @@ class EmbeddingCalibrator(Calibrator):
         samples = check_samples(self.as_embeddings(rows), y, known_labels=known, **options)
         check_at_least_two(samples.classes, type(self).__name__)
         return samples, training
+
+
+def column_names(table: Any) -> list[str]:
+    """Return the names of the columns of a table; nothing for an array."""
+    return [str(name) for name in getattr(table, "columns", [])]

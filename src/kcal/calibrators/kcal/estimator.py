@@ -11,33 +11,22 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.base import CalibratorState, encode_classes, refuse_extra
+from kcal.calibrators.base import CalibratorState, encode_classes
 from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes
 from kcal.calibrators.holdout import check_folds, fold_codes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
 from kcal.calibrators.kcal.model import KCalModel
-from kcal.calibrators.kcal.parameters import check_bandwidth, check_learned_projection, check_pair
-from kcal.calibrators.kcal.samples import (
-    Samples,
-    TrainingSet,
-    hold_out_half,
-    warn_of_shared_rows,
-)
-from kcal.calibrators.kcal.state import (
-    Tensors,
-    model_from_state,
-    model_state,
-    read_curves,
-    read_indices,
-    read_parameters,
-)
+from kcal.calibrators.kcal.parameters import check_bandwidth, check_pair
+from kcal.calibrators.kcal.samples import Samples, TrainingSet, hold_out_half, warn_of_shared_rows
+from kcal.calibrators.kcal.state import read_curves, read_indices
 from kcal.calibrators.logit_base import fitted
+from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, mean_log_loss
-from kcal.projection import Recipe, TrainedProjection, TrainingCurve, get_recipe
+from kcal.projection import Recipe, TrainedProjection, TrainingCurve
 from kcal.validation import ArrayKind, check_number, shown
 
 
@@ -114,6 +103,7 @@ class KCal(EmbeddingCalibrator):
         {"train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes", "ids"}
     )
 
+    model_class = KCalModel
     model_: KCalModel
     bandwidth_ = fitted("bandwidth")
     projection_ = fitted("projection")
@@ -142,18 +132,15 @@ class KCal(EmbeddingCalibrator):
         smoothing: float = 0.0,
         progress: bool | None = None,
     ) -> None:
-        self.dimension = dimension
+        super().__init__(
+            projection=projection, dimension=dimension, recipe=recipe, prior=prior, seed=seed, progress=progress
+        )
         self.kernel = kernel
-        self.projection = projection
-        self.recipe = recipe
         self.bandwidth = bandwidth
-        self.prior = prior
-        self.seed = seed
         self.folds = folds
         self.bandwidth_interval = bandwidth_interval
         self.bandwidth_reference = bandwidth_reference
         self.smoothing = smoothing
-        self.progress = progress
 
     def fit(
         self,
@@ -212,22 +199,20 @@ class KCal(EmbeddingCalibrator):
         kernel, frequencies = get_kernel(self.kernel), samples.frequencies()
         rarest = float(frequencies[frequencies > 0].min() * len(samples.codes))
         choice = BandwidthChoice(self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, rarest)
-        learned = fit_projection(
-            self.projection,
-            None if training is None else training.encoded(samples.classes),
-            samples,
-            dimension=self.dimension,
-            recipe=self.training_recipe(),
-            kernel=kernel,
-            bandwidth=choice,
-            seed=self.seed,
-            progress=self.progress,
-        )
+        options = self.estimate_options(kernel=kernel, bandwidth=choice)
+        learned = fit_projection(self.projection, training, samples, options)
         support = samples.support(learned.module)
-        bandwidth, curve = choice.choose(support, kernel=kernel, keys=samples.keys, progress=self.progress)
-        groups = None if samples.groups is None else torch.as_tensor(samples.groups, device=support.points.device)
-        prior, smoothing = check_prior(self.prior, samples.classes), float(self.smoothing)
-        model = KCalModel(learned.module, support, bandwidth, kernel.name, frequencies, prior, smoothing, groups)
+        bandwidth, curve = options.choose_bandwidth(support, samples.keys)
+        model = KCalModel(
+            projection=learned.module,
+            support=support,
+            bandwidth=bandwidth,
+            kernel=kernel.name,
+            frequencies=torch.from_numpy(frequencies),
+            prior=check_prior(self.prior, samples.classes),
+            smoothing=float(self.smoothing),
+            groups=None if samples.groups is None else torch.as_tensor(samples.groups, device=support.points.device),
+        )
         return model, learned, curve
 
     @property
@@ -235,10 +220,6 @@ class KCal(EmbeddingCalibrator):
         """Probabilities of each support row given the others, (n, n_classes), in the order of ``support_indices_``."""
         check_is_fitted(self)
         return self._kind.give_back(self.model_.leave_one_out_probs)
-
-    def training_recipe(self) -> Recipe:
-        """Return the recipe by which the projection is trained."""
-        return get_recipe(self.recipe)
 
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
@@ -261,7 +242,7 @@ class KCal(EmbeddingCalibrator):
         return {name: f"{mean_log_loss(torch.log(own)):.4f}"}
 
     def _model_state(self) -> tuple[dict[str, Any], Tensors]:
-        values, tensors = model_state(self.model_)
+        values, tensors = super()._model_state()
         values |= {
             "bandwidth_curve": None if self.bandwidth_curve_ is None else asdict(self.bandwidth_curve_),
             "training_curve": None if self.training_curve_ is None else asdict(self.training_curve_),
@@ -271,31 +252,22 @@ class KCal(EmbeddingCalibrator):
         }
         return values, tensors | {"support.indices": torch.from_numpy(self.support_indices_)}
 
-    @classmethod
-    def from_state(cls, state: CalibratorState, *, projection: nn.Module | None = None, **extra: Any) -> Self:
-        """Return the fitted calibrator; ``projection`` is the module, if the architecture is not one of kcal's."""
-        refuse_extra(cls, extra)
-        model = model_from_state(state, projection)
-        calibrator = cls(**read_parameters(state.parameters, model.projection))
-        calibrator._restore(state)
-        points = model.support.points
-        calibrator._kind = ArrayKind(is_torch=False, device=points.device, dtype=points.dtype)
-        calibrator.bandwidth_curve_, calibrator.training_curve_ = read_curves(state.values)
-        calibrator.support_indices_, calibrator.ids_ = read_indices(state, len(model.support))
-        calibrator.checkpoint_step_ = state.values["checkpoint_step"]
-        calibrator.checkpoint_losses_ = tuple(state.values["checkpoint_losses"])
-        calibrator.model_ = model
-        return calibrator
+    def _restore(self, state: CalibratorState) -> Self:
+        points = self.model_.support.points
+        self._kind = ArrayKind(is_torch=False, device=points.device, dtype=points.dtype)
+        self.bandwidth_curve_, self.training_curve_ = read_curves(state.values)
+        self.support_indices_, self.ids_ = read_indices(state, len(points))
+        self.checkpoint_step_ = state.values["checkpoint_step"]
+        self.checkpoint_losses_ = tuple(state.values["checkpoint_losses"])
+        return super()._restore(state)
 
-    def _probabilities(self, rows: torch.Tensor) -> torch.Tensor:
-        warn_of_known_rows(self._knows(rows), "Or use leave_one_out_proba_.")
-        return self.model_.probs(self.as_embeddings(rows))
+    def _probabilities(self, inputs: torch.Tensor) -> torch.Tensor:
+        warn_of_known_rows(self._knows(inputs), "Or use leave_one_out_proba_.")
+        return self.model_.probs(self.as_embeddings(inputs))
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
         get_kernel(self.kernel)
-        get_recipe(self.recipe)
-        check_learned_projection(self.projection, self.dimension)
         if check_number(self.smoothing, "smoothing", minimum=0, maximum=1) == 1:
             raise InvalidInputError("smoothing", "must be less than 1", got="1")
         if self.folds is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
-from kcal.calibrators.kcal.samples import Samples
-from kcal.kernels import LeaveOutLoss, MotherKernel
+from kcal.calibrators.kcal.samples import Samples, TrainingSet
+from kcal.kernels import KERNELS, BandwidthCurve, LeaveOutLoss, MotherKernel, SortedSupport
 from kcal.progress import progress_bar
 from kcal.projection import (
     UNTRAINED,
@@ -21,7 +21,6 @@ from kcal.projection import (
     TrainedProjection,
     TrainingCurve,
     TrainingRun,
-    TrainingSamples,
     run_training,
     start_projection,
 )
@@ -40,44 +39,53 @@ class FittedProjection:
     checkpoint_losses: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True)
+class EstimateOptions:
+    """How a kernel density estimate is fitted, by parameters of KCal."""
+
+    dimension: int | str
+    recipe: Recipe
+    seed: int
+    progress: bool | None
+    kernel: MotherKernel = KERNELS["rbf"]
+    bandwidth: BandwidthChoice = field(default_factory=BandwidthChoice)
+
+    def choose_bandwidth(
+        self, support: SortedSupport, keys: torch.Tensor | None
+    ) -> tuple[float, BandwidthCurve | None]:
+        """Return the bandwidth and, where it was searched for, all that were tried."""
+        return self.bandwidth.choose(support, kernel=self.kernel, keys=keys, progress=self.progress)
+
+
 def fit_projection(
     projection: str | nn.Module | TrainedProjection,
-    training: TrainingSamples | None,
+    training: TrainingSet | None,
     calibration: Samples,
-    *,
-    dimension: int | str,
-    recipe: Recipe,
-    kernel: MotherKernel,
-    bandwidth: BandwidthChoice,
-    seed: int,
-    progress: bool | None,
+    options: EstimateOptions,
 ) -> FittedProjection:
     """Return the projection: trained here where there is a ``training`` set, otherwise the given one."""
+    recipe = options.recipe
     if training is not None:
         assert not isinstance(projection, TrainedProjection)
-        module = start_projection(projection, training.embeddings, dimension, recipe, seed)
+        samples = training.encoded(calibration.classes)
+        module = start_projection(projection, samples.embeddings, options.dimension, recipe, options.seed)
 
         def monitor(current: nn.Module) -> float:
             support = calibration.support(current)
-            return LeaveOutLoss(support, kernel=kernel, keys=calibration.keys, memory_budget=0)(recipe.bandwidth)
+            loss = LeaveOutLoss(support, kernel=options.kernel, keys=calibration.keys, memory_budget=0)
+            return loss(recipe.bandwidth)
 
-        run = run_training(module, training, recipe, seed=seed, monitor=monitor, show=progress)
+        run = run_training(module, samples, recipe, seed=options.seed, monitor=monitor, show=options.progress)
     elif isinstance(projection, TrainedProjection):
         run, recipe = projection.run, projection.recipe
     else:
         untrained = UNTRAINED[projection]() if isinstance(projection, str) else projection
         return FittedProjection(_frozen(untrained, calibration.embeddings))
-    return choose_checkpoint(run, recipe, calibration, kernel=kernel, bandwidth=bandwidth, progress=progress)
+    return choose_checkpoint(run, recipe, calibration, options)
 
 
 def choose_checkpoint(
-    run: TrainingRun,
-    recipe: Recipe,
-    calibration: Samples,
-    *,
-    kernel: MotherKernel,
-    bandwidth: BandwidthChoice,
-    progress: bool | None,
+    run: TrainingRun, recipe: Recipe, calibration: Samples, options: EstimateOptions
 ) -> FittedProjection:
     """Return the checkpoint with the lowest leave-out loss on the calibration set, or the last if the recipe says so.
 
@@ -88,10 +96,10 @@ def choose_checkpoint(
         return FittedProjection(modules[-1], run.steps[-1], run.curve)
     losses: list[float] = []
     samples = calibration.at_most(CHECKPOINT_SAMPLES)
-    with progress_bar("Choosing the checkpoint", len(modules), show=progress) as advance:
+    with progress_bar("Choosing the checkpoint", len(modules), show=options.progress) as advance:
         for step, module in zip(run.steps, modules, strict=True):
-            loss = LeaveOutLoss(samples.support(module), kernel=kernel, keys=samples.keys)
-            losses.append(bandwidth.lowest_loss(loss))
+            loss = LeaveOutLoss(samples.support(module), kernel=options.kernel, keys=samples.keys)
+            losses.append(options.bandwidth.lowest_loss(loss))
             advance(f"step {step}, loss {losses[-1]:.4f}")
     best = int(np.argmin(losses))
     return FittedProjection(modules[best], run.steps[best], run.curve, tuple(losses))

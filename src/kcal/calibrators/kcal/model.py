@@ -9,25 +9,30 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from kcal.calibrators.kcal.state import projection_state, read_projection, read_support, support_state
+from kcal.calibrators.model_state import StoredModel, custom, tensor
 from kcal.calibrators.prior import apply_prior, smooth
 from kcal.errors import InvalidInputError
 from kcal.kernels import SortedSupport, class_posteriors, get_kernel, leave_out_posteriors, log_densities
 from kcal.projection import project
+from kcal.validation import check_number
 
 
-@dataclass(frozen=True, eq=False)
-class KernelEstimate:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KernelEstimate(StoredModel):
     """A kernel density estimate over projected calibration samples."""
 
-    projection: nn.Module  # Π, frozen
-    support: SortedSupport  # the projected samples, with their class codes and weights
+    projection: nn.Module = custom(projection_state, read_projection)  # Π, frozen
+    support: SortedSupport = custom(support_state, read_support)  # the projected samples, with classes and weights
     bandwidth: float  # b
     kernel: str  # name of the mother kernel φ
+
+    def __post_init__(self) -> None:
+        check_number(self.bandwidth, "bandwidth", minimum=0, exclusive=True)
+        get_kernel(self.kernel)
 
     @property
     def dimension(self) -> int:
@@ -49,14 +54,18 @@ class KernelEstimate:
         return replace(self, projection=self.projection.to(place), support=self.support.to(device=place))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class KCalModel(KernelEstimate):
     """Class probabilities from a kernel density estimate over projected calibration samples."""
 
-    frequencies: NDArray[np.float64]  # (n_classes,), of the calibration set
-    prior: NDArray[np.float64] | None = None  # (n_classes,), class frequencies of deployment
+    frequencies: torch.Tensor = tensor("classes")  # of the calibration set
+    prior: torch.Tensor | None = tensor("classes", optional=True)  # class frequencies of deployment
     smoothing: float = 0.0  # share of the probability that is spread evenly over the classes
-    groups: torch.Tensor | None = None  # (n_support,), of the samples in the order in which they were given
+    groups: torch.Tensor | None = tensor("support", dtype=torch.int64, optional=True)  # in the order of the fit
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(self.smoothing, "smoothing", minimum=0, maximum=1)
 
     def probs(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return class probabilities, (n, n_classes)."""

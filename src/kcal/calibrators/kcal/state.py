@@ -1,4 +1,4 @@
-"""Write a fitted KCal as JSON values and tensors, and read it back.
+"""Write the parts of a fitted KCal as JSON values and tensors, and read them back.
 
 The checksum of a file covers damage; what is checked here is that the parts have shapes that fit together.
 """
@@ -15,96 +15,72 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kcal.calibrators.base import CalibratorState, LoadArgumentError, decode_classes
-from kcal.calibrators.kcal.model import KCalModel, KernelEstimate
+from kcal.calibrators.model_state import Stored, Tensors
 from kcal.calibrators.prior import check_prior
 from kcal.errors import FileFormatError
-from kcal.kernels import BandwidthCurve, SortedSupport, get_kernel
+from kcal.kernels import BandwidthCurve, SortedSupport
 from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED, TrainingCurve, build_projection, project
-from kcal.validation import check_number
 
 OWN_MODULE = "module"
 """Marks a projection whose architecture is the caller's: only its tensors are stored."""
 
-Tensors = dict[str, torch.Tensor]
+
+def support_state(support: SortedSupport) -> tuple[None, Tensors]:
+    """Return the tensors of a support."""
+    parts = {name: getattr(support, name) for name in ("points", "codes", "order", "log_weights")}
+    return None, {name: part for name, part in parts.items() if part is not None}
 
 
-def model_state(model: KCalModel) -> tuple[dict[str, Any], Tensors]:
-    """Return the values and tensors of a model."""
-    values, tensors = estimate_state(model)
-    values |= {"frequencies": model.frequencies, "prior": model.prior, "smoothing": model.smoothing}
-    return values, tensors if model.groups is None else tensors | {"support.groups": model.groups}
+def read_support(stored: Stored, name: str) -> SortedSupport:
+    """Return a stored support; its parts must fit together."""
+    dtype = stored.tensors[f"{name}.points"].dtype
+    points = stored.tensor(f"{name}.points", ("support", "dimension"), dtype)
+    codes, order = (stored.tensor(f"{name}.{part}", ("support",), torch.int64) for part in ("codes", "order"))
+    weighted = f"{name}.log_weights" in stored.tensors
+    log_weights = stored.tensor(f"{name}.log_weights", ("support",), dtype) if weighted else None
+    if not 0 <= int(codes.min()) <= int(codes.max()) < stored.n_classes:
+        raise FileFormatError("the stored support does not fit the classes.")
+    return SortedSupport(points, codes, log_weights, order, stored.n_classes)
 
 
-def model_from_state(state: CalibratorState, projection: nn.Module | None) -> KCalModel:
-    """Return the model that the values and tensors describe; ``projection`` as in :func:`read_estimate`."""
-    values, estimate = state.values, read_estimate(state.values, state, projection)
-    groups = state.tensors.get("support.groups")
-    if groups is not None and groups.shape != estimate["support"].codes.shape:
-        raise FileFormatError("the stored groups do not fit the support.")
-    return KCalModel(
-        **estimate,
-        frequencies=read_frequencies(state, "frequencies"),
-        prior=None if values["prior"] is None else read_frequencies(state, "prior"),
-        smoothing=check_number(values["smoothing"], "smoothing", minimum=0, maximum=1),
-        groups=groups,
-    )
+def projection_state(module: nn.Module) -> tuple[str, Tensors]:
+    """Return the architecture and the tensors of a projection."""
+    kinds = UNTRAINED | ARCHITECTURES
+    return next((name for name, kind in kinds.items() if type(module) is kind), OWN_MODULE), module.state_dict()
 
 
-def estimate_state(estimate: KernelEstimate, prefix: str = "") -> tuple[dict[str, Any], Tensors]:
-    """Return the values and tensors of a kernel density estimate."""
-    kinds, module = UNTRAINED | ARCHITECTURES, estimate.projection
-    architecture = next((name for name, kind in kinds.items() if type(module) is kind), OWN_MODULE)
-    values = {"bandwidth": estimate.bandwidth, "kernel": estimate.kernel, "projection": architecture}
-    parts = {name: getattr(estimate.support, name) for name in ("points", "codes", "order", "log_weights")}
-    tensors = {f"{prefix}support.{name}": part for name, part in parts.items() if part is not None}
-    return values, tensors | {f"{prefix}projection.{name}": part for name, part in module.state_dict().items()}
-
-
-def read_estimate(
-    stored: dict[str, Any], state: CalibratorState, given: nn.Module | None, prefix: str = ""
-) -> dict[str, Any]:
-    """Return the fields of a stored :class:`KernelEstimate`; ``given`` is its projection if that is the caller's."""
-    tensors, n_features = state.tensors, state.values["n_features"]
-    points, codes, order = (tensors[f"{prefix}support.{name}"] for name in ("points", "codes", "order"))
-    log_weights, n_classes = tensors.get(f"{prefix}support.log_weights"), len(state.values["classes"]["labels"])
-    rows = [part for part in (codes, order, log_weights) if part is not None]
-    fits = points.ndim == 2 and all(part.shape == points.shape[:1] for part in rows)
-    if not fits or codes.dtype != torch.int64 or not 0 <= int(codes.min()) <= int(codes.max()) < n_classes:
-        raise FileFormatError("the stored support is damaged: its parts do not fit together.")
-    module = _empty_projection(stored["projection"], n_features, points.shape[1], given).to(dtype=points.dtype)
-    start = f"{prefix}projection."
-    try:
-        module.load_state_dict({k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)})
-    except RuntimeError as error:
-        raise FileFormatError(f"the stored projection does not fit: {error}") from error
-    module = module.eval().requires_grad_(False)
-    if project(module, points.new_zeros(1, n_features)).shape[1] != points.shape[1]:
-        raise FileFormatError("the stored projection does not lead to the space of the stored support.")
-    return {
-        "projection": module,
-        "support": SortedSupport(points, codes, log_weights, order, n_classes),
-        "bandwidth": check_number(stored["bandwidth"], "bandwidth", minimum=0, exclusive=True),
-        "kernel": get_kernel(stored["kernel"]).name,
-    }
-
-
-def _empty_projection(architecture: str, n_features: int, dimension: int, given: nn.Module | None) -> nn.Module:
-    """Return a projection that can receive the stored tensors: one of kcal's, or a copy of the caller's."""
-    if architecture == OWN_MODULE:
-        if given is None:
+def read_projection(stored: Stored, name: str) -> nn.Module:
+    """Return a stored projection, one of kcal's or a copy of the caller's; it must lead to the stored support."""
+    part, points = stored.part(name, stored.values[name]), stored.tensors["support.points"]
+    if part.values == OWN_MODULE:
+        if stored.projection is None:
             raise LoadArgumentError(
                 "projection",
                 "is needed: this calibrator uses a module of your own, of which only the tensors are stored",
                 remedy="Build the module again and pass it: kcal.load(path, projection=module).",
             )
-        return deepcopy(given)
-    if given is not None:
-        raise LoadArgumentError(
-            "projection", f'is not needed: a "{architecture}" projection is stored whole', remedy="Leave it out."
-        )
-    if architecture in UNTRAINED:
-        return UNTRAINED[architecture]()
-    return build_projection(architecture, n_features, dimension, seed=0)
+        module = deepcopy(stored.projection)
+    elif part.values in UNTRAINED:
+        module = UNTRAINED[part.values]()
+    else:
+        module = build_projection(part.values, stored.n_features, points.shape[-1], seed=0)
+    module = module.to(dtype=points.dtype)
+    try:
+        module.load_state_dict(part.tensors)
+    except RuntimeError as error:
+        raise FileFormatError(f"the stored projection does not fit: {error}") from error
+    module = module.eval().requires_grad_(False)
+    if project(module, points.new_zeros(1, stored.n_features)).shape[1:] != points.shape[1:]:
+        raise FileFormatError("the stored projection does not lead to the space of the stored support.")
+    return module
+
+
+def refuse_unused_projection(projection: nn.Module | None, values: dict[str, Any]) -> None:
+    """Raise if a module was given, and every projection (of the estimates of a blend) is stored whole."""
+    architectures = [estimate["projection"] for estimate in values.get("experts", [values])]
+    if projection is not None and OWN_MODULE not in architectures:
+        stored = ", ".join(f'"{architecture}"' for architecture in architectures)
+        raise LoadArgumentError("projection", f"is not needed: {stored} is stored whole", remedy="Leave it out.")
 
 
 def stored_parameters(parameters: dict[str, Any], classes: NDArray[Any]) -> dict[str, Any]:
@@ -115,20 +91,21 @@ def stored_parameters(parameters: dict[str, Any], classes: NDArray[Any]) -> dict
     if not isinstance(stored["recipe"], str):
         name = next(name for name, kind in RECIPES.items() if type(stored["recipe"]) is kind)
         stored["recipe"] = {"name": name, **asdict(stored["recipe"])}
-    if stored["prior"] is not None and not isinstance(stored["prior"], str):
-        stored["prior"] = check_prior(stored["prior"], classes)  # JSON has text keys only
+    prior = check_prior(stored["prior"], classes)
+    if prior is not None and not isinstance(stored["prior"], str):
+        stored["prior"] = prior.tolist()  # a mapping would need text as keys
     return stored
 
 
-def read_parameters(stored: dict[str, Any], projection: nn.Module | str) -> dict[str, Any]:
-    """Return constructor parameters from :func:`stored_parameters`; ``projection`` replaces one of the caller's."""
+def read_parameters(stored: dict[str, Any], model: Any) -> dict[str, Any]:
+    """Return constructor parameters from :func:`stored_parameters`; a projection of the caller's is the model's."""
     sequences = ("bandwidth_interval", "bandwidth_reference", "bandwidth_factors")
     parameters = stored | {name: tuple(stored[name]) for name in sequences if isinstance(stored.get(name), list)}
     if not isinstance(stored["recipe"], str):
         numbers = dict(stored["recipe"])
         parameters["recipe"] = RECIPES[numbers.pop("name")](**numbers)
     if stored["projection"] == OWN_MODULE:
-        parameters["projection"] = projection
+        parameters["projection"] = getattr(model, "projection", "skip")  # a blend has several
     return parameters
 
 
@@ -150,11 +127,3 @@ def read_indices(state: CalibratorState, n_support: int) -> tuple[NDArray[np.int
     if len(indices) != n_support or (names is not None and len(names) != n_support):
         raise FileFormatError("the stored row numbers or identifiers do not fit the support.")
     return indices, names
-
-
-def read_frequencies(state: CalibratorState, name: str) -> NDArray[np.float64]:
-    """Return stored class frequencies, (n_classes,)."""
-    frequencies = np.array(state.values[name], dtype=np.float64)
-    if frequencies.shape != (len(state.values["classes"]["labels"]),):
-        raise FileFormatError(f"the stored {name} do not fit the classes.")
-    return frequencies
