@@ -5,10 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.metrics.predictions import Floats, check_bins, check_predictions
-
-# Rows and columns are processed in blocks of about this many entries, so that memory stays bounded.
-BLOCK_ENTRIES = 1_000_000
+from kcal.metrics.predictions import Floats, blocks, check_bins, check_predictions
 
 
 def canonical_calibration_error(
@@ -37,12 +34,10 @@ def canonical_calibration_error(
     cells = _cells(predictions.probs, check_bins(bins))
     order = np.argsort(cells, kind="stable")
     starts = np.flatnonzero(np.diff(cells[order], prepend=-1))  # where each cell begins among the sorted rows
-    labels_in_order = predictions.labels[order]
-    width = max(1, BLOCK_ENTRIES // predictions.n_samples)
     total = 0.0
-    for first in range(0, predictions.n_classes, width):
-        differences = predictions.probs[:, first : first + width].astype(np.float64)[order]  # (n_samples, width)
-        column = labels_in_order - first
+    for columns in blocks(predictions.n_classes, predictions.n_samples):
+        differences = predictions.probs[:, columns].astype(np.float64)[order]  # (n_samples, columns of the block)
+        column = predictions.labels[order] - columns.start
         rows = np.flatnonzero((column >= 0) & (column < differences.shape[1]))
         differences[rows, column[rows]] -= 1
         if predictions.weights is not None:
@@ -106,8 +101,7 @@ def _cells(probs: Floats, bins: int) -> NDArray[np.intp]:
     """Return the cell of every row; occupied cells are numbered from 0."""
     edges = (np.arange(1, bins) / bins).astype(probs.dtype)  # correctly rounded, so that 0.3 is the edge 3/10
     coordinates = np.empty(probs.shape, dtype=np.min_scalar_type(bins))  # (n_samples, n_classes), one byte each
-    height = max(1, BLOCK_ENTRIES // probs.shape[1])
-    for start in range(0, probs.shape[0], height):
-        coordinates[start : start + height] = np.searchsorted(edges, probs[start : start + height], side="right")
+    for rows in blocks(*probs.shape):
+        coordinates[rows] = np.searchsorted(edges, probs[rows], side="right")
     as_bytes = coordinates.view(f"V{coordinates.itemsize * probs.shape[1]}")[:, 0]  # each row is one value
     return np.asarray(np.unique(as_bytes, return_inverse=True)[1].reshape(-1), dtype=np.intp)

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from kcal.metrics.binning import sort_event
 from kcal.metrics.calibration import mean_class_errors
 from kcal.metrics.intervals import metric_intervals
-from kcal.metrics.predictions import Threshold, check_binning, check_predictions
+from kcal.metrics.predictions import Predictions, Threshold, check_binned
 from kcal.metrics.registry import METRICS
 from kcal.metrics.resampling import Interval, check_resampling
 from kcal.metrics.scores import Clip, check_clip, log_losses, multiclass_brier_losses, top_label_brier_losses
@@ -123,27 +124,27 @@ def evaluate(
     groups
         Patients, speakers, sites, (n_samples,): whole groups are resampled, because their rows are not independent.
     """
-    predictions = check_predictions(probs, labels, sample_weight, classes)
-    binning, clip = check_binning(predictions.n_classes, bins, threshold=threshold), check_clip(clip)
+    predictions, binning = check_binned(probs, labels, sample_weight, bins=bins, threshold=threshold, classes=classes)
+    clip = check_clip(clip)
     if groups is not None:
         check_groups(groups, predictions.n_samples)
     intervals: dict[str, Interval] = {}
     if confidence is not None:
-        resampled = check_resampling(predictions, confidence=confidence, resamples=resamples, groups=groups, seed=seed)
-        intervals, confidence = metric_intervals(*resampled, binning, clip=clip), resampled[1].confidence
+        kept, resampling = check_resampling(
+            predictions, confidence=confidence, resamples=resamples, groups=groups, seed=seed
+        )
+        intervals = metric_intervals(kept, _scores(kept, clip), binning, resampling)
+        confidence = resampling.confidence
     both = (binning, binning._replace(adaptive=False))
     ordered = sort_event(predictions, "confidence")
     adaptive, static = (ordered.bin(kind, of="confidence").calibration_error for kind in both)
     class_adaptive, class_static = mean_class_errors(predictions, *both)
     return Evaluation(
-        accuracy=predictions.mean(predictions.correct),
+        **{name: predictions.mean(values) for name, values in _scores(predictions, clip).items()},
         expected_calibration_error=adaptive,
         classwise_calibration_error=class_adaptive,
         static_expected_calibration_error=static,
         static_classwise_calibration_error=class_static,
-        top_label_brier_loss=predictions.mean(top_label_brier_losses(predictions)),
-        multiclass_brier_loss=predictions.mean(multiclass_brier_losses(predictions)),
-        negative_log_likelihood=predictions.mean(log_losses(predictions, clip=clip)),
         n_samples=predictions.n_samples,
         n_classes=predictions.n_classes,
         bins=binning.bins,
@@ -152,3 +153,13 @@ def evaluate(
         confidence=confidence,
         intervals=intervals,
     )
+
+
+def _scores(predictions: Predictions, clip: Clip) -> dict[str, NDArray[np.float64]]:
+    """Return the values of each row, (n_samples,), of the metrics that are means over the rows."""
+    return {
+        "accuracy": predictions.correct.astype(np.float64),
+        "top_label_brier_loss": top_label_brier_losses(predictions),
+        "multiclass_brier_loss": multiclass_brier_losses(predictions),
+        "negative_log_likelihood": log_losses(predictions, clip=clip),
+    }

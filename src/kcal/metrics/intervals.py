@@ -6,39 +6,35 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
-from kcal.metrics.binning import WeightedPredictions, sort_weighted
+from kcal.metrics.binning import ReliabilityBins, WeightedPredictions, sort_weighted
 from kcal.metrics.gap_intervals import Gaps, gap_interval
 from kcal.metrics.predictions import Binning, Event, Predictions
-from kcal.metrics.reliability_bins import ReliabilityBins
 from kcal.metrics.resampling import Interval, Resampling, wilson_interval
-from kcal.metrics.scores import Clip, log_losses, multiclass_brier_losses, top_label_brier_losses
 
 Array = NDArray[np.float64]
 
 
 def metric_intervals(
-    predictions: Predictions, resampling: Resampling, binning: Binning, *, clip: Clip
+    predictions: Predictions, scores: dict[str, Array], binning: Binning, resampling: Resampling
 ) -> dict[str, Interval]:
-    """Return the interval of every metric of an `Evaluation`; class-wise errors only if a class has samples."""
-    losses = {
-        "accuracy": predictions.correct.astype(np.float64),
-        "top_label_brier_loss": top_label_brier_losses(predictions),
-        "multiclass_brier_loss": multiclass_brier_losses(predictions),
-        "negative_log_likelihood": log_losses(predictions, clip=clip),
-    }
-    per_row = np.stack(list(losses.values()), axis=1)  # (n_samples, n_metrics)
+    """Return the interval of every metric of an `Evaluation`; class-wise errors only if a class has samples.
+
+    ``scores`` has the values of each row, (n_samples,), by metric; the accuracy is the first.
+    """
+    per_row = np.stack(list(scores.values()), axis=1)  # (n_samples, n_metrics)
     means = resampled_means(predictions, per_row, resampling)
-    intervals = {name: resampling.percentile_interval(means[:, i]) for i, name in enumerate(losses)}
+    intervals = {name: resampling.percentile_interval(means[:, i]) for i, name in enumerate(scores)}
     intervals["accuracy"] = accuracy_interval(predictions, means[:, 0], resampling)
-    classes = range(predictions.n_classes)
     for prefix, adaptive in (("", True), ("static_", False)):
         classwise = binning._replace(adaptive=adaptive)
-        confidence = classwise._replace(threshold=0.0)
-        errors = {
-            "expected": binned_error_interval(predictions, ["confidence"], confidence, resampling),
-            "classwise": binned_error_interval(predictions, classes, classwise, resampling),
+        events: dict[str, tuple[Sequence[Event], Binning]] = {
+            "expected": (["confidence"], classwise._replace(threshold=0.0)),
+            "classwise": (range(predictions.n_classes), classwise),
         }
-        intervals |= {f"{prefix}{name}_calibration_error": interval for name, interval in errors.items() if interval}
+        for name, options in events.items():
+            interval = binned_error_interval(predictions, *options, resampling)
+            if interval is not None:
+                intervals[f"{prefix}{name}_calibration_error"] = interval
     return intervals
 
 
@@ -75,7 +71,7 @@ def binned_error_interval(
     """
     sorted_events = ((of, sort_weighted(predictions, of, threshold=binning.threshold)) for of in events)
     parts = [
-        _event_matrices(event, of, binning, predictions.n_samples) for of, event in sorted_events if not event.is_empty
+        _event_matrices(event, of, binning, predictions.n_samples) for of, event in sorted_events if event.weights.any()
     ]
     if not parts:
         return None

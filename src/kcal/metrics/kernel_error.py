@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.spatial.distance import cdist, pdist
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.predictions import Floats, Predictions, check_bandwidth, check_predictions
+from kcal.metrics.predictions import Floats, Predictions, blocks, check_bandwidth, check_predictions
 from kcal.validation import check_choice, check_integer, check_seed
 
 Estimator = Literal["unbiased-quadratic", "unbiased-linear", "biased"]
@@ -31,7 +31,6 @@ DISTANCES: dict[str, tuple[str, float]] = {"total-variation": ("cityblock", 0.5)
 BLOCK_ROWS = 1024  # a block of h and its two factors take 24 MB
 ALL_PAIRS_ROWS = 2000  # up to here the median distance is that of all pairs, 2 million
 SAMPLED_PAIRS = 1_000_000  # beyond, that of as many random pairs
-BLOCK_ENTRIES = 1_000_000  # entries of random pairs that are converted to float64 at a time
 MOST_RESAMPLES = 100_000
 
 
@@ -126,17 +125,14 @@ def kernel_calibration_error(
 
 def _linear_estimate(predictions: Predictions, kernel: Kernel, bandwidth: float) -> tuple[float, float]:
     """Return the mean of h over consecutive disjoint pairs, and its p-value by the normal distribution."""
-    height = max(1, BLOCK_ENTRIES // predictions.n_classes)
     n_pairs = predictions.n_samples // 2
-    products, masses = np.empty(n_pairs), np.ones(n_pairs)
-    for start in range(0, n_pairs, height):
-        stop = min(start + height, n_pairs)
-        first, second = slice(2 * start, 2 * stop, 2), slice(2 * start + 1, 2 * stop + 1, 2)
+    products = np.empty(n_pairs)
+    for pairs in blocks(n_pairs, predictions.n_classes):
+        first, second = (slice(2 * pairs.start + i, 2 * pairs.stop + i, 2) for i in (0, 1))
         similarity = np.exp(-_row_distances(predictions.probs[first], predictions.probs[second], kernel) / bandwidth)
         inner = np.einsum("ik,ik->i", _residuals(predictions, first), _residuals(predictions, second))
-        products[start:stop] = similarity * inner
-    if predictions.weights is not None:
-        masses = predictions.weights[0 : 2 * n_pairs : 2] * predictions.weights[1 : 2 * n_pairs : 2]
+        products[pairs] = similarity * inner
+    masses = predictions.row_weights[: 2 * n_pairs].reshape(n_pairs, 2).prod(axis=1)
     value = float(products.sum() / masses.sum())
     if n_pairs < 2:
         return value, float("nan")
@@ -226,8 +222,7 @@ def _median_distance(probs: Floats, kernel: Kernel, generator: np.random.Generat
     else:
         first = generator.integers(0, n, SAMPLED_PAIRS)
         second = (first + generator.integers(1, n, SAMPLED_PAIRS)) % n  # never the same row
-        height = max(1, BLOCK_ENTRIES // probs.shape[1])
-        parts = [slice(start, start + height) for start in range(0, SAMPLED_PAIRS, height)]
+        parts = blocks(SAMPLED_PAIRS, probs.shape[1])
         distances = np.concatenate([_row_distances(probs[first[p]], probs[second[p]], kernel) for p in parts])
     return float(np.median(distances)) or float(distances.mean()) or 1.0
 

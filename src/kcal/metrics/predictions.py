@@ -1,5 +1,6 @@
 """Checked probabilities and labels that every metric reads, and the checks of the options that metrics share."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -27,6 +28,7 @@ Event = Literal["confidence"] | int
 Threshold = float | Literal["max", "min"]
 
 MOST_BINS = 100_000
+BLOCK_ENTRIES = 1_000_000  # of a matrix that is processed block by block, so that memory stays bounded
 
 
 class Binning(NamedTuple):
@@ -131,9 +133,27 @@ def check_predictions(
     return Predictions(checked, columns, weights)
 
 
-def check_binning(n_classes: int, bins: Any, adaptive: Any = True, threshold: Any = 0.0) -> Binning:
-    """Return the options of binning, with the threshold as a number."""
-    return Binning(check_bins(bins), check_flag(adaptive, "adaptive"), resolve_threshold(threshold, n_classes))
+def blocks(length: int, entries: int) -> Iterator[slice]:
+    """Yield slices that cover 0 to length − 1, of about BLOCK_ENTRIES entries each if every index has ``entries``."""
+    size = max(1, BLOCK_ENTRIES // entries)
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))
+
+
+def check_binned(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    sample_weight: ArrayLike | None,
+    *,
+    bins: int,
+    adaptive: bool = True,
+    threshold: Threshold = 0.0,
+    classes: ArrayLike | None = None,
+) -> tuple[Predictions, Binning]:
+    """Check predictions and the options of their bins."""
+    predictions = check_predictions(probs, labels, sample_weight, classes)
+    lowest = resolve_threshold(threshold, predictions.n_classes)
+    return predictions, Binning(check_bins(bins), check_flag(adaptive, "adaptive"), lowest)
 
 
 def check_bins(bins: Any) -> int:

@@ -10,10 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import norm, t
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.predictions import Predictions
+from kcal.metrics.predictions import Predictions, blocks
 from kcal.validation import check_groups, check_integer, check_number, check_seed
 
-BLOCK_ENTRIES = 4_000_000
 FEWEST_RESAMPLES, MOST_RESAMPLES = 20, 1_000_000
 
 Array = NDArray[np.float64]
@@ -46,9 +45,8 @@ class Resampling:
             name, units = ("probs", "rows") if self.groups is None else ("groups", "groups")
             expected = f"must have at least two {units} of positive weight for an interval"
             raise InvalidInputError(name, expected, got=str(n_units))
-        width = max(1, BLOCK_ENTRIES // predictions.n_samples)
-        for start in range(0, self.resamples, width):
-            block = np.empty((predictions.n_samples, min(width, self.resamples - start)))
+        for columns in blocks(self.resamples, predictions.n_samples):
+            block = np.empty((predictions.n_samples, columns.stop - columns.start))
             for column in range(block.shape[1]):
                 drawn = np.bincount(generator.integers(n_units, size=n_units), minlength=n_units)
                 block[:, column] = drawn if self.groups is None else drawn[self.groups]
