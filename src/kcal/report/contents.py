@@ -62,6 +62,11 @@ class Contents:
         return self.errors[self.methods[-1]]
 
     @property
+    def bins_text(self) -> str:
+        """The number of bins of the calibration errors."""
+        return "1 bin" if self.evaluation.bins == 1 else f"{self.evaluation.bins:,} bins"
+
+    @property
     def band(self) -> float:
         """Confidence level of the bands in reliability diagrams."""
         return self.evaluation.confidence or DEFAULT_CONFIDENCE
@@ -145,17 +150,12 @@ def _check_evaluations(evaluations: Any, methods: Mapping[Any, Predictions]) -> 
     for name, predictions in methods.items():
         evaluation, shape = by_name.get(name), predictions.probs.shape
         if not isinstance(evaluation, Evaluation):
-            raise InvalidInputError(
-                "evaluations",
-                "must map every method of probs to the result of kcal.metrics.evaluate",
-                got=f"{shown(evaluation)} for {name!r}",
-            )
+            expected = "must map every method of probs to the result of kcal.metrics.evaluate"
+            raise InvalidInputError("evaluations", expected, got=f"{shown(evaluation)} for {name!r}")
         if (evaluation.n_samples, evaluation.n_classes) != shape:
-            raise InvalidInputError(
-                "evaluations",
-                f"must be of the same samples and classes as probs, {shape} for {name!r}",
-                got=f"{evaluation.n_samples:,} samples of {evaluation.n_classes:,} classes",
-            )
+            expected = f"must be of the same samples and classes as probs, {shape} for {name!r}"
+            got = f"{evaluation.n_samples:,} samples of {evaluation.n_classes:,} classes"
+            raise InvalidInputError("evaluations", expected, got=got)
         checked[readable(name)] = evaluation
     settings = {(entry.bins, entry.threshold, entry.clip, entry.confidence) for entry in checked.values()}
     if len(settings) > 1:
