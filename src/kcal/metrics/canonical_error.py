@@ -31,19 +31,12 @@ def canonical_calibration_error(
         on the same samples.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    cells = _cells(predictions.probs, check_bins(bins))
-    order = np.argsort(cells, kind="stable")
-    starts = np.flatnonzero(np.diff(cells[order], prepend=-1))  # where each cell begins among the sorted rows
+    cells, weights = _cells(predictions.probs, check_bins(bins)), predictions.row_weights
     total = 0.0
-    for columns in blocks(predictions.n_classes, predictions.n_samples):
-        differences = predictions.probs[:, columns].astype(np.float64)[order]  # (n_samples, columns of the block)
-        column = predictions.labels[order] - columns.start
-        rows = np.flatnonzero((column >= 0) & (column < differences.shape[1]))
-        differences[rows, column[rows]] -= 1
-        if predictions.weights is not None:
-            differences *= predictions.weights[order, None]
-        total += float(np.abs(np.add.reduceat(differences, starts, axis=0)).sum())
-    return total / (2 * float(predictions.row_weights.sum()))
+    for k, column in enumerate(predictions.probs.T):  # one class at a time, so that memory stays bounded
+        differences = np.bincount(cells, weights=weights * (column.astype(np.float64) - (predictions.labels == k)))
+        total += float(np.abs(differences).sum())
+    return total / (2 * float(weights.sum()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.spatial.distance import cdist, pdist
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.predictions import Floats, Predictions, blocks, check_bandwidth, check_predictions
-from kcal.validation import check_choice, check_integer, check_seed
+from kcal.metrics.predictions import Floats, Predictions, blocks, check_predictions
+from kcal.validation import check_choice, check_integer, check_number, check_seed
 
 Estimator = Literal["unbiased-quadratic", "unbiased-linear", "biased"]
 Kernel = Literal["total-variation", "euclidean"]
@@ -113,14 +113,17 @@ def kernel_calibration_error(
     generator = np.random.default_rng(check_seed(seed))
     if estimator != "unbiased-linear":
         predictions = _in_canonical_order(predictions)
-    width = _median_distance(predictions.probs, kernel, generator) if bandwidth is None else check_bandwidth(bandwidth)
-    if estimator == "unbiased-linear":
-        value, p_value = _linear_estimate(predictions, kernel, width)
+    if bandwidth is None:
+        bandwidth = _median_distance(predictions.probs, kernel, generator)
     else:
-        value, p_value = _quadratic_estimate(
-            predictions, kernel, width, with_diagonal=estimator == "biased", resamples=number, generator=generator
-        )
-    return KernelCalibrationError(value, p_value, estimator, kernel, width, predictions.n_samples)
+        bandwidth = check_number(bandwidth, "bandwidth", minimum=0, exclusive=True)
+    if estimator == "unbiased-linear":
+        value, p_value = _linear_estimate(predictions, kernel, bandwidth)
+    else:
+        multipliers = _centred_counts(predictions.n_samples, number, generator)
+        diagonal = estimator == "biased"
+        value, p_value = _quadratic_estimate(predictions, kernel, bandwidth, multipliers, diagonal=diagonal)
+    return KernelCalibrationError(value, p_value, estimator, kernel, bandwidth, predictions.n_samples)
 
 
 def _linear_estimate(predictions: Predictions, kernel: Kernel, bandwidth: float) -> tuple[float, float]:
@@ -146,17 +149,15 @@ def _quadratic_estimate(
     predictions: Predictions,
     kernel: Kernel,
     bandwidth: float,
+    multipliers: NDArray[np.float32],
     *,
-    with_diagonal: bool,
-    resamples: int,
-    generator: np.random.Generator,
+    diagonal: bool,
 ) -> tuple[float, float]:
-    """Return the mean of h over all pairs, with or without i = j, and its p-value by the bootstrap."""
-    n = predictions.n_samples
-    multipliers = _centred_counts(n, resamples, generator)  # (n, resamples)
+    """Return the mean of h over all pairs, with or without i = j, and its p-value by multipliers (n, resamples)."""
+    n, resamples = multipliers.shape
     total, resampled = 0.0, np.zeros(resamples)
     for rows, columns, products in _pair_products(predictions, kernel, bandwidth):
-        if rows == columns and not with_diagonal:
+        if rows == columns and not diagonal:
             np.fill_diagonal(products, 0)
         times = 1 if rows == columns else 2  # h is symmetric: a block off the diagonal counts twice
         total += times * float(products.sum())
@@ -164,7 +165,7 @@ def _quadratic_estimate(
             sums = products.astype(np.float32) @ multipliers[columns]  # (rows, resamples)
             resampled += times * np.einsum("ir,ir->r", multipliers[rows], sums, dtype=np.float64)
     pairs = float(predictions.row_weights.sum()) ** 2
-    if not with_diagonal:
+    if not diagonal:
         pairs -= float(np.sum(predictions.row_weights**2))
     value = total / pairs
     if not resamples or n < 2:

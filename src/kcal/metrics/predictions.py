@@ -19,7 +19,6 @@ from kcal.validation import (
     check_weights,
     collect_classes,
     encode_labels,
-    shown,
 )
 
 Floats = NDArray[np.floating[Any]]
@@ -123,9 +122,8 @@ def check_predictions(
     else:
         names = collect_classes([], classes)
         if len(names) != n_classes:
-            raise InvalidInputError(
-                "classes", f"must name all {n_classes} columns of probs, in their order", got=f"{len(names)} names"
-            )
+            expected = f"must name all {n_classes} columns of probs, in their order"
+            raise InvalidInputError("classes", expected, got=f"{len(names)} names")
         columns = encode_labels(check_labels(labels, n_samples, "labels"), names).astype(np.intp, copy=False)
     weights = None if sample_weight is None else check_weights(sample_weight, n_samples)
     if weights is not None and (weights == 1).all():
@@ -165,24 +163,13 @@ def resolve_threshold(threshold: Any, n_classes: int) -> float:
     """Return max(0.01, 1/K) for "max", min(0.01, 1/K) for "min", or a number from 0 to 1."""
     if isinstance(threshold, str) and threshold in ("max", "min"):
         return max(0.01, 1 / n_classes) if threshold == "max" else min(0.01, 1 / n_classes)
-    try:
-        return check_number(threshold, "threshold", minimum=0, maximum=1)
-    except InvalidInputError:
-        expected = 'must be "max", "min" or a number from 0 to 1'
-        raise InvalidInputError("threshold", expected, got=shown(threshold)) from None
+    expected = 'must be "max", "min" or a number from 0 to 1'
+    return check_number(threshold, "threshold", minimum=0, maximum=1, expected=expected)
 
 
 def check_event(of: Any, n_classes: int) -> Event:
     """Return the event that a metric is about: "confidence" or the index of a class."""
     if isinstance(of, str) and of == "confidence":
         return "confidence"
-    try:
-        return check_integer(of, "of", minimum=0, maximum=n_classes - 1)
-    except InvalidInputError:
-        expected = f'must be "confidence" or the index of a class, 0 to {n_classes - 1}'
-        raise InvalidInputError("of", expected, got=shown(of)) from None
-
-
-def check_bandwidth(bandwidth: Any) -> float:
-    """Return the width of a kernel, a positive number."""
-    return check_number(bandwidth, "bandwidth", minimum=0, exclusive=True)
+    expected = f'must be "confidence" or the index of a class, 0 to {n_classes - 1}'
+    return check_integer(of, "of", minimum=0, maximum=n_classes - 1, expected=expected)

@@ -6,9 +6,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.errors import InvalidInputError
 from kcal.metrics.predictions import Predictions, blocks, check_predictions
-from kcal.validation import check_number, shown
+from kcal.validation import check_number
 
 Clip = float | Literal["published"]
 
@@ -78,11 +77,8 @@ def check_clip(clip: Any) -> Clip:
     """Return the lower bound of probabilities inside the logarithm."""
     if isinstance(clip, str) and clip == "published":
         return "published"
-    try:
-        return check_number(clip, "clip", minimum=0, maximum=1 - 1e-12)
-    except InvalidInputError:
-        expected = 'must be "published" or a number from 0 to below 1'
-        raise InvalidInputError("clip", expected, got=shown(clip)) from None
+    expected = 'must be "published" or a number from 0 to below 1'
+    return check_number(clip, "clip", minimum=0, maximum=1 - 1e-12, expected=expected)
 
 
 @dataclass(frozen=True, eq=False)
