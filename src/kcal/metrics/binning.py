@@ -81,11 +81,6 @@ class ReliabilityBins:
         """The part of the calibration error from bins whose predictions are too low."""
         return self.mean_of(np.maximum(self.gap, 0.0))
 
-    @property
-    def signed_error(self) -> float:
-        """Mean gap: observed frequency minus mean prediction over all samples."""
-        return self.mean_of(self.gap)
-
     def mean_of(self, values: NDArray[np.float64]) -> float:
         """Return the mean over all samples of one value per bin; nan if there are none."""
         if not self.weights.any():

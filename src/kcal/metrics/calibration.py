@@ -186,12 +186,10 @@ def class_errors(
 
     Parameters
     ----------
-    probs, bins, adaptive, threshold, sample_weight
+    probs, labels, classes, sample_weight
+        As in `evaluate`.
+    bins, adaptive, threshold
         As in `classwise_calibration_error`.
-    labels
-        True classes, (n_samples,): column indices of probs, or any labels if ``classes`` names the columns.
-    classes
-        The label of every column, like ``classes_`` of a calibrator.
     """
     predictions, binning = check_binned(
         probs, labels, sample_weight, bins=bins, adaptive=adaptive, threshold=threshold, classes=classes

@@ -52,14 +52,10 @@ class CanonicalCells:
     labels: NDArray[np.intp]
 
     @property
-    def distances(self) -> NDArray[np.float64]:
-        """Total variation between prediction and observation in each cell, (n_cells,)."""
-        return np.asarray(0.5 * np.abs(self.mean_prediction - self.observed_frequency).sum(axis=1))
-
-    @property
     def calibration_error(self) -> float:
-        """Mean distance over the samples: `canonical_calibration_error`."""
-        return float(np.average(self.distances, weights=self.weights))
+        """Mean total variation between prediction and observation: `canonical_calibration_error`."""
+        distances = 0.5 * np.abs(self.mean_prediction - self.observed_frequency).sum(axis=1)  # (n_cells,)
+        return float(np.average(distances, weights=self.weights))
 
     def __str__(self) -> str:
         return (

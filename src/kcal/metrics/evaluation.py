@@ -55,19 +55,18 @@ class Evaluation:
         import pandas
 
         values = self.as_dict()
-        columns = {"value": values}
+        frame = pandas.DataFrame({"value": values}, index=pandas.Index(values, name="metric"))
         if self.intervals:
-            columns["low"] = {name: interval.low for name, interval in self.intervals.items()}
-            columns["high"] = {name: interval.high for name, interval in self.intervals.items()}
-        frame = pandas.DataFrame(columns, index=pandas.Index(values, name="metric"))
+            frame[["low", "high"]] = [self.intervals.get(name, (float("nan"), float("nan"))) for name in values]
         frame["better"] = [METRICS[name].direction for name in values]
         return frame
 
     def __str__(self) -> str:
         values = self.as_dict()
         width = max(len(METRICS[name].description) for name in values)
+        intervals = {name: f"[{low:.5f}, {high:.5f}]  " for name, (low, high) in self.intervals.items()}
         rows = [
-            f"{METRICS[name].description:<{width}}  {value:>9.5f}  {self._interval_text(name)}"
+            f"{METRICS[name].description:<{width}}  {value:>9.5f}  {intervals.get(name, '')}"
             f"{METRICS[name].direction} is better"
             for name, value in values.items()
         ]
@@ -79,10 +78,6 @@ class Evaluation:
         if self.confidence is not None:
             lines.append(f"{self.confidence:.4g} confidence intervals in brackets; {INTERVAL_NOTE}")
         return "\n".join(lines)
-
-    def _interval_text(self, name: str) -> str:
-        interval = self.intervals.get(name)
-        return f"[{interval.low:.5f}, {interval.high:.5f}]  " if interval else ""
 
 
 def evaluate(

@@ -200,8 +200,7 @@ def _centred_counts(n: int, resamples: int, generator: np.random.Generator) -> N
 
 def _residuals(predictions: Predictions, rows: slice) -> NDArray[np.float64]:
     """Return one-hot labels minus probabilities, times the weights of the rows, (rows, n_classes)."""
-    residuals = predictions.residuals(rows)
-    return residuals if predictions.weights is None else residuals * predictions.weights[rows, None]
+    return predictions.residuals(rows) * predictions.row_weights[rows, None]
 
 
 def _row_distances(first: Floats, second: Floats, kernel: Kernel) -> NDArray[np.float64]:

@@ -64,7 +64,7 @@ class Predictions:
     @cached_property
     def confidences(self) -> Floats:
         """Each row's largest probability."""
-        return self._at(self.top_classes)
+        return self.probs[np.arange(self.n_samples), self.top_classes]
 
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
@@ -74,9 +74,9 @@ class Predictions:
     @cached_property
     def label_probs(self) -> Floats:
         """The probability that each row gives to its label."""
-        return self._at(self.labels)
+        return self.probs[np.arange(self.n_samples), self.labels]
 
-    @property
+    @cached_property
     def row_weights(self) -> NDArray[np.float64]:
         """The weight of each row, (n_samples,); ones if there are none."""
         return np.ones(self.n_samples) if self.weights is None else self.weights
@@ -106,9 +106,6 @@ class Predictions:
     def weighted_rows(self) -> "Predictions":
         """Return the rows of positive weight."""
         return self if self.weights is None else self.rows(self.weights > 0)
-
-    def _at(self, columns: NDArray[np.intp]) -> Floats:
-        return self.probs[np.arange(self.n_samples), columns]
 
 
 def check_predictions(

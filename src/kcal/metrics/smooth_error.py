@@ -32,11 +32,8 @@ def smooth_calibration_error(
 
     Parameters
     ----------
-    probs, labels
-        As in `expected_calibration_error`.
-    of
-        "confidence": the probability of the top class, and whether it is right;
-        the index of a class: its probability, and whether it is the label.
+    probs, labels, of
+        As in `reliability`.
     sample_weight
         Relative importance of each sample, (n_samples,); w_i / Σw takes the place of 1/n.
 
@@ -82,7 +79,7 @@ def kde_calibration_error(
     Parameters
     ----------
     probs, labels, of
-        As in `smooth_calibration_error`.
+        As in `reliability`.
     bandwidth
         h; by default 1.06·s·n^(−1/5), with s the standard deviation of the predictions. (The authors' code uses
         (2n)^(−1/5) times the standard deviation of the predictions whose event occurred, which is narrower.)

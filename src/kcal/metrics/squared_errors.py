@@ -29,10 +29,8 @@ def debiased_squared_calibration_error(
 
     Parameters
     ----------
-    probs, labels, bins, adaptive
-        As in `expected_calibration_error`.
-    of
-        "confidence", or the index of a class.
+    probs, labels, bins, adaptive, of
+        As in `reliability`.
     sample_weight
         Relative importance of each sample, (n_samples,). With weights, s_b² / n_b becomes the variance of a weighted
         mean, s_b²·Σw² / (Σw)², with s_b² = Σw·(r − gap_b)² / (Σw − Σw² / Σw).

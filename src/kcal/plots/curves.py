@@ -110,11 +110,9 @@ def _check_curve(curve: Any) -> list[NDArray[np.float64]]:
     parts = [np.asarray(part, dtype=np.float64) for part in (curve.steps, curve.losses, curve.learning_rates)]
     sizes = [len(part) for part in parts]
     if len(set(sizes)) > 1 or sizes[0] == 0:
-        raise InvalidInputError(
-            "curve",
-            "must have a loss and a learning rate for each step, and at least one step",
-            got="{} steps, {} losses and {} learning rates".format(*sizes),
-        )
+        expected = "must have a loss and a learning rate for each step, and at least one step"
+        got = "{} steps, {} losses and {} learning rates".format(*sizes)
+        raise InvalidInputError("curve", expected, got=got)
     return parts
 
 

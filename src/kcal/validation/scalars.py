@@ -11,13 +11,10 @@ import numpy as np
 
 from kcal.errors import InvalidInputError
 
-SEED_LIMIT = 2**64
-"""The generators of torch and numpy take seeds below this."""
-
 
 def check_seed(seed: Any) -> int:
-    """Return the seed; raise if it is not an integer from 0 to 2⁶⁴ − 1."""
-    return check_integer(seed, "seed", minimum=0, maximum=SEED_LIMIT - 1)
+    """Return the seed; raise if it is not an integer from 0 to 2⁶⁴ − 1, the range of torch and numpy."""
+    return check_integer(seed, "seed", minimum=0, maximum=2**64 - 1)
 
 
 def check_integer(value: Any, name: str, *, minimum: int, maximum: int, expected: str = "") -> int:
