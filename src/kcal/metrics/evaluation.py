@@ -113,7 +113,7 @@ def evaluate(
     confidence
         Probability with which an interval is to contain the true value, like 0.95; no intervals if None. They are
         bootstrap intervals; those of calibration errors are corrected for the bias of such errors (see
-        ``kcal.metrics.gap_intervals``), so that the interval can lie below the value.
+        ``kcal.metrics.intervals``), so that the interval can lie below the value.
     resamples
         Number of bootstrap resamples, 20 to 1,000,000.
     groups

@@ -75,14 +75,13 @@ def check_resampling(
     predictions: Predictions, *, confidence: Any, resamples: Any, groups: ArrayLike | None, seed: Any
 ) -> tuple[Predictions, Resampling]:
     """Check the options of the bootstrap; rows of weight 0 are left out, because they are never resampled."""
-    codes = None if groups is None else check_groups(groups, predictions.n_samples)
-    if predictions.weights is not None and not predictions.weights.all():
-        if codes is not None:
-            codes = np.unique(codes[predictions.weights > 0], return_inverse=True)[1].reshape(-1)
-        predictions = predictions.weighted_rows()
+    codes = None
+    if groups is not None:
+        kept = check_groups(groups, predictions.n_samples)[predictions.row_weights > 0]
+        codes = check_groups(kept, len(kept))  # from 0, without gaps
     number = check_integer(resamples, "resamples", minimum=FEWEST_RESAMPLES, maximum=MOST_RESAMPLES)
     level = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
-    return predictions, Resampling(level, number, check_seed(seed), codes)
+    return predictions.weighted_rows(), Resampling(level, number, check_seed(seed), codes)
 
 
 def tails(confidence: float) -> tuple[float, float]:
