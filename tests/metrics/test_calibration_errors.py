@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
 
-import kcal.metrics.calibration
+import kcal.metrics.predictions
 from kcal.errors import InvalidInputError
 from kcal.metrics import classwise_calibration_error, expected_calibration_error, reliability
 
@@ -187,7 +187,7 @@ def test_blocks_of_columns_give_the_same_value_as_one_block(monkeypatch):
     probs = generator.dirichlet(np.ones(7), size=50)
     labels = generator.integers(0, 7, size=50)
     whole = classwise_calibration_error(probs, labels)
-    monkeypatch.setattr(kcal.metrics.binning, "BLOCK_ENTRIES", 150)
+    monkeypatch.setattr(kcal.metrics.predictions, "BLOCK_ENTRIES", 150)
     assert classwise_calibration_error(probs, labels) == whole
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-import kcal.metrics.canonical_error
+import kcal.metrics.predictions
 from kcal.errors import InvalidInputError
 from kcal.metrics.canonical_error import canonical_calibration_error, canonical_cells
 
@@ -125,7 +125,7 @@ def test_blocks_give_the_same_value_as_one_block(monkeypatch):
     probs = generator.dirichlet(np.ones(7), size=50)
     labels = generator.integers(0, 7, size=50)
     whole = canonical_calibration_error(probs, labels, bins=3)
-    monkeypatch.setattr(kcal.metrics.canonical_error, "BLOCK_ENTRIES", 120)
+    monkeypatch.setattr(kcal.metrics.predictions, "BLOCK_ENTRIES", 120)
     assert canonical_calibration_error(probs, labels, bins=3) == pytest.approx(whole)
 
 

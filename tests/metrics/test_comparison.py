@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.comparison import compare_methods
-from kcal.metrics.significance import SplitSummary
+from kcal.metrics.comparison import SplitSummary, compare_methods
 
 steady = settings(deadline=None, max_examples=40)  # a slow run is no failure
 

@@ -13,7 +13,7 @@ from kcal.metrics import (
     expected_calibration_error,
     negative_log_likelihood,
 )
-from kcal.metrics.gap_intervals import Gaps, gap_interval, shared_gaps
+from kcal.metrics.intervals import Gaps, gap_interval, shared_gaps
 from kcal.metrics.resampling import Resampling
 
 

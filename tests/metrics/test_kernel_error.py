@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kcal.metrics.kernel_error
+import kcal.metrics.predictions
 from kcal.errors import InvalidInputError
 from kcal.metrics.kernel_error import kernel_calibration_error
 
@@ -177,7 +178,7 @@ def test_blocks_give_the_same_as_one_block(estimator, monkeypatch):
     labels = generator.integers(0, 4, size=53)
     whole = kernel_calibration_error(probs, labels, estimator=estimator)
     monkeypatch.setattr(kcal.metrics.kernel_error, "BLOCK_ROWS", 8)
-    monkeypatch.setattr(kcal.metrics.kernel_error, "BLOCK_ENTRIES", 12)
+    monkeypatch.setattr(kcal.metrics.predictions, "BLOCK_ENTRIES", 12)
     blocked = kernel_calibration_error(probs, labels, estimator=estimator)
     assert blocked.value == pytest.approx(whole.value, abs=1e-15)
     assert blocked.p_value == whole.p_value

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kcal.metrics import accuracy
-from kcal.metrics.rejection import accuracy_rejection, accuracy_rejection_area
+from kcal.metrics.scores import accuracy_rejection, accuracy_rejection_area
 
 steady = settings(deadline=None, max_examples=50)  # a slow run is no failure
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss
 
-import kcal.metrics.scores
+import kcal.metrics.predictions
 from kcal.errors import InvalidInputError
 from kcal.metrics import accuracy, multiclass_brier_loss, negative_log_likelihood, top_label_brier_loss
 
@@ -117,6 +117,6 @@ def test_blocks_of_rows_give_the_same_value_as_one_block(monkeypatch):
     probs = generator.dirichlet(np.ones(7), size=50)
     labels = generator.integers(0, 7, size=50)
     whole = multiclass_brier_loss(probs, labels)
-    monkeypatch.setattr(kcal.metrics.scores, "BLOCK_ENTRIES", 40)
+    monkeypatch.setattr(kcal.metrics.predictions, "BLOCK_ENTRIES", 40)
     assert multiclass_brier_loss(probs, labels) == pytest.approx(whole)
     assert (probs.sum(axis=1) > 0.999).all(), "the caller's array is not touched"

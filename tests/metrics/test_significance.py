@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.significance import SplitSummary, corrected_resampled_t_test, pooled_t_test
+from kcal.metrics.comparison import SplitSummary, corrected_resampled_t_test, pooled_t_test
 
 steady = settings(deadline=None, max_examples=50)  # a slow run is no failure
 # Scipy warns about samples without variance; those are tested by themselves.

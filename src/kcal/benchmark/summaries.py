@@ -22,8 +22,8 @@ from kcal.metrics import (
     compare_methods,
     overall_ranks,
 )
+from kcal.metrics.comparison import summarize
 from kcal.metrics.registry import METRICS, Metric
-from kcal.metrics.significance import summarize
 
 RANKED_METRICS = ("accuracy", "classwise_calibration_error", "expected_calibration_error", "top_label_brier_loss")
 """The paper's main metrics, over whose ranks it averages."""

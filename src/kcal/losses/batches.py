@@ -21,7 +21,11 @@ REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class LossModule(nn.Module):
-    """Base of the losses as modules: the options of the function ``loss`` are attributes."""
+    """Base of the losses as modules: the options of the function ``loss`` are attributes.
+
+    Use them like ``nn.CrossEntropyLoss`` with labels (n,); the options ``weight``, ``ignore_index`` and
+    ``label_smoothing`` do not exist.
+    """
 
     def __init__(self, loss: Callable[..., torch.Tensor], **options: Any) -> None:
         super().__init__()
@@ -63,12 +67,10 @@ def check_batch(logits: Any, labels: Any) -> None:
         raise InvalidInputError("labels", expected, got=f"shape {tuple(labels.shape)} and dtype {labels.dtype}")
     lowest, highest = torch.stack(torch.aminmax(labels)).tolist()
     if lowest < 0 or highest >= logits.shape[1]:
-        raise InvalidInputError(
-            "labels",
-            f"must be column indices of logits, 0 to {logits.shape[1] - 1}",
-            got=str(lowest if lowest < 0 else highest),
-            remedy="Leave out unlabelled samples: there is no ignore_index.",
-        )
+        expected = f"must be column indices of logits, 0 to {logits.shape[1] - 1}"
+        got = lowest if lowest < 0 else highest
+        remedy = "Leave out unlabelled samples: there is no ignore_index."
+        raise InvalidInputError("labels", expected, got=str(got), remedy=remedy)
 
 
 def check_reduction(reduction: Any) -> str:

@@ -62,11 +62,7 @@ def _check_gamma(gamma: Any) -> float | str:
 
 
 class FocalLoss(LossModule):
-    """:func:`focal_loss` as a module, with the same options.
-
-    Use it like ``nn.CrossEntropyLoss`` with labels (n,); the options ``weight``, ``ignore_index`` and
-    ``label_smoothing`` do not exist.
-    """
+    """:func:`focal_loss` as a module, with the same options."""
 
     def __init__(self, *, gamma: float | str = SCHEDULE, reduction: str = "mean") -> None:
         super().__init__(focal_loss, gamma=_check_gamma(gamma), reduction=check_reduction(reduction))

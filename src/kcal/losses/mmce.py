@@ -110,11 +110,7 @@ class MMCE(LossModule):
 
 
 class MMCELoss(LossModule):
-    """:func:`mmce_loss` as a module, with the same options.
-
-    Use it like ``nn.CrossEntropyLoss`` with labels (n,); the options ``weight``, ``ignore_index`` and
-    ``label_smoothing`` do not exist.
-    """
+    """:func:`mmce_loss` as a module, with the same options."""
 
     def __init__(self, *, coefficient: float = COEFFICIENT, weighted: bool = True, reduction: str = "mean") -> None:
         super().__init__(

@@ -4,20 +4,38 @@ Every metric takes ``probs`` (n_samples, n_classes), whose rows sum to 1, ``labe
 ``sample_weight``, the relative importance of each sample. ``METRICS`` is the table of all metrics.
 """
 
-from kcal.metrics.calibration import classwise_calibration_error, expected_calibration_error, reliability
+from kcal.metrics.binning import ReliabilityBins
+from kcal.metrics.calibration import (
+    ClassErrors,
+    class_errors,
+    classwise_calibration_error,
+    expected_calibration_error,
+    reliability,
+)
 from kcal.metrics.canonical_error import CanonicalCells, canonical_calibration_error, canonical_cells
-from kcal.metrics.class_errors import ClassErrors, class_errors
-from kcal.metrics.comparison import ComparisonMarks, MethodComparison, compare_methods
+from kcal.metrics.comparison import (
+    ComparisonMarks,
+    MethodComparison,
+    SplitSummary,
+    compare_methods,
+    corrected_resampled_t_test,
+    pooled_t_test,
+)
 from kcal.metrics.evaluation import Evaluation, evaluate
 from kcal.metrics.kernel_error import KernelCalibrationError, kernel_calibration_error
 from kcal.metrics.metric_interval import confidence_interval
 from kcal.metrics.ranks import AverageRank, AverageRanks, average_ranks, overall_ranks
 from kcal.metrics.registry import METRICS, Metric
-from kcal.metrics.rejection import RejectionCurve, accuracy_rejection, accuracy_rejection_area
-from kcal.metrics.reliability_bins import ReliabilityBins
 from kcal.metrics.resampling import Interval
-from kcal.metrics.scores import accuracy, multiclass_brier_loss, negative_log_likelihood, top_label_brier_loss
-from kcal.metrics.significance import SplitSummary, corrected_resampled_t_test, pooled_t_test
+from kcal.metrics.scores import (
+    RejectionCurve,
+    accuracy,
+    accuracy_rejection,
+    accuracy_rejection_area,
+    multiclass_brier_loss,
+    negative_log_likelihood,
+    top_label_brier_loss,
+)
 from kcal.metrics.smooth_error import kde_calibration_error, smooth_calibration_error
 from kcal.metrics.squared_errors import (
     MurphyDecomposition,

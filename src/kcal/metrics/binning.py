@@ -20,15 +20,84 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from kcal.metrics.predictions import Binning, Event, Floats, Predictions
-from kcal.metrics.reliability_bins import ReliabilityBins
+from kcal.metrics.predictions import Binning, Event, Floats, Predictions, blocks
+from kcal.metrics.resampling import wilson_interval
+from kcal.validation import check_number
 
 Array = NDArray[np.float64]
 
-BLOCK_ENTRIES = 4_000_000  # of columns that are copied at a time: reading them one by one is slow
 TINY = np.finfo(np.float64).tiny
 ROUNDING = 1e-12
 """Relative rounding error of a sum of weights."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReliabilityBins:
+    """Observed frequency and mean prediction of one event, in bins of the prediction; nan in an empty bin.
+
+    Equal-width bins are closed on the right. Equal-count bins begin at the smallest prediction, end at the largest and
+    meet halfway between neighbours; their edges are nan if there are no samples.
+    """
+
+    counts: NDArray[np.intp]  # (bins,), samples in each bin
+    mean_prediction: NDArray[np.float64]  # (bins,)
+    observed_frequency: NDArray[np.float64]  # (bins,), fraction of the samples in which the event occurred
+    edges: NDArray[np.float64]  # (bins + 1,)
+    of: Event  # "confidence" (the top class is right) or the index of a class
+    adaptive: bool  # whether the bins hold equal counts; otherwise they have equal widths
+    weights: NDArray[np.float64]  # (bins,), sums of weights; the counts if samples are not weighted
+    effective_counts: NDArray[np.float64]  # (bins,), (Σw)² / Σw²: samples of equal weight with the same variance
+
+    def frequency_bands(self, confidence: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the lower and upper ends, (bins,) each, of Wilson's interval of every observed frequency.
+
+        Weighted samples enter by `effective_counts`. nan in an empty bin.
+        """
+        check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
+        return wilson_interval(self.observed_frequency, self.effective_counts, confidence)
+
+    @property
+    def total(self) -> int:
+        """Number of samples in all bins."""
+        return int(self.counts.sum())
+
+    @property
+    def gap(self) -> NDArray[np.float64]:
+        """Observed frequency minus mean prediction: negative where the predictions are too high."""
+        return self.observed_frequency - self.mean_prediction
+
+    @property
+    def calibration_error(self) -> float:
+        """Mean absolute gap, Σ_b (n_b / n)·|gap_b|; nan if there are no samples."""
+        return self.mean_of(np.abs(self.gap))
+
+    @property
+    def overconfidence(self) -> float:
+        """The part of the calibration error from bins whose predictions are too high."""
+        return self.mean_of(np.maximum(-self.gap, 0.0))
+
+    @property
+    def underconfidence(self) -> float:
+        """The part of the calibration error from bins whose predictions are too low."""
+        return self.mean_of(np.maximum(self.gap, 0.0))
+
+    def mean_of(self, values: NDArray[np.float64]) -> float:
+        """Return the mean over all samples of one value per bin; nan if there are none."""
+        if not self.weights.any():
+            return float("nan")
+        return float(np.nansum(self.weights * values) / self.weights.sum())
+
+    def __str__(self) -> str:
+        event = "the top class" if self.of == "confidence" else f"class {self.of}"
+        columns = (self.edges[:-1], self.edges[1:], self.counts, self.mean_prediction, self.observed_frequency)
+        rows = [
+            f"{low:6.4f} to {high:6.4f}  {count:>9,}  {mean:10.4f}  {observed:8.4f}"
+            for low, high, count, mean, observed in zip(*columns, strict=True)
+            if count
+        ]
+        heading = f"{'bin':<16}  {'samples':>9}  {'prediction':>10}  {'observed':>8}"
+        summary = f"Reliability of {event}: {self.total:,} samples, calibration error {self.calibration_error:.4f}"
+        return "\n".join([summary, heading, *rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,25 +107,18 @@ class SortedPredictions:
     values: Floats  # (n,)
     positives: Floats  # (n_positive,)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no sample."""
-        return len(self.values) == 0
-
     def bin(self, binning: Binning, *, of: Event) -> ReliabilityBins:
         """Cut the predictions into equal-count (adaptive) or equal-width bins."""
         cuts, edges = _cuts_and_edges(self.values, binning)  # (bins + 1,) each
         counts = np.diff(cuts)
         filled = counts > 0
         mean_prediction, observed_frequency = np.full((2, binning.bins), np.nan)
-        if not self.is_empty:
+        if filled.any():
             sums = np.add.reduceat(self.values, cuts[:-1][filled], dtype=np.float64)
             mean_prediction[filled] = sums / counts[filled]
-            occurred = np.diff(self._positives_below(cuts))
-            observed_frequency[filled] = occurred[filled] / counts[filled]
-        weights = counts.astype(np.float64)
-        kind = binning.adaptive
-        return ReliabilityBins(counts, mean_prediction, observed_frequency, edges, of, kind, weights, weights)
+            observed_frequency[filled] = np.diff(self._positives_below(cuts))[filled] / counts[filled]
+        mass = counts.astype(np.float64)
+        return ReliabilityBins(counts, mean_prediction, observed_frequency, edges, of, binning.adaptive, mass, mass)
 
     def _positives_below(self, cuts: NDArray[np.intp]) -> Array:
         """Count the positives of lower rank than each cut; a cut through ties takes its fraction of theirs."""
@@ -78,23 +140,16 @@ class WeightedPredictions:
     order: NDArray[np.intp]  # (n,), the rows they come from
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is no sample of positive weight."""
-        return not self.weights.any()
-
-    @property
     def residuals(self) -> Array:
         """Outcome minus prediction, (n,)."""
         return np.asarray(self.occurred - self.values.astype(np.float64))
 
     def bin(self, binning: Binning, *, of: Event) -> ReliabilityBins:
         """Cut the predictions into bins of equal weight (adaptive) or of equal width."""
-        if not binning.adaptive:
-            cuts, edges = _cuts_and_edges(self.values, binning)
-        else:
+        cuts, edges = _cuts_and_edges(self.values, binning)
+        if binning.adaptive:
             inner_weights = self._weights_below_cuts(binning.bins)[1:-1] * (1 + ROUNDING)
-            inner = np.searchsorted(np.cumsum(self.weights), inner_weights, side="right")  # samples wholly below
-            cuts = np.concatenate([[0], inner, [len(self.values)]]).astype(np.intp)
+            cuts[1:-1] = np.searchsorted(np.cumsum(self.weights), inner_weights, side="right")  # samples wholly below
             edges = _edges_between(self.values, cuts)
         memberships = self.memberships(binning)
         factors = np.stack([np.ones_like(self.weights), self.values, self.occurred, self.weights], axis=1)  # (n, 4)
@@ -170,7 +225,7 @@ def sort_event(
     return sort_predictions(values, values[occurred], threshold=threshold)
 
 
-def bin_event(predictions: Predictions, of: Event, binning: Binning) -> ReliabilityBins:
+def bin_event(predictions: Predictions, binning: Binning, *, of: Event) -> ReliabilityBins:
     """Bin the predictions of one event of at least the threshold."""
     return sort_event(predictions, of, threshold=binning.threshold).bin(binning, of=of)
 
@@ -184,10 +239,8 @@ def sort_classes(predictions: Predictions, *, threshold: float) -> Iterator[Sort
     class_ends = np.cumsum(np.bincount(predictions.labels, minlength=n_classes))
     by_class = predictions.label_probs[np.argsort(predictions.labels)]
     positives = np.split(by_class, class_ends[:-1])  # n_classes arrays
-    width = max(1, BLOCK_ENTRIES // predictions.n_samples)
-    for start in range(0, n_classes, width):
-        block = np.ascontiguousarray(probs[:, start : start + width].T)  # (width, n_samples)
-        for k, values in enumerate(block, start):
+    for columns in blocks(n_classes, predictions.n_samples):  # copied, because reading them one by one is slow
+        for k, values in enumerate(np.ascontiguousarray(probs[:, columns].T), columns.start):
             yield sort_predictions(values, positives[k], threshold=threshold)
 
 

@@ -5,10 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.metrics.predictions import Floats, check_bins, check_predictions
-
-# Rows and columns are processed in blocks of about this many entries, so that memory stays bounded.
-BLOCK_ENTRIES = 1_000_000
+from kcal.metrics.predictions import Floats, blocks, check_bins, check_predictions
 
 
 def canonical_calibration_error(
@@ -34,21 +31,12 @@ def canonical_calibration_error(
         on the same samples.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    cells = _cells(predictions.probs, check_bins(bins))
-    order = np.argsort(cells, kind="stable")
-    starts = np.flatnonzero(np.diff(cells[order], prepend=-1))  # where each cell begins among the sorted rows
-    labels_in_order = predictions.labels[order]
-    width = max(1, BLOCK_ENTRIES // predictions.n_samples)
+    cells, weights = _cells(predictions.probs, check_bins(bins)), predictions.row_weights
     total = 0.0
-    for first in range(0, predictions.n_classes, width):
-        differences = predictions.probs[:, first : first + width].astype(np.float64)[order]  # (n_samples, width)
-        column = labels_in_order - first
-        rows = np.flatnonzero((column >= 0) & (column < differences.shape[1]))
-        differences[rows, column[rows]] -= 1
-        if predictions.weights is not None:
-            differences *= predictions.weights[order, None]
-        total += float(np.abs(np.add.reduceat(differences, starts, axis=0)).sum())
-    return total / (2 * float(predictions.row_weights.sum()))
+    for k, column in enumerate(predictions.probs.T):  # one class at a time, so that memory stays bounded
+        differences = np.bincount(cells, weights=weights * (column.astype(np.float64) - (predictions.labels == k)))
+        total += float(np.abs(differences).sum())
+    return total / (2 * float(weights.sum()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +52,10 @@ class CanonicalCells:
     labels: NDArray[np.intp]
 
     @property
-    def distances(self) -> NDArray[np.float64]:
-        """Total variation between prediction and observation in each cell, (n_cells,)."""
-        return np.asarray(0.5 * np.abs(self.mean_prediction - self.observed_frequency).sum(axis=1))
-
-    @property
     def calibration_error(self) -> float:
-        """Mean distance over the samples: `canonical_calibration_error`."""
-        return float(np.average(self.distances, weights=self.weights))
+        """Mean total variation between prediction and observation: `canonical_calibration_error`."""
+        distances = 0.5 * np.abs(self.mean_prediction - self.observed_frequency).sum(axis=1)  # (n_cells,)
+        return float(np.average(distances, weights=self.weights))
 
     def __str__(self) -> str:
         return (
@@ -106,8 +90,7 @@ def _cells(probs: Floats, bins: int) -> NDArray[np.intp]:
     """Return the cell of every row; occupied cells are numbered from 0."""
     edges = (np.arange(1, bins) / bins).astype(probs.dtype)  # correctly rounded, so that 0.3 is the edge 3/10
     coordinates = np.empty(probs.shape, dtype=np.min_scalar_type(bins))  # (n_samples, n_classes), one byte each
-    height = max(1, BLOCK_ENTRIES // probs.shape[1])
-    for start in range(0, probs.shape[0], height):
-        coordinates[start : start + height] = np.searchsorted(edges, probs[start : start + height], side="right")
+    for rows in blocks(*probs.shape):
+        coordinates[rows] = np.searchsorted(edges, probs[rows], side="right")
     as_bytes = coordinates.view(f"V{coordinates.itemsize * probs.shape[1]}")[:, 0]  # each row is one value
     return np.asarray(np.unique(as_bytes, return_inverse=True)[1].reshape(-1), dtype=np.intp)

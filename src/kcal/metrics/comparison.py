@@ -1,4 +1,4 @@
-"""The best methods over repeated random splits of the data ("splits"), among those that preserve accuracy.
+"""Methods compared over repeated random splits of the data ("splits"): tests of "the mean is higher", and the best.
 
 The KCal paper marks its tables at p = 0.01: a method preserves accuracy unless it is significantly worse than
 the uncalibrated one; best are the accuracy-preserving method of the best mean and those not significantly worse.
@@ -10,23 +10,89 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtr
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.significance import (
-    Checked,
-    SplitSummary,
-    SplitValues,
-    check_mapping,
-    check_sizes,
-    check_splits,
-    corrected_p_value,
-    pooled_p_value,
-    summarize,
-)
-from kcal.validation import check_choice, check_number, shown
+from kcal.validation import check_choice, check_integer, check_number, shown, to_numbers
 
 Better = Literal["lower", "higher"]
+
+ROUNDING = 1e-12  # standard errors and differences below this fraction of the values are rounding errors
+UNPAIRED = "Without n_calibration and n_test, only the pooled test is computed."
+MOST_SAMPLES = 10**15
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """Mean and standard deviation (ddof = 1; nan for a single value) over splits."""
+
+    mean: float
+    std: float
+    n_splits: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.5f} ± {self.std:.5f}"
+
+
+SplitValues = ArrayLike | SplitSummary
+Checked = NDArray[np.float64] | SplitSummary
+
+
+def pooled_t_test(first: SplitValues, second: SplitValues) -> float:
+    """One-sided p-value of "the mean of first is higher", unpaired: t = (x̄ − ȳ) / √(s²·(1/n + 1/m)).
+
+    s² = ((n − 1)·s_x² + (m − 1)·s_y²) / (n + m − 2) is the pooled variance, with n + m − 2 degrees of freedom.
+    Without variance the p-value is next to 0 or 1, or 0.5 for equal means; nan for one value on each side.
+    """
+    x, y = summarize(check_splits(first, "first")), summarize(check_splits(second, "second"))
+    freedom = x.n_splits + y.n_splits - 2
+    if freedom == 0:
+        return float("nan")
+    squares = sum((s.n_splits - 1) * s.std**2 for s in (x, y) if s.n_splits > 1)
+    standard_error = math.sqrt(squares / freedom * (1 / x.n_splits + 1 / y.n_splits))
+    return _upper_tail(x.mean - y.mean, standard_error, freedom, scale=max(abs(x.mean), abs(y.mean)))
+
+
+def corrected_resampled_t_test(first: ArrayLike, second: ArrayLike, *, n_calibration: int, n_test: int) -> float:
+    """One-sided p-value of "the mean of first is higher", paired: t = d̄ / √(s_d²·(1/J + n_test/n_calibration)).
+
+    d are the differences over J splits, with J − 1 degrees of freedom. The plain paired test has only 1/J;
+    the second term accounts for the samples that splits share (Nadeau and Bengio, "Inference for the
+    generalization error", 2003). Without variance the p-value is next to 0 or 1, or 0.5 for equal means;
+    nan for J = 1.
+    """
+    calibration = check_integer(n_calibration, "n_calibration", minimum=1, maximum=MOST_SAMPLES)
+    share = check_integer(n_test, "n_test", minimum=1, maximum=MOST_SAMPLES) / calibration
+    x, y = check_splits(first, "first"), check_splits(second, "second")
+    if isinstance(x, SplitSummary) or isinstance(y, SplitSummary):
+        raise InvalidInputError("values", "must be arrays for the corrected test", got="a summary", remedy=UNPAIRED)
+    if len(x) != len(y):
+        expected = "must have the same splits for every method in the corrected test"
+        raise InvalidInputError("values", expected, got=f"{len(x)} and {len(y)} values", remedy=UNPAIRED)
+    if len(x) == 1:
+        return float("nan")
+    differences = x - y
+    standard_error = float(differences.std(ddof=1)) * math.sqrt(1 / len(x) + share)
+    scale = float(max(np.abs(x).max(), np.abs(y).max()))
+    return _upper_tail(float(differences.mean()), standard_error, len(x) - 1, scale=scale)
+
+
+def _upper_tail(difference: float, standard_error: float, freedom: int, *, scale: float) -> float:
+    """Return the probability that Student's t exceeds difference / standard error."""
+    standard_error = max(standard_error, ROUNDING * scale)
+    return float(stdtr(freedom, -difference / standard_error)) if standard_error > 0 else 0.5
+
+
+def summarize(entry: Checked) -> SplitSummary:
+    """Return mean and standard deviation."""
+    if isinstance(entry, SplitSummary):
+        return entry
+    std = float(entry.std(ddof=1)) if entry.shape[0] > 1 else float("nan")
+    return SplitSummary(float(entry.mean()), std, int(entry.shape[0]))
 
 
 @dataclass(frozen=True)
@@ -109,20 +175,19 @@ def compare_methods(
     if not isinstance(baseline, str):
         raise InvalidInputError("baseline", "must be the name of a method", got=shown(baseline))
     known = check_mapping(accuracies, "accuracies", "{method: accuracies over splits}")
-    needed = [*given, baseline]
-    missing = next((name for name in needed if known.get(name) is None), None)
-    if missing is not None:
-        expected = "must have every method in values and the baseline"
-        remedy = "Pass its accuracies, or name another baseline."
-        raise InvalidInputError("accuracies", expected, got=f"none of {missing!r}", remedy=remedy)
-    right = {name: check_splits(known[name], f"accuracies[{name!r}]") for name in needed}
+    for name in (*given, baseline):
+        if known.get(name) is None:
+            expected = "must have every method in values and the baseline"
+            remedy = "Pass its accuracies, or name another baseline."
+            raise InvalidInputError("accuracies", expected, got=f"none of {name!r}", remedy=remedy)
+    right = {name: check_splits(known[name], f"accuracies[{name!r}]") for name in (*given, baseline)}
     mark = partial(_marks, given, right, baseline, better, level)
     corrected = None
-    if n_calibration is not None or n_test is not None:
-        corrected = mark(partial(corrected_p_value, share=check_sizes(n_calibration, n_test)))
-    summaries = {name: summarize(entry) for name, entry in given.items()}
-    accuracy_summaries = {name: summarize(entry) for name, entry in right.items()}
-    return MethodComparison(summaries, accuracy_summaries, mark(pooled_p_value), corrected, better, baseline, level)
+    sizes: dict[str, Any] = {"n_calibration": n_calibration, "n_test": n_test}  # one that is None is named in an error
+    if any(size is not None for size in sizes.values()):
+        corrected = mark(partial(corrected_resampled_t_test, **sizes))
+    summaries, accuracy_summaries = ({name: summarize(part[name]) for name in part} for part in (given, right))
+    return MethodComparison(summaries, accuracy_summaries, mark(pooled_t_test), corrected, better, baseline, level)
 
 
 def _marks(
@@ -131,15 +196,14 @@ def _marks(
     baseline: str,
     better: Better,
     level: float,
-    test: Callable[[Checked, Checked], float],
+    test: Callable[..., float],
 ) -> ComparisonMarks:
     """Mark the methods by a test that gives the p-value of "the first is higher"."""
     accuracy_p_values = {name: test(accuracies[baseline], accuracies[name]) for name in values}
     means = {name: summarize(entry).mean for name, entry in accuracies.items()}
-    less_accurate = {
-        name for name, p in accuracy_p_values.items() if _significant(p, means[baseline] > means[name], level)
-    }
-    preserving = [name for name in values if name not in less_accurate]
+    preserving = [
+        name for name, p in accuracy_p_values.items() if not _significant(p, means[baseline] > means[name], level)
+    ]
     sign = 1 if better == "lower" else -1
     badness = {name: sign * summarize(entry).mean for name, entry in values.items()}
     leader = min(badness, key=badness.__getitem__)
@@ -170,3 +234,28 @@ def _mark(name: str, marks: ComparisonMarks) -> str:
     if name == marks.underlined:
         return "best but inaccurate"
     return "" if name in marks.accuracy_preserving else "inaccurate"
+
+
+def check_splits(entry: Any, name: str) -> Checked:
+    """Return one finite number per split, or a summary of them."""
+    if isinstance(entry, SplitSummary):
+        n = check_integer(entry.n_splits, f"{name}.n_splits", minimum=1, maximum=MOST_SAMPLES)
+        check_number(entry.mean, f"{name}.mean", minimum=-math.inf)
+        if n > 1:
+            check_number(entry.std, f"{name}.std", minimum=0)
+        return entry
+    array = to_numbers(entry, name).astype(np.float64)
+    if array.ndim != 1 or len(array) == 0:
+        raise InvalidInputError(name, "must have one number per split", got=f"shape {array.shape}")
+    if not np.isfinite(array).all():
+        position = int(np.argmin(np.isfinite(array)))
+        got = f"{array[position]} at position {position}"
+        raise InvalidInputError(name, "must be finite", got=got, remedy="Pass None for a method without values.")
+    return array
+
+
+def check_mapping(entries: Any, name: str, form: str) -> Mapping[str, Any]:
+    """Return a mapping from names, such as {method: values}."""
+    if isinstance(entries, Mapping) and all(isinstance(key, str) for key in entries):
+        return entries
+    raise InvalidInputError(name, "must be a mapping from names", got=shown(entries), remedy=f"Pass {form}.")

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from kcal.metrics.binning import sort_event
 from kcal.metrics.calibration import mean_class_errors
 from kcal.metrics.intervals import metric_intervals
-from kcal.metrics.predictions import Threshold, check_binning, check_predictions
+from kcal.metrics.predictions import Predictions, Threshold, check_binned
 from kcal.metrics.registry import METRICS
 from kcal.metrics.resampling import Interval, check_resampling
 from kcal.metrics.scores import Clip, check_clip, log_losses, multiclass_brier_losses, top_label_brier_losses
@@ -54,19 +55,18 @@ class Evaluation:
         import pandas
 
         values = self.as_dict()
-        columns = {"value": values}
+        frame = pandas.DataFrame({"value": values}, index=pandas.Index(values, name="metric"))
         if self.intervals:
-            columns["low"] = {name: interval.low for name, interval in self.intervals.items()}
-            columns["high"] = {name: interval.high for name, interval in self.intervals.items()}
-        frame = pandas.DataFrame(columns, index=pandas.Index(values, name="metric"))
+            frame[["low", "high"]] = [self.intervals.get(name, (float("nan"), float("nan"))) for name in values]
         frame["better"] = [METRICS[name].direction for name in values]
         return frame
 
     def __str__(self) -> str:
         values = self.as_dict()
         width = max(len(METRICS[name].description) for name in values)
+        intervals = {name: f"[{low:.5f}, {high:.5f}]  " for name, (low, high) in self.intervals.items()}
         rows = [
-            f"{METRICS[name].description:<{width}}  {value:>9.5f}  {self._interval_text(name)}"
+            f"{METRICS[name].description:<{width}}  {value:>9.5f}  {intervals.get(name, '')}"
             f"{METRICS[name].direction} is better"
             for name, value in values.items()
         ]
@@ -78,10 +78,6 @@ class Evaluation:
         if self.confidence is not None:
             lines.append(f"{self.confidence:.4g} confidence intervals in brackets; {INTERVAL_NOTE}")
         return "\n".join(lines)
-
-    def _interval_text(self, name: str) -> str:
-        interval = self.intervals.get(name)
-        return f"[{interval.low:.5f}, {interval.high:.5f}]  " if interval else ""
 
 
 def evaluate(
@@ -117,33 +113,33 @@ def evaluate(
     confidence
         Probability with which an interval is to contain the true value, like 0.95; no intervals if None. They are
         bootstrap intervals; those of calibration errors are corrected for the bias of such errors (see
-        ``kcal.metrics.gap_intervals``), so that the interval can lie below the value.
+        ``kcal.metrics.intervals``), so that the interval can lie below the value.
     resamples
         Number of bootstrap resamples, 20 to 1,000,000.
     groups
         Patients, speakers, sites, (n_samples,): whole groups are resampled, because their rows are not independent.
     """
-    predictions = check_predictions(probs, labels, sample_weight, classes)
-    binning, clip = check_binning(predictions.n_classes, bins, threshold=threshold), check_clip(clip)
+    predictions, binning = check_binned(probs, labels, sample_weight, bins=bins, threshold=threshold, classes=classes)
+    clip = check_clip(clip)
     if groups is not None:
         check_groups(groups, predictions.n_samples)
     intervals: dict[str, Interval] = {}
     if confidence is not None:
-        resampled = check_resampling(predictions, confidence=confidence, resamples=resamples, groups=groups, seed=seed)
-        intervals, confidence = metric_intervals(*resampled, binning, clip=clip), resampled[1].confidence
+        kept, resampling = check_resampling(
+            predictions, confidence=confidence, resamples=resamples, groups=groups, seed=seed
+        )
+        intervals = metric_intervals(kept, _scores(kept, clip), binning, resampling)
+        confidence = resampling.confidence
     both = (binning, binning._replace(adaptive=False))
     ordered = sort_event(predictions, "confidence")
     adaptive, static = (ordered.bin(kind, of="confidence").calibration_error for kind in both)
     class_adaptive, class_static = mean_class_errors(predictions, *both)
     return Evaluation(
-        accuracy=predictions.mean(predictions.correct),
+        **{name: predictions.mean(values) for name, values in _scores(predictions, clip).items()},
         expected_calibration_error=adaptive,
         classwise_calibration_error=class_adaptive,
         static_expected_calibration_error=static,
         static_classwise_calibration_error=class_static,
-        top_label_brier_loss=predictions.mean(top_label_brier_losses(predictions)),
-        multiclass_brier_loss=predictions.mean(multiclass_brier_losses(predictions)),
-        negative_log_likelihood=predictions.mean(log_losses(predictions, clip=clip)),
         n_samples=predictions.n_samples,
         n_classes=predictions.n_classes,
         bins=binning.bins,
@@ -152,3 +148,13 @@ def evaluate(
         confidence=confidence,
         intervals=intervals,
     )
+
+
+def _scores(predictions: Predictions, clip: Clip) -> dict[str, NDArray[np.float64]]:
+    """Return the values of each row, (n_samples,), of the metrics that are means over the rows."""
+    return {
+        "accuracy": predictions.correct.astype(np.float64),
+        "top_label_brier_loss": top_label_brier_losses(predictions),
+        "multiclass_brier_loss": multiclass_brier_losses(predictions),
+        "negative_log_likelihood": log_losses(predictions, clip=clip),
+    }

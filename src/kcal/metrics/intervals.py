@@ -1,44 +1,63 @@
-"""Confidence intervals of all metrics of an evaluation from one set of resamples."""
+"""Confidence intervals of all metrics of an evaluation from one set of resamples.
+
+Binned calibration errors are sums of absolute gaps, Σ_b |g_b|. Noise makes every gap larger, and a resample adds noise
+a second time, so that the percentile interval of resampled errors lies above the true error and, near perfect
+calibration, never contains it. Here tests of hypotheses are inverted. They lie on one path, from "calibrated" through
+"the mean gaps of all classes" and "the measured gaps" to larger gaps:
+
+    gaps(t) = t·h                    0 ≤ t ≤ 1,    h_b the mean gap of all classes at the prediction of bin b
+              h + (t − 1)·(g − h)    1 ≤ t ≤ 2,    g_b the measured gap
+              (t − 1)·g              2 ≤ t
+
+Under each hypothesis one would measure Σ_b |gaps_b(t) + noise_b|. The interval holds the errors Σ_b |gaps_b(t)| of the
+hypotheses under which the measured error is not extreme. The noise is that of binomial counts with the rates of the
+hypothesis and, towards the measured gaps, that of the resampled gaps. With a single event, h = g.
+"""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
-from kcal.metrics.binning import WeightedPredictions, sort_weighted
-from kcal.metrics.gap_intervals import Gaps, gap_interval
-from kcal.metrics.predictions import Binning, Event, Predictions
-from kcal.metrics.reliability_bins import ReliabilityBins
-from kcal.metrics.resampling import Interval, Resampling, wilson_interval
-from kcal.metrics.scores import Clip, log_losses, multiclass_brier_losses, top_label_brier_losses
+from kcal.metrics.binning import ReliabilityBins, WeightedPredictions, sort_weighted
+from kcal.metrics.predictions import Binning, Event, Floats, Predictions
+from kcal.metrics.resampling import Interval, Resampling, tails, wilson_interval
 
 Array = NDArray[np.float64]
 
+PATH = np.concatenate([np.linspace(0.0, 2.0, 17), [2.2, 2.5, 3.0, 4.0, 6.0, 11.0]])
+"""The hypotheses t; in between, quantiles are interpolated."""
+FINE = 2001
+SHARED_BINS = 20
+ROUNDING = 1e-3
+"""Fraction of the measured error by which it may pass a quantile: with few possible outcomes they are often equal."""
+LEAST_COUNT = 1.5
+"""Effective count that a bin needs for its resamples to show its variance."""
+
 
 def metric_intervals(
-    predictions: Predictions, resampling: Resampling, binning: Binning, *, clip: Clip
+    predictions: Predictions, scores: dict[str, Array], binning: Binning, resampling: Resampling
 ) -> dict[str, Interval]:
-    """Return the interval of every metric of an `Evaluation`; class-wise errors only if a class has samples."""
-    losses = {
-        "accuracy": predictions.correct.astype(np.float64),
-        "top_label_brier_loss": top_label_brier_losses(predictions),
-        "multiclass_brier_loss": multiclass_brier_losses(predictions),
-        "negative_log_likelihood": log_losses(predictions, clip=clip),
-    }
-    per_row = np.stack(list(losses.values()), axis=1)  # (n_samples, n_metrics)
+    """Return the interval of every metric of an `Evaluation`; class-wise errors only if a class has samples.
+
+    ``scores`` has the values of each row, (n_samples,), by metric; the accuracy is the first.
+    """
+    per_row = np.stack(list(scores.values()), axis=1)  # (n_samples, n_metrics)
     means = resampled_means(predictions, per_row, resampling)
-    intervals = {name: resampling.percentile_interval(means[:, i]) for i, name in enumerate(losses)}
+    intervals = {name: resampling.percentile_interval(means[:, i]) for i, name in enumerate(scores)}
     intervals["accuracy"] = accuracy_interval(predictions, means[:, 0], resampling)
-    classes = range(predictions.n_classes)
     for prefix, adaptive in (("", True), ("static_", False)):
         classwise = binning._replace(adaptive=adaptive)
-        confidence = classwise._replace(threshold=0.0)
-        errors = {
-            "expected": binned_error_interval(predictions, ["confidence"], confidence, resampling),
-            "classwise": binned_error_interval(predictions, classes, classwise, resampling),
+        events: dict[str, tuple[Sequence[Event], Binning]] = {
+            "expected": (["confidence"], classwise._replace(threshold=0.0)),
+            "classwise": (range(predictions.n_classes), classwise),
         }
-        intervals |= {f"{prefix}{name}_calibration_error": interval for name, interval in errors.items() if interval}
+        for name, options in events.items():
+            interval = binned_error_interval(predictions, *options, resampling)
+            if interval is not None:
+                intervals[f"{prefix}{name}_calibration_error"] = interval
     return intervals
 
 
@@ -75,7 +94,7 @@ def binned_error_interval(
     """
     sorted_events = ((of, sort_weighted(predictions, of, threshold=binning.threshold)) for of in events)
     parts = [
-        _event_matrices(event, of, binning, predictions.n_samples) for of, event in sorted_events if not event.is_empty
+        _event_matrices(event, of, binning, predictions.n_samples) for of, event in sorted_events if event.weights.any()
     ]
     if not parts:
         return None
@@ -112,3 +131,106 @@ def _event_matrices(
         csr_array((np.ones(n_kept), event.order, [0, n_kept]), shape=(1, n_samples)),
         event.bin(binning, of=of),
     )
+
+
+class Gaps(NamedTuple):
+    """(n_b / n)·gap_b of all bins of some events, each event with equal weight; arrays are (n_gaps,) unless noted."""
+
+    measured: Array
+    resampled: NDArray[np.float32]  # (resamples, n_gaps)
+    shares: Array  # n_b / n
+    predictions: Array  # mean prediction of the bin
+    counts: Array  # effective counts of the bins
+    n_events: int
+
+    def rates(self, gaps: Floats) -> Array:
+        """Return the rate of the event in each bin for given gaps."""
+        filled = np.where(self.shares > 0, self.shares, 1.0)
+        return np.clip(self.predictions + gaps / filled, 0.0, 1.0)
+
+
+def gap_interval(gaps: Gaps, confidence: float, *, seed: int, clustered: bool = False) -> Interval:
+    """Return the interval of Σ|gaps| by inverting its test along the path.
+
+    ``clustered``: whole groups were resampled; simulated noise is then widened by as much as the groups widen the
+    noise of the resamples.
+    """
+    measured = float(np.abs(gaps.measured).sum())
+    systematic = gaps.measured if gaps.n_events == 1 else shared_gaps(gaps)
+    noises = _noise(gaps, systematic, np.random.default_rng([seed, 1]), clustered=clustered)
+    low_tail, high_tail = tails(confidence)
+    errors, quantiles = [], []
+    for place in PATH:
+        assumed = _gaps_on_path(place, gaps.measured, systematic)
+        before = min(int(place), 1)
+        weight = min(place, 2.0) - before
+        noise = np.sqrt(1 - weight) * noises[before] + np.sqrt(weight) * noises[before + 1]
+        sums = np.abs(assumed.astype(np.float32) + noise).sum(axis=1)
+        errors.append(float(np.abs(assumed).sum()))
+        quantiles.append(np.quantile(sums, (low_tail, 0.5, high_tail)))
+    return _accepted(measured, np.array(errors), np.array(quantiles))
+
+
+def shared_gaps(gaps: Gaps) -> Array:
+    """Return the mean gap of all events at the prediction of each bin, times the fraction of the bin."""
+    filled = np.flatnonzero(gaps.shares > 0)
+    order = filled[np.argsort(gaps.predictions[filled], kind="stable")]
+    counts = gaps.counts[order]
+    reached = np.cumsum(counts)
+    block = np.minimum((SHARED_BINS * (reached - counts / 2) / reached[-1]).astype(np.intp), SHARED_BINS - 1)
+    total = np.bincount(block, weights=counts)
+    nonempty = total > 0
+    sizes = gaps.measured[order] / gaps.shares[order]
+    predictions, means = (
+        np.bincount(block, weights=counts * values)[nonempty] / total[nonempty]
+        for values in (gaps.predictions[order], sizes)
+    )
+    return np.asarray(gaps.shares * np.interp(gaps.predictions, predictions, means))
+
+
+def _gaps_on_path(place: float, measured: Floats, systematic: Floats) -> Array:
+    if place <= 2:
+        return np.asarray(min(place, 1.0) * systematic + max(place - 1, 0.0) * (measured - systematic))
+    return np.asarray((place - 1) * measured)
+
+
+def _noise(
+    gaps: Gaps, systematic: Floats, generator: np.random.Generator, *, clustered: bool
+) -> tuple[NDArray[np.float32], ...]:
+    """Return simulated noise at t = 0, 1 and 2, (resamples, n_gaps) each."""
+    measured_rates = gaps.rates(gaps.measured)
+    smoothed_rates = gaps.rates(systematic)
+    enough = gaps.counts > LEAST_COUNT
+    widening = np.sqrt(np.where(enough, gaps.counts / np.maximum(gaps.counts - 1, LEAST_COUNT - 1), 1.0))
+    resampled = (gaps.resampled - gaps.resampled.mean(axis=0)) * widening.astype(np.float32)
+    factor = 1.0
+    if clustered:
+        of_rows = (gaps.shares**2 * measured_rates * (1 - measured_rates) / np.maximum(gaps.counts, 1.0)).sum()
+        factor = float(np.sqrt(max(resampled.var(axis=0).sum() / of_rows, 1.0))) if of_rows > 0 else 1.0
+    shrunk_rates = (gaps.counts * measured_rates + smoothed_rates) / (gaps.counts + 1)
+    drawn = [
+        _binomial_noise(gaps, rates, generator, factor)
+        for rates in (gaps.rates(np.zeros(1)), smoothed_rates, shrunk_rates)
+    ]
+    at_measured = np.where(enough, resampled, drawn[2])
+    return drawn[0], at_measured if gaps.n_events == 1 else drawn[1], at_measured
+
+
+def _binomial_noise(gaps: Gaps, rates: Floats, generator: np.random.Generator, factor: float) -> NDArray[np.float32]:
+    counts = np.maximum(np.rint(gaps.counts), 1).astype(np.int64)
+    drawn = np.empty(gaps.resampled.shape, dtype=np.float32)
+    for row in drawn:
+        row[:] = factor * gaps.shares * (generator.binomial(counts, rates) / counts - rates)
+    return drawn
+
+
+def _accepted(measured: float, errors: Floats, quantiles: Floats) -> Interval:
+    """Return the least and the largest error under which the measured one is not extreme."""
+    fine = np.linspace(0, len(errors) - 1, FINE)
+    error, low, middle, high = (
+        np.interp(fine, np.arange(len(errors)), values) for values in (errors, *np.asarray(quantiles).T)
+    )
+    excess = np.maximum(low - measured, measured - high)  # how far outside; not above 0 where it is accepted
+    accepted = excess <= max(float(excess.min()), 0.0) + ROUNDING * measured
+    noise = float(high[0] - middle[0])  # errors this small cannot be distinguished from 0
+    return Interval(float(error[accepted].min()), min(max(float(error[accepted].max()), noise), 1.0))

@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.spatial.distance import cdist, pdist
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.predictions import Floats, Predictions, check_bandwidth, check_predictions
-from kcal.validation import check_choice, check_integer, check_seed
+from kcal.metrics.predictions import Floats, Predictions, blocks, check_predictions
+from kcal.validation import check_choice, check_integer, check_number, check_seed
 
 Estimator = Literal["unbiased-quadratic", "unbiased-linear", "biased"]
 Kernel = Literal["total-variation", "euclidean"]
@@ -31,7 +31,6 @@ DISTANCES: dict[str, tuple[str, float]] = {"total-variation": ("cityblock", 0.5)
 BLOCK_ROWS = 1024  # a block of h and its two factors take 24 MB
 ALL_PAIRS_ROWS = 2000  # up to here the median distance is that of all pairs, 2 million
 SAMPLED_PAIRS = 1_000_000  # beyond, that of as many random pairs
-BLOCK_ENTRIES = 1_000_000  # entries of random pairs that are converted to float64 at a time
 MOST_RESAMPLES = 100_000
 
 
@@ -114,29 +113,29 @@ def kernel_calibration_error(
     generator = np.random.default_rng(check_seed(seed))
     if estimator != "unbiased-linear":
         predictions = _in_canonical_order(predictions)
-    width = _median_distance(predictions.probs, kernel, generator) if bandwidth is None else check_bandwidth(bandwidth)
-    if estimator == "unbiased-linear":
-        value, p_value = _linear_estimate(predictions, kernel, width)
+    if bandwidth is None:
+        bandwidth = _median_distance(predictions.probs, kernel, generator)
     else:
-        value, p_value = _quadratic_estimate(
-            predictions, kernel, width, with_diagonal=estimator == "biased", resamples=number, generator=generator
-        )
-    return KernelCalibrationError(value, p_value, estimator, kernel, width, predictions.n_samples)
+        bandwidth = check_number(bandwidth, "bandwidth", minimum=0, exclusive=True)
+    if estimator == "unbiased-linear":
+        value, p_value = _linear_estimate(predictions, kernel, bandwidth)
+    else:
+        multipliers = _centred_counts(predictions.n_samples, number, generator)
+        diagonal = estimator == "biased"
+        value, p_value = _quadratic_estimate(predictions, kernel, bandwidth, multipliers, diagonal=diagonal)
+    return KernelCalibrationError(value, p_value, estimator, kernel, bandwidth, predictions.n_samples)
 
 
 def _linear_estimate(predictions: Predictions, kernel: Kernel, bandwidth: float) -> tuple[float, float]:
     """Return the mean of h over consecutive disjoint pairs, and its p-value by the normal distribution."""
-    height = max(1, BLOCK_ENTRIES // predictions.n_classes)
     n_pairs = predictions.n_samples // 2
-    products, masses = np.empty(n_pairs), np.ones(n_pairs)
-    for start in range(0, n_pairs, height):
-        stop = min(start + height, n_pairs)
-        first, second = slice(2 * start, 2 * stop, 2), slice(2 * start + 1, 2 * stop + 1, 2)
+    products = np.empty(n_pairs)
+    for pairs in blocks(n_pairs, predictions.n_classes):
+        first, second = (slice(2 * pairs.start + i, 2 * pairs.stop + i, 2) for i in (0, 1))
         similarity = np.exp(-_row_distances(predictions.probs[first], predictions.probs[second], kernel) / bandwidth)
         inner = np.einsum("ik,ik->i", _residuals(predictions, first), _residuals(predictions, second))
-        products[start:stop] = similarity * inner
-    if predictions.weights is not None:
-        masses = predictions.weights[0 : 2 * n_pairs : 2] * predictions.weights[1 : 2 * n_pairs : 2]
+        products[pairs] = similarity * inner
+    masses = predictions.row_weights[: 2 * n_pairs].reshape(n_pairs, 2).prod(axis=1)
     value = float(products.sum() / masses.sum())
     if n_pairs < 2:
         return value, float("nan")
@@ -150,17 +149,15 @@ def _quadratic_estimate(
     predictions: Predictions,
     kernel: Kernel,
     bandwidth: float,
+    multipliers: NDArray[np.float32],
     *,
-    with_diagonal: bool,
-    resamples: int,
-    generator: np.random.Generator,
+    diagonal: bool,
 ) -> tuple[float, float]:
-    """Return the mean of h over all pairs, with or without i = j, and its p-value by the bootstrap."""
-    n = predictions.n_samples
-    multipliers = _centred_counts(n, resamples, generator)  # (n, resamples)
+    """Return the mean of h over all pairs, with or without i = j, and its p-value by multipliers (n, resamples)."""
+    n, resamples = multipliers.shape
     total, resampled = 0.0, np.zeros(resamples)
     for rows, columns, products in _pair_products(predictions, kernel, bandwidth):
-        if rows == columns and not with_diagonal:
+        if rows == columns and not diagonal:
             np.fill_diagonal(products, 0)
         times = 1 if rows == columns else 2  # h is symmetric: a block off the diagonal counts twice
         total += times * float(products.sum())
@@ -168,7 +165,7 @@ def _quadratic_estimate(
             sums = products.astype(np.float32) @ multipliers[columns]  # (rows, resamples)
             resampled += times * np.einsum("ir,ir->r", multipliers[rows], sums, dtype=np.float64)
     pairs = float(predictions.row_weights.sum()) ** 2
-    if not with_diagonal:
+    if not diagonal:
         pairs -= float(np.sum(predictions.row_weights**2))
     value = total / pairs
     if not resamples or n < 2:
@@ -203,8 +200,7 @@ def _centred_counts(n: int, resamples: int, generator: np.random.Generator) -> N
 
 def _residuals(predictions: Predictions, rows: slice) -> NDArray[np.float64]:
     """Return one-hot labels minus probabilities, times the weights of the rows, (rows, n_classes)."""
-    residuals = predictions.residuals(rows)
-    return residuals if predictions.weights is None else residuals * predictions.weights[rows, None]
+    return predictions.residuals(rows) * predictions.row_weights[rows, None]
 
 
 def _row_distances(first: Floats, second: Floats, kernel: Kernel) -> NDArray[np.float64]:
@@ -226,8 +222,7 @@ def _median_distance(probs: Floats, kernel: Kernel, generator: np.random.Generat
     else:
         first = generator.integers(0, n, SAMPLED_PAIRS)
         second = (first + generator.integers(1, n, SAMPLED_PAIRS)) % n  # never the same row
-        height = max(1, BLOCK_ENTRIES // probs.shape[1])
-        parts = [slice(start, start + height) for start in range(0, SAMPLED_PAIRS, height)]
+        parts = blocks(SAMPLED_PAIRS, probs.shape[1])
         distances = np.concatenate([_row_distances(probs[first[p]], probs[second[p]], kernel) for p in parts])
     return float(np.median(distances)) or float(distances.mean()) or 1.0
 

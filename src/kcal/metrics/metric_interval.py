@@ -19,7 +19,7 @@ from kcal.errors import InvalidInputError
 from kcal.metrics.predictions import Predictions, check_predictions
 from kcal.metrics.registry import kind_of_metric
 from kcal.metrics.resampling import Interval, Resampling, check_resampling, tails
-from kcal.validation import check_choice, shown
+from kcal.validation import check_choice
 
 Kind = Literal["auto", "score", "error", "squared error"]
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -69,8 +69,6 @@ def confidence_interval(
     sets only.
     """
     predictions = check_predictions(probs, labels, sample_weight)
-    if not callable(metric) or isinstance(metric, type):
-        raise InvalidInputError("metric", "must be a function of probabilities and labels", got=shown(metric))
     check_choice(kind, "kind", get_args(Kind))
     chosen = kind_of_metric(metric) if kind == "auto" else kind
     measure = _measure_of(metric)
@@ -108,11 +106,8 @@ def _parameters(metric: Callable[..., Any]) -> set[str]:
     """Return the names of the parameters; raise if the metric does not take probabilities and labels."""
     try:
         signature = inspect.signature(metric)
-    except ValueError:  # a built-in function
-        return set()
-    try:
         signature.bind(None, None)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise InvalidInputError("metric", "must be a function of probabilities and labels", got=str(error)) from None
     return set(signature.parameters)
 

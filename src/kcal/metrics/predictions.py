@@ -1,5 +1,6 @@
 """Checked probabilities and labels that every metric reads, and the checks of the options that metrics share."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -18,7 +19,6 @@ from kcal.validation import (
     check_weights,
     collect_classes,
     encode_labels,
-    shown,
 )
 
 Floats = NDArray[np.floating[Any]]
@@ -27,6 +27,7 @@ Event = Literal["confidence"] | int
 Threshold = float | Literal["max", "min"]
 
 MOST_BINS = 100_000
+BLOCK_ENTRIES = 1_000_000  # of a matrix that is processed block by block, so that memory stays bounded
 
 
 class Binning(NamedTuple):
@@ -63,7 +64,7 @@ class Predictions:
     @cached_property
     def confidences(self) -> Floats:
         """Each row's largest probability."""
-        return self._at(self.top_classes)
+        return self.probs[np.arange(self.n_samples), self.top_classes]
 
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
@@ -73,9 +74,9 @@ class Predictions:
     @cached_property
     def label_probs(self) -> Floats:
         """The probability that each row gives to its label."""
-        return self._at(self.labels)
+        return self.probs[np.arange(self.n_samples), self.labels]
 
-    @property
+    @cached_property
     def row_weights(self) -> NDArray[np.float64]:
         """The weight of each row, (n_samples,); ones if there are none."""
         return np.ones(self.n_samples) if self.weights is None else self.weights
@@ -106,9 +107,6 @@ class Predictions:
         """Return the rows of positive weight."""
         return self if self.weights is None else self.rows(self.weights > 0)
 
-    def _at(self, columns: NDArray[np.intp]) -> Floats:
-        return self.probs[np.arange(self.n_samples), columns]
-
 
 def check_predictions(
     probs: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None, classes: ArrayLike | None = None
@@ -121,9 +119,8 @@ def check_predictions(
     else:
         names = collect_classes([], classes)
         if len(names) != n_classes:
-            raise InvalidInputError(
-                "classes", f"must name all {n_classes} columns of probs, in their order", got=f"{len(names)} names"
-            )
+            expected = f"must name all {n_classes} columns of probs, in their order"
+            raise InvalidInputError("classes", expected, got=f"{len(names)} names")
         columns = encode_labels(check_labels(labels, n_samples, "labels"), names).astype(np.intp, copy=False)
     weights = None if sample_weight is None else check_weights(sample_weight, n_samples)
     if weights is not None and (weights == 1).all():
@@ -131,9 +128,27 @@ def check_predictions(
     return Predictions(checked, columns, weights)
 
 
-def check_binning(n_classes: int, bins: Any, adaptive: Any = True, threshold: Any = 0.0) -> Binning:
-    """Return the options of binning, with the threshold as a number."""
-    return Binning(check_bins(bins), check_flag(adaptive, "adaptive"), resolve_threshold(threshold, n_classes))
+def blocks(length: int, entries: int) -> Iterator[slice]:
+    """Yield slices that cover 0 to length − 1, of about BLOCK_ENTRIES entries each if every index has ``entries``."""
+    size = max(1, BLOCK_ENTRIES // entries)
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))
+
+
+def check_binned(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    sample_weight: ArrayLike | None,
+    *,
+    bins: int,
+    adaptive: bool = True,
+    threshold: Threshold = 0.0,
+    classes: ArrayLike | None = None,
+) -> tuple[Predictions, Binning]:
+    """Check predictions and the options of their bins."""
+    predictions = check_predictions(probs, labels, sample_weight, classes)
+    lowest = resolve_threshold(threshold, predictions.n_classes)
+    return predictions, Binning(check_bins(bins), check_flag(adaptive, "adaptive"), lowest)
 
 
 def check_bins(bins: Any) -> int:
@@ -145,24 +160,13 @@ def resolve_threshold(threshold: Any, n_classes: int) -> float:
     """Return max(0.01, 1/K) for "max", min(0.01, 1/K) for "min", or a number from 0 to 1."""
     if isinstance(threshold, str) and threshold in ("max", "min"):
         return max(0.01, 1 / n_classes) if threshold == "max" else min(0.01, 1 / n_classes)
-    try:
-        return check_number(threshold, "threshold", minimum=0, maximum=1)
-    except InvalidInputError:
-        expected = 'must be "max", "min" or a number from 0 to 1'
-        raise InvalidInputError("threshold", expected, got=shown(threshold)) from None
+    expected = 'must be "max", "min" or a number from 0 to 1'
+    return check_number(threshold, "threshold", minimum=0, maximum=1, expected=expected)
 
 
 def check_event(of: Any, n_classes: int) -> Event:
     """Return the event that a metric is about: "confidence" or the index of a class."""
     if isinstance(of, str) and of == "confidence":
         return "confidence"
-    try:
-        return check_integer(of, "of", minimum=0, maximum=n_classes - 1)
-    except InvalidInputError:
-        expected = f'must be "confidence" or the index of a class, 0 to {n_classes - 1}'
-        raise InvalidInputError("of", expected, got=shown(of)) from None
-
-
-def check_bandwidth(bandwidth: Any) -> float:
-    """Return the width of a kernel, a positive number."""
-    return check_number(bandwidth, "bandwidth", minimum=0, exclusive=True)
+    expected = f'must be "confidence" or the index of a class, 0 to {n_classes - 1}'
+    return check_integer(of, "of", minimum=0, maximum=n_classes - 1, expected=expected)

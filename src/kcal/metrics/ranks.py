@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.significance import check_mapping, summarize
+from kcal.metrics.comparison import Better, check_mapping, summarize
 from kcal.validation import check_choice, shown, to_numbers
 
 
@@ -43,9 +43,7 @@ class AverageRanks:
         return "\n".join(f"{name:<{width}}  {rank}" for name, rank in ordered)
 
 
-def average_ranks(
-    tasks: Mapping[str, Mapping[str, ArrayLike | None]], *, better: Literal["lower", "higher"] = "lower"
-) -> AverageRanks:
+def average_ranks(tasks: Mapping[str, Mapping[str, ArrayLike | None]], *, better: Better = "lower") -> AverageRanks:
     """Rank the methods in each task, the best is 1, and average each method's ranks over the tasks.
 
     Parameters
@@ -61,16 +59,14 @@ def average_ranks(
     -----
     Equal values share the mean of their ranks. A method without any value does not occur in the result.
     """
-    check_choice(better, "better", ("lower", "higher"))
+    check_choice(better, "better", get_args(Better))
     collected: dict[str, list[NDArray[np.float64]]] = {}
     for task, methods in check_mapping(tasks, "tasks", "{task: {method: value}}").items():
         columns = _columns(f"tasks[{task!r}]", methods)
         if not columns:
             continue
         values = np.stack(list(columns.values()))  # (n_methods, n_splits)
-        ranks = rankdata(
-            values if better == "lower" else -values, axis=0, nan_policy="omit"
-        )  # ties share the mean rank
+        ranks = rankdata(values if better == "lower" else -values, axis=0, nan_policy="omit")
         for name, row in zip(columns, ranks, strict=True):
             collected.setdefault(name, []).append(row[~np.isnan(row)])
     joined = {name: np.concatenate(rows) for name, rows in collected.items()}

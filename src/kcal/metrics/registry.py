@@ -15,8 +15,13 @@ from numpy.typing import ArrayLike
 from kcal.metrics.calibration import classwise_calibration_error, expected_calibration_error
 from kcal.metrics.canonical_error import canonical_calibration_error
 from kcal.metrics.kernel_error import kernel_calibration_error
-from kcal.metrics.rejection import accuracy_rejection_area
-from kcal.metrics.scores import accuracy, multiclass_brier_loss, negative_log_likelihood, top_label_brier_loss
+from kcal.metrics.scores import (
+    accuracy,
+    accuracy_rejection_area,
+    multiclass_brier_loss,
+    negative_log_likelihood,
+    top_label_brier_loss,
+)
 from kcal.metrics.smooth_error import kde_calibration_error, smooth_calibration_error
 from kcal.metrics.squared_errors import (
     debiased_squared_calibration_error,

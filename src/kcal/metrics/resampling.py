@@ -10,10 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import norm, t
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.predictions import Predictions
+from kcal.metrics.predictions import Predictions, blocks
 from kcal.validation import check_groups, check_integer, check_number, check_seed
 
-BLOCK_ENTRIES = 4_000_000
 FEWEST_RESAMPLES, MOST_RESAMPLES = 20, 1_000_000
 
 Array = NDArray[np.float64]
@@ -46,9 +45,8 @@ class Resampling:
             name, units = ("probs", "rows") if self.groups is None else ("groups", "groups")
             expected = f"must have at least two {units} of positive weight for an interval"
             raise InvalidInputError(name, expected, got=str(n_units))
-        width = max(1, BLOCK_ENTRIES // predictions.n_samples)
-        for start in range(0, self.resamples, width):
-            block = np.empty((predictions.n_samples, min(width, self.resamples - start)))
+        for columns in blocks(self.resamples, predictions.n_samples):
+            block = np.empty((predictions.n_samples, columns.stop - columns.start))
             for column in range(block.shape[1]):
                 drawn = np.bincount(generator.integers(n_units, size=n_units), minlength=n_units)
                 block[:, column] = drawn if self.groups is None else drawn[self.groups]
@@ -77,14 +75,13 @@ def check_resampling(
     predictions: Predictions, *, confidence: Any, resamples: Any, groups: ArrayLike | None, seed: Any
 ) -> tuple[Predictions, Resampling]:
     """Check the options of the bootstrap; rows of weight 0 are left out, because they are never resampled."""
-    codes = None if groups is None else check_groups(groups, predictions.n_samples)
-    if predictions.weights is not None and not predictions.weights.all():
-        if codes is not None:
-            codes = np.unique(codes[predictions.weights > 0], return_inverse=True)[1].reshape(-1)
-        predictions = predictions.weighted_rows()
+    codes = None
+    if groups is not None:
+        kept = check_groups(groups, predictions.n_samples)[predictions.row_weights > 0]
+        codes = check_groups(kept, len(kept))  # from 0, without gaps
     number = check_integer(resamples, "resamples", minimum=FEWEST_RESAMPLES, maximum=MOST_RESAMPLES)
     level = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
-    return predictions, Resampling(level, number, check_seed(seed), codes)
+    return predictions.weighted_rows(), Resampling(level, number, check_seed(seed), codes)
 
 
 def tails(confidence: float) -> tuple[float, float]:

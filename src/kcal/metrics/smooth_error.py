@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.fft import dct, irfft, next_fast_len, rfft
 
-from kcal.metrics.predictions import Event, check_bandwidth, check_event, check_predictions
+from kcal.metrics.predictions import Event, check_event, check_predictions
+from kcal.validation import check_number
 
 Array = NDArray[np.float64]
 
@@ -31,11 +32,8 @@ def smooth_calibration_error(
 
     Parameters
     ----------
-    probs, labels
-        As in `expected_calibration_error`.
-    of
-        "confidence": the probability of the top class, and whether it is right;
-        the index of a class: its probability, and whether it is the label.
+    probs, labels, of
+        As in `reliability`.
     sample_weight
         Relative importance of each sample, (n_samples,); w_i / Σw takes the place of 1/n.
 
@@ -81,7 +79,7 @@ def kde_calibration_error(
     Parameters
     ----------
     probs, labels, of
-        As in `smooth_calibration_error`.
+        As in `reliability`.
     bandwidth
         h; by default 1.06·s·n^(−1/5), with s the standard deviation of the predictions. (The authors' code uses
         (2n)^(−1/5) times the standard deviation of the predictions whose event occurred, which is narrower.)
@@ -96,8 +94,12 @@ def kde_calibration_error(
     values, outcomes, shares = _sorted_event(probs, labels, of, sample_weight)
     if values[0] == values[-1]:
         return float(abs(np.dot(shares, outcomes) - values[0]))
-    width = _rule_of_thumb(values, shares) if bandwidth is None else check_bandwidth(bandwidth)
-    half_width = min(max(3 * width, SMALLEST_HALF_WIDTH), 1.0)
+    if bandwidth is None:
+        spread = math.sqrt(float(np.dot(shares, (values - np.dot(shares, values)) ** 2)))
+        bandwidth = 1.06 * spread * math.pow(np.dot(shares, shares), 0.2)
+    else:
+        bandwidth = check_number(bandwidth, "bandwidth", minimum=0, exclusive=True)
+    half_width = min(max(3 * bandwidth, SMALLEST_HALF_WIDTH), 1.0)
     intervals = max(math.ceil(INTERVALS_PER_HALF_WIDTH / half_width), 2**12)
     reach = math.ceil(half_width * intervals)  # points on either side that a prediction can touch
     kernel = np.clip(1 - (np.arange(-reach, reach + 1) / (half_width * intervals)) ** 2, 0, None) ** 3
@@ -120,12 +122,6 @@ def _sorted_event(
     weights = weights[order]
     ordered = np.minimum(values[order].astype(np.float64), 1.0)
     return ordered, occurred[order].astype(np.float64), weights / weights.sum()
-
-
-def _rule_of_thumb(values: Array, shares: Array) -> float:
-    """Return 1.06·s·n^(−1/5) with the effective number of rows n."""
-    spread = math.sqrt(float(np.dot(shares, (values - np.dot(shares, values)) ** 2)))
-    return 1.06 * spread * math.pow(np.dot(shares, shares), 0.2)
 
 
 def _on_grid(positions: Array, masses: Array, size: int) -> Array:

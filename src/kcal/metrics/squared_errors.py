@@ -1,13 +1,13 @@
 """Debiased squared calibration errors, and Murphy's decomposition of the Brier score."""
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from kcal.metrics.binning import ROUNDING, bin_event, sort_weighted
-from kcal.metrics.predictions import Binning, Event, Predictions, check_binning, check_event, check_predictions
+from kcal.metrics.predictions import Binning, Event, Predictions, check_binned, check_event
 from kcal.validation import check_flag
 
 
@@ -29,17 +29,14 @@ def debiased_squared_calibration_error(
 
     Parameters
     ----------
-    probs, labels, bins, adaptive
-        As in `expected_calibration_error`.
-    of
-        "confidence", or the index of a class.
+    probs, labels, bins, adaptive, of
+        As in `reliability`.
     sample_weight
         Relative importance of each sample, (n_samples,). With weights, s_b² / n_b becomes the variance of a weighted
         mean, s_b²·Σw² / (Σw)², with s_b² = Σw·(r − gap_b)² / (Σw − Σw² / Σw).
     """
-    predictions = check_predictions(probs, labels, sample_weight)
-    binning = check_binning(predictions.n_classes, bins, adaptive)
-    return _debiased(predictions, check_event(of, predictions.n_classes), binning)
+    predictions, binning = check_binned(probs, labels, sample_weight, bins=bins, adaptive=adaptive)
+    return _debiased(predictions, binning, check_event(of, predictions.n_classes))
 
 
 def marginal_calibration_error(
@@ -63,10 +60,9 @@ def marginal_calibration_error(
     debiased
         Whether to subtract the bias of squared gaps.
     """
-    predictions = check_predictions(probs, labels, sample_weight)
-    binning = check_binning(predictions.n_classes, bins, adaptive)
+    predictions, binning = check_binned(probs, labels, sample_weight, bins=bins, adaptive=adaptive)
     squared_error = _debiased if check_flag(debiased, "debiased") else _plain
-    squares = [squared_error(predictions, k, binning) for k in range(predictions.n_classes)]
+    squares = [squared_error(predictions, binning, k) for k in range(predictions.n_classes)]
     return float(np.sqrt(max(float(np.mean(squares)), 0.0)))
 
 
@@ -88,15 +84,13 @@ def top_label_calibration_error(
     probs, labels, bins, adaptive, sample_weight
         As in `expected_calibration_error`; the number of bins is per top class.
     """
-    predictions = check_predictions(probs, labels, sample_weight)
-    binning = check_binning(predictions.n_classes, bins, adaptive)
+    predictions, binning = check_binned(probs, labels, sample_weight, bins=bins, adaptive=adaptive)
     total = 0.0
     for k in np.unique(predictions.top_classes):
         rows = predictions.top_classes == k
         part = predictions.rows(rows)
         if part.weights is None or part.weights.any():
-            binned = bin_event(part, "confidence", binning)
-            total += predictions.mean(rows) * binned.calibration_error
+            total += predictions.mean(rows) * bin_event(part, binning, of="confidence").calibration_error
     return total
 
 
@@ -130,34 +124,31 @@ def murphy_decomposition(
         "classes": the mean over all classes, whose Brier score is `multiclass_brier_loss`; "confidence": of the top
         class, whose Brier score is `top_label_brier_loss`; or the index of a class.
     """
-    predictions = check_predictions(probs, labels, sample_weight)
-    binning = check_binning(predictions.n_classes, bins, adaptive)
+    predictions, binning = check_binned(probs, labels, sample_weight, bins=bins, adaptive=adaptive)
     if isinstance(of, str) and of == "classes":
-        parts = [_murphy(predictions, k, binning) for k in range(predictions.n_classes)]
-        means = [float(np.mean([getattr(part, field.name) for part in parts])) for field in fields(MurphyDecomposition)]
-        return MurphyDecomposition(*means)
-    return _murphy(predictions, check_event(of, predictions.n_classes), binning)
+        parts = [astuple(_murphy(predictions, binning, k)) for k in range(predictions.n_classes)]
+        return MurphyDecomposition(*np.mean(parts, axis=0).tolist())
+    return _murphy(predictions, binning, check_event(of, predictions.n_classes))
 
 
-def _murphy(predictions: Predictions, of: Event, binning: Binning) -> MurphyDecomposition:
+def _murphy(predictions: Predictions, binning: Binning, of: Event) -> MurphyDecomposition:
     values, occurred = predictions.event(of)
-    binned = bin_event(predictions, of, binning)
+    binned = bin_event(predictions, binning, of=of)
     overall = predictions.mean(occurred)
     brier = predictions.mean((values.astype(np.float64) - occurred) ** 2)
     reliability = binned.mean_of(binned.gap**2)
     resolution = binned.mean_of((binned.observed_frequency - overall) ** 2)
     uncertainty = overall * (1.0 - overall)
-    return MurphyDecomposition(
-        brier, reliability, resolution, uncertainty, brier - (reliability - resolution + uncertainty)
-    )
+    within_bins = brier - (reliability - resolution + uncertainty)
+    return MurphyDecomposition(brier, reliability, resolution, uncertainty, within_bins)
 
 
-def _plain(predictions: Predictions, of: Event, binning: Binning) -> float:
-    binned = bin_event(predictions, of, binning)
+def _plain(predictions: Predictions, binning: Binning, of: Event) -> float:
+    binned = bin_event(predictions, binning, of=of)
     return binned.mean_of(binned.gap**2)
 
 
-def _debiased(predictions: Predictions, of: Event, binning: Binning) -> float:
+def _debiased(predictions: Predictions, binning: Binning, of: Event) -> float:
     event = sort_weighted(predictions, of)
     if binning.adaptive:
         binning = binning._replace(bins=max(min(binning.bins, predictions.n_samples // 2), 1))

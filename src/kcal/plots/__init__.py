@@ -7,14 +7,11 @@ axes.
 from kcal.errors import MissingExtraError
 
 try:
-    from kcal.plots.bandwidth import bandwidth_curve
+    from kcal.plots.curves import bandwidth_curve, rank_plot, rejection_curve, training_curve
     from kcal.plots.lines import Line, Panel, line_panels
-    from kcal.plots.ranks import rank_plot
-    from kcal.plots.rejection import rejection_curve
     from kcal.plots.reliability import reliability_diagram
     from kcal.plots.reliability_grids import class_reliability_grid, reliability_grid
     from kcal.plots.simplex import simplex_plot
-    from kcal.plots.training import training_curve
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "matplotlib":
         raise

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.plots.arguments import check_arguments, check_count, check_kind, check_numbers
-from kcal.plots.bandwidth import label_plain_numbers
+from kcal.plots.curves import set_log_scale
 from kcal.plots.style import COUNTS, MARKERS, SERIES, wrap_label
 
 DEFAULT_COLUMNS = 3
@@ -105,12 +105,12 @@ def _panels_of_one_legend(panels: Sequence[Panel], *, small: bool) -> list[int]:
 def _draw_panel(ax: Axes, panel: Panel, *, legend: bool) -> None:
     for number, line in enumerate(panel.lines):
         _draw_line(ax, line, number)
-    if panel.x_log:
-        ax.set_xscale("log")
-        _label_log_axis(ax.xaxis)
-    if panel.y_log:
-        ax.set_yscale("log")
-        _label_log_axis(ax.yaxis)
+    for axis, logarithmic in ((ax.xaxis, panel.x_log), (ax.yaxis, panel.y_log)):
+        if logarithmic:
+            set_log_scale(axis)
+            low, high = axis.get_view_interval()
+            if high < NARROW * low:
+                axis.set_major_locator(MaxNLocator(4))
     if panel.x_ticks:
         ax.set_xticks(panel.x_ticks, [f"{value:g}" for value in panel.x_ticks])
         ax.set_xticks([], minor=True)
@@ -136,14 +136,6 @@ def _draw_line(ax: Axes, line: Line, number: int) -> None:
     if line.spread is not None:
         middle, half = np.asarray(line.y), np.asarray(line.spread)
         ax.fill_between(line.x, middle - half, middle + half, color=colour, alpha=0.15, linewidth=0)
-
-
-def _label_log_axis(axis: Any) -> None:
-    """Label plain numbers; evenly spaced ones if the axis spans little."""
-    label_plain_numbers(axis)
-    low, high = axis.get_view_interval()
-    if high < NARROW * low:
-        axis.set_major_locator(MaxNLocator(4))
 
 
 def _check_panels(panels: Any) -> None:

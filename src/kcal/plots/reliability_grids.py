@@ -168,12 +168,10 @@ def _label_figure(panels: SubFigure, title: str | None) -> None:
 
 def _check_row(row: Any, name: str, n_classes: int) -> Sequence[ReliabilityBins]:
     if not isinstance(row, Sequence) or len(row) != n_classes:
-        raise InvalidInputError(
-            name,
-            f"must be a list of the bins of all {n_classes} classes",
-            got=f"{len(row)} bins" if isinstance(row, Sequence) else shown(row),
-            remedy="Pass [reliability(probs, labels, of=k) for k in range(len(class_names))].",
-        )
+        expected = f"must be a list of the bins of all {n_classes} classes"
+        got = f"{len(row)} bins" if isinstance(row, Sequence) else shown(row)
+        remedy = "Pass [reliability(probs, labels, of=k) for k in range(len(class_names))]."
+        raise InvalidInputError(name, expected, got=got, remedy=remedy)
     for bins in row:
         check_kind(bins, name, *KINDS["bins"])
     return row

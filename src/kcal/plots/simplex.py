@@ -47,12 +47,8 @@ def simplex_plot(
     """
     check_arguments(cells=cells, minimum_count=minimum_count)
     if cells.probs.shape[1] != 3:
-        raise InvalidInputError(
-            "cells",
-            "must be of three classes",
-            got=str(cells.probs.shape[1]),
-            remedy="Draw a reliability diagram per class for any other number.",
-        )
+        remedy = "Draw a reliability diagram per class for any other number."
+        raise InvalidInputError("cells", "must be of three classes", got=str(cells.probs.shape[1]), remedy=remedy)
     names = [f"class {k}" for k in range(3)] if class_names is None else check_names(class_names, 3)
     ax = prepare_axes(ax, 6.4, 6.2, title)
     _draw_triangle(ax, cells.bins)
@@ -115,13 +111,6 @@ def _draw_arrows(ax: Axes, cells: CanonicalCells, minimum_count: int) -> list[Li
 def _name_corners(ax: Axes, names: list[str]) -> None:
     places = ((-8, -6, "left", "top"), (8, -6, "right", "top"), (0, 6, "center", "bottom"))
     for k, (name, (x, y, horizontal, vertical)) in enumerate(zip(names, places, strict=True)):
-        ax.annotate(
-            wrap_label(name, width=19, lines=2),
-            tuple(CORNERS[k]),
-            xytext=(x, y),
-            textcoords="offset points",
-            ha=horizontal,
-            va=vertical,
-            fontsize=11,
-            fontweight="bold",
-        )
+        style: dict[str, Any] = {"ha": horizontal, "va": vertical, "fontsize": 11, "fontweight": "bold"}
+        text = wrap_label(name, width=19, lines=2)
+        ax.annotate(text, tuple(CORNERS[k]), xytext=(x, y), textcoords="offset points", **style)

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
 from kcal.errors import InvalidInputError
 from kcal.metrics import (
     CanonicalCells,
@@ -19,7 +17,8 @@ from kcal.metrics import (
     evaluate,
     reliability,
 )
-from kcal.metrics.predictions import Predictions, check_predictions
+from kcal.metrics.binning import bin_event
+from kcal.metrics.predictions import Binning, Predictions, check_predictions
 from kcal.plots.arguments import check_arguments, check_names
 from kcal.report.markup import readable
 from kcal.validation import check_integer, shown
@@ -62,6 +61,11 @@ class Contents:
         return self.errors[self.methods[-1]]
 
     @property
+    def bins_text(self) -> str:
+        """The number of bins of the calibration errors."""
+        return "1 bin" if self.evaluation.bins == 1 else f"{self.evaluation.bins:,} bins"
+
+    @property
     def band(self) -> float:
         """Confidence level of the bands in reliability diagrams."""
         return self.evaluation.confidence or DEFAULT_CONFIDENCE
@@ -91,19 +95,20 @@ def compute_contents(
             for name, values in probs.items()
         }
 
-    if evaluations is None:
-        evaluated = per_method(evaluate, confidence=DEFAULT_CONFIDENCE)
-    else:
-        evaluated = _check_evaluations(evaluations, methods)
+    given = None if evaluations is None else _check_evaluations(evaluations, methods)
+    evaluated = given or per_method(evaluate, confidence=DEFAULT_CONFIDENCE)
     used = next(reversed(evaluated.values()))
     errors = per_method(class_errors, bins=used.bins, threshold=used.threshold)
+    class_binning = Binning(used.bins, adaptive=False, threshold=used.threshold)
     worst = next(reversed(errors.values())).worst(limit).tolist()
     return Contents(
         class_names=[readable(name) for name in names],
         evaluations=evaluated,
         errors=errors,
         confidence_bins=per_method(reliability, bins=used.bins, adaptive=False),
-        class_bins={k: {readable(name): _class_bins(rows, k, used) for name, rows in methods.items()} for k in worst},
+        class_bins={
+            k: {readable(name): bin_event(rows, class_binning, of=k) for name, rows in methods.items()} for k in worst
+        },
         rejection=per_method(accuracy_rejection),
         cells=per_method(canonical_cells, bins=SIMPLEX_BINS) if used.n_classes == 3 else {},
         weighted=sample_weight is not None,
@@ -113,29 +118,14 @@ def compute_contents(
 
 def _check_methods(probs: Any, labels: Any, sample_weight: Any) -> dict[Any, Predictions]:
     if not isinstance(probs, Mapping) or not 0 < len(probs) <= MOST_METHODS:
-        raise InvalidInputError(
-            "probs", f"must map the names of 1 to {MOST_METHODS} methods to their probabilities", got=shown(probs)
-        )
+        expected = f"must map the names of 1 to {MOST_METHODS} methods to their probabilities"
+        raise InvalidInputError("probs", expected, got=shown(probs))
     methods = {name: check_predictions(values, labels, sample_weight) for name, values in probs.items()}
     sizes = {predictions.n_classes for predictions in methods.values()}
     if len(sizes) > 1:
         got = f"{', '.join(map(str, sorted(sizes)))} columns"
         raise InvalidInputError("probs", "must be of the same classes for all methods", got=got)
     return methods
-
-
-def _class_bins(predictions: Predictions, k: int, settings: Evaluation) -> ReliabilityBins:
-    """Bin class k against the rest: two columns are checked much faster than all."""
-    column = np.clip(predictions.probs[:, k].astype(np.float64), 0.0, 1.0)
-    return reliability(
-        np.stack([1 - column, column], axis=1),
-        (predictions.labels == k).astype(np.intp),
-        of=1,
-        bins=settings.bins,
-        adaptive=False,
-        threshold=settings.threshold,
-        sample_weight=predictions.weights,
-    )
 
 
 def _check_evaluations(evaluations: Any, methods: Mapping[Any, Predictions]) -> dict[str, Evaluation]:
@@ -145,17 +135,12 @@ def _check_evaluations(evaluations: Any, methods: Mapping[Any, Predictions]) -> 
     for name, predictions in methods.items():
         evaluation, shape = by_name.get(name), predictions.probs.shape
         if not isinstance(evaluation, Evaluation):
-            raise InvalidInputError(
-                "evaluations",
-                "must map every method of probs to the result of kcal.metrics.evaluate",
-                got=f"{shown(evaluation)} for {name!r}",
-            )
+            expected = "must map every method of probs to the result of kcal.metrics.evaluate"
+            raise InvalidInputError("evaluations", expected, got=f"{shown(evaluation)} for {name!r}")
         if (evaluation.n_samples, evaluation.n_classes) != shape:
-            raise InvalidInputError(
-                "evaluations",
-                f"must be of the same samples and classes as probs, {shape} for {name!r}",
-                got=f"{evaluation.n_samples:,} samples of {evaluation.n_classes:,} classes",
-            )
+            expected = f"must be of the same samples and classes as probs, {shape} for {name!r}"
+            got = f"{evaluation.n_samples:,} samples of {evaluation.n_classes:,} classes"
+            raise InvalidInputError("evaluations", expected, got=got)
         checked[readable(name)] = evaluation
     settings = {(entry.bins, entry.threshold, entry.clip, entry.confidence) for entry in checked.values()}
     if len(settings) > 1:

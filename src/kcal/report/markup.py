@@ -1,6 +1,7 @@
 """Text as HTML: escaped and shortened names, tables, and the frame of a page."""
 
 import html
+import math
 import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -35,6 +36,11 @@ def named(name: object) -> str:
     if len(text) <= LONGEST_NAME:
         return f"<bdi>{escaped(text) or '(no name)'}</bdi>"
     return f'<bdi title="{escaped(text)}">{escaped(text[:LONGEST_NAME])}…</bdi>'
+
+
+def percent(value: float) -> str:
+    """Return a fraction as a percentage without the sign; a dash if it is undefined."""
+    return f"{100 * value:.2f}" if math.isfinite(value) else "–"
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, label: str) -> str:

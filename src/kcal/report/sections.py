@@ -1,4 +1,4 @@
-"""The sections of a report, as HTML."""
+"""The sections of a report that show text and tables."""
 
 import math
 import platform
@@ -7,18 +7,10 @@ from importlib.metadata import version
 
 import numpy as np
 
-from kcal.metrics import Evaluation
-from kcal.metrics.registry import METRICS, Metric
+from kcal.metrics import METRICS, Metric
 from kcal.report.contents import Contents
-from kcal.report.markup import Column, escaped, facts, named, section, table
-from kcal.report.pictures import (
-    class_picture,
-    confidence_picture,
-    legend,
-    rejection_picture,
-    side_by_side,
-    simplex_picture,
-)
+from kcal.report.markup import Column, escaped, facts, named, percent, section, table
+from kcal.report.pictures import class_pictures, legend
 
 ROWS_SHOWN = 20
 """Further rows of a table of classes are folded."""
@@ -59,25 +51,11 @@ def metrics_section(contents: Contents) -> str:
             "value."
         )
     notes.append(
-        f"Calibration errors use {_bins(settings)} of equal count unless stated otherwise; class-wise errors use "
+        f"Calibration errors use {contents.bins_text} of equal count unless stated otherwise; class-wise errors use "
         f"probabilities of at least {settings.threshold:.4g}."
     )
     note = f'<p class="note">{escaped(" ".join(notes))}</p>'
     return section("metrics", "Metrics", table(columns, rows, label="Metrics"), note)
-
-
-def confidence_section(contents: Contents) -> str:
-    """Return the reliability diagrams of the confidence."""
-    text = (
-        "<p>Of the samples whose top class was predicted with confidence p, is a share p correct? Where bars end on "
-        "the diagonal, it is. A hatched gap above the strong line means that the confidence was too high, below it "
-        f"too low. Bars use bins of equal width, calibration errors {_bins(contents.evaluation)} of equal count.</p>"
-    )
-    pictures = (
-        confidence_picture(contents, method, _confidence_caption(evaluation))
-        for method, evaluation in contents.evaluations.items()
-    )
-    return section("confidence", "Reliability of the confidence", text, legend(contents), side_by_side(pictures))
 
 
 def classes_section(contents: Contents) -> str:
@@ -90,33 +68,12 @@ def classes_section(contents: Contents) -> str:
     if not single:
         which += f" under {escaped(contents.methods[-1])}"
     text = (
-        f"<p>{which}. Errors use {_bins(settings)} of equal count and probabilities of at least "
+        f"<p>{which}. Errors use {contents.bins_text} of equal count and probabilities of at least "
         f"{settings.threshold:.4g}, as the class-wise error does; bars use bins of equal width.</p>"
     )
     cards = "\n".join(_class_card(contents, k) for k in contents.class_bins)
     grid = f'<div class="{"cards single" if single else "cards"}">\n{cards}\n</div>'
     return section("classes", "Reliability of each class", text, _class_table(contents), legend(contents), grid)
-
-
-def simplex_section(contents: Contents) -> str:
-    """Return the predictions of three classes in triangles; empty text for any other number of classes."""
-    if not contents.cells:
-        return ""
-    text = (
-        "<p>A corner is probability 1 of a class. Arrows lead from the mean prediction of the samples in a cell to "
-        "the observed frequencies: the shorter, the better calibrated.</p>"
-    )
-    pictures = (simplex_picture(contents, method) for method in contents.methods)
-    return section("simplex", "All three classes at once", text, side_by_side(pictures))
-
-
-def rejection_section(contents: Contents) -> str:
-    """Return the accuracy under rejection."""
-    text = (
-        "<p>Accuracy of the remaining predictions if the least confident are rejected. The area is the mean accuracy "
-        "over all rejected shares; higher is better.</p>"
-    )
-    return section("rejection", "Accuracy under rejection", text, rejection_picture(contents))
 
 
 def settings_section(contents: Contents, settings: Mapping[str, str]) -> str:
@@ -141,28 +98,20 @@ def settings_section(contents: Contents, settings: Mapping[str, str]) -> str:
 
 def _metric_cells(contents: Contents, metric: Metric) -> list[str]:
     """Return the value and interval of a metric for every method, the best in bold."""
-    values = [getattr(evaluation, metric.name) for evaluation in contents.evaluations.values()]
-    texts = [metric.format(value) for value in values]
-    finite = [float(text) for text, value in zip(texts, values, strict=True) if math.isfinite(value)]
-    best = (max if metric.direction == "higher" else min)(finite) if len(texts) > 1 and finite else None
+    evaluations = contents.evaluations.values()
+    values = [getattr(evaluation, metric.name) for evaluation in evaluations]
+    finite = [value for value in values if math.isfinite(value)]
+    best = (max if metric.direction == "higher" else min)(finite, default=math.nan)
     cells = []
-    for text, value, evaluation in zip(texts, values, contents.evaluations.values(), strict=True):
-        bold = math.isfinite(value) and float(text) == best
-        cell = f"<strong>{text}</strong>" if bold else text
+    for value, evaluation in zip(values, evaluations, strict=True):
+        cell = metric.format(value)  # values that look equal are equally good
+        if len(values) > 1 and math.isfinite(value) and cell == metric.format(best):
+            cell = f"<strong>{cell}</strong>"
         if metric.name in evaluation.intervals:
             low, high = (metric.format(end) for end in evaluation.intervals[metric.name])
             cell += f' <span class="interval">[{low}, {high}]</span>'
         cells.append(cell)
     return cells
-
-
-def _bins(settings: Evaluation) -> str:
-    return "1 bin" if settings.bins == 1 else f"{settings.bins:,} bins"
-
-
-def _confidence_caption(evaluation: Evaluation) -> str:
-    error, accuracy = evaluation.expected_calibration_error, evaluation.accuracy
-    return f"calibration error {_percent(error)} %, accuracy {_percent(accuracy)} %"
 
 
 def _class_table(contents: Contents) -> str:
@@ -179,9 +128,9 @@ def _class_table(contents: Contents) -> str:
         [
             named(contents.class_names[k]),
             f"{errors.positives[k]:,}",
-            *(_percent(each.error[k]) for each in contents.errors.values()),
-            _percent(errors.mean_prediction[k]),
-            _percent(errors.frequency[k]),
+            *(percent(each.error[k]) for each in contents.errors.values()),
+            percent(errors.mean_prediction[k]),
+            percent(errors.frequency[k]),
             _direction(errors.signed_error[k]),
         ]
         for k in errors.worst(len(errors.error)).tolist()
@@ -195,18 +144,13 @@ def _class_table(contents: Contents) -> str:
 
 
 def _class_card(contents: Contents, k: int) -> str:
-    errors = " → ".join(_percent(each.error[k]) for each in contents.errors.values())
+    errors = " → ".join(percent(each.error[k]) for each in contents.errors.values())
     n_samples, n_kept = contents.class_errors.positives[k], contents.class_errors.counts[k]
-    pictures = (class_picture(contents, k, method) for method in contents.methods)
     return (
         f"<article>\n<h3>{named(contents.class_names[k])}</h3>\n"
         f'<p class="note">error {errors} %; {n_samples:,} samples of the class, {n_kept:,} predictions of at '
-        f"least {contents.evaluation.threshold:.4g}</p>\n{side_by_side(pictures)}\n</article>"
+        f"least {contents.evaluation.threshold:.4g}</p>\n{class_pictures(contents, k)}\n</article>"
     )
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f}" if math.isfinite(value) else "–"
 
 
 def _direction(signed_error: float) -> str:

@@ -13,15 +13,8 @@ from kcal.persistence import check_path, write_whole
 from kcal.plots.arguments import check_arguments, check_kind
 from kcal.report.contents import compute_contents
 from kcal.report.markup import escaped, page
-from kcal.report.sections import (
-    classes_section,
-    confidence_section,
-    data_section,
-    metrics_section,
-    rejection_section,
-    settings_section,
-    simplex_section,
-)
+from kcal.report.pictures import confidence_section, rejection_section, simplex_section
+from kcal.report.sections import classes_section, data_section, metrics_section, settings_section
 
 FILE_NAME = "report.html"
 

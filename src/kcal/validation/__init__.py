@@ -3,7 +3,7 @@
 Only numpy is imported; torch is loaded where a tensor is passed in or asked for.
 """
 
-from kcal.validation.arrays import is_tensor, to_array, to_numbers
+from kcal.validation.arrays import to_numbers
 from kcal.validation.labels import (
     check_columns,
     check_groups,
@@ -24,12 +24,11 @@ from kcal.validation.matrices import (
     row_fingerprints,
 )
 from kcal.validation.parameters import checked_parameters, parameter
-from kcal.validation.scalars import SEED_LIMIT, check_choice, check_flag, check_integer, check_number, check_seed, shown
+from kcal.validation.scalars import check_choice, check_flag, check_integer, check_number, check_seed, shown
 
 __all__ = [
     "ALMOST_ZERO",
     "LARGEST",
-    "SEED_LIMIT",
     "ArrayKind",
     "check_choice",
     "check_columns",
@@ -47,11 +46,9 @@ __all__ = [
     "collect_classes",
     "computing_dtype",
     "encode_labels",
-    "is_tensor",
     "kind_of",
     "parameter",
     "row_fingerprints",
     "shown",
-    "to_array",
     "to_numbers",
 ]

@@ -50,7 +50,8 @@ def to_array(values: Any, name: str) -> NDArray[Any]:
     except _CONVERSION_ERRORS as error:
         raise InvalidInputError(name, "must be an array, a tensor or a list", remedy=_sentence(error)) from error
     if array.dtype.kind in "Mm" and np.isnat(array).any():
-        raise InvalidInputError(name, "must have no missing times", got=f"NaT at row {first_row(np.isnat(array))}")
+        row = int(np.argwhere(np.isnat(array))[0][0])
+        raise InvalidInputError(name, "must have no missing times", got=f"NaT at row {row}")
     if array.dtype.kind == "T":  # numpy strings of variable length
         array = array.astype(object)
     if array.dtype.kind == "O" and array.size and all(isinstance(value, str) for value in array.flat):
@@ -102,9 +103,11 @@ def require_vector(array: NDArray[Any], n_samples: int, name: str, *, remedy: st
         raise InvalidInputError(name, "must have one entry per sample", got=got)
 
 
-def first_row(condition: NDArray[np.bool_]) -> int:
-    """Return the first row, or entry, at which a condition holds."""
-    return int(np.argwhere(condition)[0][0])
+def refuse_where(condition: NDArray[np.bool_], array: NDArray[Any], name: str, expected: str, remedy: str = "") -> None:
+    """Raise if a condition holds for any entry of a vector; the message shows the first of them."""
+    if condition.any():
+        row = int(np.argmax(condition))
+        raise InvalidInputError(name, expected, got=f"{array[row]} at row {row}", remedy=remedy)
 
 
 def _require_array_like(values: Any, name: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError, warn
-from kcal.validation.arrays import first_row, require_vector, to_array, to_numbers
+from kcal.validation.arrays import refuse_where, require_vector, to_array, to_numbers
 from kcal.validation.scalars import shown
 
 LARGEST_WEIGHT_RATIO = 1e9
@@ -29,10 +29,8 @@ def check_labels(labels: Any, n_samples: int, name: str = "y") -> NDArray[Any]:
     require_vector(array, n_samples, name, remedy=one_hot if array.ndim == 2 else "Pass one label per sample.")
     _refuse_missing_and_mixed(array, name, "Remove unlabelled samples.")
     _require_storable(array, name)
-    if array.dtype.kind == "f" and (array % 1 != 0).any():
-        row = first_row(array % 1 != 0)
-        got, remedy = f"{array[row]} at row {row}", "Unknown label type: continuous."
-        raise InvalidInputError(name, "must be class labels", got=got, remedy=remedy)
+    if array.dtype.kind == "f":
+        refuse_where(array % 1 != 0, array, name, "must be class labels", "Unknown label type: continuous.")
     return array
 
 
@@ -43,22 +41,17 @@ def check_columns(labels: Any, n_samples: int, n_classes: int, name: str = "labe
     if array.ndim == 2:
         remedy = f"Pass {name}.ravel()." if array.shape[1] == 1 else f"Pass {name}.argmax(axis=1) of one-hot rows."
     require_vector(array, n_samples, name, remedy=remedy)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = first_row(~np.isfinite(array))
-        got = f"{array[row]} at row {row}"
-        raise InvalidInputError(name, "must be integers", got=got, remedy="Leave unlabelled rows out.")
+    if array.dtype.kind == "f":
+        refuse_where(~np.isfinite(array), array, name, "must be integers", "Leave unlabelled rows out.")
     if array.dtype.kind not in "iu":
         expected, got = "must be integers, the column indices of probs", f"dtype {array.dtype}"
         remedy = "Pass the column index of each label; evaluate and class_errors also take classes=."
         if array.dtype.kind == "b" or (array.dtype.kind == "f" and (array % 1 == 0).all()):
             remedy = f"Pass {name}.astype(int)."
         raise InvalidInputError(name, expected, got=got, remedy=remedy)
-    outside = (array < 0) | (array >= n_classes)
-    if outside.any():
-        row = first_row(outside)
-        expected, got = f"must be column indices of probs, 0 to {n_classes - 1}", f"{array[row]} at row {row}"
-        remedy = "Subtract 1 from labels that count from 1; evaluate and class_errors also take classes=."
-        raise InvalidInputError(name, expected, got=got, remedy=remedy)
+    expected = f"must be column indices of probs, 0 to {n_classes - 1}"
+    remedy = "Subtract 1 from labels that count from 1; evaluate and class_errors also take classes=."
+    refuse_where((array < 0) | (array >= n_classes), array, name, expected, remedy)
     return array.astype(np.intp, copy=False)
 
 
@@ -81,10 +74,7 @@ def check_weights(weights: Any, n_samples: int, name: str = "sample_weight") -> 
     """
     array = to_numbers(weights, name).astype(np.float64)
     require_vector(array, n_samples, name, remedy="Pass one weight per sample.")
-    bad = ~(np.isfinite(array) & (array >= 0))
-    if bad.any():
-        row = first_row(bad)
-        raise InvalidInputError(name, "must be finite and not negative", got=f"{array[row]} at row {row}")
+    refuse_where(~(np.isfinite(array) & (array >= 0)), array, name, "must be finite and not negative")
     positive = array > 0
     if not positive.any():
         raise InvalidInputError(name, "must not be zero for every sample")
@@ -94,11 +84,8 @@ def check_weights(weights: Any, n_samples: int, name: str = "sample_weight") -> 
     scaled: NDArray[np.float64] = np.ldexp(array, -int(np.frexp(array.max())[1]))
     relative: NDArray[np.float64] = scaled / scaled[positive].mean()
     extreme = positive & ((relative < 1 / LARGEST_WEIGHT_RATIO) | (relative > LARGEST_WEIGHT_RATIO))
-    if extreme.any():
-        row = first_row(extreme)
-        expected = f"must be 0 or within a factor of {LARGEST_WEIGHT_RATIO:g} of the mean of the positive weights"
-        got = f"{relative[row]:.3g} times the mean at row {row}"
-        raise InvalidInputError(name, expected, got=got, remedy="Set negligible weights to 0.")
+    expected = f"must be 0 or within a factor of {LARGEST_WEIGHT_RATIO:g} of the mean of the positive weights"
+    refuse_where(extreme, array, name, expected, "Set negligible weights to 0.")
     return relative
 
 
@@ -122,13 +109,11 @@ def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> 
             raise InvalidInputError("labels", "must be all text or all numbers", got=got)
         return np.unique(np.concatenate([np.unique(labels) for labels in label_sets]))
     array = to_array(classes, "classes")
-    repeated = InvalidInputError("classes", "must list every class once", got=shown(classes))
-    if array.ndim != 1 or len(array) == 0:
-        raise repeated
-    _refuse_missing_and_mixed(array, "classes", "Name every class.")
-    _require_storable(array, "classes")
-    if len(np.unique(array)) != len(array):
-        raise repeated
+    if array.ndim == 1:
+        _refuse_missing_and_mixed(array, "classes", "Name every class.")
+        _require_storable(array, "classes")
+    if array.ndim != 1 or len(array) == 0 or len(np.unique(array)) != len(array):
+        raise InvalidInputError("classes", "must list every class once", got=shown(classes))
     return array
 
 
@@ -171,10 +156,9 @@ def _require_storable(array: NDArray[Any], name: str) -> None:
 
 def _refuse_missing_and_mixed(array: NDArray[Any], name: str, remedy: str) -> None:
     """Raise for None, NaN, NA and infinity, and for text beside numbers in an array of objects."""
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = first_row(~np.isfinite(array))
-        got = f"{'NaN' if np.isnan(array[row]) else 'infinity'} at row {row}"
-        raise InvalidInputError(name, "must have no missing entries", got=got, remedy=remedy)
+    if array.dtype.kind == "f":
+        words = np.where(np.isnan(array), "NaN", "infinity")
+        refuse_where(~np.isfinite(array), words, name, "must have no missing entries", remedy)
     if array.dtype.kind != "O":
         return
     for row, value in enumerate(array):

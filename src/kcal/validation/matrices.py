@@ -161,9 +161,8 @@ def _require_distributions(probs: NDArray[np.floating[Any]], name: str, toleranc
     if smallest[row] < 0:
         column = int(np.argmin(probs[row]))
         got = f"{probs[row, column]:.6g} at row {row}, column {column}"
-        raise InvalidInputError(
-            name, "must not be negative", got=got, remedy="If these are logits, pass their softmax."
-        )
+        remedy = "If these are logits, pass their softmax."
+        raise InvalidInputError(name, "must not be negative", got=got, remedy=remedy)
     expected, got = f"must have rows that sum to 1 within {tolerance:g}", f"a sum of {sums[row]:.6g} at row {row}"
     remedy = "If these are logits, pass their softmax; if they are rounded or columns are missing, pass all classes "
     raise InvalidInputError(name, expected, got=got, remedy=f"{remedy}and divide each row by its sum.")

@@ -11,23 +11,23 @@ import numpy as np
 
 from kcal.errors import InvalidInputError
 
-SEED_LIMIT = 2**64
-"""The generators of torch and numpy take seeds below this."""
-
 
 def check_seed(seed: Any) -> int:
-    """Return the seed; raise if it is not an integer from 0 to 2⁶⁴ − 1."""
-    return check_integer(seed, "seed", minimum=0, maximum=SEED_LIMIT - 1)
+    """Return the seed; raise if it is not an integer from 0 to 2⁶⁴ − 1, the range of torch and numpy."""
+    return check_integer(seed, "seed", minimum=0, maximum=2**64 - 1)
 
 
-def check_integer(value: Any, name: str, *, minimum: int, maximum: int) -> int:
-    """Return an integer; raise if ``value`` is not one or is out of bounds."""
+def check_integer(value: Any, name: str, *, minimum: int, maximum: int, expected: str = "") -> int:
+    """Return an integer; raise if ``value`` is not one or is out of bounds, which ``expected`` can put in words."""
     if isinstance(value, Integral) and not isinstance(value, bool | np.bool_) and minimum <= int(value) <= maximum:
         return int(value)
-    raise InvalidInputError(name, f"must be an integer from {minimum:,} to {maximum:,}", got=shown(value))
+    expected = expected or f"must be an integer from {minimum:,} to {maximum:,}"
+    raise InvalidInputError(name, expected, got=shown(value))
 
 
-def check_number(value: Any, name: str, *, minimum: float, maximum: float = inf, exclusive: bool = False) -> float:
+def check_number(
+    value: Any, name: str, *, minimum: float, maximum: float = inf, exclusive: bool = False, expected: str = ""
+) -> float:
     """Return a finite number; raise if ``value`` is not one or is out of bounds (which ``exclusive`` excludes)."""
     if isinstance(value, Real) and not isinstance(value, bool | np.bool_):
         try:
@@ -40,7 +40,7 @@ def check_number(value: Any, name: str, *, minimum: float, maximum: float = inf,
         bounds = f"greater than {minimum:g}" if exclusive else f"of at least {minimum:g}"
     else:
         bounds = f"{'strictly ' if exclusive else ''}between {minimum:g} and {maximum:g}"
-    raise InvalidInputError(name, f"must be a number {bounds}", got=shown(value))
+    raise InvalidInputError(name, expected or f"must be a number {bounds}", got=shown(value))
 
 
 def check_choice(value: Any, name: str, choices: Sequence[str]) -> str:

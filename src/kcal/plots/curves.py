@@ -1,0 +1,207 @@
+"""Curves of bandwidths, training and rejection, and average ranks of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from numpy.typing import ArrayLike, NDArray
+
+from kcal.errors import InvalidInputError
+from kcal.metrics import AverageRanks, RejectionCurve
+from kcal.plots.arguments import check_arguments, check_count, check_kind, check_numbers
+from kcal.plots.style import COUNTS, GAP, LINES, MARKERS, OBSERVED_EDGE, SERIES, prepare_axes, wrap_label
+from kcal.validation import check_number
+
+if TYPE_CHECKING:
+    from kcal.projection import TrainingCurve
+
+LARGEST_BANDWIDTH = 1e18
+REJECTION = "the result of kcal.metrics.accuracy_rejection(probs, labels)"
+FEW_METHODS = 3
+"""Number of methods whose legend has room inside the axes."""
+
+
+def bandwidth_curve(
+    bandwidths: ArrayLike,
+    losses: ArrayLike,
+    chosen: float,
+    *,
+    ax: Axes | None = None,
+    title: str | None = None,
+) -> Axes:
+    """Draw the loss at each bandwidth that a search evaluated, and mark the chosen one.
+
+    Parameters
+    ----------
+    bandwidths, losses
+        The bandwidths, (n,), in any order, and the loss at each of them.
+    chosen
+        The bandwidth that the search chose.
+    ax, title
+        Axes to draw on, those of a new figure if None, and their title.
+    """
+    widths, values = check_numbers(bandwidths, "bandwidths"), check_numbers(losses, "losses")
+    if widths.shape != values.shape:
+        raise InvalidInputError("losses", f"must have {len(widths)} entries, one per bandwidth", got=str(len(values)))
+    if not ((widths > 0) & (widths <= LARGEST_BANDWIDTH)).all():
+        raise InvalidInputError("bandwidths", "must be positive numbers", got=f"{widths.min():g} to {widths.max():g}")
+    chosen = check_number(chosen, "chosen", minimum=0.0, maximum=LARGEST_BANDWIDTH, exclusive=True)
+    ax = prepare_axes(ax, 6.4, 4.0, title)
+    order = np.argsort(widths, kind="stable")
+    ax.plot(widths[order], values[order], "o-", color=OBSERVED_EDGE, markersize=4, label="evaluated")
+    ax.axvline(chosen, color=GAP, linestyle="--", linewidth=1.5, label=f"chosen: b = {chosen:.3g}")
+    set_log_scale(ax.xaxis)
+    ax.set(xlabel="bandwidth b", ylabel="log-loss")
+    ax.grid(alpha=0.25)
+    ax.legend(frameon=False)
+    return ax
+
+
+def set_log_scale(axis: Any) -> None:
+    """Make an axis logarithmic, labelled 0.1, 0.2, 0.5, 1 and so on: it often spans too few powers of ten for these."""
+    getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def training_curve(curve: TrainingCurve, *, ax: Axes | None = None, title: str | None = None) -> Axes:
+    """Draw the mean training log-loss up to each recorded step, and the learning rate on a logarithmic right axis.
+
+    Parameters
+    ----------
+    curve
+        The attribute ``curve`` of a `TrainedProjection`.
+    ax, title
+        Axes to draw on, those of a new figure if None, and their title.
+
+    Returns
+    -------
+    Axes
+        The axes of the losses; those of the learning rate lie over them.
+    """
+    steps, losses, rates = _check_curve(curve)
+    ax = prepare_axes(ax, 6.4, 4.0, title, pad=28)
+    handles = ax.plot(steps, losses, color=OBSERVED_EDGE, marker="o", markersize=4, label="log-loss")
+    ax.set(xlabel="training step", ylabel="training log-loss")
+    ax.grid(alpha=0.25)
+    if (rates > 0).any():
+        # A single step has no visible line, and its two markers may coincide.
+        mark = {"marker": "s", "markersize": 10, "markerfacecolor": "none"} if len(steps) == 1 else {}
+        style: dict[str, Any] = {"color": COUNTS, "linestyle": "--", "label": "learning rate (right axis)", **mark}
+        rates_ax = ax.twinx()
+        handles += rates_ax.plot(steps, rates, drawstyle="steps-pre", **style)
+        rates_ax.set_yscale("log")
+        rates_ax.set_ylabel("learning rate (log scale)", color=COUNTS)
+        rates_ax.tick_params(axis="y", which="both", colors=COUNTS)
+    ax.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    return ax
+
+
+def _check_curve(curve: Any) -> list[NDArray[np.float64]]:
+    """Return steps, losses and learning rates as arrays."""
+    from kcal.projection import TrainingCurve  # here, because it imports torch, which other plots do not need
+
+    check_kind(curve, "curve", TrainingCurve, "train_projection(...).curve")
+    parts = [np.asarray(part, dtype=np.float64) for part in (curve.steps, curve.losses, curve.learning_rates)]
+    sizes = [len(part) for part in parts]
+    if len(set(sizes)) > 1 or sizes[0] == 0:
+        expected = "must have a loss and a learning rate for each step, and at least one step"
+        got = "{} steps, {} losses and {} learning rates".format(*sizes)
+        raise InvalidInputError("curve", expected, got=got)
+    return parts
+
+
+def rejection_curve(
+    curves: Mapping[str, RejectionCurve],
+    *,
+    ax: Axes | None = None,
+    minimum_count: int = 15,
+    title: str | None = None,
+) -> Axes:
+    """Draw the accuracy of the kept samples against the rejected share, one line per method.
+
+    Equal confidences are rejected together: a line that ends early has many samples of the highest confidence.
+
+    Parameters
+    ----------
+    curves
+        What `kcal.metrics.accuracy_rejection` returns, by name of the method.
+    minimum_count
+        Lines end where fewer samples are kept, because their accuracy is mostly noise.
+    ax, title
+        Axes to draw on, those of a new figure if None, and their title.
+    """
+    check_kind(curves, "curves", Mapping, f"a dictionary from the name of a method to {REJECTION}")
+    check_count(len(curves), "curves", "methods")
+    for name, curve in curves.items():
+        check_kind(curve, f"curves[{name!r}]", RejectionCurve, REJECTION)
+    check_arguments(minimum_count=minimum_count)
+    ax = prepare_axes(ax, 6.4, 4.2, title)
+    lowest = min(_draw_curve(ax, *named, minimum_count, place) for place, named in enumerate(curves.items()))
+    span = max(1 - lowest, 0.02)
+    ax.set(xlim=(0, 1), ylim=(1 - 1.08 * span, 1 + 0.05 * span))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set(xlabel="samples rejected, least confident first", ylabel="accuracy of the rest")
+    ax.grid(alpha=0.25)
+    if len(curves) <= FEW_METHODS:
+        ax.legend(loc="lower right", frameon=True, framealpha=0.9)
+    else:  # a long legend would hide the lines
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
+    return ax
+
+
+def _draw_curve(ax: Axes, name: str, curve: RejectionCurve, minimum_count: int, place: int) -> float:
+    """Draw one line; return its lowest accuracy."""
+    kept = (1 - curve.rejected) * curve.n_samples
+    visible = kept >= min(minimum_count, curve.n_samples) - 0.5
+    accuracies = curve.accuracies[visible]
+    ax.plot(
+        curve.rejected[visible],
+        accuracies,
+        color=SERIES[place % len(SERIES)],
+        linestyle=LINES[place % len(LINES)],
+        marker=MARKERS[place % len(MARKERS)],
+        markersize=6,
+        # Markers at equal distances along the line, shifted from method to method.
+        markevery=(0.03 * (place % 5), 0.15) if len(accuracies) > 10 else 1,
+        label=f"{wrap_label(name, width=40, lines=1)}: area {curve.area:.4f}",
+    )
+    return float(accuracies.min())
+
+
+def rank_plot(ranks: AverageRanks, *, ax: Axes | None = None, title: str | None = None) -> Axes:
+    """Draw the average rank ± standard deviation of each method, the best at the top, with the numbers at the right.
+
+    Parameters
+    ----------
+    ranks
+        What `kcal.metrics.average_ranks` returns.
+    ax, title
+        Axes to draw on, those of a new figure of fitting height if None, and their title.
+    """
+    check_arguments(ranks=ranks)
+    check_count(len(ranks.ranks), "ranks", "methods")
+    ordered = sorted(ranks.ranks.items(), key=lambda item: item[1].mean)
+    ax = prepare_axes(ax, 7.0, 1.2 + 0.42 * len(ordered), title)
+    ax.set_yticks(range(len(ordered)), [wrap_label(name, width=32, lines=2) for name, _ in ordered])
+    for place, (name, rank) in enumerate(ordered):
+        marker, colour, weight = ("D", GAP, "bold") if name in ranks.best else ("o", OBSERVED_EDGE, "normal")
+        style: dict[str, Any] = {"fmt": marker, "color": colour, "markersize": 8, "capsize": 4, "elinewidth": 1.6}
+        ax.errorbar(rank.mean, place, xerr=np.nan_to_num(rank.std), zorder=3, **style)
+        text = f"{rank.mean:.2f}" if np.isnan(rank.std) else str(rank)
+        at_right: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        ax.annotate(text, (1.0, place), xytext=(8, 0), va="center", fontweight=weight, **at_right)
+        ax.get_yticklabels()[place].set_fontweight(weight)
+    ax.set_ylim(len(ordered) - 0.5, -0.5)
+    left, right = ax.get_xlim()
+    ax.set_xlim(min(left, 0.8), max(right, len(ordered) + 0.2))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_xlabel("average rank ± standard deviation (1 is best)")
+    ax.grid(axis="x", alpha=0.25)
+    return ax
