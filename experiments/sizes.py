@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from experiments.showing import METRIC_LABELS, floats, metric_entries, metric_panel
 from experiments.study import Measured, Measurements, Shown, Study, TaskSetting, Values, Variant
+from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.splits import Split
-from kcal.benchmark.summaries import MAIN_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.plots import Line, Panel
 
