@@ -21,7 +21,7 @@ from experiments.study import Measurements, TaskSetting
 from kcal import metrics
 from kcal.benchmark import Task
 from kcal.benchmark.results import MAIN_METRICS
-from kcal.benchmark.splits import row_splits
+from kcal.benchmark.tasks import row_splits
 from kcal.calibrators import ClassifierOutputs, TemperatureScaling
 
 MEANS = np.array([-1.0, 0.3, 1.5])

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from kcal import metrics
 from kcal.benchmark.methods import BenchmarkMethod
 from kcal.benchmark.results import Result, ResultKey, finite_or_none
-from kcal.benchmark.splits import Split
-from kcal.benchmark.tasks import Task
+from kcal.benchmark.tasks import Split, Task
 from kcal.calibrators import Calibrator
 from kcal.metrics.registry import METRICS
 

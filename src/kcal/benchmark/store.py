@@ -35,7 +35,7 @@ PACKAGES = ("kcal", "torch", "numpy", "scipy", "scikit-learn")
 """Packages that the results of every method depend on."""
 COMPUTING_CODE = (
     "validation", "calibrators", "kernels", "metrics", "projection",
-    "benchmark/measuring.py", "benchmark/methods.py", "benchmark/splits.py",
+    "benchmark/measuring.py", "benchmark/methods.py", "benchmark/tasks.py",
 )  # fmt: skip
 """Parts of kcal that results depend on."""
 Stored = Mapping[ResultKey, list[Result]]

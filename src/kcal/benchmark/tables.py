@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS, Results, Row
-from kcal.benchmark.splits import MIN_CALIBRATION_GROUPS
 from kcal.benchmark.table import Entry, Table, comma_separated
+from kcal.benchmark.tasks import MIN_CALIBRATION_GROUPS
 from kcal.metrics import MethodComparison, SplitSummary
 from kcal.metrics.registry import Metric
 

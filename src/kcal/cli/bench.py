@@ -35,10 +35,10 @@ def bench(
 
     from kcal import benchmark as b
     from kcal.benchmark.output import show_tables, write_results
-    from kcal.benchmark.progress import show_progress
     from kcal.benchmark.tables import all_tables, group_note
     from kcal.cli.output import console
     from kcal.cli.parameters import parse_methods
+    from kcal.progress import show_progress
 
     names = b.DEFAULT_METHODS if methods is None else tuple(parse_methods(methods, tuple(b.BENCHMARK_METHODS)))
     plan = b.Plan(names, splits, seed, jobs or joblib.cpu_count())
