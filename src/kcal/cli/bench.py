@@ -99,6 +99,6 @@ def task(
         if file is not None
     }
     parts, names = load_task_parts(sources["train_"], sources["pool_"])
-    outside = load_task_part(sources["out_of_scope_"], keys=()).outputs if out_of_scope else None
+    outside = load_task_part(sources["out_of_scope_"], keys=()) if out_of_scope else None
     made = write_task(path, *parts, calibration_share=share, classes=names, out_of_scope=outside)
     console().print(printable(made), markup=False)

@@ -71,7 +71,7 @@ def fit(
     source = Source.from_options(data, options, prefixes=("", "calibration_"))
     samples, training = load_to_fit(calibrator, source, train, train_labels)
     if calibrator.inputs == "both":
-        has_logits = samples.outputs.logits is not None
+        has_logits = samples.logits is not None
         check_blend_options(parameters, has_training=training is not None, has_logits=has_logits)
     use_numbered_prior(calibrator, samples)
     start = perf_counter()
