@@ -14,9 +14,8 @@ import numpy as np
 
 from experiments.study import Measurements, Shown, Study, Values
 from kcal.benchmark import Task
-from kcal.benchmark.locking import locked_folder
+from kcal.benchmark.processes import locked_folder, one_thread
 from kcal.benchmark.store import code_fingerprint, versions
-from kcal.benchmark.workers import one_thread
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.persistence import write_whole
 from kcal.plots import line_panels

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kcal.benchmark.locking import locked_folder
 from kcal.benchmark.measuring import describe, measure
 from kcal.benchmark.methods import (
     BENCHMARK_METHODS,
@@ -18,10 +17,10 @@ from kcal.benchmark.methods import (
     projection_key,
     train_for,
 )
+from kcal.benchmark.processes import in_parallel, locked_folder
 from kcal.benchmark.results import Result, ResultKey
 from kcal.benchmark.store import RESULTS_FILE, Stored, appending, origins_of, read_results, usable_results
 from kcal.benchmark.tasks import Task
-from kcal.benchmark.workers import in_parallel
 from kcal.errors import InvalidInputError, KcalWarning, printable, warn
 from kcal.persistence import check_path
 from kcal.progress import Report
