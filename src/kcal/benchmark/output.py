@@ -82,10 +82,10 @@ def draw_reliability(results: Results, row: Row, folder: Path) -> Path | None:
         from kcal.plots import reliability_grid
     except MissingExtraError:
         return None
-    events = ["confidence", *(event for event in next(iter(stored.values())) if event != "confidence")]
-    shown = events[: 1 + GRID_CLASSES]
+    first = next(iter(stored.values()))
+    shown = list(first)[: 1 + GRID_CLASSES]  # the confidence comes first
     bins = {method: [_bins(each[event], event) for event in shown] for method, each in stored.items()}
-    names = [next(iter(stored.values()))[event]["name"] for event in shown]
+    names = [first[event]["name"] for event in shown]
     axes = reliability_grid(bins, names, title=f"{row.label}, first split")
     buffer = io.BytesIO()
     axes[0, 0].get_figure(root=True).savefig(buffer, format="png", dpi=90, metadata={"Comment": digest})

@@ -94,11 +94,10 @@ def check_overlap(calibrator: Calibrator, data: Dataset) -> None:
         )
 
 
-def predict_dataset(calibrator: Calibrator, data: Dataset) -> NDArray[Any]:
+def predict_dataset(calibrator: Calibrator, data: Dataset) -> Any:
     """Return the probabilities of a fitted model."""
     with errors_about(data.name):
-        probs: NDArray[Any] = predict_on(calibrator, data)
-    return probs
+        return predict_on(calibrator, data)
 
 
 def load_task_parts(*sources: Source) -> tuple[list[Dataset], list[str]]:
