@@ -139,7 +139,7 @@ def _fit_method(name: str, calibration: Source, files: tuple[Path | None, Path |
         data, training = s.load_to_fit(calibrator, calibration, *(files if learns else (None, None)))
         if calibrator.inputs == "both" and data.logits is None:
             warn(f"{name}: {data.name} has no logits, so it is fitted on embeddings alone.", KcalWarning)
-        return s.fit_dataset(calibrator, data, training, s.classes_to_fit(data, calibrator.inputs))
+        return s.fit_dataset(calibrator, data, training)
     except KcalError as error:
         raise KcalError(f"{name}: {error_text(error)}") from error
 

@@ -41,13 +41,13 @@ def load_to_fit(
 
 
 def fit_dataset(
-    calibrator: Calibrator,
-    data: Dataset,
-    training: Dataset | None,
-    classes: NDArray[Any] | None,
-    parameters: Collection[str] = (),
+    calibrator: Calibrator, data: Dataset, training: Dataset | None, parameters: Collection[str] = ()
 ) -> Calibrator:
     """Fit a calibrator, and store the names of the table's columns with it; errors name ``parameters`` by option."""
+    shares = calibrator.get_params().get("prior")
+    if isinstance(shares, dict) and not is_text(data.labels):  # as typed, the classes are text
+        calibrator.set_params(prior={int(name) if name.isdecimal() else name: share for name, share in shares.items()})
+    classes = classes_to_fit(data, calibrator.inputs)
     with errors_about(data.name, parameters):
         fit_on(calibrator, data, training, classes=classes)
     if data.feature_columns:
@@ -189,13 +189,6 @@ def classes_or_indices(data: Dataset) -> NDArray[Any]:
     """Return the class of every column of the logits or probabilities: its index, if it has no name."""
     classes = classes_to_fit(data, "logits")
     return np.arange(data.logits.shape[1]) if classes is None else classes
-
-
-def use_numbered_prior(calibrator: Calibrator, data: Dataset) -> None:
-    """Let the classes of a prior that was typed be numbers if the labels are."""
-    shares = calibrator.get_params().get("prior")
-    if isinstance(shares, dict) and not is_text(data.labels):
-        calibrator.set_params(prior={int(name) if name.isdecimal() else name: share for name, share in shares.items()})
 
 
 def match_labels(data: Dataset, classes: NDArray[Any]) -> Dataset:
