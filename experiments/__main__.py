@@ -16,10 +16,10 @@ from experiments.runner import n_splits_of, run_study
 from experiments.studies import STUDIES
 from experiments.study import Study
 from kcal.benchmark import Task, check_tasks, example_task, read_tasks
-from kcal.benchmark.progress import show_progress
 from kcal.benchmark.table import Table
 from kcal.cli.messages import readable_messages
 from kcal.errors import printable
+from kcal.progress import show_progress
 
 
 class Commands(TyperGroup):

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from experiments.showing import floats
 from experiments.study import Fitted, Measurements, Shown, Study, TaskSetting, Values, Variant
 from kcal.benchmark import Task
-from kcal.benchmark.splits import Split
 from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.tasks import Split
 from kcal.kernels import LeaveOutLoss, sort_support
 from kcal.plots import Line, Panel
 from kcal.projection import project

@@ -13,9 +13,9 @@ from experiments.showing import METRIC_LABELS, level_line, metric_entries, metri
 from experiments.study import Measurements, Shown, Study, TaskSetting, Values, Variant, by_row
 from kcal.benchmark import Task, example_task
 from kcal.benchmark.methods import pool_outputs
-from kcal.benchmark.splits import Split
-from kcal.benchmark.summaries import MAIN_METRICS
+from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.tasks import Split
 from kcal.calibrators import predict_on
 from kcal.datasets import SmallCNN, load_example
 from kcal.datasets.network import IMAGE_SHAPE

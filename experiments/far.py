@@ -14,9 +14,9 @@ from experiments.showing import LOG_LOSS, floats, number_entry
 from experiments.study import Fitted, Measurements, Shown, Study, TaskSetting, Values, Variant, by_row
 from kcal.benchmark import Task
 from kcal.benchmark.methods import pool_outputs
-from kcal.benchmark.splits import Split
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tables import NO_VALUE
+from kcal.benchmark.tasks import Split
 from kcal.calibrators import Calibrator, ClassifierOutputs, predict_on
 from kcal.plots import Line, Panel
 

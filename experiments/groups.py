@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from experiments.showing import METRIC_LABELS, metric_entry, metrics_table
 from experiments.study import Measured, Measurements, Shown, Study, TaskSetting
 from kcal.benchmark import Task
-from kcal.benchmark.splits import Split, row_splits
-from kcal.benchmark.summaries import MAIN_METRICS, TABLE_METRICS
+from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS
 from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.tasks import Split, row_splits
 
 METHODS = ("uncal", "ts", "vector", "platt", "isotonic", "dircal", "sms", "kcal", "kcal-blend")
 SAME_SIZES = " (rows)"

@@ -13,8 +13,8 @@ from scipy.special import softmax
 from experiments.showing import floats, number_entry, spread_line
 from experiments.study import Measurements, Shown, Study, Values, Variant
 from kcal.benchmark import Task
-from kcal.benchmark.splits import Split
 from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.tasks import Split
 from kcal.calibrators import METHODS, Calibrator, ClassifierOutputs, fit_on, make_calibrator, predict_on
 from kcal.plots import Line, Panel
 

@@ -12,8 +12,8 @@ import torch
 
 from experiments.showing import LOG_LOSS, log_loss_overview, metrics_table, number_entry
 from experiments.study import Measurements, Shown, Study, TaskSetting, Values, Variant, by_row_and_group, main_metrics
-from kcal.benchmark.splits import Split
 from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.tasks import Split
 from kcal.calibrators.blend.class_frequencies import MIN_STRENGTH
 from kcal.calibrators.blend.experts import Expert
 from kcal.calibrators.blend.fitting import fit_blend

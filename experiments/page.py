@@ -15,7 +15,7 @@ from experiments.studies import STUDIES
 from experiments.study import text_of
 from kcal.benchmark import PAPER_METHODS, Results
 from kcal.benchmark.output import reliability_picture
-from kcal.benchmark.summaries import MAIN_METRICS, TABLE_METRICS, Row
+from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS, Row
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tables import (
     LESS_ACCURATE,
@@ -95,10 +95,9 @@ def results_page(results: Results, n_splits: int, seed: int, run: Path, links: M
         *(metric_table(results, metric).as_markdown() for metric in MAIN_METRICS),
         METRIC_NOTE,
         group_note(results),
-        *(_noted(corrected_table(results)) if any(map(results.sizes, results.rows)) else []),
         *(
             part
-            for table in (rank_table, paper_ranks, time_table, training_table, failure_table)
+            for table in (corrected_table, rank_table, paper_ranks, time_table, training_table, failure_table)
             for part in _noted(table(results))
         ),
         *_where_not_first(results),

@@ -11,9 +11,9 @@ import numpy as np
 from experiments.dimension import warm_up
 from experiments.showing import floats
 from experiments.study import Measurements, Shown, Study, TaskSetting, Values, Variant
-from kcal.benchmark.splits import Split
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tables import NO_VALUE
+from kcal.benchmark.tasks import Split
 from kcal.plots import Line, Panel
 from kcal.projection import FastRecipe, PaperRecipe, Recipe
 

@@ -14,16 +14,15 @@ import numpy as np
 
 from experiments.study import Measurements, Shown, Study, Values
 from kcal.benchmark import Task
-from kcal.benchmark.locking import locked_folder
+from kcal.benchmark.processes import locked_folder, one_thread
 from kcal.benchmark.store import code_fingerprint, versions
-from kcal.benchmark.workers import one_thread
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.persistence import write_whole
 from kcal.plots import line_panels
+from kcal.progress import Report
 
 COMPLETE = '{"complete": true}'
 """First line of the measurements of a complete run."""
-Progress = Callable[[str, int, int], None]
 Key = tuple[str, str, str, int]
 """Origin, label of the setting, variant and index of the split."""
 
@@ -35,7 +34,7 @@ def run_study(
     n_splits: int = 10,
     seed: int = 0,
     folder: Path | None = None,
-    progress: Progress = lambda *_: None,
+    progress: Report = lambda *_: None,
 ) -> Measurements:
     """Measure what is not stored yet; with a folder, store measurements there and write tables and a figure.
 
@@ -53,7 +52,7 @@ def run_study(
 
 
 def _measure(
-    study: Study, tasks: Iterable[Task], n_splits: int, seed: int, store: Store, progress: Progress
+    study: Study, tasks: Iterable[Task], n_splits: int, seed: int, store: Store, progress: Report
 ) -> Measurements:
     measured: dict[str, dict[str, list[Values]]] = {}
     for setting in study.settings(tasks, seed):

@@ -17,8 +17,8 @@ from experiments.remedies import has_equal_classes
 from experiments.showing import number_entry
 from experiments.study import Measurements, Shown, Study, TaskSetting, Values, Variant
 from kcal.benchmark import Task
-from kcal.benchmark.splits import Split
 from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.tasks import Split
 from kcal.projection import FastRecipe
 from kcal.projection.episodes import ClassIndex, proportional_counts
 from kcal.projection.objective import episode_losses

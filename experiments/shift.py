@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from experiments.showing import LOG_LOSS, METRIC_LABELS, metric_entry, spread_line
 from experiments.study import Fitted, Measurements, Shown, Study, TaskSetting, Values, Variant, main_metrics
-from kcal.benchmark.splits import Split
-from kcal.benchmark.summaries import MAIN_METRICS
+from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.tasks import Split
 from kcal.plots import Panel
 
 METHODS = ("uncal", "ts", "dircal", "kcal", "kcal-blend")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.study import Measured, Measurements
-from kcal.benchmark.summaries import MAIN_METRICS, TABLE_METRICS
+from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.plots import Line, Panel
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from experiments.showing import METRIC_LABELS, floats, metric_entries, metric_panel
 from experiments.study import Measured, Measurements, Shown, Study, TaskSetting, Values, Variant
-from kcal.benchmark.splits import Split
-from kcal.benchmark.summaries import MAIN_METRICS
+from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.tasks import Split
 from kcal.plots import Line, Panel
 
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)

@@ -14,10 +14,10 @@ from torch import nn
 from kcal import metrics
 from kcal.benchmark import Task
 from kcal.benchmark.methods import new_calibrator, pool_outputs, predict_columns, projection_key, train_for
-from kcal.benchmark.splits import Split
+from kcal.benchmark.results import MAIN_METRICS, Row
 from kcal.benchmark.store import task_fingerprint
-from kcal.benchmark.summaries import MAIN_METRICS, Row
 from kcal.benchmark.table import Table
+from kcal.benchmark.tasks import Split
 from kcal.calibrators import Calibrator, fit_on
 from kcal.plots import Panel
 from kcal.projection import TrainedProjection

@@ -10,7 +10,7 @@ import pytest
 from benchmark.conftest import make_task
 from kcal.benchmark import Plan, Result, ResultKey, Results, Task, run, running
 from kcal.benchmark.output import as_json, markdown
-from kcal.benchmark.summaries import TABLE_METRICS, Row
+from kcal.benchmark.results import TABLE_METRICS, Row
 from kcal.benchmark.table import Entry
 from kcal.benchmark.tables import all_tables, failure_table, group_note, metric_table, rank_table, time_table
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcal.benchmark.splits import group_splits, row_splits
+from kcal.benchmark.tasks import group_splits, row_splits
 from kcal.errors import InvalidInputError
 
 steady = settings(deadline=None, max_examples=50)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from kcal.benchmark import Plan, Result, ResultKey, Results, Task, run
 from kcal.benchmark.output import write_results
-from kcal.benchmark.summaries import TABLE_METRICS, Row
+from kcal.benchmark.results import TABLE_METRICS, Row
 from kcal.benchmark.table import Entry, Table, comma_separated, latex
 from kcal.benchmark.tables import (
     METRIC_NOTE,

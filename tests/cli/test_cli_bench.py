@@ -10,7 +10,7 @@ import pytest
 from animals import blobs, columns_of, option_help, write_columns
 
 from kcal.benchmark import DEFAULT_METHODS, PAPER_METHODS, output, read_task
-from kcal.benchmark.locking import locked_folder
+from kcal.benchmark.processes import locked_folder
 from kcal.benchmark.store import RESULTS_FILE
 from kcal.calibrators import METHODS
 

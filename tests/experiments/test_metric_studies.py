@@ -20,9 +20,9 @@ from experiments.showing import LOG_LOSS
 from experiments.study import Measurements, TaskSetting
 from kcal import KCal, KCalBlend, TemperatureScaling, metrics, train_projection
 from kcal.benchmark import Task, example_task
-from kcal.benchmark.splits import group_splits, row_splits
-from kcal.benchmark.summaries import MAIN_METRICS
+from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.tasks import group_splits, row_splits
 from kcal.calibrators.holdout import stratified_folds
 from kcal.projection import project
 

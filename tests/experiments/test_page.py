@@ -18,7 +18,7 @@ from experiments.showing import LOG_LOSS
 from experiments.study import Study
 from kcal.benchmark import PAPER_METHODS, Plan, Result, ResultKey, Results, Task, run, write_task
 from kcal.benchmark.output import write_results
-from kcal.benchmark.summaries import MAIN_METRICS, TABLE_METRICS, Row
+from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS, Row
 
 NOISE = (0.0, 0.002, -0.002)
 ECE = "expected_calibration_error"

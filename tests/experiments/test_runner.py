@@ -15,9 +15,9 @@ from experiments.showing import metrics_table
 from experiments.studies import STUDIES
 from experiments.study import Measurements, Shown, Study, TaskSetting, Values, Variant, by_row_and_group
 from kcal.benchmark import Task
-from kcal.benchmark.locking import locked_folder
-from kcal.benchmark.splits import Split
+from kcal.benchmark.processes import locked_folder
 from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.tasks import Split
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.plots import Line, Panel
 

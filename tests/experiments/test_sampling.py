@@ -13,7 +13,7 @@ from experiments.runner import run_study
 from experiments.sampling import estimate, imbalanced, steps_in_time, variance_ratios
 from experiments.study import TaskSetting
 from kcal.benchmark import Task
-from kcal.benchmark.splits import row_splits
+from kcal.benchmark.tasks import row_splits
 from kcal.projection import FastRecipe, TrainedProjection, train_projection
 
 STEPS = 4

@@ -20,8 +20,8 @@ from experiments.showing import LOG_LOSS
 from experiments.study import Measurements, TaskSetting
 from kcal import metrics
 from kcal.benchmark import Task
-from kcal.benchmark.splits import row_splits
-from kcal.benchmark.summaries import MAIN_METRICS
+from kcal.benchmark.results import MAIN_METRICS
+from kcal.benchmark.tasks import row_splits
 from kcal.calibrators import ClassifierOutputs, TemperatureScaling
 
 MEANS = np.array([-1.0, 0.3, 1.5])

@@ -1,9 +1,8 @@
 """Benchmark of calibration methods: tasks, splits, methods, runs, results and tables."""
 
 from kcal.benchmark.methods import BENCHMARK_METHODS, DEFAULT_METHODS, PAPER_METHODS
-from kcal.benchmark.results import Result, ResultKey
+from kcal.benchmark.results import Result, ResultKey, Results
 from kcal.benchmark.running import Plan, run
-from kcal.benchmark.summaries import Results
 from kcal.benchmark.task_files import check_tasks, read_task, read_tasks, write_task
 from kcal.benchmark.tasks import Task, example_task
 

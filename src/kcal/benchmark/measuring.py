@@ -6,6 +6,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,7 @@ from numpy.typing import NDArray
 from kcal import metrics
 from kcal.benchmark.methods import BenchmarkMethod
 from kcal.benchmark.results import Result, ResultKey, finite_or_none
-from kcal.benchmark.splits import Split
-from kcal.benchmark.tasks import Task
+from kcal.benchmark.tasks import Split, Task
 from kcal.calibrators import Calibrator
 from kcal.metrics.registry import METRICS
 
@@ -32,8 +32,16 @@ DETAILS = (
 
 
 def measure(task: Task, split: Split, method: BenchmarkMethod, by_group: bool) -> Result:
-    """Fit, predict and measure; if the method fails, the result holds the error."""
-    key = ResultKey(task.name, by_group, split.index, method.name)
+    """Fit, predict and measure; if the method fails, or its training did, the result holds the error."""
+    result = Result(
+        ResultKey(task.name, by_group, split.index, method.name),
+        error=method.error,
+        sizes=(len(split.calibration), len(split.test)),
+        n_groups=task.n_groups,
+        train_seconds=method.train_seconds,
+    )
+    if result.error is not None:
+        return result
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -43,16 +51,17 @@ def measure(task: Task, split: Split, method: BenchmarkMethod, by_group: bool) -
             probs = method.predict(calibrator, task, split.test)
             predicted = time.perf_counter()
             labels = task.pool.labels[split.test]
-            return Result(
-                key,
-                metrics.evaluate(probs, labels).as_dict() | {OTHER_THRESHOLD: METRICS[OTHER_THRESHOLD](probs, labels)},
-                fitted - start,
-                predicted - fitted,
-                details_of(calibrator),
-                reliability_of(probs, labels, task.classes) if split.index == 0 else None,
+            return replace(
+                result,
+                metrics=metrics.evaluate(probs, labels).as_dict()
+                | {OTHER_THRESHOLD: METRICS[OTHER_THRESHOLD](probs, labels)},
+                fit_seconds=fitted - start,
+                predict_seconds=predicted - fitted,
+                details=details_of(calibrator),
+                reliability=reliability_of(probs, labels, task.classes) if split.index == 0 else None,
             )
     except Exception as error:  # whatever fails in one method, the others go on
-        return Result(key, error=describe(error))
+        return replace(result, error=describe(error))
 
 
 def describe(error: Exception) -> str:

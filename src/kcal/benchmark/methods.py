@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from kcal.benchmark.tasks import Task
 from kcal.calibrators import METHODS, Calibrator, ClassifierOutputs, KCal, fit_on, predict_on
@@ -41,11 +40,13 @@ DEFAULT_METHODS = (*PAPER_METHODS, "kcal-blend")
 
 @dataclass(frozen=True)
 class BenchmarkMethod:
-    """A method by its name, with the trained projection that it uses if it learns one."""
+    """A method by its name; if it learns a projection, with the trained one, or with the error of its training."""
 
     name: str
     seed: int = 0
-    projection: TrainedProjection | nn.Module | None = None
+    projection: TrainedProjection | None = None
+    train_seconds: float | None = None
+    error: str | None = None
 
     def fit(self, task: Task, rows: NDArray[np.intp], *, by_group: bool) -> Calibrator:
         """Fit on some rows of the pool."""

@@ -15,9 +15,8 @@ import joblib
 import numpy as np
 from rich.console import Console
 
-from kcal.benchmark.results import ResultKey
+from kcal.benchmark.results import Results, Row
 from kcal.benchmark.running import Plan
-from kcal.benchmark.summaries import Results, Row
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tables import METRIC_NOTE, all_sheets, all_tables, group_note
 from kcal.errors import MissingExtraError
@@ -71,11 +70,8 @@ def draw_reliability(results: Results, row: Row, folder: Path) -> Path | None:
 
     A picture that already shows the same is kept: drawing takes far longer than writing everything else.
     """
-    stored = {}
-    for method in results.methods:
-        result = results.by_key.get(ResultKey(row.task, row.by_group, 0, method))
-        if result is not None and result.reliability is not None:
-            stored[method] = result.reliability
+    firsts = [result for method in results.methods for result in results.of_method(row, method)[:1]]
+    stored = {result.key.method: result.reliability for result in firsts if result.reliability is not None}
     if not stored:
         return None
     path = reliability_picture(folder, row)
@@ -86,10 +82,10 @@ def draw_reliability(results: Results, row: Row, folder: Path) -> Path | None:
         from kcal.plots import reliability_grid
     except MissingExtraError:
         return None
-    events = ["confidence", *(event for event in next(iter(stored.values())) if event != "confidence")]
-    shown = events[: 1 + GRID_CLASSES]
+    first = next(iter(stored.values()))
+    shown = list(first)[: 1 + GRID_CLASSES]  # the confidence comes first
     bins = {method: [_bins(each[event], event) for event in shown] for method, each in stored.items()}
-    names = [next(iter(stored.values()))[event]["name"] for event in shown]
+    names = [first[event]["name"] for event in shown]
     axes = reliability_grid(bins, names, title=f"{row.label}, first split")
     buffer = io.BytesIO()
     axes[0, 0].get_figure(root=True).savefig(buffer, format="png", dpi=90, metadata={"Comment": digest})

@@ -1,14 +1,49 @@
-"""The result of one method on one split of a task, and how it is stored as JSON."""
+"""Results of methods on splits: one record per method and split, and the comparisons that the tables show."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.metrics import AverageRanks, MethodComparison, SplitSummary, average_ranks, compare_methods, overall_ranks
+from kcal.metrics.comparison import summarize
+from kcal.metrics.registry import METRICS, Metric
+
+RANKED_METRICS = ("accuracy", "classwise_calibration_error", "expected_calibration_error", "top_label_brier_loss")
+"""The paper's main metrics, over whose ranks it averages."""
+MAIN_METRICS = (*RANKED_METRICS, "negative_log_likelihood")
+OTHER_METRICS = (
+    "static_classwise_calibration_error", "static_expected_calibration_error", "multiclass_brier_loss",
+    "classwise_calibration_error_min",
+)  # fmt: skip
+TABLE_METRICS: dict[str, Metric] = {name: METRICS[name] for name in (*MAIN_METRICS, *OTHER_METRICS)}
+"""The metrics of the tables, in their order."""
+BASELINE = "uncal"
+"""The method whose accuracy must be kept."""
 
 
-@dataclass(frozen=True, order=True)
+class Row(NamedTuple):
+    """A row of the tables: a task, split by row or by group."""
+
+    task: str
+    by_group: bool
+
+    @property
+    def label(self) -> str:
+        """The name of the row in tables."""
+        return f"{self.task} (by group)" if self.by_group else self.task
+
+
+@dataclass(frozen=True)
 class ResultKey:
     """Which method on which split; ``by_group`` for grouped splits."""
 
@@ -16,6 +51,11 @@ class ResultKey:
     by_group: bool
     split: int
     method: str
+
+    @property
+    def row(self) -> Row:
+        """The row of the tables that the result belongs to."""
+        return Row(self.task, self.by_group)
 
 
 @dataclass(frozen=True)
@@ -30,56 +70,34 @@ class Origin:
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured, or the error of a method that failed.
-
-    Attributes
-    ----------
-    metrics : mapping
-        Test metrics by name.
-    details : mapping
-        What the method chose: bandwidth, temperature, weights.
-    reliability : mapping, optional
-        Bins of the confidence and of every class, for the first split.
-    sizes : tuple
-        Number of calibration and test samples.
-    n_groups : int, optional
-        Number of groups of the pool.
-    train_seconds : float, optional
-        Time to train the projection, which all splits share.
-    """
+    """What was measured on the test samples of a split, or the error of a method that failed."""
 
     key: ResultKey
     metrics: Mapping[str, float] = field(default_factory=dict)
-    fit_seconds: float = math.nan
-    predict_seconds: float = math.nan
-    details: Mapping[str, Any] = field(default_factory=dict)
-    reliability: Mapping[str, Any] | None = None
+    fit_seconds: float | None = None  # None if the method failed
+    predict_seconds: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)  # what the method chose: bandwidth, temperature, weights
+    reliability: Mapping[str, Any] | None = None  # bins of the confidence and of classes; only for the first split
     error: str | None = None
-    sizes: tuple[int, int] | None = None
-    n_groups: int | None = None
-    train_seconds: float | None = None
+    sizes: tuple[int, int] | None = None  # number of calibration and test samples
+    n_groups: int | None = None  # of the pool
+    train_seconds: float | None = None  # to train the projection, which all splits share
     origin: Origin | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return what JSON can hold; numbers that are not finite become null."""
-        return {
-            **asdict(self),
-            "metrics": {name: finite_or_none(value) for name, value in self.metrics.items()},
-            "fit_seconds": finite_or_none(self.fit_seconds),
-            "predict_seconds": finite_or_none(self.predict_seconds),
-        }
+        """Return what JSON can hold; metrics that are not finite become null."""
+        return asdict(self) | {"metrics": {name: finite_or_none(value) for name, value in self.metrics.items()}}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Result:
         """Return the result that was stored."""
-        fields = dict(stored)
-        fields["key"] = ResultKey(**stored["key"])
-        fields["metrics"] = {name: _number(value) for name, value in stored["metrics"].items()}
-        for name in ("fit_seconds", "predict_seconds"):
-            fields[name] = _number(stored[name])
-        fields["sizes"] = None if stored["sizes"] is None else tuple(stored["sizes"])
-        fields["origin"] = None if stored["origin"] is None else Origin(**stored["origin"])
-        return cls(**fields)
+        converted = {
+            "key": ResultKey(**stored["key"]),
+            "metrics": {name: math.nan if value is None else value for name, value in stored["metrics"].items()},
+            "sizes": None if stored["sizes"] is None else tuple(stored["sizes"]),
+            "origin": None if stored["origin"] is None else Origin(**stored["origin"]),
+        }
+        return cls(**{**stored, **converted})
 
 
 def finite_or_none(value: float) -> float | None:
@@ -87,5 +105,139 @@ def finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+@dataclass(frozen=True, eq=False)
+class Results:
+    """All results of a run; methods in the order of the run."""
+
+    results: tuple[Result, ...] = field(repr=False)
+    methods: tuple[str, ...]
+
+    @classmethod
+    def of(cls, results: Iterable[Result], methods: Iterable[str]) -> Results:
+        """Collect results."""
+        collected = tuple(results)
+        if not collected:
+            raise InvalidInputError("results", "must not be empty", remedy="Run at least one task.")
+        return cls(collected, tuple(methods))
+
+    @classmethod
+    def read(cls, path: Path) -> tuple[Results, dict[str, Any]]:
+        """Return the results and the settings of a run from its ``results.json``."""
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            results = [Result.from_json(result) for result in stored["results"]]
+            return cls.of(results, stored["settings"]["methods"]), stored["settings"]
+        except FileNotFoundError:
+            raise FileFormatError(f"{path} does not exist. Run kcal bench with that folder first.") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileFormatError(f"{path} does not hold the results of kcal bench ({error!r}).") from error
+
+    @cached_property
+    def by_method(self) -> dict[Row, dict[str, list[Result]]]:
+        """Results over the splits, with failures, by row and method; rows in the order of the run."""
+        rows: dict[Row, dict[str, list[Result]]] = {}
+        for result in self.results:
+            rows.setdefault(result.key.row, {}).setdefault(result.key.method, []).append(result)
+        return rows
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Tasks, by row and by group, in the order of the run."""
+        return tuple(self.by_method)
+
+    @property
+    def failures(self) -> tuple[Result, ...]:
+        """Results of methods that failed."""
+        return tuple(result for result in self.results if result.error is not None)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions by package; several are joined by a slash."""
+        versions: dict[str, dict[str, None]] = {}
+        for result in self.results:
+            for name, number in (result.origin.versions if result.origin is not None else {}).items():
+                versions.setdefault(name, {})[number] = None
+        return {name: " / ".join(numbers) for name, numbers in versions.items()}
+
+    @property
+    def too_few_groups(self) -> dict[str, int]:
+        """Tasks that have groups, but too few to split by them, with their number of groups."""
+        return {
+            result.key.task: result.n_groups
+            for result in self.results
+            if result.n_groups is not None and Row(result.key.task, by_group=True) not in self.by_method
+        }
+
+    def of_method(self, row: Row, method: str) -> list[Result]:
+        """Return a method's results over the splits of a row, with failures; empty if it was not run there."""
+        return self.by_method[row].get(method, [])
+
+    def sizes(self, row: Row) -> tuple[int, int] | None:
+        """Return the number of calibration and test samples of a row, averaged over splits; None if unknown."""
+        known = [result.sizes for result in self.results if result.key.row == row and result.sizes is not None]
+        if not known:
+            return None
+        n_calibration, n_test = np.rint(np.mean(known, axis=0)).astype(int).tolist()
+        return n_calibration, n_test
+
+    def values(self, row: Row, metric: str, method: str) -> NDArray[np.float64] | None:
+        """Return a metric over the splits; None if the method was not run or failed on any split."""
+        results = self.of_method(row, method)
+        if not results or any(result.error is not None for result in results):
+            return None
+        return _finite([result.metrics[metric] for result in results])
+
+    def partial_summary(self, row: Row, metric: str, method: str) -> tuple[SplitSummary | None, int]:
+        """Return a summary over the splits without failure, and the number of failures; not for comparison."""
+        results = self.of_method(row, method)
+        values = [result.metrics[metric] for result in results if result.error is None]
+        finite = _finite(values) if values else None
+        return None if finite is None else summarize(finite), len(results) - len(values)
+
+    def seconds(self, row: Row, method: str) -> tuple[float, float] | None:
+        """Return the median seconds to fit and to predict."""
+        results = [result for result in self.of_method(row, method) if result.error is None]
+        if not results:
+            return None
+        fit, predict = np.median([(result.fit_seconds, result.predict_seconds) for result in results], axis=0).tolist()
+        return fit, predict
+
+    def training_seconds(self, row: Row, method: str) -> float | None:
+        """Return the seconds to train a row's projection, the median if a resumed run trained again."""
+        times = [result.train_seconds for result in self.of_method(row, method) if result.train_seconds is not None]
+        return float(np.median(times)) if times else None
+
+    def comparison(self, row: Row, metric: str) -> MethodComparison | None:
+        """Compare the methods of a row as the paper marks its tables; with known sizes also by the corrected test.
+
+        Methods that failed on any split are left out. None if nothing is left, or the uncalibrated network, whose
+        accuracy is the reference, has no results.
+        """
+        values = {method: self.values(row, metric, method) for method in self.methods}
+        accuracies = {method: self.values(row, "accuracy", method) for method in self.methods}
+        if accuracies.get(BASELINE) is None or all(per_split is None for per_split in values.values()):
+            return None
+        n_calibration, n_test = self.sizes(row) or (None, None)
+        better = TABLE_METRICS[metric].direction
+        return compare_methods(
+            values, accuracies, better=better, baseline=BASELINE, n_calibration=n_calibration, n_test=n_test
+        )
+
+    def ranks(self, metric: str) -> AverageRanks | None:
+        """Rank the methods on every split of every row and average; None if no method has results.
+
+        A method that failed in a row is not ranked there; the others are ranked without it.
+        """
+        tasks = {row.label: {method: self.values(row, metric, method) for method in self.methods} for row in self.rows}
+        if all(values is None for methods in tasks.values() for values in methods.values()):
+            return None
+        return average_ranks(tasks, better=TABLE_METRICS[metric].direction)
+
+    def overall(self) -> dict[str, float]:
+        """Average the average ranks over the paper's main metrics."""
+        return overall_ranks({metric: ranks for metric in RANKED_METRICS if (ranks := self.ranks(metric)) is not None})
+
+
+def _finite(values: list[float]) -> NDArray[np.float64] | None:
+    array = np.array(values)
+    return array if np.isfinite(array).all() else None

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import kcal
-from kcal.benchmark.methods import BENCHMARK_METHODS
+from kcal.benchmark.methods import BENCHMARK_METHODS, parameters_hash
 from kcal.benchmark.results import Origin, Result, ResultKey
 from kcal.benchmark.tasks import Task
 from kcal.errors import FileFormatError, InvalidInputError
@@ -35,7 +35,7 @@ PACKAGES = ("kcal", "torch", "numpy", "scipy", "scikit-learn")
 """Packages that the results of every method depend on."""
 COMPUTING_CODE = (
     "validation", "calibrators", "kernels", "metrics", "projection",
-    "benchmark/measuring.py", "benchmark/methods.py", "benchmark/splits.py",
+    "benchmark/measuring.py", "benchmark/methods.py", "benchmark/tasks.py",
 )  # fmt: skip
 """Parts of kcal that results depend on."""
 Stored = Mapping[ResultKey, list[Result]]
@@ -91,6 +91,12 @@ def task_fingerprint(task: Task) -> str:
     return f"{checksum:08x}"
 
 
+def origins_of(task: Task, methods: Iterable[str], seed: int) -> dict[str, Origin]:
+    """Return what results of each method on a task depend on now."""
+    fingerprint, packages, code = task_fingerprint(task), versions(), code_fingerprint()
+    return {name: Origin(fingerprint, parameters_hash(name, seed=seed), packages, code) for name in methods}
+
+
 def difference(method: str, stored: Origin | None, now: Origin) -> str | None:
     """Return why a stored result of a method cannot be used, in words; None if it can."""
     if stored is None:
@@ -130,25 +136,19 @@ def usable_results(
 def read_results(path: Path, seed: int) -> dict[ResultKey, list[Result]]:
     """Return the results of a file, the last of each key and origin; empty if there is no file."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    contents = [content for content in map(_parse, lines) if content is not None]
     if not lines:
         return {}
-    settings = (_parse(lines[0]) or {}).get("settings")
-    if not isinstance(settings, dict) or "seed" not in settings:
-        raise FileFormatError(
-            f"{path} does not begin with the settings of a run. Choose another folder, or remove the file."
-        )
-    if settings["seed"] != seed:
-        raise InvalidInputError(
-            "seed",
-            f"must be that of the results in {path}, {settings['seed']}",
-            got=str(seed),
-            remedy="Choose another folder, or remove the file.",
-        )
+    remedy = "Choose another folder, or remove the file."
+    try:
+        stored_seed = contents[0]["settings"]["seed"]
+    except (IndexError, KeyError, TypeError) as error:
+        raise FileFormatError(f"{path} does not begin with the settings of a run. {remedy}") from error
+    if stored_seed != seed:
+        expected = f"must be that of the results in {path}, {stored_seed}"
+        raise InvalidInputError("seed", expected, got=str(seed), remedy=remedy)
     stored: dict[ResultKey, dict[str, Result]] = {}
-    for line in lines[1:]:
-        content = _parse(line)
-        if content is None:
-            continue  # cut short when the run was stopped
+    for content in contents[1:]:
         try:
             result = Result.from_json(content)
         except (KeyError, TypeError, AttributeError) as error:
@@ -172,12 +172,12 @@ def appending(path: Path, seed: int, stored: Stored) -> Iterator[Callable[[Resul
         yield append
 
 
-def _parse(line: str) -> dict[str, Any] | None:
+def _parse(line: str) -> Any:
+    """Return the content of a line; None if it was cut short when the run was stopped."""
     try:
-        content = json.loads(line)
+        return json.loads(line)
     except json.JSONDecodeError:
         return None
-    return content if isinstance(content, dict) else None
 
 
 def _line(content: Mapping[str, Any]) -> str:

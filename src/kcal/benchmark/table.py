@@ -92,25 +92,20 @@ class Table:
         return replace(self, heading=(corner, *names), rows=rows)
 
     def fitting(self, width: int) -> list[Table]:
-        """Return the table in as many parts, side by side, as a terminal of this width needs to show everything."""
+        """Return the table in as many parts of equal size as a terminal of this width needs to show everything."""
         room = width - MARGIN - self._width(0)
         needed = [SPACING + self._width(column) for column in range(1, len(self.heading))]
-        starts, used = [0], 0
-        for column, columns_width in enumerate(needed):
-            if column > starts[-1] and used + columns_width > room:
-                starts.append(column)
-                used = 0
-            used += columns_width
-        if len(starts) < 2:
+        if sum(needed) <= room or len(needed) < 2:
             return [self]
-        even = -(-len(needed) // len(starts))
-        if all(sum(needed[start : start + even]) <= room for start in range(0, len(needed), even)):
-            starts = list(range(0, len(needed), even))
-        ends = [*starts[1:], len(needed)]
+        for n_parts in range(2, len(needed) + 1):
+            size = -(-len(needed) // n_parts)
+            starts = range(0, len(needed), size)
+            if all(sum(needed[start : start + size]) <= room for start in starts):
+                break
         parts = []
-        for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
-            heading = (self.heading[0], *self.heading[start + 1 : end + 1])
-            rows = tuple((row[0], *row[start + 1 : end + 1]) for row in self.rows)
+        for number, start in enumerate(starts, 1):
+            heading = (self.heading[0], *self.heading[start + 1 : start + 1 + size])
+            rows = tuple((row[0], *row[start + 1 : start + 1 + size]) for row in self.rows)
             parts.append(replace(self, title=f"{self.title} ({number} of {len(starts)})", heading=heading, rows=rows))
         return parts
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
-from kcal.benchmark.splits import MIN_CALIBRATION_GROUPS
-from kcal.benchmark.summaries import MAIN_METRICS, TABLE_METRICS, Results, Row
+from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS, Results, Row
 from kcal.benchmark.table import Entry, Table, comma_separated
+from kcal.benchmark.tasks import MIN_CALIBRATION_GROUPS
 from kcal.metrics import MethodComparison, SplitSummary
 from kcal.metrics.registry import Metric
 
+Numbers = tuple[float | None, ...]
+"""The numbers of one method in a row of a sheet; None where there is none."""
 NO_VALUE = "–"
 FAILED = "failed"
 FAILED_SOME = "✗"
@@ -37,12 +40,10 @@ TRAINING_NOTE = "Once per row, on one core; all splits share the projection."
 
 
 def all_tables(results: Results) -> list[Table]:
-    """Return one table per metric, the best by the corrected test, ranks, seconds and, if any, failures."""
+    """Return one table per metric, the best by the corrected test, ranks, seconds and failures; no empty ones."""
     tables = [metric_table(results, metric) for metric in TABLE_METRICS]
-    if any(results.sizes(row) is not None for row in results.rows):
-        tables.append(corrected_table(results))
-    tables += [rank_table(results), time_table(results), training_table(results), failure_table(results)]
-    return [table for table in tables if table.rows]
+    others = (corrected_table, rank_table, time_table, training_table, failure_table)
+    return [table for table in (*tables, *(make(results) for make in others)) if table.rows]
 
 
 def metric_table(results: Results, metric: str) -> Table:
@@ -70,9 +71,12 @@ def _metric_entry(results: Results, row: Row, metric: str, method: str, comparis
 
 
 def corrected_table(results: Results) -> Table:
-    """Return the methods that tie with the best under the corrected test: tasks as rows, metrics as columns."""
+    """Return the methods that tie with the best under the corrected test: tasks as rows, metrics as columns.
+
+    There are no rows without the sizes of calibration and test sets, which the test needs.
+    """
     rows = []
-    for row in results.rows:
+    for row in results.rows if any(map(results.sizes, results.rows)) else ():
         comparisons = [results.comparison(row, metric) for metric in MAIN_METRICS]
         marks = [None if comparison is None else comparison.corrected for comparison in comparisons]
         best = [mark.best if mark is not None else () for mark in marks]
@@ -114,15 +118,14 @@ def _failed_in_every_row(results: Results, method: str) -> bool:
 
 def time_table(results: Results) -> Table:
     """Return median seconds to fit and to predict."""
-    rows = []
-    for row in results.rows:
-        entries = []
-        for method in results.methods:
-            seconds = results.seconds(row, method)
-            missing = FAILED if results.of_method(row, method) else NO_VALUE
-            entries.append(Entry(missing if seconds is None else f"{seconds[0]:.2f} + {seconds[1]:.2f}"))
-        rows.append((Entry(row.label), *entries))
-    return Table("seconds", "Seconds to fit + to predict", ("task", *results.methods), tuple(rows), TIME_NOTE)
+
+    def entry(row: Row, method: str) -> Entry:
+        seconds = results.seconds(row, method)
+        missing = FAILED if results.of_method(row, method) else NO_VALUE
+        return Entry(missing if seconds is None else f"{seconds[0]:.2f} + {seconds[1]:.2f}")
+
+    rows = tuple((Entry(row.label), *(entry(row, method) for method in results.methods)) for row in results.rows)
+    return Table("seconds", "Seconds to fit + to predict", ("task", *results.methods), rows, TIME_NOTE)
 
 
 def training_table(results: Results) -> Table:
@@ -139,7 +142,7 @@ def failure_table(results: Results) -> Table:
     """Return which method failed on which split, and why."""
     rows = tuple(
         (
-            Entry(Row(result.key.task, result.key.by_group).label),
+            Entry(result.key.row.label),
             Entry(result.key.method),
             Entry(str(result.key.split)),
             Entry(" ".join(str(result.error).split())),
@@ -167,58 +170,52 @@ def all_sheets(results: Results) -> dict[str, str]:
     """Return every table as comma-separated values, by the name of the table."""
     sheets = {metric: metric_sheet(results, metric) for metric in TABLE_METRICS}
     sheets |= {"ranks": rank_sheet(results), "seconds": time_sheet(results)}
-    if any(results.sizes(row) is not None for row in results.rows):
-        sheets["corrected"] = corrected_table(results).as_csv()
-    if results.failures:
-        sheets["failures"] = failure_table(results).as_csv()
-    return sheets
+    texts = (corrected_table(results), failure_table(results))
+    return sheets | {table.name: table.as_csv() for table in texts if table.rows}
 
 
 def metric_sheet(results: Results, metric: str) -> str:
     """Return METHOD_mean, METHOD_std and METHOD_failed (number of splits) as columns, tasks as rows."""
     scale = TABLE_METRICS[metric].scale
-    rows = []
-    for row in results.rows:
-        numbers: list[float | None] = []
-        for method in results.methods:
-            summary, n_failed = results.partial_summary(row, metric, method)
-            moments = (None, None) if summary is None else (scale * summary.mean, scale * summary.std)
-            numbers += [*moments, n_failed if results.of_method(row, method) else None]
-        rows.append((row.label, numbers))
+
+    def numbers(row: Row, method: str) -> Numbers:
+        summary, n_failed = results.partial_summary(row, metric, method)
+        moments = (None, None) if summary is None else (scale * summary.mean, scale * summary.std)
+        return *moments, n_failed if results.of_method(row, method) else None
+
+    rows = {row.label: [numbers(row, method) for method in results.methods] for row in results.rows}
     return _sheet("task", results.methods, ("mean", "std", "failed"), rows)
 
 
 def rank_sheet(results: Results) -> str:
     """Return METHOD_mean and METHOD_std of the ranks as columns; metrics and an overall average as rows."""
-    rows = []
+    rows: dict[str, list[Numbers]] = {}
     for metric in MAIN_METRICS:
         ranked = results.ranks(metric)
         ranks = {} if ranked is None else ranked.ranks
-        pairs = [(ranks[name].mean, ranks[name].std) if name in ranks else (None, None) for name in results.methods]
-        rows.append((TABLE_METRICS[metric].title, [number for pair in pairs for number in pair]))
+        rows[TABLE_METRICS[metric].title] = [
+            (ranks[name].mean, ranks[name].std) if name in ranks else (None, None) for name in results.methods
+        ]
     overall = results.overall()
-    rows.append((OVERALL, [number for name in results.methods for number in (overall.get(name), None)]))
+    rows[OVERALL] = [(overall.get(name), None) for name in results.methods]
     return _sheet("metric", results.methods, ("mean", "std"), rows)
 
 
 def time_sheet(results: Results) -> str:
     """Return METHOD_fit, METHOD_predict and METHOD_train (the projection) as columns, tasks as rows."""
-    rows = []
-    for row in results.rows:
-        numbers: list[float | None] = []
-        for method in results.methods:
-            numbers += [*(results.seconds(row, method) or (None, None)), results.training_seconds(row, method)]
-        rows.append((row.label, numbers))
+
+    def numbers(row: Row, method: str) -> Numbers:
+        return *(results.seconds(row, method) or (None, None)), results.training_seconds(row, method)
+
+    rows = {row.label: [numbers(row, method) for method in results.methods] for row in results.rows}
     return _sheet("task", results.methods, ("fit", "predict", "train"), rows)
 
 
-def _sheet(
-    corner: str, methods: Sequence[str], parts: Sequence[str], rows: Sequence[tuple[str, Sequence[float | None]]]
-) -> str:
-    """Return plain numbers in the unit of the tables, empty cells where there are none."""
+def _sheet(corner: str, methods: Sequence[str], parts: Sequence[str], rows: Mapping[str, Sequence[Numbers]]) -> str:
+    """Return numbers of each method in the unit of the tables, empty cells where there are none."""
     heading = (corner, *(f"{method}_{part}" for method in methods for part in parts))
     cells = [
-        [label, *("" if number is None or not math.isfinite(number) else number for number in numbers)]
-        for label, numbers in rows
+        [label, *("" if number is None or not math.isfinite(number) else number for number in chain(*numbers))]
+        for label, numbers in rows.items()
     ]
     return comma_separated(heading, cells)

@@ -13,13 +13,10 @@ trained with another loss, and may hold ``pool_labels``.
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +28,6 @@ from kcal.errors import FileFormatError, InvalidInputError, KcalWarning, warn
 from kcal.persistence import check_path, write_whole
 from kcal.validation import check_groups, check_labels, check_matrix, check_number, shown
 
-READ_ERRORS = (OSError, ValueError, EOFError, BadZipFile, zlib.error, NotImplementedError, RuntimeError, struct.error)
-"""What numpy and zipfile raise for damaged files, depending on which byte is wrong."""
 OUT_OF_SCOPE = "out_of_scope"
 HALF_COLUMN_ERROR = 1e-3
 """Largest root mean squared rounding error of a column in half precision, as a share of its standard deviation."""
@@ -65,13 +60,7 @@ def task_paths(folder: str | Path) -> list[Path]:
 
 
 def check_tasks(folder: str | Path) -> None:
-    """Read every task of a folder once, so that a bad file is reported before long work; warn of unused companions.
-
-    Raises
-    ------
-    FileFormatError
-        If a task or a companion cannot be used; the message names the file.
-    """
+    """Read every task of a folder once, so that a bad file is reported before long work; warn of unused companions."""
     paths = task_paths(folder)
     for path in paths:
         try:
@@ -91,8 +80,12 @@ def check_tasks(folder: str | Path) -> None:
 def task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
     """Return the task that the arrays of a file make up, with the companions beside the file."""
     checked = TaskArrays(arrays, place.name)
-    train, pool = checked.labelled_part("train"), checked.labelled_part("pool")
+    train, pool = checked.part("train"), checked.part("pool")
+    has_out_of_scope = any(name.startswith(OUT_OF_SCOPE) for name in arrays)
+    out_of_scope = checked.part(OUT_OF_SCOPE, labelled=False) if has_out_of_scope else None
     checked.check_columns("train", train, pool)
+    if out_of_scope is not None:
+        checked.check_columns(OUT_OF_SCOPE, out_of_scope, pool)
     if (train.groups is None) != (pool.groups is None):
         raise checked.error("groups are given for only one of train and pool; give both or none.")
     if len(pool.labels) < 2:
@@ -104,16 +97,13 @@ def task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
         if path.is_file()
     }
     share, classes = checked.calibration_share(), checked.classes(pool.logits.shape[1])
-    return Task(place.stem, train, pool, share, classes, companions, checked.out_of_scope(pool))
+    return Task(place.stem, train, pool, share, classes, companions, out_of_scope)
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an npz file by name."""
     try:
-        with path.open("rb") as stream:
-            if not is_zipfile(stream):
-                raise ValueError("it is not a zip archive, as npz files are")
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         for name, values in arrays.items():
             if not isinstance(values, np.ndarray):
@@ -121,7 +111,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         return arrays
     except FileNotFoundError:
         raise FileFormatError(f"{path} does not exist.") from None
-    except READ_ERRORS as error:
+    except Exception as error:  # numpy, zipfile and zlib raise almost any error on damaged files
         raise FileFormatError(f"{path} is not an npz file of arrays, or is damaged ({error}).") from error
 
 
@@ -132,28 +122,25 @@ class TaskArrays:
     arrays: Mapping[str, NDArray[Any]]
     file: str
 
-    def labelled_part(self, part: str) -> ClassifierOutputs:
-        """Return the outputs on "train" or "pool"."""
-        outputs = self.part(part, ("embeddings", "logits", "labels"))
+    def part(self, part: str, *, labelled: bool = True) -> ClassifierOutputs:
+        """Return the outputs on "train" or "pool", or those out of scope, which have no labels."""
+        kinds = ("embeddings", "logits", "labels") if labelled else ("embeddings", "logits")
+        missing = [name for kind in kinds if (name := f"{part}_{kind}") not in self.arrays]
+        if missing:
+            raise self.error(f"{', '.join(missing)} missing; a task needs them. It has {', '.join(self.arrays)}.")
+        embeddings, logits = self.matrix(f"{part}_embeddings"), self.matrix(f"{part}_logits")
+        n_samples, n_classes = logits.shape
+        if len(embeddings) != n_samples:
+            raise self.error(f"{part}_embeddings has {len(embeddings):,} rows, but {part}_logits has {n_samples:,}.")
+        if not labelled:
+            return ClassifierOutputs(embeddings, logits)
         labels, groups = self.arrays[f"{part}_labels"], self.arrays.get(f"{part}_groups")
-        n_samples, n_classes = outputs.logits.shape
         for kind, vector in (("labels", labels), ("groups", groups)):
             if vector is not None and vector.shape != (n_samples,):
                 raise self.error(f"{part}_{kind} must have one entry per row, {n_samples:,}; got shape {vector.shape}.")
         if labels.dtype.kind not in "iu" or not ((labels >= 0) & (labels < n_classes)).all():
             raise self.error(f"{part}_labels must be columns of the logits, integers from 0 to {n_classes - 1}.")
-        return replace(outputs, labels=labels.astype(np.int64), groups=groups)
-
-    def part(self, part: str, kinds: Sequence[str]) -> ClassifierOutputs:
-        """Return embeddings and logits with the same rows; raise if the file lacks one of the kinds."""
-        missing = [name for kind in kinds if (name := f"{part}_{kind}") not in self.arrays]
-        if missing:
-            raise self.error(f"{', '.join(missing)} missing; a task needs them. It has {', '.join(self.arrays)}.")
-        outputs = ClassifierOutputs(self.matrix(f"{part}_embeddings"), self.matrix(f"{part}_logits"))
-        n_embeddings, n_logits = len(outputs.embeddings), len(outputs.logits)
-        if n_embeddings != n_logits:
-            raise self.error(f"{part}_embeddings has {n_embeddings:,} rows, but {part}_logits has {n_logits:,}.")
-        return outputs
+        return ClassifierOutputs(embeddings, logits, labels.astype(np.int64), groups)
 
     def check_columns(self, part: str, outputs: ClassifierOutputs, pool: ClassifierOutputs) -> None:
         """Raise if a part differs from the pool in the columns of its embeddings or logits."""
@@ -161,14 +148,6 @@ class TaskArrays:
             width, expected = getattr(outputs, kind).shape[1], getattr(pool, kind).shape[1]
             if width != expected:
                 raise self.error(f"{part}_{kind} has {width} columns, but those of the pool have {expected}.")
-
-    def out_of_scope(self, pool: ClassifierOutputs) -> ClassifierOutputs | None:
-        """Return the outputs for inputs of no class, if the file has any."""
-        if not any(name.startswith(OUT_OF_SCOPE) for name in self.arrays):
-            return None
-        outputs = self.part(OUT_OF_SCOPE, ("embeddings", "logits"))
-        self.check_columns(OUT_OF_SCOPE, outputs, pool)
-        return outputs
 
     def calibration_share(self) -> float:
         """Return the share of the pool that calibrates."""
@@ -241,11 +220,6 @@ def write_task(
         Names of the columns of the logits; their numbers if None.
     out_of_scope
         Embeddings and logits of inputs that belong to no class.
-
-    Raises
-    ------
-    InvalidInputError
-        If an argument cannot be stored as given, such as labels that are not integers.
     """
     place = check_path(path)
     if place.suffix != ".npz" or "@" in place.stem:
@@ -258,7 +232,10 @@ def write_task(
     if out_of_scope is not None:
         arrays |= _matrices(out_of_scope, OUT_OF_SCOPE)
     if classes is not None:
-        arrays["classes"] = _class_names(classes, arrays["pool_logits"].shape[1])
+        arrays["classes"], n_classes = np.asarray(classes, dtype=str), arrays["pool_logits"].shape[1]
+        if arrays["classes"].shape != (n_classes,):
+            expected = f"must be {n_classes} names, one per column of the logits"
+            raise InvalidInputError("classes", expected, got=shown(classes))
     task = task_of(arrays, place)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
@@ -313,14 +290,3 @@ def _vectors(part: ClassifierOutputs, name: str, n_samples: int, n_classes: int)
         groups = np.asarray(part.groups)
         stored[f"{name}_groups"] = groups.astype(str) if groups.dtype.kind == "O" else groups
     return stored
-
-
-def _class_names(classes: Any, n_classes: int) -> NDArray[np.str_]:
-    try:
-        names = [] if isinstance(classes, str) else [str(name) for name in classes]
-    except TypeError:  # not a sequence
-        names = []
-    if len(names) != n_classes:
-        expected = f"must be {n_classes} names, one per column of the logits"
-        raise InvalidInputError("classes", expected, got=shown(classes))
-    return np.array(names)

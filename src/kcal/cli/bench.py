@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from typer import BadParameter
+
 from kcal.cli import options as o
-from kcal.cli.messages import check_options
 from kcal.errors import printable
 
 
@@ -35,10 +36,10 @@ def bench(
 
     from kcal import benchmark as b
     from kcal.benchmark.output import show_tables, write_results
-    from kcal.benchmark.progress import show_progress
     from kcal.benchmark.tables import all_tables, group_note
     from kcal.cli.output import console
     from kcal.cli.parameters import parse_methods
+    from kcal.progress import show_progress
 
     names = b.DEFAULT_METHODS if methods is None else tuple(parse_methods(methods, tuple(b.BENCHMARK_METHODS)))
     plan = b.Plan(names, splits, seed, jobs or joblib.cpu_count())
@@ -88,17 +89,16 @@ def task(
     if train is None and pool is None:
         console().print(printable(read_task(path)), markup=False)
         return
-    check_options(
-        (not train or not pool, "a task is made from both --train and --pool; with neither, NAME.npz is checked."),
-        (not 0 < share < 1, f"--share must be between 0 and 1; got {share:g}."),
-    )
+    if train is None or pool is None:
+        raise BadParameter("a task is made from both --train and --pool; with neither, NAME.npz is checked.")
+    if not 0 < share < 1:
+        raise BadParameter(f"--share must be between 0 and 1; got {share:g}.")
     check_writable(path, (".npz",), inputs=(train, pool, out_of_scope), option="NAME.npz")
-    sources = {
-        prefix: Source.from_options(file, options, prefixes=("", prefix))
-        for prefix, file in (("train_", train), ("pool_", pool), ("out_of_scope_", out_of_scope))
-        if file is not None
-    }
-    parts, names = load_task_parts(sources["train_"], sources["pool_"])
-    outside = load_task_part(sources["out_of_scope_"], keys=()).outputs if out_of_scope else None
+
+    def source(file: Path, prefix: str) -> Source:
+        return Source.from_options(file, options, prefixes=("", prefix))
+
+    parts, names = load_task_parts(source(train, "train_"), source(pool, "pool_"))
+    outside = load_task_part(source(out_of_scope, "out_of_scope_"), keys=()) if out_of_scope else None
     made = write_task(path, *parts, calibration_share=share, classes=names, out_of_scope=outside)
     console().print(printable(made), markup=False)

@@ -50,11 +50,11 @@ def predict_model(
     probs: dict[str, NDArray[Any]] = {}
     if before is not None:
         probs["before"] = _load_before(before, source, data, calibrator.classes_)
-    elif data.outputs.logits is not None:
+    elif data.logits is not None:
         probs |= _network_probs(data, calibrator)
     if calibrator.method not in probs:
         probs[calibrator.method] = s.predict_dataset(calibrator, data)
-    return Comparison(probs, labels, calibrator.classes_, data.outputs.groups, data.outputs.weights)
+    return Comparison(probs, labels, calibrator.classes_, data.groups, data.weights)
 
 
 def load_probabilities(source: Source, before: Path | None) -> Comparison:
@@ -68,8 +68,8 @@ def load_probabilities(source: Source, before: Path | None) -> Comparison:
     probs = {}
     if before is not None:
         probs["before"] = _load_before(before, source, data, classes, features)
-    probs["probabilities"] = data.outputs.logits
-    return Comparison(probs, labels, classes, data.outputs.groups, data.outputs.weights)
+    probs["probabilities"] = data.logits
+    return Comparison(probs, labels, classes, data.groups, data.weights)
 
 
 def fit_methods(
@@ -137,9 +137,9 @@ def _fit_method(name: str, calibration: Source, files: tuple[Path | None, Path |
     learns = calibrator.uses_training_set and calibrator.inputs != "logits"
     try:
         data, training = s.load_to_fit(calibrator, calibration, *(files if learns else (None, None)))
-        if calibrator.inputs == "both" and data.outputs.logits is None:
+        if calibrator.inputs == "both" and data.logits is None:
             warn(f"{name}: {data.name} has no logits, so it is fitted on embeddings alone.", KcalWarning)
-        return s.fit_dataset(calibrator, data, training, s.classes_to_fit(data, calibrator.inputs))
+        return s.fit_dataset(calibrator, data, training)
     except KcalError as error:
         raise KcalError(f"{name}: {error_text(error)}") from error
 
@@ -171,14 +171,14 @@ def _load_before(
         problem = f"has columns for {shorten(names)}, but the classes are {shorten(expected_names)}"
         raise InvalidInputError(data.name, problem, remedy="Rename its columns, or list its classes with --classes.")
     _check_n_columns(data, classes)
-    probs: NDArray[Any] = data.outputs.logits[:, s.column_order(data, classes, assume_same=True)]
+    probs: NDArray[Any] = data.logits[:, s.column_order(data, classes, assume_same=True)]
     return probs
 
 
 def _check_same_rows(data: Dataset, after: Dataset) -> None:
     """Raise if ids or labels differ; labels only if both files name the classes in the same way."""
     for key in ("ids", "labels"):
-        values, expected = getattr(data.outputs, key), getattr(after.outputs, key)
+        values, expected = getattr(data, key), getattr(after, key)
         if (
             values is None
             or expected is None
@@ -193,14 +193,14 @@ def _check_same_rows(data: Dataset, after: Dataset) -> None:
 
 
 def _check_n_columns(data: Dataset, classes: NDArray[Any]) -> None:
-    n_columns = data.outputs.logits.shape[1]
+    n_columns = data.logits.shape[1]
     if n_columns != len(classes):
         raise InvalidInputError(data.name, f"has {n_columns:,} columns of probabilities for {len(classes):,} classes")
 
 
 def _network_probs(data: Dataset, calibrator: Calibrator) -> dict[str, NDArray[Any]]:
     """Return the network's own probabilities in the order of the model's classes, if that order is known."""
-    logits, classes = data.outputs.logits, calibrator.classes_
+    logits, classes = data.logits, calibrator.classes_
     uses_logits = calibrator.needs_logits_ and logits.shape[1] == len(classes)  # loaded in the order of the classes
     order = slice(None) if uses_logits else s.column_order(data, classes, assume_same=False)
     if order is not None:

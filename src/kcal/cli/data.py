@@ -59,7 +59,7 @@ class Source:
 class Request:
     """What to load.
 
-    ``matrix`` is "embeddings", "logits" or "probabilities" (stored as ``outputs.logits``). ``logits`` asks for logits
+    ``matrix`` is "embeddings", "logits" or "probabilities" (stored as ``logits``). ``logits`` asks for logits
     beside embeddings, if there are any. ``feature_names`` and ``logit_names`` are the columns that a model was fitted
     on, in order.
     """
@@ -73,21 +73,17 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """A classifier's outputs, with the classes that the file or the user lists and the names of a table's columns.
+class Dataset(ClassifierOutputs):
+    """A classifier's outputs, with the classes that the file or the user lists and the names of a table's columns."""
 
-    ``column_classes`` are the classes that a table's columns of logits or probabilities are named after.
-    """
-
-    name: str
-    outputs: ClassifierOutputs
+    name: str = ""
     classes: NDArray[Any] | None = None
-    column_classes: tuple[str, ...] = ()
+    column_classes: tuple[str, ...] = ()  # classes that a table's columns of logits or probabilities are named after
     feature_columns: tuple[str, ...] = ()
     logit_columns: tuple[str, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.outputs.logits if self.outputs.embeddings is None else self.outputs.embeddings)
+        return len(self.logits if self.embeddings is None else self.embeddings)
 
 
 def load(source: Source, request: Request) -> Dataset:
@@ -182,7 +178,7 @@ def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
         listed = parts.pop("classes", None)
         classes = listed if source.classes is None else np.array(source.classes)
         classes = None if classes is None else _check_names(classes, classes.size, "classes")
-    arrays = {"embeddings" if matrix_name == "embeddings" else "logits": matrix}
+    arrays: dict[str, Any] = {"embeddings" if matrix_name == "embeddings" else "logits": matrix}
     for key in ("logits", *COLUMNS):
         values = parts.pop(key, None)
         if values is None:
@@ -198,7 +194,7 @@ def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
                 check_weights(arrays[key], len(matrix), key)
             else:
                 arrays[key] = _check_names(values, len(matrix), key)
-    return Dataset(str(source.path), ClassifierOutputs(**arrays), classes, **parts)
+    return Dataset(**arrays, name=str(source.path), classes=classes, **parts)
 
 
 def _check_names(values: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,11 @@ from kcal.errors import FileFormatError, InvalidInputError, MissingExtraError
 SUFFIXES = (".npz", ".npy", ".parquet", ".csv")
 TABLES = (".parquet", ".csv")
 
+DAMAGED_ARRAY = "is truncated, damaged or not in numpy's format. Write it again with numpy.savez or numpy.save."
+OBJECT_ARRAY = (
+    "contains Python objects, which are not read because that could run code. Convert it first: array.astype(str) for "
+    "names, array.astype(float) for numbers."
+)
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """A text cell that begins with one of these is a formula for spreadsheet programs."""
 TEXT_MARK = "'"
@@ -47,16 +52,16 @@ class ArrayFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.is_single = path.suffix.lower() == ".npy"
-        self.names: tuple[str, ...] = () if self.is_single else self._read()
+        self.names: tuple[str, ...] = () if self.is_single else self._read("it", lambda arrays: tuple(arrays.files))
 
     def find(self, name: str, prefixes: Sequence[str] = ("",)) -> NDArray[Any] | None:
         """Return the array of that name, with the first prefix for which there is one; None if there is none."""
         key = next((key for key in (f"{prefix}{name}" for prefix in prefixes) if key in self.names), None)
-        return None if key is None else self._read(key)
+        return None if key is None else self._read(f"array {key}", lambda arrays: arrays[key])
 
     def get(self, name: str, prefixes: Sequence[str] = ("",)) -> NDArray[Any]:
         """Return the array of that name, or the single array; raise if there is none."""
-        array: NDArray[Any] | None = self._read() if self.is_single else self.find(name, prefixes)
+        array = self._read("it", np.asarray) if self.is_single else self.find(name, prefixes)
         if array is None:
             expected = " or ".join(f"{prefix}{name}" for prefix in prefixes)
             problem = f"has no array called {expected}; it has {', '.join(self.names) or 'no arrays'}"
@@ -64,25 +69,16 @@ class ArrayFile:
             raise InvalidInputError(str(self.path), problem, remedy=remedy)
         return array
 
-    def _read(self, key: str | None = None) -> Any:
-        """Return an array of an npz file, or else the names in it; of an npy file, the array."""
-        part, content = "it" if key is None else f"array {key}", None
+    def _read(self, part: str, content: Callable[[Any], Any]) -> Any:
+        """Return the content of what numpy loads; ``part`` names it in errors."""
         with self.path.open("rb") as file:  # opened here, because numpy leaves damaged files open
             try:
                 stored = np.load(file, allow_pickle=False)
-                if isinstance(stored, NpzFile) and not self.is_single:
-                    content = tuple(stored.files) if key is None else stored[key]
-                elif self.is_single and not isinstance(stored, NpzFile):
-                    content = stored
+                if isinstance(stored, NpzFile) != self.is_single:
+                    return content(stored)
             except Exception as error:  # numpy, zipfile and zlib raise almost any error on damaged files
-                problem = "is truncated, damaged or not in numpy's format. Write it again with numpy.savez or "
-                problem += "numpy.save."
-                if "Object arrays" in str(error):
-                    problem = "contains Python objects, which are not read because that could run code. Convert it "
-                    problem += "first: array.astype(str) for names, array.astype(float) for numbers."
+                problem = DAMAGED_ARRAY if "Object arrays" not in str(error) else OBJECT_ARRAY
                 raise FileFormatError(f"{self.path} cannot be read: {part} {problem}") from error
-        if content is not None:
-            return content
         kind, suffix = ("several arrays", ".npz") if self.is_single else ("one array without a name", ".npy")
         raise FileFormatError(f"{self.path} contains {kind}; rename it to {self.path.with_suffix(suffix).name}.")
 

@@ -61,7 +61,7 @@ def fit(
     from kcal.cli.data import Source
     from kcal.cli.output import check_writable
     from kcal.cli.parameters import build_calibrator, check_blend_options
-    from kcal.cli.samples import classes_to_fit, fit_dataset, load_to_fit, use_numbered_prior
+    from kcal.cli.samples import fit_dataset, load_to_fit
     from kcal.cli.tables import show_fitted
     from kcal.persistence import save
 
@@ -71,11 +71,10 @@ def fit(
     source = Source.from_options(data, options, prefixes=("", "calibration_"))
     samples, training = load_to_fit(calibrator, source, train, train_labels)
     if calibrator.inputs == "both":
-        has_logits = samples.outputs.logits is not None
+        has_logits = samples.logits is not None
         check_blend_options(parameters, has_training=training is not None, has_logits=has_logits)
-    use_numbered_prior(calibrator, samples)
     start = perf_counter()
-    fit_dataset(calibrator, samples, training, classes_to_fit(samples, calibrator.inputs), parameters)
+    fit_dataset(calibrator, samples, training, parameters)
     seconds = perf_counter() - start
     save(calibrator, out)
     if not quiet:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, predict_on
+from kcal.calibrators import Calibrator, fit_on, predict_on
 from kcal.cli.data import Dataset, Request, Source, load
 from kcal.cli.files import ArrayFile, open_file, shorten
 from kcal.cli.messages import OverlapError, check_options, errors_about
@@ -41,15 +41,15 @@ def load_to_fit(
 
 
 def fit_dataset(
-    calibrator: Calibrator,
-    data: Dataset,
-    training: Dataset | None,
-    classes: NDArray[Any] | None,
-    parameters: Collection[str] = (),
+    calibrator: Calibrator, data: Dataset, training: Dataset | None, parameters: Collection[str] = ()
 ) -> Calibrator:
     """Fit a calibrator, and store the names of the table's columns with it; errors name ``parameters`` by option."""
+    shares = calibrator.get_params().get("prior")
+    if isinstance(shares, dict) and not is_text(data.labels):  # as typed, the classes are text
+        calibrator.set_params(prior={int(name) if name.isdecimal() else name: share for name, share in shares.items()})
+    classes = classes_to_fit(data, calibrator.inputs)
     with errors_about(data.name, parameters):
-        fit_on(calibrator, data.outputs, None if training is None else training.outputs, classes=classes)
+        fit_on(calibrator, data, training, classes=classes)
     if data.feature_columns:
         calibrator.feature_names_in_ = np.array(data.feature_columns, dtype=object)
     if calibrator.inputs == "both" and calibrator.needs_logits_ and data.logit_columns:
@@ -68,26 +68,25 @@ def load_to_predict(calibrator: Calibrator, source: Source, **request: Any) -> D
     request["logits"] = request.get("logits", False) or needs_both
     data = load(source, Request(matrix, feature_names=feature_names, logit_names=logit_names, **request))
     data = match_labels(data, calibrator.classes_)
-    n_columns = data.outputs.matrix(calibrator.inputs).shape[1]
+    n_columns = data.matrix(calibrator.inputs).shape[1]
     if n_columns != calibrator.n_features_in_:
         problem = f"have {n_columns:,} columns, but the model was fitted on {calibrator.n_features_in_:,}"
         remedy = "In a table, choose them with --feature-columns."
         raise InvalidInputError(f"{data.name}: {matrix}", problem, remedy=remedy)
-    if needs_both and data.outputs.logits is None:
+    if needs_both and data.logits is None:
         problem = f"has no logits, but method {calibrator.method} was fitted with logits and needs them for every row"
         remedy = "Store them in the npz file, name their columns with --logit-columns, or pass --logits FILE."
         raise InvalidInputError(data.name, problem, remedy=remedy)
     order = column_order(data, calibrator.classes_, assume_same=True) if calibrator.needs_logits_ else None
     if order is None:  # none to put in order, or too many or too few columns, which the prediction reports
         return data
-    outputs = replace(data.outputs, logits=data.outputs.logits[:, order])
-    return replace(data, outputs=outputs, classes=None, column_classes=())
+    return replace(data, logits=data.logits[:, order], classes=None, column_classes=())
 
 
 def check_overlap(calibrator: Calibrator, data: Dataset) -> None:
     """Raise if data contain rows that the calibrator was fitted on."""
     with errors_about(data.name):
-        known = int(calibrator.was_fitted_on(data.outputs.matrix(calibrator.inputs)).sum())
+        known = int(calibrator.was_fitted_on(data.matrix(calibrator.inputs)).sum())
     if known:
         raise OverlapError(
             f"{known:,} of the {len(data):,} rows of {data.name} are in the calibration set of this model: it would "
@@ -95,28 +94,26 @@ def check_overlap(calibrator: Calibrator, data: Dataset) -> None:
         )
 
 
-def predict_dataset(calibrator: Calibrator, data: Dataset) -> NDArray[Any]:
+def predict_dataset(calibrator: Calibrator, data: Dataset) -> Any:
     """Return the probabilities of a fitted model."""
     with errors_about(data.name):
-        probs: NDArray[Any] = predict_on(calibrator, data.outputs)
-    return probs
+        return predict_on(calibrator, data)
 
 
-def load_task_parts(*sources: Source) -> tuple[list[ClassifierOutputs], list[str]]:
+def load_task_parts(*sources: Source) -> tuple[list[Dataset], list[str]]:
     """Return the parts of a benchmark task with labels that are indices of columns, and the class of every column."""
     parts = [name_labels(load_task_part(source, keys=("labels", "groups"), labelled=True)) for source in sources]
     first, second = (classes_or_indices(data) for data in parts)
     if first.tolist() != second.tolist():
         names = f"{parts[0].name} and {parts[1].name}"
         raise InvalidInputError(names, "must list the same classes in the same order", remedy="Pass --classes.")
-    outputs = [replace(part.outputs, labels=encode(part, first)) for part in parts]
-    return outputs, [str(name) for name in first.tolist()]
+    return [replace(part, labels=encode(part, first)) for part in parts], [str(name) for name in first.tolist()]
 
 
 def load_task_part(source: Source, **request: Any) -> Dataset:
     """Load embeddings and logits; raise if there are no logits."""
     data = load(source, Request("embeddings", logits=True, **request))
-    if data.outputs.logits is None:
+    if data.logits is None:
         remedy = "In a table, name their columns with --logit-columns."
         raise InvalidInputError(data.name, "has no logits; a task needs them", remedy=remedy)
     return data
@@ -140,7 +137,7 @@ def is_text(values: NDArray[Any]) -> bool:
 
 def name_labels(data: Dataset) -> Dataset:
     """Return the data with labels that are among their ``classes``: an integer becomes the class at that place."""
-    classes, labels = data.classes, data.outputs.labels
+    classes, labels = data.classes, data.labels
     if classes is None or labels is None or labels.dtype.kind not in "iu":
         return data
     classes = _as_numbers(classes)
@@ -151,7 +148,7 @@ def name_labels(data: Dataset) -> Dataset:
             expected = f"must be indices of classes, 0 to {len(classes) - 1}"
             raise InvalidInputError(f"{data.name}: labels", expected, got=f"{labels[row]} at row {row}")
         labels = classes[labels]
-    return replace(data, outputs=replace(data.outputs, labels=labels), classes=classes)
+    return replace(data, labels=labels, classes=classes)
 
 
 def share_classes(data: Dataset, training: Dataset) -> tuple[Dataset, Dataset]:
@@ -168,10 +165,10 @@ def classes_to_fit(data: Dataset, inputs: str) -> NDArray[Any] | None:
 
     None leaves it to the method. A method on "both" is fitted in the order of the logits, if there are any.
     """
-    ordered = inputs == "logits" or (inputs == "both" and data.outputs.logits is not None)
+    ordered = inputs == "logits" or (inputs == "both" and data.logits is not None)
     if not ordered:
         return data.classes
-    columns, labels = data.column_classes, data.outputs.labels
+    columns, labels = data.column_classes, data.labels
     listed = [] if data.classes is None else [str(label) for label in data.classes.tolist()]
     if sorted(listed) == sorted(columns) and listed != list(columns):
         expected = f"must follow the columns, which are called {shorten(columns)} in this order"
@@ -191,14 +188,7 @@ def classes_to_fit(data: Dataset, inputs: str) -> NDArray[Any] | None:
 def classes_or_indices(data: Dataset) -> NDArray[Any]:
     """Return the class of every column of the logits or probabilities: its index, if it has no name."""
     classes = classes_to_fit(data, "logits")
-    return np.arange(data.outputs.logits.shape[1]) if classes is None else classes
-
-
-def use_numbered_prior(calibrator: Calibrator, data: Dataset) -> None:
-    """Let the classes of a prior that was typed be numbers if the labels are."""
-    shares = calibrator.get_params().get("prior")
-    if isinstance(shares, dict) and not is_text(data.outputs.labels):
-        calibrator.set_params(prior={int(name) if name.isdecimal() else name: share for name, share in shares.items()})
+    return np.arange(data.logits.shape[1]) if classes is None else classes
 
 
 def match_labels(data: Dataset, classes: NDArray[Any]) -> Dataset:
@@ -214,7 +204,7 @@ def match_labels(data: Dataset, classes: NDArray[Any]) -> Dataset:
 def encode(data: Dataset, classes: NDArray[Any]) -> NDArray[np.int64]:
     """Return the index in ``classes`` of every label; raise for a label that is not among them."""
     with errors_about(data.name):
-        return encode_labels(data.outputs.labels, classes, "y")
+        return encode_labels(data.labels, classes, "y")
 
 
 def column_order(data: Dataset, classes: NDArray[Any], *, assume_same: bool) -> NDArray[np.int64] | None:
@@ -222,7 +212,7 @@ def column_order(data: Dataset, classes: NDArray[Any], *, assume_same: bool) -> 
 
     With ``assume_same``, columns without names are taken to be in the model's order, as those of its fit were.
     """
-    n_columns, expected = data.outputs.logits.shape[1], [str(label) for label in classes.tolist()]
+    n_columns, expected = data.logits.shape[1], [str(label) for label in classes.tolist()]
     names = list(data.column_classes)
     if data.classes is not None:
         names = [str(label) for label in data.classes.tolist()]

@@ -87,7 +87,7 @@ def show_evaluations(evaluations: Mapping[str, Evaluation]) -> None:
 
 def show_fitted(calibrator: Calibrator, data: Dataset, path: Path, seconds: float) -> None:
     """Print the summary of a fit, and where the model is."""
-    screen, weights = console(), data.outputs.weights
+    screen, weights = console(), data.weights
     screen.print(f"[bold]{shown(method_title(calibrator.method))}[/] fitted in {seconds:.1f} s")
     labels = [printable(label) for label in calibrator.classes_.tolist()]
     rows = {"classes": f"{len(labels):,}: {', '.join(labels[:5])}{', …' if len(labels) > 5 else ''}"}

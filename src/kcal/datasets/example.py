@@ -20,25 +20,12 @@ COMPANIONS: Final = ("focal", "mmce", "smooth")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExamplePart:
-    """Outputs of the network for one part of the images, and their labels.
+    """Outputs of the network for one part of the images, and their labels."""
 
-    Attributes
-    ----------
-    embeddings
-        Outputs of the penultimate layer, (n, 64), float32.
-    logits
-        Outputs of the last layer, (n, 10), float32.
-    labels
-        The true classes as column indices of the logits, (n,), int64.
-    rows
-        The row of each image in its original file, (n,), int64: the file of training images for the
-        training part, the file of test images for the calibration and test parts.
-    """
-
-    embeddings: NDArray[np.float32]
-    logits: NDArray[np.float32]
-    labels: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    embeddings: NDArray[np.float32]  # (n, 64), outputs of the penultimate layer
+    logits: NDArray[np.float32]  # (n, 10), outputs of the last layer
+    labels: NDArray[np.int64]  # (n,), the true classes as column indices of the logits
+    rows: NDArray[np.int64]  # (n,), of the original file: of training images for "train", else of test images
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -50,22 +37,12 @@ class ExamplePart:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Companion:
-    """Logits of the same network for the same images, trained with another loss.
+    """Logits of the same network for the same images, trained with another loss."""
 
-    Attributes
-    ----------
-    name
-        Name of the example and the loss: ``fashion_mnist_small_cnn@focal``.
-    calibration_logits, test_logits
-        Logits, (n, 10), float32; rows as in the parts of the example.
-    provenance
-        Source and licence of the data, and the loss.
-    """
-
-    name: str
-    calibration_logits: NDArray[np.float32]
+    name: str  # of the example and the loss: fashion_mnist_small_cnn@focal
+    calibration_logits: NDArray[np.float32]  # (n, 10), rows as in the part of the example
     test_logits: NDArray[np.float32]
-    provenance: str
+    provenance: str  # source and licence of the data, and the loss
 
     def __repr__(self) -> str:
         rows = f"{len(self.calibration_logits):,} and {len(self.test_logits):,} rows"
@@ -74,31 +51,15 @@ class Companion:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Example:
-    """Outputs of a trained classifier for its training images and for unseen images.
-
-    Attributes
-    ----------
-    name
-        The name of the example.
-    classes
-        The names of the classes, in the order of the logits.
-    train
-        The training images of the network.
-    calibration, test
-        Unseen images, split at random.
-    images
-        The images of the first rows of the test part, (64, 28, 28), uint8 from 0 to 255.
-    provenance
-        Source and licence of the data.
-    """
+    """Outputs of a trained classifier for its training images, and for unseen images, which were split at random."""
 
     name: str
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # in the order of the logits
     train: ExamplePart
     calibration: ExamplePart
     test: ExamplePart
-    images: NDArray[np.uint8]
-    provenance: str
+    images: NDArray[np.uint8]  # (64, 28, 28), of the first rows of the test part, from 0 to 255
+    provenance: str  # source and licence of the data
 
     def network_weights(self) -> dict[str, Tensor]:
         """Return the weights of the network, for ``kcal.datasets.SmallCNN().load_state_dict``."""

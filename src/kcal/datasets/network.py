@@ -18,11 +18,6 @@ class SmallCNN(nn.Module):
 
     logits = head(embed(images)); the embedding is the output of the hidden layer after its ReLU. With ten classes the
     network has about 108,000 parameters.
-
-    Parameters
-    ----------
-    n_classes
-        Number of logits.
     """
 
     def __init__(self, n_classes: int = 10) -> None:

@@ -23,19 +23,7 @@ def atomic_path(path: str | os.PathLike[str], *, name: str = "path") -> Iterator
 
     The temporary file lies in the folder of ``path``, ends in the same suffix and has an unpredictable name. On any
     error it is removed and ``path`` stays as it was. A symbolic link is followed: its target is replaced. An existing
-    file keeps its mode; a new one has the mode that the umask gives.
-
-    Parameters
-    ----------
-    path : path
-        The file to write.
-    name : str
-        Name of the argument for error messages.
-
-    Examples
-    --------
-    >>> with atomic_path("table.csv") as temporary:  # doctest: +SKIP
-    ...     temporary.write_text("class,error", encoding="utf-8")
+    file keeps its mode; a new one has the mode that the umask gives. ``name`` is that of the argument in errors.
     """
     given = check_path(path, name)
     try:

@@ -14,16 +14,14 @@ import numpy as np
 import pytest
 
 from kcal.benchmark import Plan, Task, run
-from kcal.benchmark.locking import LOCK_FILE, locked_folder
-from kcal.benchmark.workers import in_parallel
+from kcal.benchmark.processes import LOCK_FILE, in_parallel, locked_folder
 from kcal.errors import InvalidInputError
 
 PARENT = """
 import os, sys, time
 from collections.abc import Callable
 from pathlib import Path
-from kcal.benchmark.locking import locked_folder
-from kcal.benchmark.workers import in_parallel
+from kcal.benchmark.processes import in_parallel, locked_folder
 
 def work(folder, seconds):
     (Path(folder) / f"{os.getpid()}.worker").touch()
