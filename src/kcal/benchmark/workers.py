@@ -6,12 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import joblib
-import torch
-from threadpoolctl import threadpool_limits
+
+from kcal.threads import one_thread
 
 CHECK_SECONDS = 0.5
 """Time between two checks of a worker whether its parent is alive."""
@@ -49,15 +48,3 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit numerical libraries to one thread: with more threads than free cores, small steps take far longer."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        torch.set_num_threads(before)

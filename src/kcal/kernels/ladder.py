@@ -9,7 +9,7 @@ from math import exp, isclose, log2
 import torch
 
 from kcal.kernels import numerics
-from kcal.kernels.blocks import Workspace
+from kcal.kernels.blocks import buffer
 from kcal.kernels.mother import MotherKernel
 
 
@@ -48,7 +48,6 @@ class KernelLadder:
         half_squares: torch.Tensor,
         *,
         floored: Sequence[bool],
-        workspace: Workspace,
         shifts: torch.Tensor | None = None,
         in_place: bool = True,
     ) -> Iterator[tuple[int, torch.Tensor]]:
@@ -60,8 +59,6 @@ class KernelLadder:
             A block, overwritten if ``in_place``.
         floored : sequence of bool
             Bandwidths whose exponents are raised to the lowest one of normal numbers.
-        workspace : Workspace
-            Gives room for values that cannot be computed in place.
         shifts : (n_bandwidths, n_columns) tensor, optional
             Subtracted from the exponents, if the kernel is not log-linear.
         in_place : bool
@@ -74,7 +71,7 @@ class KernelLadder:
                 exponentials_left -= 1
                 values = half_squares
                 if self.kernel.log_linear and not (in_place and exponentials_left == 0):
-                    values = workspace.take("values", half_squares, half_squares.shape)
+                    values = buffer("values", half_squares, half_squares.shape)
                 values = self._exponents(half_squares, index, shifts, out=values)
                 if floored[index]:
                     values.clamp_min_(lowest)

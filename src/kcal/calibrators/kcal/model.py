@@ -16,7 +16,7 @@ from torch import nn
 
 from kcal.calibrators.prior import apply_prior, smooth
 from kcal.errors import InvalidInputError
-from kcal.kernels import SortedSupport, class_posteriors, get_kernel, leave_out_posteriors, log_densities
+from kcal.kernels import PreparedSupport, SortedSupport, get_kernel, leave_out_posteriors
 from kcal.projection import project
 
 
@@ -34,14 +34,24 @@ class KernelEstimate:
         """Dimension of the projected space."""
         return self.support.dimension
 
+    @property
+    def middle(self) -> int:
+        """Position of ``bandwidth`` among those of ``prepared``."""
+        return 0
+
     def project(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return projected embeddings, (n, d), on the device and in the precision of the support."""
         points = self.support.points
         return project(self.projection, embeddings.to(device=points.device, dtype=points.dtype))
 
+    @cached_property
+    def prepared(self) -> PreparedSupport:
+        """The support at the bandwidth, with all that does not depend on queries."""
+        return PreparedSupport(self.support, [self.bandwidth], get_kernel(self.kernel))
+
     def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the log density of the calibration set at each embedding, (n,)."""
-        return log_densities(self.project(embeddings), self.support, self.bandwidth, kernel=get_kernel(self.kernel))
+        return self.prepared.log_densities(self.project(embeddings))[self.middle]
 
     def to(self, device: str | torch.device) -> Self:
         """Return the estimate on another device."""
@@ -60,8 +70,7 @@ class KCalModel(KernelEstimate):
 
     def probs(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return class probabilities, (n, n_classes)."""
-        points, kernel = self.project(embeddings), get_kernel(self.kernel)
-        return self._corrected(class_posteriors(points, self.support, self.bandwidth, kernel=kernel))
+        return self._corrected(self.prepared.posteriors(self.project(embeddings))[0])
 
     @cached_property
     def leave_one_out_probs(self) -> torch.Tensor:
