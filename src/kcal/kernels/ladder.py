@@ -60,7 +60,7 @@ class KernelLadder:
         floored : sequence of bool
             Bandwidths whose exponents are raised to the lowest one of normal numbers.
         shifts : (n_bandwidths, n_columns) tensor, optional
-            Subtracted from the exponents, if the kernel is not log-linear.
+            Subtracted from the exponents.
         in_place : bool
             Whether the block may be overwritten.
         """
@@ -95,11 +95,10 @@ class KernelLadder:
         factor = self.factors[index]
         if not self.kernel.log_linear:
             squares = half_squares.clamp_max(0.0).mul_(-2.0 * factor)
-            exponents = self.kernel.log_profile(squares, self.dimension)
-            return exponents if shifts is None else exponents.sub_(shifts[index])
-        if factor == 1.0 and out is half_squares:
-            return half_squares
-        return torch.mul(half_squares, factor, out=out)
+            out = self.kernel.log_profile(squares, self.dimension)
+            return out if shifts is None else out.sub_(shifts[index])
+        exponents = out if factor == 1.0 and out is half_squares else torch.mul(half_squares, factor, out=out)
+        return exponents if shifts is None else exponents.sub_(shifts[index])
 
     def _squares(self) -> list[int | None]:
         """Return how often the kernel before is squared to give each one, by ``order``; None for an exponential."""

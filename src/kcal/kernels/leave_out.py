@@ -22,6 +22,8 @@ MEMORY_BUDGET = 512 * 2**20
 """Bytes that a search may keep for distances; beyond, they are computed again at every bandwidth."""
 MAX_PREDICTED = 5_000
 """Points that a search predicts from all others; of a larger support so many are chosen at random."""
+ROOM_ABOVE = 30.0
+"""Largest exponent of a pair of points: sums of its exponentials are far below the largest number."""
 MOST_PARTS = 16
 """Parts of the pairs of points that are summed side by side."""
 
@@ -63,8 +65,9 @@ class LeaveOutLoss:
     """The leave-out log loss of a support as a function of the bandwidth.
 
     Every pair of points is computed once and serves both. Distances do not depend on the bandwidth: they are kept if
-    they fit in ``memory_budget`` bytes, and computed again at every call if not. A point that hardly any mass reaches
-    (a bandwidth far below the distance of neighbours) is computed again with a shift of its own.
+    they fit in ``memory_budget`` bytes, and computed again at every call if not. One shift serves all points: in many
+    dimensions even neighbours are many bandwidths apart. A point that hardly any mass reaches is computed again with a
+    shift of its own.
 
     Parameters
     ----------
@@ -96,6 +99,7 @@ class LeaveOutLoss:
         n_distances = sum((part.stop - part.start) * part.stop for part in self._columns)
         self.kept = n_distances * support.points.element_size() <= memory_budget
         self._kept_blocks = self._keep_blocks() if self.kept else []
+        self._neighbours = self._neighbour_half_squares()
 
     @property
     def grouped(self) -> bool:
@@ -143,13 +147,32 @@ class LeaveOutLoss:
         finest = torch.finfo(torch.float64).eps / numerics.RESOLUTION * 2.0 * radius**2
         factor = 1.0 / max(support.dimension * (bandwidth * self._scaled.unit) ** 2, finest)
         ladder = KernelLadder(self.kernel, support.dimension, [factor])
-        least = -torch.inf if self.grouped else -2.0 * radius**2
-        floored = ladder.needs_floor(least, support.points.dtype)
         like = self._scaled.like.to(support.points.dtype)
+        shift = self._shift(ladder)
+        least = -torch.inf if self.grouped else -2.0 * radius**2 - shift / factor
+        floored = ladder.needs_floor(least, support.points.dtype)
         weights = None
         if support.log_weights is not None:
             weights = (support.log_weights - support.log_weights.amax()).exp().to(like)
-        return PairMass(support, ladder, weights, floored=floored, like=like)
+        shifts = None if shift == 0 else like.new_tensor([[shift]])
+        return PairMass(support, ladder, weights, floored=floored, like=like, shifts=shifts)
+
+    def _shift(self, ladder: KernelLadder) -> float:
+        """Return the exponent at the typical neighbour, but at most ``ROOM_ABOVE`` below that of the closest pair."""
+        if self.kernel.is_compact or len(self._neighbours) == 0:
+            return 0.0
+        typical, closest = ladder.log_profiles(self._neighbours)[0].tolist()
+        return max(typical, closest - ROOM_ABOVE)
+
+    def _neighbour_half_squares(self) -> torch.Tensor:
+        """Return −½‖z_i − z_j‖² of the typical neighbours and of the closest, (2,); nothing if they are not kept."""
+        maxima = [
+            torch.stack([block.half_squares.amax(dim=0) for block in blocks]).amax(dim=0)
+            for blocks in self._kept_blocks
+        ]
+        seen = in_double(torch.cat(maxima)) if maxima else torch.empty(0)
+        seen = seen[torch.isfinite(seen)]
+        return torch.stack([seen.median(), seen.max()]) if len(seen) else seen
 
     def _keep_blocks(self) -> list[list[Block]]:
         def copies(columns: slice) -> list[Block]:

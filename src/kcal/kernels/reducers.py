@@ -60,8 +60,10 @@ class PairMass:
         *,
         floored: Sequence[bool],
         like: torch.Tensor,
+        shifts: torch.Tensor | None = None,
     ) -> None:
-        self.support, self.ladder, self.weights, self.floored = support, ladder, weights, floored
+        self.support, self.ladder, self.weights = support, ladder, weights
+        self.floored, self.shifts = floored, shifts
         self.weights_or_ones = like.new_ones(len(support)) if weights is None else weights
         self.codes = support.codes.to(like.device)
         self.from_all = like.new_zeros(len(support), dtype=numerics.widest_dtype(like.device))  # (n,)
@@ -69,7 +71,7 @@ class PairMass:
 
     def add(self, block: Block) -> None:
         """Add a block of the upper triangle or the diagonal; it is not overwritten."""
-        kernels = self.ladder.values(block.half_squares, floored=self.floored, in_place=False)
+        kernels = self.ladder.values(block.half_squares, floored=self.floored, shifts=self.shifts, in_place=False)
         for _, values in kernels:
             self._add_mass(self.from_all, values, block.rows, block.columns)
             self._add_own_mass(values, block.rows, block.columns)

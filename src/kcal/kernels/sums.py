@@ -229,9 +229,7 @@ class PreparedSupport:
             shifts=shifts,
         )
 
-    def _with_nearest(
-        self, sums: ClassSums, points: torch.Tensor, leave_out: LeaveOut | None
-    ) -> ClassSums:
+    def _with_nearest(self, sums: ClassSums, points: torch.Tensor, leave_out: LeaveOut | None) -> ClassSums:
         """Let the nearest points decide where a compact kernel reaches none."""
         unreached = sums.sums.sum(dim=1) == 0  # (n_bandwidths, n_query)
         index = unreached.any(dim=0).nonzero().squeeze(1)
