@@ -16,10 +16,10 @@ from experiments.study import Measurements, Shown, Study, Values
 from kcal.benchmark import Task
 from kcal.benchmark.locking import locked_folder
 from kcal.benchmark.store import code_fingerprint, versions
-from kcal.benchmark.workers import one_thread
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.persistence import write_whole
 from kcal.plots import line_panels
+from kcal.threads import one_thread
 
 COMPLETE = '{"complete": true}'
 """First line of the measurements of a complete run."""

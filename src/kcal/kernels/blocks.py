@@ -30,7 +30,14 @@ class Block(NamedTuple):
     half_squares: torch.Tensor  # (n_rows, n_columns): −½‖z − q‖² plus a constant per query; −inf where hidden
 
 
-_buffers = threading.local()
+class _Buffers(threading.local):
+    """Memory that each thread keeps for its next block."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
+
+
+_buffers = _Buffers()
 
 
 def buffer(name: str, like: torch.Tensor, shape: tuple[int, ...] | torch.Size) -> torch.Tensor:
@@ -39,9 +46,9 @@ def buffer(name: str, like: torch.Tensor, shape: tuple[int, ...] | torch.Size) -
     New memory for every block would cost as much time as its exponentials.
     """
     size, key = int(torch.Size(shape).numel()), (name, like.dtype, like.device)
-    held = vars(_buffers).get(key)
+    held = _buffers.held.get(key)
     if held is None or held.numel() < size:
-        held = vars(_buffers)[key] = like.new_empty(size)
+        held = _buffers.held[key] = like.new_empty(size)
     return held[:size].view(shape)
 
 

@@ -161,7 +161,7 @@ class LeaveOutLoss:
         """Return the exponent at the typical neighbour, but at most ``ROOM_ABOVE`` below that of the closest pair."""
         if self.kernel.is_compact or len(self._neighbours) == 0:
             return 0.0
-        typical, closest = ladder.log_profiles(self._neighbours)[0].tolist()
+        typical, closest = map(float, ladder.log_profiles(self._neighbours)[0])
         return max(typical, closest - ROOM_ABOVE)
 
     def _neighbour_half_squares(self) -> torch.Tensor:

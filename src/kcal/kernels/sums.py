@@ -108,8 +108,8 @@ class PreparedSupport:
         scaled, lowest = self._precisions[level]
         queries = scaled.queries(points.to(scaled.like))
         if float(queries.common.min()) >= lowest:
-            sums = self._resolved_sums(scaled, queries, points, leave_out)
-            return sums if scaled.like.dtype == points.dtype else sums.with_largest_one()
+            computed = self._resolved_sums(scaled, queries, points, leave_out)
+            return computed if scaled.like.dtype == points.dtype else computed.with_largest_one()
         sums = points.new_empty(len(self.bandwidths), self.support.n_classes, len(points))
         offsets = points.new_empty(len(self.bandwidths), len(points))
         resolved = queries.common >= lowest
