@@ -14,12 +14,13 @@ import numpy as np
 
 from experiments.study import Measurements, Shown, Study, Values
 from kcal.benchmark import Task
-from kcal.benchmark.processes import locked_folder, one_thread
+from kcal.benchmark.processes import locked_folder
 from kcal.benchmark.store import code_fingerprint, versions
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.persistence import write_whole
 from kcal.plots import line_panels
 from kcal.progress import Report
+from kcal.threads import one_thread
 
 COMPLETE = '{"complete": true}'
 """First line of the measurements of a complete run."""

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import joblib
-import torch
-from threadpoolctl import threadpool_limits
 
 from kcal.errors import InvalidInputError
+from kcal.threads import one_thread
 
 LOCK_FILE = "run.lock"
 CHECK_SECONDS = 0.5
@@ -89,15 +88,3 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit numerical libraries to one thread: with more threads than free cores, small steps take far longer."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        torch.set_num_threads(before)

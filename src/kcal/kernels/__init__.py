@@ -1,7 +1,15 @@
 """The mathematics: mother kernels, class sums in log space, leave-out losses, bandwidth search."""
 
 from kcal.kernels.bandwidth import INTERVAL, BandwidthCurve, scaled_bandwidth, search_bandwidth
-from kcal.kernels.leave_out import MEMORY_BUDGET, LeaveOutLoss, leave_out_posteriors, mean_log_loss
+from kcal.kernels.leave_out import (
+    MAX_PREDICTED,
+    MEMORY_BUDGET,
+    LeaveOutLoss,
+    SampledLeaveOutLoss,
+    leave_out_loss,
+    leave_out_posteriors,
+    mean_log_loss,
+)
 from kcal.kernels.mother import KERNELS, MotherKernel, get_kernel
 from kcal.kernels.numerics import in_double
 from kcal.kernels.sums import ClassSums, PreparedSupport, class_posteriors, class_sums, log_densities
@@ -10,6 +18,7 @@ from kcal.kernels.support import LeaveOut, SortedSupport, leave_out_rule, sort_s
 __all__ = [
     "INTERVAL",
     "KERNELS",
+    "MAX_PREDICTED",
     "MEMORY_BUDGET",
     "BandwidthCurve",
     "ClassSums",
@@ -17,11 +26,13 @@ __all__ = [
     "LeaveOutLoss",
     "MotherKernel",
     "PreparedSupport",
+    "SampledLeaveOutLoss",
     "SortedSupport",
     "class_posteriors",
     "class_sums",
     "get_kernel",
     "in_double",
+    "leave_out_loss",
     "leave_out_posteriors",
     "leave_out_rule",
     "log_densities",

@@ -29,10 +29,13 @@ class BandwidthCurve:
     bandwidth: float
     loss: float
     at_edge: bool
+    standard_error: float | None = None  # of the loss at the chosen bandwidth
 
     def __str__(self) -> str:
         edge = ", at the edge of the search" if self.at_edge else ""
-        return f"b = {self.bandwidth:.4g} with loss {self.loss:.4f}, of {len(self.losses)} bandwidths tried{edge}"
+        error = "" if self.standard_error is None else f" ± {self.standard_error:.4f}"
+        tried = f"of {len(self.losses)} bandwidths tried"
+        return f"b = {self.bandwidth:.4g} with loss {self.loss:.4f}{error}, {tried}{edge}"
 
 
 def search_bandwidth(

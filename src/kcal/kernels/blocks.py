@@ -10,6 +10,7 @@ log-linear kernel c is a shift of the exponents, and the common −½‖q‖², 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,19 +30,26 @@ class Block(NamedTuple):
     half_squares: torch.Tensor  # (n_rows, n_columns): −½‖z − q‖² plus a constant per query; −inf where hidden
 
 
-class Workspace:
-    """Named buffers, allocated once: new memory for every block would cost as much time as its exponentials."""
+class _Buffers(threading.local):
+    """Memory that each thread keeps for its next block."""
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self.held: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
 
-    def take(self, name: str, like: torch.Tensor, shape: tuple[int, ...] | torch.Size) -> torch.Tensor:
-        """Return the buffer ``name`` in the precision and on the device of ``like``, with arbitrary content."""
-        size = int(torch.Size(shape).numel())
-        buffer = self._buffers.get((name, like.dtype))
-        if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[name, like.dtype] = like.new_empty(size)
-        return buffer[:size].view(shape)
+
+_buffers = _Buffers()
+
+
+def buffer(name: str, like: torch.Tensor, shape: tuple[int, ...] | torch.Size) -> torch.Tensor:
+    """Return this thread's buffer ``name`` in the precision and on the device of ``like``, with arbitrary content.
+
+    New memory for every block would cost as much time as its exponentials.
+    """
+    size, key = int(torch.Size(shape).numel()), (name, like.dtype, like.device)
+    held = _buffers.held.get(key)
+    if held is None or held.numel() < size:
+        held = _buffers.held[key] = like.new_empty(size)
+    return held[:size].view(shape)
 
 
 class Queries(NamedTuple):
@@ -49,11 +57,10 @@ class Queries(NamedTuple):
 
     right: torch.Tensor  # (d + 2, n_query): q, 1, c
     common: torch.Tensor  # (n_query,): −½‖q‖²
-    workspace: Workspace
 
     def select(self, index: torch.Tensor) -> Queries:
         """Return some of the queries."""
-        return Queries(self.right[:, index], self.common[index], self.workspace)
+        return Queries(self.right[:, index], self.common[index])
 
     def with_constant(self, constant: torch.Tensor) -> Queries:
         """Set c, (n_query,), in place."""
@@ -87,13 +94,17 @@ class ScaledSupport:
         """Largest distance of a point from the centre, in the unit."""
         return self.support.radius * self.unit
 
-    def queries(self, points: torch.Tensor, workspace: Workspace) -> Queries:
+    def prepare(self) -> None:
+        """Compute what all queries share now, not at the first query."""
+        _ = self.weights, self._left, self._pilot_left
+
+    def queries(self, points: torch.Tensor) -> Queries:
         """Return queries (n_query, d) as the right factor, with c = 0."""
         scaled = (points - self.centre).mul_(self.unit)
         right = scaled.new_zeros(self.support.dimension + 2, scaled.shape[0])
         right[:-2] = scaled.T
         right[-2] = 1.0
-        return Queries(right, scaled.square_().sum(dim=1).mul_(-0.5), workspace)
+        return Queries(right, scaled.square_().sum(dim=1).mul_(-0.5))
 
     def left(self, rows: slice | torch.Tensor) -> torch.Tensor:
         """Return the left factor of some support points, (n_rows, d + 2)."""
@@ -113,7 +124,7 @@ class ScaledSupport:
         """
         for rows in self._row_blocks(queries) if row_blocks is None else row_blocks:
             shape = (rows.stop - rows.start, queries.right.shape[1])
-            block = torch.mm(self.left(rows), queries.right, out=queries.workspace.take("block", queries.right, shape))
+            block = torch.mm(self.left(rows), queries.right, out=buffer("block", queries.right, shape))
             if leave_out is not None:
                 leave_out.hide(block, rows.start)
             yield Block(rows, columns, block)

@@ -9,7 +9,7 @@ from math import exp, isclose, log2
 import torch
 
 from kcal.kernels import numerics
-from kcal.kernels.blocks import Workspace
+from kcal.kernels.blocks import buffer
 from kcal.kernels.mother import MotherKernel
 
 
@@ -48,7 +48,6 @@ class KernelLadder:
         half_squares: torch.Tensor,
         *,
         floored: Sequence[bool],
-        workspace: Workspace,
         shifts: torch.Tensor | None = None,
         in_place: bool = True,
     ) -> Iterator[tuple[int, torch.Tensor]]:
@@ -60,10 +59,8 @@ class KernelLadder:
             A block, overwritten if ``in_place``.
         floored : sequence of bool
             Bandwidths whose exponents are raised to the lowest one of normal numbers.
-        workspace : Workspace
-            Gives room for values that cannot be computed in place.
         shifts : (n_bandwidths, n_columns) tensor, optional
-            Subtracted from the exponents, if the kernel is not log-linear.
+            Subtracted from the exponents.
         in_place : bool
             Whether the block may be overwritten.
         """
@@ -74,7 +71,7 @@ class KernelLadder:
                 exponentials_left -= 1
                 values = half_squares
                 if self.kernel.log_linear and not (in_place and exponentials_left == 0):
-                    values = workspace.take("values", half_squares, half_squares.shape)
+                    values = buffer("values", half_squares, half_squares.shape)
                 values = self._exponents(half_squares, index, shifts, out=values)
                 if floored[index]:
                     values.clamp_min_(lowest)
@@ -98,11 +95,10 @@ class KernelLadder:
         factor = self.factors[index]
         if not self.kernel.log_linear:
             squares = half_squares.clamp_max(0.0).mul_(-2.0 * factor)
-            exponents = self.kernel.log_profile(squares, self.dimension)
-            return exponents if shifts is None else exponents.sub_(shifts[index])
-        if factor == 1.0 and out is half_squares:
-            return half_squares
-        return torch.mul(half_squares, factor, out=out)
+            out = self.kernel.log_profile(squares, self.dimension)
+            return out if shifts is None else out.sub_(shifts[index])
+        exponents = out if factor == 1.0 and out is half_squares else torch.mul(half_squares, factor, out=out)
+        return exponents if shifts is None else exponents.sub_(shifts[index])
 
     def _squares(self) -> list[int | None]:
         """Return how often the kernel before is squared to give each one, by ``order``; None for an exponential."""

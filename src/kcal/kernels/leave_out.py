@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import log, sqrt
 
 import torch
 
 from kcal.kernels import numerics
-from kcal.kernels.blocks import Block, ScaledSupport, Workspace, slices
+from kcal.kernels.blocks import Block, ScaledSupport, slices
 from kcal.kernels.ladder import KernelLadder
 from kcal.kernels.mother import KERNELS, MotherKernel
 from kcal.kernels.numerics import in_double
 from kcal.kernels.reducers import PairMass
 from kcal.kernels.sums import class_posteriors
 from kcal.kernels.support import SortedSupport, leave_out_rule
+from kcal.threads import map_blocks
 from kcal.validation import ALMOST_ZERO
 
 MEMORY_BUDGET = 512 * 2**20
 """Bytes that a search may keep for distances; beyond, they are computed again at every bandwidth."""
+MAX_PREDICTED = 5_000
+"""Points that a search predicts from all others; of a larger support so many are chosen at random."""
+ROOM_ABOVE = 30.0
+"""Largest exponent of a pair of points: sums of its exponentials are far below the largest number."""
+MOST_PARTS = 16
+"""Parts of the pairs of points that are summed side by side."""
 
 
 def leave_out_posteriors(
@@ -46,12 +53,21 @@ def mean_log_loss(log_probs: torch.Tensor, log_weights: torch.Tensor | None = No
     return float((weights * losses).sum() / weights.sum())
 
 
+def log_loss_error(log_probs: torch.Tensor, log_weights: torch.Tensor | None = None) -> float:
+    """Return the standard error of :func:`mean_log_loss`."""
+    losses = -in_double(log_probs).clamp_min(log(ALMOST_ZERO))
+    weights = torch.ones_like(losses) if log_weights is None else in_double(log_weights).exp()
+    shares = weights / weights.sum()
+    return float((shares.square() * (losses - (shares * losses).sum()).square()).sum().sqrt())
+
+
 class LeaveOutLoss:
     """The leave-out log loss of a support as a function of the bandwidth.
 
     Every pair of points is computed once and serves both. Distances do not depend on the bandwidth: they are kept if
-    they fit in ``memory_budget`` bytes, and computed again at every call if not. A point that hardly any mass reaches
-    (a bandwidth far below the distance of neighbours) is computed again with a shift of its own.
+    they fit in ``memory_budget`` bytes, and computed again at every call if not. One shift serves all points: in many
+    dimensions even neighbours are many bandwidths apart. A point that hardly any mass reaches is computed again with a
+    shift of its own.
 
     Parameters
     ----------
@@ -78,10 +94,12 @@ class LeaveOutLoss:
         points = support.points[:0]
         unit = 1.0 / (support.extent or 1.0)  # squares neither overflow nor vanish in single precision
         self._scaled = ScaledSupport(support, unit, in_double(points) if self._needs_double() else points)
-        n_distances = sum((rows.stop - rows.start) * (len(support) - rows.start) for rows in self._slices())
+        self._scaled.prepare()
+        self._columns = list(slices(len(support), numerics.SUPPORT_BLOCK))
+        n_distances = sum((part.stop - part.start) * part.stop for part in self._columns)
         self.kept = n_distances * support.points.element_size() <= memory_budget
-        blocks = self._blocks() if self.kept else ()
-        self._kept_blocks = [block._replace(half_squares=block.half_squares.clone()) for block in blocks]
+        self._kept_blocks = self._keep_blocks() if self.kept else []
+        self._neighbours = self._neighbour_half_squares()
 
     @property
     def grouped(self) -> bool:
@@ -95,16 +113,28 @@ class LeaveOutLoss:
 
     def __call__(self, bandwidth: float) -> float:
         """Return the loss at a bandwidth."""
-        return mean_log_loss(self._own_shares(bandwidth).log_(), self.support.log_weights)
+        return mean_log_loss(self.own_shares(bandwidth).log_(), self.support.log_weights)
 
-    def _own_shares(self, bandwidth: float) -> torch.Tensor:
-        """Return the posterior of every point's own class given the others, (n,)."""
-        mass = self._pair_mass(bandwidth)
-        blocks: Iterable[Block] = self._kept_blocks if self.kept else self._blocks()
-        for block in blocks:
-            mass.add(block)
-        shares = mass.from_own_class / mass.from_all
-        faint = (~(mass.from_all > numerics.LEAST_MASS)).nonzero().squeeze(1).to(self.support.points.device)
+    def standard_error(self, bandwidth: float) -> float:
+        """Return the standard error of the loss at a bandwidth."""
+        return log_loss_error(self.own_shares(bandwidth).log_(), self.support.log_weights)
+
+    def own_shares(self, bandwidth: float) -> torch.Tensor:
+        """Return the posterior of every point's own class given the others, (n,), in the order of the support."""
+
+        def compute(columns: range) -> PairMass:
+            mass = self._pair_mass(bandwidth)
+            for column in columns:
+                for block in self._kept_blocks[column] if self.kept else self._blocks(self._columns[column]):
+                    mass.add(block)
+            return mass
+
+        n_columns = len(self._columns)  # a fixed number of parts: sums do not depend on the number of threads
+        parts = [range(start, n_columns, MOST_PARTS) for start in reversed(range(min(MOST_PARTS, n_columns)))]
+        masses = map_blocks(compute, parts, self.support.points.device)
+        from_all = torch.stack([mass.from_all for mass in masses]).sum(dim=0)
+        shares = torch.stack([mass.from_own_class for mass in masses]).sum(dim=0) / from_all
+        faint = (~(from_all > numerics.LEAST_MASS)).nonzero().squeeze(1).to(self.support.points.device)
         if len(faint):
             points, codes, rule = self.support.points[faint], self.support.codes[faint], self._rule.select(faint)
             exact = class_posteriors(points, self.support, bandwidth, kernel=self.kernel, leave_out=rule)
@@ -117,26 +147,49 @@ class LeaveOutLoss:
         finest = torch.finfo(torch.float64).eps / numerics.RESOLUTION * 2.0 * radius**2
         factor = 1.0 / max(support.dimension * (bandwidth * self._scaled.unit) ** 2, finest)
         ladder = KernelLadder(self.kernel, support.dimension, [factor])
-        least = -torch.inf if self.grouped else -2.0 * radius**2
-        floored = ladder.needs_floor(least, support.points.dtype)
         like = self._scaled.like.to(support.points.dtype)
+        shift = self._shift(ladder)
+        least = -torch.inf if self.grouped else -2.0 * radius**2 - shift / factor
+        floored = ladder.needs_floor(least, support.points.dtype)
         weights = None
         if support.log_weights is not None:
             weights = (support.log_weights - support.log_weights.amax()).exp().to(like)
-        return PairMass(support, ladder, weights, floored=floored, like=like)
+        shifts = None if shift == 0 else like.new_tensor([[shift]])
+        return PairMass(support, ladder, weights, floored=floored, like=like, shifts=shifts)
 
-    def _blocks(self) -> Iterator[Block]:
-        """Yield −½‖z_i − z_j‖² of every pair of points once, in the precision of the support."""
-        workspace = Workspace()
-        for columns in self._slices():
-            queries = self._scaled.queries(self.support.points[columns].to(self._scaled.like), workspace)
-            queries = queries.with_constant(queries.common)
-            rows = slices(columns.stop, numerics.SUPPORT_BLOCK)
-            for block in self._scaled.blocks(queries, self._rule.select(columns), columns=columns, row_blocks=rows):
-                yield block._replace(half_squares=block.half_squares.clamp_max_(0.0).to(self.support.points.dtype))
+    def _shift(self, ladder: KernelLadder) -> float:
+        """Return the exponent at the typical neighbour, but at most ``ROOM_ABOVE`` below that of the closest pair."""
+        if self.kernel.is_compact or len(self._neighbours) == 0:
+            return 0.0
+        typical, closest = map(float, ladder.log_profiles(self._neighbours)[0])
+        return max(typical, closest - ROOM_ABOVE)
 
-    def _slices(self) -> Iterator[slice]:
-        return slices(len(self.support), numerics.SUPPORT_BLOCK)
+    def _neighbour_half_squares(self) -> torch.Tensor:
+        """Return −½‖z_i − z_j‖² of the typical neighbours and of the closest, (2,); nothing if they are not kept."""
+        maxima = [
+            torch.stack([block.half_squares.amax(dim=0) for block in blocks]).amax(dim=0)
+            for blocks in self._kept_blocks
+        ]
+        seen = in_double(torch.cat(maxima)) if maxima else torch.empty(0)
+        seen = seen[torch.isfinite(seen)]
+        return torch.stack([seen.median(), seen.max()]) if len(seen) else seen
+
+    def _keep_blocks(self) -> list[list[Block]]:
+        def copies(columns: slice) -> list[Block]:
+            return [block._replace(half_squares=block.half_squares.clone()) for block in self._blocks(columns)]
+
+        return map_blocks(copies, self._columns, self.support.points.device)
+
+    def _blocks(self, columns: slice) -> Iterator[Block]:
+        """Yield −½‖z_i − z_j‖² of the points j of ``columns`` and all points i up to them, in the support's precision.
+
+        So every pair of points comes once.
+        """
+        queries = self._scaled.queries(self.support.points[columns].to(self._scaled.like))
+        queries = queries.with_constant(queries.common)
+        rows = slices(columns.stop, numerics.SUPPORT_BLOCK)
+        for block in self._scaled.blocks(queries, self._rule.select(columns), columns=columns, row_blocks=rows):
+            yield block._replace(half_squares=block.half_squares.clamp_max_(0.0).to(self.support.points.dtype))
 
     def _needs_double(self) -> bool:
         """Return whether distances need float64 to resolve the bandwidths that a search may end at."""
@@ -145,3 +198,55 @@ class LeaveOutLoss:
         length = numerics.SEARCH_DETAIL * sqrt(self.support.dimension * self.support.mean_square)
         error = torch.finfo(self.support.points.dtype).eps * 2.0 * self.support.radius**2
         return not error < numerics.RESOLUTION * length**2
+
+
+class SampledLeaveOutLoss:
+    """The leave-out log loss of randomly chosen points of a large support, each given all other points.
+
+    A loss over all pairs of n points takes time in proportion to n²; this one, to n. Parameters are those of
+    :class:`LeaveOutLoss`, the number of points that are predicted, and the seed by which they are chosen.
+    """
+
+    def __init__(
+        self,
+        support: SortedSupport,
+        *,
+        n_predicted: int,
+        kernel: MotherKernel = KERNELS["rbf"],
+        keys: torch.Tensor | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.support, self.kernel = support, kernel
+        chosen = torch.randperm(len(support), generator=torch.Generator().manual_seed(seed))[:n_predicted]
+        self._chosen = chosen.sort().values.to(support.points.device)
+        self._rule = leave_out_rule(support, keys).select(self._chosen)
+        self._log_weights = None if support.log_weights is None else support.log_weights[self._chosen]
+        self._shares: dict[float, torch.Tensor] = {}  # of each bandwidth, (n_predicted,)
+
+    def __call__(self, bandwidth: float) -> float:
+        """Return the loss at a bandwidth."""
+        return mean_log_loss(self._own_shares(bandwidth).log(), self._log_weights)
+
+    def standard_error(self, bandwidth: float) -> float:
+        """Return the standard error of the loss at a bandwidth."""
+        return log_loss_error(self._own_shares(bandwidth).log(), self._log_weights)
+
+    def _own_shares(self, bandwidth: float) -> torch.Tensor:
+        if bandwidth not in self._shares:
+            points, codes = self.support.points[self._chosen], self.support.codes[self._chosen]
+            posteriors = class_posteriors(points, self.support, bandwidth, kernel=self.kernel, leave_out=self._rule)
+            self._shares[bandwidth] = posteriors.gather(1, codes[:, None]).squeeze(1)
+        return self._shares[bandwidth]
+
+
+def leave_out_loss(
+    support: SortedSupport,
+    *,
+    kernel: MotherKernel = KERNELS["rbf"],
+    keys: torch.Tensor | None = None,
+    max_predicted: int = MAX_PREDICTED,
+) -> LeaveOutLoss | SampledLeaveOutLoss:
+    """Return the leave-out loss of all points or, of more than ``max_predicted``, that of so many chosen ones."""
+    if len(support) <= max_predicted:
+        return LeaveOutLoss(support, kernel=kernel, keys=keys)
+    return SampledLeaveOutLoss(support, n_predicted=max_predicted, kernel=kernel, keys=keys)

@@ -42,8 +42,6 @@ MOST_SUPPORT_BLOCKS = 32
 """Support blocks that are joined into one where queries are few, and over which sums stay in the working precision."""
 PREPARED_NUMBERS = 4_000_000
 """Numbers of a scaled support up to which it is kept; a larger one is scaled again block by block."""
-LONG_RUN = 64
-"""Mean number of points per class of a block above which a sum per class is faster than an indexed addition."""
 
 
 def lowest_exponent(dtype: torch.dtype) -> float:

@@ -9,7 +9,7 @@ from math import exp
 import torch
 
 from kcal.kernels import numerics
-from kcal.kernels.blocks import Block, Workspace
+from kcal.kernels.blocks import Block, buffer
 from kcal.kernels.ladder import KernelLadder
 from kcal.kernels.support import SortedSupport
 
@@ -22,7 +22,6 @@ def class_mass(
     *,
     floored: Sequence[bool],
     like: torch.Tensor,
-    workspace: Workspace,
     shifts: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return Σ w_i·φ per bandwidth, class and query, (n_bandwidths, n_classes, n_query); blocks are overwritten.
@@ -33,9 +32,9 @@ def class_mass(
     total = like.new_zeros(len(ladder), support.n_classes, len(like), dtype=dtype)
     for block in blocks:
         classes = class_range(support, block.rows)
-        kernels = ladder.values(block.half_squares, floored=floored, workspace=workspace, shifts=shifts)
+        kernels = ladder.values(block.half_squares, floored=floored, shifts=shifts)
         for index, values in kernels:
-            add_by_class(total[index, classes], values, support, block.rows, weights, workspace)
+            add_by_class(total[index, classes], values, support, block.rows, weights)
     if any(floored):  # subtract what points too far to count have added
         mass = support.class_counts.to(total)
         if weights is not None:
@@ -61,17 +60,18 @@ class PairMass:
         *,
         floored: Sequence[bool],
         like: torch.Tensor,
+        shifts: torch.Tensor | None = None,
     ) -> None:
-        self.support, self.ladder, self.weights, self.floored = support, ladder, weights, floored
+        self.support, self.ladder, self.weights = support, ladder, weights
+        self.floored, self.shifts = floored, shifts
         self.weights_or_ones = like.new_ones(len(support)) if weights is None else weights
         self.codes = support.codes.to(like.device)
         self.from_all = like.new_zeros(len(support), dtype=numerics.widest_dtype(like.device))  # (n,)
         self.from_own_class = torch.zeros_like(self.from_all)  # (n,)
-        self.workspace = Workspace()
 
     def add(self, block: Block) -> None:
         """Add a block of the upper triangle or the diagonal; it is not overwritten."""
-        kernels = self.ladder.values(block.half_squares, floored=self.floored, workspace=self.workspace, in_place=False)
+        kernels = self.ladder.values(block.half_squares, floored=self.floored, shifts=self.shifts, in_place=False)
         for _, values in kernels:
             self._add_mass(self.from_all, values, block.rows, block.columns)
             self._add_own_mass(values, block.rows, block.columns)
@@ -86,7 +86,7 @@ class PairMass:
         if rows == columns:
             classes = class_range(self.support, rows)
             sums = values.new_zeros(classes.stop - classes.start, values.shape[1])
-            add_by_class(sums, values, self.support, rows, self.weights, self.workspace)
+            add_by_class(sums, values, self.support, rows, self.weights)
             own = self.codes[None, columns] - classes.start
             self.from_own_class[columns] += sums.gather(0, own).squeeze(0)
         elif self.codes[rows.stop - 1] == self.codes[columns.start]:
@@ -109,23 +109,22 @@ def add_by_class(
     support: SortedSupport,
     rows: slice,
     weights: torch.Tensor | None,
-    workspace: Workspace,
 ) -> None:
     """Add Σ w_i·values_i over the support points ``rows`` to the sums of their classes.
 
     ``sums`` is (n_classes, n) for the classes of ``class_range``.
     """
-    classes, starts = class_range(support, rows), support.class_starts
-    short_runs = rows.stop - rows.start < numerics.LONG_RUN * (classes.stop - classes.start)
-    if short_runs and values.device.type == "cpu":  # elsewhere index_add_ is not deterministic
+    classes = class_range(support, rows)
+    if values.device.type == "cpu":
         if weights is not None:
-            values = torch.mul(values, weights[rows, None], out=workspace.take("weighted", values, values.shape))
+            values = torch.mul(values, weights[rows, None], out=buffer("weighted", values, values.shape))
         part = sums if sums.dtype == values.dtype else torch.zeros_like(sums, dtype=values.dtype)
-        part.index_add_(0, support.codes[rows].to(values.device) - classes.start, values)
+        part.index_add_(0, support.codes[rows] - classes.start, values)
         if part is not sums:
             sums += part
         return
-    for k in range(classes.start, classes.stop):
+    starts = support.class_starts
+    for k in range(classes.start, classes.stop):  # elsewhere index_add_ is not deterministic
         run = slice(max(starts[k], rows.start), min(starts[k + 1], rows.stop))
         part = values[run.start - rows.start : run.stop - rows.start]
         sums[k - classes.start] += part.sum(dim=0) if weights is None else weights[run] @ part

@@ -9,21 +9,22 @@ everywhere: where the kernel reaches no point, the nearest points decide. ``nume
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import log, sqrt
+from math import inf, sqrt
 from typing import NamedTuple
 
 import torch
 
 from kcal.kernels import numerics
-from kcal.kernels.blocks import Queries, ScaledSupport, Workspace, slices
+from kcal.kernels.blocks import Queries, ScaledSupport, slices
 from kcal.kernels.ladder import KernelLadder
 from kcal.kernels.mother import KERNELS, MotherKernel
 from kcal.kernels.numerics import in_double
 from kcal.kernels.reducers import class_mass
 from kcal.kernels.support import LeaveOut, SortedSupport
+from kcal.threads import map_blocks
 
 
 class ClassSums(NamedTuple):
@@ -74,15 +75,14 @@ class PreparedSupport:
 
         Each query gets the precision that it needs, independently of the queries beside it.
         """
-        n_query = queries.shape[0]
-        sums = queries.new_empty(len(self.bandwidths), self.support.n_classes, n_query)
-        offsets = queries.new_empty(len(self.bandwidths), n_query)
-        workspace = Workspace()
-        for index, precision in self._parts(queries):
-            part = self._part_sums(queries[index], precision, _select(leave_out, index), workspace)
-            if part.sums.shape == sums.shape:
-                return ClassSums(part.sums.to(sums), part.offsets.to(sums))
-            sums[:, :, index], offsets[:, index] = part.sums.to(sums), part.offsets.to(sums)
+        sums = queries.new_empty(len(self.bandwidths), self.support.n_classes, queries.shape[0])
+        offsets = queries.new_empty(len(self.bandwidths), queries.shape[0])
+
+        def compute(block: slice) -> None:
+            sums[:, :, block], offsets[:, block] = self._block_sums(queries[block], _select(leave_out, block))
+
+        self._prepare()
+        map_blocks(compute, list(slices(queries.shape[0], numerics.QUERY_BLOCK)), queries.device)
         return ClassSums(sums, offsets)
 
     def posteriors(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> torch.Tensor:
@@ -95,53 +95,63 @@ class PreparedSupport:
             shares.masked_fill_(sees_nothing, 1.0 / self.support.n_classes)
         return shares.transpose(1, 2)
 
-    def _parts(self, queries: torch.Tensor) -> Iterator[tuple[slice | torch.Tensor, torch.dtype | None]]:
-        """Yield indices of at most QUERY_BLOCK queries with the precision they need; None if none is enough."""
-        precisions = [*self._scaled_supports, None]
-        length = min(self.bandwidths) * sqrt(self.support.dimension)
-        radius = self.support.radius / length
-        for rows in slices(queries.shape[0], 8 * numerics.QUERY_BLOCK):  # several blocks share the cost of the decision
-            distances = in_double(((queries[rows] - self.support.centre) * (1.0 / length)).norm(dim=1)).cpu()
-            levels = torch.bucketize(radius * (distances + radius), self._resolved_products, right=True)
-            lowest, highest = int(levels.min()), int(levels.max())
-            if lowest == highest:
-                for block in slices(len(levels), numerics.QUERY_BLOCK):
-                    yield slice(rows.start + block.start, rows.start + block.stop), precisions[lowest]
-                continue
-            for level in range(lowest, highest + 1):
-                index = (levels == level).nonzero().squeeze(1).to(queries.device) + rows.start
-                for block in slices(len(index), numerics.QUERY_BLOCK):
-                    yield index[block], precisions[level]
+    def log_densities(self, queries: torch.Tensor) -> torch.Tensor:
+        """Return the log density of the whole support, (n_bandwidths, n_query); −inf where the kernel reaches none."""
+        sums, offsets = self.class_sums(queries)
+        volumes = [self.kernel.log_volume(bandwidth, self.support.dimension) for bandwidth in self.bandwidths]
+        return sums.sum(dim=1).log() + offsets - self.support.log_total_weight - offsets.new_tensor(volumes)[:, None]
 
-    def _part_sums(
-        self, points: torch.Tensor, precision: torch.dtype | None, leave_out: LeaveOut | None, workspace: Workspace
-    ) -> ClassSums:
-        if precision is None and len(self.bandwidths) > 1:  # the wider bandwidths may still be resolved
-            parts = [
-                PreparedSupport(self.support, [bandwidth], self.kernel).class_sums(points, leave_out=leave_out)
-                for bandwidth in self.bandwidths
-            ]
-            return ClassSums(torch.cat([part.sums for part in parts]), torch.cat([part.offsets for part in parts]))
-        if precision is None:
-            part = self._nearest_sums(points, leave_out, workspace)
-        else:
-            part = self._resolved_sums(points, self._scaled_supports[precision], leave_out, workspace)
-        return part if precision == points.dtype else part.with_largest_one()
+    def _block_sums(self, points: torch.Tensor, leave_out: LeaveOut | None, level: int = 0) -> ClassSums:
+        """Return the class sums of a block, each query in the first precision from ``level`` on that resolves it."""
+        if level == len(self._precisions):
+            return self._unresolved_sums(points, leave_out)
+        scaled, lowest = self._precisions[level]
+        queries = scaled.queries(points.to(scaled.like))
+        if float(queries.common.min()) >= lowest:
+            computed = self._resolved_sums(scaled, queries, points, leave_out)
+            return computed if scaled.like.dtype == points.dtype else computed.with_largest_one()
+        sums = points.new_empty(len(self.bandwidths), self.support.n_classes, len(points))
+        offsets = points.new_empty(len(self.bandwidths), len(points))
+        resolved = queries.common >= lowest
+        for chosen, its_level in ((resolved, level), (~resolved, level + 1)):
+            index = chosen.nonzero().squeeze(1).to(points.device)
+            if len(index):
+                part = self._block_sums(points[index], _select(leave_out, index), its_level)
+                sums[:, :, index], offsets[:, index] = part.sums.to(sums), part.offsets.to(sums)
+        return ClassSums(sums, offsets)
+
+    def _unresolved_sums(self, points: torch.Tensor, leave_out: LeaveOut | None) -> ClassSums:
+        """Return the class sums of queries that no precision resolves at the smallest bandwidth."""
+        if len(self.bandwidths) == 1:
+            return self._nearest_sums(points, leave_out).with_largest_one()
+        parts = [
+            PreparedSupport(self.support, [bandwidth], self.kernel).class_sums(points, leave_out=leave_out)
+            for bandwidth in self.bandwidths
+        ]
+        return ClassSums(torch.cat([part.sums for part in parts]), torch.cat([part.offsets for part in parts]))
+
+    def _prepare(self) -> None:
+        """Compute what queries share before threads ask for it."""
+        for scaled, _ in self._precisions[:1]:
+            scaled.prepare()
 
     @cached_property
-    def _scaled_supports(self) -> dict[torch.dtype, ScaledSupport]:
-        """The support in each precision that the kernel can be computed in, from the fastest on."""
+    def _precisions(self) -> list[tuple[ScaledSupport, float]]:
+        """The support in each precision, from the fastest on, and the lowest −½‖q‖² of a query that it resolves."""
         points = self.support.points[:0]
-        if not self.kernel.log_linear:
-            return {torch.float64: self._unscaled}
-        unit = 1.0 / (max(self.bandwidths) * sqrt(self.support.dimension))
-        return {like.dtype: ScaledSupport(self.support, unit, like) for like in (points, in_double(points))}
-
-    @cached_property
-    def _resolved_products(self) -> torch.Tensor:
-        """Upper bound of R·(R + r)/(d·b²) in each of these precisions."""
-        bounds = [numerics.RESOLUTION / torch.finfo(precision).eps for precision in self._scaled_supports]
-        return torch.tensor(bounds, dtype=torch.float64)
+        length = sqrt(self.support.dimension)
+        if self.kernel.log_linear:
+            unit = 1.0 / (max(self.bandwidths) * length)
+            supports = {like.dtype: ScaledSupport(self.support, unit, like) for like in (points, in_double(points))}
+        else:
+            supports = {torch.float64: self._unscaled}
+        result = []
+        for dtype, scaled in supports.items():
+            # R·(R + r)/(d·b²) ≤ resolution/ε, solved for r
+            reach = numerics.RESOLUTION / torch.finfo(dtype).eps * (min(self.bandwidths) * length) ** 2
+            farthest = reach / max(self.support.radius, torch.finfo(torch.float64).tiny) - self.support.radius
+            result.append((scaled, -0.5 * (farthest * scaled.unit) ** 2 if farthest >= 0 else inf))
+        return result
 
     @cached_property
     def _unscaled(self) -> ScaledSupport:
@@ -157,35 +167,34 @@ class PreparedSupport:
         return KernelLadder(self.kernel, self.support.dimension, factors)
 
     def _resolved_sums(
-        self, points: torch.Tensor, scaled: ScaledSupport, leave_out: LeaveOut | None, workspace: Workspace
+        self, scaled: ScaledSupport, queries: Queries, points: torch.Tensor, leave_out: LeaveOut | None
     ) -> ClassSums:
         """Sum with a shift from pilot points, and with the exact one where that is not enough."""
-        queries = scaled.queries(points.to(scaled.like), workspace)
         if self.kernel.is_compact:  # its values are never too small for a number
-            result = self._profile_sums(scaled, queries, None, leave_out)
-            return self._with_nearest(result, points, leave_out, workspace)
+            return self._with_nearest(self._profile_sums(scaled, queries, None, leave_out), points, leave_out)
         shifted_sums = self._log_linear_sums if self.kernel.log_linear else self._profile_sums
         largest = scaled.pilot_maximum(queries, leave_out)
         result = shifted_sums(scaled, queries, largest, leave_out)
-        room = torch.finfo(queries.right.dtype).max * numerics.ROOM
-        again = ~torch.isfinite(largest) | ~(result.sums.flatten(0, 1).sum(dim=0) < room)
-        if bool(again.any()):
-            index = again.nonzero().squeeze(1)
-            queries, rule = queries.select(index), _select(leave_out, index)
-            largest = scaled.exact_maximum(queries, rule)
-            result.sums[:, :, index], result.offsets[:, index] = shifted_sums(scaled, queries, largest, rule)
+        room = torch.finfo(queries.right.dtype).max * numerics.ROOM / result.sums[..., 0].numel()
+        if float(result.sums.amax()) < room and float(largest.amin()) > -inf:
+            return result
+        again = torch.isneginf(largest) | ~(result.sums.flatten(0, 1).amax(dim=0) < room)
+        index = again.nonzero().squeeze(1)
+        queries, rule = queries.select(index), _select(leave_out, index)
+        largest = scaled.exact_maximum(queries, rule)
+        result.sums[:, :, index], result.offsets[:, index] = shifted_sums(scaled, queries, largest, rule)
         return result
 
     def _log_linear_sums(
         self, scaled: ScaledSupport, queries: Queries, largest: torch.Tensor, leave_out: LeaveOut | None
     ) -> ClassSums:
         """Sum with exponents less ``largest``, a product with c = 0."""
-        finite = largest.nan_to_num(neginf=0.0)
-        least = -torch.inf
-        if leave_out is None or not leave_out.grouped:
-            farthest = (-2.0 * queries.common).sqrt() + scaled.radius
-            least = float((-0.5 * farthest.square() - queries.common - finite).min())
-        sums = self._class_mass(scaled, queries.with_constant(-finite), leave_out, least)
+        shift = largest if leave_out is None else largest.nan_to_num(neginf=0.0)
+        least = -inf
+        if leave_out is None or not leave_out.grouped:  # no product is below −½R² − r·R
+            farthest = sqrt(max(-2.0 * float(queries.common.min()), 0.0))
+            least = -scaled.radius * (0.5 * scaled.radius + farthest) - float(shift.amax())
+        sums = self._class_mass(scaled, queries.with_constant(-shift), leave_out, least)
         factors = queries.common.new_tensor(self._ladder.factors)[:, None]
         return ClassSums(sums, (factors * (largest + queries.common)).to(sums))
 
@@ -217,32 +226,29 @@ class PreparedSupport:
             scaled.weights,
             floored=self._ladder.needs_floor(least, queries.common.dtype),
             like=queries.common,
-            workspace=queries.workspace,
             shifts=shifts,
         )
 
-    def _with_nearest(
-        self, sums: ClassSums, points: torch.Tensor, leave_out: LeaveOut | None, workspace: Workspace
-    ) -> ClassSums:
+    def _with_nearest(self, sums: ClassSums, points: torch.Tensor, leave_out: LeaveOut | None) -> ClassSums:
         """Let the nearest points decide where a compact kernel reaches none."""
         unreached = sums.sums.sum(dim=1) == 0  # (n_bandwidths, n_query)
         index = unreached.any(dim=0).nonzero().squeeze(1)
         if len(index):
             place = index.to(points.device)
-            nearest = self._nearest_sums(points[place], _select(leave_out, place), workspace)
+            nearest = self._nearest_sums(points[place], _select(leave_out, place))
             some = unreached[:, index]
             sums.sums[:, :, index] = torch.where(some[:, None], nearest.sums, sums.sums[:, :, index])
             sums.offsets[:, index] = sums.offsets[:, index].masked_fill(some, -torch.inf)
         return sums
 
-    def _nearest_sums(self, points: torch.Tensor, leave_out: LeaveOut | None, workspace: Workspace) -> ClassSums:
+    def _nearest_sums(self, points: torch.Tensor, leave_out: LeaveOut | None) -> ClassSums:
         """Return the limit b → 0: sums over the nearest points only, with the kernel's own offset.
 
         It is the log-linear kernel at the smallest bandwidth of each query that float64 resolves, by a factor on the
         right side of the product.
         """
         scaled = self._unscaled
-        queries = scaled.queries(in_double(points), workspace)
+        queries = scaled.queries(in_double(points))
         radius = max(scaled.radius, torch.finfo(torch.float64).tiny ** 0.5)
         reach = radius * ((-2.0 * queries.common).sqrt() + radius)
         sharpness = numerics.RESOLUTION / torch.finfo(torch.float64).eps / reach
@@ -251,7 +257,7 @@ class PreparedSupport:
         ladder = KernelLadder(KERNELS["rbf"], self.support.dimension, [1.0])
         blocks = scaled.blocks(queries.with_constant(-largest.nan_to_num(neginf=0.0)), leave_out)
         like, weights = queries.common, scaled.weights
-        sums = class_mass(blocks, self.support, ladder, weights, floored=[True], like=like, workspace=workspace)
+        sums = class_mass(blocks, self.support, ladder, weights, floored=[True], like=like)
         distances = (-2.0 * (largest / sharpness + queries.common)).clamp_min(0.0).sqrt()
         lengths = distances.new_tensor(self.bandwidths)[:, None] * sqrt(self.support.dimension)
         offsets = self.kernel.log_profile((distances / lengths).square(), self.support.dimension)
@@ -295,8 +301,4 @@ def log_densities(
     queries: torch.Tensor, support: SortedSupport, bandwidth: float, *, kernel: MotherKernel = KERNELS["rbf"]
 ) -> torch.Tensor:
     """Return the log density of each query under the whole support, (n_query,); −inf where the kernel reaches none."""
-    sums = class_sums(queries, support, [bandwidth], kernel=kernel)
-    weights = support.log_weights
-    log_total = log(len(support)) if weights is None else float(torch.logsumexp(weights.cpu().double(), dim=0))
-    log_volume = kernel.log_volume(bandwidth, support.dimension)
-    return sums.sums[0].sum(dim=0).log() + sums.offsets[0] - log_total - log_volume
+    return PreparedSupport(support, [bandwidth], kernel).log_densities(queries)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import log
 
 import torch
 
@@ -44,6 +45,13 @@ class SortedSupport:
     def centre(self) -> torch.Tensor:
         """Mean of the points, (d,): centred points are small, and so are their rounding errors."""
         return self.points.mean(dim=0)
+
+    @cached_property
+    def log_total_weight(self) -> float:
+        """Logarithm of the sum of the weights."""
+        if self.log_weights is None:
+            return log(len(self))
+        return float(torch.logsumexp(self.log_weights.cpu().double(), dim=0))
 
     @cached_property
     def extent(self) -> float:

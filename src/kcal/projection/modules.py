@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from kcal.errors import InvalidInputError
+from kcal.threads import map_blocks
 from kcal.validation import check_integer, shown
 
 ROWS_AT_ONCE = 16_384
@@ -178,18 +179,19 @@ def choose_dimension(dimension: int | str, n_features: int, largest: int) -> int
 
 def project(module: nn.Module, embeddings: torch.Tensor) -> torch.Tensor:
     """Return Π(embeddings), (n, d), computed in blocks in evaluation mode; the module's mode is restored."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
+    training = [part for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
     try:
         with torch.no_grad():
-            parts = [module(rows) for rows in torch.split(embeddings, ROWS_AT_ONCE)]
+            parts = map_blocks(module, torch.split(embeddings, ROWS_AT_ONCE), embeddings.device)
     except RuntimeError as error:
         raise InvalidInputError(
             "projection", f"must take embeddings of {embeddings.shape[1]} features", got=f"this error from it: {error}"
         ) from error
     finally:
-        for part, mode in modes.items():
-            part.training = mode
+        for part in training:
+            part.training = True
     projected = torch.cat(parts)
     if projected.ndim != 2 or projected.shape[0] != embeddings.shape[0]:
         raise InvalidInputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -110,12 +111,16 @@ def row_fingerprints(matrix: torch.Tensor) -> NDArray[np.uint64]:
         wide = np.ascontiguousarray(exact.numpy())
         beyond = np.isinf(values) | ((values == 0) & (wide != 0))
         bits[beyond] = wide[beyond].view(np.uint64)
-    generator = np.random.default_rng([_FINGERPRINT_SEED, matrix.shape[1]])
-    multipliers = generator.integers(1, 2**63, size=matrix.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-    mixed = (bits + np.uint64(0x9E3779B97F4A7C15)) * multipliers
+    mixed = (bits + np.uint64(0x9E3779B97F4A7C15)) * _fingerprint_multipliers(matrix.shape[1])
     mixed ^= mixed >> np.uint64(29)
     result: NDArray[np.uint64] = (mixed * np.uint64(0xBF58476D1CE4E5B9)).sum(axis=1, dtype=np.uint64)
     return result
+
+
+@lru_cache(maxsize=16)
+def _fingerprint_multipliers(columns: int) -> NDArray[np.uint64]:
+    generator = np.random.default_rng([_FINGERPRINT_SEED, columns])
+    return generator.integers(1, 2**63, size=columns, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
 
 
 def _tensor_from_array_like(values: Any, name: str) -> torch.Tensor:

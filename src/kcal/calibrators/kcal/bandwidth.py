@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,6 +14,7 @@ from kcal.kernels import (
     LeaveOutLoss,
     MotherKernel,
     SortedSupport,
+    leave_out_loss,
     scaled_bandwidth,
     search_bandwidth,
 )
@@ -66,10 +67,10 @@ class BandwidthChoice:
                 got=str(n_keys),
                 remedy="Pass a number as the bandwidth.",
             )
-        loss = LeaveOutLoss(support, kernel=kernel, keys=keys)
+        loss = leave_out_loss(support, kernel=kernel, keys=keys)
         with progress_bar("Choosing the bandwidth", TYPICAL_EVALUATIONS, show=progress) as advance:
             curve = search_bandwidth(loss, interval=self._interval(support), after_each=advance)
-        return curve.bandwidth, curve
+        return curve.bandwidth, replace(curve, standard_error=loss.standard_error(curve.bandwidth))
 
     def _interval(self, support: SortedSupport) -> tuple[float, float]:
         """Return the interval of the search: by default the published one, in units of the spread of the samples."""

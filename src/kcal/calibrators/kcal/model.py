@@ -16,7 +16,7 @@ from kcal.calibrators.kcal.state import projection_state, read_projection, read_
 from kcal.calibrators.model_state import StoredModel, custom, tensor
 from kcal.calibrators.prior import apply_prior, smooth
 from kcal.errors import InvalidInputError
-from kcal.kernels import SortedSupport, class_posteriors, get_kernel, leave_out_posteriors, log_densities
+from kcal.kernels import PreparedSupport, SortedSupport, get_kernel, leave_out_posteriors
 from kcal.projection import project
 from kcal.validation import check_number
 
@@ -39,14 +39,24 @@ class KernelEstimate(StoredModel):
         """Dimension of the projected space."""
         return self.support.dimension
 
+    @property
+    def middle(self) -> int:
+        """Position of ``bandwidth`` among those of ``prepared``."""
+        return 0
+
     def project(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return projected embeddings, (n, d), on the device and in the precision of the support."""
         points = self.support.points
         return project(self.projection, embeddings.to(device=points.device, dtype=points.dtype))
 
+    @cached_property
+    def prepared(self) -> PreparedSupport:
+        """The support at the bandwidth, with all that does not depend on queries."""
+        return PreparedSupport(self.support, [self.bandwidth], get_kernel(self.kernel))
+
     def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the log density of the calibration set at each embedding, (n,)."""
-        return log_densities(self.project(embeddings), self.support, self.bandwidth, kernel=get_kernel(self.kernel))
+        return self.prepared.log_densities(self.project(embeddings))[self.middle]
 
     def to(self, device: str | torch.device) -> Self:
         """Return the estimate on another device."""
@@ -69,8 +79,7 @@ class KCalModel(KernelEstimate):
 
     def probs(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return class probabilities, (n, n_classes)."""
-        points, kernel = self.project(embeddings), get_kernel(self.kernel)
-        return self._corrected(class_posteriors(points, self.support, self.bandwidth, kernel=kernel))
+        return self._corrected(self.prepared.posteriors(self.project(embeddings))[0])
 
     @cached_property
     def leave_one_out_probs(self) -> torch.Tensor:

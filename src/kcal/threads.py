@@ -1,0 +1,81 @@
+"""Threads: small work runs on one, large work in blocks of its own on as many as the caller allows.
+
+Numerical libraries split an operation over threads and wait for all of them at its end. On a busy machine one of these
+threads is often not running, so that a fit of ten thousand small operations waits ten thousand times. Here each thread
+computes whole blocks, and they wait for each other once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+import torch
+from threadpoolctl import threadpool_limits
+
+Block = TypeVar("Block")
+Result = TypeVar("Result")
+
+LARGE_OPERATION = 1e9
+"""Multiplications from which one operation is split over threads: it takes longer than a thread waits to be run."""
+
+_allowed: ContextVar[int | None] = ContextVar("allowed", default=None)
+"""Threads that blocks may use while operations are limited to one; None without such a limit."""
+
+
+def allowed_threads() -> int:
+    """Return the number of threads that blocks may use: torch's, as the caller of the library has set it."""
+    return _allowed.get() or torch.get_num_threads()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit everything in the calling thread to one thread."""
+    with _limited(1), threadpool_limits(1, user_api="blas"):
+        yield
+
+
+@contextmanager
+def threads_for(multiplications: float) -> Iterator[None]:
+    """Limit the operations of torch to one thread each, unless the largest one has as many multiplications as pay.
+
+    Blocks of :func:`map_blocks` still use all threads.
+    """
+    if multiplications >= LARGE_OPERATION:
+        yield
+        return
+    with _limited(allowed_threads()):
+        yield
+
+
+@contextmanager
+def _limited(allowed: int) -> Iterator[None]:
+    """Limit torch's operations to one thread, and blocks to ``allowed``."""
+    before, token = torch.get_num_threads(), _allowed.set(allowed)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _allowed.reset(token)
+
+
+def map_blocks(function: Callable[[Block], Result], blocks: Sequence[Block], device: torch.device) -> list[Result]:
+    """Return ``function`` of every block, in order; on the CPU as many at a time as threads are allowed."""
+    n_threads = min(allowed_threads(), len(blocks)) if device.type == "cpu" else 1
+    if n_threads <= 1:
+        with _limited(1):
+            return [function(block) for block in blocks]
+    pool = ThreadPoolExecutor(n_threads, initializer=_begin_thread, initargs=(torch.is_grad_enabled(),))
+    try:
+        return list(pool.map(function, blocks))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin_thread(grad_enabled: bool) -> None:
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(grad_enabled)
