@@ -147,10 +147,11 @@ class PreparedSupport:
             supports = {torch.float64: self._unscaled}
         result = []
         for dtype, scaled in supports.items():
-            # R·(R + r)/(d·b²) ≤ resolution/ε, solved for r
-            reach = numerics.RESOLUTION / torch.finfo(dtype).eps * (min(self.bandwidths) * length) ** 2
-            farthest = reach / max(self.support.radius, torch.finfo(torch.float64).tiny) - self.support.radius
-            result.append((scaled, -0.5 * (farthest * scaled.unit) ** 2 if farthest >= 0 else inf))
+            # R·(R + r)/(d·b²) ≤ resolution/ε, solved for r in the unit
+            radius = max(scaled.radius, torch.finfo(torch.float64).tiny)
+            narrowest = min(self.bandwidths) * length * scaled.unit
+            farthest = numerics.RESOLUTION / torch.finfo(dtype).eps * narrowest * (narrowest / radius) - radius
+            result.append((scaled, -0.5 * farthest * farthest if farthest >= 0 else inf))
         return result
 
     @cached_property
