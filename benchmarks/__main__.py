@@ -9,13 +9,14 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks import bandwidth_search, blend, class_sums, methods, metrics, recipes, storage
+from benchmarks import bandwidth_search, blend, class_sums, latency, methods, metrics, recipes, storage
 
 SECTIONS = {
     "sums": class_sums.main,
     "search": bandwidth_search.main,
     "metrics": metrics.main,
     "storage": storage.main,
+    "latency": latency.main,
 }
 ON_TASKS = {"recipes": recipes.main, "methods": methods.main, "blend": blend.main}
 
@@ -23,7 +24,7 @@ ON_TASKS = {"recipes": recipes.main, "methods": methods.main, "blend": blend.mai
 def main(
     sections: Annotated[
         list[str] | None,
-        typer.Argument(help="sums, search, metrics, storage, recipes, methods, blend; all by default."),
+        typer.Argument(help="sums, search, metrics, storage, latency, recipes, methods, blend; all by default."),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes, methods and blend.")] = None,
 ) -> None:

@@ -1,0 +1,133 @@
+"""One row at a time, and everything beside other work: on a busy machine nothing may take much longer."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measuring import take_turns, typical
+from kcal import FastRecipe, KCal, KCalBlend, TemperatureScaling
+from kcal.kernels import class_posteriors, sort_support
+
+Floats = NDArray[np.float32]
+ROWS = 300
+"""Single rows that are predicted."""
+
+
+def problem(n: int, n_features: int, n_classes: int, seed: int = 0) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Return embeddings, logits and labels of overlapping classes."""
+    generator = np.random.default_rng(seed)
+    centres = np.random.default_rng(n_classes).normal(size=(n_classes, n_features)) * 5 / np.sqrt(n_features)
+    labels = generator.integers(n_classes, size=n)
+    embeddings = centres[labels] + generator.normal(size=(n, n_features))
+    logits = 1.5 * (embeddings @ centres.T - 0.5 * np.square(centres).sum(axis=1))
+    return embeddings.astype(np.float32), logits.astype(np.float32), labels
+
+
+def single_rows(console: Console) -> None:
+    """Print the milliseconds of one row: 3,000 × 64 support, 10 classes, one thread."""
+    x, z, y = problem(3_000, 64, 10)
+    queries, logits, labels = problem(10_000, 64, 10, seed=1)
+    training = {"train_embeddings": queries + 0.1, "train_labels": labels}
+    recipe = FastRecipe(steps=10)
+    points, one_hot = torch.from_numpy(x), torch.nn.functional.one_hot(torch.from_numpy(y), 10).float()
+
+    def bare(rows: slice) -> torch.Tensor:
+        squares = torch.cdist(torch.from_numpy(queries[rows]), points).square()
+        return torch.softmax(-squares / 64, dim=1) @ one_hot
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ts = TemperatureScaling().fit(z, y)
+        kcal = KCal(projection="identity").fit(x, y)
+        learned = KCal(recipe=recipe).fit(x, y, **training)
+        blend = KCalBlend().fit(x, y, logits=z)
+        both = KCalBlend(recipe=recipe).fit(x, y, logits=z, **training)
+    predict: dict[str, tuple[Callable[[slice], Any], str]] = {
+        "bare torch": (bare, ""),
+        "ts": (lambda rows: ts.predict_proba(logits[rows]), "0.1"),
+        "kcal, identity": (lambda rows: kcal.predict_proba(queries[rows]), "0.6"),
+        "kcal, learned": (lambda rows: learned.predict_proba(queries[rows]), "0.6"),
+        "blend, one metric": (lambda rows: blend.predict_proba(queries[rows], logits=logits[rows]), "1.2"),
+        "blend, two metrics": (lambda rows: both.predict_proba(queries[rows], logits=logits[rows]), "1.2"),
+    }
+    table = Table("", "one row, ms", "wanted", "10,000 rows, s", title="Prediction, one thread")
+    for name, (function, wanted) in predict.items():
+        times = [_seconds(lambda row=row, run=function: run(slice(row, row + 1))) for row in range(ROWS)]
+        whole = typical(take_turns({"": lambda run=function: run(slice(0, 10_000))}, rounds=5)[""])
+        table.add_row(name, f"{1e3 * float(np.median(times)):.2f}", wanted, f"{whole:.3f}")
+    console.print(table)
+
+
+def busy(console: Console) -> None:
+    """Print the time of fits, sums and single rows beside one busy process per core, over the quiet time."""
+    few, _, few_labels = problem(200, 10, 10)
+    many, many_logits, many_labels = problem(500, 64, 100)
+    x, z, y = problem(3_000, 64, 10)
+    large, _, classes = problem(25_000, 128, 100)
+    support = sort_support(torch.from_numpy(large), torch.from_numpy(classes), 100)
+    queries = torch.from_numpy(problem(5_000, 128, 100, seed=1)[0])
+    table = Table("", "quiet, s", "busy, s", "busy / quiet (wanted ≤ 2.5)", title="Beside one busy process per core")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        blend = KCalBlend().fit(x, y, logits=z)
+        work: dict[str, Callable[[], Any]] = {
+            "KCal().fit, 200 × 10": lambda: KCal().fit(few, few_labels),
+            "KCalBlend().fit, 500 × 64, 100 classes": lambda: KCalBlend().fit(many, many_labels, logits=many_logits),
+            "class sums, 25,000 × 128, 5,000 queries": lambda: class_posteriors(queries, support, 1.0),
+            "500 single rows of a blend": lambda: [
+                blend.predict_proba(x[row : row + 1] + 0.1, logits=z[row : row + 1]) for row in range(500)
+            ],
+        }
+        for name, run in work.items():
+            quiet = typical(take_turns({"": run}, rounds=3)[""])
+            with busy_processes():
+                loaded = typical(take_turns({"": run}, rounds=3)[""])
+            table.add_row(name, f"{quiet:.2f}", f"{loaded:.2f}", f"{loaded / quiet:.2f}")
+    console.print(table)
+
+
+@contextmanager
+def busy_processes() -> Iterator[None]:
+    """Keep every core busy with another process."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_burn, daemon=True) for _ in range(os.cpu_count() or 1)]
+    for process in processes:
+        process.start()
+    time.sleep(1.0)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+
+
+def _burn() -> None:
+    while True:
+        sum(range(100_000))
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def main(console: Console) -> None:
+    """Print both tables."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    single_rows(console)
+    torch.set_num_threads(threads)
+    busy(console)
