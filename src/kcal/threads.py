@@ -40,14 +40,14 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def threads_for(multiplications: float) -> Iterator[None]:
-    """Limit the operations of torch to one thread each, unless the largest one has as many multiplications as pay.
+    """Limit operations of torch, numpy and scipy to one thread each, if the largest has too few multiplications.
 
-    Blocks of :func:`map_blocks` still use all threads.
+    Blocks of :func:`map_blocks` still use all threads. Entering takes a millisecond: it is for fits.
     """
     if multiplications >= LARGE_OPERATION:
         yield
         return
-    with _limited(allowed_threads()):
+    with _limited(allowed_threads()), threadpool_limits(1, user_api="blas"):
         yield
 
 

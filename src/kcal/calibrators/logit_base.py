@@ -17,6 +17,7 @@ from kcal.calibrators.class_scores import sort_classes, unsort_classes
 from kcal.calibrators.fit_warnings import warn_of_missing_classes
 from kcal.calibrators.model_state import LogitModel, Stored
 from kcal.errors import FileFormatError, InvalidInputError
+from kcal.threads import threads_for
 from kcal.validation import ALMOST_ZERO, check_labels, check_weights, checked_parameters, collect_classes, encode_labels
 
 Codes = NDArray[np.int64]
@@ -68,7 +69,8 @@ class LogitCalibrator(Calibrator):
             log_probs, codes, weights = log_probs[torch.from_numpy(counted)], codes[counted], weights[counted]
         if self.fits_each_class:
             warn_of_missing_classes(labels, np.bincount(codes, minlength=len(labels)))
-        model = self._fit_log_probs(log_probs, codes, weights)
+        with threads_for(log_probs.numel() * log_probs.shape[1]):
+            model = self._fit_log_probs(log_probs, codes, weights)
         self._remember(rows)
         self.model_, self.representation_, self.classes_ = model, self.representation, labels
         return self

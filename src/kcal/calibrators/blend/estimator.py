@@ -19,12 +19,13 @@ from kcal.calibrators.fit_warnings import warn_of_few_samples, warn_of_known_row
 from kcal.calibrators.holdout import check_folds
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator, column_names
 from kcal.calibrators.kcal.parameters import is_number
-from kcal.calibrators.kcal.samples import warn_of_shared_rows
+from kcal.calibrators.kcal.samples import Samples, TrainingSet, warn_of_shared_rows
 from kcal.calibrators.logit_base import encode_columns, fitted
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.projection import ARCHITECTURES, TrainedProjection
+from kcal.threads import threads_for
 from kcal.validation import ArrayKind, check_choice, check_matrix, check_number, shown
 
 BLOCK_ROWS = 4096
@@ -179,13 +180,23 @@ class KCalBlend(EmbeddingCalibrator):
             name, unit = ("X", "samples") if groups is None else ("groups", "groups")
             raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
         warn_of_shared_rows(samples, training, self.projection)
-        network = NetworkFit()
         if scores is None:
             warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
         else:
             warn_of_few_samples(len(samples.codes), len(samples.classes))
+        with threads_for(0 if scores is None else scores.numel() * scores.shape[1]):
+            model = self._fit_model(samples, training, None if scores is None else scores[samples.indices])
+        self._remember(rows)
+        self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)
+        self.model_ = replace(model, representation=self.representation, prior=prior)
+        return self
+
+    def _fit_model(self, samples: Samples, training: TrainingSet | None, scores: torch.Tensor | None) -> BlendModel:
+        """Return the model of the samples, without a prior."""
+        network = NetworkFit()
+        if scores is not None:
             network = cross_fit_network(
-                scores[samples.indices],
+                scores,
                 samples,
                 choice=self.network_calibrator,
                 folds=self.folds,
@@ -195,11 +206,7 @@ class KCalBlend(EmbeddingCalibrator):
         factors = check_factors(self.bandwidth_factors)
         experts = fit_experts(samples, training, self.estimate_options(), projection=self.projection, factors=factors)
         tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
-        model = fit_blend(samples, experts, network, **tuning)
-        self._remember(rows)
-        self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)
-        self.model_ = replace(model, representation=self.representation, prior=prior)
-        return self
+        return fit_blend(samples, experts, network, **tuning)
 
     def gate(self, X: Any) -> Any:
         """Return g, (n,): near 1 where calibration samples lie, near 0 where the fallback decides.

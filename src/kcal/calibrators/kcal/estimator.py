@@ -27,6 +27,7 @@ from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, mean_log_loss
 from kcal.projection import Recipe, TrainedProjection, TrainingCurve
+from kcal.threads import threads_for
 from kcal.validation import ArrayKind, check_number, shown
 
 
@@ -185,7 +186,8 @@ class KCal(EmbeddingCalibrator):
         self._check_support(samples, training)
         if self.folds is not None:
             samples = replace(samples, folds=fold_codes(samples.codes, self.folds, samples.groups, self.seed))
-        model, learned, curve = self._fit_model(samples, training)
+        with threads_for(0):
+            model, learned, curve = self._fit_model(samples, training)
         self.classes_, self.support_indices_, self.ids_ = samples.classes, samples.indices, samples.ids
         self.bandwidth_curve_, self.training_curve_ = curve, learned.curve
         self.checkpoint_step_, self.checkpoint_losses_ = learned.step, learned.checkpoint_losses
