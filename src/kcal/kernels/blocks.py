@@ -90,13 +90,21 @@ class ScaledSupport:
         return None if log_weights is None else log_weights.to(self.like).exp()
 
     @cached_property
+    def class_weights(self) -> torch.Tensor:
+        """Total weight of each class, (n_classes,)."""
+        if self.weights is None:
+            return self.support.class_counts.to(self.like)
+        codes = self.support.codes.to(self.weights.device)
+        return self.weights.new_zeros(self.support.n_classes).index_add_(0, codes, self.weights)
+
+    @cached_property
     def radius(self) -> float:
         """Largest distance of a point from the centre, in the unit."""
         return self.support.radius * self.unit
 
     def prepare(self) -> None:
         """Compute what all queries share now, not at the first query."""
-        _ = self.weights, self._left, self._pilot_left
+        _ = self.weights, self.class_weights, self._left, self._pilot_left
 
     def queries(self, points: torch.Tensor) -> Queries:
         """Return queries (n_query, d) as the right factor, with c = 0."""

@@ -9,16 +9,15 @@ from math import exp
 import torch
 
 from kcal.kernels import numerics
-from kcal.kernels.blocks import Block, buffer
+from kcal.kernels.blocks import Block, ScaledSupport, buffer
 from kcal.kernels.ladder import KernelLadder
 from kcal.kernels.support import SortedSupport
 
 
 def class_mass(
     blocks: Iterable[Block],
-    support: SortedSupport,
+    scaled: ScaledSupport,
     ladder: KernelLadder,
-    weights: torch.Tensor | None,
     *,
     floored: Sequence[bool],
     like: torch.Tensor,
@@ -28,20 +27,18 @@ def class_mass(
 
     ``like`` is any tensor of the working precision with one entry per query; the rest as in ``KernelLadder.values``.
     """
+    support = scaled.support
     dtype = numerics.accumulator_dtype(like, len(support))
     total = like.new_zeros(len(ladder), support.n_classes, len(like), dtype=dtype)
     for block in blocks:
-        classes = class_range(support, block.rows)
-        kernels = ladder.values(block.half_squares, floored=floored, shifts=shifts)
-        for index, values in kernels:
-            add_by_class(total[index, classes], values, support, block.rows, weights)
-    if any(floored):  # subtract what points too far to count have added
-        mass = support.class_counts.to(total)
-        if weights is not None:
-            mass = torch.zeros_like(mass).index_add_(0, support.codes.to(total.device), weights.to(total))
-        lowest = exp(numerics.lowest_exponent(like.dtype))
-        floor = total.new_tensor(floored) * (2.0 * lowest)  # twice, as a margin for rounding
-        total.sub_(floor[:, None, None] * mass[:, None])
+        for index, values in ladder.values(block.half_squares, floored=floored, shifts=shifts):
+            add_by_class(total[index], values, support, block.rows, scaled.weights)
+    if any(floored):  # subtract what points too far to count have added, twice as a margin for rounding
+        lowest = 2.0 * exp(numerics.lowest_exponent(like.dtype))
+        added = (lowest * scaled.class_weights).to(total)[:, None]
+        for index in range(len(ladder)):
+            if floored[index]:
+                total[index].sub_(added)
         torch.threshold_(total, 0.0, 0.0)
     return total
 
@@ -86,7 +83,7 @@ class PairMass:
         if rows == columns:
             classes = class_range(self.support, rows)
             sums = values.new_zeros(classes.stop - classes.start, values.shape[1])
-            add_by_class(sums, values, self.support, rows, self.weights)
+            add_by_class(sums, values, self.support, rows, self.weights, first=classes.start)
             own = self.codes[None, columns] - classes.start
             self.from_own_class[columns] += sums.gather(0, own).squeeze(0)
         elif self.codes[rows.stop - 1] == self.codes[columns.start]:
@@ -109,22 +106,21 @@ def add_by_class(
     support: SortedSupport,
     rows: slice,
     weights: torch.Tensor | None,
+    *,
+    first: int = 0,
 ) -> None:
-    """Add Σ w_i·values_i over the support points ``rows`` to the sums of their classes.
-
-    ``sums`` is (n_classes, n) for the classes of ``class_range``.
-    """
-    classes = class_range(support, rows)
+    """Add Σ w_i·values_i over the support points ``rows`` to the sums of their classes, (…, n), from ``first`` on."""
     if values.device.type == "cpu":
         if weights is not None:
             values = torch.mul(values, weights[rows, None], out=buffer("weighted", values, values.shape))
         part = sums if sums.dtype == values.dtype else torch.zeros_like(sums, dtype=values.dtype)
-        part.index_add_(0, support.codes[rows] - classes.start, values)
+        codes = support.codes[rows]
+        part.index_add_(0, codes - first if first else codes, values)
         if part is not sums:
             sums += part
         return
-    starts = support.class_starts
+    classes, starts = class_range(support, rows), support.class_starts
     for k in range(classes.start, classes.stop):  # elsewhere index_add_ is not deterministic
         run = slice(max(starts[k], rows.start), min(starts[k + 1], rows.stop))
         part = values[run.start - rows.start : run.stop - rows.start]
-        sums[k - classes.start] += part.sum(dim=0) if weights is None else weights[run] @ part
+        sums[k - first] += part.sum(dim=0) if weights is None else weights[run] @ part

@@ -167,6 +167,11 @@ class PreparedSupport:
             factors = [1.0 / (self.support.dimension * bandwidth**2) for bandwidth in self.bandwidths]
         return KernelLadder(self.kernel, self.support.dimension, factors)
 
+    @cached_property
+    def _factors(self) -> torch.Tensor:
+        """f_j of each bandwidth, (n_bandwidths, 1)."""
+        return torch.tensor(self._ladder.factors, dtype=self.support.points.dtype)[:, None]
+
     def _resolved_sums(
         self, scaled: ScaledSupport, queries: Queries, points: torch.Tensor, leave_out: LeaveOut | None
     ) -> ClassSums:
@@ -196,8 +201,7 @@ class PreparedSupport:
             farthest = sqrt(max(-2.0 * float(queries.common.min()), 0.0))
             least = -scaled.radius * (0.5 * scaled.radius + farthest) - float(shift.amax())
         sums = self._class_mass(scaled, queries.with_constant(-shift), leave_out, least)
-        factors = queries.common.new_tensor(self._ladder.factors)[:, None]
-        return ClassSums(sums, (factors * (largest + queries.common)).to(sums))
+        return ClassSums(sums, (self._factors.to(queries.common) * (largest + queries.common)).to(sums))
 
     def _profile_sums(
         self, scaled: ScaledSupport, queries: Queries, largest: torch.Tensor | None, leave_out: LeaveOut | None
@@ -222,9 +226,8 @@ class PreparedSupport:
         """Return the sums of the products, none of which is below ``least``."""
         return class_mass(
             scaled.blocks(queries, leave_out),
-            self.support,
+            scaled,
             self._ladder,
-            scaled.weights,
             floored=self._ladder.needs_floor(least, queries.common.dtype),
             like=queries.common,
             shifts=shifts,
@@ -257,8 +260,7 @@ class PreparedSupport:
         largest = scaled.exact_maximum(queries, leave_out)
         ladder = KernelLadder(KERNELS["rbf"], self.support.dimension, [1.0])
         blocks = scaled.blocks(queries.with_constant(-largest.nan_to_num(neginf=0.0)), leave_out)
-        like, weights = queries.common, scaled.weights
-        sums = class_mass(blocks, self.support, ladder, weights, floored=[True], like=like)
+        sums = class_mass(blocks, scaled, ladder, floored=[True], like=queries.common)
         distances = (-2.0 * (largest / sharpness + queries.common)).clamp_min(0.0).sqrt()
         lengths = distances.new_tensor(self.bandwidths)[:, None] * sqrt(self.support.dimension)
         offsets = self.kernel.log_profile((distances / lengths).square(), self.support.dimension)

@@ -9,6 +9,7 @@ Constants per sample are left out until the end, where the result is normalised.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -129,9 +130,13 @@ class BlendModel(StoredModel):
 
     def at_estimated_frequencies(self, sums: ClassSums) -> ClassSums:
         """Return class sums scaled from the counted to the estimated class frequencies, in place."""
+        return ClassSums(sums.sums.mul_(self._frequency_factors.to(sums.sums)), sums.offsets)
+
+    @cached_property
+    def _frequency_factors(self) -> torch.Tensor:
+        """Factor of the sums of each class, (n_classes, 1)."""
         counted = torch.where(self.sample_frequencies > 0, self.sample_frequencies, self.frequencies)
-        factors = (self.frequencies / counted).clamp_max(MAX_FREQUENCY_FACTOR)
-        return ClassSums(sums.sums.mul_(factors.to(sums.sums)[:, None]), sums.offsets)
+        return (self.frequencies / counted).clamp_max(MAX_FREQUENCY_FACTOR)[:, None]
 
     def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the log density of the calibration set, in the first metric, at each embedding, (n,)."""
