@@ -91,20 +91,22 @@ def test_out_of_fold_predictions_of_the_network_are_fitted_on_the_other_folds(pr
 
 def test_the_label_of_a_sample_does_not_enter_its_leave_out_sums(plain_blend: KCalBlend, problem: Any) -> None:
     expert = plain_blend.model_.experts[0]
-    before = expert.leave_out_sums(None).log()[:, 5].exp()
+    before = expert.leave_out_sums(None, np.arange(len(expert.support))).log()[:, 5].exp()
     labels = problem.labels.copy()
     labels[5] = (labels[5] + 1) % 3
     points = torch.from_numpy(problem.embeddings)
     other = replace(expert, support=sort_support(points, torch.from_numpy(labels), 3))
-    torch.testing.assert_close(other.leave_out_sums(None).log()[:, 5].exp(), before, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        other.leave_out_sums(None, np.arange(len(other.support))).log()[:, 5].exp(), before, rtol=1e-9, atol=1e-12
+    )
 
 
 def test_the_fit_of_the_pool_uses_the_formula_of_the_prediction(problem: Any) -> None:
     """At the fitted weights, the mean out-of-fold loss of the model's own formula is the loss of the pool."""
     blend = KCalBlend(projection=None, sharpness=0.0).fit(problem.embeddings, problem.labels, logits=problem.logits)
     samples, network = samples_of(problem), network_fit(problem)
-    model, sums = with_leave_out_sums(blend.model_, samples)
-    seen, unseen = split_by_class_left(model, samples, sums, network, 1.0)
+    model, sums = with_leave_out_sums(blend.model_, samples, np.arange(len(samples.codes)))
+    seen, unseen = split_by_class_left(model, samples, np.arange(len(samples.codes)), sums, network, 1.0)
     assert len(unseen.samples.codes) == 0
     assert seen.loss(blend.model_) / 240 == pytest.approx(blend.model_.pool.loss, rel=1e-9)
 
@@ -121,7 +123,7 @@ def test_the_fitted_blend_holds_nothing_of_the_size_of_the_out_of_fold_predictio
 def test_groups_are_left_out_whole_by_estimates_and_network(problem: Any) -> None:
     groups = np.arange(240) % 6
     blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits, groups=groups)
-    sums = blend.model_.experts[0].leave_out_sums(torch.from_numpy(groups)).log()[1, 7].numpy()
+    sums = blend.model_.experts[0].leave_out_sums(torch.from_numpy(groups), np.arange(len(groups))).log()[1, 7].numpy()
     others = groups != groups[7]
     expected = kernel_sums(
         problem.embeddings[[7]], problem.embeddings[others], problem.labels[others], blend.bandwidths_["identity"]

@@ -83,17 +83,20 @@ def test_what_is_left_of_a_class_stands_for_all_of_it() -> None:
     codes, weights = [0, 0, 0, 1, 1, 2], np.array([1.0, 2.0, 1.0, 1.0, 3.0, 1.0]) / 1.5
     rows = torch.zeros(6, 1, dtype=torch.float64)
     samples = check_samples(rows, codes, classes=range(4), sample_weight=weights)
-    left, totals = torch.from_numpy(samples.left_out_weights()), torch.from_numpy(samples.class_weights())
+    left, totals = (
+        torch.from_numpy(samples.left_out_weights(np.arange(len(samples.codes)))),
+        torch.from_numpy(samples.class_weights()),
+    )
     np.testing.assert_allclose(1.5 * totals, [4, 4, 1, 0])
     np.testing.assert_allclose(left.sum(dim=1), samples.weights)
     sums = ClassSums((totals - left).T[None], torch.zeros(1, 6, dtype=torch.float64))
-    found = 1.5 * whole_class_sums(sums, samples).sums[0].T.numpy()
+    found = 1.5 * whole_class_sums(sums, samples, np.arange(len(samples.codes))).sums[0].T.numpy()
     np.testing.assert_allclose(found[:5, :3], np.tile([4, 4, 1], (5, 1)))
     np.testing.assert_allclose(found[5, :3], [4, 4, 8 / 8])  # nothing of class 2 is left: its share of the sum
     assert (found[:, 3] == 0).all()
     grouped = check_samples(rows, codes, classes=range(3), sample_weight=weights, groups=[7, 7, 1, 1, 7, 1])
-    np.testing.assert_allclose(1.5 * grouped.left_out_weights()[0], [3, 3, 0])
-    np.testing.assert_allclose(1.5 * grouped.left_out_weights()[5], [1, 1, 1])
+    np.testing.assert_allclose(1.5 * grouped.left_out_weights(np.arange(len(grouped.codes)))[0], [3, 3, 0])
+    np.testing.assert_allclose(1.5 * grouped.left_out_weights(np.arange(len(grouped.codes)))[5], [1, 1, 1])
 
 
 @pytest.mark.parametrize(("n", "slack"), [(20, 0.35), (40, 0.15), (80, 0.05)])

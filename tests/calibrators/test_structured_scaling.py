@@ -1,4 +1,4 @@
-"""Structured matrix scaling: the minimiser of the published loss."""
+"""Structured matrix and vector scaling: the minimisers of the published losses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-from kcal import StructuredMatrixScaling, TemperatureScaling
+from kcal import StructuredMatrixScaling, StructuredVectorScaling, TemperatureScaling
 
 
 def published_loss(logits: Any, labels: Any, matrix: Any, bias: Any, penalty: float) -> float:
@@ -38,6 +38,21 @@ def test_the_solution_minimises_the_published_loss(problem: Any, penalty: float)
     assert mine <= slow.fun + 1e-8
     np.testing.assert_allclose(fitted.bias_, slow.x[9:], atol=1e-3)
     np.testing.assert_allclose(fitted.weights_ * temperature - np.eye(3), slow.x[:9].reshape(3, 3), atol=1e-3)
+
+
+@pytest.mark.parametrize("penalty", [0.05, 1.0])
+def test_the_vector_minimises_the_published_loss_among_diagonal_matrices(problem: Any, penalty: float) -> None:
+    logits, labels = log_softmax(problem.logits, axis=1)[:80], problem.labels[:80]
+    fitted = StructuredVectorScaling(penalty=penalty).fit(logits, labels)
+    temperature = TemperatureScaling().fit(logits, labels).temperature_
+
+    def loss(flat: Any) -> float:
+        return published_loss(logits, labels, np.diag(flat[:3]), flat[3:], penalty)
+
+    slow = minimize(loss, np.r_[np.ones(3), np.zeros(3)], method="BFGS", options={"gtol": 1e-7})
+    assert loss(np.r_[fitted.weights_ * temperature, fitted.bias_]) <= slow.fun + 1e-8
+    np.testing.assert_allclose(fitted.bias_, slow.x[3:], atol=1e-3)
+    np.testing.assert_allclose(fitted.weights_ * temperature, slow.x[:3], atol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore::kcal.errors.MissingClassWarning")

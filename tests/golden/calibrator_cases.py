@@ -28,6 +28,7 @@ LOGIT_METHODS: dict[str, dict[str, Any]] = {
     "vector": {},
     "matrix": {},
     "sms": {},
+    "svs": {},
     "platt": {},
     "beta": {},
     "isotonic": {},

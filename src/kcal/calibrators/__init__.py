@@ -14,7 +14,12 @@ from kcal.calibrators.order_preserving.estimator import OrderPreservingCalibrati
 from kcal.calibrators.outputs import ClassifierOutputs, fit_on, predict_on
 from kcal.calibrators.registry import METHODS, Method, calibrator_class, make_calibrator
 from kcal.calibrators.scaling.ensemble_temperature import EnsembleTemperatureScaling
-from kcal.calibrators.scaling.linear import MatrixScaling, StructuredMatrixScaling, VectorScaling
+from kcal.calibrators.scaling.linear import (
+    MatrixScaling,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
+    VectorScaling,
+)
 from kcal.calibrators.scaling.temperature import TemperatureScaling
 from kcal.calibrators.spline.estimator import SplineCalibration
 from kcal.calibrators.uncalibrated import Uncalibrated
@@ -41,6 +46,7 @@ __all__ = [
     "ScalingBinning",
     "SplineCalibration",
     "StructuredMatrixScaling",
+    "StructuredVectorScaling",
     "TemperatureScaling",
     "Uncalibrated",
     "VectorScaling",

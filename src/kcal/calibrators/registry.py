@@ -20,7 +20,12 @@ from kcal.calibrators.imax.estimator import IMaxBinning
 from kcal.calibrators.kcal import KCal, KCalLogits
 from kcal.calibrators.order_preserving.estimator import OrderPreservingCalibration
 from kcal.calibrators.scaling.ensemble_temperature import EnsembleTemperatureScaling
-from kcal.calibrators.scaling.linear import MatrixScaling, StructuredMatrixScaling, VectorScaling
+from kcal.calibrators.scaling.linear import (
+    MatrixScaling,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
+    VectorScaling,
+)
 from kcal.calibrators.scaling.temperature import TemperatureScaling
 from kcal.calibrators.spline.estimator import SplineCalibration
 from kcal.calibrators.uncalibrated import Uncalibrated
@@ -76,6 +81,7 @@ METHODS: dict[str, Method] = {
         Method("ets", EnsembleTemperatureScaling, "ensemble temperature scaling"),
         Method("vector", VectorScaling, "vector scaling"),
         Method("matrix", MatrixScaling, "matrix scaling"),
+        Method("svs", StructuredVectorScaling, "structured vector scaling"),
         Method("sms", StructuredMatrixScaling, "structured matrix scaling", cost=1),
         Method("platt", PlattScaling, "Platt scaling"),
         Method("beta", BetaCalibration, "beta calibration"),

@@ -51,9 +51,9 @@ class KCalBlend(EmbeddingCalibrator):
         Of the learned projection, as in :class:`KCal`.
     bandwidth_factors : sequence of float
         Bandwidths of each metric, in units of the one with the lowest leave-one-out loss. Powers of √2 are fastest.
-    network_calibrator : "auto", "ts" or "sms"
-        Calibration of the network: temperature scaling, and beside it structured matrix scaling where cross-validation
-        prefers it ("auto") or always ("sms").
+    network_calibrator : "auto", "ts", "svs" or "sms"
+        Calibration of the network: temperature scaling, and beside it structured vector or matrix scaling, always
+        ("svs", "sms") or where cross-validation prefers it ("auto": the matrix, from 200 classes on the vector).
     bias : float
         Prior standard deviation of the bias of a class; 0 for none.
     background : "cv" or float
@@ -244,7 +244,7 @@ class KCalBlend(EmbeddingCalibrator):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         check_factors(self.bandwidth_factors)
-        check_choice(self.network_calibrator, "network_calibrator", ("auto", "ts", "sms"))
+        check_choice(self.network_calibrator, "network_calibrator", ("auto", "ts", "svs", "sms"))
         check_folds(self.folds)
         check_number(self.bias, "bias", minimum=0, maximum=MAX_SPREAD)
         check_number(self.sharpness, "sharpness", minimum=0, maximum=MAX_SPREAD)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kcal.calibrators.base import plain
 from kcal.calibrators.kcal.learning import EstimateOptions, fit_projection
@@ -51,11 +53,12 @@ class Expert(KernelEstimate):
         result = self.prepared.class_sums(self.project(embeddings))
         return ClassSums(result.sums.cpu(), result.offsets.cpu())
 
-    def leave_out_sums(self, keys: torch.Tensor | None) -> ClassSums:
-        """Return class sums at each calibration sample from the others (of other keys), in float64, in their order."""
-        result = self.prepared.class_sums(self.support.points, leave_out=leave_out_rule(self.support, keys))
-        position = torch.argsort(self.support.order)
-        return ClassSums(result.sums[..., position].cpu().double(), result.offsets[..., position].cpu().double())
+    def leave_out_sums(self, keys: torch.Tensor | None, index: NDArray[np.int64]) -> ClassSums:
+        """Return class sums at some calibration samples from the others (of other keys), in float64."""
+        place = torch.argsort(self.support.order)[torch.from_numpy(index).to(self.support.order.device)]
+        rule = leave_out_rule(self.support, keys).select(place)
+        result = self.prepared.class_sums(self.support.points[place], leave_out=rule)
+        return ClassSums(result.sums.cpu().double(), result.offsets.cpu().double())
 
 
 def fit_experts(

@@ -19,6 +19,8 @@ from kcal.calibrators.fit_warnings import warn_without_out_of_fold
 from kcal.calibrators.kcal.samples import Samples
 from kcal.kernels import ClassSums
 
+Index = NDArray[np.int64]
+
 BACKGROUNDS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Background masses, relative to the median mass at a calibration sample; tried upwards while the loss falls."""
 EFFICIENCY_ROUNDS = 2
@@ -27,6 +29,8 @@ WEIGHT_SPREAD = 0.35
 """Prior standard deviation of the pool weights."""
 MIN_MEDIAN_EVIDENCE = -20.0
 """Lowest median log mass at a calibration sample from the others; a sample's own mass is 1."""
+MAX_ENTRIES = 5_000_000
+"""Samples × classes on which pool, background and sharpness are fitted, at most: they have few parameters."""
 EMPTY = 1e-9
 """Share of a class below which nothing of it is left when a sample or group is left out."""
 
@@ -85,12 +89,13 @@ def fit_blend(
         background=BACKGROUNDS[0],
         min_log_prob=network.min_log_prob,
     )
-    model, sums = with_leave_out_sums(model, samples)
+    index = samples.spread_index(MAX_ENTRIES // len(samples.classes))
+    model, sums = with_leave_out_sums(model, samples, index)
     if fallback_quantile > 0:
         log_mass = total_log_mass(sums[0], model.experts[0].middle)
         threshold = np.quantile(log_mass[torch.isfinite(log_mass)].numpy(), fallback_quantile)
         model = replace(model, gate_threshold=float(threshold))
-    seen, unseen = split_by_class_left(model, samples, sums, network, strength)
+    seen, unseen = split_by_class_left(model, samples, index, sums, network, strength)
     model = choose_background(model, seen, unseen, background=background, bias=bias)
     if len(seen.samples.codes) == 0:
         warn_without_out_of_fold()
@@ -111,15 +116,16 @@ def prior_pool(experts: tuple[Expert, ...], network: tuple[object, ...]) -> Pool
     return Pool(weights=weights, bias=torch.zeros(n_classes, dtype=torch.float64), loss=float(np.log(n_classes)))
 
 
-def with_leave_out_sums(model: BlendModel, samples: Samples) -> tuple[BlendModel, tuple[ClassSums, ...]]:
-    """Return the model with the median evidence of its experts, and class sums at each sample from the others.
+def with_leave_out_sums(model: BlendModel, samples: Samples, index: Index) -> tuple[BlendModel, tuple[ClassSums, ...]]:
+    """Return the model with the median evidence of its experts, and class sums at some samples from all others.
 
     A bandwidth is widened where the median evidence is too low: with few samples the leave-one-out loss may prefer one
     at which the nearest sample alone decides, with a certainty that nothing supports.
     """
 
     def with_sums(expert: Expert) -> tuple[Expert, ClassSums]:
-        sums = model.at_estimated_frequencies(whole_class_sums(expert.leave_out_sums(samples.keys), samples))
+        sums = expert.leave_out_sums(samples.keys, index)
+        sums = model.at_estimated_frequencies(whole_class_sums(sums, samples, index))
         masses = [total_log_mass(sums, place) for place in range(len(expert.factors))]
         medians = [mass[torch.isfinite(mass)].median() for mass in masses]
         return replace(expert, median_evidence=torch.stack(medians)), sums
@@ -135,20 +141,20 @@ def with_leave_out_sums(model: BlendModel, samples: Samples) -> tuple[BlendModel
     return replace(model, experts=tuple(experts)), tuple(sums)
 
 
-def weights_left(samples: Samples) -> NDArray[np.float64]:
-    """Return the weight of each class that is left without a sample or its group, (n, n_classes)."""
+def weights_left(samples: Samples, index: Index) -> NDArray[np.float64]:
+    """Return the weight of each class that is left without some samples or their groups, (n_index, n_classes)."""
     totals = samples.class_weights()
-    left = totals - samples.left_out_weights()
+    left = totals - samples.left_out_weights(index)
     return np.where(left > EMPTY * totals, left, 0.0)
 
 
-def whole_class_sums(sums: ClassSums, samples: Samples) -> ClassSums:
-    """Return leave-out class sums, (n_factors, n_classes, n), scaled up to the whole weight of each class.
+def whole_class_sums(sums: ClassSums, samples: Samples, index: Index) -> ClassSums:
+    """Return leave-out class sums, (n_factors, n_classes, n_index), scaled up to the whole weight of each class.
 
     Otherwise the class that lacks a sample would reveal the sample's own class, the more clearly the fewer samples
     classes have. A class of which nothing is left gets its share of the sum over the other classes.
     """
-    totals, left = torch.from_numpy(samples.class_weights())[:, None], torch.from_numpy(weights_left(samples)).T
+    totals, left = torch.from_numpy(samples.class_weights())[:, None], torch.from_numpy(weights_left(samples, index)).T
     gone = left == 0  # (n_classes, n)
     whole = sums.sums * torch.where(gone, 1.0, totals / left)
     if bool(gone.any()):
@@ -159,21 +165,25 @@ def whole_class_sums(sums: ClassSums, samples: Samples) -> ClassSums:
 
 
 def split_by_class_left(
-    model: BlendModel, samples: Samples, sums: tuple[ClassSums, ...], network: NetworkFit, strength: float
+    model: BlendModel,
+    samples: Samples,
+    index: Index,
+    sums: tuple[ClassSums, ...],
+    network: NetworkFit,
+    strength: float,
 ) -> tuple[OutOfFold, OutOfFold]:
     """Return samples of whose class something is left without them (or their group), and the others.
 
     The others cannot show which experts to weigh, since the estimates never saw their class; they show how much
     background such classes need, with class frequencies that they have no part in.
     """
-    left, rows = weights_left(samples), np.arange(len(samples.codes))
-    alone = left[rows, samples.codes] == 0
+    left, rows = weights_left(samples, index), np.arange(len(index))
+    alone = left[rows, samples.codes[index]] == 0
 
-    def select(index: NDArray[np.int64], frequencies: torch.Tensor) -> OutOfFold:
-        parts = tuple(ClassSums(part.sums[..., index], part.offsets[..., index]) for part in sums)
-        return OutOfFold(
-            BlendInputs(parts, tuple(part[index] for part in network.out_of_fold), frequencies), samples.rows(index)
-        )
+    def select(some: Index, frequencies: torch.Tensor) -> OutOfFold:
+        parts = tuple(ClassSums(part.sums[..., some], part.offsets[..., some]) for part in sums)
+        scores = tuple(part[index[some]] for part in network.out_of_fold)
+        return OutOfFold(BlendInputs(parts, scores, frequencies), samples.rows(index[some]))
 
     seen = select(rows[~alone], model.frequencies[None])
     unseen = select(rows[alone], torch.from_numpy(likely_frequencies(left[alone], strength)))

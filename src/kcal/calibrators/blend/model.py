@@ -20,7 +20,7 @@ from kcal.calibrators.blend.pool import Pool, PoolInputs
 from kcal.calibrators.blend.sharpness import Sharpness
 from kcal.calibrators.logit_base import to_log_probs
 from kcal.calibrators.model_state import Stored, StoredModel, nested, several, tensor
-from kcal.calibrators.scaling.linear import LinearModel
+from kcal.calibrators.scaling.linear import DiagonalModel, LinearModel
 from kcal.calibrators.scaling.temperature import TemperatureModel
 from kcal.errors import FileFormatError
 from kcal.kernels import ClassSums
@@ -53,7 +53,7 @@ class BlendModel(StoredModel):
     """Kernel density estimates pooled with the calibrated network."""
 
     experts: tuple[Expert, ...] = several(Expert)  # one per metric
-    network: tuple[NetworkModel, ...] = several(TemperatureModel, LinearModel)  # empty without logits
+    network: tuple[NetworkModel, ...] = several(TemperatureModel, DiagonalModel, LinearModel)  # empty without logits
     pool: Pool = nested(Pool)  # weights of the estimates and the network calibrators, bias per class
     sharpness: Sharpness = nested(Sharpness)
     frequencies: torch.Tensor = tensor("classes")  # estimated class frequencies

@@ -13,14 +13,20 @@ from numpy.typing import NDArray
 from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import to_log_probs
-from kcal.calibrators.scaling.linear import LinearModel, fit_structured_matrix
+from kcal.calibrators.scaling.linear import DiagonalModel, LinearModel, fit_structured_matrix, fit_structured_vector
 from kcal.calibrators.scaling.temperature import TemperatureModel, fit_temperature
 
 Index = NDArray[np.int64]
 Floats = NDArray[np.float64]
-NetworkModel = TemperatureModel | LinearModel
+NetworkModel = TemperatureModel | DiagonalModel
 
-NAMES: dict[type[NetworkModel], str] = {TemperatureModel: "ts", LinearModel: "sms"}
+NAMES: dict[type[NetworkModel], str] = {TemperatureModel: "ts", DiagonalModel: "svs", LinearModel: "sms"}
+FITS: dict[str, Callable[[torch.Tensor, Index, Floats], NetworkModel]] = {
+    "svs": fit_structured_vector,
+    "sms": fit_structured_matrix,
+}
+MANY_CLASSES = 200
+"""Number of classes from which a matrix takes too long to fit, and has too many entries for its samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +41,11 @@ class NetworkFit:
 def cross_fit_network(
     logits: torch.Tensor, samples: Samples, *, choice: str, folds: int, seed: int, representation: str = "logits"
 ) -> NetworkFit:
-    """Fit temperature scaling and, where cross-validation prefers it, structured matrix scaling beside it.
+    """Fit temperature scaling and, where cross-validation prefers it, a structured linear map beside it.
 
-    It is preferred if it lowers the out-of-fold log-loss by more than one standard error of the difference; with
-    groups, that of the group means. ``choice`` "ts" fits the first only, "sms" always both, "auto" compares.
+    The map is structured matrix scaling, or with many classes structured vector scaling. It is preferred if it lowers
+    the out-of-fold log-loss by more than one standard error of the difference; with groups, that of the group means.
+    ``choice`` "ts" fits temperature scaling only, "svs" and "sms" always both, "auto" compares.
     """
     log_probs = to_log_probs(logits, representation, name="logits")
     lowest = float(log_probs.min())
@@ -52,11 +59,12 @@ def cross_fit_network(
         return NetworkFit((temperature,), (scaled,), lowest)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of classes without samples, for which temperature scaling does
-        matrix, mapped = _cross_fit(fit_structured_matrix, log_probs, samples, fold_of)
+        name = choice if choice != "auto" else "svs" if log_probs.shape[1] >= MANY_CLASSES else "sms"
+        linear, mapped = _cross_fit(FITS[name], log_probs, samples, fold_of)
     gains = (mapped - scaled).numpy()[np.arange(len(samples.codes)), samples.codes]
     if choice == "auto" and not _is_gain(gains, samples):
         return NetworkFit((temperature,), (scaled,), lowest)
-    return NetworkFit((temperature, matrix), (scaled, mapped), lowest)
+    return NetworkFit((temperature, linear), (scaled, mapped), lowest)
 
 
 def _is_gain(gains: Floats, samples: Samples) -> bool:

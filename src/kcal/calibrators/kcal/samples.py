@@ -54,8 +54,14 @@ class Samples:
 
     def at_most(self, n: int) -> Samples:
         """Return no more than ``n`` samples, spread evenly over the classes and, within them, over the set."""
-        order = np.argsort(self.codes, kind="stable")
-        return self if len(order) <= n else self.rows(order[np.arange(n) * len(order) // n])
+        return self if len(self.codes) <= n else self.rows(self.spread_index(n))
+
+    def spread_index(self, n: int) -> Index:
+        """Return the positions of no more than ``n`` samples, spread evenly over the classes; all in their order."""
+        n_samples = len(self.codes)
+        if n_samples <= n:
+            return np.arange(n_samples)
+        return np.argsort(self.codes, kind="stable")[np.arange(n) * n_samples // n]
 
     @property
     def keys(self) -> torch.Tensor | None:
@@ -74,12 +80,16 @@ class Samples:
         """Return the total weight of each class, (n_classes,)."""
         return np.bincount(self.codes, weights=self.weights, minlength=len(self.classes)).astype(np.float64)
 
-    def left_out_weights(self) -> Floats:
-        """Return the weight of each class that is left out with a sample or its group, (n, n_classes)."""
-        keys = np.arange(len(self.codes)) if self.groups is None else np.unique(self.groups, return_inverse=True)[1]
+    def left_out_weights(self, index: Index) -> Floats:
+        """Return the weight of each class that is left out with some samples or their groups, (n_index, n_classes)."""
+        if self.groups is None:
+            left_out = np.zeros((len(index), len(self.classes)))
+            left_out[np.arange(len(index)), self.codes[index]] = self.weights[index]
+            return left_out
+        keys = np.unique(self.groups, return_inverse=True)[1]
         by_key = np.zeros((int(keys.max()) + 1, len(self.classes)))
         np.add.at(by_key, (keys, self.codes), self.weights)
-        return by_key[keys]
+        return by_key[keys[index]]
 
     def frequencies(self) -> Floats:
         """Return the weighted share of each class, (n_classes,)."""

@@ -1,4 +1,4 @@
-"""Vector, matrix and structured matrix scaling: linear maps of the logits, regularised towards one temperature.
+"""Vector and matrix scaling, plain and structured: linear maps of the logits, regularised towards one temperature.
 
 p = softmax(W·z + b),   z = log probabilities of the network;   W diagonal for vector scaling
 loss = Σ_i w_i·(log-loss of sample i) + ½·Σ_j c_j·θ_j²,   θ = ((W − I/T)·unit, b)
@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from scipy.special import log_softmax
 
 from kcal.calibrators.logit_base import LARGEST_PENALTY, Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, tensor
@@ -154,6 +153,39 @@ class StructuredMatrixScaling(LinearScaling):
         return fit_structured_matrix(log_probs, codes, weights, penalty=self.penalty)
 
 
+class StructuredVectorScaling(LinearScaling):
+    """Structured matrix scaling without interactions between classes: 2·K numbers, for many classes.
+
+    p = softmax((1 + v) ∘ z/T + b),   loss = mean log-loss + (K·‖b‖² + K·‖v‖²)·penalty/n
+
+    Parameters
+    ----------
+    penalty, representation, seed
+        As in :class:`StructuredMatrixScaling`.
+
+    Attributes
+    ----------
+    weights_, bias_ : array, (n_classes,)
+        (1 + v)/T and b.
+    """
+
+    method: ClassVar[str] = "svs"
+    model_class = DiagonalModel
+
+    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> DiagonalModel:
+        return fit_structured_vector(log_probs, codes, weights, penalty=self.penalty)
+
+
+def fit_structured_vector(
+    log_probs: torch.Tensor, codes: Codes, weights: Floats, *, penalty: float = 1.0
+) -> DiagonalModel:
+    """Return the model of structured vector scaling: unit = T, c_j = 2·K·penalty."""
+    n_classes = log_probs.shape[1]
+    penalties = np.full(2 * n_classes, 2.0 * n_classes * penalty)
+    identity = np.ones(n_classes)
+    return DiagonalModel(*fit_linear(log_probs, codes, weights, identity, penalties, unit_is_temperature=True))
+
+
 def fit_structured_matrix(
     log_probs: torch.Tensor, codes: Codes, weights: Floats, *, penalty: float = 1.0
 ) -> LinearModel:
@@ -181,23 +213,24 @@ def fit_linear(
 
     ``penalties`` are the c_j; the unit is T, or else the root mean square of z.
     """
-    scores, n_classes, total = log_probs.numpy(), log_probs.shape[1], weights.sum()
+    n_classes, total = log_probs.shape[1], float(weights.sum())
     inverse_temperature = 1 / fit_temperature(log_probs, codes, weights).temperature
-    root_mean_square = float(np.sqrt(np.average((scores**2).mean(axis=1), weights=weights)))
+    shares, labels, rows = torch.from_numpy(weights)[:, None], torch.from_numpy(codes), torch.arange(len(codes))
+    root_mean_square = float(((log_probs.square() * shares).sum() / (total * n_classes)).sqrt())
     unit = 1 / inverse_temperature if unit_is_temperature else root_mean_square
-    features, base, rows = scores / unit, scores * inverse_temperature, np.arange(len(codes))
+    features, base = log_probs / unit, log_probs * inverse_temperature
 
     def loss(flat: Floats) -> tuple[float, Floats]:
-        change, bias = flat[:-n_classes].reshape(identity.shape), flat[-n_classes:]
+        change = torch.from_numpy(flat[:-n_classes]).view(identity.shape)
         moved = features * change if identity.ndim == 1 else features @ change.T
-        log_p = log_softmax(base + moved + bias, axis=1)
-        residuals = np.exp(log_p)
-        residuals[rows, codes] -= 1
-        residuals *= weights[:, None]
-        slope = (residuals * features).sum(axis=0) if identity.ndim == 1 else residuals.T @ features
-        value = -(weights @ log_p[rows, codes]) + (penalties * flat) @ flat / 2
-        gradient = np.concatenate([slope.ravel(), residuals.sum(axis=0)]) + penalties * flat
-        return float(value / total), gradient / total
+        log_p = torch.log_softmax(moved.add_(base).add_(torch.from_numpy(flat[-n_classes:])), dim=1)
+        value = -float(shares[:, 0] @ log_p[rows, labels]) + float((penalties * flat) @ flat / 2)
+        residuals = log_p.exp_()
+        residuals[rows, labels] -= 1
+        residuals.mul_(shares)
+        slope = (residuals * features).sum(dim=0) if identity.ndim == 1 else residuals.T @ features
+        gradient = torch.cat([slope.ravel(), residuals.sum(dim=0)]).numpy() + penalties * flat
+        return value / total, gradient / total
 
     start = np.zeros(identity.size + n_classes)
     flat = minimise_convex(loss, start, name="a linear map of the logits", maxcor=20, ftol=1e-14, gtol=1e-8)

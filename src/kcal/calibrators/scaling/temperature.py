@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import ClassVar
 
-import numpy as np
 import torch
 from scipy.optimize import brentq
 
@@ -67,18 +66,15 @@ class TemperatureScaling(LogitCalibrator):
 
 def fit_temperature(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> TemperatureModel:
     """Return the T in [0.01, 100] that minimises the weighted mean log-loss of softmax(log_probs / T)."""
-    scores = log_probs.numpy()  # (n, n_classes)
-    shares = weights / weights.sum()
-    own = np.take_along_axis(scores, codes[:, None], axis=1)[:, 0]
+    shares = torch.from_numpy(weights / weights.sum())
+    own = log_probs[torch.arange(len(codes)), torch.from_numpy(codes)]
 
     def slope(log_temperature: float) -> float:
         """Return the derivative of the loss in 1/T: the score expected under the model, less the score of the label."""
-        scaled = scores * exp(-log_temperature)
-        probs = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-        probs /= probs.sum(axis=1, keepdims=True)
-        return float(shares @ ((probs * scores).sum(axis=1) - own))
+        probs = torch.softmax(log_probs * exp(-log_temperature), dim=1)
+        return float(shares @ (probs.mul_(log_probs).sum(dim=1) - own))
 
-    if not np.ptp(scores, axis=1).any():
+    if not bool((log_probs != log_probs[:, :1]).any()):
         return TemperatureModel(1.0)  # every row is constant, so that all temperatures give the same
     if slope(log(LOWEST)) <= 0:
         return _at_bound(LOWEST, "the logits separate the classes, so that no temperature is low enough")
