@@ -34,6 +34,7 @@ EXPORTED = {
     "KCalBlend",
     "KCalLogits",
     "StructuredMatrixScaling",
+    "StructuredVectorScaling",
     "KcalError",
     "InvalidInputError",
     "FileFormatError",
