@@ -29,6 +29,8 @@ HALF_PRECISION_SUM_TOLERANCE = 1e-2
 
 NOT_FINITE = "Remove such rows, or correct what computed them."
 
+FINGERPRINT_ROWS = 4096
+"""Rows of which fingerprints are computed at once: they take several times the memory of the rows."""
 _FINGERPRINT_SEED = 0x6B63616C
 
 
@@ -102,16 +104,20 @@ def check_probs(probs: Any, name: str = "probs") -> NDArray[np.floating[Any]]:
 
 def row_fingerprints(matrix: torch.Tensor) -> NDArray[np.uint64]:
     """Return a 64-bit fingerprint per row; equal rows agree whatever their precision, others practically never."""
+    parts = [_fingerprints(rows.detach().cpu()) for rows in matrix.split(FINGERPRINT_ROWS)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _fingerprints(exact: torch.Tensor) -> NDArray[np.uint64]:
     import torch
 
-    exact = matrix.detach().cpu()
     values = exact.to(torch.float32).numpy() + np.float32(0.0)  # −0.0 becomes 0.0
     bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
     if exact.dtype == torch.float64:  # numbers that underflow in single precision contribute their own bits
         wide = np.ascontiguousarray(exact.numpy())
         beyond = np.isinf(values) | ((values == 0) & (wide != 0))
         bits[beyond] = wide[beyond].view(np.uint64)
-    mixed = (bits + np.uint64(0x9E3779B97F4A7C15)) * _fingerprint_multipliers(matrix.shape[1])
+    mixed = (bits + np.uint64(0x9E3779B97F4A7C15)) * _fingerprint_multipliers(exact.shape[1])
     mixed ^= mixed >> np.uint64(29)
     result: NDArray[np.uint64] = (mixed * np.uint64(0xBF58476D1CE4E5B9)).sum(axis=1, dtype=np.uint64)
     return result
