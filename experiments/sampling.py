@@ -30,7 +30,7 @@ DRAWS = 100
 CLEARLY_BELOW = 0.8
 """Ratios below are bold."""
 IMBALANCE = 20
-RECIPE = FastRecipe()
+RECIPE = FastRecipe(steps=400)
 SAMPLINGS = ("equal", "proportional")
 TIMER_NOISE = 0.01
 """Share of the seconds below which two times count as equal."""
@@ -60,7 +60,7 @@ def compare(setting: TaskSetting, split: Split) -> Values:
     shorter = min(seconds for _, seconds in trained.values())
     values: dict[str, float] = {}
     for name, (projection, seconds) in trained.items():
-        steps = steps_in_time(RECIPE.steps, seconds, shorter, same=has_equal_classes(setting.task))
+        steps = steps_in_time(int(RECIPE.steps), seconds, shorter, same=has_equal_classes(setting.task))
         fewer = seeded.projection(recipe=replace(recipes[name], steps=steps))
         values |= {
             f"{name} seconds": seconds,

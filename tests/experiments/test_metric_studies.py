@@ -34,7 +34,7 @@ def _short_recipes() -> Iterator[None]:
     """Train the recipes that a study names with few steps, too."""
     with pytest.MonkeyPatch.context() as patch:
         for name, recipe in RECIPES.items():
-            patch.setitem(RECIPES, name, replace(recipe, steps=2 * STEPS if recipe.steps > 400 else STEPS))
+            patch.setitem(RECIPES, name, replace(recipe, steps=2 * STEPS if recipe.steps == 800 else STEPS))
         for name, metric in ingredients.METRICS.items():
             patch.setitem(ingredients.METRICS, name, replace(metric, recipe=replace(metric.recipe, steps=STEPS)))
         patch.setattr(dimension, "DIMENSIONS", (2, 4, 8))

@@ -16,8 +16,8 @@ from kcal.projection import (
     TrainingSamples,
     build_projection,
     project,
-    run_training,
     start_projection,
+    train_checkpoints,
     train_projection,
 )
 from kcal.projection import training as training_module
@@ -252,7 +252,8 @@ def test_a_group_is_not_judged_by_itself_in_the_paper_recipe():
             return super().forward(embeddings)
 
     recipe = PaperRecipe(epochs=1, batches_per_epoch=30, predictions=10, background_per_class=8)
-    run_training(Watching(12, 3), TrainingSamples(torch.from_numpy(rows), labels, 3, np.arange(240) % 7), recipe)
+    samples = TrainingSamples(torch.from_numpy(rows), labels, 3, np.arange(240) % 7)
+    list(train_checkpoints(Watching(12, 3), samples, recipe))
     assert len({float(groups[0]) for groups in seen}) > 1
     for groups in seen:
         assert len(groups) == 10 + 3 * 8
@@ -291,7 +292,8 @@ def watched(recipe, losses, **options):
         seen.append(watched_module.training)
         return losses[min(len(seen), len(losses)) - 1]
 
-    run = run_training(module, TrainingSamples(torch.from_numpy(rows), labels, 3), recipe, monitor=monitor, **options)
+    samples = TrainingSamples(torch.from_numpy(rows), labels, 3)
+    [run] = train_checkpoints(module, samples, recipe, monitor=monitor, **options)
     return run, seen
 
 
@@ -304,9 +306,9 @@ def plateau_recipe(**changes):
 
 
 def test_the_paper_recipe_halves_on_a_plateau_of_what_it_monitors():
-    (_, steps, curve), seen = watched(plateau_recipe(), [1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.7])
+    (steps, _, curve), seen = watched(plateau_recipe(), [1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.7])
     assert len(seen) == 12
-    assert steps == (24,)
+    assert steps == 24
     assert curve.steps == tuple(range(2, 25, 2))
     # epochs 5 to 7 do not improve on the fourth: after patience 2 the third of them halves, and every third thereafter
     assert curve.learning_rates == pytest.approx([0.4] * 7 + [0.2] * 3 + [0.1] * 2)
@@ -314,10 +316,10 @@ def test_the_paper_recipe_halves_on_a_plateau_of_what_it_monitors():
 
 def test_the_paper_recipe_stops_below_the_least_learning_rate():
     recipe = plateau_recipe(epochs=100, patience=0)
-    (_, steps, curve), seen = watched(recipe, [1.0])
+    (steps, _, curve), seen = watched(recipe, [1.0])
     # 0.4, then halved after epochs 2, 3 and 4: 0.05 is below 0.06
     assert len(seen) == 4
-    assert steps == (8,)
+    assert steps == 8
     assert curve.learning_rates == pytest.approx([0.4, 0.4, 0.2, 0.1])
 
 
@@ -336,9 +338,9 @@ def test_the_factor_and_the_training_loss_can_be_chosen():
 def test_the_paper_recipe_keeps_the_last_weights():
     rows, labels = problem()
     module = build_projection("skip", 12, 3, seed=0)
-    checkpoints, _, _ = run_training(module, TrainingSamples(torch.from_numpy(rows), labels, 3), FEW_BATCHES)
-    assert same_bits(module.state_dict(), checkpoints[0].state_dict())
-    assert checkpoints[0] is not module
+    [last] = train_checkpoints(module, TrainingSamples(torch.from_numpy(rows), labels, 3), FEW_BATCHES)
+    assert same_bits(module.state_dict(), last.module.state_dict())
+    assert last.module is not module
 
 
 def test_one_batch_norm_call_sees_predictions_and_background_together():
@@ -355,7 +357,7 @@ def test_one_batch_norm_call_sees_predictions_and_background_together():
             return self.reduce(embeddings)
 
     recipe = PaperRecipe(epochs=1, batches_per_epoch=3, predictions=16, background_per_class=8)
-    run_training(Watching(), TrainingSamples(torch.from_numpy(rows), labels, 3), recipe)
+    list(train_checkpoints(Watching(), TrainingSamples(torch.from_numpy(rows), labels, 3), recipe))
     assert sizes == [16 + 3 * 8] * 3
 
 

@@ -75,7 +75,7 @@ def test_every_number_of_steps_and_every_warm_up_is_a_schedule(steps, warm_up):
 
 def test_the_rate_rises_to_its_height_and_falls_to_almost_nothing():
     recipe = FastRecipe(steps=100, warm_up=0.2)
-    rates = np.array([recipe.relative_rate(step) for step in range(100)])
+    rates = np.array([recipe.relative_rate(step, 100) for step in range(100)])
     assert bool((np.diff(rates[:21]) > 0).all())
     assert rates[20] == rates.max() == 1.0
     assert bool((np.diff(rates[20:]) < 0).all())

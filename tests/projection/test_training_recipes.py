@@ -39,7 +39,15 @@ def test_the_paper_recipe_holds_the_papers_numbers():
     ],
 )
 def test_checkpoints_are_kept_at_the_start_and_at_halvings_of_the_steps(steps, checkpoints, marks):
-    assert FastRecipe(steps=steps, checkpoints=checkpoints).marks() == marks
+    assert FastRecipe(checkpoints=checkpoints).marks(steps) == marks
+
+
+@pytest.mark.parametrize(("n_samples", "steps"), [(5, 40), (500, 40), (2_000, 80), (9_000, 360), (50_000, 400)])
+def test_steps_follow_the_size_of_the_training_set(n_samples, steps):
+    assert FastRecipe().steps_for(n_samples) == steps
+    assert FastRecipe(steps=7).steps_for(n_samples) == 7
+    assert FastRecipe(batch_size=5_000).steps_for(50) == 40
+    assert FastRecipe(batch_size=50_000).steps_for(20_000) == 40
 
 
 def test_directions_are_taken_from_sixteen_features_on_unless_told():

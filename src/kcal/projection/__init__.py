@@ -15,12 +15,12 @@ from kcal.projection.modules import (
 )
 from kcal.projection.recipes import RECIPES, FastRecipe, PaperRecipe, Recipe, get_recipe
 from kcal.projection.training import (
+    Checkpoint,
     TrainedProjection,
     TrainingCurve,
-    TrainingRun,
     TrainingSamples,
-    run_training,
     start_projection,
+    train_checkpoints,
     train_projection,
 )
 
@@ -29,6 +29,7 @@ __all__ = [
     "RECIPES",
     "START_SPREAD",
     "UNTRAINED",
+    "Checkpoint",
     "FastRecipe",
     "LinearProjection",
     "PaperRecipe",
@@ -36,7 +37,6 @@ __all__ = [
     "SkipProjection",
     "TrainedProjection",
     "TrainingCurve",
-    "TrainingRun",
     "TrainingSamples",
     "build_projection",
     "check_dimension",
@@ -45,7 +45,7 @@ __all__ = [
     "get_recipe",
     "needs_training",
     "project",
-    "run_training",
     "start_projection",
+    "train_checkpoints",
     "train_projection",
 ]

@@ -15,6 +15,8 @@ FEATURES_OF_A_DIRECTION = 16
 LARGEST = 1e12
 """Bound of rates, decays and bandwidths."""
 MAX_STEPS, MAX_SAMPLES = 10**7, 10**5
+AUTO_PASSES, MIN_AUTO_STEPS, MAX_AUTO_STEPS = 40, 20, 400
+"""Passes over the training set, and bounds of the steps, of ``steps="auto"``."""
 
 
 def integer(default: int, minimum: int, maximum: int) -> Any:
@@ -88,17 +90,19 @@ class FastRecipe(CheckedFields):
     with that of new samples. "auto" does so from 16 features on. A dimension of "auto" is at most
     ``largest_dimension``.
 
+    ``steps="auto"`` takes 40 passes over the training set, from 20 to 400 steps.
+
     Checkpoints are kept at the start and at steps, steps/2, steps/4, … ``select="calibration"`` takes the one with
-    the lowest leave-one-out loss on the calibration set, so that one training serves many calibration sets. It lets Π
-    depend on the calibration set through a choice among a few, which the theorems do not allow; ``select="last"``
-    avoids it.
+    the lowest leave-one-out loss on the calibration set, so that one training serves many calibration sets; a training
+    for one calibration set ends after three checkpoints without a lower loss. It lets Π depend on the calibration set
+    through a choice among a few, which the theorems do not allow; ``select="last"`` avoids it.
 
     ``sampling="equal"`` draws the same number of samples of each class into a batch, as the paper does, and
     "proportional" draws in proportion to the class frequencies; weights make both estimate the same loss.
     ``class_weights="balanced"`` gives every class the same weight in that loss.
     """
 
-    steps: int = integer(400, 1, MAX_STEPS)
+    steps: int | str = parameter("auto", check_integer, minimum=1, maximum=MAX_STEPS)
     batch_size: int = integer(1000, 1, MAX_SAMPLES)
     learning_rate: float = number(5e-3, positive=True)
     weight_decay: float = number(1e-2)
@@ -117,18 +121,25 @@ class FastRecipe(CheckedFields):
         """Return whether embeddings with this number of features are divided by their length."""
         return n_features >= FEATURES_OF_A_DIRECTION if self.unit_length == "auto" else bool(self.unit_length)
 
-    def relative_rate(self, step: int) -> float:
+    def steps_for(self, n_samples: int) -> int:
+        """Return the number of steps on a training set of this size."""
+        if not isinstance(self.steps, str):
+            return self.steps
+        batch = min(self.batch_size, n_samples)
+        return min(max(AUTO_PASSES * n_samples // batch, MIN_AUTO_STEPS), MAX_AUTO_STEPS)
+
+    def relative_rate(self, step: int, steps: int) -> float:
         """Return the learning rate at a step relative to the highest: a linear rise, then half a cosine to 0."""
-        rise = self.warm_up * self.steps
+        rise = self.warm_up * steps
         if step < rise:
             return (step + 1) / (rise + 1)
-        return 0.5 * (1.0 + cos(pi * (step - rise) / max(self.steps - rise, 1.0)))
+        return 0.5 * (1.0 + cos(pi * (step - rise) / max(steps - rise, 1.0)))
 
-    def marks(self) -> tuple[int, ...]:
+    def marks(self, steps: int) -> tuple[int, ...]:
         """Return the steps after which a checkpoint is kept, ascending."""
         if self.checkpoints == 1:
-            return (self.steps,)
-        return tuple(sorted({0, *(self.steps >> halving for halving in range(self.checkpoints - 1))}))
+            return (steps,)
+        return tuple(sorted({0, *(steps >> halving for halving in range(self.checkpoints - 1))}))
 
 
 Recipe = PaperRecipe | FastRecipe

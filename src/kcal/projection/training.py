@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,11 +41,11 @@ class TrainingCurve:
     learning_rates: tuple[float, ...]
 
 
-class TrainingRun(NamedTuple):
-    """Frozen checkpoints of a training, the steps at which they were taken, and the curve."""
+class Checkpoint(NamedTuple):
+    """A frozen copy of the module after some steps, and the curve until then."""
 
-    checkpoints: tuple[nn.Module, ...]
-    steps: tuple[int, ...]
+    step: int
+    module: nn.Module
     curve: TrainingCurve
 
 
@@ -67,10 +68,10 @@ class TrainedProjection:
         """The last checkpoint."""
         return self.checkpoints[-1]
 
-    @property
-    def run(self) -> TrainingRun:
-        """The checkpoints with their steps and the curve."""
-        return TrainingRun(self.checkpoints, self.steps, self.curve)
+    def run(self) -> Iterator[Checkpoint]:
+        """Yield the checkpoints of the training."""
+        for step, module in zip(self.steps, self.checkpoints, strict=True):
+            yield Checkpoint(step, module, self.curve)
 
     def __repr__(self) -> str:
         name = type(self.module).__name__
@@ -133,8 +134,9 @@ def train_projection(
     if isinstance(numbers, PaperRecipe):
         numbers = replace(numbers, monitor="training")  # there is no calibration set
     samples = TrainingSamples(rows, codes, len(known), keys)
-    run = run_training(module, samples, numbers, seed=seed, show=progress)
-    return TrainedProjection(*run, numbers, known, row_fingerprints(rows))
+    run = list(train_checkpoints(module, samples, numbers, seed=seed, show=progress))
+    modules, steps = tuple(checkpoint.module for checkpoint in run), tuple(checkpoint.step for checkpoint in run)
+    return TrainedProjection(modules, steps, run[-1].curve, numbers, known, row_fingerprints(rows))
 
 
 def start_projection(
@@ -152,7 +154,7 @@ def start_projection(
     return module.to(device=embeddings.device, dtype=embeddings.dtype)
 
 
-def run_training(
+def train_checkpoints(
     module: nn.Module,
     samples: TrainingSamples,
     recipe: Recipe,
@@ -160,8 +162,8 @@ def run_training(
     seed: int = 0,
     monitor: Monitor | None = None,
     show: bool | None = None,
-) -> TrainingRun:
-    """Train ``module`` in place; return frozen checkpoints, their steps and the curve.
+) -> Iterator[Checkpoint]:
+    """Train ``module`` in place and yield its checkpoints; a caller that takes no more of them ends the training.
 
     ``monitor`` maps the module to the loss that the paper's recipe monitors; without it, that is the training loss.
     """
@@ -174,8 +176,9 @@ def run_training(
     generator = np.random.default_rng(seed)
     with seeded(seed):  # a module may hold dropout
         if isinstance(recipe, PaperRecipe):
-            return _train_paper(module, samples, recipe, generator, monitor, show)
-        return _train_fast(module, samples, recipe, generator, show)
+            yield _train_paper(module, samples, recipe, generator, monitor, show)
+        else:
+            yield from _train_fast(module, samples, recipe, generator, show)
 
 
 def _train_paper(
@@ -185,7 +188,7 @@ def _train_paper(
     generator: np.random.Generator,
     monitor: Monitor | None,
     show: bool | None,
-) -> TrainingRun:
+) -> Checkpoint:
     episodes = PaperEpisodes(
         samples.codes, samples.n_classes, predictions=recipe.predictions, per_class=recipe.background_per_class,
         generator=generator, groups=samples.groups,
@@ -205,7 +208,7 @@ def _train_paper(
             scheduler.step(monitor(module) if monitor is not None and recipe.monitor == "calibration" else mean)
             if descent.learning_rate < recipe.least_learning_rate:
                 break
-    return TrainingRun((_frozen_copy(module),), (descent.n_steps,), descent.curve())
+    return Checkpoint(descent.n_steps, _frozen_copy(module), descent.curve())
 
 
 def _paper_loss(
@@ -228,8 +231,8 @@ def _train_fast(
     recipe: FastRecipe,
     generator: np.random.Generator,
     show: bool | None,
-) -> TrainingRun:
-    embeddings = samples.embeddings
+) -> Iterator[Checkpoint]:
+    embeddings, steps = samples.embeddings, recipe.steps_for(len(samples.codes))
     keys = None if samples.groups is None else torch.as_tensor(samples.groups, device=embeddings.device)
     batches = StratifiedBatches(
         samples.codes, samples.n_classes, batch_size=recipe.batch_size, generator=generator,
@@ -242,14 +245,15 @@ def _train_fast(
         module.start_from(embeddings)
     blocked = torch.eye(len(labels), dtype=torch.bool, device=embeddings.device)  # each sample from itself
     optimizer = torch.optim.AdamW(module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, recipe.relative_rate)
-    marks, descent = recipe.marks(), _Descent(optimizer)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(recipe.relative_rate, steps=steps))
+    marks, descent = recipe.marks(steps), _Descent(optimizer)
     learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    kept = [_frozen_copy(module)] if 0 in marks else []
+    if 0 in marks:
+        yield Checkpoint(0, _frozen_copy(module), descent.curve())
     start = [parameter.detach().clone() for parameter in learned] if recipe.hold else []
     module.train()
-    with progress_bar("Training the projection", recipe.steps, show=show) as advance:
-        for step in range(1, recipe.steps + 1):
+    with progress_bar("Training the projection", steps, show=show) as advance:
+        for step in range(1, steps + 1):
             rows = torch.from_numpy(batches.draw()).to(embeddings.device)
             if keys is not None:
                 blocked = keys[rows][:, None] == keys[rows]
@@ -264,8 +268,7 @@ def _train_fast(
             scheduler.step()
             if step in marks:
                 descent.record()
-                kept.append(_frozen_copy(module))
-    return TrainingRun(tuple(kept), marks, descent.curve())
+                yield Checkpoint(step, _frozen_copy(module), descent.curve())
 
 
 @torch.no_grad()
@@ -305,4 +308,4 @@ class _Descent:
         return mean
 
     def curve(self) -> TrainingCurve:
-        return TrainingCurve(*zip(*self.records, strict=True))
+        return TrainingCurve(*(zip(*self.records, strict=True) if self.records else ((), (), ())))

@@ -104,7 +104,8 @@ def check_probs(probs: Any, name: str = "probs") -> NDArray[np.floating[Any]]:
 
 def row_fingerprints(matrix: torch.Tensor) -> NDArray[np.uint64]:
     """Return a 64-bit fingerprint per row; equal rows agree whatever their precision, others practically never."""
-    parts = [_fingerprints(rows.detach().cpu()) for rows in matrix.split(FINGERPRINT_ROWS)]
+    starts = range(0, len(matrix), FINGERPRINT_ROWS)
+    parts = [_fingerprints(matrix[start : start + FINGERPRINT_ROWS].detach().cpu()) for start in starts]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,18 +14,19 @@ from torch import nn
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.samples import Samples, TrainingSet
 from kcal.kernels import KERNELS, BandwidthCurve, LeaveOutLoss, MotherKernel, SortedSupport
-from kcal.progress import progress_bar
 from kcal.projection import (
     UNTRAINED,
+    Checkpoint,
     FastRecipe,
     Recipe,
     TrainedProjection,
     TrainingCurve,
-    TrainingRun,
-    run_training,
     start_projection,
+    train_checkpoints,
 )
 
+PATIENCE = 3
+"""Checkpoints without a lower loss after which a training ends; their steps double."""
 CHECKPOINT_SAMPLES = 6_000
 """Calibration samples on which checkpoints are compared, at most: more would cost time and not change the choice."""
 
@@ -75,9 +77,10 @@ def fit_projection(
             loss = LeaveOutLoss(support, kernel=options.kernel, keys=calibration.keys, memory_budget=0)
             return loss(recipe.bandwidth)
 
-        run = run_training(module, samples, recipe, seed=options.seed, monitor=monitor, show=options.progress)
+        progress = options.progress
+        run = train_checkpoints(module, samples, recipe, seed=options.seed, monitor=monitor, show=progress)
     elif isinstance(projection, TrainedProjection):
-        run, recipe = projection.run, projection.recipe
+        run, recipe = projection.run(), projection.recipe
     else:
         untrained = UNTRAINED[projection]() if isinstance(projection, str) else projection
         return FittedProjection(_frozen(untrained, calibration.embeddings))
@@ -85,24 +88,27 @@ def fit_projection(
 
 
 def choose_checkpoint(
-    run: TrainingRun, recipe: Recipe, calibration: Samples, options: EstimateOptions
+    run: Iterator[Checkpoint], recipe: Recipe, calibration: Samples, options: EstimateOptions
 ) -> FittedProjection:
     """Return the checkpoint with the lowest leave-out loss on the calibration set, or the last if the recipe says so.
 
-    Each checkpoint is scored at the bandwidth that it would get, on at most ``CHECKPOINT_SAMPLES`` samples.
+    Each checkpoint is scored at the bandwidth that it would get, on at most ``CHECKPOINT_SAMPLES`` samples, until
+    ``PATIENCE`` in a row have no lower loss.
     """
-    modules = [_frozen(module, calibration.embeddings) for module in run.checkpoints]
-    if len(modules) == 1 or not (isinstance(recipe, FastRecipe) and recipe.select == "calibration"):
-        return FittedProjection(modules[-1], run.steps[-1], run.curve)
+    seen: list[Checkpoint] = []
     losses: list[float] = []
+    scored = isinstance(recipe, FastRecipe) and recipe.select == "calibration" and recipe.checkpoints > 1
     samples = calibration.at_most(CHECKPOINT_SAMPLES)
-    with progress_bar("Choosing the checkpoint", len(modules), show=options.progress) as advance:
-        for step, module in zip(run.steps, modules, strict=True):
-            loss = LeaveOutLoss(samples.support(module), kernel=options.kernel, keys=samples.keys)
+    for checkpoint in run:
+        seen.append(checkpoint._replace(module=_frozen(checkpoint.module, calibration.embeddings)))
+        if scored:
+            support = samples.support(seen[-1].module)
+            loss = LeaveOutLoss(support, kernel=options.kernel, keys=samples.keys)
             losses.append(options.bandwidth.lowest_loss(loss))
-            advance(f"step {step}, loss {losses[-1]:.4f}")
-    best = int(np.argmin(losses))
-    return FittedProjection(modules[best], run.steps[best], run.curve, tuple(losses))
+            if len(losses) - 1 - int(np.argmin(losses)) == PATIENCE:
+                break
+    best = seen[int(np.argmin(losses))] if scored else seen[-1]
+    return FittedProjection(best.module, best.step, seen[-1].curve, tuple(losses))
 
 
 def _frozen(module: nn.Module, like: torch.Tensor) -> nn.Module:
