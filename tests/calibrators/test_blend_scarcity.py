@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kcal import KCalBlend, TemperatureScaling
+from kcal.calibrators.blend import fitting
 from kcal.calibrators.blend.fitting import MIN_MEDIAN_EVIDENCE, whole_class_sums
 from kcal.calibrators.kcal.samples import check_samples
 from kcal.datasets import load_example
@@ -137,3 +138,14 @@ def test_a_class_without_samples_keeps_the_probability_that_the_network_gives_it
     assert found[theirs, 2].mean() > 0.8 * scaled[theirs, 2].mean()
     assert scaled[theirs, 2].mean() > 0.3
     np.testing.assert_allclose(found.sum(axis=1), 1.0)
+
+
+def test_a_blend_fitted_on_a_part_of_its_samples_predicts_almost_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    (x, y, z), (tx, _, tz) = few_samples(600, 5, 1), few_samples(500, 5, 2)
+    whole = KCalBlend(projection=None).fit(x, y, logits=z)
+    monkeypatch.setattr(fitting, "MAX_ENTRIES", 300 * 5)
+    part = KCalBlend(projection=None).fit(x, y, logits=z)
+    assert part.weights_ != whole.weights_
+    assert len(part.model_.experts[0].support) == 600
+    first, second = (blend.predict_proba(tx, logits=tz) for blend in (whole, part))
+    assert np.abs(first - second).mean() < 0.01
