@@ -67,9 +67,9 @@ class OneVersusRest(LogitCalibrator):
     maps: str = parameter("auto", check_choice, choices=MAPS)
     model_: OneVersusRestModel = field(init=False)
 
+    @abstractmethod
     def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
         """Return the arrays of a map from scores and whether the label is the class of the score, all (n,)."""
-        raise NotImplementedError
 
     def _fit_maps(self, log_probs: torch.Tensor, codes: Codes, weights: Floats, *, shared: bool) -> OneVersusRestModel:
         """Return the model with a map per class, or one for the scores of all classes together."""
