@@ -33,7 +33,7 @@ def results_table(evaluations: Mapping[str, Evaluation]) -> str:
         columns.append([f"**{text}**" if text == best else text for text in map(metric.format, values)])
     rows = [["method", *(metric.labelled(metric.title) for metric in metrics)], ["---", *["--:"] * len(metrics)]]
     rows += [[method_title(name), *cells] for name, cells in zip(evaluations, zip(*columns, strict=True), strict=True)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return "".join(f"|{'|'.join(row)}|\n" for row in rows)
 
 
 def between_markers(text: str) -> str:
