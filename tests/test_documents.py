@@ -1,4 +1,4 @@
-"""The documents are true: their code runs, their numbers are those of the code, their links lead somewhere."""
+"""The documents are true: their code runs, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 import kcal.datasets
-from kcal.cli.demonstration import evaluate_test, fit_calibrators, predict_test
-from scripts.figures import between_markers, results_table, with_content
+from scripts.figures import between_markers, with_content
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -94,22 +93,6 @@ def test_the_code_of_the_guide_runs():
     for code in code_of("docs/guide.md"):
         exec(code, names)
     assert names["probs"].shape == (600, 10)
-
-
-def numbers(row: str) -> list[float]:
-    return [float(cell) for cell in re.findall(r"\d+\.\d+", row)]
-
-
-def test_the_results_of_the_readme_are_those_of_the_code():
-    example = kcal.datasets.load_example()
-    evaluations = evaluate_test(predict_test(fit_calibrators(example, quiet=True), example), example)
-    written, computed = (text.splitlines() for text in (between_markers(README), results_table(evaluations)))
-    assert [row.split("|")[1] for row in written] == [row.split("|")[1] for row in computed]
-    assert written[0] == computed[0]
-    for row, expected in zip(written[2:], computed[2:], strict=True):
-        *percentages, loss = numbers(row)
-        assert percentages == pytest.approx(numbers(expected)[:-1], abs=0.05), "run make figures"
-        assert loss == pytest.approx(numbers(expected)[-1], abs=2e-4), "run make figures"
 
 
 def test_writing_a_table_changes_nothing_else():
