@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check bench format clean
+.PHONY: help demo test check bench figures format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -23,6 +23,9 @@ check: $(READY)  ## lint, types and layers
 
 bench: $(READY)  ## speed and memory, as ratios in one run; TASKS=folder adds real tasks
 	$(BIN)/python -m benchmarks $(if $(TASKS),--tasks $(TASKS))
+
+figures: $(READY)  ## draw the pictures and write the tables of the documents; RESULTS=folder adds docs/results.md
+	$(BIN)/python -m scripts.figures $(if $(RESULTS),--results $(RESULTS))
 
 format: $(READY)  ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix .

@@ -62,8 +62,14 @@ def run_studies(
 
     console = Console(highlight=False)
     for study in studies:
-        with show_progress(quiet) as progress:
-            measured = run_study(study, tasks, n_splits=splits, seed=seed, folder=out, progress=progress)
+        try:
+            with show_progress(quiet) as progress:
+                measured = run_study(study, tasks, n_splits=splits, seed=seed, folder=out, progress=progress)
+        except KeyboardInterrupt as stop:
+            text = "nothing was kept; --out FOLDER keeps measurements."
+            if out is not None:
+                text = f"measurements so far are kept in {out}; the same command resumes."
+            raise KeyboardInterrupt(text) from stop
         if not quiet:
             console.rule(study.title)
             console.print(f"{study.about} Number of splits: {n_splits_of(measured)}.", markup=False)

@@ -1,10 +1,10 @@
-"""The results page: tables of a run, ranks beside the paper's, where KCal is not first and why, studies, pictures."""
+"""The results page: ranks, main metrics and one figure per study; all tables in a folder behind it."""
 
 from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -12,7 +12,7 @@ from PIL import Image
 from experiments import remedies
 from experiments.runner import markdown, n_splits_of, read_measurements
 from experiments.studies import STUDIES
-from experiments.study import text_of
+from experiments.study import Study, text_of
 from kcal.benchmark import PAPER_METHODS, Results
 from kcal.benchmark.output import reliability_picture
 from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS, Row
@@ -48,23 +48,30 @@ NOTES = {
     TIED: f"{TIED}: not significantly worse than the best mean (pooled t-test, p = 0.01).",
 }
 NOWHERE = "Nowhere."
+SUMMARY_METHODS = ("uncal", "ts", "dircal", "sms", "kcal", "kcal-blend")
+"""Methods of the summary table."""
+SMALL_TABLE = 12
+"""Rows of a table that the short page shows."""
+TABLES, NOT_FIRST, RELIABILITY = "tables.md", "not-first.md", "reliability.md"
+"""Pages in the folder behind the short page."""
 
 
 def write_page(path: Path, run: Path) -> list[Path]:
-    """Write the page of a run's folder, and its pictures with few colours to NAME-pictures; return the files."""
+    """Write a short page of a run's folder, and its long tables and pictures to the folder NAME; return the files."""
     results, settings = Results.read(run / "results.json")
-    beside = path.parent / f"{path.stem}-pictures"
+    folder = path.parent / path.stem
+    folder.mkdir(parents=True, exist_ok=True)
     sources: list[tuple[str | Row, Path]] = [(study.name, run / f"{study.name}.png") for study in STUDIES]
     sources += [(row, reliability_picture(run, row)) for row in results.rows]
-    copies: dict[str | Row, Path] = {}
+    pictures: dict[str | Row, Path] = {}
     for key, source in sources:
         if source.is_file():
-            beside.mkdir(parents=True, exist_ok=True)
             name = source.name if isinstance(key, str) else f"reliability-{source.name}"
-            copies[key] = write_whole(beside / name, with_few_colours(source))
-    links = {key: f"{beside.name}/{copy.name}".replace(" ", "%20") for key, copy in copies.items()}
-    text = results_page(results, settings["n_splits"], settings["seed"], run, links)
-    return [write_whole(path, text.encode()), *copies.values()]
+            pictures[key] = write_whole(folder / name, with_few_colours(source))
+    names = {key: picture.name.replace(" ", "%20") for key, picture in pictures.items()}
+    page, *others = results_pages(results, settings["n_splits"], settings["seed"], run, names, folder.name).items()
+    written = [write_whole(folder / name, text.encode()) for name, text in others]
+    return [write_whole(path, page[1].encode()), *written, *pictures.values()]
 
 
 def with_few_colours(picture: Path) -> bytes:
@@ -76,12 +83,23 @@ def with_few_colours(picture: Path) -> bytes:
     return buffer.getvalue()
 
 
-def results_page(results: Results, n_splits: int, seed: int, run: Path, links: Mapping[str | Row, str]) -> str:
-    """Return the page as Markdown; ``links`` are pictures by study and by row."""
+def results_pages(
+    results: Results, n_splits: int, seed: int, run: Path, pictures: Mapping[str | Row, str], folder: str = "results"
+) -> dict[str, str]:
+    """Return the short page, as "", and the pages in the folder behind it, by their names, as Markdown.
+
+    ``pictures`` are names of files in the folder, by study and by row.
+    """
     measured = {study: found for study in STUDIES if (found := read_measurements(study, run)) is not None}
     shown = {study: study.show(found) for study, found in measured.items()}
-    versions = ", ".join(f"{name} {number}" for name, number in results.versions.items())
     overview = next((each.tables[0] for study, each in shown.items() if study is remedies.STUDY), None)
+    behind = {TABLES: tables_page(results), NOT_FIRST: not_first_page(results)}
+    behind |= {RELIABILITY: page} if (page := reliability_page(results, pictures)) else {}
+    behind |= {
+        f"{study.name}.md": markdown(study, each, n_splits_of(measured[study]), pictures.get(study.name))
+        for study, each in shown.items()
+    }
+    versions = ", ".join(f"{name} {number}" for name, number in results.versions.items())
     parts = [
         "# Results",
         f"{n_splits} splits of each pool into calibration and test, seed {seed}; for tasks with groups, also by whole "
@@ -92,32 +110,81 @@ def results_page(results: Results, n_splits: int, seed: int, run: Path, links: M
             for method in ("kcal", "kcal-blend")
             if method in results.methods and any(row.task in TUNED_ON for row in results.rows)
         ),
-        *(metric_table(results, metric).as_markdown() for metric in MAIN_METRICS),
-        METRIC_NOTE,
+        *_noted(rank_table(results).transposed()),
+        *_noted(summary_table(results)),
         group_note(results),
-        *(
-            part
-            for table in (corrected_table, rank_table, paper_ranks, time_table, training_table, failure_table)
-            for part in _noted(table(results))
-        ),
-        *_where_not_first(results),
-        *(_what_helped(overview) if overview is not None else []),
-        *(markdown(study, each, n_splits_of(measured[study]), links.get(study.name)) for study, each in shown.items()),
-        *_reliability(results, links),
-        "## Other metrics",
-        *(metric_table(results, metric).as_markdown() for metric in TABLE_METRICS if metric not in MAIN_METRICS),
+        f"[All methods and metrics, the corrected test, the paper's ranks and seconds]({folder}/{TABLES})"
+        + (f"; [reliability, method by class]({folder}/{RELIABILITY})." if RELIABILITY in behind else "."),
+        "## Where KCal and the blend are not first",
+        *(first_places(results, method) for method in ("kcal", "kcal-blend") if method in results.methods),
+        f"[Where, by how much and why]({folder}/{NOT_FIRST}).",
+        *(_what_helped(overview, folder) if overview is not None else []),
+        *(_question(study, folder, pictures.get(study.name), each.tables) for study, each in shown.items()),
         f"Measured with {versions}." if versions else "",
     ]
+    return {"": _joined(parts)} | behind
+
+
+def _joined(parts: Iterable[str]) -> str:
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def summary_table(results: Results) -> Table:
+    """Return the main metrics of the main methods, by task."""
+    chosen = [place for place, method in enumerate(results.methods, 1) if method in SUMMARY_METHODS]
+    tables = {metric: metric_table(results, metric) for metric in MAIN_METRICS}
+    rows = tuple(
+        (table.rows[place][0], Entry(TABLE_METRICS[metric].title), *(table.rows[place][column] for column in chosen))
+        for place in range(len(results.rows))
+        for metric, table in tables.items()
+    )
+    heading = ("task", "metric", *(results.methods[column - 1] for column in chosen))
+    return Table("summary", "Main metrics", heading, rows, METRIC_NOTE)
+
+
+def first_places(results: Results, method: str) -> str:
+    """Return a sentence: in how many rows and metrics a method has the best mean."""
+    lines = where_not_first(results, method).split("\n\n")[0].splitlines()
+    total = len(results.rows) * len(MAIN_METRICS)
+    tied = sum(line.endswith(TIED) for line in lines)
+    return f"{method} is first in {total - len(lines)} of {total} rows and metrics, and tied with the first in {tied}."
+
+
+def _question(study: Study, folder: str, picture: str | None, tables: Sequence[Table]) -> str:
+    """Return a study in short: the first paragraph of its text, its figure or else a small table, and a link."""
+    parts = [f"## {study.title}", study.about.split("\n\n")[0]]
+    if picture is not None:
+        parts.append(f"![{study.title}]({folder}/{picture})")
+    elif tables and len(tables[0].rows) <= SMALL_TABLE:
+        parts += _noted(tables[0])
+    return _joined([*parts, f"[More, with all tables]({folder}/{study.name}.md)."])
+
+
+def tables_page(results: Results) -> str:
+    """Return all tables of a run."""
+    return _joined(
+        [
+            "# All tables",
+            *(metric_table(results, metric).as_markdown() for metric in MAIN_METRICS),
+            METRIC_NOTE,
+            *(
+                part
+                for table in (corrected_table, rank_table, paper_ranks, time_table, training_table, failure_table)
+                for part in _noted(table(results))
+            ),
+            "## Other metrics",
+            *(metric_table(results, metric).as_markdown() for metric in TABLE_METRICS if metric not in MAIN_METRICS),
+        ]
+    )
 
 
 def _noted(table: Table) -> list[str]:
     return [table.as_markdown(), table.note] if table.rows else []
 
 
-def _where_not_first(results: Results) -> list[str]:
+def not_first_page(results: Results) -> str:
     """Return where KCal and the blend are not first, with reasons."""
-    parts = ["## Where KCal is not first"]
+    parts = ["# Where KCal and the blend are not first", "## Where KCal is not first"]
     if "kcal" in results.methods:
         lines = where_not_first(results, "kcal")
         parts += [lines or NOWHERE, *(_why(results) if lines else [])]
@@ -126,7 +193,7 @@ def _where_not_first(results: Results) -> list[str]:
     if "kcal-blend" in results.methods:
         lines = where_not_first(results, "kcal-blend")
         parts += ["## Where the blend is not first", lines or NOWHERE, *([text_of("why-blend")] if lines else [])]
-    return parts
+    return _joined(parts)
 
 
 def _why(results: Results) -> list[str]:
@@ -152,20 +219,20 @@ def chosen_steps(results: Results, method: str) -> Table:
     return Table("steps", f"How far {method} was trained", heading, tuple(rows), note)
 
 
-def _what_helped(overview: Table) -> list[str]:
+def _what_helped(overview: Table, folder: str) -> list[str]:
     study = remedies.STUDY
-    anchor = study.title.lower().replace(" ", "-")
     return [
         "## What helped, what did not",
         f"Changes of KCal's recipe, one at a time, that lower its mean test NLL by at least {remedies.CLEAR:.0%}:",
         remedies.what_helped(overview),
-        f"The tables are under [{study.title}](#{anchor}), and with them why they describe rather than prove.",
+        f"The tables, and why they describe rather than prove, are in [{study.title}]({folder}/{study.name}.md).",
     ]
 
 
-def _reliability(results: Results, links: Mapping[str | Row, str]) -> list[str]:
-    shown = [f"### {row.label}\n\n![{row.label}]({links[row]})" for row in results.rows if row in links]
-    return ["## Reliability, method by class", *shown] if shown else []
+def reliability_page(results: Results, pictures: Mapping[str | Row, str]) -> str:
+    """Return the reliability pictures; empty if there are none."""
+    shown = [f"## {row.label}\n\n![{row.label}]({pictures[row]})" for row in results.rows if row in pictures]
+    return _joined(["# Reliability, method by class", *shown]) if shown else ""
 
 
 def paper_ranks(results: Results) -> Table:

@@ -176,8 +176,8 @@ def write_shown(study: Study, shown: Shown, n_splits: int, folder: Path) -> list
 
 
 def markdown(study: Study, shown: Shown, n_splits: int, picture: str | None) -> str:
-    """Return a study as a section of a page."""
-    parts = [f"## {study.title}", f"{study.about} Number of splits: {n_splits}."]
+    """Return a study as a page."""
+    parts = [f"# {study.title}", f"{study.about} Number of splits: {n_splits}."]
     parts += [f"![{study.title}]({picture})"] if picture else []
     parts += [part for table in shown.tables for part in (table.as_markdown(), table.note)]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"

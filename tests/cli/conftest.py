@@ -46,5 +46,5 @@ def test_set(tmp_path: Path) -> Path:
 @pytest.fixture
 def model(run: Callable[..., Any], calibration: Path, tmp_path: Path) -> Path:
     """A KCal without a learned projection, fitted on the calibration set."""
-    run("fit", calibration, "--out", tmp_path / "model.kcal", "--projection", "identity", "--quiet")
+    run("fit", calibration, "--out", tmp_path / "model.kcal", "-m", "kcal", "--projection", "identity", "--quiet")
     return tmp_path / "model.kcal"

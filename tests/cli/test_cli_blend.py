@@ -127,7 +127,7 @@ def test_a_table_holds_both_and_its_columns_are_found_again_in_any_order(run, tm
 
 def test_a_table_whose_logits_are_not_named_is_told_how_to(run, tmp_path):
     write_columns(tmp_path / "calibration.csv", columns_of(blobs(90, 1)))
-    output = run("fit", "calibration.csv", *BLEND).stdout
+    output = run("fit", "calibration.csv", *BLEND, "--feature-columns", "e_*").stdout
     assert "fitted on embeddings alone; name those of a table with --logit-columns" in output
 
 
@@ -287,7 +287,7 @@ def test_other_methods_take_no_logits_beside_their_data(run, calibration, test_s
     words = ("fit", calibration, "-m", method, "-o", "model.kcal")
     assert f"method {method} takes {inputs}, from DATA" in said(run(*words, "--logits", "z.npy", code=2))
     assert "--projection none is not for method kcal" in said(
-        run("fit", calibration, "-o", "model.kcal", "--projection", "none", code=2)
+        run("fit", calibration, "-m", "kcal", "-o", "model.kcal", "--projection", "none", code=2)
     )
 
 

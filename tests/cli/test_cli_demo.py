@@ -1,40 +1,37 @@
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from animals import assert_same_model
+import torch
 from typer.testing import CliRunner
 
 import kcal
 import kcal.datasets
 from kcal.cli import app
-from kcal.cli.demonstration import program
+from kcal.cli.demonstration import program, write_parts
 
 
-def make_quick(name: str) -> kcal.calibrators.Calibrator:
-    """Return a KCal that learns no projection, which takes most of the demo's time; other methods as they are."""
-    quick = {"projection": "identity", "bandwidth": 1.0} if name == "kcal" else {}
-    return kcal.calibrators.make_calibrator(name, **quick)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["kcal.cli.demonstration"], "make_calibrator", make_quick)
+@pytest.fixture(scope="module", autouse=True)
+def _small(short_trainings: None) -> Iterator[None]:
+    """Let the demo take the first rows of the example, and train with few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["kcal.cli.demonstration"], "load_example", load_small_example)
+        yield
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What a quick demo printed, and the folder that it wrote."""
-    folder = tmp_path_factory.mktemp("demo") / "new"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["kcal.cli.demonstration"], "make_calibrator", make_quick)
-        return run_demo(folder), folder
+    folder = tmp_path_factory.mktemp("demo") / "my demo"
+    return run_demo(folder), folder
 
 
 def run_demo(folder: Path, *options: str) -> str:
@@ -51,9 +48,9 @@ def follow_up(output: str) -> list[list[str]]:
 
 
 def row(output: str, title: str) -> list[float]:
-    """The numbers in the row of the table that has the title."""
-    line = next(line for line in output.splitlines() if title in line)
-    return [float(cell) for cell in line.partition("↓" if "↓" in line else "↑")[2].split()]
+    """The numbers in the row of the table that begins with the title."""
+    line = next(line for line in output.splitlines() if line.startswith(f" {title}"))
+    return [float(cell) for cell in re.findall(r"\d+\.\d+", line)]
 
 
 def load_small_example() -> kcal.datasets.Example:
@@ -67,24 +64,31 @@ def first_rows(part: kcal.datasets.ExamplePart, n: int) -> kcal.datasets.Example
     return replace(part, **{field.name: getattr(part, field.name)[:n] for field in fields(part)})
 
 
-@pytest.mark.usefixtures("short_trainings")
-def test_kcal_repairs_the_probabilities_and_the_commands_to_type_next_agree(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["kcal.cli.demonstration"], "load_example", load_small_example)
-    folder = tmp_path / "my demo"
-    output = run_demo(folder)
-    for title in ("class-wise", "expected calibration", "Brier", "log-likelihood"):
-        before, _, after = row(output, title)
-        assert after < before
-    assert row(output, "class-wise")[2] < row(output, "class-wise")[1]
-    assert row(output, "accuracy")[2] > row(output, "accuracy")[0] - 0.5
+def test_the_blend_repairs_the_probabilities(shown):
+    before, after = row(shown[0], "no calibration"), row(shown[0], "KCalBlend ")
+    assert len(before) == len(after) == 5
+    assert after[0] > before[0] - 0.5
+    assert all(repaired < raw for raw, repaired in zip(before[1:], after[1:], strict=True))
+    others = ("temperature", "structured matrix", "Dirichlet", "KCal ")
+    assert after[-1] < min(row(shown[0], title)[-1] for title in others)  # the log-loss
+    assert row(shown[0], "KCalBlend, no")[-1] < row(shown[0], "temperature")[-1]
 
+
+def test_the_commands_to_type_next_agree_with_the_table(shown):
+    output, folder = shown
     results: list[Any] = []
     for words in follow_up(output):
         results.append(CliRunner(env={"COLUMNS": "80"}).invoke(app, words))
         assert results[-1].exit_code == 0, results[-1].output
-    assert row(results[1].stdout, "class-wise") == row(output, "class-wise")[::2]
-    assert_same_model(folder / "mine.kcal", folder / "model.kcal")
+    assert "Method kcal-blend, because there are embeddings and logits" in " ".join(results[0].stdout.split())
+    *_, log_loss = row(output, "KCalBlend ")
+    assert f"{log_loss:.4f}" in results[1].stdout
+    mine, theirs = (kcal.load(folder / name).state() for name in ("mine.kcal", "model.kcal"))
+    assert mine.values == theirs.values
+    assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())
     assert (folder / "probabilities.csv").read_text().count("\n") == 1501
+    for name in ("mine.kcal", "probabilities.csv"):
+        (folder / name).unlink()
 
 
 def test_no_line_of_prose_or_table_is_wider_than_the_terminal(shown):
@@ -107,17 +111,17 @@ def test_the_folder_holds_a_picture_a_model_and_data(shown):
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["calibration.npz", "model.kcal", "reliability.png", "test.npz"]
     assert (folder / "reliability.png").read_bytes().startswith(b"\x89PNG")
-    assert isinstance(kcal.load(folder / "model.kcal"), kcal.KCal)
+    assert isinstance(kcal.load(folder / "model.kcal"), kcal.KCalBlend)
 
 
-def test_the_data_are_the_example_without_loss(shown):
+def test_the_data_are_the_example_without_loss(tmp_path):
     example = kcal.load_example()
-    with np.load(shown[1] / "calibration.npz", allow_pickle=False) as stored:
+    write_parts(example, tmp_path)
+    with np.load(tmp_path / "calibration.npz", allow_pickle=False) as stored:
         np.testing.assert_array_equal(stored["embeddings"].astype(np.float32), example.calibration.embeddings)
         np.testing.assert_array_equal(stored["train_embeddings"].astype(np.float32), example.train.embeddings)
 
 
-@pytest.mark.usefixtures("quick")
 def test_without_matplotlib_the_demo_says_so_and_goes_on(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.startswith(("matplotlib", "kcal.plots"))]:
         monkeypatch.delitem(sys.modules, name)
@@ -126,7 +130,6 @@ def test_without_matplotlib_the_demo_says_so_and_goes_on(tmp_path, monkeypatch):
     assert not (tmp_path / "demo" / "reliability.png").exists()
 
 
-@pytest.mark.usefixtures("quick")
 def test_quiet_writes_the_files_and_prints_nothing(tmp_path):
     assert run_demo(tmp_path / "deep" / "demo", "--quiet") == ""
     assert (tmp_path / "deep" / "demo" / "model.kcal").exists()

@@ -94,7 +94,7 @@ def test_numbered_labels_and_numbered_classes_need_no_names(run, tmp_path):
         arrays = blobs(n, seed, names=False)
         del arrays["classes"]
         np.savez(f"{name}.npz", **arrays)
-    run("fit", "calibration.npz", "-o", "m.kcal", "--projection", "identity")
+    run("fit", "calibration.npz", "-o", "m.kcal", "-m", "kcal", "--projection", "identity")
     assert set(figures(run, "m.kcal", "test.npz")) == {"uncal", "kcal"}
 
 
@@ -103,7 +103,7 @@ def test_a_model_of_numbered_classes_takes_numbered_labels_beside_names(run):
     del arrays["classes"]
     np.savez("calibration.npz", **arrays)
     np.savez("test.npz", **blobs(60, 2, names=False))
-    run("fit", "calibration.npz", "-o", "m.kcal", "--projection", "identity")
+    run("fit", "calibration.npz", "-o", "m.kcal", "-m", "kcal", "--projection", "identity")
     assert set(figures(run, "m.kcal", "test.npz")) == {"uncal", "kcal"}
 
 

@@ -9,7 +9,7 @@ from animals import ANIMALS, assert_same_model, blobs, columns_of, write_columns
 
 import kcal
 
-QUICK = ("--projection", "identity")
+QUICK = ("-m", "kcal", "--projection", "identity")
 
 
 def test_fit_writes_a_calibrator_that_equals_the_one_of_the_library(run, calibration, test_set):

@@ -13,7 +13,7 @@ from animals import blobs, columns_of, write_columns
 from kcal.cli.messages import OPTIONS, WARNING_REMEDIES, option_name, readable_messages
 from kcal.errors import InvalidInputError, KcalWarning, LeakageWarning, printable, warn
 
-QUICK = ("--projection", "identity")
+QUICK = ("-m", "kcal", "--projection", "identity")
 PYTHON = re.compile(r"leave_one_out_proba_|train_embeddings|train_labels|bandwidth_curve_|[a-z]=")
 
 
@@ -122,7 +122,7 @@ def test_remedies_are_options(run, calibration, words, code, message):
 def test_too_little_to_hold_out_names_the_options(run, groups):
     arrays = {key: values for key, values in blobs(3, 1).items() if key != "classes"}
     np.savez("few.npz", **arrays, **({} if groups is None else {"groups": groups}))
-    message = run("fit", "few.npz", "-o", "model.kcal", code=1).stderr
+    message = run("fit", "few.npz", "-m", "kcal", "-o", "model.kcal", code=1).stderr
     wanted = "Pass --train FILE or --projection identity." if groups is None else "Pass a training set, or a projection"
     assert wanted in message
     assert not PYTHON.search(message)

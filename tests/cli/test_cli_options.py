@@ -11,7 +11,7 @@ import kcal
 from kcal.cli import app
 from kcal.cli.parameters import parse_classes, parse_prior
 
-QUICK = ("--projection", "identity")
+QUICK = ("-m", "kcal", "--projection", "identity")
 
 
 @pytest.mark.parametrize(

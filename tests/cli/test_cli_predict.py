@@ -60,14 +60,25 @@ def test_a_model_finds_its_columns_in_a_table_by_name(run, tmp_path, expected):
     write_columns(tmp_path / "calibration.parquet", calibration)
     del new["label"]
     write_columns(tmp_path / "new.parquet", {"extra": np.zeros(60), **dict(reversed(new.items()))})
-    run("fit", "calibration.parquet", "-o", "m.kcal", "--projection", "identity", "--feature-columns", "e_*")
+    run(
+        "fit",
+        "calibration.parquet",
+        "-o",
+        "m.kcal",
+        "-m",
+        "kcal",
+        "--projection",
+        "identity",
+        "--feature-columns",
+        "e_*",
+    )
     run("predict", "m.kcal", "new.parquet", "-o", "p.npy")
     np.testing.assert_allclose(np.load("p.npy"), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["kcal", "kcal-logits"])
 def test_columns_chosen_by_a_pattern_are_put_in_the_order_of_the_model(run, tmp_path, method):
-    calibration, new = (columns_of(blobs(n, seed, names=False)) for n, seed in ((90, 1), (60, 2)))
+    calibration, new = (columns_of(blobs(n, seed)) for n, seed in ((90, 1), (60, 2)))
     write_columns(tmp_path / "calibration.csv", calibration)
     write_columns(tmp_path / "new.csv", new)
     write_columns(tmp_path / "turned.csv", dict(reversed(new.items())))
@@ -81,7 +92,7 @@ def test_columns_chosen_by_a_pattern_are_put_in_the_order_of_the_model(run, tmp_
 def test_a_table_without_the_columns_of_the_model_is_refused(run, tmp_path):
     columns = columns_of(blobs(90, 1))
     write_columns(tmp_path / "calibration.csv", columns)
-    run("fit", "calibration.csv", "-o", "m.kcal", "--projection", "identity", "--feature-columns", "e_*")
+    run("fit", "calibration.csv", "-o", "m.kcal", "-m", "kcal", "--projection", "identity", "--feature-columns", "e_*")
     del columns["e_3"]
     message = run("predict", "m.kcal", write_columns(tmp_path / "new.csv", columns), "-o", "p.npy", code=1).stderr
     assert "lacks 1 of the 5 columns" in message
@@ -145,7 +156,7 @@ def test_labels_that_are_missing_do_not_matter(run, model, tmp_path):
 def test_names_of_classes_may_hold_commas_quotes_and_line_breaks(run):
     odd = np.array(['a,b"c', "line\nbreak", "[bold]"])
     np.savez("data.npz", **blobs(90, 1) | {"labels": odd[np.arange(90) % 3], "classes": odd})
-    run("fit", "data.npz", "-o", "m.kcal", "--projection", "identity")
+    run("fit", "data.npz", "-o", "m.kcal", "-m", "kcal", "--projection", "identity")
     for suffix in TABLES:
         run("predict", "m.kcal", "data.npz", "-o", f"p{suffix}")
         assert list(read_columns(Path(f"p{suffix}")))[2:] == [f"p_{name}" for name in odd]

@@ -15,7 +15,7 @@ from animals import blobs, columns_of, write_columns
 from kcal.cli.data import Request, Source, load
 from kcal.errors import KcalError
 
-QUICK = ("-o", "m.kcal", "--projection", "identity")
+QUICK = ("-o", "m.kcal", "-m", "kcal", "--projection", "identity")
 
 
 def message(run, *words: object) -> str:
@@ -176,7 +176,7 @@ def test_columns_that_were_named_must_be_there(run, tmp_path):
 
 def test_a_feature_that_is_text_is_named_with_the_remedy(run, tmp_path):
     path = write_columns(tmp_path / "data.csv", columns_of(blobs(90, 1)) | {"site": ["north"] * 90})
-    text = message(run, path)
+    text = message(run, path, "--feature-columns", "*")
     assert "column 'site' must be numbers to be a feature; it contains text, such as 'north'" in text
     assert "--feature-columns" in text
 

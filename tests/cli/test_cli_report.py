@@ -127,7 +127,7 @@ def test_the_report_holds_names_files_and_figures(run, calibration):
     for name, seed, n in (("calibration", 1, 90), ("test", 2, 60)):
         arrays = blobs(n, seed) | {"labels": names[np.arange(n) % 3], "classes": names}
         np.savez(f"{name}.npz", **arrays, groups=np.arange(n) // 5)
-    run("fit", "calibration.npz", "-o", "m.kcal", "--projection", "identity")
+    run("fit", "calibration.npz", "-o", "m.kcal", "-m", "kcal", "--projection", "identity")
     result = run("evaluate", "m.kcal", "test.npz", "--report", "out/report", "--resamples", "20", "--seed", "7")
     page = Path("out/report/report.html").read_text(encoding="utf-8")
     assert "The report is out/report/report.html" in result.stdout

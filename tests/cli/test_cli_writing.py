@@ -14,7 +14,7 @@ from kcal.cli.files import TableFile
 from kcal.cli.output import write_table
 from kcal.persistence import atomic
 
-QUICK = ("--projection", "identity")
+QUICK = ("-m", "kcal", "--projection", "identity")
 WRITERS = ("fit", "predict", "evaluate", "demo")
 
 

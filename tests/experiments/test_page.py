@@ -1,4 +1,4 @@
-"""The page shows a run's tables, the paper's ranks, where KCal is not first and why, and the studies of its folder."""
+"""The page shows ranks, main metrics and one figure per study; the pages behind it have all tables and reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from experiments import __main__ as command
 from experiments import convexity, remedies
-from experiments.page import PAPER_RANKS, results_page, where_not_first, write_page
+from experiments.page import PAPER_RANKS, first_places, results_pages, where_not_first, write_page
 from experiments.runner import run_study
 from experiments.showing import LOG_LOSS
 from experiments.study import Study
@@ -41,21 +41,28 @@ BASE = [*three("uncal", 0.9, 0.1), *three("ts", 0.9, 0.05), *three("imax", 0.7, 
 """ts is as accurate as uncal and better calibrated; imax is best of all, but far less accurate."""
 
 
-def page(results: Results, folder: Path) -> str:
-    return results_page(results, 3, 0, folder, {})
+def pages(results: Results, folder: Path) -> dict[str, str]:
+    return results_pages(results, 3, 0, folder, {})
 
 
 def test_the_page_shows_where_kcal_is_not_first_and_the_ranks_of_the_paper(tmp_path: Path) -> None:
     results = Results.of([*BASE, *three("kcal", 0.9, 0.2)], ("uncal", "ts", "imax", "kcal"))
-    text = page(results, tmp_path)
+    written = pages(results, tmp_path)
+    assert list(written) == ["", "tables.md", "not-first.md"]
+    text, tables, reasons = written.values()
     assert text.startswith("# Results\n\n3 splits of each pool into calibration and test, seed 0")
-    assert "- ta_sk, ECE: 20.00, ts 5.00" in text
-    assert "- ta_sk, accuracy" not in text
-    assert "## Where the blend is not first" not in text  # it was not run
-    assert "| ECE | 8.42 | 6.68 | 7.73 | 3.84 |" in text
-    assert text.count("### ECE, % ↓") == 1
+    assert "| ta_sk | ECE | 10.00±0.20 | **5.00±0.20** | 20.00±0.20 |" in text
+    assert "imax" not in text.split("### Main metrics")[1]
+    assert first_places(results, "kcal") == "kcal is first in 4 of 5 rows and metrics, and tied with the first in 0."
+    assert first_places(results, "kcal") in text
+    assert "kcal-blend" not in text  # it was not run
+    assert "- ta_sk, ECE: 20.00, ts 5.00" in reasons
+    assert "- ta_sk, accuracy" not in reasons
+    assert "## Where the blend is not first" not in reasons
+    assert "| ECE | 8.42 | 6.68 | 7.73 | 3.84 |" in tables
+    assert tables.count("### ECE, % ↓") == 1
     for absent in ("**New groups.**", "### How far kcal was trained", "## What helped", "helped to choose it"):
-        assert absent not in text
+        assert not any(absent in page for page in written.values())
     assert where_not_first(results, "ts").count("\n") == 0
     inaccurate = Results.of([*BASE, *three("kcal", 0.5, 0.01, 0.1)], ("uncal", "ts", "imax", "kcal"))
     lines = where_not_first(inaccurate, "kcal")
@@ -68,10 +75,12 @@ def test_a_tie_is_not_a_first_place_and_reasons_are_given_only_where_needed(tmp_
     results = Results.of([*BASE, *three("kcal", 0.9, 0.051), *three("kcal-blend", 0.9, 0.05)], methods)
     assert "kcal" in results.comparison(Row("ta_sk", False), ECE).pooled.best
     assert where_not_first(results, "kcal").startswith("- ta_sk, ECE: 5.10, ts 5.00, tied\n\ntied: not significantly")
-    text = page(results, tmp_path)
+    written = pages(results, tmp_path)
+    assert "kcal is first in 4 of 5 rows and metrics, and tied with the first in 1." in written[""]
+    text = written["not-first.md"]
     assert "### Why" in text
     assert "## Where the blend is not first\n\nNowhere." in text
-    text = page(Results.of([*BASE, *three("kcal", 0.9, 0.05)], methods[:4]), tmp_path)
+    text = pages(Results.of([*BASE, *three("kcal", 0.9, 0.05)], methods[:4]), tmp_path)["not-first.md"]
     assert "## Where KCal is not first\n\nNowhere." in text
     assert "### Why" not in text
 
@@ -80,7 +89,7 @@ def test_a_tie_is_not_a_first_place_and_reasons_are_given_only_where_needed(tmp_
 def test_the_page_names_tasks_that_helped_to_choose_defaults(methods: tuple[str, ...], tmp_path: Path) -> None:
     every = [*BASE, *(each for name in methods for each in three(name, 0.9, 0.05))]
     known = [replace(each, key=replace(each.key, task="sleepedf-mlp")) for each in every]
-    text = " ".join(page(Results.of(known, ("uncal", "ts", "imax", *methods)), tmp_path).split())
+    text = " ".join(pages(Results.of(known, ("uncal", "ts", "imax", *methods)), tmp_path)[""].split())
     assert "helped to choose it" in text
     assert ("The parts of the blend (kcal-blend)" in text) == ("kcal-blend" in methods)
 
@@ -92,11 +101,12 @@ def test_the_page_explains_with_groups_steps_and_failures(tmp_path: Path) -> Non
     by_row = [*BASE, *kcal, failed]
     by_group = [replace(each, key=replace(each.key, by_group=True), sizes=(1200, 90)) for each in by_row]
     results = Results.of([*by_row, *by_group], ("uncal", "ts", "imax", "kcal", "gp"))
-    text = page(results, tmp_path)
+    written = pages(results, tmp_path)
+    text = written["not-first.md"]
     assert "**New groups.**" in text
     assert "| ta_sk | – | 0 (1 ×), 400 (2 ×) |" in text
     assert "| ta_sk (by group) | 1,200 | 0 (1 ×), 400 (2 ×) |" in text
-    assert "| ta_sk | gp | 1 | ValueError: a\\|b c |" in text
+    assert "| ta_sk | gp | 1 | ValueError: a\\|b c |" in written["tables.md"]
     assert "- ta_sk, ECE: failed" in where_not_first(results, "gp")
 
 
@@ -128,19 +138,40 @@ def folder(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_shows_the_studies_and_pictures_of_its_folder(folder: Path, tmp_path: Path) -> None:
     files = write_page(tmp_path / "page.md", folder)
+    assert files[0] == tmp_path / "page.md"
+    behind = [
+        "convexity.md",
+        "convexity.png",
+        "not-first.md",
+        "reliability-small-by-group.png",
+        "reliability-small.png",
+    ]
+    behind += ["reliability.md", "remedies.md", "tables.md"]
+    assert sorted(path.name for path in (tmp_path / "page").iterdir()) == behind
+    assert sorted(files[1:]) == [tmp_path / "page" / name for name in behind]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in files if path.suffix == ".png")
+    for page in (path for path in files if path.suffix == ".md"):
+        for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            assert (page.parent / link).is_file(), link
     text = (tmp_path / "page.md").read_text()
-    links = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
-    names = ["convexity.png", "reliability-small.png", "reliability-small-by-group.png"]
-    assert links == [f"page-pictures/{name}" for name in names]
-    assert sorted(files) == sorted([tmp_path / "page.md", *(tmp_path / link for link in links)])
-    assert all((tmp_path / link).read_bytes().startswith(b"\x89PNG") for link in links)
+    assert re.findall(r"!\[[^]]*\]\(([^)]+)\)", text) == ["page/convexity.png"]
     assert "- everywhere: 800 steps" in text
-    assert f"[{remedies.STUDY.title}](#what-was-tried-where-kcal-is-not-first)" in text
+    assert f"[{remedies.STUDY.title}](page/remedies.md)" in text
     assert "Measured with python " in text
-    order = ["### accuracy", "### Best by the corrected test", "## What helped", f"## {remedies.STUDY.title}"]
-    order += [f"## {convexity.STUDY.title}", "## Reliability", "## Other metrics"]
-    places = [text.index(heading) for heading in order]
+    order = ["### Average rank", "### Main metrics", "## Where KCal", "## What helped", f"## {remedies.STUDY.title}"]
+    places = [text.index(heading) for heading in (*order, f"## {convexity.STUDY.title}")]
     assert places == sorted(places)
+
+
+def test_a_study_has_one_paragraph_on_the_page_and_all_of_its_tables_behind_it(folder: Path, tmp_path: Path) -> None:
+    write_page(tmp_path / "page.md", folder)
+    first, *others = remedies.STUDY.about.split("\n\n")
+    page, behind = (tmp_path / name for name in ("page.md", "page/remedies.md"))
+    assert others
+    assert first in page.read_text()
+    assert not any(part in page.read_text() for part in others)
+    assert all(part in behind.read_text() for part in (first, *others))
+    assert behind.read_text().count("\n### ") > page.read_text().partition(remedies.STUDY.title)[2].count("\n### ")
 
 
 def test_commands_run_studies_and_write_the_page(

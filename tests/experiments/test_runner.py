@@ -122,7 +122,7 @@ def test_measurements_are_read_back_and_shown_without_the_tasks(study: Study, ta
     assert again is not None
     assert study.show(again) == study.show(measured)
     text = (tmp_path / "variants.md").read_text()
-    assert text.startswith("## A study\n\nKCal compared with KCal-Linear")  # the text of that name
+    assert text.startswith("# A study\n\nKCal compared with KCal-Linear")  # the text of that name
     assert "Number of splits: 2.\n\n![A study](variants.png)\n\n### A title" in text
     assert text.endswith("A note.\n")
     assert (tmp_path / "variants.png").read_bytes().startswith(b"\x89PNG")

@@ -10,16 +10,17 @@ import io
 import re
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from kcal.cli.bench import bench, task
 from kcal.cli.demo import demo
 from kcal.cli.evaluate import evaluate
 from kcal.cli.fit import fit
-from kcal.cli.messages import EXIT_CODES, readable_messages
+from kcal.cli.messages import EXIT_CODES, readable_messages, stop_says_what_is_kept
 from kcal.cli.predict import predict
 
 
@@ -34,6 +35,16 @@ class CommandGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         with readable_messages():
+            return super().invoke(ctx)
+
+
+class Command(TyperCommand):
+    """A command that says on Ctrl-C which of its files are written."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        outputs = [ctx.params.get(name) for name in ("out", "json_file", "report", "path")]
+        with stop_says_what_is_kept([Path(path) for path in outputs if path not in (None, "-")]):
             return super().invoke(ctx)
 
 
@@ -73,7 +84,7 @@ def _help(command: Any) -> dict[str, Any]:
 
 app.callback(**_help(kcal))(kcal)
 for _command in (demo, fit, predict, evaluate, bench, task):
-    app.command(**_help(_command))(_command)
+    app.command(cls=Command, **_help(_command))(_command)
 
 
 def main() -> None:

@@ -49,11 +49,10 @@ def bench(
     try:
         with show_progress(quiet) as progress:
             measured = b.run([b.example_task()] if tasks is None else b.read_tasks(tasks), plan, out, progress=progress)
-    except KeyboardInterrupt:
-        screen.print(f"Stopped. Results so far are kept in {out}; the same command resumes.", markup=False)
-        raise
-    results = b.Results.of(measured, plan.methods)
-    files = write_results(results, plan, out)
+        results = b.Results.of(measured, plan.methods)
+        files = write_results(results, plan, out)
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"results so far are kept in {out}; the same command resumes.") from stop
     if not quiet:
         show_tables(screen, all_tables(results), group_note(results))
         listed = "results.json, tables.md, tables.tex, csv/, reliability/"
@@ -71,6 +70,7 @@ def task(
     group_column: o.GroupColumn = None,
     feature_columns: o.FeatureColumns = None,
     logit_columns: o.LogitColumns = None,
+    labels_are_positions: o.LabelsArePositions = False,
 ) -> None:
     """Make a task for kcal bench from a network's embeddings, logits and labels, or check an existing one.
 

@@ -26,7 +26,8 @@ class Source:
     """Where to load samples from.
 
     ``columns`` and ``files`` are what the user named, by key ("labels", "groups", …); ``columns`` may also contain the
-    patterns "features" and "logits". ``prefixes`` may precede the keys of an npz file.
+    patterns "features" and "logits". ``prefixes`` may precede the keys of an npz file. ``labels_are_positions`` says
+    that integer labels are positions among classes that have names.
     """
 
     path: Path
@@ -34,6 +35,7 @@ class Source:
     files: Mapping[str, Path] = field(default_factory=dict)
     prefixes: Sequence[str] = ("",)
     classes: Sequence[str] | None = None
+    labels_are_positions: bool = False
 
     @classmethod
     def from_options(cls, path: Path, options: Mapping[str, Any], *, prefixes: Sequence[str]) -> Source:
@@ -47,6 +49,7 @@ class Source:
             files={key: file for key, file in files.items() if file is not None},
             prefixes=prefixes,
             classes=parse_classes(options.get("classes")),
+            labels_are_positions=options.get("labels_are_positions", False),
         )
 
     @property
@@ -74,13 +77,19 @@ class Request:
 
 @dataclass(frozen=True)
 class Dataset(ClassifierOutputs):
-    """A classifier's outputs, with the classes that the file or the user lists and the names of a table's columns."""
+    """A classifier's outputs, with the classes that the file or the user lists and the names of a table's columns.
+
+    ``labels_are_positions`` is whether integer labels are positions among named classes: if the user says so or lists
+    the classes, or if one npz file has both. Labels and names from different places may be in different orders.
+    """
 
     name: str = ""
     classes: NDArray[Any] | None = None
     column_classes: tuple[str, ...] = ()  # classes that a table's columns of logits or probabilities are named after
     feature_columns: tuple[str, ...] = ()
     logit_columns: tuple[str, ...] = ()
+    value_columns: tuple[tuple[str, str], ...] = ()  # the columns of a table that are labels, groups, weights and ids
+    labels_are_positions: bool = False
 
     def __len__(self) -> int:
         return len(self.logits if self.embeddings is None else self.embeddings)
@@ -119,13 +128,16 @@ def _read_arrays(file: ArrayFile, source: Source, request: Request) -> dict[str,
 
 def _read_table(table: TableFile, source: Source, request: Request) -> dict[str, Any]:
     parts: dict[str, Any] = {}
+    columns: dict[str, str] = {}
     for key in request.keys:
         if key not in source.files:
             required = key in source.columns or (request.labelled and key == "labels")
             column = source.columns.get(key, COLUMNS[key])
             parts[key] = table.get(column, option_name(f"{COLUMNS[key]}_column")) if required else table.find(column)
+            columns |= {} if parts[key] is None else {key: column}
     names = _choose_features(table, source, request)
     parts |= {"matrix": table.matrix(names, "--feature-columns"), "feature_columns": names}
+    parts["value_columns"] = tuple(columns.items())
     if request.matrix != "embeddings":
         pattern = source.columns.get("logits") or source.columns.get("features") or "*"
         parts["column_classes"] = class_names(names, pattern)
@@ -135,14 +147,59 @@ def _read_table(table: TableFile, source: Source, request: Request) -> dict[str,
 
 
 def _choose_features(table: TableFile, source: Source, request: Request) -> tuple[str, ...]:
-    """Return the columns of the matrix: those that the user names, those of the model, or all that remain."""
-    logits = () if "logits" in source.files else table.matching(source.columns.get("logits"), "--logit-columns")
+    """Return the columns of the matrix: those that the user names, those of the model, or all that remain.
+
+    Raise if the columns that remain seem to be of more than one kind.
+    """
+    logits = logit_columns(table, source)
     named = logits if request.matrix == "logits" else ()
-    named = named or table.matching(source.columns.get("features"), "--feature-columns")
+    named = named or _matching(table, source, "features")
     if named and sorted(named) != sorted(request.feature_names):
         return named
-    remaining = tuple(name for name in table.columns if name not in {*logits, *source.reserved})
+    remaining = remaining_columns(table, source)
+    if not request.feature_names and request.matrix != "probabilities":
+        _check_one_kind(table, remaining, request.matrix)
     return tuple(request.feature_names) or remaining
+
+
+def logit_columns(table: TableFile, source: Source) -> tuple[str, ...]:
+    """Return the columns of a table that the user names as logits; none if the logits are in a file of their own."""
+    return () if "logits" in source.files else _matching(table, source, "logits")
+
+
+def remaining_columns(table: TableFile, source: Source) -> tuple[str, ...]:
+    """Return the columns of a table that are not known to be something else than features."""
+    return tuple(name for name in table.columns if name not in {*logit_columns(table, source), *source.reserved})
+
+
+def _matching(table: TableFile, source: Source, key: str) -> tuple[str, ...]:
+    """Return the columns of the pattern of the features or of the logits, without labels, groups, weights and ids."""
+    names = table.matching(source.columns.get(key), option_name(f"{key[:-1]}_columns"))
+    return tuple(name for name in names if name not in source.reserved)
+
+
+def _check_one_kind(table: TableFile, names: Sequence[str], matrix: str) -> None:
+    """Raise if columns form several families, such as e0, e1, … and logit_0, logit_1, …, or are called logits."""
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(_family(name), []).append(name)
+    large = {family: members for family, members in families.items() if len(members) > 1}
+    if len(large) < 2 and not (matrix == "embeddings" and any(family.lower().startswith("logit") for family in large)):
+        return
+    patterns = {f"{family or '[0-9]'}*": len(members) for family, members in large.items()}
+    listed = ", ".join(f"{pattern} ({count:,})" for pattern, count in patterns.items())
+    problem = f"has columns {listed}, and which of them are {matrix} is not said"
+    remedy = f"Name embeddings with --feature-columns {next(iter(patterns))!r} and logits with "
+    remedy += f"--logit-columns {list(patterns)[-1]!r}; --{'logit' if matrix == 'logits' else 'feature'}-columns '*' "
+    raise InvalidInputError(str(table.path), problem, remedy=f"{remedy}takes all as {matrix}.")
+
+
+def _family(name: str) -> str:
+    """Return what a column's name has in common with those beside it: e for e12, z_ for z_cat; else the name."""
+    without_number = name.rstrip("0123456789")
+    if without_number != name:
+        return without_number
+    return f"{name.partition('_')[0]}_" if "_" in name else name
 
 
 def _read_logits(
@@ -150,7 +207,7 @@ def _read_logits(
 ) -> dict[str, Any]:
     """Return the logits in columns that the user names, in those of the model, or in all of a separate file."""
     pattern, names = source.columns.get("logits"), tuple(logit_names)
-    named = table.matching(pattern, "--logit-columns")
+    named = _matching(table, source, "logits")
     if named:
         names = names if sorted(named) == sorted(names) else named
     elif is_separate and (not names or not set(names) <= set(table.columns)):
@@ -162,7 +219,13 @@ def _read_logits(
 
 
 def class_names(columns: Sequence[str], pattern: str) -> tuple[str, ...]:
-    """Return what the star of a pattern matches in each column: cat and dog for z_cat and z_dog with ``z_*``."""
+    """Return what the star of a pattern matches in each column: cat and dog for z_cat and z_dog with ``z_*``.
+
+    For all columns, ``*``, their numbers if the names differ only by these.
+    """
+    stems = {name.rstrip("0123456789") for name in columns}
+    if pattern == "*" and len(stems) == 1 and not stems & set(columns):
+        pattern = f"{stems.pop()}*"
     if pattern.count("*") != 1 or set("?[") & set(pattern):
         return tuple(columns)
     start, end = pattern.split("*")
@@ -194,7 +257,9 @@ def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
                 check_weights(arrays[key], len(matrix), key)
             else:
                 arrays[key] = _check_names(values, len(matrix), key)
-    return Dataset(**arrays, name=str(source.path), classes=classes, **parts)
+    in_one_file = listed is not None and "labels" not in source.files
+    positions = source.labels_are_positions or source.classes is not None or in_one_file
+    return Dataset(**arrays, name=str(source.path), classes=classes, labels_are_positions=positions, **parts)
 
 
 def _check_names(values: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]:

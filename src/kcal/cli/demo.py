@@ -10,8 +10,8 @@ from kcal.cli import options as o
 def demo(out: o.DemoOut = Path("kcal-demo"), quiet: o.Quiet = False) -> None:
     """Calibrate a real, overconfident network, and show what changed.
 
-    A small network that was trained on pictures of clothes comes with kcal. The demo fits KCal and temperature scaling
-    on its outputs, prints the metrics before and after, and writes a picture, a model and data to continue with. It
+    A small network that was trained on pictures of clothes comes with kcal. The demo fits KCalBlend, KCal and the best
+    methods on logits on its outputs, prints their metrics, and writes a picture, a model and data to continue with. It
     takes less than a minute.
 
     [bold]Example[/]

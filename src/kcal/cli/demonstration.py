@@ -17,13 +17,19 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, make_calibrator, predict_on
 from kcal.cli.output import check_writable, console, shown, write_arrays
-from kcal.cli.tables import MAIN_METRICS, method_title, metrics_table
+from kcal.cli.tables import method_title, methods_table
 from kcal.datasets import Example, ExamplePart, load_example
 from kcal.datasets.network import SmallCNN
 from kcal.errors import InvalidInputError, MissingExtraError
+from kcal.metrics import Evaluation, reliability
 from kcal.metrics import evaluate as measure
-from kcal.metrics import reliability
 from kcal.persistence import atomic_path, save
+from kcal.projection import train_projection
+
+BLEND = "KCalBlend"
+BLEND_WITHOUT_TRAINING = "KCalBlend, no training data"
+DRAWN = ("uncal", "ts", BLEND)
+"""The rows of the picture."""
 
 
 def run_demo(out: Path, *, quiet: bool) -> None:
@@ -36,14 +42,13 @@ def run_demo(out: Path, *, quiet: bool) -> None:
     example = load_example()
     torch.set_num_threads(1)  # with arrays this small, threads wait for each other, most of all on a busy machine
     calibrators = fit_calibrators(example, quiet=quiet)
-    test = outputs_of(example.test, example)
-    probs = {name: predict_on(calibrator, test) for name, calibrator in calibrators.items()}
+    probs = predict_test(calibrators, example)
     picture = draw(example, probs, out / "reliability.png")
-    save(calibrators["kcal"], out / "model.kcal")
+    save(calibrators[BLEND], out / "model.kcal")
     write_parts(example, out)
     if not quiet:
         show(example, probs, picture)
-        show_times(example, calibrators["kcal"], perf_counter() - start)
+        show_times(example, calibrators[BLEND], perf_counter() - start)
         show_next_commands(out)
 
 
@@ -53,17 +58,34 @@ def outputs_of(part: ExamplePart, example: Example) -> ClassifierOutputs:
 
 
 def fit_calibrators(example: Example, *, quiet: bool) -> dict[str, Calibrator]:
-    """Return every method of the demo, fitted on the calibration part."""
-    calibrators = {name: make_calibrator(name) for name in ("uncal", "ts", "kcal")}
-    calibrators["kcal"].set_params(progress=False if quiet else None)
-    calibration, train = outputs_of(example.calibration, example), outputs_of(example.train, example)
+    """Return every method of the demo, fitted on the calibration part; one projection serves KCal and the blend."""
+    train = example.train
+    projection = train_projection(train.embeddings, train.labels, progress=False if quiet else None)
+    calibrators = {name: make_calibrator(name) for name in ("uncal", "ts", "sms", "dircal")}
+    calibrators["kcal"] = make_calibrator("kcal", projection=projection)
+    calibrators[BLEND_WITHOUT_TRAINING] = make_calibrator("kcal-blend", projection=None)
+    calibrators[BLEND] = make_calibrator("kcal-blend", projection=projection)
     for calibrator in calibrators.values():
-        fit_on(calibrator, calibration, train, classes=np.array(example.classes))
+        fit_on(calibrator, outputs_of(example.calibration, example), classes=np.array(example.classes))
     return calibrators
 
 
+def predict_test(calibrators: dict[str, Calibrator], example: Example) -> dict[str, NDArray[Any]]:
+    """Return the probabilities of every method for the test part."""
+    test = outputs_of(example.test, example)
+    return {name: predict_on(calibrator, test) for name, calibrator in calibrators.items()}
+
+
+def evaluate_test(probs: dict[str, NDArray[Any]], example: Example) -> dict[str, Evaluation]:
+    """Return the metrics of every method on the test part."""
+    return {name: measure(values, example.test.labels) for name, values in probs.items()}
+
+
 def draw(example: Example, probs: dict[str, NDArray[Any]], path: Path) -> Path | None:
-    """Write the reliability diagrams of every class under every method; without matplotlib there is no picture."""
+    """Write reliability diagrams of every class before, after the usual method and after the blend.
+
+    Without matplotlib there is no picture.
+    """
     try:
         from kcal.plots import reliability_grid
     except MissingExtraError:
@@ -71,9 +93,9 @@ def draw(example: Example, probs: dict[str, NDArray[Any]], path: Path) -> Path |
     labels, columns = example.test.labels, range(len(example.classes))
     rows = {
         method_title(name): [
-            reliability(values, labels, of=k, bins=10, adaptive=False, threshold="max") for k in columns
+            reliability(probs[name], labels, of=k, bins=10, adaptive=False, threshold="max") for k in columns
         ]
-        for name, values in probs.items()
+        for name in DRAWN
     }
     title = f"Every class on {len(example.test):,} test images: bars that end on the diagonal are calibrated"
     axes = reliability_grid(rows, example.classes, title=title)
@@ -100,14 +122,21 @@ def show(example: Example, probs: dict[str, NDArray[Any]], picture: Path | None)
         f"\nA small network for pictures of clothes (Fashion-MNIST), trained on {len(example.train):,} of them; "
         f"calibrated on {len(example.calibration):,} others, tested on {len(example.test):,} more.\n"
     )
-    evaluations = {name: measure(values, example.test.labels) for name, values in probs.items()}
-    screen.print(metrics_table(evaluations, MAIN_METRICS))
-    screen.print("↑ higher is better, ↓ lower is better, bold is best.\n")
+    evaluations = evaluate_test(probs, example)
+    screen.print(methods_table(evaluations))
+    screen.print(
+        "↑ higher is better, ↓ lower is better, bold is best. ECE: expected calibration error; CECE: of each class; "
+        "Brier: loss of the predicted class; NLL: log-loss.\n"
+    )
     before, after = (
         f"a mean confidence of {probs[name].max(axis=1).mean():.1%} and an accuracy of {evaluations[name].accuracy:.1%}"
-        for name in ("uncal", "kcal")
+        for name in ("uncal", BLEND)
     )
-    screen.print(f"The network alone has {before}; with KCal, {after}.")
+    screen.print(f"The network alone has {before}; with KCalBlend, {after}.")
+    screen.print(
+        "The methods in rows 2 to 4 use the network's logits, KCal its embeddings; KCalBlend uses both. The data that "
+        "the network was trained on help KCalBlend little here; KCal needs them."
+    )
     if picture is None:
         screen.print("There is no picture, because matplotlib is not installed. To install it:")
         screen.print("  pip install 'kcal\\[plots]'", style="green")
@@ -120,15 +149,15 @@ def show_times(example: Example, calibrator: Calibrator, seconds: float) -> None
     network = SmallCNN(len(example.classes)).eval()
     network.load_state_dict(example.network_weights())
     images = torch.from_numpy(example.images)[:, None].float() / 255
-    embeddings = example.test.embeddings[: len(images)]
+    embeddings, logits = (array[: len(images)] for array in (example.test.embeddings, example.test.logits))
     with torch.inference_mode():
-        network_time, kernel_time = (
+        network_time, blend_time = (
             f"{1e6 / len(images) * median(repeat(call, number=1, repeat=15)):.0f} µs"
-            for call in (lambda: network(images), lambda: calibrator.predict_proba(embeddings))
+            for call in (lambda: network(images), lambda: calibrator.predict_proba(embeddings, logits=logits))
         )
     console().print(
         f"\nTime per prediction on one core, in batches of {len(images)}: {network_time} for the network, "
-        f"{kernel_time} more for KCal. The demo took {seconds:.0f} s."
+        f"{blend_time} more for KCalBlend. The demo took {seconds:.0f} s."
     )
 
 

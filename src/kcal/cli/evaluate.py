@@ -30,6 +30,7 @@ def evaluate(
     groups: o.RowGroups = None,
     weights: o.Weights = None,
     classes: o.Classes = None,
+    labels_are_positions: o.LabelsArePositions = False,
     label_column: o.LabelColumn = None,
     group_column: o.GroupColumn = None,
     weight_column: o.WeightColumn = None,

@@ -8,7 +8,7 @@ from kcal.cli import options as o
 def fit(
     data: o.Data,
     out: o.ModelOut,
-    method: o.Method = "kcal",
+    method: o.Method = None,
     quiet: o.Quiet = False,
     labels: o.Labels = None,
     logits: o.LogitsBeside = None,
@@ -18,6 +18,7 @@ def fit(
     weights: o.Weights = None,
     ids: o.Ids = None,
     classes: o.Classes = None,
+    labels_are_positions: o.LabelsArePositions = False,
     label_column: o.LabelColumn = None,
     group_column: o.GroupColumn = None,
     weight_column: o.WeightColumn = None,
@@ -39,10 +40,11 @@ def fit(
 ) -> None:
     """Fit a calibrator on data that the network was not trained on, and write it to a file.
 
-    An npz file has the keys [cyan]embeddings[/] and [cyan]labels[/] (methods on logits: [cyan]logits[/]; kcal-blend:
-    both), and optionally [cyan]groups, weights, ids, classes[/] and, from the network's own training set,
-    [cyan]train_embeddings, train_labels, train_groups[/]; the other keys may begin with [cyan]calibration_[/]. A csv
-    or parquet table has a header and one column per feature. A kcal model contains the projected embeddings of the
+    An npz file has the keys [cyan]labels[/] and [cyan]embeddings[/], [cyan]logits[/] or both, and optionally
+    [cyan]groups, weights, ids, classes[/] and, from the network's own training set, [cyan]train_embeddings,
+    train_labels, train_groups[/]; the other keys may begin with [cyan]calibration_[/]. A csv or parquet table has a
+    header and one column per feature. Without --method, embeddings and logits are blended (kcal-blend); embeddings
+    alone are fitted by kcal, logits alone by ts. Models of kcal and kcal-blend contain the projected embeddings of the
     calibration set: personal data, if the inputs were.
 
     [bold]Examples[/]
@@ -51,13 +53,14 @@ def fit(
 
     [green]kcal fit calibration.npz --method imax --set form=top --set bins=20 --out model.kcal[/]
 
-    [green]kcal fit calibration.npz --method kcal-blend --out model.kcal[/]
+    [green]kcal fit calibration.csv --feature-columns 'e*' --logit-columns 'logit_*' --out model.kcal[/]
 
     [green]kcal fit calibration.csv --train train.csv --label-column diagnosis --group-column patient -o model.kcal[/]
     """
     options = locals()
     from time import perf_counter
 
+    from kcal.cli.choice import build_default
     from kcal.cli.data import Source
     from kcal.cli.output import check_writable
     from kcal.cli.parameters import build_calibrator, check_blend_options
@@ -67,8 +70,12 @@ def fit(
 
     inputs = (data, labels, logits, train, train_labels, groups, weights, ids)
     check_writable(out, (".kcal", ".safetensors"), inputs=inputs)
-    calibrator, parameters = build_calibrator(method, options, settings or [])
     source = Source.from_options(data, options, prefixes=("", "calibration_"))
+    reason = ""
+    if method is None:
+        calibrator, parameters, reason = build_default(source, options, settings or [])
+    else:
+        calibrator, parameters = build_calibrator(method, options, settings or [])
     samples, training = load_to_fit(calibrator, source, train, train_labels)
     if calibrator.inputs == "both":
         has_logits = samples.logits is not None
@@ -78,4 +85,4 @@ def fit(
     seconds = perf_counter() - start
     save(calibrator, out)
     if not quiet:
-        show_fitted(calibrator, samples, out, seconds)
+        show_fitted(calibrator, samples, out, seconds, reason)

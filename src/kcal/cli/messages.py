@@ -13,11 +13,11 @@ import typer
 from kcal import errors
 from kcal.errors import InvalidInputError, KcalError, KcalWarning, printable
 
-BAD_DATA, USAGE, OVERLAP = 1, 2, 3
+BAD_DATA, USAGE, OVERLAP, STOPPED = 1, 2, 3, 130
 
 EXIT_CODES = (
     "[bold]Exit codes:[/bold] 0 success; 1 the data or the model cannot be used, or a file cannot be read or written; "
-    "2 the command or an option is wrong; 3 evaluate refused rows that the model was fitted on."
+    "2 the command or an option is wrong; 3 evaluate refused rows that the model was fitted on; 130 stopped by Ctrl-C."
 )
 
 OPTIONS = (
@@ -74,7 +74,10 @@ def option_name(parameter: str) -> str:
 
 @contextmanager
 def readable_messages() -> Iterator[None]:
-    """Turn errors of kcal and of the file system into one line and an exit code; show warnings as lines."""
+    """Turn errors of kcal and of the file system into one line and an exit code; show warnings as lines.
+
+    So does Ctrl-C; the text of the KeyboardInterrupt says what was kept.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", KcalWarning)
@@ -90,6 +93,8 @@ def readable_messages() -> Iterator[None]:
         name = error.parameter if isinstance(error, InvalidInputError) else ""
         is_option = name in OPTIONS or name.startswith(("--", "NAME"))
         raise _stop(error_text(error), USAGE if is_option else BAD_DATA) from error
+    except KeyboardInterrupt as stop:
+        raise _stop(str(stop) or "nothing was written.", STOPPED, "stopped") from stop
     except BrokenPipeError:
         raise  # the reader of the output left; typer ends quietly
     except OSError as error:
@@ -121,8 +126,28 @@ def error_text(error: KcalError) -> str:
     return InvalidInputError(shown, error.expected, got=error.got, remedy=remedy).message()
 
 
-def _stop(message: str, code: int) -> typer.Exit:
-    typer.secho("error: ", err=True, nl=False, bold=True, fg="red")
+@contextmanager
+def stop_says_what_is_kept(outputs: Collection[Path]) -> Iterator[None]:
+    """On Ctrl-C, name the files that were written; ``outputs`` are files and folders that a command may write."""
+    before = _stamps(outputs)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if str(stop):
+            raise
+        written = [path for path, stamp in _stamps(outputs).items() if before.get(path) != stamp]
+        text = f"complete and kept: {', '.join(map(str, written))}." if written else "nothing was written."
+        raise KeyboardInterrupt(text) from stop
+
+
+def _stamps(outputs: Collection[Path]) -> dict[Path, tuple[int, int]]:
+    """Return the identity and the time of every file among the outputs and in their folders."""
+    files = [file for path in outputs for file in (sorted(path.iterdir()) if path.is_dir() else (path,))]
+    return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in files if file.is_file()}
+
+
+def _stop(message: str, code: int, kind: str = "error") -> typer.Exit:
+    typer.secho(f"{kind}: ", err=True, nl=False, bold=True, fg="red" if kind == "error" else "yellow")
     typer.echo(printable(message), err=True)
     return typer.Exit(code)
 

@@ -76,6 +76,10 @@ Train = Annotated[File, _file("FILE", "Outputs for the network's training data, 
 TrainLabels = Annotated[File, _file("FILE", "Labels of the training data.")]
 Classes = Annotated[Text, _file("A,B,C", "Classes, in the order of the logits' columns, if no file names them.")]
 
+LabelsArePositions = Annotated[
+    bool, _file(None, "Integer labels are positions among named classes, from 0.", "--labels-are-positions")
+]
+
 LabelColumn = Annotated[Text, _column("NAME", "Labels. (default: label)")]
 GroupColumn = Annotated[Text, _column("NAME", "Groups. (default: group, if there is one)")]
 WeightColumn = Annotated[Text, _column("NAME", "Weights. (default: weight, if there is one)")]
@@ -88,7 +92,15 @@ _METHODS = (
     "gp, iop, kcal, kcal-linear, kcal-logits, kcal-blend"
 )
 _KERNELS = "rbf, laplace, matern32, matern52, epanechnikov, biweight, triweight"
-Method = Annotated[str, _parameter("NAME", f"{_METHODS}. (default: kcal)", "--method", "-m")]
+Method = Annotated[
+    Text,
+    _parameter(
+        "NAME",
+        f"{_METHODS}. (default: kcal-blend; without logits kcal, without embeddings ts)",
+        "--method",
+        "-m",
+    ),
+]
 Kernel = Annotated[Text, _parameter("NAME", f"{_KERNELS}. (default: rbf)")]
 Projection = Annotated[Text, _parameter("NAME", "skip, linear, identity, unit, none (kcal-blend). (default: skip)")]
 Dimension = Annotated[Text, _parameter("D", "Of the projected space. (default: auto, at most 128; in the paper 32)")]

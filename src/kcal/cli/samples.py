@@ -124,10 +124,10 @@ def _training_source(source: Source, train: Path | None, labels: Path | None, ma
     if train is not None:
         keys, files = (("labels", "groups"), {}) if labels is None else (("groups",), {"labels": labels})
         columns = {key: source.columns[key] for key in keys if key in source.columns}
-        return Source(train, columns=columns, files=files, prefixes=("", "train_"), classes=source.classes)
+        return replace(source, path=train, columns=columns, files=files, prefixes=("", "train_"))
     file = open_file(source.path)
     has_training = isinstance(file, ArrayFile) and f"train_{matrix}" in file.names
-    return Source(source.path, prefixes=("train_",), classes=source.classes) if has_training else None
+    return replace(source, columns={}, files={}, prefixes=("train_",)) if has_training else None
 
 
 def is_text(values: NDArray[Any]) -> bool:
@@ -136,12 +136,22 @@ def is_text(values: NDArray[Any]) -> bool:
 
 
 def name_labels(data: Dataset) -> Dataset:
-    """Return the data with labels that are among their ``classes``: an integer becomes the class at that place."""
+    """Return the data with labels that are among their ``classes``: an integer becomes the class at that position.
+
+    Raise if the classes have names and nothing says that the integers are positions among them.
+    """
     classes, labels = data.classes, data.labels
+    if classes is None and data.column_classes:
+        named = np.array(data.column_classes)
+        classes = None if not is_text(_as_numbers(named)) else named
     if classes is None or labels is None or labels.dtype.kind not in "iu":
         return data
     classes = _as_numbers(classes)
     if is_text(classes):
+        if not data.labels_are_positions:
+            problem = f"are integers, but the classes have names: {shorten(classes.tolist())}"
+            remedy = "Give the labels by name, or pass --labels-are-positions if 0 is the first of these classes."
+            raise InvalidInputError(f"{data.name}: labels", problem, remedy=remedy)
         outside = (labels < 0) | (labels >= len(classes))
         if outside.any():
             row = int(np.argmax(outside))
@@ -157,6 +167,8 @@ def share_classes(data: Dataset, training: Dataset) -> tuple[Dataset, Dataset]:
     if first is not None and second is not None and first.tolist() != second.tolist():
         raise InvalidInputError(f"{data.name} and {training.name}", "must list the same classes in the same order")
     shared = first if first is not None else second
+    positions = data.labels_are_positions or training.labels_are_positions
+    data, training = (replace(part, labels_are_positions=positions) for part in (data, training))
     return name_labels(replace(data, classes=shared)), name_labels(replace(training, classes=shared))
 
 
@@ -193,10 +205,12 @@ def classes_or_indices(data: Dataset) -> NDArray[Any]:
 
 def match_labels(data: Dataset, classes: NDArray[Any]) -> Dataset:
     """Return the data with labels and classes of a model's kind; if its classes are numbers, names are ignored."""
+    if is_text(classes):
+        if data.classes is None and not data.column_classes and data.labels_are_positions:
+            return replace(name_labels(replace(data, classes=classes)), classes=None)
+        return name_labels(data)
     if data.classes is None:
         return data
-    if is_text(classes):
-        return name_labels(data)
     numbers = _as_numbers(data.classes)
     return replace(data, classes=None if is_text(numbers) else numbers)
 
@@ -224,7 +238,8 @@ def column_order(data: Dataset, classes: NDArray[Any], *, assume_same: bool) -> 
         return None
     if sorted(names) == sorted(expected):
         return np.array([names.index(label) for label in expected])
-    is_counted = classes.dtype.kind in "iu" and classes.tolist() == list(range(len(expected)))
+    has_names = bool(names) and is_text(_as_numbers(np.array(names))) and not data.labels_are_positions
+    is_counted = not has_names and classes.dtype.kind in "iu" and classes.tolist() == list(range(len(expected)))
     return np.arange(n_columns) if assume_same or is_counted else None
 
 

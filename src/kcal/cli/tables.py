@@ -85,17 +85,22 @@ def show_evaluations(evaluations: Mapping[str, Evaluation]) -> None:
         )
 
 
-def show_fitted(calibrator: Calibrator, data: Dataset, path: Path, seconds: float) -> None:
-    """Print the summary of a fit, and where the model is."""
+def show_fitted(calibrator: Calibrator, data: Dataset, path: Path, seconds: float, reason: str = "") -> None:
+    """Print the summary of a fit, why its method was taken, and where the model is."""
     screen, weights = console(), data.weights
     screen.print(f"[bold]{shown(method_title(calibrator.method))}[/] fitted in {seconds:.1f} s")
+    if reason:
+        screen.print(reason)
     labels = [printable(label) for label in calibrator.classes_.tolist()]
     rows = {"classes": f"{len(labels):,}: {', '.join(labels[:5])}{', …' if len(labels) > 5 else ''}"}
     rows["samples"] = f"{len(data):,}" if weights is None else f"{int((weights > 0).sum()):,}, weighted"
+    rows |= {key: f"column {column}" for key, column in data.value_columns}
     if data.feature_columns:  # so that a column that is not a feature does not go unnoticed
-        rows["features"] = shorten(data.feature_columns)
+        takes_logits = calibrator.inputs == "logits"
+        rows["logits" if takes_logits else "embeddings"] = f"columns {shorten(data.feature_columns)}"
     if calibrator.inputs == "both" and calibrator.needs_logits_:
-        rows["logits"] = shorten(data.logit_columns) or f"{len(labels):,} columns"
+        columns = f"columns {shorten(data.logit_columns)}" if data.logit_columns else f"{len(labels):,} columns"
+        rows["logits"] = columns
     elif calibrator.inputs == "both":
         advice = "; name those of a table with --logit-columns" if data.feature_columns else ""
         rows["logits"] = f"none: fitted on embeddings alone{advice}"

@@ -1,0 +1,72 @@
+"""Draw the pictures of README.md and write its table of results, from what the code computes on the embedded example.
+
+    python -m scripts.figures                      # README.md and docs/pictures
+    python -m scripts.figures --results FOLDER     # also docs/results.md, from a folder of kcal bench and of studies
+
+The picture and the table are those of ``kcal demo``.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from kcal.cli.demonstration import draw, evaluate_test, fit_calibrators, predict_test
+from kcal.cli.tables import MAIN_METRICS, method_title
+from kcal.datasets import load_example
+from kcal.metrics import METRICS, Evaluation
+from kcal.persistence import write_whole
+
+ROOT = Path(__file__).parents[1]
+START, END = "<!-- written by make figures -->\n", "<!-- end -->\n"
+
+
+def results_table(evaluations: Mapping[str, Evaluation]) -> str:
+    """Return methods as rows and the main metrics as columns, the best of each column in bold."""
+    metrics = [METRICS[name] for name in MAIN_METRICS]
+    columns = []
+    for metric in metrics:
+        values = [evaluation.as_dict()[metric.name] for evaluation in evaluations.values()]
+        best = metric.format((max if metric.direction == "higher" else min)(values))
+        columns.append([f"**{text}**" if text == best else text for text in map(metric.format, values)])
+    rows = [["method", *(metric.labelled(metric.title) for metric in metrics)], ["---", *["--:"] * len(metrics)]]
+    rows += [[method_title(name), *cells] for name, cells in zip(evaluations, zip(*columns, strict=True), strict=True)]
+    return "".join(f"|{'|'.join(row)}|\n" for row in rows)
+
+
+def between_markers(text: str) -> str:
+    """Return what is between the markers of a page."""
+    return text.partition(START)[2].partition(END)[0]
+
+
+def with_content(text: str, content: str) -> str:
+    """Return a page with other content between its markers."""
+    if START not in text or END not in text:
+        raise ValueError(f"the page has no lines {START.strip()} and {END.strip()}")
+    before, _, rest = text.partition(START)
+    return f"{before}{START}{content}{END}{rest.partition(END)[2]}"
+
+
+def main(
+    results: Annotated[
+        Path | None, typer.Option(help="A folder of kcal bench and of studies; docs/results.md is written from it.")
+    ] = None,
+) -> None:
+    """Write the pictures and the table of README.md, and docs/results.md if there are results."""
+    torch.set_num_threads(1)
+    example = load_example()
+    probs = predict_test(fit_calibrators(example, quiet=True), example)
+    readme = ROOT / "README.md"
+    draw(example, probs, ROOT / "docs/pictures/reliability.png")
+    table = results_table(evaluate_test(probs, example))
+    write_whole(readme, with_content(readme.read_text(encoding="utf-8"), table).encode())
+    if results is not None:
+        from experiments.page import write_page
+
+        write_page(ROOT / "docs/results.md", results)
+
+
+if __name__ == "__main__":
+    typer.run(main)

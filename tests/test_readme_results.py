@@ -1,0 +1,30 @@
+"""The table of README.md has the numbers of the code; in a file of its own, where no training is cut short."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import kcal.datasets
+from kcal.cli.demonstration import evaluate_test, fit_calibrators, predict_test
+from scripts.figures import between_markers, results_table
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def numbers(row: str) -> list[float]:
+    return [float(cell) for cell in re.findall(r"\d+\.\d+", row)]
+
+
+def test_the_results_of_the_readme_are_those_of_the_code():
+    example = kcal.datasets.load_example()
+    evaluations = evaluate_test(predict_test(fit_calibrators(example, quiet=True), example), example)
+    written, computed = (text.splitlines() for text in (between_markers(README), results_table(evaluations)))
+    assert [row.split("|")[1] for row in written] == [row.split("|")[1] for row in computed]
+    assert written[0] == computed[0]
+    for row, expected in zip(written[2:], computed[2:], strict=True):
+        *percentages, loss = numbers(row)
+        assert percentages == pytest.approx(numbers(expected)[:-1], abs=0.05), "run make figures"
+        assert loss == pytest.approx(numbers(expected)[-1], abs=2e-4), "run make figures"
