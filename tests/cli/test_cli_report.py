@@ -45,6 +45,18 @@ def test_a_narrow_terminal_has_the_intervals_below_the_values(run, model, test_s
     assert lines[row + 1].count("[") == lines[row + 1].count("]") == 2
 
 
+def test_debiased_errors_stand_beside_the_values(run, model, test_set, probabilities):
+    expected = kcal.evaluate(probabilities, CODES, confidence=0.95)
+    name = "expected_calibration_error"
+    output = run("evaluate", model, test_set).stdout
+    row = next(line for line in output.splitlines() if "expected calibration error" in line)
+    low, high = expected.intervals[name]
+    for number in (getattr(expected, name), expected.debiased[name]):
+        assert f"{100 * number:.2f} " in row
+    assert f"[{100 * low:.2f}, {100 * high:.2f}]" in row
+    assert parsed(run, model, test_set)["debiased"]["kcal"] == pytest.approx(expected.debiased)
+
+
 def test_intervals_can_be_left_out(run, model, test_set):
     result = run("evaluate", model, test_set, "--no-intervals")
     assert "[" not in result.stdout
