@@ -89,6 +89,7 @@ def reliability(
     of: Event = "confidence",
     adaptive: bool = True,
     threshold: Threshold = 0.0,
+    minimum_count: int = 0,
     sample_weight: ArrayLike | None = None,
 ) -> ReliabilityBins:
     """Bin the predictions of one event beside the observed outcomes, for a reliability diagram.
@@ -104,9 +105,13 @@ def reliability(
     threshold
         Rows with a lower prediction are left out: a number from 0 to 1, or "max" or "min" as in
         `classwise_calibration_error`, which is the mean of the errors of these bins over the classes.
+    minimum_count
+        Neighbouring bins are merged until each has at least this many samples, as by `ReliabilityBins.merged`. The
+        calibration error of merged bins is never larger, because gaps of opposite signs cancel.
     """
     checked = check_binned(probs, labels, sample_weight, bins=bins, adaptive=adaptive, threshold=threshold)
-    return bin_event(*checked, of=check_event(of, checked[0].n_classes))
+    binned = bin_event(*checked, of=check_event(of, checked[0].n_classes))
+    return binned.merged(minimum_count)
 
 
 def mean_class_errors(predictions: Predictions, *binnings: Binning) -> list[float]:
