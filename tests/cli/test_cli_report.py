@@ -140,7 +140,17 @@ def test_the_report_holds_names_files_and_figures(run, calibration):
         arrays = blobs(n, seed) | {"labels": names[np.arange(n) % 3], "classes": names}
         np.savez(f"{name}.npz", **arrays, groups=np.arange(n) // 5)
     run("fit", "calibration.npz", "-o", "m.kcal", "--projection", "identity")
-    result = run("evaluate", "m.kcal", "test.npz", "--report", "out/report", "--resamples", "20", "--seed", "7")
+    result = run(
+        "evaluate",
+        Path("m.kcal").absolute(),
+        Path("test.npz").absolute(),
+        "--report",
+        "out/report",
+        "--resamples",
+        "20",
+        "--seed",
+        "7",
+    )
     page = Path("out/report/report.html").read_text(encoding="utf-8")
     assert "The report is out/report/report.html" in result.stdout
     assert result.stderr == ""
@@ -149,6 +159,7 @@ def test_the_report_holds_names_files_and_figures(run, calibration):
         assert text in page
     assert "<dt>resamples</dt><dd>20</dd>" in page
     assert "<dt>seed</dt><dd>7</dd>" in page
+    assert str(Path.cwd()) not in page
     assert "<dt>groups</dt><dd>12; the intervals resample whole groups" in page
 
 

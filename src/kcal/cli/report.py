@@ -52,6 +52,7 @@ def write_evaluations(
         class_names=comparison.classes.tolist(),
         evaluations={method_title(name): evaluation for name, evaluation in evaluations.items()},
         sample_weight=comparison.weights,
+        groups=comparison.groups,
         sources=facts,
         limit=pictures,
         settings=settings if has_intervals else {},
