@@ -75,6 +75,13 @@ def test_debiased_errors_of_few_samples_are_nearer_to_the_error_of_many(sharpnes
     assert abs(debiased - truth) < abs(raw - truth)
 
 
+def test_a_debiased_error_is_not_above_the_value_even_of_five_samples():
+    result = evaluate(np.full((5, 1000), 1 / 1000), range(5), confidence=0.95, resamples=20)
+    assert len(result.debiased) == 2
+    for name, debiased in result.debiased.items():
+        assert debiased <= result.metrics[name]
+
+
 def test_debiased_estimates_are_in_every_form_of_the_result():
     result = evaluate(*drawn(300, 3, 1.5, np.random.default_rng(1)), confidence=0.9, resamples=50)
     assert list(result.debiased) == ERRORS

@@ -103,8 +103,8 @@ class Evaluation:
             more = ""
             if self.confidence is not None:
                 debiased = f"{self.debiased[name]:.5f}" if name in self.debiased else ""
-                low, high = self.intervals.get(name, (float("nan"), float("nan")))
-                more = f"{debiased:>9}  {f'[{low:.5f}, {high:.5f}]':<18}  "
+                interval = "[{:.5f}, {:.5f}]".format(*self.intervals[name]) if name in self.intervals else ""
+                more = f"{debiased:>9}  {interval:<18}  "
             metric = METRICS[name]
             rows.append(f"{metric.description:<{width}}  {value:>9.5f}  {more}{metric.direction} is better")
         return rows

@@ -14,7 +14,8 @@ hypotheses under which the measured error is not extreme. The noise is that of b
 hypothesis and, towards the measured gaps, that of the resampled gaps. With a single event, h = g.
 
 The debiased estimate is the error Σ_b |gaps_b(t)| of the hypothesis under which the measured error is the median of
-what one would measure: it is as often too high as too low, and lies within the interval at every level.
+what one would measure, but not more than the measured error, because chance only adds to it. It lies within the
+interval at every level.
 """
 
 from collections.abc import Iterator, Sequence
@@ -277,5 +278,5 @@ def _accepted(measured: float, errors: Floats, quantiles: Floats) -> ErrorEstima
     accepted = excess <= max(float(excess.min()), 0.0) + ROUNDING * measured
     noise = float(high[0] - middle[0])  # errors this small cannot be distinguished from 0
     interval = Interval(float(error[accepted].min()), min(max(float(error[accepted].max()), noise), 1.0))
-    debiased = float(np.interp(measured, np.maximum.accumulate(middle), error))
+    debiased = min(float(np.interp(measured, np.maximum.accumulate(middle), error)), measured)
     return ErrorEstimate(min(max(debiased, interval.low), interval.high), interval)

@@ -100,7 +100,7 @@ def compute_contents(
 
     given = None if evaluations is None else _check_evaluations(evaluations, methods)
     evaluated = given or per_method(evaluate, confidence=DEFAULT_CONFIDENCE, groups=groups)
-    used, last = next(reversed(evaluated.values())), next(reversed(probs))
+    used, last = next(reversed(evaluated.values())), next(reversed(methods))
     errors = per_method(class_errors, bins=used.bins, threshold=used.threshold)
     if used.confidence is not None and n_classes <= MOST_INTERVALS:
         options = {"sample_weight": sample_weight, "confidence": used.confidence, "groups": groups}
