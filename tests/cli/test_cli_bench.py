@@ -36,7 +36,7 @@ def test_a_task_is_made_checked_and_run(run, tasks):
     words = ("bench", "tasks", "--methods", "ts,focal,vector", "--splits", "2", "--jobs", "1", "--out", "out")
     output = run(*words).stdout
     for text in (
-        *(f"{title}, % ↓" for title in ("CECE", "ECE", "Brier", "static CECE", "static ECE", "Brier, all")),
+        *(f"{title}, % ↓" for title in ("CECE", "ECE", "Brier", "static CECE", "static ECE", "Brier / K")),
         "accuracy, % ↑",
         "NLL ↓",
         "Average rank ↓",

@@ -45,6 +45,18 @@ def test_a_narrow_terminal_has_the_intervals_below_the_values(run, model, test_s
     assert lines[row + 1].count("[") == lines[row + 1].count("]") == 2
 
 
+def test_debiased_errors_stand_beside_the_values(run, model, test_set, probabilities):
+    expected = kcal.evaluate(probabilities, CODES, confidence=0.95)
+    name = "expected_calibration_error"
+    output = run("evaluate", model, test_set).stdout
+    row = next(line for line in output.splitlines() if "expected calibration error" in line)
+    low, high = expected.intervals[name]
+    for number in (getattr(expected, name), expected.debiased[name]):
+        assert f"{100 * number:.2f} " in row
+    assert f"[{100 * low:.2f}, {100 * high:.2f}]" in row
+    assert parsed(run, model, test_set)["debiased"]["kcal"] == pytest.approx(expected.debiased)
+
+
 def test_intervals_can_be_left_out(run, model, test_set):
     result = run("evaluate", model, test_set, "--no-intervals")
     assert "[" not in result.stdout
@@ -128,7 +140,8 @@ def test_the_report_holds_names_files_and_figures(run, calibration):
         arrays = blobs(n, seed) | {"labels": names[np.arange(n) % 3], "classes": names}
         np.savez(f"{name}.npz", **arrays, groups=np.arange(n) // 5)
     run("fit", "calibration.npz", "-o", "m.kcal", "-m", "kcal", "--projection", "identity")
-    result = run("evaluate", "m.kcal", "test.npz", "--report", "out/report", "--resamples", "20", "--seed", "7")
+    files = (Path("m.kcal").absolute(), Path("test.npz").absolute())
+    result = run("evaluate", *files, "--report", "out/report", "--resamples", "20", "--seed", "7")
     page = Path("out/report/report.html").read_text(encoding="utf-8")
     assert "The report is out/report/report.html" in result.stdout
     assert result.stderr == ""
@@ -137,6 +150,7 @@ def test_the_report_holds_names_files_and_figures(run, calibration):
         assert text in page
     assert "<dt>resamples</dt><dd>20</dd>" in page
     assert "<dt>seed</dt><dd>7</dd>" in page
+    assert str(Path.cwd()) not in page
     assert "<dt>groups</dt><dd>12; the intervals resample whole groups" in page
 
 

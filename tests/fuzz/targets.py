@@ -125,18 +125,12 @@ def _drawings() -> list[Target]:
         Target(
             "reliability_diagram",
             drawn(plots.reliability_diagram),
-            {"bins": bins, "ax": None, "title": None},
+            {"predictions": bins, "labels": None, "of": None, "ax": None, "title": None},
             (),
-            ("bins", "ax", "title"),
+            ("predictions", "labels", "of", "ax", "title"),
         ),
         Target("rank_plot", drawn(plots.rank_plot), {"ranks": ranks, "ax": None}, (), ("ranks", "ax")),
-        Target(
-            "bandwidth_curve",
-            drawn(plots.bandwidth_curve),
-            {"bandwidths": [0.1, 0.2], "losses": [1.0, 0.9], "chosen": 0.2, "ax": None},
-            (),
-            ("bandwidths", "losses", "chosen", "ax"),
-        ),
+        Target("bandwidth_curve", drawn(plots.bandwidth_curve), {"curve": None}, (), ("curve",)),
         Target("training_curve", drawn(plots.training_curve), {"curve": None}, (), ("curve",)),
         Target(
             "report_page",

@@ -19,7 +19,8 @@ Cases = Iterator[tuple[str, np.ndarray]]
 
 WORDS = np.array(["owl", "cat", "dog", "bat"])
 NUMBER = r"-?\d+(?:\.\d+)?"
-CELL = re.compile(rf"[*_†]*({NUMBER})[*_†]*(?: ?± ?({NUMBER}))?(?: ?\[({NUMBER}), ({NUMBER})\])?[*_†]*")
+INTERVAL = rf"\[({NUMBER}), ({NUMBER})\]"
+CELL = re.compile(rf"[*_†]*({NUMBER})[*_†]*(?: ?± ?({NUMBER}))?(?: ?{INTERVAL})?[*_†]*|{INTERVAL}")
 
 
 def shown(output: str) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import math
 
-from kcal.metrics.intervals import accuracy_interval, binned_error_interval, resampled_means
+from kcal.metrics.intervals import accuracy_interval, estimate_binned_error, resampled_means
 from kcal.metrics.predictions import Binning, check_predictions, resolve_threshold
 from kcal.metrics.resampling import check_resampling
 
@@ -26,7 +26,7 @@ def interval_of(name, probs, labels, *, confidence=0.95, resamples=100, bins=20,
     threshold = resolve_threshold("max", predictions.n_classes) if classwise else 0.0
     events = range(predictions.n_classes) if classwise else ["confidence"]
     binning = Binning(bins, not name.startswith("static_"), threshold)
-    return binned_error_interval(predictions, events, binning, resampling)
+    return estimate_binned_error(predictions, events, binning, resampling).interval
 
 
 def coverage_is_nominal(holds, *, poor, nominal=0.95, false_alarm=0.002, oversight=0.05):

@@ -13,23 +13,23 @@ from kcal.metrics import (
     expected_calibration_error,
     negative_log_likelihood,
 )
-from kcal.metrics.intervals import Gaps, gap_interval, shared_gaps
+from kcal.metrics.intervals import Gaps, estimate_error, shared_gaps
 from kcal.metrics.resampling import Resampling
 
 
 def test_every_metric_has_an_interval_and_a_seed_decides_it():
     probs, labels = two_classes(300, 0.3, np.random.default_rng(13))
     one, same, other = (evaluate(probs, labels, confidence=0.95, resamples=50, seed=seed) for seed in (0, 0, 1))
-    assert set(one.intervals) == set(one.as_dict())
+    assert set(one.intervals) == set(one.metrics)
     assert one.intervals == same.intervals
     assert one.intervals != other.intervals
     for low, high in one.intervals.values():
         assert low < high
     assert not evaluate(probs, labels).intervals
-    assert "0.95 confidence intervals" in str(one)
+    assert "95 % interval" in str(one)
     assert f"[{one.intervals['accuracy'].low:.5f}, " in str(one)
     frame = one.to_frame()
-    assert list(frame.columns) == ["value", "low", "high", "better"]
+    assert list(frame.columns) == ["value", "debiased", "low", "high", "better"]
     assert frame.loc["accuracy", "low"] == one.intervals["accuracy"].low
 
 
@@ -73,17 +73,19 @@ def one_gap(size, noise, count):
     """A single bin of all samples, at a prediction of one half, whose resamples lie `noise` to either side."""
     resampled = size + np.repeat([[-noise], [noise]], 500, axis=0)
     ones = np.ones(1)
-    return Gaps(size * ones, resampled.astype(np.float32), ones, 0.5 * ones, count * ones, 1)
+    return Gaps(size * ones, resampled.astype(np.float32), ones, 0.5 * ones, count * ones, ["confidence"])
 
 
 def test_the_inverted_test_in_a_case_worked_by_hand():
     """One gap g with noise ±ε√t: t·g + ε√t = g at the lower end, t·g − ε = g at the upper one."""
-    low, high = gap_interval(one_gap(0.3, 0.1, 1e9), 0.9, seed=0)  # so many samples that only resamples vary
+    options = Resampling(0.9, 1000, 0, None)
+    debiased, (low, high) = estimate_error(one_gap(0.3, 0.1, 1e9), options)  # so many samples that only resamples vary
     assert (low, high) == pytest.approx((0.3 * 0.7176, 0.4), abs=0.01)
-    low, high = gap_interval(one_gap(0.05, 0.03, 100), 0.9, seed=0)
+    assert debiased == pytest.approx(0.3, abs=0.01)
+    low, high = estimate_error(one_gap(0.05, 0.03, 100), options).interval
     assert low == 0.0  # of 100 samples one half, chance alone shows 0.08
     assert 0.05 < high < 0.15
-    assert gap_interval(one_gap(0.0, 0.02, 100), 0.9, seed=0).high > 0.02
+    assert estimate_error(one_gap(0.0, 0.02, 100), options).interval.high > 0.02
     assert tuple(Resampling(0.9, 20, 0, None).percentile_interval(np.arange(101.0))) == pytest.approx((5.0, 95.0))
 
 
@@ -91,7 +93,8 @@ def test_shared_gaps_are_the_mean_of_all_events_at_like_predictions():
     predictions = np.tile([0.1, 0.5, 0.9], 40)
     sizes = np.where(predictions == 0.5, -0.2, 0.1) + np.random.default_rng(0).normal(scale=0.05, size=120)
     shares = np.full(120, 1 / 120)
-    gaps = Gaps(shares * sizes, np.zeros((2, 120), dtype=np.float32), shares, predictions, np.full(120, 30.0), 40)
+    resampled, counts = np.zeros((2, 120), dtype=np.float32), np.full(120, 30.0)
+    gaps = Gaps(shares * sizes, resampled, shares, predictions, counts, range(40))
     found = shared_gaps(gaps) / shares
     for place in (0.1, 0.5, 0.9):
         here = predictions == place

@@ -53,14 +53,14 @@ def test_an_evaluation_prints_as_a_table():
     result = evaluate(np.array([[0.75, 0.25], [0.25, 0.75]]), [0, 0], bins=1)
     assert str(result).splitlines() == [
         "2 samples, 2 classes",
-        "accuracy                        0.50000  higher is better",
-        "expected calibration error      0.25000  lower is better",
-        "class-wise calibration error    0.50000  lower is better",
-        "ECE, equal-width bins           0.25000  lower is better",
-        "CECE, equal-width bins          0.50000  lower is better",
-        "Brier loss, top class           0.31250  lower is better",
-        "Brier loss, all classes         0.31250  lower is better",
-        "negative log-likelihood         0.83699  lower is better",
+        "accuracy                         0.50000  higher is better",
+        "expected calibration error       0.25000  lower is better",
+        "class-wise calibration error     0.50000  lower is better",
+        "ECE, equal-width bins            0.25000  lower is better",
+        "CECE, equal-width bins           0.50000  lower is better",
+        "Brier loss, top class            0.31250  lower is better",
+        "Brier loss, mean over classes    0.31250  lower is better",
+        "negative log-likelihood          0.83699  lower is better",
         "1 bin; class-wise errors over probabilities of at least 0.5; probabilities clipped at 1e-12 in logarithms",
     ]
 

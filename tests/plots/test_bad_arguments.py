@@ -11,6 +11,7 @@ from pictures import overconfident
 
 from kcal import plots
 from kcal.errors import InvalidInputError
+from kcal.kernels import BandwidthCurve
 from kcal.metrics import accuracy_rejection, average_ranks, canonical_cells, reliability
 from kcal.projection import TrainingCurve
 
@@ -40,16 +41,32 @@ BAD: list[Any] = [
 ]
 PROBS, LABELS = overconfident(60, 3)
 BINS = [reliability(PROBS, LABELS, of=k, adaptive=False) for k in range(3)]
+CURVE = BandwidthCurve(np.ones(1), np.ones(1), 1.0, 1.0, at_edge=False)
 PANEL = plots.Panel("title", "x", "y", (plots.Line("a", (1.0, 2.0), (1.0, 2.0)),))
 OPTIONS = {"minimum_count": 15, "confidence": 0.9, "title": None}
 CALLS: dict[Callable[..., Any], dict[str, Any]] = {
-    plots.reliability_diagram: {"bins": BINS[0], "ax": None, "class_name": None, "legend": False, **OPTIONS},
+    plots.reliability_diagram: {
+        "predictions": BINS[0],
+        "labels": None,
+        "of": None,
+        "ax": None,
+        "class_name": None,
+        "legend": False,
+        **OPTIONS,
+    },
     plots.reliability_grid: {"rows": {"a": BINS[:1]}, "class_names": ["a"], "figure": None, **OPTIONS},
-    plots.class_reliability_grid: {"bins": BINS[:1], "class_names": ["a"], "limit": 20, "figure": None, **OPTIONS},
+    plots.class_reliability_grid: {
+        "predictions": BINS[:1],
+        "labels": None,
+        "class_names": ["a"],
+        "limit": 20,
+        "figure": None,
+        **OPTIONS,
+    },
     plots.rank_plot: {"ranks": average_ranks({"task": {"a": 1, "b": 2}}), "ax": None, "title": None},
     plots.rejection_curve: {"curves": {"a": accuracy_rejection(PROBS, LABELS)}, "ax": None, "minimum_count": 15},
     plots.simplex_plot: {"cells": canonical_cells(PROBS, LABELS, bins=5), "class_names": None, "minimum_count": 3},
-    plots.bandwidth_curve: {"bandwidths": [1.0], "losses": [1.0], "chosen": 1.0, "ax": None, "title": None},
+    plots.bandwidth_curve: {"curve": CURVE, "ax": None, "title": None},
     plots.training_curve: {"curve": TrainingCurve((1,), (0.5,), (0.1,)), "ax": None, "title": None},
     plots.line_panels: {"panels": [PANEL], "columns": None, "figure": None},
 }

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from pictures import bars, boxes_inside, overconfident, rendered, whole
 
 from kcal.errors import InvalidInputError
-from kcal.metrics import reliability
+from kcal.metrics import class_errors, reliability
 from kcal.plots import class_reliability_grid, reliability_diagram
 from kcal.plots.style import OBSERVED
 
@@ -32,7 +32,9 @@ def suptitle(figure):
 
 @pytest.mark.parametrize(("n_classes", "shape"), [(2, (1, 2)), (6, (2, 5))])
 def test_classes_keep_their_order_in_rows_of_five(n_classes, shape):
-    figure = whole(class_reliability_grid(bins_of(n_classes), [f"c{k}" for k in range(n_classes)], title="before"))
+    figure = whole(
+        class_reliability_grid(bins_of(n_classes), class_names=[f"c{k}" for k in range(n_classes)], title="before")
+    )
     assert isinstance(figure, Figure)
     assert headings(figure) == [f"c{k}" for k in range(n_classes)]
     grid = panels_of(figure)[0].get_subplotspec().get_gridspec()
@@ -42,32 +44,47 @@ def test_classes_keep_their_order_in_rows_of_five(n_classes, shape):
 
 def test_each_panel_shows_the_bars_and_the_error_of_its_class():
     bins = bins_of(3)
-    for ax, of_class in zip(panels_of(whole(class_reliability_grid(bins, list("abc")))), bins, strict=True):
-        assert len(bars(ax, OBSERVED)) == (of_class.counts >= 15).sum()
+    for ax, of_class in zip(panels_of(whole(class_reliability_grid(bins, class_names=list("abc")))), bins, strict=True):
+        assert len(bars(ax, OBSERVED)) == (of_class.merged(15).counts > 0).sum()
         assert [text.get_text() for text in ax.texts] == [f"error {of_class.calibration_error:.3f}"]
 
 
 def test_of_too_many_classes_the_worst_are_shown_and_the_title_says_so():
     bins = bins_of(30, n_samples=300)
-    figure = whole(class_reliability_grid(bins, [str(k) for k in range(30)], limit=6, title="uncalibrated"))
+    figure = whole(class_reliability_grid(bins, class_names=[str(k) for k in range(30)], limit=6, title="uncalibrated"))
     errors = [of_class.calibration_error for of_class in bins]
     assert headings(figure) == [str(k) for k in sorted(range(30), key=lambda k: -errors[k])[:6]]
-    assert suptitle(figure) == "uncalibrated: the 6 classes of largest error, of 30"
+    seventh = sorted(errors)[-7]
+    which = f"the 6 classes of largest error; the other 24 have errors up to {seventh:.3f}"
+    assert suptitle(figure) == f"uncalibrated: {which}"
+
+
+def test_probabilities_and_labels_are_binned_as_class_errors_are():
+    probs, labels = overconfident(400, 3)
+    figure = whole(class_reliability_grid(probs, labels))
+    assert headings(figure) == ["class 0", "class 1", "class 2"]
+    expected = class_errors(probs, labels, adaptive=False).error
+    assert [ax.texts[0].get_text() for ax in panels_of(figure)] == [f"error {error:.3f}" for error in expected]
+    with pytest.raises(InvalidInputError, match="labels must be left out"):
+        class_reliability_grid(bins_of(3), labels)
+    with pytest.raises(InvalidInputError, match="class_names must have 3 names"):
+        class_reliability_grid(probs, labels, class_names=["a"])
 
 
 def test_classes_without_samples_come_last_and_say_so():
     probs, labels = overconfident(100, 2)
     nothing = reliability(probs, labels, of=0, threshold=1.0)
     assert nothing.total == 0
-    figure = whole(class_reliability_grid([nothing, *bins_of(3)], list("abcd"), limit=3))
+    figure = whole(class_reliability_grid([nothing, *bins_of(3)], class_names=list("abcd"), limit=3))
     assert "a" not in headings(figure)
-    only = whole(class_reliability_grid([nothing], ["a"]))
+    assert suptitle(figure) == "the 3 classes of largest error; the other 1 have no samples"
+    only = whole(class_reliability_grid([nothing], class_names=["a"]))
     assert [text.get_text() for text in panels_of(only)[0].texts] == ["no samples"]
     assert rendered(only)
 
 
 def test_long_names_are_cut_in_the_middle_and_stay_within_the_picture():
-    figure = whole(class_reliability_grid(bins_of(3), [LONG, "$x$", LONG]))
+    figure = whole(class_reliability_grid(bins_of(3), class_names=[LONG, "$x$", LONG]))
     shown = headings(figure)
     assert "…" in shown[0]
     assert shown[0].endswith(LONG.split()[-1][-10:])  # names that begin alike can be told apart
@@ -78,19 +95,20 @@ def test_long_names_are_cut_in_the_middle_and_stay_within_the_picture():
 
 def test_nothing_of_a_diagram_with_a_long_name_is_cut():
     ax = reliability_diagram(bins_of(2)[1], class_name=LONG, minimum_count=200)
-    assert boxes_inside(ax.figure, [ax.title, ax.xaxis.label, ax.get_legend()])
-    label, legend = ax.xaxis.label.get_window_extent(), ax.get_legend().get_window_extent()
+    shown = ax.child_axes[0].xaxis.label
+    assert boxes_inside(ax.figure, [ax.title, shown, ax.get_legend()])
+    label, legend = shown.get_window_extent(), ax.get_legend().get_window_extent()
     assert legend.y1 <= label.y0 + 8  # the frame of the legend is empty at its edge
 
 
 @pytest.mark.parametrize("limit", [0, 2.5, True, None, "3", 10**9])
 def test_a_limit_that_is_no_number_of_classes_is_refused(limit):
     with pytest.raises(InvalidInputError, match="limit must be an integer from 1 to 400"):
-        class_reliability_grid(bins_of(2), ["a", "b"], limit=limit)
+        class_reliability_grid(bins_of(2), class_names=["a", "b"], limit=limit)
 
 
 def test_names_and_bins_must_be_as_many():
-    with pytest.raises(InvalidInputError, match="bins must be a list of the bins of all 3 classes; got 2 bins"):
-        class_reliability_grid(bins_of(2), ["a", "b", "c"])
+    with pytest.raises(InvalidInputError, match="predictions must be a list of the bins of all 3 classes; got 2 bins"):
+        class_reliability_grid(bins_of(2), class_names=["a", "b", "c"])
     with pytest.raises(InvalidInputError, match="class_names must have at least one name"):
-        class_reliability_grid([], [])
+        class_reliability_grid([], class_names=[])

@@ -50,12 +50,14 @@ def test_bands_are_wilsons_intervals(bins, confidence):
         assert (low[b], high[b]) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
-def test_a_band_is_drawn_in_the_middle_of_every_bar_and_nowhere_else(bins):
-    middles, begins, ends = bands(reliability_diagram(bins))
-    low, high = bins.frequency_bands(0.95)
-    assert middles == pytest.approx([0.5, 0.7, 0.9])
-    assert begins == pytest.approx(low[2:])
-    assert ends == pytest.approx(high[2:])
+@pytest.mark.parametrize("minimum_count", [0, 15])
+def test_a_band_is_drawn_at_the_mean_prediction_of_every_bar_and_nowhere_else(bins, minimum_count):
+    places, begins, ends = bands(reliability_diagram(bins, minimum_count=minimum_count))
+    merged = bins.merged(minimum_count)
+    low, high = merged.frequency_bands(0.95)
+    assert places == pytest.approx(merged.mean_prediction[1:])
+    assert begins == pytest.approx(low[1:])
+    assert ends == pytest.approx(high[1:])
 
 
 def test_more_confidence_makes_wider_bands(bins):
@@ -108,5 +110,7 @@ def test_settings_that_mean_nothing_are_refused(bins, settings, message):
 
 def test_what_are_no_bins_is_refused_by_its_name():
     for bins in ([0.1, 0.2], None, "x", np.zeros(3)):
-        with pytest.raises(InvalidInputError, match=r"bins must be the result of kcal\.metrics\.reliability\(probs"):
+        with pytest.raises(
+            InvalidInputError, match=r"predictions must be the result of kcal\.metrics\.reliability\(probs"
+        ):
             reliability_diagram(bins)

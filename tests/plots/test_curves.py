@@ -48,7 +48,7 @@ def test_without_learning_rates_there_is_no_right_axis():
     [
         (TrainingCurve((), (), ()), "curve must .* at least one step; got 0 steps"),
         (TrainingCurve((1, 2), (0.3,), (0.1, 0.1)), "got 2 steps, 1 losses and 2 learning rates"),
-        ([0.3, 0.2], r"curve must be train_projection\(\.\.\.\)\.curve; got \[0\.3, 0\.2\]"),
+        ([0.3, 0.2], r"curve must be training_curve_ of a KCal that trained its projection; got \[0\.3, 0\.2\]"),
         (None, "curve must be"),
     ],
 )

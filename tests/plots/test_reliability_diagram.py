@@ -16,7 +16,7 @@ import kcal.plots
 from kcal.errors import InvalidInputError
 from kcal.metrics import ReliabilityBins, reliability
 from kcal.plots import reliability_diagram, reliability_grid
-from kcal.plots.style import GAP, GAP_FILL, OBSERVED, OBSERVED_EDGE
+from kcal.plots.style import COUNTS, GAP, GAP_FILL, OBSERVED, OBSERVED_EDGE
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def bars(ax, colour):
 
 
 def counts_axes(ax):
-    (other,) = [a for a in ax.figure.axes if a is not ax and a.bbox.bounds == ax.bbox.bounds]
-    return other
+    (strip,) = ax.child_axes
+    return strip
 
 
 def rendered(figure):
@@ -49,67 +49,101 @@ def rendered(figure):
     return picture.getvalue()
 
 
-def test_bars_reach_the_observed_frequency_and_small_bins_are_left_out(bins):
+def test_bars_reach_the_observed_frequency_and_small_bins_are_merged(bins):
     drawn = bars(reliability_diagram(bins), OBSERVED)
-    assert [bar.get_height() for bar in drawn] == pytest.approx([0.7, 0.5])
-    assert [bar.get_x() for bar in drawn] == pytest.approx([0.5, 0.75])
-    assert [bar.get_width() for bar in drawn] == pytest.approx([0.25, 0.25])
+    assert [bar.get_height() for bar in drawn] == pytest.approx([0.7 * 15 / 29, 0.5])
+    assert [bar.get_x() for bar in drawn] == pytest.approx([0.25, 0.75])
+    assert [bar.get_width() for bar in drawn] == pytest.approx([0.5, 0.25])
 
 
 def test_the_gap_lies_between_observed_frequency_and_mean_prediction(bins):
-    gaps = bars(reliability_diagram(bins), GAP_FILL)
+    gaps = bars(reliability_diagram(bins, minimum_count=0), GAP_FILL)
     assert [(gap.get_y(), gap.get_y() + gap.get_height()) for gap in gaps] == [
+        pytest.approx((0.0, 0.4)),
         pytest.approx((0.6, 0.7)),
         pytest.approx((0.5, 0.9)),
     ]
     assert all(gap.get_hatch() for gap in gaps)
 
 
-def test_the_smallest_count_that_is_drawn_is_a_parameter(bins):
+def test_the_smallest_count_of_a_bar_is_a_parameter(bins):
     assert len(bars(reliability_diagram(bins, minimum_count=14), OBSERVED)) == 3
-    assert len(bars(reliability_diagram(bins, minimum_count=16), OBSERVED)) == 1
+    assert len(bars(reliability_diagram(bins, minimum_count=16), OBSERVED)) == 2
+    assert len(bars(reliability_diagram(bins, minimum_count=230), OBSERVED)) == 1
     assert len(bars(reliability_diagram(bins, minimum_count=0), OBSERVED)) == 3  # never the empty one
 
 
-def test_counts_stand_on_a_logarithmic_right_axis_hollow_where_there_is_no_bar(bins):
-    counts = counts_axes(reliability_diagram(bins))
+def test_every_bar_has_a_dot_at_its_mean_prediction_and_its_frequency(bins):
+    ax = reliability_diagram(bins, minimum_count=0)
+    (dots,) = [line for line in ax.lines if line.get_marker() == "o"]
+    assert list(dots.get_xdata()) == [0.4, 0.6, 0.9]
+    assert list(dots.get_ydata()) == [0.0, 0.7, 0.5]
+
+
+def test_the_diagonal_is_square_whatever_the_shape_of_the_figure(bins):
+    for size in ((12, 5), (4, 10), (6, 6)):
+        ax = reliability_diagram(bins, ax=Figure(figsize=size, layout="constrained").add_subplot())
+        ax.figure.draw_without_rendering()
+        box = ax.get_window_extent()
+        assert box.width == pytest.approx(box.height)
+
+
+def test_probabilities_and_labels_are_cut_into_bins_of_equal_width():
+    generator = np.random.default_rng(0)
+    probs, labels = generator.dirichlet(np.ones(3), size=300), generator.integers(0, 3, size=300)
+    for of in (None, 1):
+        ax = reliability_diagram(probs, labels, of=of)
+        expected = reliability_diagram(
+            reliability(probs, labels, of="confidence" if of is None else of, adaptive=False)
+        )
+        assert ax.get_title() == expected.get_title()
+        heights, same = ([bar.get_height() for bar in bars(each, OBSERVED)] for each in (ax, expected))
+        assert heights == same
+    with pytest.raises(InvalidInputError, match="labels must be left out if predictions are binned"):
+        reliability_diagram(reliability(probs, labels), labels)
+    with pytest.raises(InvalidInputError, match="of must be left out if predictions are binned"):
+        reliability_diagram(reliability(probs, labels), of=1)
+    with pytest.raises(InvalidInputError, match=r"predictions must be the result .* or probabilities with labels"):
+        reliability_diagram(probs)
+    with pytest.raises(InvalidInputError, match="probs must be"):
+        reliability_diagram("x", labels)
+
+
+def test_counts_of_all_bins_are_a_logarithmic_strip_below_the_diagram(bins):
+    ax = reliability_diagram(bins)
+    counts = counts_axes(ax)
     assert counts.get_yscale() == "log"
-    every, solid = counts.lines
-    assert list(every.get_ydata()) == [14, 15, 200]
-    assert same_color(every.get_markerfacecolor(), "white")
-    assert list(solid.get_ydata()) == [15, 200]
-    assert list(solid.get_xdata()) == [0.625, 0.875]
+    assert [bar.get_height() for bar in bars(counts, COUNTS)] == [14, 15, 200]
+    assert [bar.get_x() for bar in bars(counts, COUNTS)] == pytest.approx([0.25, 0.5, 0.75])
+    ax.figure.draw_without_rendering()
+    above, below = ax.get_window_extent(), counts.get_window_extent()
+    assert below.y1 < above.y0
+    assert (below.x0, below.x1) == pytest.approx((above.x0, above.x1))
 
 
 def test_the_axes_say_what_they_show(bins):
     ax = reliability_diagram(bins)
     assert isinstance(ax, Axes)
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("confidence", "accuracy")
+    strip = counts_axes(ax)
+    assert (strip.get_xlabel(), ax.get_ylabel(), strip.get_ylabel()) == ("confidence", "accuracy", "samples")
     assert ax.get_xlim() == ax.get_ylim() == (0, 1)
     assert ax.get_title() == f"confidence: calibration error {bins.calibration_error:.3f}"
-    assert counts_axes(ax).get_ylabel() == "samples in the bin (log scale)"
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
         "observed frequency",
         "gap to the mean prediction",
-        "95 % confidence band",
         "perfect calibration",
-        "samples (right axis)",
-        "under 15 samples: no bar",
+        "95 % confidence band",
+        "samples (log scale)",
     ]
-
-
-def test_hollow_dots_are_explained_only_where_there_are_any(bins):
-    legend = reliability_diagram(bins, minimum_count=14).get_legend()
-    assert not any("no bar" in text.get_text() for text in legend.get_texts())
 
 
 def test_a_class_is_called_by_its_name_and_dollars_are_no_mathematics():
     of_class = reliability([[0.4, 0.6]] * 20, [0] * 20, of=1)
     ax = reliability_diagram(of_class)
-    assert ax.get_xlabel() == "predicted probability of class 1"
+    assert counts_axes(ax).get_xlabel() == "predicted probability of class 1"
     assert ax.get_ylabel() == "observed frequency"
     named = reliability_diagram(of_class, class_name="$a$")
-    assert named.get_xlabel() == r"predicted probability of \$a\$"
+    assert counts_axes(named).get_xlabel() == r"predicted probability of \$a\$"
     assert rendered(named.figure)
 
 
@@ -152,8 +186,8 @@ def methods():
 def test_a_grid_has_a_row_for_each_method_and_a_column_for_each_class(methods):
     figure = whole(reliability_grid(methods, ["cat", "dog", "bird"], title="all"))
     assert isinstance(figure, Figure)
-    panels = [ax for ax in figure.axes if ax.get_yscale() == "linear"]
-    counts = [ax for ax in figure.axes if ax.get_yscale() == "log"]
+    panels = figure.axes
+    counts = [counts_axes(ax) for ax in panels]
     assert len(panels) == len(counts) == 6
     assert [ax.get_title().strip() for ax in panels] == ["cat", "dog", "bird", "", "", ""]
     assert [ax.get_ylabel() for ax in panels] == ["before", "", "", "temperature\nscaling", "", ""]
@@ -163,10 +197,10 @@ def test_a_grid_has_a_row_for_each_method_and_a_column_for_each_class(methods):
 
 def test_each_panel_of_a_grid_shows_its_bins_and_error(methods):
     figure = whole(reliability_grid(methods, ["cat", "dog", "bird"], minimum_count=20))
-    panels = [ax for ax in figure.axes if ax.get_yscale() == "linear"]
+    panels = figure.axes
     drawn = [bins for row in methods.values() for bins in row]
     for ax, bins in zip(panels, drawn, strict=True):
-        assert len(bars(ax, OBSERVED)) == (bins.counts >= 20).sum()
+        assert len(bars(ax, OBSERVED)) == (bins.merged(20).counts > 0).sum()
         assert [text.get_text() for text in ax.texts] == [f"error {bins.calibration_error:.3f}"]
 
 
@@ -175,7 +209,7 @@ def test_a_grid_returns_its_axes_and_draws_on_the_figure_that_is_given(methods):
     axes = reliability_grid(methods, ["cat", "dog", "bird"], figure=figure)
     assert axes.shape == (2, 3)
     assert whole(axes) is figure
-    assert len(figure.axes) == 12
+    assert len(figure.axes) == 6
 
 
 def test_observed_and_gap_differ_for_every_eye():

@@ -1,8 +1,6 @@
 """What a page holds, read by Python's own parser."""
 
-import base64
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
@@ -36,8 +34,10 @@ class Page(HTMLParser):
             self.tables[-1].append([])
         if tag in ("td", "th"):
             self.tables[-1][-1].append("")
-        if tag == "img":
-            self.pictures.append(named)
+        if tag == "svg":
+            self.pictures.append({**named, "texts": []})
+        if tag == "text":
+            self.pictures[-1]["texts"].append("")
         if tag not in VOID:
             self.open.append(tag)
 
@@ -51,16 +51,12 @@ class Page(HTMLParser):
     def handle_data(self, data):
         if "style" in self.open:
             return
+        if "svg" in self.open:
+            if "text" in self.open:
+                self.pictures[-1]["texts"][-1] += data
+            return
         self.text += data
         if self._section is not None:
             self.sections[self._section] += data
         if self.open and {"td", "th"} & set(self.open) and self.tables:
             self.tables[-1][-1][-1] += data
-
-
-def svg_texts(picture):
-    """The texts of a picture within the page, which must be well-formed."""
-    kind, _, content = picture["src"].partition(",")
-    assert kind == "data:image/svg+xml;base64"
-    root = ElementTree.fromstring(base64.b64decode(content))
-    return ["".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text")]

@@ -1,12 +1,13 @@
 """The HTML report: its parts, its numbers, what it must never contain."""
 
+import re
 import shutil
 import subprocess
 
 import numpy as np
 import pytest
 import torch
-from pages import Page, svg_texts
+from pages import Page
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import class_errors, evaluate
@@ -50,7 +51,7 @@ def page(html):
 def test_it_is_one_whole_html5_page_with_its_sections_in_order(html, page):
     assert html.startswith("<!DOCTYPE html>\n")
     assert page.open == []
-    assert list(page.sections) == ["data", "metrics", "confidence", "classes", "rejection", "settings"]
+    assert list(page.sections) == ["metrics", "confidence", "classes", "rejection", "data", "settings"]
     assert len(page.ids) == len(set(page.ids))
     for tag in ("html", "head", "title", "body", "main", "h1"):
         assert page.tags.count(tag) == 1
@@ -59,13 +60,15 @@ def test_it_is_one_whole_html5_page_with_its_sections_in_order(html, page):
 
 
 def test_it_asks_for_nothing_and_runs_nothing(page):
-    assert not {"script", "link", "iframe", "object", "form"} & set(page.tags)
+    assert not {"script", "link", "iframe", "object", "form", "img", "image"} & set(page.tags)
     for tag, name, value in page.attributes:
         assert not name.startswith("on"), (tag, name)
-        if name in ("src", "href", "action", "srcset"):
-            assert value.startswith("data:image/svg+xml;base64,")
+        assert name not in ("src", "href", "action", "srcset")
+        if name == "xlink:href":
+            assert value[0] == "#"
+            assert value[1:] in page.ids
     (policy,) = [value for _, name, value in page.attributes if name == "content" and "default-src" in value]
-    assert policy.startswith("default-src 'none';")
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def test_names_are_text_whatever_they_hold(html, page):
@@ -85,7 +88,7 @@ def test_long_names_are_cut_and_kept_whole_for_the_pointer(page):
 def test_the_data_section_counts_the_classes(page, judged):
     _, labels, _ = judged
     counts = np.bincount(labels)
-    heading, *rows = page.tables[0]
+    heading, *rows = page.tables[-1]
     assert heading == ["class", "samples", "share, %"]
     assert [int(row[1]) for row in rows] == sorted(counts, reverse=True)
     assert float(rows[0][2]) == pytest.approx(100 * counts.max() / 300, abs=0.006)
@@ -93,39 +96,55 @@ def test_the_data_section_counts_the_classes(page, judged):
 
 def test_the_metrics_stand_before_and_after_with_intervals_and_the_best_in_bold(html, page, judged):
     _, _, evaluations = judged
-    heading, *rows = page.tables[1]
-    assert heading == ["metric", "before", "after"]
+    heading, *rows = page.tables[0]
+    assert heading == ["metric", "before", "debiased", "90 % interval", "after", "debiased", "90 % interval"]
     assert len(rows) == 8
     assert rows[0][0] == "accuracy, % ↑"
     loss = rows[-1]
     assert loss[0] == "negative log-likelihood ↓"
-    for cell, found in zip(loss[1:], evaluations.values(), strict=True):
+    for place, found in enumerate(evaluations.values()):
         low, high = found.intervals["negative_log_likelihood"]
-        assert cell == f"{found.negative_log_likelihood:.4f} [{low:.4f}, {high:.4f}]"
+        shown = [f"{found.negative_log_likelihood:.4f}", "", f"[{low:.4f}, {high:.4f}]"]
+        assert loss[1 + 3 * place : 4 + 3 * place] == shown
+        name = "expected_calibration_error"
+        numbers = (getattr(found, name), found.debiased[name], *found.intervals[name])
+        value, debiased, low, high = (f"{100 * number:.2f}" for number in numbers)
+        assert rows[1][1 + 3 * place : 4 + 3 * place] == [value, debiased, f"[{low}, {high}]"]
     assert f"<strong>{evaluations['after'].negative_log_likelihood:.4f}</strong>" in html
     assert f"<strong>{evaluations['before'].negative_log_likelihood:.4f}</strong>" not in html
-    assert "90 % confidence intervals" in page.sections["metrics"]
+    assert "Chance makes calibration errors larger" in page.sections["metrics"]
 
 
 def test_classes_come_worst_first_up_to_the_limit_that_is_stated(page, judged):
     probabilities, labels, evaluations = judged
-    errors = class_errors(probabilities["after"], labels, bins=10, threshold=evaluations["after"].threshold)
+    options = {"bins": 10, "threshold": evaluations["after"].threshold, "confidence": 0.9}
+    errors = class_errors(probabilities["after"], labels, **options)
     assert "All 4 classes, the largest calibration error first; pictures of the 3 worst" in page.sections["classes"]
-    heading, *rows = page.tables[2]
-    assert heading[2:4] == ["error, %, before", "error, %, after"]
+    heading, *rows = page.tables[1]
+    assert heading[2:6] == ["error, %, before", "error, %, after", "debiased, %", "90 % interval, %"]
     worst = np.argsort(-errors.error)
     assert [float(row[3]) for row in rows] == pytest.approx(100 * errors.error[worst], abs=0.006)
     for row, k in zip(rows, worst, strict=True):
         signed = 100 * errors.signed_error[k]
-        assert row[-1] == f"too {'low' if signed > 0 else 'high'} by {abs(signed):.2f}"
+        assert row[-1] == f"too {'low' if signed > 0 else 'high'} by {abs(signed):.2f} points"
+        debiased, low, high = (f"{100 * values[k]:.2f}" for values in (errors.debiased, errors.low, errors.high))
+        assert row[4:6] == [debiased, f"[{low}, {high}]"]
+
+
+def test_classes_without_a_picture_are_named(page, judged):
+    probabilities, labels, evaluations = judged
+    options = {"bins": 10, "threshold": evaluations["after"].threshold}
+    left = class_errors(probabilities["after"], labels, **options).worst(4)[-1]
+    assert "The 1 classes without a picture" in page.sections["classes"]
+    assert page.sections["classes"].rstrip().endswith(["cript>", "$1$", "☃ \ufffd", "…"][left])
 
 
 def test_every_picture_is_inside_described_and_well_formed(page):
-    described = [picture["alt"] for picture in page.pictures]
+    described = [picture["aria-label"] for picture in page.pictures]
     assert len(described) == 2 + 3 * 2 + 1
     assert described[0] == "Reliability diagram of the confidence, before"
     assert all(described)
-    texts = [svg_texts(picture) for picture in page.pictures]
+    texts = [picture["texts"] for picture in page.pictures]
     assert "confidence" in texts[0]
     assert "predicted probability" in texts[2]
     assert "samples rejected, least confident first" in texts[-1]
@@ -145,7 +164,59 @@ def test_the_same_input_gives_the_same_pictures(page, judged):
     probabilities, labels, evaluations = judged
     again = Page(report_page(probabilities, labels, class_names=NAMES, evaluations=evaluations, limit=1))
     expected = page.pictures[:4] + page.pictures[-1:]  # two of the confidence, two of the worst class, rejection
-    assert [picture["src"] for picture in again.pictures] == [picture["src"] for picture in expected]
+    assert again.pictures == expected
+
+
+def test_pictures_have_the_colours_of_the_page(html):
+    drawn = html[html.index("<svg") : html.rindex("</svg>")]
+    for colour in ("#000000", "#ffffff", "#4d4d4d", "#f9d9c3", "#56b4e9"):
+        assert colour not in drawn
+    names = set(re.findall(r"var\((--[a-z]+)\)", drawn))
+    light, dark = html.split("@media (prefers-color-scheme: dark)")
+    assert names >= {"--text", "--back", "--bar", "--gap", "--counts"}
+    for name in names:
+        assert f"{name}: #" in light
+        assert f"{name}: #" in dark[: dark.index("body")]
+
+
+def test_a_name_that_looks_like_a_colour_stays_a_name():
+    probs, _, labels = sharpened(60, 2)
+    made = Page(report_page({"#000000": probs}, labels, evaluations={"#000000": evaluate(probs, labels)}, limit=1))
+    assert "#000000" in made.pictures[0]["texts"]
+
+
+@pytest.mark.parametrize(
+    ("power", "words"), [(2.5, "overconfident"), (0.4, "underconfident"), (1.0, "calibrated on average")]
+)
+@pytest.mark.parametrize("confidence", [None, 0.9])
+def test_the_verdict_says_how_sure_and_how_right(power, words, confidence):
+    _, true, labels = sharpened(2000, 4)
+    probs = true**power / (true**power).sum(axis=1, keepdims=True)
+    found = evaluate(probs, labels, confidence=confidence, resamples=50)
+    text = Page(report_page({"p": probs}, labels, evaluations={"p": found}, limit=1)).text
+    sure, right = 100 * probs.max(axis=1).mean(), 100 * found.accuracy
+    assert f"On average {sure:.1f} % sure, right in {right:.1f} %: {words}" in text
+    assert "Classes to look at" in text
+
+
+def test_the_verdict_compares_before_and_after_and_names_classes(page, judged):
+    _, _, evaluations = judged
+    before, after = (f"{100 * each.debiased['expected_calibration_error']:.2f}" for each in evaluations.values())
+    assert f"The debiased calibration error falls from {before} % to {after} %." in page.text
+    assert "before: on average" in page.text
+    assert "After calibration (after): " in page.text
+    assert page.text.index("Classes to look at") < page.text.index("Metrics")
+
+
+def test_groups_widen_the_intervals_of_classes():
+    probs, _, labels = sharpened(200, 2)
+    again, many = np.repeat(probs, 5, axis=0), np.repeat(labels, 5)
+    by_row, by_group = (
+        Page(report_page({"p": again}, many, groups=groups, limit=1)).tables[1][1][4]
+        for groups in (None, np.repeat(np.arange(200), 5))
+    )
+    widths = [float(high) - float(low) for low, high in (cell.strip("[]").split(", ") for cell in (by_row, by_group))]
+    assert widths[1] > 1.3 * widths[0]
 
 
 def test_three_classes_get_their_triangle_and_one_method_one_column():
@@ -153,8 +224,8 @@ def test_three_classes_get_their_triangle_and_one_method_one_column():
     evaluations = {"probabilities": evaluate(probs, labels)}
     found = Page(report_page({"probabilities": probs}, labels, evaluations=evaluations, limit=1))
     assert "simplex" in found.sections
-    assert found.tables[1][0] == ["metric", "probabilities"]
-    assert "[" not in "".join(cell for row in found.tables[1] for cell in row)
+    assert found.tables[0][0] == ["metric", "probabilities"]
+    assert "[" not in "".join(cell for row in found.tables[0] for cell in row)
     assert "All 3 classes" in found.sections["classes"]
     assert "no intervals" in found.sections["settings"]
 
@@ -253,7 +324,7 @@ def test_a_browser_sees_the_same_elements(html, page, tmp_path):
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
     found = Page(seen.stdout)
-    assert found.tags == page.tags
+    assert [tag.lower() for tag in found.tags] == page.tags
     assert found.sections == page.sections
 
 

@@ -22,7 +22,8 @@ def evaluations_to_json(evaluations: dict[str, Evaluation], model: Path, data: P
         "model": str(model),
         "data": None if data is None else str(data),
         **{name: getattr(first, name) for name in settings},
-        "metrics": {name: evaluation.as_dict() for name, evaluation in evaluations.items()},
+        "metrics": {name: evaluation.metrics for name, evaluation in evaluations.items()},
+        "debiased": {name: evaluation.debiased for name, evaluation in evaluations.items()},
         "intervals": {name: evaluation.intervals for name, evaluation in evaluations.items()},
     }
     standard = json.loads(json.dumps(content), parse_constant=lambda _: None)  # NaN is no JSON
@@ -40,7 +41,7 @@ def write_evaluations(
     """Write the report, and return the path of its page; ``settings`` are those of the intervals."""
     from kcal.report import write_report
 
-    facts = {term: str(path) for term, path in sources.items() if path is not None}
+    facts = {term: path.name for term, path in sources.items() if path is not None}  # folders are private
     if comparison.groups is not None:
         facts["groups"] = f"{len(np.unique(comparison.groups)):,}; the intervals resample whole groups"
     has_intervals = next(iter(evaluations.values())).confidence is not None
@@ -51,6 +52,7 @@ def write_evaluations(
         class_names=comparison.classes.tolist(),
         evaluations={method_title(name): evaluation for name, evaluation in evaluations.items()},
         sample_weight=comparison.weights,
+        groups=comparison.groups,
         sources=facts,
         limit=pictures,
         settings=settings if has_intervals else {},

@@ -33,21 +33,35 @@ def method_title(name: str) -> str:
 def metrics_table(
     evaluations: Mapping[str, Evaluation], metrics: Sequence[str] | None = None, *, stacked: bool = False
 ) -> Table:
-    """Return metrics as rows and methods as columns, the best of each row in bold; intervals beside or below values."""
+    """Return metrics as rows and methods as columns, the best of each row in bold.
+
+    Debiased errors and intervals are columns of their own, or lines below the values if ``stacked``.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("metric", no_wrap=True)
-    for name in evaluations:
+    for name, evaluation in evaluations.items():
         title = method_title(name)
         table.add_column(shown(title), justify="right", min_width=max(len(word) for word in title.split()))
-    for name in metrics or next(iter(evaluations.values())).as_dict():
-        metric, between = METRICS[name], "\n" if stacked else " "
-        cells = _values(evaluations, metric)
-        for place, evaluation in enumerate(evaluations.values()):
-            if name in evaluation.intervals:
-                low, high = (metric.format(end) for end in evaluation.intervals[name])
-                cells[place] += f"{between}[dim]\\[{low}, {high}][/]"
+        if evaluation.confidence is not None and not stacked:
+            table.add_column("debiased", justify="right", no_wrap=True)
+            table.add_column(f"{100 * evaluation.confidence:.6g} % interval", justify="right", no_wrap=True)
+    for name in metrics or next(iter(evaluations.values())).metrics:
+        cells, metric = [], METRICS[name]
+        for value, evaluation in zip(_values(evaluations, metric), evaluations.values(), strict=True):
+            estimate = _estimate(evaluation, metric)
+            lines = (f"debiased {text}" if place == 0 else text for place, text in enumerate(estimate) if text)
+            cells += ["\n".join([value, *(f"[dim]{line}[/]" for line in lines)])] if stacked else [value, *estimate]
         table.add_row(metric.labelled(metric.description), *cells)
     return table
+
+
+def _estimate(evaluation: Evaluation, metric: Metric) -> tuple[str, ...]:
+    """Return the debiased error, empty if the metric is not biased, and the interval; nothing without intervals."""
+    if evaluation.confidence is None:
+        return ()
+    debiased, interval = evaluation.debiased.get(metric.name), evaluation.intervals.get(metric.name)
+    ends = "" if interval is None else f"\\[{metric.format(interval.low)}, {metric.format(interval.high)}]"
+    return "" if debiased is None else metric.format(debiased), ends
 
 
 def methods_table(evaluations: Mapping[str, Evaluation]) -> Table:
@@ -80,8 +94,8 @@ def show_evaluations(evaluations: Mapping[str, Evaluation]) -> None:
         screen.print("--json FILE and --report FOLDER have all metrics, with their confidence intervals.")
     elif first.confidence is not None:
         screen.print(
-            f"In brackets: {100 * first.confidence:.6g} % confidence intervals by resampling. Those of calibration "
-            "errors are corrected for the part that chance adds, so that they may lie below the value."
+            f"In brackets: {100 * first.confidence:.6g} % confidence intervals by resampling. Chance makes calibration "
+            "errors larger; debiased is without that part, and what their interval is about."
         )
 
 
@@ -112,7 +126,7 @@ def show_fitted(calibrator: Calibrator, data: Dataset, path: Path, seconds: floa
 
 def _values(evaluations: Mapping[str, Evaluation], metric: Metric) -> list[str]:
     """Return a metric of every method, with the best in bold; nothing is bold if there is only one method."""
-    values = [evaluation.as_dict()[metric.name] for evaluation in evaluations.values()]
+    values = [evaluation.metrics[metric.name] for evaluation in evaluations.values()]
     finite = [value for value in values if math.isfinite(value)]
     best = metric.format((max if metric.direction == "higher" else min)(finite)) if finite and len(values) > 1 else None
     return [f"[bold]{text}[/]" if text == best else text for text in map(metric.format, values)]

@@ -22,13 +22,14 @@ from scipy.sparse import csr_array
 
 from kcal.metrics.predictions import Binning, Event, Floats, Predictions, blocks
 from kcal.metrics.resampling import wilson_interval
-from kcal.validation import check_number
+from kcal.validation import check_integer, check_number
 
 Array = NDArray[np.float64]
 
 TINY = np.finfo(np.float64).tiny
 ROUNDING = 1e-12
 """Relative rounding error of a sum of weights."""
+MOST_SAMPLES = 10**12
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +87,26 @@ class ReliabilityBins:
         if not self.weights.any():
             return float("nan")
         return float(np.nansum(self.weights * values) / self.weights.sum())
+
+    def merged(self, minimum_count: int) -> "ReliabilityBins":
+        """Merge neighbouring bins from the left until each has at least this many samples; the rest joins the last one.
+
+        Empty bins between merged ones stay. A single bin may have fewer samples: all there are.
+        """
+        check_integer(minimum_count, "minimum_count", minimum=0, maximum=MOST_SAMPLES)
+        starts = _starts_of_merged(self.counts, minimum_count)
+        if len(starts) == len(self.counts):
+            return self
+        counts, mass = (np.add.reduceat(values, starts) for values in (self.counts, self.weights))
+        divisor = np.where(mass > 0, mass, np.nan)
+        prediction, frequency = (
+            np.add.reduceat(np.nan_to_num(self.weights * values), starts) / divisor
+            for values in (self.mean_prediction, self.observed_frequency)
+        )
+        squares = np.add.reduceat(self.weights**2 / np.fmax(self.effective_counts, TINY), starts)
+        edges = self.edges[[*starts, len(self.counts)]]
+        effective = mass**2 / np.fmax(squares, TINY)
+        return ReliabilityBins(counts, prediction, frequency, edges, self.of, self.adaptive, mass, effective)
 
     def __str__(self) -> str:
         event = "the top class" if self.of == "confidence" else f"class {self.of}"
@@ -259,6 +280,22 @@ def _equal_count_cuts(n: int, bins: int) -> NDArray[np.intp]:
     """Return the ranks at which n sorted predictions are cut; the last n mod bins bins hold one more."""
     ranks = np.arange(bins + 1)
     return np.asarray(ranks * (n // bins) + np.maximum(ranks - bins + n % bins, 0), dtype=np.intp)
+
+
+def _starts_of_merged(counts: NDArray[np.intp], minimum_count: int) -> list[int]:
+    """Return the first bin of each merged bin."""
+    starts: list[int] = []
+    n_complete, open_count = 0, 0  # bins up to the last one with enough samples; samples of one that takes neighbours
+    end = int(np.max(np.flatnonzero(counts), initial=-1)) + 1
+    for place, count in enumerate(counts[:end].tolist()):
+        if open_count == 0:
+            starts.append(place)
+        open_count += count
+        if count and open_count >= minimum_count:
+            n_complete, open_count = len(starts), 0
+    if open_count and n_complete:  # too few at the end
+        del starts[n_complete:]
+    return [*starts, *range(end, len(counts))]
 
 
 def _edges_between(values: Floats, cuts: NDArray[np.intp]) -> Array:

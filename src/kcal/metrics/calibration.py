@@ -7,7 +7,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kcal.metrics.binning import ReliabilityBins, bin_event, sort_classes
+from kcal.metrics.intervals import estimate_class_errors
 from kcal.metrics.predictions import Binning, Event, Predictions, Threshold, check_binned, check_event
+from kcal.metrics.resampling import check_resampling
 from kcal.validation import check_integer, collect_classes
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ def reliability(
     of: Event = "confidence",
     adaptive: bool = True,
     threshold: Threshold = 0.0,
+    minimum_count: int = 0,
     sample_weight: ArrayLike | None = None,
 ) -> ReliabilityBins:
     """Bin the predictions of one event beside the observed outcomes, for a reliability diagram.
@@ -102,9 +105,13 @@ def reliability(
     threshold
         Rows with a lower prediction are left out: a number from 0 to 1, or "max" or "min" as in
         `classwise_calibration_error`, which is the mean of the errors of these bins over the classes.
+    minimum_count
+        Neighbouring bins are merged until each has at least this many samples, as by `ReliabilityBins.merged`. The
+        calibration error of merged bins is never larger, because gaps of opposite signs cancel.
     """
     checked = check_binned(probs, labels, sample_weight, bins=bins, adaptive=adaptive, threshold=threshold)
-    return bin_event(*checked, of=check_event(of, checked[0].n_classes))
+    binned = bin_event(*checked, of=check_event(of, checked[0].n_classes))
+    return binned.merged(minimum_count)
 
 
 def mean_class_errors(predictions: Predictions, *binnings: Binning) -> list[float]:
@@ -134,6 +141,9 @@ class ClassErrors:
     overconfidence: NDArray[np.float64]  # the part from bins whose predictions are too high
     underconfidence: NDArray[np.float64]  # the part from bins whose predictions are too low
     threshold: float  # the smallest probability that is binned
+    debiased: NDArray[np.float64] | None = None  # the error without the part that chance adds; None without intervals
+    low: NDArray[np.float64] | None = None  # ends of the interval of the error, which contains the debiased one
+    high: NDArray[np.float64] | None = None
 
     @property
     def signed_error(self) -> NDArray[np.float64]:
@@ -156,6 +166,8 @@ class ClassErrors:
 
         names = ("positives", "counts", "mean_prediction", "frequency", "error", "signed_error")
         columns = {name: getattr(self, name) for name in (*names, "overconfidence", "underconfidence")}
+        if self.debiased is not None:
+            columns |= {"debiased": self.debiased, "low": self.low, "high": self.high}
         return pandas.DataFrame(columns, index=pandas.Index(self.classes, name="class"))
 
     def __str__(self) -> str:
@@ -181,6 +193,10 @@ def class_errors(
     adaptive: bool = True,
     threshold: Threshold = "max",
     sample_weight: ArrayLike | None = None,
+    confidence: float | None = None,
+    resamples: int = 200,
+    groups: ArrayLike | None = None,
+    seed: int = 0,
 ) -> ClassErrors:
     """Calibration error of each class, whose mean is `classwise_calibration_error`.
 
@@ -190,10 +206,18 @@ def class_errors(
         As in `evaluate`.
     bins, adaptive, threshold
         As in `classwise_calibration_error`.
+    confidence, resamples, groups, seed
+        Of the intervals of the errors, as in `evaluate`; no intervals if ``confidence`` is None.
     """
     predictions, binning = check_binned(
         probs, labels, sample_weight, bins=bins, adaptive=adaptive, threshold=threshold, classes=classes
     )
+    debiased = low = high = None
+    if confidence is not None:
+        kept, resampling = check_resampling(
+            predictions, confidence=confidence, resamples=resamples, groups=groups, seed=seed
+        )
+        debiased, low, high = estimate_class_errors(kept, binning, resampling).T
     ordered = enumerate(sort_classes(predictions, threshold=binning.threshold))
     binned = [values.bin(binning, of=k) for k, values in ordered]
     return ClassErrors(
@@ -206,4 +230,7 @@ def class_errors(
         overconfidence=np.array([part.overconfidence for part in binned]),
         underconfidence=np.array([part.underconfidence for part in binned]),
         threshold=binning.threshold,
+        debiased=debiased,
+        low=low,
+        high=high,
     )

@@ -19,7 +19,7 @@ from kcal.validation import check_groups
 if TYPE_CHECKING:
     import pandas
 
-INTERVAL_NOTE = "calibration errors are biased upwards, so that their intervals can lie below the value"
+INTERVAL_NOTE = "calibration errors are biased upwards: debiased is without the part that chance adds"
 
 
 @dataclass(frozen=True)
@@ -45,39 +45,69 @@ class Evaluation:
     clip: Clip
     confidence: float | None = None
     intervals: Mapping[str, Interval] = field(default_factory=dict, hash=False)  # by metric; empty unless requested
+    debiased: Mapping[str, float] = field(default_factory=dict, hash=False)  # of calibration errors, with intervals
 
-    def as_dict(self) -> dict[str, float]:
-        """Return the metrics by name, without the options they were computed with."""
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics by name."""
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name in METRICS}
 
+    def as_dict(self) -> dict[str, float]:
+        """Return the metrics by name, without the options they were computed with.
+
+        With intervals, the entries ``<metric>_debiased`` of calibration errors, ``<metric>_low`` and ``<metric>_high``
+        follow each metric.
+        """
+        entries = {}
+        for name, value in self.metrics.items():
+            entries[name] = value
+            if name in self.debiased:
+                entries[f"{name}_debiased"] = self.debiased[name]
+            if name in self.intervals:
+                entries[f"{name}_low"], entries[f"{name}_high"] = self.intervals[name]
+        return entries
+
     def to_frame(self) -> "pandas.DataFrame":
-        """Return a pandas DataFrame with one row per metric: value, interval and which direction is better."""
+        """Return a pandas DataFrame with one row per metric: value, interval and which direction is better.
+
+        With intervals, the column ``debiased`` is the estimate that the interval is about; the value itself if the
+        metric is not biased.
+        """
         import pandas
 
-        values = self.as_dict()
+        values = self.metrics
         frame = pandas.DataFrame({"value": values}, index=pandas.Index(values, name="metric"))
         if self.intervals:
+            frame["debiased"] = [self.debiased.get(name, value) for name, value in values.items()]
             frame[["low", "high"]] = [self.intervals.get(name, (float("nan"), float("nan"))) for name in values]
         frame["better"] = [METRICS[name].direction for name in values]
         return frame
 
     def __str__(self) -> str:
-        values = self.as_dict()
-        width = max(len(METRICS[name].description) for name in values)
-        intervals = {name: f"[{low:.5f}, {high:.5f}]  " for name, (low, high) in self.intervals.items()}
-        rows = [
-            f"{METRICS[name].description:<{width}}  {value:>9.5f}  {intervals.get(name, '')}"
-            f"{METRICS[name].direction} is better"
-            for name, value in values.items()
-        ]
-        heading = f"{self.n_samples:,} samples, {self.n_classes:,} classes"
+        heading, rows = f"{self.n_samples:,} samples, {self.n_classes:,} classes", self._rows()
         number = "1 bin" if self.bins == 1 else f"{self.bins} bins"
         clipping = "as published" if self.clip == "published" else f"at {self.clip:g}"
         threshold = f"class-wise errors over probabilities of at least {self.threshold:.4g}"
         lines = [heading, *rows, f"{number}; {threshold}; probabilities clipped {clipping} in logarithms"]
         if self.confidence is not None:
-            lines.append(f"{self.confidence:.4g} confidence intervals in brackets; {INTERVAL_NOTE}")
+            lines.append(INTERVAL_NOTE)
         return "\n".join(lines)
+
+    def _rows(self) -> list[str]:
+        """Return the metrics as lines, below a heading if there are intervals."""
+        width = max(len(METRICS[name].description) for name in self.metrics)
+        rows = []
+        if self.confidence is not None:
+            rows.append(f"{'':<{width}}  {'value':>9}  {'debiased':>9}  {100 * self.confidence:.6g} % interval")
+        for name, value in self.metrics.items():
+            more = ""
+            if self.confidence is not None:
+                debiased = f"{self.debiased[name]:.5f}" if name in self.debiased else ""
+                interval = "[{:.5f}, {:.5f}]".format(*self.intervals[name]) if name in self.intervals else ""
+                more = f"{debiased:>9}  {interval:<18}  "
+            metric = METRICS[name]
+            rows.append(f"{metric.description:<{width}}  {value:>9.5f}  {more}{metric.direction} is better")
+        return rows
 
 
 def evaluate(
@@ -113,7 +143,7 @@ def evaluate(
     confidence
         Probability with which an interval is to contain the true value, like 0.95; no intervals if None. They are
         bootstrap intervals; those of calibration errors are corrected for the bias of such errors (see
-        ``kcal.metrics.intervals``), so that the interval can lie below the value.
+        ``kcal.metrics.intervals``) and contain the debiased estimate (``debiased``), not always the value.
     resamples
         Number of bootstrap resamples, 20 to 1,000,000.
     groups
@@ -124,11 +154,12 @@ def evaluate(
     if groups is not None:
         check_groups(groups, predictions.n_samples)
     intervals: dict[str, Interval] = {}
+    debiased: dict[str, float] = {}
     if confidence is not None:
         kept, resampling = check_resampling(
             predictions, confidence=confidence, resamples=resamples, groups=groups, seed=seed
         )
-        intervals = metric_intervals(kept, _scores(kept, clip), binning, resampling)
+        intervals, debiased = metric_intervals(kept, _scores(kept, clip), binning, resampling)
         confidence = resampling.confidence
     both = (binning, binning._replace(adaptive=False))
     ordered = sort_event(predictions, "confidence")
@@ -147,6 +178,7 @@ def evaluate(
         clip=clip,
         confidence=confidence,
         intervals=intervals,
+        debiased=debiased,
     )
 
 

@@ -12,9 +12,13 @@ calibration, never contains it. Here tests of hypotheses are inverted. They lie 
 Under each hypothesis one would measure Σ_b |gaps_b(t) + noise_b|. The interval holds the errors Σ_b |gaps_b(t)| of the
 hypotheses under which the measured error is not extreme. The noise is that of binomial counts with the rates of the
 hypothesis and, towards the measured gaps, that of the resampled gaps. With a single event, h = g.
+
+The debiased estimate is the error Σ_b |gaps_b(t)| of the hypothesis under which the measured error is the median of
+what one would measure, but not more than the measured error, because chance only adds to it. It lies within the
+interval at every level.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,17 +41,26 @@ LEAST_COUNT = 1.5
 """Effective count that a bin needs for its resamples to show its variance."""
 
 
+class ErrorEstimate(NamedTuple):
+    """A calibration error without the part that chance adds, and its interval, which contains it."""
+
+    debiased: float
+    interval: Interval
+
+
 def metric_intervals(
     predictions: Predictions, scores: dict[str, Array], binning: Binning, resampling: Resampling
-) -> dict[str, Interval]:
-    """Return the interval of every metric of an `Evaluation`; class-wise errors only if a class has samples.
+) -> tuple[dict[str, Interval], dict[str, float]]:
+    """Return the interval of every metric of an `Evaluation`, and the debiased estimates of its calibration errors.
 
-    ``scores`` has the values of each row, (n_samples,), by metric; the accuracy is the first.
+    Class-wise errors only if a class has samples. ``scores`` has the values of each row, (n_samples,), by metric; the
+    accuracy is the first.
     """
     per_row = np.stack(list(scores.values()), axis=1)  # (n_samples, n_metrics)
     means = resampled_means(predictions, per_row, resampling)
     intervals = {name: resampling.percentile_interval(means[:, i]) for i, name in enumerate(scores)}
     intervals["accuracy"] = accuracy_interval(predictions, means[:, 0], resampling)
+    debiased = {}
     for prefix, adaptive in (("", True), ("static_", False)):
         classwise = binning._replace(adaptive=adaptive)
         events: dict[str, tuple[Sequence[Event], Binning]] = {
@@ -55,10 +68,10 @@ def metric_intervals(
             "classwise": (range(predictions.n_classes), classwise),
         }
         for name, options in events.items():
-            interval = binned_error_interval(predictions, *options, resampling)
-            if interval is not None:
-                intervals[f"{prefix}{name}_calibration_error"] = interval
-    return intervals
+            estimate = estimate_binned_error(predictions, *options, resampling)
+            if estimate is not None:
+                debiased[f"{prefix}{name}_calibration_error"], intervals[f"{prefix}{name}_calibration_error"] = estimate
+    return intervals, debiased
 
 
 def resampled_means(predictions: Predictions, per_row: Array, resampling: Resampling) -> Array:
@@ -84,20 +97,41 @@ def accuracy_interval(predictions: Predictions, resampled: Array, resampling: Re
     return Interval(float(low), float(high))
 
 
-def binned_error_interval(
+def estimate_binned_error(
     predictions: Predictions, events: Sequence[Event], binning: Binning, resampling: Resampling
-) -> Interval | None:
-    """Return the interval of the mean calibration error of the events that have samples; None if there are none.
+) -> ErrorEstimate | None:
+    """Estimate the mean calibration error of the events that have samples; None if there are none."""
+    gaps = measure_gaps(predictions, events, binning, resampling)
+    return None if gaps is None else estimate_error(gaps, resampling)
+
+
+def estimate_class_errors(predictions: Predictions, binning: Binning, resampling: Resampling) -> Array:
+    """Return the debiased calibration error and both ends of its interval for each class, (n_classes, 3).
+
+    nan for a class without samples.
+    """
+    estimates = np.full((predictions.n_classes, 3), np.nan)
+    gaps = measure_gaps(predictions, range(predictions.n_classes), binning, resampling)
+    if gaps is not None:
+        for k, part in zip(gaps.events, gaps.split(), strict=True):
+            debiased, interval = estimate_error(part, resampling)
+            estimates[k] = debiased, *interval
+    return estimates
+
+
+def measure_gaps(
+    predictions: Predictions, events: Sequence[Event], binning: Binning, resampling: Resampling
+) -> "Gaps | None":
+    """Return the gaps of the events that have samples, measured and in each resample; None if there are none.
 
     The bins stay those of the given predictions: if they moved with every resample, samples that change bins would
     count as noise twice.
     """
     sorted_events = ((of, sort_weighted(predictions, of, threshold=binning.threshold)) for of in events)
-    parts = [
-        _event_matrices(event, of, binning, predictions.n_samples) for of, event in sorted_events if event.weights.any()
-    ]
-    if not parts:
+    filled = [(of, event) for of, event in sorted_events if event.weights.any()]
+    if not filled:
         return None
+    parts = [_event_matrices(event, of, binning, predictions.n_samples) for of, event in filled]
     residuals, kept = (vstack([part[i] for part in parts], format="csr") for i in (0, 1))
     binned = [part[2] for part in parts]
 
@@ -107,16 +141,14 @@ def binned_error_interval(
         return np.asarray((residuals @ weights) / np.where(totals > 0, totals, 1.0) / len(parts))
 
     blocks = [gap_shares(drawn).astype(np.float32) for drawn in resampling.draws(predictions)]
-    gaps = Gaps(
+    return Gaps(
         measured=gap_shares(predictions.row_weights[:, None])[:, 0],
         resampled=np.ascontiguousarray(np.concatenate(blocks, axis=1).T),
         shares=np.concatenate([part.weights / part.weights.sum() for part in binned]) / len(parts),
         predictions=np.concatenate([np.nan_to_num(part.mean_prediction) for part in binned]),
         counts=np.concatenate([part.effective_counts for part in binned]),
-        n_events=len(parts),
+        events=[of for of, _ in filled],
     )
-    clustered = resampling.groups is not None
-    return gap_interval(gaps, resampling.confidence, seed=resampling.seed, clustered=clustered)
 
 
 def _event_matrices(
@@ -141,7 +173,20 @@ class Gaps(NamedTuple):
     shares: Array  # n_b / n
     predictions: Array  # mean prediction of the bin
     counts: Array  # effective counts of the bins
-    n_events: int
+    events: Sequence[Event]
+
+    @property
+    def n_events(self) -> int:
+        """Number of events."""
+        return len(self.events)
+
+    def split(self) -> "Iterator[Gaps]":
+        """Yield the gaps of each event alone."""
+        for place, columns in enumerate(np.split(np.arange(len(self.shares)), self.n_events)):
+            measured, shares = (self.n_events * values[columns] for values in (self.measured, self.shares))
+            resampled = np.float32(self.n_events) * self.resampled[:, columns]
+            rest = (self.predictions[columns], self.counts[columns], [self.events[place]])
+            yield Gaps(measured, resampled, shares, *rest)
 
     def rates(self, gaps: Floats) -> Array:
         """Return the rate of the event in each bin for given gaps."""
@@ -149,16 +194,15 @@ class Gaps(NamedTuple):
         return np.clip(self.predictions + gaps / filled, 0.0, 1.0)
 
 
-def gap_interval(gaps: Gaps, confidence: float, *, seed: int, clustered: bool = False) -> Interval:
-    """Return the interval of Σ|gaps| by inverting its test along the path.
+def estimate_error(gaps: Gaps, resampling: Resampling) -> ErrorEstimate:
+    """Return the debiased Σ|gaps| and its interval by inverting its test along the path.
 
-    ``clustered``: whole groups were resampled; simulated noise is then widened by as much as the groups widen the
-    noise of the resamples.
+    If whole groups were resampled, simulated noise is widened by as much as they widen the noise of the resamples.
     """
     measured = float(np.abs(gaps.measured).sum())
     systematic = gaps.measured if gaps.n_events == 1 else shared_gaps(gaps)
-    noises = _noise(gaps, systematic, np.random.default_rng([seed, 1]), clustered=clustered)
-    low_tail, high_tail = tails(confidence)
+    noises = _noise(gaps, systematic, np.random.default_rng([resampling.seed, 1]), resampling.groups is not None)
+    low_tail, high_tail = tails(resampling.confidence)
     errors, quantiles = [], []
     for place in PATH:
         assumed = _gaps_on_path(place, gaps.measured, systematic)
@@ -195,7 +239,7 @@ def _gaps_on_path(place: float, measured: Floats, systematic: Floats) -> Array:
 
 
 def _noise(
-    gaps: Gaps, systematic: Floats, generator: np.random.Generator, *, clustered: bool
+    gaps: Gaps, systematic: Floats, generator: np.random.Generator, clustered: bool
 ) -> tuple[NDArray[np.float32], ...]:
     """Return simulated noise at t = 0, 1 and 2, (resamples, n_gaps) each."""
     measured_rates = gaps.rates(gaps.measured)
@@ -224,8 +268,8 @@ def _binomial_noise(gaps: Gaps, rates: Floats, generator: np.random.Generator, f
     return drawn
 
 
-def _accepted(measured: float, errors: Floats, quantiles: Floats) -> Interval:
-    """Return the least and the largest error under which the measured one is not extreme."""
+def _accepted(measured: float, errors: Floats, quantiles: Floats) -> ErrorEstimate:
+    """Return the error under which the measured one is the median, and the least and largest ones accepted."""
     fine = np.linspace(0, len(errors) - 1, FINE)
     error, low, middle, high = (
         np.interp(fine, np.arange(len(errors)), values) for values in (errors, *np.asarray(quantiles).T)
@@ -233,4 +277,6 @@ def _accepted(measured: float, errors: Floats, quantiles: Floats) -> Interval:
     excess = np.maximum(low - measured, measured - high)  # how far outside; not above 0 where it is accepted
     accepted = excess <= max(float(excess.min()), 0.0) + ROUNDING * measured
     noise = float(high[0] - middle[0])  # errors this small cannot be distinguished from 0
-    return Interval(float(error[accepted].min()), min(max(float(error[accepted].max()), noise), 1.0))
+    interval = Interval(float(error[accepted].min()), min(max(float(error[accepted].max()), noise), 1.0))
+    debiased = min(float(np.interp(measured, np.maximum.accumulate(middle), error)), measured)
+    return ErrorEstimate(min(max(debiased, interval.low), interval.high), interval)

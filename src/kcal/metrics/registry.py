@@ -91,7 +91,7 @@ _ALL = (
     _error("static_expected_calibration_error", "static ECE", "ECE, equal-width bins", _static_ece),
     _error("static_classwise_calibration_error", "static CECE", "CECE, equal-width bins", _static_cece),
     Metric("top_label_brier_loss", "Brier", "Brier loss, top class", "%", "lower", top_label_brier_loss),
-    Metric("multiclass_brier_loss", "Brier, all", "Brier loss, all classes", "%", "lower", multiclass_brier_loss),
+    Metric("multiclass_brier_loss", "Brier / K", "Brier loss, mean over classes", "%", "lower", multiclass_brier_loss),
     Metric("negative_log_likelihood", "NLL", "negative log-likelihood", "", "lower", negative_log_likelihood),
     _error("classwise_calibration_error_min", "CECE min", "CECE, threshold min(0.01, 1/K)", _cece_min),
     _error("top_label_calibration_error", "top-label CE", "top-label calibration error", top_label_calibration_error),

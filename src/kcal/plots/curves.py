@@ -8,52 +8,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import AverageRanks, RejectionCurve
-from kcal.plots.arguments import check_arguments, check_count, check_kind, check_numbers
+from kcal.plots.arguments import check_arguments, check_count, check_kind
 from kcal.plots.style import COUNTS, GAP, LINES, MARKERS, OBSERVED_EDGE, SERIES, prepare_axes, wrap_label
-from kcal.validation import check_number
 
 if TYPE_CHECKING:
+    from kcal.kernels import BandwidthCurve
     from kcal.projection import TrainingCurve
 
-LARGEST_BANDWIDTH = 1e18
 REJECTION = "the result of kcal.metrics.accuracy_rejection(probs, labels)"
 FEW_METHODS = 3
 """Number of methods whose legend has room inside the axes."""
 
 
-def bandwidth_curve(
-    bandwidths: ArrayLike,
-    losses: ArrayLike,
-    chosen: float,
-    *,
-    ax: Axes | None = None,
-    title: str | None = None,
-) -> Axes:
+def bandwidth_curve(curve: BandwidthCurve, *, ax: Axes | None = None, title: str | None = None) -> Axes:
     """Draw the loss at each bandwidth that a search evaluated, and mark the chosen one.
 
     Parameters
     ----------
-    bandwidths, losses
-        The bandwidths, (n,), in any order, and the loss at each of them.
-    chosen
-        The bandwidth that the search chose.
+    curve
+        The attribute ``bandwidth_curve_`` of a fitted `KCal`; it is None if the bandwidth was not searched.
     ax, title
         Axes to draw on, those of a new figure if None, and their title.
     """
-    widths, values = check_numbers(bandwidths, "bandwidths"), check_numbers(losses, "losses")
-    if widths.shape != values.shape:
-        raise InvalidInputError("losses", f"must have {len(widths)} entries, one per bandwidth", got=str(len(values)))
-    if not ((widths > 0) & (widths <= LARGEST_BANDWIDTH)).all():
-        raise InvalidInputError("bandwidths", "must be positive numbers", got=f"{widths.min():g} to {widths.max():g}")
-    chosen = check_number(chosen, "chosen", minimum=0.0, maximum=LARGEST_BANDWIDTH, exclusive=True)
+    from kcal.kernels import BandwidthCurve  # here, because it imports torch, which other plots do not need
+
+    check_kind(curve, "curve", BandwidthCurve, "bandwidth_curve_ of a KCal that searched its bandwidth")
     ax = prepare_axes(ax, 6.4, 4.0, title)
-    order = np.argsort(widths, kind="stable")
-    ax.plot(widths[order], values[order], "o-", color=OBSERVED_EDGE, markersize=4, label="evaluated")
-    ax.axvline(chosen, color=GAP, linestyle="--", linewidth=1.5, label=f"chosen: b = {chosen:.3g}")
+    ax.plot(curve.bandwidths, curve.losses, "o-", color=OBSERVED_EDGE, markersize=4, label="evaluated")
+    chosen = f"chosen: b = {curve.bandwidth:.3g}"
+    ax.axvline(curve.bandwidth, color=GAP, linestyle="--", linewidth=1.5, label=chosen)
     set_log_scale(ax.xaxis)
     ax.set(xlabel="bandwidth b", ylabel="log-loss")
     ax.grid(alpha=0.25)
@@ -75,7 +62,8 @@ def training_curve(curve: TrainingCurve, *, ax: Axes | None = None, title: str |
     Parameters
     ----------
     curve
-        The attribute ``curve`` of a `TrainedProjection`.
+        The attribute ``training_curve_`` of a fitted `KCal`, which is None if nothing was trained, or ``curve`` of a
+        `TrainedProjection`.
     ax, title
         Axes to draw on, those of a new figure if None, and their title.
 
@@ -106,7 +94,7 @@ def _check_curve(curve: Any) -> list[NDArray[np.float64]]:
     """Return steps, losses and learning rates as arrays."""
     from kcal.projection import TrainingCurve  # here, because it imports torch, which other plots do not need
 
-    check_kind(curve, "curve", TrainingCurve, "train_projection(...).curve")
+    check_kind(curve, "curve", TrainingCurve, "training_curve_ of a KCal that trained its projection")
     parts = [np.asarray(part, dtype=np.float64) for part in (curve.steps, curve.losses, curve.learning_rates)]
     sizes = [len(part) for part in parts]
     if len(set(sizes)) > 1 or sizes[0] == 0:

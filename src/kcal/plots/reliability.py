@@ -1,4 +1,4 @@
-"""The reliability diagram of one event: observed frequency against predicted probability."""
+"""The reliability diagram of one event: observed frequency against predicted probability, above the counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,21 +9,26 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, NullFormatter
-from numpy.typing import NDArray
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+from matplotlib.transforms import ScaledTranslation
+from numpy.typing import ArrayLike, NDArray
 
-from kcal.metrics import ReliabilityBins
+from kcal.errors import InvalidInputError
+from kcal.metrics import ReliabilityBins, reliability
+from kcal.metrics.predictions import Event
 from kcal.plots.arguments import check_arguments
 from kcal.plots.style import BAND, COUNTS, GAP, GAP_FILL, GUIDE, OBSERVED, OBSERVED_EDGE, prepare_axes, wrap_label
-from kcal.validation import check_number
+from kcal.validation import check_number, shown
 
 NARROWEST_BAR = 0.008
 """Bars of equal-count bins are at least this wide, so that they are visible."""
+STRIP = (0.0, -0.25, 1.0, 0.18)
+"""Left, bottom, width and height of the axes of the counts, as fractions of the diagram."""
 
 
 @dataclass(frozen=True)
 class PanelOptions:
-    """Bins with fewer samples than ``minimum_count`` have no bar; ``confidence`` is the level of the bands, or None."""
+    """Bins are merged up to ``minimum_count`` samples; ``confidence`` is the level of the bands, or None."""
 
     minimum_count: int
     confidence: float | None
@@ -35,8 +40,10 @@ class PanelOptions:
 
 
 def reliability_diagram(
-    bins: ReliabilityBins,
+    predictions: ReliabilityBins | ArrayLike,
+    labels: ArrayLike | None = None,
     *,
+    of: Event | None = None,
     ax: Axes | None = None,
     minimum_count: int = 15,
     confidence: float | None = 0.95,
@@ -44,28 +51,35 @@ def reliability_diagram(
     class_name: str | None = None,
     legend: bool = True,
 ) -> Axes:
-    """Draw observed frequency against prediction, their gap, and counts on a logarithmic right axis.
+    """Draw observed frequency against prediction, and their gap; below, the samples of each bin on a logarithmic axis.
 
     A bar reaches up to the observed frequency (the strong line); the hatched part is the gap to the mean prediction of
-    the bin. A gap above the line means that predictions were too high, below it too low. The thin vertical line is
-    Wilson's confidence interval of the frequency f of the n samples in the bin,
+    the bin. A gap above the line means that predictions were too high, below it too low. The dot is at the mean
+    prediction: on the diagonal, the bin is calibrated. Its vertical line is Wilson's confidence interval of the
+    frequency f of the n samples in the bin,
 
         (f + z²/2n ± z·√(f·(1 − f)/n + z²/4n²)) / (1 + z²/n),     z the normal quantile of (1 + confidence)/2:
 
-    a gap that stays within it may be chance.
+    where it reaches the diagonal, the gap may be chance.
 
     Parameters
     ----------
-    bins
-        What `kcal.metrics.reliability` returns.
+    predictions
+        What `kcal.metrics.reliability` returns; or probabilities, (n_samples, n_classes), together with labels, which
+        are cut into 20 bins of equal width.
+    labels
+        True classes as column indices, (n_samples,), if predictions are probabilities.
+    of
+        Event of the probabilities, as in `kcal.metrics.reliability`; "confidence" if None.
     ax
         Axes to draw on; a new figure if None.
     minimum_count
-        Bins with fewer samples have no bar, because their gap is mostly noise; their counts are hollow dots.
+        Neighbouring bins are merged until each bar stands for at least this many samples, because the gap of fewer is
+        mostly noise (`ReliabilityBins.merged`). The error in the title is that of all bins, and so are the counts.
     confidence
         Confidence level of the bands; no bands if None.
     title
-        Title of the axes; by default the event and its calibration error (of all bins).
+        Title of the axes; by default the event and its calibration error.
     class_name
         Name of the class of the bins; "class 3" and the like if None.
     legend
@@ -74,46 +88,59 @@ def reliability_diagram(
     Returns
     -------
     Axes
-        The axes of the frequencies; those of the counts are drawn on top of them.
+        The axes of the frequencies; those of the counts are their ``child_axes[0]``, with the label of both.
     """
-    check_arguments(bins=bins, class_name=class_name, legend=legend)
+    check_arguments(class_name=class_name, legend=legend)
+    bins = _check_bins(predictions, labels, of)
     options = PanelOptions(minimum_count, confidence)
-    ax = prepare_axes(ax, 6.2, 5.0, title)
-    counts_ax = draw_panel(ax, bins, options, marker_size=4)
-    counts_ax.set_ylabel("samples in the bin (log scale)", color=COUNTS)
+    ax = prepare_axes(ax, 5.2, 6.4, title)
+    strip = draw_panel(ax, bins, options, marker_size=4)
     heading, label, frequency = "confidence", "confidence", "accuracy"
     if bins.of != "confidence":
         name = class_name or f"class {bins.of}"
         heading = wrap_label(name, width=34, lines=2)
         label = wrap_label(f"predicted probability of {name}", width=52, lines=2)
         frequency = "observed frequency"
-    ax.set(xlabel=label, ylabel=frequency)
+    ax.set_ylabel(frequency)
+    strip.set(xlabel=label, ylabel="samples")
     if title is None:
         separator = ":\n" if len(heading) > 30 else ": "
         ax.set_title(f"{heading}{separator}{error_text(bins, 'calibration error')}")
     if legend:
-        below = (0.5, -0.13 - 0.08 * label.count("\n"))  # the label of the axis: bars and counts need all of the inside
-        handles = legend_handles([bins], options)
-        ax.legend(handles=handles, loc="upper center", bbox_to_anchor=below, ncols=2, frameon=False)
+        _draw_legend(ax, legend_handles(options), n_lines=1 + label.count("\n"))
     return ax
 
 
+def _check_bins(predictions: Any, labels: Any, of: Any) -> ReliabilityBins:
+    """Return the given bins, or those of the given probabilities and labels."""
+    if isinstance(predictions, ReliabilityBins):
+        for name, value in (("labels", labels), ("of", of)):
+            if value is not None:
+                raise InvalidInputError(name, "must be left out if predictions are binned", got=shown(value))
+        return predictions
+    if labels is None:
+        expected = "must be the result of kcal.metrics.reliability(probs, labels), or probabilities with labels"
+        raise InvalidInputError("predictions", expected, got=shown(predictions))
+    return reliability(predictions, labels, of="confidence" if of is None else of, adaptive=False)
+
+
 def draw_panel(ax: Axes, bins: ReliabilityBins, options: PanelOptions, *, marker_size: float) -> Axes:
-    """Draw bars, gaps, bands, the diagonal and the counts; return the axes of the counts."""
-    drawn = bins.counts >= max(options.minimum_count, 1)
-    centers, widths = _bar_places(bins)
-    x, width = centers[drawn], widths[drawn]
-    observed, predicted = bins.observed_frequency[drawn], bins.mean_prediction[drawn]
+    """Draw bars, gaps, bands and the diagonal, and below them the counts; return the axes of the counts."""
+    merged = bins.merged(options.minimum_count)
+    filled = merged.counts > 0
+    x, width = (values[filled] for values in _bar_places(merged))
+    observed, predicted = merged.observed_frequency[filled], merged.mean_prediction[filled]
     ax.bar(x, observed, width, color=OBSERVED, edgecolor="white", linewidth=0.4)
     gaps, bottom = np.abs(predicted - observed), np.minimum(observed, predicted)
     ax.bar(x, gaps, width, bottom=bottom, color=GAP_FILL, edgecolor=GAP, hatch="//////", linewidth=0.4)
     ax.hlines(observed, x - width / 2, x + width / 2, color=OBSERVED_EDGE, linewidth=2)
-    if options.confidence is not None:
-        low, high = bins.frequency_bands(options.confidence)
-        ax.vlines(x, low[drawn], high[drawn], color=BAND, linewidth=0.4 + marker_size / 5, zorder=3)
     ax.plot([0, 1], [0, 1], color=GUIDE, linestyle="--", linewidth=1)
-    ax.set(xlim=(0, 1), ylim=(0, 1))
-    return _draw_counts(ax, bins, centers, drawn, marker_size=marker_size)
+    if options.confidence is not None:
+        low, high = merged.frequency_bands(options.confidence)
+        ax.vlines(predicted, low[filled], high[filled], color=BAND, linewidth=0.4 + marker_size / 5, zorder=3)
+    ax.plot(predicted, observed, "o", color=BAND, markersize=marker_size, zorder=4, clip_on=False)
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    return _draw_counts(ax, bins)
 
 
 def _bar_places(bins: ReliabilityBins) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -128,21 +155,27 @@ def _bar_places(bins: ReliabilityBins) -> tuple[NDArray[np.float64], NDArray[np.
     return (bins.edges[1:] + bins.edges[:-1]) / 2, widths
 
 
-def _draw_counts(
-    ax: Axes, bins: ReliabilityBins, centers: NDArray[np.float64], drawn: NDArray[np.bool_], *, marker_size: float
-) -> Axes:
-    """Draw the counts on a logarithmic right axis, hollow where a bin has no bar."""
-    counts_ax = ax.twinx()
+def _draw_counts(ax: Axes, bins: ReliabilityBins) -> Axes:
+    """Draw the counts of all bins in a strip below the diagram, which has the ticks and the label of both."""
+    strip = ax.inset_axes(STRIP, sharex=ax)
     filled = bins.counts > 0
-    style: dict[str, Any] = {"color": COUNTS, "marker": "o", "markersize": marker_size}
-    counts_ax.plot(centers[filled], bins.counts[filled], linewidth=0.7, markerfacecolor="white", **style)
-    counts_ax.plot(centers[drawn], bins.counts[drawn], linestyle="none", **style)
-    counts_ax.set_yscale("log")
-    counts_ax.yaxis.set_major_formatter(EngFormatter(sep=""))  # 1k, 10k, 1M fit beside a small panel
-    counts_ax.yaxis.set_minor_formatter(NullFormatter())
-    counts_ax.set_ylim(0.7, top_of_counts([bins]))
-    counts_ax.tick_params(axis="y", colors=COUNTS)
-    return counts_ax
+    x, width = (values[filled] for values in _bar_places(bins))
+    strip.bar(x, bins.counts[filled], width, color=COUNTS, edgecolor="white", linewidth=0.4)
+    strip.set_yscale("log")
+    strip.yaxis.set_major_locator(LogLocator(numticks=3))
+    strip.yaxis.set_major_formatter(EngFormatter(sep=""))  # 1k, 10k, 1M fit beside a small panel
+    strip.yaxis.set_minor_formatter(NullFormatter())
+    strip.minorticks_off()
+    strip.set_ylim(0.7, top_of_counts([bins]))
+    ax.tick_params(axis="x", labelbottom=False)
+    return strip
+
+
+def _draw_legend(ax: Axes, handles: list[Artist], *, n_lines: int) -> None:
+    """Draw the legend below the strip of the counts, its ticks and its label of so many lines."""
+    below = ScaledTranslation(0, -(26 + 13 * n_lines) / 72, ax.figure.dpi_scale_trans)  # points to inches
+    place = {"bbox_to_anchor": (0.5, STRIP[1]), "bbox_transform": ax.transAxes + below}
+    ax.legend(handles=handles, loc="upper center", ncols=2, frameon=False, borderaxespad=0.0, **place)
 
 
 def top_of_counts(drawn: Sequence[ReliabilityBins]) -> float:
@@ -155,20 +188,16 @@ def error_text(bins: ReliabilityBins, name: str) -> str:
     return f"{name} {bins.calibration_error:.3f}" if bins.total else "no samples"
 
 
-def legend_handles(drawn: Sequence[ReliabilityBins], options: PanelOptions) -> list[Artist]:
-    """Return the entries of the legend; hollow dots only if there are any."""
-    dot: dict[str, Any] = {"color": COUNTS, "linewidth": 0.7, "marker": "o", "markersize": 4}
+def legend_handles(options: PanelOptions) -> list[Artist]:
+    """Return the entries of the legend."""
     handles: list[Artist] = [
         Patch(facecolor=OBSERVED, edgecolor=OBSERVED_EDGE, label="observed frequency"),
         Patch(facecolor=GAP_FILL, edgecolor=GAP, hatch="//////", label="gap to the mean prediction"),
+        Line2D([], [], color=GUIDE, linestyle="--", linewidth=1, label="perfect calibration"),
     ]
     if options.confidence is not None:
         label = f"{100 * options.confidence:.6g} % confidence band"
         band: dict[str, Any] = {"marker": "|", "markersize": 11, "markeredgewidth": 1.2}
         handles.append(Line2D([], [], color=BAND, linestyle="none", label=label, **band))
-    handles.append(Line2D([], [], color=GUIDE, linestyle="--", linewidth=1, label="perfect calibration"))
-    handles.append(Line2D([], [], label="samples (right axis)", **dot))
-    if any(((bins.counts > 0) & (bins.counts < options.minimum_count)).any() for bins in drawn):
-        label = f"under {options.minimum_count} samples: no bar"
-        handles.append(Line2D([], [], markerfacecolor="white", label=label, **dot))
+    handles.append(Patch(facecolor=COUNTS, label="samples (log scale)"))
     return handles

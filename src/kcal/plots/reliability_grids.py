@@ -8,13 +8,14 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-from numpy.typing import NDArray
+from matplotlib.ticker import LogLocator
+from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.metrics import ReliabilityBins
+from kcal.metrics import ReliabilityBins, reliability
 from kcal.plots.arguments import KINDS, check_arguments, check_count, check_kind, check_names
 from kcal.plots.reliability import PanelOptions, draw_panel, error_text, legend_handles, top_of_counts
-from kcal.plots.style import COUNTS, wrap_label
+from kcal.plots.style import wrap_label
 from kcal.validation import shown
 
 PANELS_PER_ROW = 5
@@ -53,11 +54,10 @@ def reliability_grid(
     check_count(len(rows) * len(names), "rows", "panels")
     drawn = [bins for method, row in rows.items() for bins in _check_row(row, f"rows[{method!r}]", len(names))]
     options, top = PanelOptions(minimum_count, confidence), top_of_counts(drawn)
-    panels = _panels_above_legend(figure, len(rows), len(names), 1.6, legend_handles(drawn, options))
+    panels = _panels_above_legend(figure, len(rows), len(names), 2.1, legend_handles(options))
     axes = panels.subplots(len(rows), len(names), squeeze=False)  # not shared, which is slow for many panels
     for (i, j), ax in np.ndenumerate(axes):
-        _draw_cell(ax, drawn[i * len(names) + j], options, top, last_column=j == len(names) - 1)
-        ax.tick_params(labelbottom=i == len(rows) - 1, labelleft=j == 0)
+        _draw_cell(ax, drawn[i * len(names) + j], options, top, left=j == 0, below=i == len(rows) - 1)
         if i == 0:
             _set_heading(ax, names[j])
     for ax, method in zip(axes[:, 0], rows, strict=True):
@@ -67,9 +67,10 @@ def reliability_grid(
 
 
 def class_reliability_grid(
-    bins: Sequence[ReliabilityBins],
-    class_names: Sequence[str],
+    predictions: Sequence[ReliabilityBins] | ArrayLike,
+    labels: ArrayLike | None = None,
     *,
+    class_names: Sequence[str] | None = None,
     limit: int = 20,
     minimum_count: int = 15,
     confidence: float | None = 0.95,
@@ -80,13 +81,17 @@ def class_reliability_grid(
 
     Parameters
     ----------
-    bins
-        The bins of every class, in the order of class_names.
+    predictions
+        The bins of every class, in the order of the classes; or probabilities, (n_samples, n_classes), together with
+        labels, which are cut into 20 bins of equal width, those of at least max(0.01, 1/K) as in
+        `kcal.metrics.class_errors`.
+    labels
+        True classes as column indices, (n_samples,), if predictions are probabilities.
     class_names
-        Titles of the diagrams.
+        Titles of the diagrams; "class 0" and so on if None.
     limit
         With more classes only this many are drawn, those with the largest calibration error, worst first; the title
-        then says so.
+        then says so, and how large the errors of the others are.
     minimum_count, confidence, figure, title
         As in `reliability_grid`.
 
@@ -96,22 +101,22 @@ def class_reliability_grid(
         One per class that is drawn. The figure is ``axes[0].get_figure(root=True)``.
     """
     check_arguments(limit=limit, figure=figure, title=title)
-    names = check_names(class_names)
-    _check_row(bins, "bins", len(names))
+    bins = _bins_of_classes(predictions, labels, class_names)
+    names = [f"class {k}" for k in range(len(bins))] if class_names is None else check_names(class_names, len(bins))
     options = PanelOptions(minimum_count, confidence)
     chosen = range(len(bins)) if len(bins) <= limit else _worst(bins, limit)
     drawn = [bins[k] for k in chosen]
     if len(drawn) < len(bins):
-        which = f"the {len(drawn)} classes of largest error, of {len(bins):,}" if len(drawn) > 1 else "the worst class"
+        which = _which_are_drawn(bins, len(drawn))
         title = which if title is None else f"{title}: {which}"
     n_columns = min(PANELS_PER_ROW, len(drawn))
     n_rows = ceil(len(drawn) / n_columns)
-    panels = _panels_above_legend(figure, n_rows, n_columns, 2.0, legend_handles(drawn, options))
+    panels = _panels_above_legend(figure, n_rows, n_columns, 2.5, legend_handles(options))
     axes = panels.subplots(n_rows, n_columns, sharey=True, squeeze=False).ravel()
     for place, (ax, k) in enumerate(zip(axes, chosen, strict=False)):
-        _draw_cell(ax, bins[k], options, top_of_counts(drawn), last_column=place % n_columns == n_columns - 1)
+        edges = {"left": place % n_columns == 0, "below": place + n_columns >= len(drawn)}
+        _draw_cell(ax, bins[k], options, top_of_counts(drawn), **edges)
         _set_heading(ax, names[k])
-        ax.tick_params(axis="x", labelbottom=place + n_columns >= len(drawn))
     for ax in axes[len(drawn) :]:
         ax.set_axis_off()
     _label_figure(panels, title)
@@ -122,6 +127,14 @@ def _worst(bins: Sequence[ReliabilityBins], limit: int) -> list[int]:
     """Return the indices of the largest calibration errors, largest first; classes without samples come last."""
     errors = np.nan_to_num([row.calibration_error for row in bins], nan=-1.0)
     return [int(k) for k in np.argsort(-errors, kind="stable")[:limit]]
+
+
+def _which_are_drawn(bins: Sequence[ReliabilityBins], n_drawn: int) -> str:
+    """Return which classes a grid shows, and what it leaves out."""
+    which = f"the {n_drawn} classes of largest error" if n_drawn > 1 else "the class of largest error"
+    largest = bins[_worst(bins, n_drawn + 1)[-1]].calibration_error
+    left = f"the other {len(bins) - n_drawn:,} have "
+    return f"{which}; {left}" + ("no samples" if np.isnan(largest) else f"errors up to {largest:.3f}")
 
 
 def _panels_above_legend(
@@ -139,20 +152,17 @@ def _panels_above_legend(
     return panels
 
 
-def _draw_cell(ax: Axes, bins: ReliabilityBins, options: PanelOptions, top: float, *, last_column: bool) -> None:
-    """Draw one panel of a grid with its error above it; only the last column labels the axis of the counts."""
-    counts_ax = draw_panel(ax, bins, options, marker_size=2)
-    counts_ax.set_ylim(0.7, top)
-    ax.set_box_aspect(1)
-    counts_ax.set_box_aspect(1)
+def _draw_cell(ax: Axes, bins: ReliabilityBins, options: PanelOptions, top: float, *, left: bool, below: bool) -> None:
+    """Draw one panel of a grid with its error above it; ticks are labelled at the left and below the grid only."""
+    strip = draw_panel(ax, bins, options, marker_size=2)
+    strip.set_ylim(0.7, top)
     ax.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
     ax.set_yticks([0, 0.5, 1], ["0", ".5", "1"])
     ax.text(0.5, 1.02, error_text(bins, "error"), transform=ax.transAxes, ha="center", va="bottom", fontsize=9)
-    counts_ax.minorticks_off()
-    if last_column:
-        counts_ax.set_ylabel("samples", color=COUNTS)
-    else:
-        counts_ax.tick_params(axis="y", right=False, labelright=False)
+    ax.tick_params(labelleft=left)
+    strip.tick_params(labelleft=left, labelbottom=below)
+    strip.tick_params(axis="y", labelsize=8)
+    strip.yaxis.set_major_locator(LogLocator(numticks=2))
 
 
 def _set_heading(ax: Axes, class_name: str) -> None:
@@ -166,9 +176,23 @@ def _label_figure(panels: SubFigure, title: str | None) -> None:
         panels.suptitle(title, fontsize=13)
 
 
-def _check_row(row: Any, name: str, n_classes: int) -> Sequence[ReliabilityBins]:
-    if not isinstance(row, Sequence) or len(row) != n_classes:
-        expected = f"must be a list of the bins of all {n_classes} classes"
+def _bins_of_classes(predictions: Any, labels: Any, class_names: Any) -> Sequence[ReliabilityBins]:
+    """Return the given bins of all classes, or those of the given probabilities and labels."""
+    if labels is None:
+        n_classes = None if class_names is None else len(check_names(class_names))
+        return _check_row(predictions, "predictions", n_classes)
+    if isinstance(predictions, Sequence) and any(isinstance(row, ReliabilityBins) for row in predictions):
+        raise InvalidInputError("labels", "must be left out if predictions are binned", got=shown(labels))
+    first = reliability(predictions, labels, of=0, adaptive=False, threshold="max")  # checks both
+    n_classes = np.shape(predictions)[1]
+    others = (reliability(predictions, labels, of=k, adaptive=False, threshold="max") for k in range(1, n_classes))
+    return [first, *others]
+
+
+def _check_row(row: Any, name: str, n_classes: int | None) -> Sequence[ReliabilityBins]:
+    """Return the bins of all classes; raise if they are not a list, if there are none, or not ``n_classes``."""
+    if not isinstance(row, Sequence) or len(row) != (n_classes or max(len(row), 1)):
+        expected = f"must be a list of the bins of all {n_classes or ''} classes".replace("  ", " ")
         got = f"{len(row)} bins" if isinstance(row, Sequence) else shown(row)
         remedy = "Pass [reliability(probs, labels, of=k) for k in range(len(class_names))]."
         raise InvalidInputError(name, expected, got=got, remedy=remedy)

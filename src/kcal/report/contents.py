@@ -27,6 +27,8 @@ SIMPLEX_BINS = 5  # so that cells hold enough samples
 DEFAULT_CONFIDENCE = 0.95
 MOST_METHODS, MOST_CLASSES = 100, 10_000
 """Bounds on what a page shows in pictures."""
+MOST_INTERVALS = 1000
+"""With more classes, their errors have no intervals, which would take long."""
 
 Result = TypeVar("Result")
 
@@ -78,6 +80,7 @@ def compute_contents(
     class_names: Any,
     evaluations: Any,
     sample_weight: Any,
+    groups: Any,
     limit: int,
     minimum_count: int,
 ) -> Contents:
@@ -96,9 +99,13 @@ def compute_contents(
         }
 
     given = None if evaluations is None else _check_evaluations(evaluations, methods)
-    evaluated = given or per_method(evaluate, confidence=DEFAULT_CONFIDENCE)
-    used = next(reversed(evaluated.values()))
+    evaluated = given or per_method(evaluate, confidence=DEFAULT_CONFIDENCE, groups=groups)
+    used, last = next(reversed(evaluated.values())), next(reversed(methods))
     errors = per_method(class_errors, bins=used.bins, threshold=used.threshold)
+    if used.confidence is not None and n_classes <= MOST_INTERVALS:
+        options = {"sample_weight": sample_weight, "confidence": used.confidence, "groups": groups}
+        with_intervals = class_errors(probs[last], labels, bins=used.bins, threshold=used.threshold, **options)
+        errors[readable(last)] = with_intervals
     class_binning = Binning(used.bins, adaptive=False, threshold=used.threshold)
     worst = next(reversed(errors.values())).worst(limit).tolist()
     return Contents(

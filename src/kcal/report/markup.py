@@ -43,8 +43,21 @@ def percent(value: float) -> str:
     return f"{100 * value:.2f}" if math.isfinite(value) else "–"
 
 
+def signed_text(signed_error: float) -> str:
+    """Return in words by how many percentage points predictions are too high or too low on average."""
+    if not math.isfinite(signed_error):
+        return "–"
+    points = f"{100 * abs(signed_error):.2f}"
+    if float(points) == 0:
+        return "right on average"
+    return f"too {'high' if signed_error < 0 else 'low'} by {points} points"
+
+
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, label: str) -> str:
-    """Return a table of HTML cells; the first of each row is its heading. A table that is too wide scrolls."""
+    """Return a table of HTML cells; the first of each row is its heading.
+
+    A table that is too wide scrolls; on a narrow screen each row becomes a list of its cells with their headings.
+    """
     heads = "".join(f'<th scope="col"{_kind(column)}>{escaped(column.heading)}</th>' for column in columns)
     body = "\n".join(f"<tr>{_row(columns, row)}</tr>" for row in rows)
     return (
@@ -72,7 +85,7 @@ def page(title: str, lead: str, sections: Sequence[str]) -> str:
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="color-scheme" content="light dark">
 <title>{escaped(title)}</title>
 <style>
@@ -92,7 +105,9 @@ def page(title: str, lead: str, sections: Sequence[str]) -> str:
 def _row(columns: Sequence[Column], cells: Sequence[str]) -> str:
     first = f'<th scope="row">{cells[0]}</th>'
     rest = zip(columns[1:], cells[1:], strict=True)
-    return first + "".join(f"<td{_kind(column)}>{cell}</td>" for column, cell in rest)
+    return first + "".join(
+        f'<td{_kind(column)} data-label="{escaped(column.heading)}">{cell}</td>' for column, cell in rest
+    )
 
 
 def _kind(column: Column) -> str:

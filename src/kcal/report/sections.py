@@ -7,9 +7,9 @@ from importlib.metadata import version
 
 import numpy as np
 
-from kcal.metrics import METRICS, Metric
-from kcal.report.contents import Contents
-from kcal.report.markup import Column, escaped, facts, named, percent, section, table
+from kcal.metrics import METRICS, ClassErrors, Metric
+from kcal.report.contents import MOST_INTERVALS, Contents
+from kcal.report.markup import Column, escaped, facts, named, percent, section, signed_text, table
 from kcal.report.pictures import class_pictures, legend
 
 ROWS_SHOWN = 20
@@ -37,18 +37,21 @@ def data_section(contents: Contents, sources: Mapping[str, str]) -> str:
 
 def metrics_section(contents: Contents) -> str:
     """Return a table of the metrics of every method, with their intervals."""
-    columns = [Column("metric", number=False), *(Column(name) for name in contents.methods)]
     settings = contents.evaluation
-    metrics = [METRICS[name] for name in settings.as_dict()]
+    columns = [Column("metric", number=False)]
+    for name in contents.methods:
+        columns.append(Column(name))
+        if settings.confidence is not None:
+            columns += [Column("debiased"), Column(_interval_heading(contents))]
+    metrics = [METRICS[name] for name in settings.metrics]
     rows = [[escaped(metric.labelled(metric.description)), *_metric_cells(contents, metric)] for metric in metrics]
     notes = ["↑ higher is better, ↓ lower is better."]
     if len(contents.methods) > 1:
         notes.append("Bold is best.")
     if settings.confidence is not None:
         notes.append(
-            f"In brackets: {100 * settings.confidence:.6g} % confidence intervals by resampling. Intervals of "
-            "calibration errors are corrected for the error that chance alone gives, so that they may lie below the "
-            "value."
+            "Intervals are confidence intervals by resampling. Chance makes calibration errors larger; debiased is "
+            "without that part, and what their interval is about."
         )
     notes.append(
         f"Calibration errors use {contents.bins_text} of equal count unless stated otherwise; class-wise errors use "
@@ -71,9 +74,21 @@ def classes_section(contents: Contents) -> str:
         f"<p>{which}. Errors use {contents.bins_text} of equal count and probabilities of at least "
         f"{settings.threshold:.4g}, as the class-wise error does; bars use bins of equal width.</p>"
     )
+    if contents.class_errors.debiased is None and settings.confidence is not None:
+        text += f"<p>With more than {MOST_INTERVALS:,} classes, their errors have no intervals.</p>"
     cards = "\n".join(_class_card(contents, k) for k in contents.class_bins)
     grid = f'<div class="{"cards single" if single else "cards"}">\n{cards}\n</div>'
-    return section("classes", "Reliability of each class", text, _class_table(contents), legend(contents), grid)
+    parts = (text, _class_table(contents), legend(contents), grid, _without_picture(contents))
+    return section("classes", "Reliability of each class", *parts)
+
+
+def _without_picture(contents: Contents) -> str:
+    """Return the names of the classes that have no picture."""
+    names = [named(name) for k, name in enumerate(contents.class_names) if k not in contents.class_bins]
+    if not names:
+        return ""
+    summary = f"<summary>The {len(names):,} classes without a picture</summary>"
+    return f"<details>{summary}\n<p>{', '.join(names)}</p>\n</details>"
 
 
 def settings_section(contents: Contents, settings: Mapping[str, str]) -> str:
@@ -85,7 +100,7 @@ def settings_section(contents: Contents, settings: Mapping[str, str]) -> str:
         ("smallest probability in a logarithm", "as published" if used.clip == "published" else f"{used.clip:g}"),
         ("confidence of the intervals", "no intervals" if used.confidence is None else f"{used.confidence:g}"),
         ("confidence of the bands", f"{contents.band:g}, Wilson’s interval of the observed frequency"),
-        ("samples that a bar needs", f"{contents.minimum_count:,}"),
+        ("samples that a bar needs", f"{contents.minimum_count:,}; neighbouring bins with fewer are merged"),
         ("weights", "used" if contents.weighted else "none"),
         *settings.items(),
         ("kcal", version("kcal")),
@@ -107,31 +122,38 @@ def _metric_cells(contents: Contents, metric: Metric) -> list[str]:
         cell = metric.format(value)  # values that look equal are equally good
         if len(values) > 1 and math.isfinite(value) and cell == metric.format(best):
             cell = f"<strong>{cell}</strong>"
-        if metric.name in evaluation.intervals:
-            low, high = (metric.format(end) for end in evaluation.intervals[metric.name])
-            cell += f' <span class="interval">[{low}, {high}]</span>'
         cells.append(cell)
+        if evaluation.confidence is not None:
+            debiased, ends = evaluation.debiased.get(metric.name), evaluation.intervals.get(metric.name, ())
+            cells.append("" if debiased is None else metric.format(debiased))
+            cells.append(f"[{', '.join(map(metric.format, ends))}]" if ends else "")
     return cells
 
 
+def _interval_heading(contents: Contents) -> str:
+    return f"{100 * contents.band:.6g} % interval"
+
+
 def _class_table(contents: Contents) -> str:
+    errors = contents.class_errors
     columns = [
         Column("class", number=False),
         Column("samples"),
         *(Column("error, %" if len(contents.methods) == 1 else f"error, %, {name}") for name in contents.methods),
+        *([] if errors.debiased is None else [Column("debiased, %"), Column(f"{_interval_heading(contents)}, %")]),
         Column("mean prediction, %"),
         Column("frequency, %"),
         Column("predictions are", number=False),
     ]
-    errors = contents.class_errors
     rows = [
         [
             named(contents.class_names[k]),
             f"{errors.positives[k]:,}",
             *(percent(each.error[k]) for each in contents.errors.values()),
+            *_class_estimate(errors, k),
             percent(errors.mean_prediction[k]),
             percent(errors.frequency[k]),
-            _direction(errors.signed_error[k]),
+            signed_text(errors.signed_error[k]),
         ]
         for k in errors.worst(len(errors.error)).tolist()
     ]
@@ -153,10 +175,8 @@ def _class_card(contents: Contents, k: int) -> str:
     )
 
 
-def _direction(signed_error: float) -> str:
-    if not math.isfinite(signed_error):
-        return "–"
-    points = f"{100 * abs(signed_error):.2f}"
-    if float(points) == 0:
-        return "right on average"
-    return f"too {'high' if signed_error < 0 else 'low'} by {points}"
+def _class_estimate(errors: ClassErrors, k: int) -> list[str]:
+    """Return the debiased error of a class and its interval; nothing if they were not computed."""
+    if errors.debiased is None or errors.low is None or errors.high is None:
+        return []
+    return [percent(errors.debiased[k]), f"[{percent(errors.low[k])}, {percent(errors.high[k])}]"]

@@ -15,6 +15,7 @@ from kcal.report.contents import compute_contents
 from kcal.report.markup import escaped, page
 from kcal.report.pictures import confidence_section, rejection_section, simplex_section
 from kcal.report.sections import classes_section, data_section, metrics_section, settings_section
+from kcal.report.verdict import verdict
 
 FILE_NAME = "report.html"
 
@@ -46,13 +47,14 @@ def report_page(
     class_names: Sequence[object] | None = None,
     evaluations: Mapping[str, Evaluation] | None = None,
     sample_weight: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
     sources: Mapping[str, str] | None = None,
     settings: Mapping[str, str] | None = None,
     limit: int = 20,
     minimum_count: int = 15,
     title: str = "Calibration report",
 ) -> str:
-    """Return a self-contained HTML page about probabilities: metrics, reliability, worst classes first.
+    """Return a self-contained HTML page about probabilities: a verdict, metrics, reliability, worst classes first.
 
     Parameters
     ----------
@@ -68,12 +70,14 @@ def report_page(
         are used for the whole report.
     sample_weight
         Relative importance of each sample, (n_samples,), as passed to `evaluate`.
+    groups
+        Group of each sample, (n_samples,), as passed to `evaluate`: intervals resample whole groups.
     sources, settings
         Further lines for the sections "Data" and "Settings": text by term.
     limit
-        Number of classes to show in detail, worst first.
+        Number of classes to show in pictures, worst first; the page names the others.
     minimum_count
-        Bins, cells and ends of curves with fewer samples are not drawn.
+        Neighbouring bins are merged up to this many samples; cells and ends of curves with fewer are not drawn.
     title
         Title of the page.
     """
@@ -86,16 +90,18 @@ def report_page(
         class_names=class_names,
         evaluations=evaluations,
         sample_weight=sample_weight,
+        groups=groups,
         limit=limit,
         minimum_count=minimum_count,
     )
     sections = [
-        data_section(contents, sources or {}),
+        verdict(contents),
         metrics_section(contents),
         confidence_section(contents),
         classes_section(contents),
         simplex_section(contents),
         rejection_section(contents),
+        data_section(contents, sources or {}),
         settings_section(contents, settings or {}),
     ]
     used = contents.evaluation
