@@ -53,9 +53,9 @@ def predict(
     check_options((logits and not takes_both, unused))
     samples = load_to_predict(calibrator, Source.from_options(data, options, prefixes=("", "test_")), keys=("ids",))
     probs = predict_dataset(calibrator, samples)
-    density = calibrator.log_evidence(samples.matrix(calibrator.inputs)) if evidence else None
+    shares = calibrator.evidence(samples.matrix(calibrator.inputs)) if evidence else None
     ids_column, names = id_column or "id", samples.ids
-    write_predictions(out, probs, calibrator.classes_, ids=names, id_column=ids_column, log_evidence=density)
+    write_predictions(out, probs, calibrator.classes_, ids=names, id_column=ids_column, evidence=shares)
     if not quiet:
         n_rows, n_classes = probs.shape
         text = f"{out}: {n_rows:,} rows of {n_classes:,} probabilities, {decimal(out.stat().st_size)}"

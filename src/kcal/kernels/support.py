@@ -115,6 +115,19 @@ class LeaveOut:
         """Return the same rule for some of the queries."""
         return LeaveOut(self.query_keys[queries], self.support_keys, self.grouped)
 
+    def log_visible_weights(self, support: SortedSupport) -> torch.Tensor:
+        """Return the log weight of the support points that each query sees, (n_query,), in float64 on the CPU.
+
+        Where it sees none, this is the smallest finite number.
+        """
+        weights = torch.ones(len(support), dtype=torch.float64)
+        if support.log_weights is not None:
+            weights = support.log_weights.cpu().double().exp()
+        keys, codes = torch.unique(self.support_keys.cpu(), return_inverse=True)
+        weight_of_key = weights.new_zeros(len(keys)).index_add_(0, codes, weights)
+        visible = weights.sum() - weight_of_key[torch.searchsorted(keys, self.query_keys.cpu().contiguous())]
+        return visible.clamp_min(torch.finfo(torch.float64).tiny).log()
+
     def hide(self, block: torch.Tensor, start: int) -> None:
         """Set to −inf what must not be seen in a block, (support points from ``start`` on) × (all queries)."""
         keys = self.query_keys.to(block.device)

@@ -142,6 +142,15 @@ class BlendModel(StoredModel):
         """Return the log density of the calibration set, in the first metric, at each embedding, (n,)."""
         return self.experts[0].log_evidence(embeddings)
 
+    def evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return the share of calibration samples with less evidence than each embedding, (n,), in the first metric."""
+        return self.experts[0].evidence(embeddings)
+
+    def with_reference(self, embeddings: torch.Tensor, groups: torch.Tensor | None) -> Self:
+        """Return the model with the evidence of the calibration samples."""
+        first, *others = self.experts
+        return replace(self, experts=(first.with_reference(embeddings, groups), *others))
+
     def to(self, device: str | torch.device) -> Self:
         """Return the model with its kernel sums on another device."""
         return replace(self, experts=tuple(expert.to(device) for expert in self.experts))
