@@ -19,7 +19,10 @@ ROWS = np.eye(3)[CODES] + np.random.default_rng(0).normal(size=(30, 3))
 DAYS = np.datetime64("2020-01-01") + CODES
 
 MATRICES = {
-    "generator": (lambda: (row for row in ROWS), r"got an object of type generator. Pass np.array\(list\(X\)\)"),
+    "generator": (
+        lambda: (row for row in ROWS),
+        "got an object of type generator. (Run the network|Extract the embeddings) first",
+    ),
     "iterator": (lambda: iter(ROWS.tolist()), "got an object of type list_iterator"),
     "set": (lambda: {1.0, 2.0}, "got an object of type set"),
     "mapping": (lambda: {"a": ROWS}, r"type dict. Pass np.array\(list\(X.values\(\)\)\)"),

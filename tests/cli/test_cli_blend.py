@@ -116,9 +116,9 @@ def test_a_table_holds_both_and_its_columns_are_found_again_in_any_order(run, tm
     np.testing.assert_allclose(written(run, test), expected(fitted()), atol=1e-5)
     run("predict", "model.kcal", test, *TABLE, "--evidence", "-o", "p.csv")
     columns = read_columns(Path("p.csv"))
-    assert set(columns) == {"id", "prediction", "p_cat", "p_dog", "p_owl", "log_evidence"}
+    assert set(columns) == {"id", "prediction", "p_cat", "p_dog", "p_owl", "evidence"}
     np.testing.assert_allclose(columns["p_dog"], expected(fitted())[:, 1], atol=1e-5)
-    np.testing.assert_allclose(columns["log_evidence"], fitted().log_evidence(blobs(60, 2)["embeddings"]), rtol=1e-5)
+    np.testing.assert_allclose(columns["evidence"], fitted().evidence(blobs(60, 2)["embeddings"]), rtol=1e-5)
     write_columns(tmp_path / "bare.csv", {key: turned[key] for key in turned if not key.startswith("z_")})
     result = run("predict", "model.kcal", "bare.csv", "-o", "p.npy", code=1)
     assert "lacks 3 of the 3 columns that the model was fitted on: z_cat, z_dog, z_owl" in said(result)

@@ -114,9 +114,7 @@ def check_probs(probs: Any, name: str = "probs") -> NDArray[np.floating[Any]]:
     array = to_array(probs, name)
     half = array.dtype == np.float16 or str(getattr(probs, "dtype", "")).endswith("float16")
     if array.ndim not in (1, 2):
-        expected = (
-            "must be a matrix (n_samples, n_classes), or the probability of the second of two classes (n_samples,)"
-        )
+        expected = "must be a matrix (n_samples, n_classes), or (n_samples,) for the second of two classes"
         raise InvalidInputError(name, expected, got=f"shape {array.shape}")
     array = to_numbers(array, name)
     if array.shape[0] == 0:

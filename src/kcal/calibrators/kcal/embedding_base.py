@@ -122,8 +122,8 @@ class EmbeddingCalibrator(Calibrator):
         columns, names = column_names(embeddings), getattr(self, "feature_names_in_", [])
         if columns and len(names) and columns != list(names):
             raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
-        of_rows = {"columns": self.n_features_in_, "logits": self.inputs == "logits"}
-        training = check_training_set(embeddings, labels, train_groups, rows, self.projection, **of_rows)
+        given, logits = (embeddings, labels, train_groups), self.inputs == "logits"
+        training = check_training_set(*given, rows, self.projection, columns=self.n_features_in_, logits=logits)
         if training is not None:
             training = replace(training, embeddings=self.as_embeddings(training.embeddings))
         known = known_labels(training, self.projection)
