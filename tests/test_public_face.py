@@ -45,6 +45,7 @@ EXPORTED = {
     "HeldOutWarning",
     "LeakageWarning",
     "MissingClassWarning",
+    "RepresentationWarning",
     "PaperRecipe",
     "TemperatureScaling",
     "TrainedProjection",

@@ -21,7 +21,7 @@ DAYS = np.datetime64("2020-01-01") + CODES
 MATRICES = {
     "generator": (
         lambda: (row for row in ROWS),
-        "got an object of type generator. (Run the network|Extract the embeddings) first",
+        "type generator. (Run the network|Extract the embeddings) first",
     ),
     "iterator": (lambda: iter(ROWS.tolist()), "got an object of type list_iterator"),
     "set": (lambda: {1.0, 2.0}, "got an object of type set"),

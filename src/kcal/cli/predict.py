@@ -37,7 +37,7 @@ def predict(
     from kcal.cli.output import check_writable, console, shown, write_predictions
     from kcal.cli.samples import load_to_predict, predict_dataset
     from kcal.errors import InvalidInputError
-    from kcal.persistence import load
+    from kcal.persistence import load_calibrator
 
     check_writable(out, SUFFIXES, inputs=(model, data, logits, ids))
     suffix = out.suffix.lower()
@@ -45,7 +45,7 @@ def predict(
         require_pyarrow()
     unused = f"--evidence has no effect with {str(out)!r}: npy files have only probabilities. Use npz."
     check_options((evidence and suffix == ".npy", unused))
-    calibrator = load(model)
+    calibrator = load_calibrator(model)
     if evidence and not calibrator.has_evidence:
         raise InvalidInputError("--evidence", f"needs a kcal model; {model} is of method {calibrator.method}")
     takes_both = calibrator.inputs == "both" and calibrator.needs_logits_

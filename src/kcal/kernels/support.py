@@ -54,6 +54,13 @@ class SortedSupport:
         return float(torch.logsumexp(self.log_weights.cpu().double(), dim=0))
 
     @cached_property
+    def counted(self) -> torch.Tensor:
+        """Positions of the points of positive weight, ascending, on the CPU."""
+        if self.log_weights is None:
+            return torch.arange(len(self))
+        return torch.isfinite(self.log_weights).cpu().nonzero().squeeze(1)
+
+    @cached_property
     def extent(self) -> float:
         """Largest absolute coordinate of a centred point."""
         return max(float((rows - self.centre).abs().max()) for rows in torch.split(self.points, ROWS_AT_ONCE))

@@ -28,7 +28,15 @@ from kcal.validation.matrices import (
     row_fingerprints,
 )
 from kcal.validation.parameters import checked_parameters, parameter
-from kcal.validation.scalars import check_choice, check_flag, check_integer, check_number, check_seed, shown
+from kcal.validation.scalars import (
+    check_choice,
+    check_device,
+    check_flag,
+    check_integer,
+    check_number,
+    check_seed,
+    shown,
+)
 
 __all__ = [
     "ALMOST_ZERO",
@@ -37,6 +45,7 @@ __all__ = [
     "both_classes",
     "check_choice",
     "check_columns",
+    "check_device",
     "check_flag",
     "check_groups",
     "check_ids",

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.blend.experts import check_factors, fit_experts
-from kcal.calibrators.blend.fitting import fit_blend
+from kcal.calibrators.blend.fitting import fit_blend, weights_left
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
 from kcal.calibrators.fit_warnings import (
@@ -216,6 +216,7 @@ class KCalBlend(EmbeddingCalibrator):
         experts = fit_experts(samples, training, self.estimate_options(), projection=self.projection, factors=factors)
         tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
         model = fit_blend(samples, experts, network, **tuning)
+        model = replace(model, network_loss=_network_loss(network, samples))
         return model.with_reference(samples.embeddings, samples.keys)
 
     def gate(self, X: Any) -> Any:
@@ -236,11 +237,13 @@ class KCalBlend(EmbeddingCalibrator):
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
         check_is_fitted(self)
-        width = max(map(len, self.weights_))
+        width, model = max(map(len, self.weights_)), self.model_
+        losses = f"{model.pool.loss:.4f}; the network alone, temperature scaled: {model.network_loss or 0.0:.4f}"
         return {
             "metrics": "\n".join(f"{metric}, bandwidth {b:.4g}" for metric, b in self.bandwidths_.items()),
             "weights": "\n".join(f"{name:<{width}}  {weight: .4f}" for name, weight in self.weights_.items()),
             "background": f"{self.background_:.4g} of the median mass at a calibration sample",
+            **({} if model.network_loss is None else {"out-of-fold log-loss": losses}),
         }
 
     def _model_state(self) -> tuple[dict[str, Any], Tensors]:
@@ -303,3 +306,17 @@ class KCalBlend(EmbeddingCalibrator):
         blocks = [slice(start, start + BLOCK_ROWS) for start in range(0, len(rows), BLOCK_ROWS)]
         parts = (self.model_.inputs(rows[block], None if scores is None else scores[block]) for block in blocks)
         return torch.cat([self.model_.log_probs(part) for part in parts])
+
+
+def _network_loss(network: NetworkFit, samples: Samples) -> float | None:
+    """Return the out-of-fold log-loss of the network, temperature scaled, among the classes of the samples.
+
+    None without logits, and where a class has nothing left without a sample (or its group): the loss of the pool then
+    leaves such samples out, and cannot be compared.
+    """
+    rows = np.arange(len(samples.codes))
+    if not network.models or not weights_left(samples)[rows, samples.codes].all():
+        return None
+    missing = torch.from_numpy(samples.class_weights() == 0)
+    log_probs = torch.log_softmax(network.out_of_fold[0].masked_fill(missing, -torch.inf), dim=1)
+    return -float(log_probs[rows, samples.codes] @ torch.from_numpy(samples.weights / samples.weights.sum()))

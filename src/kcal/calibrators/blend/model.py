@@ -62,6 +62,7 @@ class BlendModel(StoredModel):
     min_log_prob: float  # lowest log probability of the network for a class of a calibration sample
     gate_threshold: float | None = None  # log mass of the first expert at which g is ½; None for g = 1 everywhere
     group_efficiency: float = 1.0  # information of a sample relative to an independent one
+    network_loss: float | None = None  # out-of-fold log-loss of the network, temperature scaled, beside the pool's
     representation: str = "logits"  # of the network's rows
     prior: torch.Tensor | None = tensor("classes", optional=True)  # class frequencies of deployment
 

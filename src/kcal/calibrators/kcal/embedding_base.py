@@ -17,7 +17,7 @@ from kcal.calibrators.kcal.state import read_parameters, refuse_unused_projectio
 from kcal.calibrators.model_state import Stored, StoredModel, Tensors
 from kcal.errors import InvalidInputError
 from kcal.projection import Recipe, get_recipe, needs_training
-from kcal.validation import column_names
+from kcal.validation import check_device, column_names
 
 
 class EmbeddingCalibrator(Calibrator):
@@ -81,7 +81,7 @@ class EmbeddingCalibrator(Calibrator):
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
         check_is_fitted(self)
-        self.model_ = self.model_.to(device)
+        self.model_ = self.model_.to(check_device(device))
         return self
 
     def state(self) -> CalibratorState:
@@ -100,8 +100,11 @@ class EmbeddingCalibrator(Calibrator):
         """Return the fitted calibrator; ``projection`` is its module, if the architecture is not one of kcal's."""
         refuse_extra(cls, extra)
         values = state.values
-        refuse_unused_projection(projection, values)
-        stored = Stored(values, state.tensors, len(values["classes"]["labels"]), values["n_features"], projection)
+        refuse_unused_projection(projection, [part["projection"] for part in values.get("experts", [values])])
+        n_features = values["n_features"]
+        if cls.inputs == "logits":
+            n_features = max(n_features, 2)  # one column of logits becomes those of both classes
+        stored = Stored(values, state.tensors, len(values["classes"]["labels"]), n_features, projection)
         model = cls.model_class.from_state(stored)
         calibrator = cls(**read_parameters(state.parameters, model))
         calibrator.model_ = model

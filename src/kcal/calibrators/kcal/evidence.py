@@ -36,15 +36,19 @@ class EvidenceReference(StoredModel):
 
     def shares(self, log_densities: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the evidence for queries, (n,), from their log densities, (n,), and embeddings, (n, h)."""
-        count = max(len(self.log_densities), 1)
-        denser = torch.searchsorted(self.log_densities, log_densities.cpu().double().contiguous()) / count
+        denser = _share_below(self.log_densities, log_densities.cpu().double())
         if self.log_lengths is None:
             return denser
         lengths = log_lengths(embeddings)
-        no_longer = torch.searchsorted(self.log_lengths, lengths + SAME, right=True) / count
-        no_shorter = 1.0 - torch.searchsorted(self.log_lengths, lengths - SAME) / count
+        no_longer = _share_below(self.log_lengths, lengths + SAME, or_equal=True)
+        no_shorter = 1.0 - _share_below(self.log_lengths, lengths - SAME)
         smallest = torch.minimum(denser, 2.0 * torch.minimum(no_longer, no_shorter)).clamp_max(1.0)
         return 1.0 - (1.0 - smallest).square()
+
+
+def _share_below(ascending: torch.Tensor, values: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
+    """Return the share of numbers that are less than (or equal to) each value, in float64."""
+    return torch.searchsorted(ascending, values.contiguous(), right=or_equal).double() / max(len(ascending), 1)
 
 
 def evidence_reference(
@@ -54,11 +58,9 @@ def evidence_reference(
 
     ``module`` is the projection; ``embeddings`` and ``groups`` of the samples are in their original order.
     """
-    support, generator = prepared.support, torch.Generator().manual_seed(0)
-    counted = torch.arange(len(support))
-    if support.log_weights is not None:
-        counted = counted[torch.isfinite(support.log_weights).cpu()]
-    chosen = counted[torch.randperm(len(counted), generator=generator)[:MAX_REFERENCES]].to(support.points.device)
+    support = prepared.support
+    shuffled = torch.randperm(len(support.counted), generator=torch.Generator().manual_seed(0))
+    chosen = support.counted[shuffled[:MAX_REFERENCES]].to(support.points.device)
     if groups is not None and len(torch.unique(groups)) < 2:
         groups = None  # no other group is left
     rule = leave_out_rule(support, groups).select(chosen)

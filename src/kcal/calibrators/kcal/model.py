@@ -112,7 +112,7 @@ class KCalModel(KernelEstimate):
     def leave_one_out_score(self) -> tuple[float, float]:
         """Return accuracy and log-loss of support samples given the others, of at most ``SCORED_ROWS`` of them."""
         support = self.support
-        rows = torch.arange(0, len(support), -(-len(support) // SCORED_ROWS), device=support.points.device)
+        rows = support.counted[:: -(-len(support.counted) // SCORED_ROWS)].to(support.points.device)
         rule = leave_out_rule(support, self.groups).select(rows)
         probs = self._corrected(self.prepared.posteriors(support.points[rows], leave_out=rule)[0])
         codes = support.codes[rows]
