@@ -83,7 +83,7 @@ def test_a_blend_takes_one_column_of_logits(tmp_path: Path) -> None:
             np.testing.assert_array_equal(blend.predict_proba(EMBEDDINGS[60:], logits=logits), expected)
     probs = KCalBlend(representation="probabilities").fit(*arguments, logits=PROBS[:60])
     np.testing.assert_allclose(probs.predict_proba(EMBEDDINGS[60:], logits=PROBS[60:]), expected, atol=1e-6)
-    with pytest.raises(InvalidInputError, match="logits must have one column for each of the 2 classes .* 3 columns"):
+    with pytest.raises(InvalidInputError, match=r"logits must have one column for each of the 2 classes .* 3 columns"):
         both.predict_proba(EMBEDDINGS[60:], logits=np.zeros((60, 3)))
 
 

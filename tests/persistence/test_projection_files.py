@@ -104,10 +104,10 @@ def test_loading_to_a_device_moves_the_kernel_sums_there(kind: Any, problem: Any
             loaded.predict_proba(problem.test_embeddings), fitted.predict_proba(problem.test_embeddings)
         )
     for device in ("toaster", "cuda:99", "meta", 1.5, ""):
-        with pytest.raises(InvalidInputError, match="^device must be a device of this machine") as raised:
+        with pytest.raises(InvalidInputError, match=r"^device must be a device of this machine") as raised:
             load(path, device=device)
         assert raised.value.parameter == "device"
-        with pytest.raises(InvalidInputError, match="^device must be a device of this machine"):
+        with pytest.raises(InvalidInputError, match=r"^device must be a device of this machine"):
             loaded.to(device)
 
 
