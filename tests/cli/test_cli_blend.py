@@ -187,7 +187,8 @@ def test_logits_that_do_not_fit_are_refused_by_every_command(run, calibration, k
     assert "cal.npz: " in said(result)
     assert not Path("model.kcal").exists()
     run("fit", calibration, *BLEND)
-    told = "bad.npz: logits has 2 features, but KCalBlend is expecting 3" if kind == "columns" else message
+    columns = "bad.npz: logits must have one column for each of the 3 classes of the fit; got 2 columns"
+    told = columns if kind == "columns" else message
     assert told in said(run("predict", "model.kcal", "bad.npz", "-o", "p.npy", code=1))
     assert told in said(run("evaluate", "model.kcal", "bad.npz", code=1))
 

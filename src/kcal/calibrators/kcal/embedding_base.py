@@ -73,7 +73,8 @@ class EmbeddingCalibrator(Calibrator):
         Rows of the distribution of the calibration set get roughly uniform values, rows far from it values near 0:
         with ``evidence(X) < 0.01`` about 1 % of ordinary rows are rejected. Where the metric divides embeddings by
         their length, a length unlike those of the calibration samples lowers the evidence too: s, the smaller of the
-        shares of the density and of the length, 2·min(F, 1 − F), becomes 1 − (1 − s)².
+        shares of the density and of the length, 2·min(F, 1 − F), becomes 1 − (1 − s)². Rows of the calibration set see
+        themselves, and get too much.
         """
         rows, kind = self._check_rows(X)
         return kind.give_back(self.model_.evidence(self.as_embeddings(rows)))
