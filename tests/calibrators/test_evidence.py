@@ -91,7 +91,7 @@ def test_the_evidence_is_the_share_of_samples_of_lower_leave_one_out_density(fit
     np.fill_diagonal(kernels, 0.0)
     densities = kernels.sum(axis=1) / 599
     new = np.exp(-((FRESH[:50, None] - ROWS) ** 2).sum(axis=2) / (2 * N_FEATURES * bandwidth**2)).mean(axis=1)
-    expected = (densities < new[:, None]).mean(axis=1)
+    expected = (np.log(densities) <= np.log(new)[:, None] + 1e-3).mean(axis=1)
     np.testing.assert_allclose(calibrator.evidence(FRESH[:50]), expected, atol=1e-12)
 
 
@@ -100,7 +100,7 @@ def test_the_length_is_combined_with_the_density_where_the_metric_ignores_it(fit
     reference, rows = calibrator.model_.reference, FRESH[:50]
     densities = calibrator.log_evidence(rows)
     lengths, own = np.linalg.norm(ROWS, axis=1), np.linalg.norm(rows, axis=1)[:, None]
-    of_density = (reference.log_densities.numpy() < densities[:, None]).mean(axis=1)
+    of_density = (reference.log_densities.numpy() <= densities[:, None] + 1e-3).mean(axis=1)
     no_longer, no_shorter = (lengths <= own * 1.001).mean(axis=1), (lengths >= own * 0.999).mean(axis=1)
     smallest = np.minimum(of_density, 2 * np.minimum(no_longer, no_shorter)).clip(max=1)
     np.testing.assert_allclose(calibrator.evidence(rows), 1 - (1 - smallest) ** 2, atol=0.01)
@@ -111,6 +111,14 @@ def test_normalised_embeddings_are_not_judged_by_rounding() -> None:
     calibrator = KCal(projection="unit").fit(unit.astype(np.float32), LABELS)
     assert np.median(calibrator.evidence(fresh.astype(np.float16))) > 0.2
     assert np.median(calibrator.evidence(1.1 * fresh)) == 0
+
+
+@pytest.mark.parametrize("projection", ["unit", "identity"])
+def test_equal_samples_have_all_evidence_for_themselves_and_none_for_others(projection: str) -> None:
+    rows = np.ones((40, 3), dtype=np.float32)
+    calibrator = KCal(projection=projection, bandwidth=0.1).fit(rows, np.arange(40) % 2)
+    with_others = np.array([[1.0, 1.0, 1.0], [1.0, -1.0, 1.0], [3.0, 3.0, 3.0]])
+    np.testing.assert_array_equal(calibrator.evidence(with_others), [1.0, 0.0, 0.0])
 
 
 def test_groups_are_left_out_whole() -> None:

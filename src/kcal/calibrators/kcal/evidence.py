@@ -1,6 +1,6 @@
 """The evidence for a query: how ordinary it is among the calibration samples.
 
-evidence(x) = share of calibration samples whose log density, from the other samples, is below that of x
+evidence(x) = share of calibration samples whose log density, from the other samples, is at most that of x
 
 A projection that divides embeddings by their length cannot see how long they are. There the two-sided share of the
 length, 2·min(F, 1 − F), is combined with that of the density: the smaller of the two, s, becomes 1 − (1 − s)². For new
@@ -19,12 +19,12 @@ from kcal.calibrators.model_state import StoredModel, tensor
 from kcal.kernels import PreparedSupport, leave_out_rule
 from kcal.projection import project
 
-MAX_REFERENCES = 2_000
+MAX_REFERENCES = 1_000
 """Calibration samples that queries are compared with; of more, so many are chosen at random."""
 COMPARED_ROWS = 100
 """Rows by which a projection is found to divide by the length."""
 SAME = 1e-3
-"""Relative difference up to which projected points, or lengths, are the same: normalised rows differ by rounding."""
+"""Relative difference up to which projected points, lengths or densities are the same: rounding must not decide."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -36,7 +36,7 @@ class EvidenceReference(StoredModel):
 
     def shares(self, log_densities: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the evidence for queries, (n,), from their log densities, (n,), and embeddings, (n, h)."""
-        denser = _share_below(self.log_densities, log_densities.cpu().double())
+        denser = _share_below(self.log_densities, log_densities.cpu().double() + SAME, or_equal=True)
         if self.log_lengths is None:
             return denser
         lengths = log_lengths(embeddings)
