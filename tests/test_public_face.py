@@ -46,6 +46,7 @@ EXPORTED = {
     "HeldOutWarning",
     "LeakageWarning",
     "MissingClassWarning",
+    "RepresentationWarning",
     "PaperRecipe",
     "TemperatureScaling",
     "TrainedProjection",

@@ -11,7 +11,7 @@ import torch
 
 import kcal
 from kcal import KCal, TemperatureScaling
-from kcal.errors import InvalidInputError
+from kcal.errors import FewSamplesWarning, InvalidInputError
 from kcal.validation import check_groups, check_ids, check_labels, check_weights, collect_classes
 
 CODES = np.arange(30) % 3
@@ -19,7 +19,10 @@ ROWS = np.eye(3)[CODES] + np.random.default_rng(0).normal(size=(30, 3))
 DAYS = np.datetime64("2020-01-01") + CODES
 
 MATRICES = {
-    "generator": (lambda: (row for row in ROWS), r"got an object of type generator. Pass np.array\(list\(X\)\)"),
+    "generator": (
+        lambda: (row for row in ROWS),
+        "type generator. (Run the network|Extract the embeddings) first",
+    ),
     "iterator": (lambda: iter(ROWS.tolist()), "got an object of type list_iterator"),
     "set": (lambda: {1.0, 2.0}, "got an object of type set"),
     "mapping": (lambda: {"a": ROWS}, r"type dict. Pass np.array\(list\(X.values\(\)\)\)"),
@@ -146,5 +149,6 @@ def test_as_many_classes_as_samples_cannot_be_halved():
     rows = np.random.default_rng(0).normal(size=(200, 4))
     with pytest.raises(InvalidInputError, match=r'Pass train_embeddings and train_labels, .* or projection="identity"'):
         KCal().fit(rows, np.arange(200))
-    fitted = KCal(projection="identity", bandwidth=1.0).fit(rows, np.arange(200))
+    with pytest.warns(FewSamplesWarning, match=r"an accuracy of 0\.0%"):  # nothing is left of a class
+        fitted = KCal(projection="identity", bandwidth=1.0).fit(rows, np.arange(200))
     assert fitted.predict_proba(rows + 1).shape == (200, 200)

@@ -1,6 +1,7 @@
 """The border: which arrays, labels, groups and weights are accepted, what the errors say, and row fingerprints."""
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.exceptions import DataConversionWarning
 
+from kcal import KCal, KCalBlend
 from kcal.errors import InvalidInputError
 from kcal.validation import (
     check_choice,
@@ -641,3 +643,41 @@ def test_fingerprints_tell_numbers_apart_that_single_precision_cannot_hold():
     rows = torch.tensor([[1e200], [2e200], [-1e200], [1e-200], [2e-200], [0.0]], dtype=torch.float64)
     assert len(set(row_fingerprints(rows).tolist())) == 6
     assert row_fingerprints(rows[5:]) == row_fingerprints(torch.tensor([[-0.0]], dtype=torch.float64))
+
+
+class Images(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: Images(),
+        lambda: torch.utils.data.DataLoader(Images()),
+        lambda: torch.utils.data.TensorDataset(torch.zeros(3, 2)),
+        lambda: iter(torch.utils.data.DataLoader(Images())),
+        lambda: (row for row in np.zeros((3, 2))),
+        lambda: np.zeros((5, 3, 8, 8)),
+        lambda: torch.zeros(5, 8, 8),
+    ],
+    ids=["dataset", "loader", "tensor dataset", "iterator", "generator", "images", "grey images"],
+)
+def test_what_is_no_embedding_gets_the_hint_to_extract_them(given: Any) -> None:
+    hint = r"Extract the embeddings first: pass the output of the penultimate layer for each sample, an \(n, h\) array"
+    for fit in (KCal(projection="identity").fit, KCalBlend().fit):
+        with pytest.raises(InvalidInputError, match=rf"^X must .* {hint}"):
+            fit(given(), [0, 1, 0, 1, 0])
+    with pytest.raises(InvalidInputError, match=r"^logits must .* Run the network first: pass its logits"):
+        KCalBlend().fit(np.zeros((5, 2)), [0, 1, 0, 1, 0], logits=given())
+
+
+def test_a_dimension_above_that_of_the_embeddings_is_refused_with_both_numbers() -> None:
+    rows, labels = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3
+    training = {"train_embeddings": rows + 1.0, "train_labels": labels}
+    for calibrator in (KCal(dimension=5), KCalBlend(dimension=5)):
+        with pytest.raises(InvalidInputError, match=r"^dimension must be at most .* of the embeddings, 4; got 5"):
+            calibrator.fit(rows, labels, **training)

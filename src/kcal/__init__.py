@@ -20,6 +20,7 @@ from kcal.errors import (
     LeakageWarning,
     MissingClassWarning,
     MissingExtraError,
+    RepresentationWarning,
 )
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ __all__ = [
     "OrderPreservingCalibration",
     "PaperRecipe",
     "PlattScaling",
+    "RepresentationWarning",
     "ScalingBinning",
     "SplineCalibration",
     "StructuredMatrixScaling",

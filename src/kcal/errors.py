@@ -89,6 +89,10 @@ class FewSamplesWarning(KcalWarning):
     """There are too few calibration samples for the method."""
 
 
+class RepresentationWarning(KcalWarning):
+    """What was passed as logits looks like probabilities."""
+
+
 class BandwidthWarning(KcalWarning):
     """The bandwidth search ended at the edge of its interval."""
 

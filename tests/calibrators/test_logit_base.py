@@ -118,6 +118,6 @@ def test_log_probabilities_that_ignore_the_order_of_classes_permute_to_the_last_
     torch.testing.assert_close(plain, to_log_probs(rows, representation))
 
 
-def test_one_column_is_no_classification() -> None:
-    with pytest.raises(InvalidInputError, match=r"^X must have one column per class, at least two"):
-        quick("ts").fit(np.zeros((4, 1)), [0, 0, 0, 0])
+def test_one_column_has_two_classes() -> None:
+    with pytest.raises(InvalidInputError, match=r"^y must be in classes \(2 of them\); got 2 at row 3"):
+        quick("ts").fit(np.zeros((4, 1)), [0, 1, 0, 2])

@@ -116,9 +116,9 @@ def test_a_table_holds_both_and_its_columns_are_found_again_in_any_order(run, tm
     np.testing.assert_allclose(written(run, test), expected(fitted()), atol=1e-5)
     run("predict", "model.kcal", test, *TABLE, "--evidence", "-o", "p.csv")
     columns = read_columns(Path("p.csv"))
-    assert set(columns) == {"id", "prediction", "p_cat", "p_dog", "p_owl", "log_evidence"}
+    assert set(columns) == {"id", "prediction", "p_cat", "p_dog", "p_owl", "evidence"}
     np.testing.assert_allclose(columns["p_dog"], expected(fitted())[:, 1], atol=1e-5)
-    np.testing.assert_allclose(columns["log_evidence"], fitted().log_evidence(blobs(60, 2)["embeddings"]), rtol=1e-5)
+    np.testing.assert_allclose(columns["evidence"], fitted().evidence(blobs(60, 2)["embeddings"]), rtol=1e-5)
     write_columns(tmp_path / "bare.csv", {key: turned[key] for key in turned if not key.startswith("z_")})
     result = run("predict", "model.kcal", "bare.csv", "-o", "p.npy", code=1)
     assert "lacks 3 of the 3 columns that the model was fitted on: z_cat, z_dog, z_owl" in said(result)
@@ -187,7 +187,8 @@ def test_logits_that_do_not_fit_are_refused_by_every_command(run, calibration, k
     assert "cal.npz: " in said(result)
     assert not Path("model.kcal").exists()
     run("fit", calibration, *BLEND)
-    told = "bad.npz: logits has 2 features, but KCalBlend is expecting 3" if kind == "columns" else message
+    columns = "bad.npz: logits must have one column for each of the 3 classes of the fit; got 2 columns"
+    told = columns if kind == "columns" else message
     assert told in said(run("predict", "model.kcal", "bad.npz", "-o", "p.npy", code=1))
     assert told in said(run("evaluate", "model.kcal", "bad.npz", code=1))
 

@@ -125,8 +125,8 @@ def test_logits_of_other_classes_are_refused(run, calibration):
 @pytest.mark.parametrize("suffix", [".npz", *TABLES])
 def test_evidence_is_added_when_asked_for(run, model, test_set, suffix):
     run("predict", model, test_set, "-o", f"p{suffix}", "--evidence")
-    found = np.load("p.npz")["log_evidence"] if suffix == ".npz" else read_columns(Path(f"p{suffix}"))["log_evidence"]
-    expected = kcal.load(model).log_evidence(blobs(60, 2)["embeddings"])
+    found = np.load("p.npz")["evidence"] if suffix == ".npz" else read_columns(Path(f"p{suffix}"))["evidence"]
+    expected = kcal.load(model).evidence(blobs(60, 2)["embeddings"])
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 

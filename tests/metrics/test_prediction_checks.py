@@ -27,10 +27,11 @@ def test_good_arrays_come_back_without_a_copy():
 @pytest.mark.parametrize(
     ("probs", "message"),
     [
-        (np.array([0.2, 0.8]), r"got shape \(2,\). For two classes, pass np.column_stack"),
-        (np.zeros((2, 2, 2)), r"probs must be a matrix \(n_samples, n_classes\); got shape \(2, 2, 2\)\.$"),
+        (np.array([0.2, 1.8]), r"probabilities of the second class, from 0 to 1; got 1.8 at row 1. .* their sigmoid"),
+        (np.array([0.2, np.nan]), "probs must be finite; got nan at row 1"),
+        (np.zeros((2, 2, 2)), r"probs must be a matrix \(n_samples, n_classes\), or .* got shape \(2, 2, 2\)\.$"),
         (np.zeros((0, 3)), "probs must have at least one row; got none"),
-        (np.ones((3, 1)), "a column for each of at least 2 classes; got 1"),
+        (np.ones((3, 0)), "a column for each class; got 0"),
         (np.array([["a", "b"]]), "probs must be real numbers; got text, 'a'"),
         (np.array([[1j, 0]]), "probs must be real numbers; got complex128"),
         ([[0.5, 0.5], [1.0]], "probs must be an array, a tensor or a list. .* inhomogeneous shape"),
@@ -56,7 +57,7 @@ def test_bad_probabilities_are_refused_with_the_row_and_the_remedy(probs, messag
         ([0, 3, 1], "column indices of probs, 0 to 2; got 3 at row 1"),
         ([0, 1, -1], "column indices of probs, 0 to 2; got -1 at row 2"),
         ([0.0, 1.0, 2.0], r"got dtype float64. Pass labels.astype\(int\)"),
-        ([True, False, True], r"got dtype bool. Pass labels.astype\(int\)"),
+        ([True, False, True], r"0 to 2; got truth values, which are labels of two .* Pass labels.astype\(int\)"),
         (["cat", "dog", "cat"], "got dtype <U3. Pass the column index of each label"),
         (np.eye(3, dtype=int), r"got shape \(3, 3\). Pass labels.argmax\(axis=1\) of one-hot rows"),
         ([[0], [1], [2]], r"got shape \(3, 1\). Pass labels.ravel\(\)"),

@@ -60,7 +60,9 @@ def test_the_dimension_is_the_number_given_or_at_most_the_largest():
     assert choose_dimension("auto", 7, 32) == 7
     assert choose_dimension("auto", 32, 32) == 32
     assert choose_dimension("auto", 2048, 64) == 64
-    assert choose_dimension(128, 64, 32) == 128
+    assert choose_dimension(64, 64, 32) == 64
+    with pytest.raises(InvalidInputError, match=r"dimension must be at most the number of features .*, 64; got 128"):
+        choose_dimension(128, 64, 32)
 
 
 @pytest.mark.parametrize("dimension", [0, -1, 2.0, True, "32", None])

@@ -14,7 +14,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kcal.errors import FileFormatError, InvalidInputError
-from kcal.validation import check_choice, check_matrix, check_seed, kind_of, row_fingerprints
+from kcal.validation import both_classes, check_choice, check_matrix, check_seed, kind_of, row_fingerprints
 
 REPRESENTATIONS = ("logits", "probabilities")
 
@@ -54,7 +54,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     preserves_order: ClassVar[bool] = False
     """Whether classes always rank as their logits do, equal ones equal: accuracy and top-k accuracy cannot change."""
     has_evidence: ClassVar[bool] = False
-    """Whether ``log_evidence`` tells how close a query is to the calibration set."""
+    """Whether ``evidence`` and ``log_evidence`` tell how close a query is to the calibration set."""
     columns_are_classes: ClassVar[bool] = True
     """Whether ``X`` has one column per class, as logits have and embeddings have not."""
     seed: int
@@ -160,27 +160,30 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._check_rows(X)
 
     def _check_rows(self, X: Any, *, fitting: bool = False) -> tuple[torch.Tensor, Any]:
-        """Check the rows of ``X``, and the number of their columns against that of the fit."""
+        """Check the rows of ``X``, and the number of their columns against that of the fit.
+
+        Logits of one column, of a classifier with two classes, are returned as those of both.
+        """
         if not fitting:
             check_is_fitted(self)
         columns = None if fitting else self.n_features_in_
         logits = self.inputs == "logits"
         checked = check_matrix(X, "X", columns=columns, owner=type(self).__name__, logits=logits)
-        if not isinstance(X, torch.Tensor):
-            self._check_columns(X, fitting=fitting)
-        elif fitting:
+        if fitting:
             self.n_features_in_ = checked.shape[1]
+        if not isinstance(X, torch.Tensor):
+            self._check_column_names(X, fitting=fitting)
+        if logits:
+            representation = getattr(self, "representation" if fitting else "representation_", "logits")
+            checked = both_classes(checked, representation)
         return checked, kind_of(X, checked)
 
-    def _check_columns(self, X: Any, *, fitting: bool) -> None:
-        """Store the number and names of the columns at a fit; raise if those of a query are others."""
+    def _check_column_names(self, X: Any, *, fitting: bool) -> None:
+        """Store the names of the columns at a fit; raise if those of a query are others."""
         try:
-            validate_data(self, X, reset=fitting, skip_check_array=True)
+            validate_data(self, X, reset=fitting, skip_check_array=True, ensure_2d=False)
         except ValueError as error:
-            text = str(error)
-            if text.startswith("X "):
-                raise InvalidInputError("X", text.removeprefix("X ")) from error
-            raise InvalidInputError("X", "must have the columns of the fit", remedy=text) from error
+            raise InvalidInputError("X", "must have the columns of the fit", remedy=str(error)) from error
 
     def _state(self, parameters: dict[str, Any], values: dict[str, Any], /, **tensors: torch.Tensor) -> CalibratorState:
         """Return the state: the part that all calibrators share and, from the arguments, the method's own.
@@ -206,7 +209,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         unique = len(np.unique(classes)) == len(classes)
         if type(n_features) is not int or n_features < 1 or len(classes) < 2 or not unique:
             raise FileFormatError("the stored classes or features are damaged.")
-        if self.columns_are_classes and n_features != len(classes):
+        if self.columns_are_classes and n_features != len(classes) and (n_features, len(classes)) != (1, 2):
             raise FileFormatError(f"{n_features} columns are stored for {len(classes)} classes.")
         if prints.dtype != torch.int64 or prints.ndim != 1 or len(prints) == 0:
             raise FileFormatError("the stored fingerprints are damaged.")

@@ -8,11 +8,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.errors import FewSamplesWarning, HeldOutWarning, LeakageWarning, MissingClassWarning, warn
+from kcal.errors import (
+    FewSamplesWarning,
+    HeldOutWarning,
+    LeakageWarning,
+    MissingClassWarning,
+    RepresentationWarning,
+    warn,
+)
 from kcal.validation import row_fingerprints
 
 FEW_PER_CLASS = 8
 """With at least so many calibration samples per class a blend was never far behind temperature scaling."""
+ROWS_TO_RECOGNISE, SUM_TOLERANCE = 10, 1e-3
+"""Rows from which on probabilities are recognised, and how far from 1 they may sum."""
 
 
 def warn_of_missing_classes(classes: NDArray[Any], counts: NDArray[Any], remedy: str = "") -> None:
@@ -39,13 +48,42 @@ def warn_of_known_rows(known: NDArray[np.bool_], remedy: str = "") -> None:
         )
 
 
+def are_few(n: int, n_classes: int) -> bool:
+    """Return whether there are so few calibration samples per class that a method may do worse than the network."""
+    return n < FEW_PER_CLASS * n_classes
+
+
 def warn_of_few_samples(n: int, n_classes: int) -> None:
-    """Warn if there are too few calibration samples per class for the weights of a blend."""
-    if n < FEW_PER_CLASS * n_classes:
+    """Warn that there are too few calibration samples per class for the weights of a blend."""
+    warn(
+        f"{n:,} calibration samples for {n_classes:,} classes are few: below {FEW_PER_CLASS} per class a blend may "
+        "do worse than TemperatureScaling alone.",
+        FewSamplesWarning,
+    )
+
+
+def warn_of_sparse_support(n: int, n_classes: int, accuracy: float, log_loss: float) -> None:
+    """Warn that there are too few calibration samples per class for an estimate without the network's logits."""
+    warn(
+        f"{n:,} calibration samples for {n_classes:,} classes are few: below {FEW_PER_CLASS} per class kernel density "
+        f"estimates may predict worse than the network itself. Leave-one-out expects an accuracy of {accuracy:.1%} and "
+        f"a log-loss of {log_loss:.3f}; compare them with the network's. KCalBlend, fitted with logits, keeps the "
+        "network's information.",
+        FewSamplesWarning,
+    )
+
+
+def warn_of_probabilities(rows: torch.Tensor, representation: str, name: str = "X") -> None:
+    """Warn if what was passed as logits, (n, n_classes), looks like the output of a softmax or a sigmoid."""
+    if representation != "logits" or len(rows) < ROWS_TO_RECOGNISE or rows.min() < 0 or rows.max() > 1:
+        return
+    is_column = rows.shape[1] == 2 and not bool(rows[:, 0].any())  # as both_classes returns one column of logits
+    if is_column or bool(((rows.double().sum(dim=1) - 1).abs() <= SUM_TOLERANCE).all()):
         warn(
-            f"{n:,} calibration samples for {n_classes:,} classes are few: below {FEW_PER_CLASS} per class a blend may "
-            "do worse than TemperatureScaling alone.",
-            FewSamplesWarning,
+            f"{name} was passed as logits, but all of it lies between 0 and 1"
+            f"{'' if is_column else ', and its rows sum to 1'}: it looks like probabilities.",
+            RepresentationWarning,
+            remedy='Pass representation="probabilities" if it is.',
         )
 
 

@@ -14,11 +14,20 @@ from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import REPRESENTATIONS, Calibrator, CalibratorState, refuse_extra
 from kcal.calibrators.class_scores import sort_classes, unsort_classes
-from kcal.calibrators.fit_warnings import warn_of_missing_classes
+from kcal.calibrators.fit_warnings import warn_of_missing_classes, warn_of_probabilities
 from kcal.calibrators.model_state import LogitModel, Stored
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.threads import threads_for
-from kcal.validation import ALMOST_ZERO, check_labels, check_weights, checked_parameters, collect_classes, encode_labels
+from kcal.validation import (
+    ALMOST_ZERO,
+    check_labels,
+    check_weights,
+    checked_parameters,
+    collect_classes,
+    encode_labels,
+    require_two_columns,
+    table_classes,
+)
 
 Codes = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -50,10 +59,12 @@ class LogitCalibrator(Calibrator):
 
         Parameters
         ----------
-        X : (n, n_classes) array or tensor
-            Logits, or probabilities with ``representation="probabilities"``.
+        X : (n, n_classes) array, tensor or table
+            Logits, or probabilities with ``representation="probabilities"``. Of two classes, (n,) or (n, 1) suffice:
+            the log-odds or the probability of the second.
         y : (n,) array
-            Labels: integers are columns of ``X``, other labels need ``classes``.
+            Labels: integers are columns of ``X``, truth values the two of them. Text needs ``classes``, unless ``X`` is
+            a table whose columns are the classes.
         sample_weight : (n,) array, optional
             Relative importance of the samples; a factor common to all changes nothing, 0 leaves a sample out.
         classes : sequence, optional
@@ -61,8 +72,9 @@ class LogitCalibrator(Calibrator):
         """
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
+        warn_of_probabilities(rows, self.representation)
         log_probs = to_log_probs(rows, self.representation, ignore_order=self.ignores_class_order)
-        codes, labels = encode_columns(y, len(log_probs), log_probs.shape[1], classes)
+        codes, labels = encode_columns(y, X, log_probs.shape, classes)
         weights = np.ones(len(codes)) if sample_weight is None else check_weights(sample_weight, len(codes))
         if not weights.all():  # a weight of 0 leaves a sample out
             counted = np.flatnonzero(weights)
@@ -157,16 +169,26 @@ def to_log_probs(
     return torch.log_softmax(rows.clamp_min(ALMOST_ZERO).log(), dim=1)
 
 
-def encode_columns(y: Any, n_samples: int, n_columns: int, classes: Any) -> tuple[Codes, NDArray[Any]]:
-    """Return class codes and classes: integer labels are column indices, other labels need ``classes``."""
+def encode_columns(y: Any, table: Any, shape: torch.Size, classes: Any) -> tuple[Codes, NDArray[Any]]:
+    """Return class codes and classes of logits of a ``shape`` that were given as ``table``.
+
+    Integers are column indices, truth values stand for the first and the second of two columns. Text is one of
+    ``classes`` or, without them, the name of a column of the table.
+    """
+    n_samples, n_columns = shape
     labels = check_labels(y, n_samples)
+    if classes is None:
+        classes = table_classes(table, labels)
     if classes is not None:
         known = collect_classes([], classes)
         if len(known) != n_columns:
             raise InvalidInputError(
                 "classes", f"must name every column of the logits ({n_columns})", got=f"{len(known)} classes"
             )
-    elif labels.dtype.kind in "iub":
+    elif labels.dtype.kind == "b":
+        require_two_columns(n_columns, "y")
+        known = np.array([False, True])
+    elif labels.dtype.kind in "iu":
         known = np.arange(n_columns)
     else:
         raise InvalidInputError(
@@ -175,6 +197,4 @@ def encode_columns(y: Any, n_samples: int, n_columns: int, classes: Any) -> tupl
             got=f"labels of dtype {labels.dtype}",
             remedy="Pass classes= with the label of every column, in order.",
         )
-    if n_columns < 2:
-        raise InvalidInputError("X", "must have one column per class, at least two", got=f"{n_columns} (1 class)")
     return encode_labels(labels, known, "y"), known

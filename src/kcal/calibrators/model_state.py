@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from types import NoneType
 from typing import Any, Self
@@ -119,9 +119,9 @@ def ragged(like: str = "", longer_by: int = 0) -> Any:
     return field(repr=False, metadata={"like": like, "longer_by": longer_by})
 
 
-def nested(*kinds: type[StoredModel]) -> Any:
+def nested(*kinds: type[StoredModel], default: Any = MISSING) -> Any:
     """Declare a field that is itself a stored model, of one of several classes."""
-    return custom(_write_model, partial(_read_model, kinds))
+    return custom(_write_model, partial(_read_model, kinds), default)
 
 
 def several(*kinds: type[StoredModel]) -> Any:
@@ -139,9 +139,11 @@ def several(*kinds: type[StoredModel]) -> Any:
     return custom(write, read)
 
 
-def custom(write: Callable[[Any], tuple[Any, Tensors]], read: Callable[[Stored, str], Any]) -> Any:
+def custom(
+    write: Callable[[Any], tuple[Any, Tensors]], read: Callable[[Stored, str], Any], default: Any = MISSING
+) -> Any:
     """Declare a field by the functions that return its value for JSON and its tensors, and that read it by its name."""
-    return field(metadata={"write": write, "read": read})
+    return field(default=default, metadata={"write": write, "read": read})
 
 
 def _write_model(model: StoredModel) -> tuple[dict[str, Any], Tensors]:

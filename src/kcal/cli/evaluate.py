@@ -62,7 +62,7 @@ def evaluate(
     from kcal.cli.parameters import parse_methods
     from kcal.cli.report import check_report, evaluations_to_json, write_evaluations
     from kcal.cli.tables import show_evaluations
-    from kcal.persistence import load, write_whole
+    from kcal.persistence import load_calibrator, write_whole
     from kcal.progress import working
 
     check_options(
@@ -94,7 +94,7 @@ def evaluate(
     elif data is None:
         comparison = c.load_probabilities(test, before)
     else:
-        comparison = c.predict_model(load(model), test, before, allow_overlap)
+        comparison = c.predict_model(load_calibrator(model), test, before, allow_overlap)
     level = None if no_intervals else 0.95 if confidence is None else confidence
     with working("Measuring"):
         evaluations = c.measure_all(comparison, confidence=level, resamples=resamples or 1000, seed=seed or 0)

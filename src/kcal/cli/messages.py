@@ -48,6 +48,7 @@ WARNING_REMEDIES: dict[type[KcalWarning], str] = {
     errors.BandwidthWarning: "Pass a number with --bandwidth.",
     errors.HeldOutWarning: "Pass --train FILE to use all of them, or --projection identity to train none.",
     errors.LeakageWarning: "Or use the leave-one-out log-loss that kcal fit prints.",
+    errors.RepresentationWarning: "Pass --set representation=probabilities if it is.",
     errors.MissingClassWarning: "Or pass --smoothing 1e-3 to give them some probability.",
 }
 """The same for warnings."""

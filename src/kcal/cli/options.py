@@ -46,7 +46,7 @@ DemoOut = Annotated[Path, _main("FOLDER", "Folder of the output. (default: kcal-
 BenchOut = Annotated[Path, _main("FOLDER", "Folder of the output. (default: kcal-bench)", "--out", "-o")]
 Quiet = Annotated[bool, _main(None, "Show only errors and warnings.", "--quiet", "-q")]
 Evidence = Annotated[
-    bool, _main(None, "Add log_evidence, the log density of the calibration set (kcal methods).", "--evidence")
+    bool, _main(None, "Add evidence: the share of calibration samples with less of it (kcal methods).", "--evidence")
 ]
 Methods = Annotated[Text, _main("A,B,C", "Methods to fit on the first file and evaluate on the second; or all.")]
 Report = Annotated[File, _main("FOLDER", "Write report.html there: tables and pictures.")]

@@ -56,11 +56,11 @@ def write_predictions(
     *,
     ids: NDArray[Any] | None = None,
     id_column: str = "id",
-    log_evidence: NDArray[Any] | None = None,
+    evidence: NDArray[Any] | None = None,
 ) -> None:
     """Write probabilities (n, n_classes) in the format of the suffix; npy has only these, the others also the rest."""
     prediction = classes[probs.argmax(axis=1)]
-    more = {} if log_evidence is None else {"log_evidence": log_evidence}
+    more = {} if evidence is None else {"evidence": evidence}
     if path.suffix.lower() == ".npz":
         arrays = {} if ids is None else {"ids": ids}
         write_arrays(path, arrays | {"prediction": prediction, "probabilities": probs, "classes": classes} | more)

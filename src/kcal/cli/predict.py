@@ -37,7 +37,7 @@ def predict(
     from kcal.cli.output import check_writable, console, shown, write_predictions
     from kcal.cli.samples import load_to_predict, predict_dataset
     from kcal.errors import InvalidInputError
-    from kcal.persistence import load
+    from kcal.persistence import load_calibrator
 
     check_writable(out, SUFFIXES, inputs=(model, data, logits, ids))
     suffix = out.suffix.lower()
@@ -45,7 +45,7 @@ def predict(
         require_pyarrow()
     unused = f"--evidence has no effect with {str(out)!r}: npy files have only probabilities. Use npz."
     check_options((evidence and suffix == ".npy", unused))
-    calibrator = load(model)
+    calibrator = load_calibrator(model)
     if evidence and not calibrator.has_evidence:
         raise InvalidInputError("--evidence", f"needs a kcal model; {model} is of method {calibrator.method}")
     takes_both = calibrator.inputs == "both" and calibrator.needs_logits_
@@ -53,9 +53,9 @@ def predict(
     check_options((logits and not takes_both, unused))
     samples = load_to_predict(calibrator, Source.from_options(data, options, prefixes=("", "test_")), keys=("ids",))
     probs = predict_dataset(calibrator, samples)
-    density = calibrator.log_evidence(samples.matrix(calibrator.inputs)) if evidence else None
+    shares = calibrator.evidence(samples.matrix(calibrator.inputs)) if evidence else None
     ids_column, names = id_column or "id", samples.ids
-    write_predictions(out, probs, calibrator.classes_, ids=names, id_column=ids_column, log_evidence=density)
+    write_predictions(out, probs, calibrator.classes_, ids=names, id_column=ids_column, evidence=shares)
     if not quiet:
         n_rows, n_classes = probs.shape
         text = f"{out}: {n_rows:,} rows of {n_classes:,} probabilities, {decimal(out.stat().st_size)}"

@@ -95,11 +95,17 @@ class PreparedSupport:
             shares.masked_fill_(sees_nothing, 1.0 / self.support.n_classes)
         return shares.transpose(1, 2)
 
-    def log_densities(self, queries: torch.Tensor) -> torch.Tensor:
-        """Return the log density of the whole support, (n_bandwidths, n_query); −inf where the kernel reaches none."""
-        sums, offsets = self.class_sums(queries)
+    def log_densities(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> torch.Tensor:
+        """Return the log density of the support that each query sees, (n_bandwidths, n_query).
+
+        It is −inf where the kernel reaches no point.
+        """
+        sums, offsets = self.class_sums(queries, leave_out=leave_out)
         volumes = [self.kernel.log_volume(bandwidth, self.support.dimension) for bandwidth in self.bandwidths]
-        return sums.sum(dim=1).log() + offsets - self.support.log_total_weight - offsets.new_tensor(volumes)[:, None]
+        log_weight: float | torch.Tensor = self.support.log_total_weight
+        if leave_out is not None:
+            log_weight = leave_out.log_visible_weights(self.support).to(offsets)
+        return sums.sum(dim=1).log() + offsets - log_weight - offsets.new_tensor(volumes)[:, None]
 
     def _block_sums(self, points: torch.Tensor, leave_out: LeaveOut | None, level: int = 0) -> ClassSums:
         """Return the class sums of a block, each query in the first precision from ``level`` on that resolves it."""

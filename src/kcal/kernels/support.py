@@ -54,6 +54,13 @@ class SortedSupport:
         return float(torch.logsumexp(self.log_weights.cpu().double(), dim=0))
 
     @cached_property
+    def counted(self) -> torch.Tensor:
+        """Positions of the points of positive weight, ascending, on the CPU."""
+        if self.log_weights is None:
+            return torch.arange(len(self))
+        return torch.isfinite(self.log_weights).cpu().nonzero().squeeze(1)
+
+    @cached_property
     def extent(self) -> float:
         """Largest absolute coordinate of a centred point."""
         return max(float((rows - self.centre).abs().max()) for rows in torch.split(self.points, ROWS_AT_ONCE))
@@ -114,6 +121,19 @@ class LeaveOut:
     def select(self, queries: torch.Tensor | slice) -> LeaveOut:
         """Return the same rule for some of the queries."""
         return LeaveOut(self.query_keys[queries], self.support_keys, self.grouped)
+
+    def log_visible_weights(self, support: SortedSupport) -> torch.Tensor:
+        """Return the log weight of the support points that each query sees, (n_query,), in float64 on the CPU.
+
+        Where it sees none, this is the smallest finite number.
+        """
+        weights = torch.ones(len(support), dtype=torch.float64)
+        if support.log_weights is not None:
+            weights = support.log_weights.cpu().double().exp()
+        keys, codes = torch.unique(self.support_keys.cpu(), return_inverse=True)
+        weight_of_key = weights.new_zeros(len(keys)).index_add_(0, codes, weights)
+        visible = weights.sum() - weight_of_key[torch.searchsorted(keys, self.query_keys.cpu().contiguous())]
+        return visible.clamp_min(torch.finfo(torch.float64).tiny).log()
 
     def hide(self, block: torch.Tensor, start: int) -> None:
         """Set to −inf what must not be seen in a block, (support points from ``start`` on) × (all queries)."""

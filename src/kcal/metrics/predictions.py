@@ -18,7 +18,9 @@ from kcal.validation import (
     check_probs,
     check_weights,
     collect_classes,
+    column_names,
     encode_labels,
+    table_classes,
 )
 
 Floats = NDArray[np.floating[Any]]
@@ -111,9 +113,14 @@ class Predictions:
 def check_predictions(
     probs: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None, classes: ArrayLike | None = None
 ) -> Predictions:
-    """Check probabilities, labels (column indices, or members of ``classes``) and weights."""
+    """Check probabilities, labels and weights.
+
+    Labels are column indices, truth values of two columns, members of ``classes``, or names of the columns of a table.
+    """
     checked = check_probs(probs)
     n_samples, n_classes = checked.shape
+    if classes is None and column_names(probs):
+        classes = table_classes(probs, check_labels(labels, n_samples, "labels"), "labels")
     if classes is None:
         columns = check_columns(labels, n_samples, n_classes)
     else:

@@ -1,4 +1,4 @@
-"""One file per calibrator: safetensors with a JSON header and a checksum; loading never runs code from the file.
+"""One file per calibrator or projection: safetensors with a JSON header and a checksum; loading runs no code of it.
 
 The metadata of the safetensors file has one entry, "kcal": a line with the SHA-256 of the header and of the name,
 dtype, shape and bytes of every tensor, then the header as JSON. It is one because safetensors writes several in random
@@ -28,7 +28,9 @@ from kcal.calibrators import Calibrator, CalibratorState, calibrator_class
 from kcal.calibrators.base import LoadArgumentError
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.persistence.atomic import check_path, write_whole
-from kcal.validation import shown
+from kcal.persistence.projections import METHOD, projection_from_state, projection_to_state
+from kcal.projection import TrainedProjection
+from kcal.validation import check_device, shown
 
 METADATA = "kcal"
 FORMAT_VERSION = 2
@@ -40,19 +42,23 @@ FEW_FEATURES = 10**6
 """A file with more features than this has at least one byte for each."""
 
 
-def save(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
-    """Write a fitted calibrator to one file, completely or not at all; return the path.
+def save(calibrator: Calibrator | TrainedProjection, path: str | os.PathLike[str]) -> Path:
+    """Write a fitted calibrator or a trained projection to one file, completely or not at all; return the path.
 
     Parameters
     ----------
-    calibrator : Calibrator
-        Any fitted calibrator of kcal.
+    calibrator : Calibrator or TrainedProjection
+        Any fitted calibrator of kcal, or what :func:`kcal.train_projection` returned.
     path : path
         The file; an existing one is replaced.
     """
-    if not isinstance(calibrator, Calibrator):
-        raise InvalidInputError("calibrator", "must be a calibrator of kcal", got=shown(calibrator))
-    state = calibrator.state()
+    if isinstance(calibrator, TrainedProjection):
+        state = projection_to_state(calibrator)
+    elif isinstance(calibrator, Calibrator):
+        state = calibrator.state()
+    else:
+        expected = "must be a calibrator of kcal or a TrainedProjection"
+        raise InvalidInputError("calibrator", expected, got=shown(calibrator))
     header = {
         "format_version": FORMAT_VERSION,
         "package_version": version("kcal"),
@@ -70,8 +76,10 @@ def save(calibrator: Calibrator, path: str | os.PathLike[str]) -> Path:
     return write_whole(path, to_bytes(tensors, metadata=to_metadata(text, tensors)))
 
 
-def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -> Calibrator:
-    """Read a calibrator that :func:`save` wrote.
+def load(
+    path: str | os.PathLike[str], *, projection: nn.Module | None = None, device: str | torch.device | None = None
+) -> Calibrator | TrainedProjection:
+    """Read a calibrator or a trained projection that :func:`save` wrote.
 
     Parameters
     ----------
@@ -80,14 +88,37 @@ def load(path: str | os.PathLike[str], *, projection: nn.Module | None = None) -
     projection : nn.Module, optional
         For a KCal with a custom projection: a module of the same architecture. A copy of it receives the stored
         tensors.
+    device : str or torch.device, optional
+        Where a KCal or a KCalBlend computes its kernel sums; by default on the CPU.
     """
     path = check_path(path)
+    place = None if device is None else check_device(device)
     if projection is not None and not isinstance(projection, nn.Module):
         raise InvalidInputError("projection", "must be a torch module", got=shown(projection))
+    loaded = _restore(path, {} if projection is None else {"projection": projection})
+    if place is None:
+        return loaded
+    if not hasattr(loaded, "to"):
+        raise LoadArgumentError("device", f"is not used by a saved {type(loaded).__name__}", remedy="Leave it out.")
+    moved: Calibrator = loaded.to(place)
+    return moved
+
+
+def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
+    """Read a calibrator that :func:`save` wrote; raise if the file holds a trained projection."""
+    loaded = load(path)
+    if not isinstance(loaded, Calibrator):
+        raise FileFormatError(f"{path} holds a trained projection, not a calibrator. Pass it to KCal(projection=...).")
+    return loaded
+
+
+def _restore(path: Path, extra: dict[str, Any]) -> Calibrator | TrainedProjection:
+    """Return what a file holds; ``extra`` are the arguments that what is stored needs."""
     header, tensors = _read(path)
-    extra = {} if projection is None else {"projection": projection}
     try:
         state = CalibratorState(header["method"], header["parameters"], header["values"], tensors)
+        if state.method == METHOD:
+            return projection_from_state(state, **extra)
         return calibrator_class(state.method).from_state(state, **extra)
     except LoadArgumentError:
         raise
@@ -167,7 +198,7 @@ def _check_content(header: dict[str, Any], tensors: Mapping[str, torch.Tensor], 
     if damaged := _first_damaged(tensors):
         raise FileFormatError(f"{path} is damaged: it holds {damaged}.")
     n_bytes = path.stat().st_size
-    n_features = header["values"].get("n_features")
+    n_features = header["values"].get("n_features", 0)  # a trained projection has them in its tensors
     if not isinstance(n_features, int) or n_features > max(FEW_FEATURES, n_bytes):
         raise FileFormatError(f"{path} is damaged: {shown(n_features)} is not the number of its features.")
     limit = LABEL_BYTES + LABEL_BYTES_PER_FILE_BYTE * n_bytes

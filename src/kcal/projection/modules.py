@@ -172,8 +172,11 @@ def check_dimension(dimension: Any) -> int | None:
 
 
 def choose_dimension(dimension: int | str, n_features: int, largest: int) -> int:
-    """Return d: the given number, or min(h, largest) for "auto"."""
+    """Return d: the given number, which is at most h, or min(h, largest) for "auto"."""
     given = check_dimension(dimension)
+    if given is not None and given > n_features:
+        expected = f"must be at most the number of features of the embeddings, {n_features:,}"
+        raise InvalidInputError("dimension", expected, got=f"{given:,}")
     return min(n_features, largest) if given is None else given
 
 

@@ -11,12 +11,16 @@ from kcal.validation.labels import (
     check_labels,
     check_weights,
     collect_classes,
+    column_names,
     encode_labels,
+    require_two_columns,
+    table_classes,
 )
 from kcal.validation.matrices import (
     ALMOST_ZERO,
     LARGEST,
     ArrayKind,
+    both_classes,
     check_matrix,
     check_probs,
     computing_dtype,
@@ -24,14 +28,24 @@ from kcal.validation.matrices import (
     row_fingerprints,
 )
 from kcal.validation.parameters import checked_parameters, parameter
-from kcal.validation.scalars import check_choice, check_flag, check_integer, check_number, check_seed, shown
+from kcal.validation.scalars import (
+    check_choice,
+    check_device,
+    check_flag,
+    check_integer,
+    check_number,
+    check_seed,
+    shown,
+)
 
 __all__ = [
     "ALMOST_ZERO",
     "LARGEST",
     "ArrayKind",
+    "both_classes",
     "check_choice",
     "check_columns",
+    "check_device",
     "check_flag",
     "check_groups",
     "check_ids",
@@ -44,11 +58,14 @@ __all__ = [
     "check_weights",
     "checked_parameters",
     "collect_classes",
+    "column_names",
     "computing_dtype",
     "encode_labels",
     "kind_of",
     "parameter",
+    "require_two_columns",
     "row_fingerprints",
     "shown",
+    "table_classes",
     "to_numbers",
 ]

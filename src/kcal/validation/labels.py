@@ -35,7 +35,7 @@ def check_labels(labels: Any, n_samples: int, name: str = "y") -> NDArray[Any]:
 
 
 def check_columns(labels: Any, n_samples: int, n_classes: int, name: str = "labels") -> NDArray[np.intp]:
-    """Return labels that are indices of the columns, 0 to n_classes − 1, one per sample."""
+    """Return labels that are indices of the columns, 0 to n_classes − 1, or truth values of two, one per sample."""
     array = to_array(labels, name)
     remedy = "Pass one label per sample."
     if array.ndim == 2:
@@ -43,16 +43,29 @@ def check_columns(labels: Any, n_samples: int, n_classes: int, name: str = "labe
     require_vector(array, n_samples, name, remedy=remedy)
     if array.dtype.kind == "f":
         refuse_where(~np.isfinite(array), array, name, "must be integers", "Leave unlabelled rows out.")
-    if array.dtype.kind not in "iu":
+    if array.dtype.kind == "b":
+        require_two_columns(n_classes, name)
+    elif array.dtype.kind not in "iu":
         expected, got = "must be integers, the column indices of probs", f"dtype {array.dtype}"
         remedy = "Pass the column index of each label; evaluate and class_errors also take classes=."
-        if array.dtype.kind == "b" or (array.dtype.kind == "f" and (array % 1 == 0).all()):
+        if array.dtype.kind == "f" and (array % 1 == 0).all():
             remedy = f"Pass {name}.astype(int)."
         raise InvalidInputError(name, expected, got=got, remedy=remedy)
     expected = f"must be column indices of probs, 0 to {n_classes - 1}"
     remedy = "Subtract 1 from labels that count from 1; evaluate and class_errors also take classes=."
     refuse_where((array < 0) | (array >= n_classes), array, name, expected, remedy)
     return array.astype(np.intp, copy=False)
+
+
+def require_two_columns(n_columns: int, name: str) -> None:
+    """Raise if labels that are truth values, False for the first column and True for the second, have more columns."""
+    if n_columns != 2:
+        raise InvalidInputError(
+            name,
+            f"must be column indices, 0 to {n_columns - 1}",
+            got="truth values, which are labels of two classes",
+            remedy=f"Pass {name}.astype(int) if they are columns 0 and 1.",
+        )
 
 
 def check_groups(groups: Any, n_samples: int, name: str = "groups") -> NDArray[np.int64]:
@@ -102,11 +115,13 @@ def check_ids(ids: Any, n_samples: int) -> NDArray[Any]:
 
 
 def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> NDArray[Any]:
-    """Return the sorted union of all labels, or ``classes`` in the caller's order."""
+    """Return the sorted union of all labels, or ``classes`` in the caller's order; truth values are two classes."""
     if classes is None:
         if len({labels.dtype.kind in "US" for labels in label_sets}) > 1:
             got = "text in one set, numbers in another"
             raise InvalidInputError("labels", "must be all text or all numbers", got=got)
+        if all(labels.dtype.kind == "b" for labels in label_sets):
+            return np.array([False, True])
         return np.unique(np.concatenate([np.unique(labels) for labels in label_sets]))
     array = to_array(classes, "classes")
     if array.ndim == 1:
@@ -115,6 +130,26 @@ def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> 
     if array.ndim != 1 or len(array) == 0 or len(np.unique(array)) != len(array):
         raise InvalidInputError("classes", "must list every class once", got=shown(classes))
     return array
+
+
+def column_names(table: Any) -> list[str]:
+    """Return the names of the columns of a table; nothing for an array."""
+    return [str(name) for name in getattr(table, "columns", [])]
+
+
+def table_classes(table: Any, labels: NDArray[Any], name: str = "y") -> NDArray[Any] | None:
+    """Return the classes of the columns of a table, which are their names, if the labels are text; otherwise None.
+
+    A table of one column has the logit or probability of the second of two classes: its name is not that of a class.
+    """
+    names = column_names(table)
+    if labels.dtype.kind != "U" or len(names) < 2:
+        return None
+    unknown = ~np.isin(labels, names)
+    columns = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
+    remedy = "Pass classes= with the label of every column, in order."
+    refuse_where(unknown, labels, name, f"must be names of the columns ({columns}) if classes are not given", remedy)
+    return np.array(names)
 
 
 def encode_labels(labels: NDArray[Any], classes: NDArray[Any], name: str = "labels") -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.validation.arrays import is_tensor, plain_tensor, to_array, to_numbers
+from kcal.validation.arrays import is_tensor, plain_tensor, refuse_where, to_array, to_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,7 @@ SUM_TOLERANCE = 1e-3
 HALF_PRECISION_SUM_TOLERANCE = 1e-2
 """Half precision rounds every entry by up to 1 part in 500 (bfloat16), so that its rows miss a sum of 1 by more."""
 
+EXTRACT = "Extract the embeddings first: pass the output of the penultimate layer for each sample, an (n, h) array."
 NOT_FINITE = "Remove such rows, or correct what computed them."
 
 FINGERPRINT_ROWS = 4096
@@ -61,12 +63,19 @@ def check_matrix(
     """Return ``values`` (n, h) as a finite float tensor, without a copy where none is needed.
 
     ``columns`` is the number of columns that ``owner``, a calibrator, expects. Finite logits of any size are accepted,
-    and clipped to ±1e15.
+    and clipped to ±1e15; one-dimensional ones, of a classifier with two classes, become a column (see
+    :func:`both_classes`) unless more columns are expected.
     """
+    what = "Run the network first: pass its logits, (n, n_classes)." if logits else EXTRACT
+    if isinstance(values, Iterator) or _loads_samples(values):
+        got = f"an object of type {type(values).__name__}"
+        raise InvalidInputError(name, "must be an array, a tensor or a list", got=got, remedy=what)
     tensor = plain_tensor(values, name) if is_tensor(values) else _tensor_from_array_like(values, name)
+    if tensor.ndim == 1 and logits and columns in (None, 1):
+        tensor = tensor[:, None]
     if tensor.ndim != 2:
         expected, got = "must have two dimensions (samples, features)", f"shape {tuple(tensor.shape)}"
-        remedy = "Reshape your data: X.reshape(len(X), -1) keeps one row per sample."
+        remedy = what if tensor.ndim > 2 else "Reshape your data: X.reshape(len(X), -1) keeps one row per sample."
         raise InvalidInputError(name, expected, got=got, remedy=remedy)
     for count, noun in zip(tensor.shape, ("sample", "feature"), strict=True):
         if count == 0:
@@ -78,26 +87,46 @@ def check_matrix(
     return _bounded(tensor.to(computing_dtype(tensor.dtype)), name, logits=logits)
 
 
+def both_classes(column: torch.Tensor, representation: str, name: str = "X") -> torch.Tensor:
+    """Return logits or probabilities (n, 1) of the second of two classes as those of both, (n, 2).
+
+    A logit z is the log-odds of the second class, [0, z]; a probability p is that of the second class, [1 − p, p].
+    Matrices of more columns are returned as they are.
+    """
+    import torch
+
+    if column.shape[1] != 1:
+        return column
+    if representation == "logits":
+        return torch.cat([torch.zeros_like(column), column], dim=1)
+    _require_shares(column[:, 0].cpu().numpy(), name)
+    return torch.cat([1 - column, column], dim=1)
+
+
 def kind_of(values: Any, checked: torch.Tensor) -> ArrayKind:
     """Return the kind of array of ``values``; ``checked`` is what :func:`check_matrix` made of them."""
     return ArrayKind(is_tensor(values), checked.device, checked.dtype)
 
 
 def check_probs(probs: Any, name: str = "probs") -> NDArray[np.floating[Any]]:
-    """Return probabilities (n_samples, n_classes), whose rows sum to 1, as float32 or float64."""
+    """Return probabilities (n_samples, n_classes), whose rows sum to 1, as float32 or float64.
+
+    One-dimensional ones, or a single column, are those of the second of two classes: p becomes [1 − p, p].
+    """
     array = to_array(probs, name)
     half = array.dtype == np.float16 or str(getattr(probs, "dtype", "")).endswith("float16")
-    two_classes = "For two classes, pass np.column_stack([1 - p, p])."
-    if array.ndim != 2:
-        remedy = two_classes if array.ndim == 1 else ""
-        got = f"shape {array.shape}"
-        raise InvalidInputError(name, "must be a matrix (n_samples, n_classes)", got=got, remedy=remedy)
+    if array.ndim not in (1, 2):
+        expected = "must be a matrix (n_samples, n_classes), or (n_samples,) for the second of two classes"
+        raise InvalidInputError(name, expected, got=f"shape {array.shape}")
     array = to_numbers(array, name)
     if array.shape[0] == 0:
         raise InvalidInputError(name, "must have at least one row", got="none")
-    if array.shape[1] < 2:
-        got = str(array.shape[1])
-        raise InvalidInputError(name, "must have a column for each of at least 2 classes", got=got, remedy=two_classes)
+    if array.ndim == 1 or array.shape[1] == 1:
+        shares = array.reshape(-1)
+        _require_shares(shares, name)
+        return np.column_stack([1 - shares, shares])
+    if array.shape[1] == 0:
+        raise InvalidInputError(name, "must have a column for each class", got="0")
     _require_distributions(array, name, HALF_PRECISION_SUM_TOLERANCE if half else SUM_TOLERANCE)
     return array
 
@@ -155,6 +184,18 @@ def _bounded(tensor: torch.Tensor, name: str, *, logits: bool) -> torch.Tensor:
     row = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
     got = f"{'NaN' if bool(torch.isnan(tensor[row]).any()) else 'infinity'} at row {row}"
     raise InvalidInputError(name, "must be finite, without NaN or inf", got=got, remedy=NOT_FINITE)
+
+
+def _require_shares(column: NDArray[np.floating[Any]], name: str) -> None:
+    """Raise on the first entry of a vector that is not a probability."""
+    refuse_where(~np.isfinite(column), column, name, "must be finite", NOT_FINITE)
+    expected = "must be probabilities of the second class, from 0 to 1"
+    refuse_where((column < 0) | (column > 1), column, name, expected, "If these are logits, pass their sigmoid.")
+
+
+def _loads_samples(values: Any) -> bool:
+    """Return whether ``values`` is a Dataset or DataLoader of torch, without importing torch."""
+    return any(kind.__module__.startswith("torch.utils.data") for kind in type(values).__mro__)
 
 
 def _require_distributions(probs: NDArray[np.floating[Any]], name: str, tolerance: float) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf, isfinite
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kcal.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_seed(seed: Any) -> int:
@@ -55,6 +58,19 @@ def check_flag(value: Any, name: str) -> bool:
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise InvalidInputError(name, "must be True or False", got=shown(value))
+
+
+def check_device(device: Any) -> torch.device:
+    """Return a device of torch; raise if there is none of this name, or if it cannot hold numbers."""
+    import torch
+
+    try:
+        place = torch.device(device)
+        torch.zeros(1, device=place).cpu()
+    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError, ImportError) as error:
+        expected = 'must be a device of this machine, such as "cpu" or "cuda:0"'
+        raise InvalidInputError("device", expected, got=shown(device)) from error
+    return place
 
 
 def shown(value: Any, length: int = 80) -> str:

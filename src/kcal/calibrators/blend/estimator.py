@@ -12,12 +12,18 @@ from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.blend.experts import check_factors, fit_experts
-from kcal.calibrators.blend.fitting import fit_blend
+from kcal.calibrators.blend.fitting import fit_blend, weights_left
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
-from kcal.calibrators.fit_warnings import warn_of_few_samples, warn_of_known_rows, warn_of_missing_classes
+from kcal.calibrators.fit_warnings import (
+    are_few,
+    warn_of_few_samples,
+    warn_of_known_rows,
+    warn_of_missing_classes,
+    warn_of_probabilities,
+)
 from kcal.calibrators.holdout import check_folds
-from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator, column_names
+from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.parameters import is_number
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, warn_of_shared_rows
 from kcal.calibrators.logit_base import encode_columns, fitted
@@ -26,7 +32,7 @@ from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.projection import ARCHITECTURES, TrainedProjection
 from kcal.threads import threads_for
-from kcal.validation import ArrayKind, check_choice, check_matrix, check_number, shown
+from kcal.validation import ArrayKind, both_classes, check_choice, check_matrix, check_number, column_names, shown
 
 BLOCK_ROWS = 4096
 MAX_SPREAD = 1e6
@@ -163,15 +169,18 @@ class KCalBlend(EmbeddingCalibrator):
         ----------
         X, y, train_embeddings, train_labels, train_groups, groups, sample_weight, classes
             As in :meth:`KCal.fit`, but without a training set no projection is learned. With logits, integers in ``y``
-            are columns, and other labels need ``classes``, all of them in the order of the columns.
-        logits : (n, n_classes) array or tensor, optional
-            The network's logits for the rows of ``X``.
+            are columns, truth values the two of them; text needs ``classes``, all of them in the order of the columns,
+            unless the logits are a table whose columns are the classes.
+        logits : (n, n_classes) array, tensor or table, optional
+            The network's logits for the rows of ``X``. Of two classes, (n,) or (n, 1) suffice: the log-odds of the
+            second.
         """
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
-        scores = self._check_logits(logits, rows)
+        scores = self._check_logits(logits, rows, self.representation)
         if scores is not None:
-            classes = encode_columns(y, len(rows), scores.shape[1], classes)[1]
+            warn_of_probabilities(scores, self.representation, "logits")
+            classes = encode_columns(y, logits, scores.shape, classes)[1]
         options = {"classes": classes, "groups": groups, "sample_weight": sample_weight}
         samples, training = self._check_fit_data(rows, y, train_embeddings, train_labels, train_groups, **options)
         prior = check_prior(self.prior, samples.classes)
@@ -182,7 +191,7 @@ class KCalBlend(EmbeddingCalibrator):
         warn_of_shared_rows(samples, training, self.projection)
         if scores is None:
             warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
-        else:
+        elif are_few(len(samples.codes), len(samples.classes)):
             warn_of_few_samples(len(samples.codes), len(samples.classes))
         with threads_for(0 if scores is None else scores.numel() * scores.shape[1]):
             model = self._fit_model(samples, training, None if scores is None else scores[samples.indices])
@@ -206,7 +215,9 @@ class KCalBlend(EmbeddingCalibrator):
         factors = check_factors(self.bandwidth_factors)
         experts = fit_experts(samples, training, self.estimate_options(), projection=self.projection, factors=factors)
         tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
-        return fit_blend(samples, experts, network, **tuning)
+        model = fit_blend(samples, experts, network, **tuning)
+        model = replace(model, network_loss=_network_loss(network, samples))
+        return model.with_reference(samples.embeddings, samples.keys)
 
     def gate(self, X: Any) -> Any:
         """Return g, (n,): near 1 where calibration samples lie, near 0 where the fallback decides.
@@ -226,11 +237,13 @@ class KCalBlend(EmbeddingCalibrator):
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
         check_is_fitted(self)
-        width = max(map(len, self.weights_))
+        width, model = max(map(len, self.weights_)), self.model_
+        losses = f"{model.pool.loss:.4f}; the network alone, temperature scaled: {model.network_loss or 0.0:.4f}"
         return {
             "metrics": "\n".join(f"{metric}, bandwidth {b:.4g}" for metric, b in self.bandwidths_.items()),
             "weights": "\n".join(f"{name:<{width}}  {weight: .4f}" for name, weight in self.weights_.items()),
             "background": f"{self.background_:.4g} of the median mass at a calibration sample",
+            **({} if model.network_loss is None else {"out-of-fold log-loss": losses}),
         }
 
     def _model_state(self) -> tuple[dict[str, Any], Tensors]:
@@ -271,12 +284,17 @@ class KCalBlend(EmbeddingCalibrator):
         if names and known and names != known:
             expected = f"must have the columns of the fit, in the same order: {', '.join(known)}"
             raise InvalidInputError("logits", expected, got=", ".join(names))
-        return (rows, self._check_logits(logits, rows, len(self.classes_))), kind
+        return (rows, self._check_logits(logits, rows, self.model_.representation)), kind
 
-    def _check_logits(self, logits: Any, rows: torch.Tensor, n_classes: int | None = None) -> torch.Tensor | None:
+    def _check_logits(self, logits: Any, rows: torch.Tensor, representation: str) -> torch.Tensor | None:
+        """Return the checked logits, one column per class: of the fit, if there was one."""
         if logits is None:
             return None
-        scores = check_matrix(logits, "logits", columns=n_classes, owner=type(self).__name__, logits=True)
+        scores = both_classes(check_matrix(logits, "logits", logits=True), representation, "logits")
+        n_classes = len(self.classes_) if hasattr(self, "classes_") else scores.shape[1]
+        if scores.shape[1] != n_classes:
+            expected = f"must have one column for each of the {n_classes:,} classes of the fit"
+            raise InvalidInputError("logits", expected, got=f"{scores.shape[1]:,} columns")
         if len(scores) != len(rows):
             expected = f"must have a row for each row of X, {len(rows):,} of them"
             raise InvalidInputError("logits", expected, got=f"{len(scores):,}")
@@ -288,3 +306,17 @@ class KCalBlend(EmbeddingCalibrator):
         blocks = [slice(start, start + BLOCK_ROWS) for start in range(0, len(rows), BLOCK_ROWS)]
         parts = (self.model_.inputs(rows[block], None if scores is None else scores[block]) for block in blocks)
         return torch.cat([self.model_.log_probs(part) for part in parts])
+
+
+def _network_loss(network: NetworkFit, samples: Samples) -> float | None:
+    """Return the out-of-fold log-loss of the network, temperature scaled, among the classes of the samples.
+
+    None without logits, and where a class has nothing left without a sample (or its group): the loss of the pool then
+    leaves such samples out, and cannot be compared.
+    """
+    rows = np.arange(len(samples.codes))
+    if not network.models or not weights_left(samples)[rows, samples.codes].all():
+        return None
+    missing = torch.from_numpy(samples.class_weights() == 0)
+    log_probs = torch.log_softmax(network.out_of_fold[0].masked_fill(missing, -torch.inf), dim=1)
+    return -float(log_probs[rows, samples.codes] @ torch.from_numpy(samples.weights / samples.weights.sum()))

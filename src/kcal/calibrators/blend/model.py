@@ -62,6 +62,7 @@ class BlendModel(StoredModel):
     min_log_prob: float  # lowest log probability of the network for a class of a calibration sample
     gate_threshold: float | None = None  # log mass of the first expert at which g is ½; None for g = 1 everywhere
     group_efficiency: float = 1.0  # information of a sample relative to an independent one
+    network_loss: float | None = None  # out-of-fold log-loss of the network, temperature scaled, beside the pool's
     representation: str = "logits"  # of the network's rows
     prior: torch.Tensor | None = tensor("classes", optional=True)  # class frequencies of deployment
 
@@ -141,6 +142,15 @@ class BlendModel(StoredModel):
     def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the log density of the calibration set, in the first metric, at each embedding, (n,)."""
         return self.experts[0].log_evidence(embeddings)
+
+    def evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return the share of calibration samples with less evidence than each embedding, (n,), in the first metric."""
+        return self.experts[0].evidence(embeddings)
+
+    def with_reference(self, embeddings: torch.Tensor, groups: torch.Tensor | None) -> Self:
+        """Return the model with the evidence of the calibration samples."""
+        first, *others = self.experts
+        return replace(self, experts=(first.with_reference(embeddings, groups), *others))
 
     def to(self, device: str | torch.device) -> Self:
         """Return the model with its kernel sums on another device."""

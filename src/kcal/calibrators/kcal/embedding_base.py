@@ -17,6 +17,7 @@ from kcal.calibrators.kcal.state import read_parameters, refuse_unused_projectio
 from kcal.calibrators.model_state import Stored, StoredModel, Tensors
 from kcal.errors import InvalidInputError
 from kcal.projection import Recipe, get_recipe, needs_training
+from kcal.validation import check_device, column_names
 
 
 class EmbeddingCalibrator(Calibrator):
@@ -60,15 +61,28 @@ class EmbeddingCalibrator(Calibrator):
     def log_evidence(self, X: Any) -> Any:
         """Return the log density of the calibration set (in the first metric of a blend) at each row, (n,).
 
-        Low values mark queries far from all calibration samples; compare with the values of held-out data.
+        Low values mark queries far from all calibration samples; :meth:`evidence` puts them on a scale from 0 to 1.
         """
         rows, kind = self._check_rows(X)
         return kind.give_back(self.model_.log_evidence(self.as_embeddings(rows)))
 
+    def evidence(self, X: Any) -> Any:
+        """Return the share of calibration samples that have less evidence than each row, (n,), from 0 to 1.
+
+        A calibration sample has the log density of the others (of other groups) at it, in the first metric of a blend.
+        Rows of the distribution of the calibration set get roughly uniform values, rows far from it values near 0:
+        with ``evidence(X) < 0.01`` about 1 % of ordinary rows are rejected. Where the metric divides embeddings by
+        their length, a length unlike those of the calibration samples lowers the evidence too: s, the smaller of the
+        shares of the density and of the length, 2·min(F, 1 − F), becomes 1 − (1 − s)². Rows of the calibration set see
+        themselves, and get too much.
+        """
+        rows, kind = self._check_rows(X)
+        return kind.give_back(self.model_.evidence(self.as_embeddings(rows)))
+
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
         check_is_fitted(self)
-        self.model_ = self.model_.to(device)
+        self.model_ = self.model_.to(check_device(device))
         return self
 
     def state(self) -> CalibratorState:
@@ -87,8 +101,11 @@ class EmbeddingCalibrator(Calibrator):
         """Return the fitted calibrator; ``projection`` is its module, if the architecture is not one of kcal's."""
         refuse_extra(cls, extra)
         values = state.values
-        refuse_unused_projection(projection, values)
-        stored = Stored(values, state.tensors, len(values["classes"]["labels"]), values["n_features"], projection)
+        refuse_unused_projection(projection, [part["projection"] for part in values.get("experts", [values])])
+        n_features = values["n_features"]
+        if cls.inputs == "logits":
+            n_features = max(n_features, 2)  # one column of logits becomes those of both classes
+        stored = Stored(values, state.tensors, len(values["classes"]["labels"]), n_features, projection)
         model = cls.model_class.from_state(stored)
         calibrator = cls(**read_parameters(state.parameters, model))
         calibrator.model_ = model
@@ -109,17 +126,11 @@ class EmbeddingCalibrator(Calibrator):
         columns, names = column_names(embeddings), getattr(self, "feature_names_in_", [])
         if columns and len(names) and columns != list(names):
             raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
-        training = check_training_set(
-            embeddings, labels, train_groups, rows, self.projection, logits=self.inputs == "logits"
-        )
+        given, logits = (embeddings, labels, train_groups), self.inputs == "logits"
+        training = check_training_set(*given, rows, self.projection, columns=self.n_features_in_, logits=logits)
         if training is not None:
             training = replace(training, embeddings=self.as_embeddings(training.embeddings))
         known = known_labels(training, self.projection)
         samples = check_samples(self.as_embeddings(rows), y, known_labels=known, **options)
         check_at_least_two(samples.classes, type(self).__name__)
         return samples, training
-
-
-def column_names(table: Any) -> list[str]:
-    """Return the names of the columns of a table; nothing for an array."""
-    return [str(name) for name in getattr(table, "columns", [])]

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from kcal.calibrators.base import CalibratorState, encode_classes
-from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes
+from kcal.calibrators.fit_warnings import are_few, warn_of_known_rows, warn_of_missing_classes, warn_of_sparse_support
 from kcal.calibrators.holdout import check_folds, fold_codes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
@@ -188,6 +188,9 @@ class KCal(EmbeddingCalibrator):
             samples = replace(samples, folds=fold_codes(samples.codes, self.folds, samples.groups, self.seed))
         with threads_for(0):
             model, learned, curve = self._fit_model(samples, training)
+        n_counted = int(np.count_nonzero(samples.weights))
+        if are_few(n_counted, len(samples.classes)):
+            warn_of_sparse_support(n_counted, len(samples.classes), *model.leave_one_out_score())
         self.classes_, self.support_indices_, self.ids_ = samples.classes, samples.indices, samples.ids
         self.bandwidth_curve_, self.training_curve_ = curve, learned.curve
         self.checkpoint_step_, self.checkpoint_losses_ = learned.step, learned.checkpoint_losses
@@ -215,7 +218,7 @@ class KCal(EmbeddingCalibrator):
             smoothing=float(self.smoothing),
             groups=None if samples.groups is None else torch.as_tensor(samples.groups, device=support.points.device),
         )
-        return model, learned, curve
+        return model.with_reference(samples.embeddings, model.groups), learned, curve
 
     @property
     def leave_one_out_proba_(self) -> Any:

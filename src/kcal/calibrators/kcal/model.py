@@ -12,13 +12,25 @@ from typing import Self
 import torch
 from torch import nn
 
+from kcal.calibrators.kcal.evidence import EvidenceReference, evidence_reference
 from kcal.calibrators.kcal.state import projection_state, read_projection, read_support, support_state
-from kcal.calibrators.model_state import StoredModel, custom, tensor
+from kcal.calibrators.model_state import StoredModel, custom, nested, tensor
 from kcal.calibrators.prior import apply_prior, smooth
 from kcal.errors import InvalidInputError
-from kcal.kernels import PreparedSupport, SortedSupport, get_kernel, leave_out_posteriors
+from kcal.kernels import (
+    PreparedSupport,
+    SortedSupport,
+    get_kernel,
+    leave_out_posteriors,
+    leave_out_rule,
+    mean_log_loss,
+)
 from kcal.projection import project
 from kcal.validation import check_number
+
+NO_REFERENCE = EvidenceReference(log_densities=torch.empty(0, dtype=torch.float64))
+SCORED_ROWS = 1_000
+"""Samples by which the leave-one-out accuracy is estimated, at most."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,6 +41,7 @@ class KernelEstimate(StoredModel):
     support: SortedSupport = custom(support_state, read_support)  # the projected samples, with classes and weights
     bandwidth: float  # b
     kernel: str  # name of the mother kernel φ
+    reference: EvidenceReference = nested(EvidenceReference, default=NO_REFERENCE)  # of the evidence, if it is measured
 
     def __post_init__(self) -> None:
         check_number(self.bandwidth, "bandwidth", minimum=0, exclusive=True)
@@ -58,6 +71,15 @@ class KernelEstimate(StoredModel):
         """Return the log density of the calibration set at each embedding, (n,)."""
         return self.prepared.log_densities(self.project(embeddings))[self.middle]
 
+    def evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return the share of calibration samples with less evidence than each embedding, (n,)."""
+        return self.reference.shares(self.log_evidence(embeddings), embeddings)
+
+    def with_reference(self, embeddings: torch.Tensor, groups: torch.Tensor | None) -> Self:
+        """Return the estimate with the evidence of its samples, given by their ``embeddings`` in the original order."""
+        reference = evidence_reference(self.prepared, self.middle, self.projection, embeddings, groups)
+        return replace(self, reference=reference)
+
     def to(self, device: str | torch.device) -> Self:
         """Return the estimate on another device."""
         place = torch.device(device)
@@ -86,6 +108,19 @@ class KCalModel(KernelEstimate):
         """Probabilities of each support sample given the others (other groups), in the order they were given."""
         kernel = get_kernel(self.kernel)
         return self._corrected(leave_out_posteriors(self.support, self.bandwidth, kernel=kernel, keys=self.groups))
+
+    def leave_one_out_score(self) -> tuple[float, float]:
+        """Return accuracy and log-loss of support samples given the others, of at most ``SCORED_ROWS`` of them."""
+        support = self.support
+        rows = support.counted[:: -(-len(support.counted) // SCORED_ROWS)].to(support.points.device)
+        rule = leave_out_rule(support, self.groups).select(rows)
+        probs = self._corrected(self.prepared.posteriors(support.points[rows], leave_out=rule)[0])
+        codes = support.codes[rows]
+        log_weights = torch.zeros(len(rows)) if support.log_weights is None else support.log_weights[rows]
+        shares = torch.softmax(log_weights.cpu().double(), dim=0)
+        correct = (probs.argmax(dim=1) == codes).cpu().double()
+        own = probs.gather(1, codes[:, None]).squeeze(1)
+        return float(shares @ correct), mean_log_loss(torch.log(own).cpu(), log_weights.cpu())
 
     def to(self, device: str | torch.device) -> Self:
         """Return the model on another device."""

@@ -17,6 +17,7 @@ from kcal.errors import InvalidInputError
 from kcal.kernels import SortedSupport, sort_support
 from kcal.projection import TrainedProjection, TrainingSamples, needs_training, project
 from kcal.validation import (
+    both_classes,
     check_groups,
     check_ids,
     check_labels,
@@ -141,9 +142,12 @@ class TrainingSet:
 
 
 def check_training_set(
-    embeddings: Any, labels: Any, groups: Any, like: torch.Tensor, projection: Any, *, logits: bool = False
+    embeddings: Any, labels: Any, groups: Any, like: torch.Tensor, projection: Any, *, columns: int, logits: bool
 ) -> TrainingSet | None:
-    """Return the training set on the device and in the precision of the calibration rows; None without one."""
+    """Return the training set on the device and in the precision of the calibration rows; None without one.
+
+    ``columns`` is the number of columns of ``X``, and ``logits`` whether they are logits.
+    """
     if embeddings is None:
         for name, values in (("train_labels", labels), ("train_groups", groups)):
             if values is not None:
@@ -152,7 +156,8 @@ def check_training_set(
     if labels is None:
         raise InvalidInputError("train_embeddings", "needs train_labels, one per row", got="None")
     owner = "the calibration set"
-    rows = check_matrix(embeddings, "train_embeddings", columns=like.shape[1], owner=owner, logits=logits)
+    rows = check_matrix(embeddings, "train_embeddings", columns=columns, owner=owner, logits=logits)
+    rows = both_classes(rows, "logits") if logits else rows
     names = check_labels(labels, len(rows), "train_labels")
     keys = None if groups is None else check_groups(groups, len(rows), "train_groups")
     if not needs_training(projection):

@@ -5,6 +5,7 @@ The checksum of a file covers damage; what is checked here is that the parts hav
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +20,7 @@ from kcal.calibrators.model_state import Stored, Tensors
 from kcal.calibrators.prior import check_prior
 from kcal.errors import FileFormatError
 from kcal.kernels import BandwidthCurve, SortedSupport
-from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED, TrainingCurve, build_projection, project
+from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED, Recipe, TrainingCurve, build_projection, project
 
 OWN_MODULE = "module"
 """Marks a projection whose architecture is the caller's: only its tensors are stored."""
@@ -51,33 +52,38 @@ def projection_state(module: nn.Module) -> tuple[str, Tensors]:
 
 def read_projection(stored: Stored, name: str) -> nn.Module:
     """Return a stored projection, one of kcal's or a copy of the caller's; it must lead to the stored support."""
-    part, points = stored.part(name, stored.values[name]), stored.tensors["support.points"]
+    points = stored.tensors["support.points"]
+    module = read_module(stored, name, (stored.n_features, points.shape[-1]), points.dtype)
+    if project(module, points.new_zeros(1, stored.n_features)).shape[1:] != points.shape[1:]:
+        raise FileFormatError("the stored projection does not lead to the space of the stored support.")
+    return module
+
+
+def read_module(stored: Stored, name: str, sizes: tuple[int, int], dtype: torch.dtype) -> nn.Module:
+    """Return a stored module, frozen: one of kcal's of the ``sizes`` (h, d), or a copy of the caller's."""
+    part = stored.part(name, stored.values[name])
     if part.values == OWN_MODULE:
         if stored.projection is None:
             raise LoadArgumentError(
                 "projection",
-                "is needed: this calibrator uses a module of your own, of which only the tensors are stored",
+                "is needed: the projection is a module of your own, of which only the tensors are stored",
                 remedy="Build the module again and pass it: kcal.load(path, projection=module).",
             )
         module = deepcopy(stored.projection)
     elif part.values in UNTRAINED:
         module = UNTRAINED[part.values]()
     else:
-        module = build_projection(part.values, stored.n_features, points.shape[-1], seed=0)
-    module = module.to(dtype=points.dtype)
+        module = build_projection(part.values, *sizes, seed=0)
+    module = module.to(dtype=dtype)
     try:
         module.load_state_dict(part.tensors)
     except RuntimeError as error:
         raise FileFormatError(f"the stored projection does not fit: {error}") from error
-    module = module.eval().requires_grad_(False)
-    if project(module, points.new_zeros(1, stored.n_features)).shape[1:] != points.shape[1:]:
-        raise FileFormatError("the stored projection does not lead to the space of the stored support.")
-    return module
+    return module.eval().requires_grad_(False)
 
 
-def refuse_unused_projection(projection: nn.Module | None, values: dict[str, Any]) -> None:
-    """Raise if a module was given, and every projection (of the estimates of a blend) is stored whole."""
-    architectures = [estimate["projection"] for estimate in values.get("experts", [values])]
+def refuse_unused_projection(projection: nn.Module | None, architectures: Sequence[str]) -> None:
+    """Raise if a module was given, and every projection is stored whole."""
     if projection is not None and OWN_MODULE not in architectures:
         stored = ", ".join(f'"{architecture}"' for architecture in architectures)
         raise LoadArgumentError("projection", f"is not needed: {stored} is stored whole", remedy="Leave it out.")
@@ -89,12 +95,23 @@ def stored_parameters(parameters: dict[str, Any], classes: NDArray[Any]) -> dict
     if stored["projection"] is not None and not isinstance(stored["projection"], str):
         stored["projection"] = OWN_MODULE
     if not isinstance(stored["recipe"], str):
-        name = next(name for name, kind in RECIPES.items() if type(stored["recipe"]) is kind)
-        stored["recipe"] = {"name": name, **asdict(stored["recipe"])}
+        stored["recipe"] = stored_recipe(stored["recipe"])
     prior = check_prior(stored["prior"], classes)
     if prior is not None and not isinstance(stored["prior"], str):
         stored["prior"] = prior.tolist()  # a mapping would need text as keys
     return stored
+
+
+def stored_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Return the name and the numbers of a recipe."""
+    name = next(name for name, kind in RECIPES.items() if type(recipe) is kind)
+    return {"name": name, **asdict(recipe)}
+
+
+def read_recipe(stored: dict[str, Any]) -> Recipe:
+    """Return the recipe that :func:`stored_recipe` wrote."""
+    numbers = dict(stored)
+    return RECIPES[numbers.pop("name")](**numbers)
 
 
 def read_parameters(stored: dict[str, Any], model: Any) -> dict[str, Any]:
@@ -102,8 +119,7 @@ def read_parameters(stored: dict[str, Any], model: Any) -> dict[str, Any]:
     sequences = ("bandwidth_interval", "bandwidth_reference", "bandwidth_factors")
     parameters = stored | {name: tuple(stored[name]) for name in sequences if isinstance(stored.get(name), list)}
     if not isinstance(stored["recipe"], str):
-        numbers = dict(stored["recipe"])
-        parameters["recipe"] = RECIPES[numbers.pop("name")](**numbers)
+        parameters["recipe"] = read_recipe(stored["recipe"])
     if stored["projection"] == OWN_MODULE:
         parameters["projection"] = getattr(model, "projection", "skip")  # a blend has several
     return parameters

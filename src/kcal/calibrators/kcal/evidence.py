@@ -1,0 +1,82 @@
+"""The evidence for a query: how ordinary it is among the calibration samples.
+
+evidence(x) = share of calibration samples whose log density, from the other samples, is at most that of x
+
+A projection that divides embeddings by their length cannot see how long they are. There the two-sided share of the
+length, 2·min(F, 1 − F), is combined with that of the density: the smaller of the two, s, becomes 1 − (1 − s)². For new
+samples of the distribution of the calibration set the evidence is roughly uniform: uniform but for the finite sample,
+if density and length are independent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from kcal.calibrators.model_state import StoredModel, tensor
+from kcal.kernels import PreparedSupport, leave_out_rule
+from kcal.projection import project
+
+MAX_REFERENCES = 1_000
+"""Calibration samples that queries are compared with; of more, so many are chosen at random."""
+COMPARED_ROWS = 100
+"""Rows by which a projection is found to divide by the length."""
+SAME = 1e-3
+"""Relative difference up to which projected points, lengths or densities are the same: rounding must not decide."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EvidenceReference(StoredModel):
+    """Calibration samples that queries are compared with."""
+
+    log_densities: torch.Tensor = tensor("references")  # of each sample from the others, ascending
+    log_lengths: torch.Tensor | None = tensor("references", optional=True)  # ascending; if the projection ignores them
+
+    def shares(self, log_densities: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return the evidence for queries, (n,), from their log densities, (n,), and embeddings, (n, h)."""
+        denser = _share_below(self.log_densities, log_densities.cpu().double() + SAME, or_equal=True)
+        if self.log_lengths is None:
+            return denser
+        lengths = log_lengths(embeddings)
+        no_longer = _share_below(self.log_lengths, lengths + SAME, or_equal=True)
+        no_shorter = 1.0 - _share_below(self.log_lengths, lengths - SAME)
+        smallest = torch.minimum(denser, 2.0 * torch.minimum(no_longer, no_shorter)).clamp_max(1.0)
+        return 1.0 - (1.0 - smallest).square()
+
+
+def _share_below(ascending: torch.Tensor, values: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
+    """Return the share of numbers that are less than (or equal to) each value, in float64."""
+    return torch.searchsorted(ascending, values.contiguous(), right=or_equal).double() / max(len(ascending), 1)
+
+
+def evidence_reference(
+    prepared: PreparedSupport, place: int, module: nn.Module, embeddings: torch.Tensor, groups: torch.Tensor | None
+) -> EvidenceReference:
+    """Return the reference of a support at one of its bandwidths: its samples given the others (other groups).
+
+    ``module`` is the projection; ``embeddings`` and ``groups`` of the samples are in their original order.
+    """
+    support = prepared.support
+    shuffled = torch.randperm(len(support.counted), generator=torch.Generator().manual_seed(0))
+    chosen = support.counted[shuffled[:MAX_REFERENCES]].to(support.points.device)
+    if groups is not None and len(torch.unique(groups)) < 2:
+        groups = None  # no other group is left
+    rule = leave_out_rule(support, groups).select(chosen)
+    densities = prepared.log_densities(support.points[chosen], leave_out=rule)[place].cpu().double().sort().values
+    rows = embeddings[support.order[chosen].to(embeddings.device)]
+    lengths = log_lengths(rows).sort().values if ignores_length(module, rows[:COMPARED_ROWS]) else None
+    return EvidenceReference(log_densities=densities, log_lengths=lengths)
+
+
+def log_lengths(embeddings: torch.Tensor) -> torch.Tensor:
+    """Return the logarithms of the lengths of embeddings, (n,), in float64."""
+    lengths: torch.Tensor = torch.linalg.vector_norm(embeddings.cpu().double(), dim=1)
+    return lengths.log()
+
+
+def ignores_length(module: nn.Module, embeddings: torch.Tensor) -> bool:
+    """Return whether a projection maps embeddings and their halves to the same points."""
+    points, halves = project(module, embeddings), project(module, embeddings / 2)
+    return bool((points - halves).abs().max() <= SAME * (points - points.mean(dim=0)).abs().max())
