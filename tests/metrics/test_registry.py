@@ -135,7 +135,7 @@ def test_intervals_know_the_kind_of_registered_metrics(predictions):
 @every_metric
 def test_bad_input_is_an_error_that_names_the_argument(metric, predictions):
     probs, labels = predictions
-    for value in (None, "text", object(), {}, {1}, len, 3, np.full(90, 1.5), [[0.5, "a"]], np.eye(3) * 1j):
+    for value in (None, "text", object(), {}, {1}, len, 3, np.full(90, -1.5), [[0.5, "a"]], np.eye(3) * 1j):
         with pytest.raises(InvalidInputError, match=r"^probs must ") as raised:
             metric(value, labels)
         assert raised.value.parameter == "probs"
