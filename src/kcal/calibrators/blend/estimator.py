@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.blend.experts import check_factors, fit_experts
-from kcal.calibrators.blend.fitting import fit_blend, weights_left
+from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
 from kcal.calibrators.fit_warnings import (
@@ -215,9 +215,7 @@ class KCalBlend(EmbeddingCalibrator):
         factors = check_factors(self.bandwidth_factors)
         experts = fit_experts(samples, training, self.estimate_options(), projection=self.projection, factors=factors)
         tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
-        model = fit_blend(samples, experts, network, **tuning)
-        model = replace(model, network_loss=_network_loss(network, samples))
-        return model.with_reference(samples.embeddings, samples.keys)
+        return fit_blend(samples, experts, network, **tuning).with_reference(samples.embeddings, samples.keys)
 
     def gate(self, X: Any) -> Any:
         """Return g, (n,): near 1 where calibration samples lie, near 0 where the fallback decides.
@@ -306,17 +304,3 @@ class KCalBlend(EmbeddingCalibrator):
         blocks = [slice(start, start + BLOCK_ROWS) for start in range(0, len(rows), BLOCK_ROWS)]
         parts = (self.model_.inputs(rows[block], None if scores is None else scores[block]) for block in blocks)
         return torch.cat([self.model_.log_probs(part) for part in parts])
-
-
-def _network_loss(network: NetworkFit, samples: Samples) -> float | None:
-    """Return the out-of-fold log-loss of the network, temperature scaled, among the classes of the samples.
-
-    None without logits, and where a class has nothing left without a sample (or its group): the loss of the pool then
-    leaves such samples out, and cannot be compared.
-    """
-    rows = np.arange(len(samples.codes))
-    if not network.models or not weights_left(samples)[rows, samples.codes].all():
-        return None
-    missing = torch.from_numpy(samples.class_weights() == 0)
-    log_probs = torch.log_softmax(network.out_of_fold[0].masked_fill(missing, -torch.inf), dim=1)
-    return -float(log_probs[rows, samples.codes] @ torch.from_numpy(samples.weights / samples.weights.sum()))

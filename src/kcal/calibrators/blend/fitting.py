@@ -47,6 +47,14 @@ class OutOfFold:
         own = model.log_probs(self.inputs)[torch.arange(len(self.samples.codes)), self.samples.codes]
         return -float(own @ torch.from_numpy(self.samples.weights))
 
+    def network_loss(self) -> float:
+        """Return the mean log-loss of the network, temperature scaled, among the classes of the samples."""
+        inputs, rows = self.among_own_classes(), torch.arange(len(self.samples.codes))
+        scores = inputs.network[0]
+        if inputs.excluded is not None:
+            scores = torch.log_softmax(scores.masked_fill(inputs.excluded, -torch.inf), dim=1)
+        return -float(np.average(scores[rows, self.samples.codes].numpy(), weights=self.samples.weights))
+
     def among_own_classes(self) -> BlendInputs:
         """Return the inputs without the classes that none of the samples has."""
         missing = torch.from_numpy(self.samples.class_weights() == 0)
@@ -103,6 +111,8 @@ def fit_blend(
     model = weigh_groups(model, seen, bias=bias, efficiency=group_efficiency)
     if len(unseen.samples.codes):
         model = shrink_pool(model, seen, unseen)
+    elif network.models:
+        model = replace(model, network_loss=seen.network_loss())
     inputs = seen.among_own_classes()
     predictions = (model.log_probs(inputs), seen.samples.codes, seen.samples.weights, model.gate(inputs.sums[0]))
     return replace(model, sharpness=fit_sharpness(*predictions, spread=sharpness, efficiency=model.group_efficiency))
