@@ -32,7 +32,7 @@ class InvalidInputError(KcalError, ValueError):
         What to do, as whole sentences.
     """
 
-    def __init__(self, parameter: str, expected: str = "", *, got: str = "", remedy: str = "") -> None:
+    def __init__(self, parameter: str, expected: str, *, got: str = "", remedy: str = "") -> None:
         self.parameter = parameter
         self.expected = expected
         self.got = got
@@ -42,9 +42,9 @@ class InvalidInputError(KcalError, ValueError):
     def message(self, parameter: str | None = None) -> str:
         """Return the message, with another name for the parameter if one is given."""
         name = self.parameter if parameter is None else parameter
-        text = f"{name} {self.expected}" if self.expected else name
+        text = f"{name} {self.expected}"
         text += f"; got {self.got}" if self.got else ""
-        text += "" if text.endswith((".", "…")) or not self.expected else "."
+        text += "" if text.endswith((".", "…")) else "."
         return f"{text} {self.remedy}" if self.remedy else text
 
 

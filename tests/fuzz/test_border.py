@@ -14,14 +14,16 @@ from fuzz.targets import TARGETS, Target
 from fuzz.values import ARRAYS, EQUIVALENTS, SCALARS
 from kcal.errors import InvalidInputError, KcalError
 
-PAIRED = {"X": "y", "logits": "y", "probs": "labels", "y": "classes", "path": "not a file"}
+PAIRED = {"X": "y|logits", "logits": "y", "probs": "labels", "y": "classes", "path": "not a file"}
 """Arguments that only disagree with another one (in length, say) may be reported by the name of the other."""
 
 
 def names_argument(error: KcalError, argument: str) -> bool:
     """Return whether an error says which argument is wrong."""
-    named = isinstance(error, InvalidInputError) and error.parameter == argument
-    return named or re.search(rf"\b({argument}|{PAIRED.get(argument, argument)})\b", str(error)) is not None
+    names = f"({argument}|{PAIRED.get(argument, argument)})"
+    if isinstance(error, InvalidInputError):
+        return re.fullmatch(rf"{names}(\[.*\])?", error.parameter) is not None
+    return re.search(rf"\b{names}\b", str(error)) is not None
 
 
 def is_valid(result: Any) -> bool:

@@ -8,11 +8,12 @@ import pytest
 from .cases import GROUPS, cases
 from .write import GOLDEN
 
-TOLERANCE, SINGLE_TOLERANCE, SOLVER_TOLERANCE = 1e-10, 1e-6, 1e-4
+TOLERANCE, SINGLE_TOLERANCE, SOLVER_TOLERANCE = 1e-10, 1e-6, 1e-5
 SOLVERS = ("beta", "blend", "gp", "iop", "platt", "sms", "spline", "kcal-learned: projection/last")
 """Cases fitted by iterations that stop at a tolerance, or by ill-conditioned equations: rounding errors, which differ
-between processors, move them by more than 1e-10. On one machine they agree to 1e-10: write the file anew before a
-restructuring, and compare to that."""
+between processors and versions of libraries, move them by more than 1e-10."""
+ILL_CONDITIONED = {"sms: sms/masked/log": 1e-4}
+"""Log probabilities of masked classes, near −1000."""
 
 
 def stored(group: str) -> dict[str, np.ndarray]:
@@ -33,7 +34,7 @@ def test_numbers_are_those_of_the_golden_file(group):
     for name, values in computed.items():
         tolerance = SINGLE_TOLERANCE if "float32" in name else TOLERANCE
         if name.startswith(SOLVERS):
-            tolerance = SOLVER_TOLERANCE
+            tolerance = ILL_CONDITIONED.get(name, SOLVER_TOLERANCE)
         try:
             np.testing.assert_allclose(values, expected[name], rtol=tolerance, atol=tolerance, err_msg=name)
         except AssertionError as error:

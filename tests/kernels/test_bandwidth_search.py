@@ -175,7 +175,7 @@ def test_the_rule_keeps_its_reference_and_falls_with_the_count():
 
 @pytest.mark.parametrize(("reference", "count"), [((0.0, 5), 5), ((1.0, 0), 5), ((1.0, 5), 0), ((-1.0, 5), 5)])
 def test_the_rule_refuses_what_is_not_positive(reference, count):
-    with pytest.raises(InvalidInputError, match="positive bandwidth and counts"):
+    with pytest.raises(InvalidInputError, match="bandwidth_reference must be positive"):
         scaled_bandwidth(reference, count, 3)
 
 

@@ -120,7 +120,7 @@ def test_a_projection_that_is_stored_whole_takes_no_module(fitted: KCal, tmp_pat
 
 def test_the_file_names_its_versions_classes_bandwidth_and_projection(fitted: KCal, tmp_path: Path) -> None:
     header = header_of(save(fitted, tmp_path / "model.kcal"))
-    assert header["format_version"] == 2
+    assert header["format_version"] == 1
     assert header["package_version"]
     assert header["values"]["classes"]["labels"] == [0, 1, 2]
     assert header["values"]["bandwidth"] == fitted.bandwidth_

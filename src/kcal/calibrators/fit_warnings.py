@@ -19,7 +19,7 @@ from kcal.errors import (
 from kcal.validation import row_fingerprints
 
 FEW_PER_CLASS = 8
-"""With at least so many calibration samples per class a blend was never far behind temperature scaling."""
+"""Calibration samples per class below which a method may do worse than temperature scaling."""
 ROWS_TO_RECOGNISE, SUM_TOLERANCE = 10, 1e-3
 """Rows from which on probabilities are recognised, and how far from 1 they may sum."""
 

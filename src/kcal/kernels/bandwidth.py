@@ -30,6 +30,7 @@ class BandwidthCurve:
     loss: float
     at_edge: bool
     standard_error: float | None = None  # of the loss at the chosen bandwidth
+    n_folds: int | None = None  # of the loss; None if samples or groups are left out one at a time
 
     def __str__(self) -> str:
         edge = ", at the edge of the search" if self.at_edge else ""
@@ -66,9 +67,9 @@ def search_bandwidth(
     """
     low, high = interval
     if not (0 < low < high and isfinite(high)):
-        raise InvalidInputError(f"interval must be 0 < low < high; got {interval!r}.")
+        raise InvalidInputError("interval", "must be (low, high) with 0 < low < high", got=repr(interval))
     if coarse < 3:
-        raise InvalidInputError(f"coarse must be at least 3, to bracket a minimum; got {coarse!r}.")
+        raise InvalidInputError("coarse", "must be at least 3, to bracket a minimum", got=repr(coarse))
     seen: dict[float, float] = {}
 
     def loss_at(log_bandwidth: float) -> float:
@@ -163,5 +164,7 @@ def scaled_bandwidth(reference: tuple[float, float], count: float, dimension: in
     """Return b = b₀·(m/m₀)^(−1/(d+4)) for a rarest class of ``count`` samples, given (b₀, m₀)."""
     bandwidth, reference_count = reference
     if not (bandwidth > 0 and reference_count > 0 and count > 0):
-        raise InvalidInputError(f"the rule needs a positive bandwidth and counts; got {reference!r} and {count!r}.")
+        raise InvalidInputError(
+            "bandwidth_reference", "must be positive, as the count is", got=f"{reference!r}, {count!r}"
+        )
     return float(bandwidth * (count / reference_count) ** (-1.0 / (dimension + 4)))

@@ -246,7 +246,7 @@ def leave_out_loss(
     keys: torch.Tensor | None = None,
     max_predicted: int = MAX_PREDICTED,
 ) -> LeaveOutLoss | SampledLeaveOutLoss:
-    """Return the leave-out loss of all points or, of more than ``max_predicted``, that of so many chosen ones."""
+    """Return the leave-out loss of all points or, if there are too many, of ``max_predicted`` random ones."""
     if len(support) <= max_predicted:
         return LeaveOutLoss(support, kernel=kernel, keys=keys)
     return SampledLeaveOutLoss(support, n_predicted=max_predicted, kernel=kernel, keys=keys)

@@ -112,5 +112,5 @@ def get_kernel(kernel: str | MotherKernel) -> MotherKernel:
     if isinstance(kernel, MotherKernel):
         return kernel
     if not isinstance(kernel, str) or kernel not in KERNELS:
-        raise InvalidInputError(f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}.")
+        raise InvalidInputError("kernel", f"must be one of {', '.join(KERNELS)}", got=repr(kernel))
     return KERNELS[kernel]

@@ -26,6 +26,7 @@ from torch import nn
 
 from kcal.calibrators import Calibrator, CalibratorState, calibrator_class
 from kcal.calibrators.base import LoadArgumentError
+from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.persistence.atomic import check_path, write_whole
 from kcal.persistence.projections import METHOD, projection_from_state, projection_to_state
@@ -33,7 +34,7 @@ from kcal.projection import TrainedProjection
 from kcal.validation import check_device, shown
 
 METADATA = "kcal"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 LARGEST_NUMBER = 1e18
 """No fit gives a tensor with a larger entry; with one, probabilities can become NaN."""
 LABEL_BYTES, LABEL_BYTES_PER_FILE_BYTE = 2**26, 64
@@ -98,10 +99,9 @@ def load(
     loaded = _restore(path, {} if projection is None else {"projection": projection})
     if place is None:
         return loaded
-    if not hasattr(loaded, "to"):
+    if not isinstance(loaded, EmbeddingCalibrator):
         raise LoadArgumentError("device", f"is not used by a saved {type(loaded).__name__}", remedy="Leave it out.")
-    moved: Calibrator = loaded.to(place)
-    return moved
+    return loaded.to(place)
 
 
 def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
@@ -183,11 +183,10 @@ def _check_version(header: Any, path: Path) -> None:
     number = header.get("format_version") if isinstance(header, dict) else None
     if type(number) is not int or number < 1:
         raise FileFormatError(f"{path} has no valid format version; it is damaged.")
-    if number != FORMAT_VERSION:
-        remedy = "Upgrade kcal." if number > FORMAT_VERSION else "Fit and save it again."
+    if number > FORMAT_VERSION:
         raise FileFormatError(
             f"{path} was written by kcal {header.get('package_version')} in format {number}; "
-            f"this kcal reads format {FORMAT_VERSION}. {remedy}"
+            f"this kcal reads format {FORMAT_VERSION}. Upgrade kcal."
         )
 
 

@@ -185,7 +185,7 @@ def split_by_class_left(
     """Return samples of whose class something is left without them (or their group), and the others.
 
     The others cannot show which experts to weigh, since the estimates never saw their class; they show how much
-    background such classes need, with class frequencies that they have no part in.
+    background such classes need, with class frequencies estimated without them.
     """
     left, rows = weights_left(samples, index), np.arange(len(index))
     alone = left[rows, samples.codes[index]] == 0

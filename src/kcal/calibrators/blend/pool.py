@@ -114,7 +114,7 @@ class PoolProblem:
 
 
 def curvature(features: torch.Tensor, probs: torch.Tensor, weights: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Return that of the log-loss in the weights and biases of a pool; ``features`` have mean 0 under ``probs``."""
+    """Return the curvature of the log-loss in weights and biases; ``features`` have mean 0 under ``probs``."""
     weighted, gated = probs * weights, probs * gate
     flat = features.reshape(len(features), -1)
     of_weights = (flat * weighted.reshape(-1)) @ flat.T

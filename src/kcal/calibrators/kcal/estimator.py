@@ -25,7 +25,7 @@ from kcal.calibrators.logit_base import fitted
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
-from kcal.kernels import BandwidthCurve, get_kernel, mean_log_loss
+from kcal.kernels import BandwidthCurve, get_kernel
 from kcal.projection import Recipe, TrainedProjection, TrainingCurve
 from kcal.threads import threads_for
 from kcal.validation import ArrayKind, check_number, shown
@@ -192,7 +192,8 @@ class KCal(EmbeddingCalibrator):
         if are_few(n_counted, len(samples.classes)):
             warn_of_sparse_support(n_counted, len(samples.classes), *model.leave_one_out_score())
         self.classes_, self.support_indices_, self.ids_ = samples.classes, samples.indices, samples.ids
-        self.bandwidth_curve_, self.training_curve_ = curve, learned.curve
+        self.bandwidth_curve_ = None if curve is None else replace(curve, n_folds=self.folds)
+        self.training_curve_ = learned.curve
         self.checkpoint_step_, self.checkpoint_losses_ = learned.step, learned.checkpoint_losses
         self.model_ = model
         return self
@@ -239,12 +240,10 @@ class KCal(EmbeddingCalibrator):
     def _loss_summary(self) -> dict[str, str]:
         """Return the log-loss on the calibration set by leaving out samples, groups or folds."""
         model, curve = self.model_, self.bandwidth_curve_
+        if curve is not None and curve.n_folds is not None:
+            return {f"log-loss over {curve.n_folds} folds": f"{curve.loss:.4f}"}
         name = "leave-one-out log-loss" if model.groups is None else "leave-one-group-out log-loss"
-        if curve is not None:
-            return {name if self.folds is None else f"log-loss over {self.folds} folds": f"{curve.loss:.4f}"}
-        codes = model.support.in_original_order(model.support.codes)
-        own = model.leave_one_out_probs[torch.arange(len(codes)), codes]
-        return {name: f"{mean_log_loss(torch.log(own)):.4f}"}
+        return {name: f"{model.leave_one_out_score()[1] if curve is None else curve.loss:.4f}"}
 
     def _model_state(self) -> tuple[dict[str, Any], Tensors]:
         values, tensors = super()._model_state()

@@ -20,7 +20,7 @@ from kcal.kernels import PreparedSupport, leave_out_rule
 from kcal.projection import project
 
 MAX_REFERENCES = 1_000
-"""Calibration samples that queries are compared with; of more, so many are chosen at random."""
+"""Calibration samples that queries are compared with: a random choice, if there are more."""
 COMPARED_ROWS = 100
 """Rows by which a projection is found to divide by the length."""
 SAME = 1e-3
