@@ -635,3 +635,15 @@ def test_the_model_is_the_formula_of_the_calibrator(problem: Any) -> None:
     np.testing.assert_array_equal(calibrator.model_.probs(rows).numpy(), calibrator.predict_proba(rows.numpy()))
     with pytest.raises(FrozenInstanceError):
         calibrator.model_.bandwidth = 1.0
+
+
+def test_the_summary_shows_the_weighted_loss_of_the_fit_whatever_is_set_afterwards(problem):
+    weights = np.linspace(0.2, 3.0, len(problem.labels))
+    searched = KCal(projection="identity").fit(problem.embeddings, problem.labels, sample_weight=weights)
+    fixed = KCal(projection="identity", bandwidth=searched.bandwidth_)
+    fixed.fit(problem.embeddings, problem.labels, sample_weight=weights)
+    assert fixed.summary()["leave-one-out log-loss"] == searched.summary()["leave-one-out log-loss"]
+    by_folds = KCal(projection="identity", folds=4).fit(problem.embeddings, problem.labels)
+    before = by_folds.summary()
+    assert "log-loss over 4 folds" in before
+    assert by_folds.set_params(folds=7).summary() == before
