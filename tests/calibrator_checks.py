@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,12 @@ def check_saving_and_loading_keeps_every_bit(fitted: Calibrator, problem: Any, f
     for name, value in fitted.get_params().items():
         if isinstance(value, str | int | float | None):
             assert getattr(loaded, name) == value
+
+
+def check_pickles_and_copies_of_a_used_calibrator_keep_every_bit(fitted: Calibrator, problem: Any) -> None:
+    expected = predict_on(fitted, test_outputs(problem))
+    for other in (pickle.loads(pickle.dumps(fitted)), copy.deepcopy(fitted)):
+        np.testing.assert_array_equal(predict_on(other, test_outputs(problem)), expected)
 
 
 def check_single_and_double_precision_agree(make: Factory, fitted: Calibrator, problem: Any) -> None:

@@ -99,13 +99,13 @@ def test_probabilities_are_taken_only_when_named(problem: Any) -> None:
 
 def test_integer_labels_are_columns_and_others_need_classes(problem: Any) -> None:
     names = np.array(["b", "c", "a"])
-    with pytest.raises(InvalidInputError, match="Pass classes="):
+    with pytest.raises(InvalidInputError, match=r"Pass fit\(..., classes=...\)"):
         TemperatureScaling().fit(problem.logits, names[problem.labels])
     calibrator = TemperatureScaling().fit(problem.logits, names[problem.labels], classes=names)
     np.testing.assert_array_equal(calibrator.classes_, names)
     plain = TemperatureScaling().fit(problem.logits, problem.labels)
     assert calibrator.temperature_ == plain.temperature_
-    with pytest.raises(InvalidInputError, match="got 3 at row 0"):
+    with pytest.raises(InvalidInputError, match=r"from 0 to 2; got 3 at row 0\. Subtract 1"):
         TemperatureScaling().fit(problem.logits, np.full(240, 3))
     with pytest.raises(InvalidInputError, match=r"every column of the logits \(3\)"):
         TemperatureScaling().fit(problem.logits, problem.labels, classes=[0, 1])

@@ -172,7 +172,7 @@ def test_labels_that_name_no_column_are_refused() -> None:
 
 def test_a_table_of_one_column_names_no_class() -> None:
     table = pd.DataFrame({"spam": LOGITS})
-    with pytest.raises(InvalidInputError, match=r"y must be column indices if classes are not given.* Pass classes="):
+    with pytest.raises(InvalidInputError, match=r"y must be column indices if classes are not given.* classes="):
         TemperatureScaling().fit(table, np.array(["ham", "spam"])[LABELS])
     fitted = TemperatureScaling().fit(table, np.array(["ham", "spam"])[LABELS], classes=["ham", "spam"])
     assert set(fitted.predict(table)) == {"ham", "spam"}
@@ -191,17 +191,21 @@ WARNING = 'looks like probabilities. Pass representation="probabilities" if it i
 
 
 @pytest.mark.parametrize("name", WITH_REPRESENTATION)
-def test_probabilities_passed_as_logits_are_warned_of_once(name: str) -> None:
+def test_probabilities_passed_as_logits_are_warned_of_once_by_fit_and_by_predict(name: str) -> None:
     for rows in (np.column_stack([1 - PROBS, PROBS]), PROBS):
         with pytest.warns(RepresentationWarning, match=WARNING) as caught:
             fitted = fit(quick(name), rows)
         assert sum(issubclass(entry.category, RepresentationWarning) for entry in caught) == 1
-        fitted.predict_proba(rows)  # does not warn
+        with pytest.warns(RepresentationWarning, match=WARNING):
+            fitted.predict_proba(rows)
 
 
 def test_a_blend_warns_of_probabilities_passed_as_logits() -> None:
     with pytest.warns(RepresentationWarning, match=f"^logits was passed as logits.*{WARNING}"):
         KCalBlend().fit(EMBEDDINGS, LABELS, logits=np.column_stack([1 - PROBS, PROBS]))
+    blend = KCalBlend().fit(EMBEDDINGS, LABELS, logits=LOGITS)
+    with pytest.warns(RepresentationWarning, match=WARNING):
+        blend.predict_proba(EMBEDDINGS + 0.1, logits=np.column_stack([1 - PROBS, PROBS]))
     KCalBlend(representation="probabilities").fit(EMBEDDINGS, LABELS, logits=PROBS)
 
 

@@ -35,6 +35,8 @@ Floats = NDArray[np.float64]
 LARGEST_PENALTY = 1e12
 MAX_BINS = 100_000
 
+NAME_COLUMNS = "pass fit(..., classes=...) with the label of every column, in order."
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class LogitCalibrator(Calibrator):
@@ -126,6 +128,7 @@ class LogitCalibrator(Calibrator):
         return calibrator
 
     def _log_probabilities(self, inputs: torch.Tensor) -> torch.Tensor:
+        warn_of_probabilities(inputs, self.representation_)
         log_probs = to_log_probs(inputs, self.representation_, ignore_order=self.ignores_class_order)
         return self.model_.log_probs(log_probs)
 
@@ -190,11 +193,16 @@ def encode_columns(y: Any, table: Any, shape: torch.Size, classes: Any) -> tuple
         known = np.array([False, True])
     elif labels.dtype.kind in "iu":
         known = np.arange(n_columns)
+        beyond = np.flatnonzero((labels < 0) | (labels >= n_columns))
+        if len(beyond):
+            got = f"{labels[beyond[0]]} at row {beyond[0]}"
+            remedy = f"Subtract 1 from labels that count from 1, or {NAME_COLUMNS}"
+            raise InvalidInputError("y", f"must be column indices from 0 to {n_columns - 1}", got=got, remedy=remedy)
     else:
         raise InvalidInputError(
             "y",
             "must be column indices if classes are not given",
             got=f"labels of dtype {labels.dtype}",
-            remedy="Pass classes= with the label of every column, in order.",
+            remedy=f"{NAME_COLUMNS[0].upper()}{NAME_COLUMNS[1:]}",
         )
     return encode_labels(labels, known, "y"), known

@@ -62,6 +62,10 @@ class Stored:
 class StoredModel:
     """A frozen dataclass of plain values, and of tensors and models declared by the functions below."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields, without what is computed from them, for pickle and copies."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)}
+
     def to_state(self) -> tuple[dict[str, Any], Tensors]:
         """Return the values and the tensors to store."""
         values: dict[str, Any] = {}

@@ -51,6 +51,9 @@ class MotherKernel:
     magnify the rounding of small distances, and so does the rim of a compact kernel.
     """
 
+    def __reduce__(self) -> tuple[Callable[[str], MotherKernel], tuple[str]]:
+        return get_kernel, (self.name,)  # functions of a table cannot be pickled
+
     def log_volume(self, bandwidth: float, dimension: int) -> float:
         """Return log ∫ φ(‖u‖²/(d·b²)) du, which turns a mean of kernel values into a density."""
         return dimension * (log(bandwidth) + 0.5 * log(dimension)) + self.log_unit_volume(dimension)

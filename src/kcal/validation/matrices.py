@@ -75,8 +75,8 @@ def check_matrix(
         tensor = tensor[:, None]
     if tensor.ndim != 2:
         expected, got = "must have two dimensions (samples, features)", f"shape {tuple(tensor.shape)}"
-        remedy = what if tensor.ndim > 2 else "Reshape your data: X.reshape(len(X), -1) keeps one row per sample."
-        raise InvalidInputError(name, expected, got=got, remedy=remedy)
+        reshape = f"Reshape your data: {name}.reshape(1, -1) is one sample, {name}.reshape(-1, 1) one feature."
+        raise InvalidInputError(name, expected, got=got, remedy=what if tensor.ndim > 2 else reshape)
     for count, noun in zip(tensor.shape, ("sample", "feature"), strict=True):
         if count == 0:
             got = f"0 {noun}(s) (shape={tuple(tensor.shape)}) while a minimum of 1 is required"

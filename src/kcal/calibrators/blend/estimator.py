@@ -179,7 +179,6 @@ class KCalBlend(EmbeddingCalibrator):
         rows, _ = self._check_rows(X, fitting=True)
         scores = self._check_logits(logits, rows, self.representation)
         if scores is not None:
-            warn_of_probabilities(scores, self.representation, "logits")
             classes = encode_columns(y, logits, scores.shape, classes)[1]
         options = {"classes": classes, "groups": groups, "sample_weight": sample_weight}
         samples, training = self._check_fit_data(rows, y, train_embeddings, train_labels, train_groups, **options)
@@ -296,6 +295,7 @@ class KCalBlend(EmbeddingCalibrator):
         if len(scores) != len(rows):
             expected = f"must have a row for each row of X, {len(rows):,} of them"
             raise InvalidInputError("logits", expected, got=f"{len(scores):,}")
+        warn_of_probabilities(scores, representation, "logits")
         return scores
 
     def _log_probabilities(self, inputs: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
