@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import same_color, to_rgb
 from matplotlib.figure import Figure
 from pictures import whole
@@ -282,3 +283,17 @@ def test_the_exported_names_are_these():
         "training_curve",
     ]
     assert all(hasattr(kcal.plots, name) for name in kcal.plots.__all__)
+
+
+@pytest.mark.parametrize("name", [None, "a class with a name that is so long that it takes two lines of the figure"])
+def test_everything_drawn_lies_within_the_figure(name):
+    generator = np.random.default_rng(0)
+    probs = generator.dirichlet(np.ones(3), size=500)
+    bins = reliability(probs, generator.integers(3, size=500), of="confidence" if name is None else 1)
+    figure = reliability_diagram(bins, class_name=name).figure
+    FigureCanvasAgg(figure).draw()
+    drawn, page = figure.get_tightbbox(), figure.bbox_inches
+    assert drawn.x0 >= 0
+    assert drawn.y0 >= 0
+    assert drawn.x1 <= page.width
+    assert drawn.y1 <= page.height

@@ -93,7 +93,7 @@ def reliability_diagram(
     check_arguments(class_name=class_name, legend=legend)
     bins = _check_bins(predictions, labels, of)
     options = PanelOptions(minimum_count, confidence)
-    ax = prepare_axes(ax, 5.2, 6.4, title)
+    ax = prepare_axes(ax, 5.2, 7.7, title)
     strip = draw_panel(ax, bins, options, marker_size=4)
     heading, label, frequency = "confidence", "confidence", "accuracy"
     if bins.of != "confidence":
@@ -139,7 +139,7 @@ def draw_panel(ax: Axes, bins: ReliabilityBins, options: PanelOptions, *, marker
         low, high = merged.frequency_bands(options.confidence)
         ax.vlines(predicted, low[filled], high[filled], color=BAND, linewidth=0.4 + marker_size / 5, zorder=3)
     ax.plot(predicted, observed, "o", color=BAND, markersize=marker_size, zorder=4, clip_on=False)
-    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", anchor="N")
     return _draw_counts(ax, bins)
 
 
