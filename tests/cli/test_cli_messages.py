@@ -118,6 +118,15 @@ def test_remedies_are_options(run, calibration, words, code, message):
     assert not PYTHON.search(text)
 
 
+def test_a_blend_with_a_missing_class_is_told_of_options_that_it_has(run, calibration):
+    np.savez("embeddings.npz", **{key: values for key, values in np.load(calibration).items() if key != "logits"})
+    words = ("-m", "kcal-blend", "-o", "model.kcal", "--classes", "cat,dog,owl,cow")
+    message = run("fit", "embeddings.npz", *words).stderr
+    assert "Add samples of them. Or give logits too, with --logits FILE or --logit-columns." in message
+    assert "--smoothing" not in message
+    assert not PYTHON.search(message)
+
+
 @pytest.mark.parametrize("groups", [None, np.arange(3)], ids=["alone", "in groups"])
 def test_too_little_to_hold_out_names_the_options(run, groups):
     arrays = {key: values for key, values in blobs(3, 1).items() if key != "classes"}
