@@ -85,13 +85,18 @@ def write_table(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
     pyarrow = require_pyarrow()
     is_csv = path.suffix.lower() == ".csv"
     if is_csv:
-        columns = {
-            _mark(name): np.array([_mark(text) for text in values]) if values.dtype.kind == "U" else values
-            for name, values in columns.items()
-        }
+        columns = {_mark(name): _mark_texts(values) for name, values in columns.items()}
     table = pyarrow.table(dict(columns))
     with atomic_path(path) as temporary:
         (pyarrow.csv.write_csv if is_csv else pyarrow.parquet.write_table)(table, temporary)
+
+
+def _mark_texts(values: NDArray[Any]) -> NDArray[Any]:
+    """Return a column whose texts are marked; an array of objects may hold some."""
+    if values.dtype.kind not in "UO":
+        return values
+    marked = [_mark(value) if isinstance(value, str) else value for value in values.tolist()]
+    return np.array(marked, dtype=object)
 
 
 def _mark(text: str) -> str:
