@@ -98,7 +98,9 @@ def test_predicting_for_calibration_rows_has_one_too(run, model, calibration):
 
 
 def test_a_held_out_half_names_the_options_to_avoid_it(run, calibration):
-    message = run("fit", calibration, "-o", "model.kcal", "-m", "kcal-linear", "--dimension", "2").stderr
+    result = run("fit", calibration, "-o", "model.kcal", "-m", "kcal-linear", "--dimension", "2")
+    assert result.stdout.startswith("KCal with a linear projection fitted in ")
+    message = result.stderr
     assert "Pass --train FILE to use all of them, or --projection identity to train none." in message
     assert not PYTHON.search(message)
 

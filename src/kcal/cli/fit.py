@@ -85,4 +85,4 @@ def fit(
     seconds = perf_counter() - start
     save(calibrator, out)
     if not quiet:
-        show_fitted(calibrator, samples, out, seconds, reason)
+        show_fitted(method or calibrator.method, calibrator, samples, out, seconds=seconds, reason=reason)

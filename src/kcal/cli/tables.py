@@ -94,10 +94,12 @@ def show_evaluations(evaluations: Mapping[str, Evaluation]) -> None:
         )
 
 
-def show_fitted(calibrator: Calibrator, data: Dataset, path: Path, seconds: float, reason: str = "") -> None:
-    """Print the summary of a fit, why its method was taken, and where the model is."""
+def show_fitted(
+    method: str, calibrator: Calibrator, data: Dataset, path: Path, *, seconds: float, reason: str = ""
+) -> None:
+    """Print the summary of a fit by a registered method, why it was taken, and where the model is."""
     screen, weights = console(), data.weights
-    screen.print(f"[bold]{shown(method_title(calibrator.method))}[/] fitted in {seconds:.1f} s")
+    screen.print(f"[bold]{shown(method_title(method))}[/] fitted in {seconds:.1f} s")
     if reason:
         screen.print(reason)
     labels = [printable(label) for label in calibrator.classes_.tolist()]
