@@ -21,7 +21,7 @@ PROBABILITY_COLUMN = "p_"
 """Precedes the name of a class, so that no class can be mistaken for another column."""
 
 
-class _Writable(Exception):  # noqa: N818 - not an error
+class _NothingToWriteError(Exception):
     """Leave the block that would write a file."""
 
 
@@ -45,8 +45,8 @@ def check_writable(
     for other in inputs:
         if other is not None and path.exists() and other.exists() and path.samefile(other):
             raise InvalidInputError(option, "must not replace an input", got=str(path), remedy="Choose another name.")
-    with suppress(_Writable), atomic_path(path, name=option):
-        raise _Writable
+    with suppress(_NothingToWriteError), atomic_path(path, name=option):
+        raise _NothingToWriteError
 
 
 def write_predictions(
