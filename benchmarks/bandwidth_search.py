@@ -66,12 +66,12 @@ def main(console: Console) -> None:
     """Print the ratios."""
     points, codes = clustered_data()
     support = sort_support(points, codes, N_CLASSES)
-    found = search_bandwidth(LeaveOutLoss(support))
+    curve = search_bandwidth(LeaveOutLoss(support))
     by_folds, steps = search_by_folds(points, codes)
     times = take_turns(
         {
             "search": lambda: search_bandwidth(LeaveOutLoss(support)),
-            "evaluation": lambda: LeaveOutLoss(support, memory_budget=0)(found.bandwidth),
+            "evaluation": lambda: LeaveOutLoss(support, memory_budget=0)(curve.bandwidth),
             "folds, cdist": lambda: fold_loss(points, codes, cdist_posteriors, 1.0),
             "folds, broadcast": lambda: fold_loss(points, codes, broadcast_posteriors, 1.0),
         },
@@ -82,10 +82,10 @@ def main(console: Console) -> None:
     table.title = f"Bandwidth search, N = {N_SUPPORT:,}, d = {DIMENSION}, K = {N_CLASSES} (wanted: ≤ 15, ≥ 10)"
     table.add_row(
         f"{typical(times['search']):.2f} s",
-        str(len(found.losses)),
+        str(len(curve.losses)),
         f"{typical(times['search'] / times['evaluation']):.1f}",
         f"{typical(steps * times['folds, cdist'] / times['search']):.1f}",
         f"{typical(steps * times['folds, broadcast'] / times['search']):.0f}",
     )
     console.print(table)
-    console.print(f"b = {found.bandwidth:.4f} by leave-one-out, {by_folds:.4f} by folds; {steps} steps by folds\n")
+    console.print(f"b = {curve.bandwidth:.4f} by leave-one-out, {by_folds:.4f} by folds; {steps} steps by folds\n")

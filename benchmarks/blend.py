@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.table import Table
@@ -31,11 +32,8 @@ def counting_losses() -> Iterator[list[int]]:
         counts[place] += 1
         return plain(self, bandwidth)
 
-    LeaveOutLoss.__call__ = call  # type: ignore[method-assign]
-    try:
+    with patch.object(LeaveOutLoss, "__call__", call):
         yield counts
-    finally:
-        LeaveOutLoss.__call__ = plain  # type: ignore[method-assign]
 
 
 def measure(task: Task) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def grouped_errors(probs: NDArray[np.float32], labels: NDArray[np.int64], bins: 
     columns += [(probs[:, k], labels == k, threshold) for k in range(probs.shape[1])]
     errors = []
     for adaptive in (True, False):
-        each = []
+        by_column = []
         for values, occurred, lowest in columns:
             frame = pd.DataFrame({"p": values.astype(np.float64), "y": occurred})
             frame = frame[frame["p"] >= lowest]
@@ -51,8 +51,8 @@ def grouped_errors(probs: NDArray[np.float32], labels: NDArray[np.int64], bins: 
             else:
                 frame["bin"] = np.ceil(frame["p"] * bins).clip(1, bins)
             table = frame.groupby("bin").agg(p=("p", "mean"), y=("y", "mean"), n=("y", "size"))
-            each.append(float((table["n"] * (table["p"] - table["y"]).abs()).sum() / len(frame)))
-        errors += [each[0], float(np.mean(each[1:]))]
+            by_column.append(float((table["n"] * (table["p"] - table["y"]).abs()).sum() / len(frame)))
+        errors += [by_column[0], float(np.mean(by_column[1:]))]
     return errors
 
 

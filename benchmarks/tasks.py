@@ -1,4 +1,4 @@
-"""Tasks to measure on: the embedded example and those of a folder, each dealt once into calibration and test."""
+"""Tasks to measure on: the embedded example and those of a folder, each split once into calibration and test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def all_tasks(folder: Path | None) -> Iterator[Task]:
 
 
 def split(task: Task, seed: int) -> tuple[ClassifierOutputs, ClassifierOutputs]:
-    """Deal the pool into calibration and test."""
+    """Split the pool into calibration and test."""
     order = np.random.default_rng(seed).permutation(len(task.pool.labels))
     n_calibration = round(task.calibration_share * len(order))
     first, second = (

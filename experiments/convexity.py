@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from experiments.showing import floats
-from experiments.study import Fitted, Measurements, Shown, Study, TaskSetting, Values, Variant
+from experiments.output import floats
+from experiments.study import Fitted, Measurements, Study, StudyOutput, TaskSetting, Values, Variant
 from kcal.benchmark import Task
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
@@ -51,7 +51,7 @@ def convex_range(losses: NDArray[np.float64]) -> tuple[int, int]:
     return low, high + 2
 
 
-def show(measured: Measurements) -> Shown:
+def show(measured: Measurements) -> StudyOutput:
     """Return a table of all tasks, and the curve of each with its convex range."""
     rows, panels = [], []
     for label, by_variant in measured.items():
@@ -67,7 +67,7 @@ def show(measured: Measurements) -> Shown:
         panels.append(Panel(label, "bandwidth b", "leave-one-out log-loss", lines))
     heading = ("task", "best b", "local minima", "convex range", "grid")
     table = Table("convexity", "The leave-one-out loss as a function of the bandwidth", heading, tuple(rows))
-    return Shown((table,), tuple(panels))
+    return StudyOutput((table,), tuple(panels))
 
 
 STUDY = Study("convexity", "The shape of the bandwidth's loss", variants, show, max_splits=1)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.showing import METRIC_LABELS, level_line, metric_entries, metric_panel
-from experiments.study import Measurements, Shown, Study, TaskSetting, Values, Variant, by_row
+from experiments.output import METRIC_LABELS, level_line, metric_entries, metric_panel
+from experiments.study import Measurements, Study, StudyOutput, TaskSetting, Values, Variant, by_row
 from kcal.benchmark import Task, example_task
 from kcal.benchmark.methods import pool_outputs
 from kcal.benchmark.results import MAIN_METRICS
@@ -44,10 +44,10 @@ def variants(setting: TaskSetting) -> Mapping[str, Variant]:
     """Return KCal by dimension, none above that of the embeddings, and the network of the embedded example."""
     width = setting.task.pool.embeddings.shape[1]
     dimensions = [d for d in DIMENSIONS if d <= width] or [width]
-    found: dict[str, Variant] = {str(dimension): of_dimension(setting, dimension) for dimension in dimensions}
+    by_name: dict[str, Variant] = {str(dimension): of_dimension(setting, dimension) for dimension in dimensions}
     if setting.task.name == load_example().name:
-        found[NETWORK] = lambda split: {"microseconds": network_microseconds(len(split.test))}
-    return found
+        by_name[NETWORK] = lambda split: {"microseconds": network_microseconds(len(split.test))}
+    return by_name
 
 
 def of_dimension(setting: TaskSetting, dimension: int) -> Variant:
@@ -101,7 +101,7 @@ def median_seconds(call: Callable[[], object]) -> float:
     return float(np.median([timed(call)[1] for _ in range(1 + REPEATS)][1:]))
 
 
-def show(measured: Measurements) -> Shown:
+def show(measured: Measurements) -> StudyOutput:
     """Return a table and panels of two metrics and of the time per task."""
     tables, panels = [], []
     for label, by_variant in measured.items():
@@ -123,7 +123,7 @@ def show(measured: Measurements) -> Shown:
         panels += [metric_panel(label, "dimension d", dimensions, list(kcal.values()), name) for name in DRAWN]
         time_label = "microseconds per sample"
         panels.append(Panel(label, "dimension d", time_label, tuple(lines), True, True, dimensions))
-    return Shown(tuple(tables), tuple(panels))
+    return StudyOutput(tuple(tables), tuple(panels))
 
 
 STUDY = Study("dimension", "The dimension d", variants, show, settings)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from experiments.showing import LOG_LOSS, floats, number_entry
-from experiments.study import Fitted, Measurements, Shown, Study, TaskSetting, Values, Variant, by_row
+from experiments.output import LOG_LOSS, floats, number_entry
+from experiments.study import Fitted, Measurements, Study, StudyOutput, TaskSetting, Values, Variant, by_row
 from kcal.benchmark import Task
 from kcal.benchmark.methods import pool_outputs
 from kcal.benchmark.table import Entry, Table
@@ -86,7 +86,7 @@ def separation(inside: NDArray[Any], outside: NDArray[Any]) -> float:
     return float(roc_auc_score(is_inside, np.concatenate([inside, outside])))
 
 
-def show(measured: Measurements) -> Shown:
+def show(measured: Measurements) -> StudyOutput:
     """Return a table per task, and the share of inputs above every confidence."""
     tables, panels = [], []
     for label, by_method in measured.items():
@@ -112,7 +112,7 @@ def show(measured: Measurements) -> Shown:
                 for name, values in by_method.items()
             )
             panels.append(Panel(f"{label}, {part}", "confidence", "inputs with more confidence, %", lines))
-    return Shown(tuple(tables), tuple(panels), 2)
+    return StudyOutput(tuple(tables), tuple(panels), 2)
 
 
 STUDY = Study("far", "Far from the calibration set", variants, show, settings)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from experiments.showing import METRIC_LABELS, metric_entry, metrics_table
-from experiments.study import Measured, Measurements, Shown, Study, TaskSetting
+from experiments.output import METRIC_LABELS, metric_entry, metrics_table
+from experiments.study import Measured, Measurements, Study, StudyOutput, TaskSetting
 from kcal.benchmark import Task
 from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS
 from kcal.benchmark.table import Entry, Table
@@ -49,7 +49,7 @@ def lost(rows: Measured, groups: Measured, metric: str) -> Entry:
     return metric_entry(-change if TABLE_METRICS[metric].direction == "higher" else change, metric, signed=True)
 
 
-def show(measured: Measurements) -> Shown:
+def show(measured: Measurements) -> StudyOutput:
     """Return metrics by row, by group, and the difference, per task."""
     tables = []
     for label in (label for label in measured if label.endswith(SAME_SIZES)):
@@ -69,7 +69,7 @@ def show(measured: Measurements) -> Shown:
                 "With as many samples to calibrate and to test; + is worse, whatever the metric.",
             ),
         ]
-    return Shown(tuple(tables))
+    return StudyOutput(tuple(tables))
 
 
 STUDY = Study("groups", "New groups", lambda setting: {name: setting.variant(name) for name in METHODS}, show, settings)

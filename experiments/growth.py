@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from experiments.showing import floats, number_entry, spread_line
-from experiments.study import Measurements, Shown, Study, Values, Variant
+from experiments.output import floats, number_entry, spread_line
+from experiments.study import Measurements, Study, StudyOutput, Values, Variant
 from kcal.benchmark import Task
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
@@ -99,13 +99,13 @@ def settings(tasks: Iterable[Task], seed: int) -> Iterator[Simulation]:
     yield from (Simulation(size, seed) for size in SIZES)
 
 
-def show(measured: Measurements) -> Shown:
+def show(measured: Measurements) -> StudyOutput:
     rows = []
     for label, by_method in measured.items():
         weights = [by_method[BLEND][name] for name in (ESTIMATES, NETWORK)]
-        share = weights[0].mean() / sum(each.mean() for each in weights)
+        share = weights[0].mean() / sum(weight.mean() for weight in weights)
         distances = (number_entry(values["error"]) for values in by_method.values())
-        entries = (*distances, *(number_entry(each, digits=2) for each in weights))
+        entries = (*distances, *(number_entry(weight, digits=2) for weight in weights))
         rows.append((Entry(label), *entries, Entry(f"{100 * share:.0f}%".replace("-", "−"))))
     n_splits = ", ".join(str(len(by_method[BLEND]["error"])) for by_method in measured.values())
     weight_names = (f"weight of the {ESTIMATES}", f"weight of the {NETWORK}", f"share of the {ESTIMATES}")
@@ -129,7 +129,7 @@ def show(measured: Measurements) -> Shown:
         Panel("Distance from the truth", axis, "mean of |p̂ − p|", distance, True, True, tuple(sizes)),
         Panel("What the blend relies on", axis, "summed weights", relied, True, False, tuple(sizes)),
     )
-    return Shown((table,), panels)
+    return StudyOutput((table,), panels)
 
 
 def variants(setting: Simulation) -> Mapping[str, Variant]:

@@ -10,8 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.showing import LOG_LOSS, log_loss_overview, metrics_table, number_entry
-from experiments.study import Measurements, Shown, Study, TaskSetting, Values, Variant, by_row_and_group, main_metrics
+from experiments.output import LOG_LOSS, log_loss_overview, metrics_table, number_entry
+from experiments.study import (
+    Measurements,
+    Study,
+    StudyOutput,
+    TaskSetting,
+    Values,
+    Variant,
+    by_row_and_group,
+    main_metrics,
+)
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
 from kcal.calibrators.blend.class_frequencies import MIN_STRENGTH
@@ -145,13 +154,13 @@ def variants(setting: TaskSetting) -> Mapping[str, Variant]:
     }
 
 
-def show(measured: Measurements) -> Shown:
+def show(measured: Measurements) -> StudyOutput:
     title = "What leaving out an ingredient does to the NLL"
-    tables = [metrics_table(f"{label}: the blend's ingredients", each) for label, each in measured.items()]
-    return Shown((log_loss_overview(title, WHOLE, measured), expected_and_found(measured), *tables))
+    tables = [metrics_table(f"{label}: the blend's ingredients", by_variant) for label, by_variant in measured.items()]
+    return StudyOutput((log_loss_overview(title, WHOLE, measured), expected_and_test_loss(measured), *tables))
 
 
-def expected_and_found(measured: Measurements) -> Table:
+def expected_and_test_loss(measured: Measurements) -> Table:
     """Return the log-loss that the blend's weights were fitted by beside that on the test part."""
     rows = []
     for label, by_variant in measured.items():

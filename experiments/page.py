@@ -90,14 +90,15 @@ def results_pages(
 
     ``pictures`` are names of files in the folder, by study and by row.
     """
-    measured = {study: found for study in STUDIES if (found := read_measurements(study, run)) is not None}
-    shown = {study: study.show(found) for study, found in measured.items()}
-    overview = next((each.tables[0] for study, each in shown.items() if study is remedies.STUDY), None)
+    stored = {study: read_measurements(study, run) for study in STUDIES}
+    measured = {study: measurements for study, measurements in stored.items() if measurements is not None}
+    outputs = {study: study.show(measurements) for study, measurements in measured.items()}
+    overview = outputs[remedies.STUDY].tables[0] if remedies.STUDY in outputs else None
     behind = {TABLES: tables_page(results), NOT_FIRST: not_first_page(results)}
     behind |= {RELIABILITY: page} if (page := reliability_page(results, pictures)) else {}
     behind |= {
-        f"{study.name}.md": markdown(study, each, n_splits_of(measured[study]), pictures.get(study.name))
-        for study, each in shown.items()
+        f"{study.name}.md": markdown(study, output, n_splits_of(measured[study]), pictures.get(study.name))
+        for study, output in outputs.items()
     }
     versions = ", ".join(f"{name} {number}" for name, number in results.versions.items())
     parts = [
@@ -119,7 +120,7 @@ def results_pages(
         *(first_places(results, method) for method in ("kcal", "kcal-blend") if method in results.methods),
         f"[Where, by how much and why]({folder}/{NOT_FIRST}).",
         *(_what_helped(overview, folder) if overview is not None else []),
-        *(_question(study, folder, pictures.get(study.name), each.tables) for study, each in shown.items()),
+        *(_question(study, folder, pictures.get(study.name), output.tables) for study, output in outputs.items()),
         f"Measured with {versions}." if versions else "",
     ]
     return {"": _joined(parts)} | behind
@@ -250,8 +251,8 @@ def paper_ranks(results: Results) -> Table:
 
 def where_not_first(results: Results, method: str) -> str:
     """List the rows and metrics in which another method that keeps the accuracy has the best mean; "" if none."""
-    found = [_not_first(results, row, metric, method) for row in results.rows for metric in MAIN_METRICS]
-    lines = [line for line in found if line]
+    entries = [_not_first(results, row, metric, method) for row in results.rows for metric in MAIN_METRICS]
+    lines = [line for line in entries if line]
     notes = [note for mark, note in NOTES.items() if any(mark in line for line in lines)]
     return "\n\n".join(["\n".join(lines), *notes]) if lines else ""
 

@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 
 from experiments.dimension import warm_up
-from experiments.showing import floats
-from experiments.study import Measurements, Shown, Study, TaskSetting, Values, Variant
+from experiments.output import floats
+from experiments.study import Measurements, Study, StudyOutput, TaskSetting, Values, Variant
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tables import NO_VALUE
 from kcal.benchmark.tasks import Split
@@ -68,7 +68,7 @@ def lowest_until(seconds: np.ndarray, losses: np.ndarray, limit: float) -> float
     return float(reached.min()) if len(reached) else None
 
 
-def show(measured: Measurements) -> Shown:
+def show(measured: Measurements) -> StudyOutput:
     """Return the lowest loss of each recipe by some times, and the losses against time."""
     rows, panels = [], []
     for label, by_recipe in measured.items():
@@ -96,7 +96,7 @@ def show(measured: Measurements) -> Shown:
     heading = ("task, recipe", "start", *(f"{at:g} s" for at in SHOWN_SECONDS))
     note = f"The lowest loss so far; {NO_VALUE} if no training was that short. Start: before any training."
     table = Table("recipes", "Leave-one-out loss after some seconds of training", heading, tuple(rows), note)
-    return Shown((table,), tuple(panels))
+    return StudyOutput((table,), tuple(panels))
 
 
 STUDY = Study("recipes", "The fast recipe and the paper's", variants, show, max_splits=1)

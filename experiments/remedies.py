@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from experiments.showing import log_loss_overview, metrics_table
-from experiments.study import Measurements, Shown, Study, TaskSetting, Variant, by_row_and_group
+from experiments.output import log_loss_overview, metrics_table
+from experiments.study import Measurements, Study, StudyOutput, TaskSetting, Variant, by_row_and_group
 from kcal.benchmark import Task
 from kcal.benchmark.table import Table
 from kcal.projection import FastRecipe, TrainedProjection
@@ -80,11 +80,11 @@ def standardised(task: Task) -> Task:
     return replace(task, train=train, pool=pool)
 
 
-def show(measured: Measurements) -> Shown:
+def show(measured: Measurements) -> StudyOutput:
     title = "What one change of the recipe does to the NLL"
     overview = log_loss_overview(title, DEFAULT, measured)
-    tables = [metrics_table(f"{label}: one change of the recipe", each) for label, each in measured.items()]
-    return Shown((overview, *tables))
+    tables = [metrics_table(f"{label}: one change of the recipe", by_variant) for label, by_variant in measured.items()]
+    return StudyOutput((overview, *tables))
 
 
 def what_helped(overview: Table) -> str:

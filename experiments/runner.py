@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.study import Measurements, Shown, Study, Values
+from experiments.study import Measurements, Study, StudyOutput, Values
 from kcal.benchmark import Task
 from kcal.benchmark.processes import locked_folder
 from kcal.benchmark.store import code_fingerprint, versions
@@ -48,7 +48,7 @@ def run_study(
         store = Store(folder / f"{study.name}.jsonl")
         measured = _measure(study, tasks(), n_splits, seed, store, progress)
         store.finish()
-        write_shown(study, study.show(measured), n_splits_of(measured), folder)
+        write_output(study, study.show(measured), n_splits_of(measured), folder)
     return measured
 
 
@@ -163,21 +163,21 @@ def read_measurements(study: Study, folder: Path) -> Measurements | None:
     return as_arrays(measured)
 
 
-def write_shown(study: Study, shown: Shown, n_splits: int, folder: Path) -> list[Path]:
+def write_output(study: Study, output: StudyOutput, n_splits: int, folder: Path) -> list[Path]:
     """Write STUDY.md and, if there is something to draw, STUDY.png; return the files."""
     files = []
-    if shown.panels:
+    if output.panels:
         buffer = io.BytesIO()
-        axes = line_panels(shown.panels, columns=shown.columns)
+        axes = line_panels(output.panels, columns=output.columns)
         axes.flat[0].get_figure(root=True).savefig(buffer, format="png", dpi=100)
         files.append(write_whole(folder / f"{study.name}.png", buffer.getvalue()))
-    text = markdown(study, shown, n_splits, files[0].name if files else None)
+    text = markdown(study, output, n_splits, files[0].name if files else None)
     return [write_whole(folder / f"{study.name}.md", text.encode()), *files]
 
 
-def markdown(study: Study, shown: Shown, n_splits: int, picture: str | None) -> str:
+def markdown(study: Study, output: StudyOutput, n_splits: int, picture: str | None) -> str:
     """Return a study as a page."""
     parts = [f"# {study.title}", f"{study.about} Number of splits: {n_splits}."]
     parts += [f"![{study.title}]({picture})"] if picture else []
-    parts += [part for table in shown.tables for part in (table.as_markdown(), table.note)]
+    parts += [part for table in output.tables for part in (table.as_markdown(), table.note)]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from experiments.dimension import timed, warm_up
+from experiments.output import number_entry
 from experiments.remedies import has_equal_classes
-from experiments.showing import number_entry
-from experiments.study import Measurements, Shown, Study, TaskSetting, Values, Variant
+from experiments.study import Measurements, Study, StudyOutput, TaskSetting, Values, Variant
 from kcal.benchmark import Task
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
@@ -110,7 +110,7 @@ def variance_ratios(module: nn.Module, task: Task, *, seed: int, draws: int = DR
     proportional = np.minimum(wanted, counts)
     if np.array_equal(equal, proportional):
         return [1.0] * len(RATIOS)
-    index, found = ClassIndex(labels[rest], n_classes), []
+    index, by_sampling = ClassIndex(labels[rest], n_classes), []
     whole, _ = estimate(module, task, queries, rest, np.zeros(len(rest)))
     for numbers in (equal, proportional):
         estimates = []
@@ -118,9 +118,9 @@ def variance_ratios(module: nn.Module, task: Task, *, seed: int, draws: int = DR
             rows, drawn = index.draw(numbers, generator)
             log_weights = np.repeat(np.log(index.counts[drawn > 0] / drawn[drawn > 0]), drawn[drawn > 0])
             estimates.append(estimate(module, task, queries, rest[rows], log_weights))
-        gradients, losses = (np.array(each) for each in zip(*estimates, strict=True))
-        found.append(variances(gradients, losses, whole, labels[queries]))
-    return [a / b if b > 0 else float("nan") for a, b in zip(*found, strict=True)]
+        gradients, losses = (np.array(values) for values in zip(*estimates, strict=True))
+        by_sampling.append(variances(gradients, losses, whole, labels[queries]))
+    return [a / b if b > 0 else float("nan") for a, b in zip(*by_sampling, strict=True)]
 
 
 def estimate(
@@ -154,7 +154,7 @@ def variances(
     ]
 
 
-def show(measured: Measurements) -> Shown:
+def show(measured: Measurements) -> StudyOutput:
     """Return ratios of variances, losses after the same steps, and losses after the same time."""
     ratios, losses, times = [], [], []
     for label, by_variant in measured.items():
@@ -179,7 +179,7 @@ def show(measured: Measurements) -> Shown:
     first = "Variance with equal numbers over that with proportional ones"
     after = "Leave-one-out loss after the same"
     steps_heading = _heading("last step", "best checkpoint")
-    return Shown(
+    return StudyOutput(
         (
             Table("variances", first, ("training set", "Π", *RATIOS), tuple(ratios), ratio_note),
             Table("losses", f"{after} steps", steps_heading, tuple(losses), loss_note),

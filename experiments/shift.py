@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.showing import LOG_LOSS, METRIC_LABELS, metric_entry, spread_line
-from experiments.study import Fitted, Measurements, Shown, Study, TaskSetting, Values, Variant, main_metrics
+from experiments.output import LOG_LOSS, METRIC_LABELS, metric_entry, spread_line
+from experiments.study import Fitted, Measurements, Study, StudyOutput, TaskSetting, Values, Variant, main_metrics
 from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
@@ -123,7 +123,7 @@ def by_prior(
     }
 
 
-def show(measured: Measurements) -> Shown:
+def show(measured: Measurements) -> StudyOutput:
     """Return an overview, a table per task and tabled shift, and the log-loss by severity."""
     tables, overview, panels = [], [], []
     for label, by_method in measured.items():
@@ -131,7 +131,7 @@ def show(measured: Measurements) -> Shown:
         tables += [_table(label, by_method, ratios, ratio) for ratio in TABLE_RATIOS if ratio in ratios]
         for severity, prior, title in [(1.0, "", "as it is"), *((10.0, prior, f"10 times{prior}") for prior in PRIORS)]:
             losses = [both_orders(by_method[name][f"{LOG_LOSS}{prior}"], ratios, severity) for name in METHODS]
-            overview.append((Entry(f"{label}, {title}"), *(metric_entry(each, LOG_LOSS) for each in losses)))
+            overview.append((Entry(f"{label}, {title}"), *(metric_entry(loss, LOG_LOSS) for loss in losses)))
         severities = [ratio for ratio in RATIOS if ratio >= 1]
         lines = [
             spread_line(
@@ -147,7 +147,7 @@ def show(measured: Measurements) -> Shown:
         "“10 times”: the first class is kept 10 times as often as the last, or the last as the first; the mean of both."
     )
     first = Table("overview", "NLL where class frequencies change", ("task", *METHODS), tuple(overview), note)
-    return Shown((first, *tables), tuple(panels))
+    return StudyOutput((first, *tables), tuple(panels))
 
 
 def both_orders(values: NDArray[np.float64], ratios: list[float], severity: float) -> NDArray[np.float64]:

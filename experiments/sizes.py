@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.showing import METRIC_LABELS, floats, metric_entries, metric_panel
-from experiments.study import Measured, Measurements, Shown, Study, TaskSetting, Values, Variant
+from experiments.output import METRIC_LABELS, floats, metric_entries, metric_panel
+from experiments.study import Measured, Measurements, Study, StudyOutput, TaskSetting, Values, Variant
 from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
@@ -64,7 +64,7 @@ class Bandwidths:
         self.theory = f"{self.factor:.3f}·m^(−1/{-1 / self.exponent:.0f})"
 
 
-def show(measured: Measurements) -> Shown:
+def show(measured: Measurements) -> StudyOutput:
     """Return tables of metrics and bandwidths, and their panels, per task."""
     tables, panels = [], []
     for label, by_variant in measured.items():
@@ -80,30 +80,37 @@ def show(measured: Measurements) -> Shown:
         axis = "calibration samples"
         panels += [metric_panel(label, axis, sizes, kcal, name, uncalibrated) for name in MAIN_METRICS]
         panels.append(bandwidth_panel(label, Bandwidths(kcal)))
-    return Shown(tuple(tables), tuple(panels), len(MAIN_METRICS) + 1)
+    return StudyOutput(tuple(tables), tuple(panels), len(MAIN_METRICS) + 1)
 
 
-def bandwidth_table(label: str, sizes: list[float], kcal: list[Measured], found: Bandwidths) -> Table:
+def bandwidth_table(label: str, sizes: list[float], kcal: list[Measured], bandwidths: Bandwidths) -> Table:
     rows = []
     for size, values in zip(sizes, kcal, strict=True):
         rarest, bandwidth = (float(np.median(values[name])) for name in ("rarest", "bandwidth"))
-        texts = (f"{size:,.0f}", f"{rarest:.0f}", f"{bandwidth:.3f}", f"{found.factor * rarest**found.exponent:.3f}")
+        texts = (
+            f"{size:,.0f}",
+            f"{rarest:.0f}",
+            f"{bandwidth:.3f}",
+            f"{bandwidths.factor * rarest**bandwidths.exponent:.3f}",
+        )
         rows.append(tuple(Entry(text) for text in texts))
-    note = f"Fitted: b in proportion to m^({found.slope:.3f}); theory: m^({found.exponent:.3f}).".replace("-", "−")
-    heading = ("samples", "rarest class", "b chosen", found.theory)
+    note = f"Fitted: b in proportion to m^({bandwidths.slope:.3f}); theory: m^({bandwidths.exponent:.3f}).".replace(
+        "-", "−"
+    )
+    heading = ("samples", "rarest class", "b chosen", bandwidths.theory)
     return Table("bandwidths", f"{label}: bandwidth of one projection", heading, tuple(rows), note)
 
 
-def bandwidth_panel(label: str, found: Bandwidths) -> Panel:
-    order = np.argsort(found.rarest, kind="stable")
-    m = found.rarest[order]
+def bandwidth_panel(label: str, bandwidths: Bandwidths) -> Panel:
+    order = np.argsort(bandwidths.rarest, kind="stable")
+    m = bandwidths.rarest[order]
     lines = [
-        Line("chosen", floats(m), floats(found.chosen[order]), points=True),
-        Line(found.theory, floats(m), floats(found.factor * m**found.exponent), reference=True),
+        Line("chosen", floats(m), floats(bandwidths.chosen[order]), points=True),
+        Line(bandwidths.theory, floats(m), floats(bandwidths.factor * m**bandwidths.exponent), reference=True),
     ]
-    if np.isfinite(found.slope):
-        name = f"fitted: m^({found.slope:.3f})".replace("-", "−")
-        lines.append(Line(name, floats(m), floats(found.level * m**found.slope), plain=True))
+    if np.isfinite(bandwidths.slope):
+        name = f"fitted: m^({bandwidths.slope:.3f})".replace("-", "−")
+        lines.append(Line(name, floats(m), floats(bandwidths.level * m**bandwidths.slope), plain=True))
     return Panel(label, "m, samples of the rarest class", "bandwidth b", tuple(lines), x_log=True, y_log=True)
 
 

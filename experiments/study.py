@@ -44,7 +44,7 @@ class Setting(Protocol):
 
 
 @dataclass(frozen=True)
-class Shown:
+class StudyOutput:
     """Tables and panels of a study; ``columns`` panels per row of the figure."""
 
     tables: tuple[Table, ...] = ()
@@ -166,7 +166,7 @@ class Study:
     name: str
     title: str
     variants: Callable[[Any], Mapping[str, Variant]]
-    show: Callable[[Measurements], Shown]
+    show: Callable[[Measurements], StudyOutput]
     settings: Callable[[Iterable[Task], int], Iterable[Setting]] = by_row
     max_splits: int | None = None
 

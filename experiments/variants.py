@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from experiments.showing import metrics_table
-from experiments.study import Measurements, Shown, Study
+from experiments.output import metrics_table
+from experiments.study import Measurements, Study, StudyOutput
 
 METHODS = {
     "uncal": "uncalibrated",
@@ -14,8 +14,10 @@ METHODS = {
 }
 
 
-def show(measured: Measurements) -> Shown:
-    return Shown(tuple(metrics_table(f"{label}: variants of KCal", each) for label, each in measured.items()))
+def show(measured: Measurements) -> StudyOutput:
+    return StudyOutput(
+        tuple(metrics_table(f"{label}: variants of KCal", by_variant) for label, by_variant in measured.items())
+    )
 
 
 STUDY = Study(

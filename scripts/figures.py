@@ -13,8 +13,9 @@ from typing import Annotated
 import torch
 import typer
 
+from kcal.benchmark.results import MAIN_METRICS
 from kcal.cli.demonstration import draw, evaluate_test, fit_calibrators, predict_test
-from kcal.cli.tables import MAIN_METRICS, method_title
+from kcal.cli.tables import method_title
 from kcal.datasets import load_example
 from kcal.metrics import METRICS, Evaluation
 from kcal.persistence import write_whole

@@ -49,7 +49,7 @@ def test_outputs(problem: Any) -> ClassifierOutputs:
     return ClassifierOutputs(problem.test_embeddings, problem.test_logits)
 
 
-test_outputs.__test__ = False  # type: ignore[attr-defined]
+test_outputs.__test__ = False
 
 
 def prediction_arguments(calibrator: Calibrator, outputs: ClassifierOutputs, change: Callable[[Any], Any]) -> Any:

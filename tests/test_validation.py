@@ -645,7 +645,7 @@ def test_fingerprints_tell_numbers_apart_that_single_precision_cannot_hold():
     assert row_fingerprints(rows[5:]) == row_fingerprints(torch.tensor([[-0.0]], dtype=torch.float64))
 
 
-class Images(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class Images(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 3
 

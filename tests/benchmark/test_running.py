@@ -17,7 +17,7 @@ from kcal import metrics
 from kcal.benchmark import BENCHMARK_METHODS, Plan, Result, ResultKey, Task, run
 from kcal.benchmark.methods import BenchmarkMethod, is_available, train_for
 from kcal.benchmark.store import RESULTS_FILE
-from kcal.calibrators import METHODS, OrderPreservingCalibration, TemperatureScaling
+from kcal.calibrators import METHODS, KCalLogits, OrderPreservingCalibration, TemperatureScaling
 from kcal.calibrators.gaussian_process import estimator as gaussian_process
 from kcal.calibrators.order_preserving import training as order_training
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
@@ -114,8 +114,24 @@ def test_results_are_what_the_library_gives(task: Task, tmp_path: Path) -> None:
                 assert result.metrics["classwise_calibration_error"] == pytest.approx(
                     expected.classwise_calibration_error
                 )
-                assert result.details["temperature_"] == pytest.approx(scaling.temperature_)
                 assert (result.reliability is not None) == (split.index == 0)
+
+
+@pytest.mark.usefixtures("briefly")
+@pytest.mark.parametrize("lowest", [None, -1e30], ids=["plain", "masked"])
+def test_the_projection_of_kcal_on_logits_is_the_method_s_own(task: Task, lowest: float | None) -> None:
+    logits = task.train.logits.copy()
+    if lowest is not None:
+        logits[:5, 2] = lowest
+    split, pool = task.splits(1, 0)[0], task.pool
+    rows = split.calibration
+    own = KCalLogits(progress=False).fit(
+        pool.logits[rows], pool.labels[rows], train_embeddings=logits, train_labels=task.train.labels
+    )
+    masked = replace(task, train=replace(task.train, logits=logits))
+    method = BenchmarkMethod("kcal-logits", 0, train_for("kcal-logits", masked, seed=0, by_group=False))
+    probs = method.predict(method.fit(task, rows, by_group=False), task, split.test)
+    assert np.array_equal(probs, own.predict_proba(pool.logits[split.test]))
 
 
 def counting(measured: list[str]) -> Any:

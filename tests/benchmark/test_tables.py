@@ -121,7 +121,7 @@ def test_a_table_is_split_rather_than_cut(width: int) -> None:
     console = Console(width=width, file=io.StringIO())
     for part in parts:
         console.print(part.as_rich())
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = console.file.getvalue()
     assert "…" not in text
     assert all(entry.text in text for row in rows for entry in row[1:-1])
     assert all(word in text.split() for word in words.split())
@@ -152,7 +152,7 @@ def test_every_format_says_the_same(results: Results) -> None:
     assert latex.count("{") == latex.count("}")
     console = Console(width=100, file=io.StringIO(), force_terminal=False)
     console.print(table.transposed().as_rich())
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = console.file.getvalue()
     shown = [line.split()[0] for line in text.splitlines() if line.strip()]
     assert shown[-len(METHODS) :] == list(METHODS)
 
@@ -163,7 +163,7 @@ def test_brackets_and_bars_in_names_harm_no_format() -> None:
     assert r"{[}bold]x\textbar{}y\&z\%" in table.as_latex()  # \\ would take what stands in brackets for a length
     console = Console(width=60, file=io.StringIO())
     console.print(table.as_rich())
-    assert "[bold]x|y&z%" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[bold]x|y&z%" in console.file.getvalue()
 
 
 def test_a_run_leaves_all_its_files(task: Task, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_names_are_shown_without_escape_sequences() -> None:
     table = Table("t", "\x1b[1mtitle", ("task", "\x1b[2Ja"), ((Entry("\x1b]0;name"), Entry("\x9b31m")),))
     console = Console(width=80, file=io.StringIO())
     console.print(table.as_rich())
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = console.file.getvalue()
     assert "\x1b" not in text
     assert "\x9b" not in text
     assert all(shown in text for shown in ("\\x1b[1mtitle", "\\x1b[2Ja", "\\x1b]0;name", "\\x9b31m"))

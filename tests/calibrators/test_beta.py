@@ -60,4 +60,4 @@ def test_the_penalty_keeps_separable_scores_finite() -> None:
     assert (np.abs(fitted.coefficients_[1]) < 10).all()
     for wrong in (-1.0, np.nan, "one", True):
         with pytest.raises(InvalidInputError, match="penalty must be a number"):
-            BetaCalibration(penalty=wrong, maps="class").fit(two_columns(scores), np.repeat([0, 1], 20))  # type: ignore[arg-type]
+            BetaCalibration(penalty=wrong, maps="class").fit(two_columns(scores), np.repeat([0, 1], 20))

@@ -94,7 +94,7 @@ def test_invalid_parameters_raise_and_a_missing_class_warns() -> None:
     logits = two_columns(np.linspace(-1, 1, 8))
     for bins in (0, 2.5, True, "ten"):
         with pytest.raises(InvalidInputError, match="bins must be an integer"):
-            HistogramBinning(bins=bins, maps="class").fit(logits, draw(logits[:, 1]))  # type: ignore[arg-type]
+            HistogramBinning(bins=bins, maps="class").fit(logits, draw(logits[:, 1]))
     with pytest.raises(InvalidInputError, match="binning must be one of"):
         HistogramBinning(binning="quantile", maps="class").fit(logits, draw(logits[:, 1]))
     with pytest.raises(InvalidInputError, match="maps must be one of"):

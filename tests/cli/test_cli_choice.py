@@ -62,7 +62,7 @@ def table_of(names: str, logits: str) -> dict[str, np.ndarray]:
 def test_two_families_of_columns_are_refused_until_it_is_said_which_is_which(run, tmp_path, method):
     write_columns(tmp_path / "data.csv", table_of("e", "logit_"))
     message = said(run("fit", "data.csv", "-o", "m.kcal", *method, code=1))
-    assert "data.csv has columns e* (5), logit_* (3), and which of them are" in message
+    assert "data.csv has columns e* (5), logit_* (3); it is unclear which of them are" in message
     assert "Name embeddings with --feature-columns 'e*' and logits with --logit-columns 'logit_*'" in message
     assert not Path("m.kcal").exists()
 

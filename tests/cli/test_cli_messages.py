@@ -98,7 +98,9 @@ def test_predicting_for_calibration_rows_has_one_too(run, model, calibration):
 
 
 def test_a_held_out_half_names_the_options_to_avoid_it(run, calibration):
-    message = run("fit", calibration, "-o", "model.kcal", "-m", "kcal-linear", "--dimension", "2").stderr
+    result = run("fit", calibration, "-o", "model.kcal", "-m", "kcal-linear", "--dimension", "2")
+    assert result.stdout.startswith("KCal with a linear projection fitted in ")
+    message = result.stderr
     assert "Pass --train FILE to use all of them, or --projection identity to train none." in message
     assert not PYTHON.search(message)
 
@@ -116,6 +118,15 @@ def test_remedies_are_options(run, calibration, words, code, message):
     text = run("fit", calibration, "-o", "model.kcal", *QUICK, *words, code=code).stderr
     assert message in text
     assert not PYTHON.search(text)
+
+
+def test_a_blend_with_a_missing_class_is_told_of_options_that_it_has(run, calibration):
+    np.savez("embeddings.npz", **{key: values for key, values in np.load(calibration).items() if key != "logits"})
+    words = ("-m", "kcal-blend", "-o", "model.kcal", "--classes", "cat,dog,owl,cow")
+    message = run("fit", "embeddings.npz", *words).stderr
+    assert "Add samples of them. Or give logits too, with --logits FILE or --logit-columns." in message
+    assert "--smoothing" not in message
+    assert not PYTHON.search(message)
 
 
 @pytest.mark.parametrize("groups", [None, np.arange(3)], ids=["alone", "in groups"])

@@ -110,6 +110,14 @@ def test_text_that_a_spreadsheet_would_run_is_marked_in_csv_and_read_back(tmp_pa
     assert table.get("number", "").tolist() == np.linspace(-4, 4, 9).tolist()
 
 
+def test_text_among_objects_is_marked_too(tmp_path):
+    path = tmp_path / "table.csv"
+    write_table(
+        path, {"name": np.array(["=1+1", None, "cat"], dtype=object), "count": np.array([-1, 2, 3], dtype=object)}
+    )
+    assert path.read_text().split("\n")[1:4] == ['"\'=1+1",-1', ",2", '"cat",3']
+
+
 def test_parquet_holds_text_as_it_is(tmp_path):
     write_table(tmp_path / "table.parquet", {"name": FORMULAS})
     assert TableFile(tmp_path / "table.parquet").get("name", "").tolist() == FORMULAS.tolist()

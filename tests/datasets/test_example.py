@@ -179,7 +179,7 @@ def test_the_example_prints_a_summary_and_not_its_arrays(example: Example) -> No
 
 def test_the_example_cannot_be_rewritten(example: Example) -> None:
     with pytest.raises(FrozenInstanceError):
-        example.test.labels = example.train.labels  # type: ignore[misc]
+        example.test.labels = example.train.labels
 
 
 def test_provenance_and_readme_name_the_source_and_its_licence(example: Example, readme: str) -> None:

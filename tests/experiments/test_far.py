@@ -9,8 +9,8 @@ import pytest
 
 from benchmark.conftest import make_task
 from experiments import far
+from experiments.output import LOG_LOSS
 from experiments.runner import run_study
-from experiments.showing import LOG_LOSS
 from experiments.study import Measurements
 from kcal import KCal, KCalBlend, TemperatureScaling, train_projection
 from kcal.benchmark import Task

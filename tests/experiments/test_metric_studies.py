@@ -14,9 +14,9 @@ from scipy.special import softmax
 
 from benchmark.conftest import make_task
 from experiments import dimension, groups, ingredients, remedies, sizes, variants
+from experiments.output import LOG_LOSS
 from experiments.remedies import RECIPES, has_equal_classes, standardised, what_helped
 from experiments.runner import run_study
-from experiments.showing import LOG_LOSS
 from experiments.study import Measurements, TaskSetting
 from kcal import KCal, KCalBlend, TemperatureScaling, metrics, train_projection
 from kcal.benchmark import Task, example_task

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from experiments import __main__ as command
 from experiments import convexity, remedies
+from experiments.output import LOG_LOSS
 from experiments.page import PAPER_RANKS, first_places, results_pages, where_not_first, write_page
 from experiments.runner import run_study
-from experiments.showing import LOG_LOSS
 from experiments.study import Study
 from kcal.benchmark import PAPER_METHODS, Plan, Result, ResultKey, Results, Task, run, write_task
 from kcal.benchmark.output import write_results

@@ -64,7 +64,7 @@ def test_the_loss_is_shown_around_its_minimum(task: Task) -> None:
     measured = run_study(convexity.STUDY, lambda: [task], n_splits=3)
     bandwidths, losses = (measured["small"]["kcal"][name] for name in ("bandwidths", "losses"))
     assert bandwidths.shape == losses.shape == (1, 41)  # of the first split alone
-    assert losses.min() == pytest.approx(loss_by_hand(task, "fast"), rel=1e-3)  # type: ignore[arg-type]
+    assert losses.min() == pytest.approx(loss_by_hand(task, "fast"), rel=1e-3)
     assert 0 < int(losses.argmin()) < 40
     shown = convexity.show(measured)
     assert shown.tables[0].rows[0][0].text == "small"

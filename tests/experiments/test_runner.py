@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from experiments import runner
+from experiments.output import metrics_table
 from experiments.runner import n_splits_of, read_measurements, run_study
-from experiments.showing import metrics_table
 from experiments.studies import STUDIES
-from experiments.study import Measurements, Shown, Study, TaskSetting, Values, Variant, by_row_and_group
+from experiments.study import Measurements, Study, StudyOutput, TaskSetting, Values, Variant, by_row_and_group
 from kcal.benchmark import Task
 from kcal.benchmark.processes import locked_folder
 from kcal.benchmark.table import Entry, Table
@@ -41,10 +41,10 @@ def study(seen: list[tuple[str, str, int]]) -> Study:
 
         return {name: of(name) for name in ("a", "b")}
 
-    def show(measured: Measurements) -> Shown:
+    def show(measured: Measurements) -> StudyOutput:
         rows = tuple((Entry(label), Entry(str(len(each["a"]["first"])))) for label, each in measured.items())
         panel = Panel("t", "x", "y", (Line("l", (1.0, 2.0), (1.0, 2.0)),))
-        return Shown((Table("t", "A title", ("task", "splits"), rows, "A note."),), (panel,))
+        return StudyOutput((Table("t", "A title", ("task", "splits"), rows, "A note."),), (panel,))
 
     return Study("variants", "A study", variants, show, by_row_and_group)
 

@@ -14,9 +14,9 @@ from scipy.special import softmax
 from scipy.stats import norm
 
 from experiments import shift
+from experiments.output import LOG_LOSS
 from experiments.runner import run_study
 from experiments.shift import KNOWN, RATIOS, UNIFORM, estimated_prior, presumed_frequencies, thinned, with_prior
-from experiments.showing import LOG_LOSS
 from experiments.study import Measurements, TaskSetting
 from kcal import metrics
 from kcal.benchmark import Task

@@ -24,11 +24,6 @@ OTHER_THRESHOLD = "classwise_calibration_error_min"
 RELIABILITY_BINS = 10
 RELIABILITY_CLASSES = 20
 """Classes whose reliability is stored, at most."""
-DETAILS = (
-    "bandwidth_", "checkpoint_step_", "temperature_", "form_", "width_", "maps_", "penalty_", "background_",
-    "group_efficiency_", "weights_",
-)  # fmt: skip
-"""Fitted attributes that are stored where they are a number, a text, or numbers by name."""
 
 
 def measure(task: Task, split: Split, method: BenchmarkMethod, by_group: bool) -> Result:
@@ -70,15 +65,10 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
 
 
-def details_of(calibrator: Calibrator) -> dict[str, Any]:
-    """Return what a method chose, as far as JSON can hold it."""
-    values = {name: getattr(calibrator, name, None) for name in DETAILS}
-    return {
-        name: value.item() if isinstance(value, np.generic) else value
-        for name, value in values.items()
-        if isinstance(value, str | int | float | np.generic)
-        or (isinstance(value, dict) and all(isinstance(entry, float) for entry in value.values()))
-    }
+def details_of(calibrator: Calibrator) -> dict[str, int]:
+    """Return the training step of the checkpoint that the calibration set chose, if the method learns a projection."""
+    step = getattr(calibrator, "checkpoint_step_", None)
+    return {} if step is None else {"checkpoint_step_": int(step)}
 
 
 def reliability_of(probs: NDArray[Any], labels: NDArray[np.int64], classes: Sequence[str]) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from kcal.benchmark.tasks import Task
 from kcal.calibrators import METHODS, Calibrator, ClassifierOutputs, KCal, fit_on, predict_on
+from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.registry import Method
 from kcal.datasets import COMPANIONS
 from kcal.errors import InvalidInputError
-from kcal.projection import FastRecipe, Recipe, TrainedProjection, get_recipe, needs_training, train_projection
+from kcal.projection import TrainedProjection, train_projection
 from kcal.validation import check_choice, shown
 
 COMPANION_CALIBRATORS = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
@@ -91,8 +92,8 @@ def parameters_hash(name: str, *, seed: int) -> str:
     """Return a short hash of all parameters of a method's calibrator, including every number of its recipe."""
     calibrator = new_calibrator(name, seed=seed)
     parameters = {key: value for key, value in calibrator.get_params().items() if key != "progress"}
-    if "recipe" in parameters:
-        parameters["recipe"] = _recipe(calibrator)
+    if isinstance(calibrator, EmbeddingCalibrator):
+        parameters["recipe"] = calibrator.training_recipe()
     text = repr((type(calibrator).__name__, sorted(parameters.items())))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -104,12 +105,11 @@ def is_available(name: str, task: Task) -> bool:
 
 def projection_key(name: str, *, seed: int) -> str | None:
     """Return a text that is equal for methods that learn the same projection; None for methods that learn none."""
-    calibrator = new_calibrator(name, seed=seed)
-    parameters = calibrator.get_params()
-    if not needs_training(parameters.get("projection")):
+    calibrator = _learner(new_calibrator(name, seed=seed))
+    if calibrator is None:
         return None
     rows = "logits" if calibrator.inputs == "logits" else "embeddings"
-    return repr((rows, parameters["projection"], parameters["dimension"], _recipe(calibrator)))
+    return repr((rows, calibrator.projection, calibrator.dimension, calibrator.training_recipe()))
 
 
 def train_for(name: str, task: Task, *, seed: int, by_group: bool, **changes: Any) -> TrainedProjection | None:
@@ -117,31 +117,24 @@ def train_for(name: str, task: Task, *, seed: int, by_group: bool, **changes: An
 
     ``changes`` replace parameters of the method: ``dimension``, ``recipe``.
     """
-    calibrator = new_calibrator(name, seed=seed).set_params(**changes)
-    parameters = calibrator.get_params()
-    if not needs_training(parameters.get("projection")):
+    calibrator = _learner(new_calibrator(name, seed=seed).set_params(**changes))
+    if calibrator is None:
         return None
-    rows = torch.from_numpy(task.train.matrix(calibrator.inputs))
-    if calibrator.inputs == "logits":  # KCal on logits works on log-probabilities
-        rows = torch.log_softmax(rows.double(), dim=1).to(rows.dtype)
     return train_projection(
-        rows,
+        calibrator.as_embeddings(torch.from_numpy(task.train.matrix(calibrator.inputs))),
         task.train.labels,
-        projection=parameters["projection"],
-        dimension=parameters["dimension"],
-        recipe=_recipe(calibrator),
+        projection=calibrator.projection,
+        dimension=calibrator.dimension,
+        recipe=calibrator.training_recipe(),
         groups=task.train.groups if by_group else None,
         seed=seed,
         progress=False,
     )
 
 
-def _recipe(calibrator: Calibrator) -> Recipe:
-    """Return the recipe that a calibrator trains with; log-probabilities keep their length."""
-    recipe = get_recipe(calibrator.get_params()["recipe"])
-    if calibrator.inputs == "logits" and isinstance(recipe, FastRecipe) and recipe.unit_length == "auto":
-        return replace(recipe, unit_length=False)
-    return recipe
+def _learner(calibrator: Calibrator) -> EmbeddingCalibrator | None:
+    """Return a calibrator that learns a projection; None for others."""
+    return calibrator if isinstance(calibrator, EmbeddingCalibrator) and calibrator.uses_training_set else None
 
 
 def check_methods(names: Sequence[str]) -> tuple[str, ...]:

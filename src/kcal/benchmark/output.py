@@ -84,7 +84,7 @@ def draw_reliability(results: Results, row: Row, folder: Path) -> Path | None:
         return None
     first = next(iter(stored.values()))
     shown = list(first)[: 1 + GRID_CLASSES]  # the confidence comes first
-    bins = {method: [_bins(each[event], event) for event in shown] for method, each in stored.items()}
+    bins = {method: [_bins(events[event], event) for event in shown] for method, events in stored.items()}
     names = [first[event]["name"] for event in shown]
     axes = reliability_grid(bins, names, title=f"{row.label}, first split")
     buffer = io.BytesIO()

@@ -76,7 +76,7 @@ class Result:
     metrics: Mapping[str, float] = field(default_factory=dict)
     fit_seconds: float | None = None  # None if the method failed
     predict_seconds: float | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)  # what the method chose: bandwidth, temperature, weights
+    details: Mapping[str, Any] = field(default_factory=dict)  # what the method chose: the checkpoint of its projection
     reliability: Mapping[str, Any] | None = None  # bins of the confidence and of classes; only for the first split
     error: str | None = None
     sizes: tuple[int, int] | None = None  # number of calibration and test samples

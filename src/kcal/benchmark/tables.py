@@ -112,8 +112,8 @@ def _rank_entries(results: Results, texts: dict[str, str], best: tuple[str, ...]
 
 def _failed_in_every_row(results: Results, method: str) -> bool:
     """Return whether a method was run, and failed on some split of every row."""
-    run = [found for row in results.rows if (found := results.of_method(row, method))]
-    return bool(run) and all(any(result.error is not None for result in row) for row in run)
+    rows = [splits for row in results.rows if (splits := results.of_method(row, method))]
+    return bool(rows) and all(any(result.error is not None for result in splits) for splits in rows)
 
 
 def time_table(results: Results) -> Table:

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from typer import BadParameter
 
-from kcal.cli import options as o
+from kcal.cli import options
 from kcal.errors import printable
 
 
 def bench(
-    tasks: o.Tasks = None,
-    out: o.BenchOut = Path("kcal-bench"),
-    methods: o.BenchMethods = None,
-    splits: o.Splits = 10,
-    seed: o.SplitSeed = 0,
-    jobs: o.Jobs = None,
-    quiet: o.Quiet = False,
+    tasks: options.Tasks = None,
+    out: options.BenchOut = Path("kcal-bench"),
+    methods: options.BenchMethods = None,
+    splits: options.Splits = 10,
+    seed: options.SplitSeed = 0,
+    jobs: options.Jobs = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Run methods on all tasks as the paper does, and write its tables.
 
@@ -34,22 +34,25 @@ def bench(
     """
     import joblib
 
-    from kcal import benchmark as b
+    from kcal import benchmark
     from kcal.benchmark.output import show_tables, write_results
     from kcal.benchmark.tables import all_tables, group_note
     from kcal.cli.output import console
     from kcal.cli.parameters import parse_methods
     from kcal.progress import show_progress
 
-    names = b.DEFAULT_METHODS if methods is None else tuple(parse_methods(methods, tuple(b.BENCHMARK_METHODS)))
-    plan = b.Plan(names, splits, seed, jobs or joblib.cpu_count())
+    names: tuple[str, ...] = benchmark.DEFAULT_METHODS
+    if methods is not None:
+        names = tuple(parse_methods(methods, tuple(benchmark.BENCHMARK_METHODS)))
+    plan = benchmark.Plan(names, splits, seed, jobs or joblib.cpu_count())
     if tasks is not None:
-        b.check_tasks(tasks)
+        benchmark.check_tasks(tasks)
     screen = console()
     try:
         with show_progress(quiet) as progress:
-            measured = b.run([b.example_task()] if tasks is None else b.read_tasks(tasks), plan, out, progress=progress)
-        results = b.Results.of(measured, plan.methods)
+            chosen = [benchmark.example_task()] if tasks is None else benchmark.read_tasks(tasks)
+            measured = benchmark.run(chosen, plan, out, progress=progress)
+        results = benchmark.Results.of(measured, plan.methods)
         files = write_results(results, plan, out)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"results so far are kept in {out}; the same command resumes.") from stop
@@ -60,17 +63,17 @@ def bench(
 
 
 def task(
-    path: o.Task,
-    train: o.TaskTrain = None,
-    pool: o.Pool = None,
-    out_of_scope: o.OutOfScope = None,
-    share: o.Share = 0.3,
-    classes: o.Classes = None,
-    label_column: o.LabelColumn = None,
-    group_column: o.GroupColumn = None,
-    feature_columns: o.FeatureColumns = None,
-    logit_columns: o.LogitColumns = None,
-    labels_are_positions: o.LabelsArePositions = False,
+    path: options.Task,
+    train: options.TaskTrain = None,
+    pool: options.Pool = None,
+    out_of_scope: options.OutOfScope = None,
+    share: options.Share = 0.3,
+    classes: options.Classes = None,
+    label_column: options.LabelColumn = None,
+    group_column: options.GroupColumn = None,
+    feature_columns: options.FeatureColumns = None,
+    logit_columns: options.LogitColumns = None,
+    labels_are_positions: options.LabelsArePositions = False,
 ) -> None:
     """Make a task for kcal bench from a network's embeddings, logits and labels, or check an existing one.
 
@@ -80,7 +83,7 @@ def task(
 
     [green]kcal task tasks/mine.npz[/]
     """
-    options = locals()
+    arguments = locals()
     from kcal.benchmark import read_task, write_task
     from kcal.cli.data import Source
     from kcal.cli.output import check_writable, console
@@ -96,7 +99,7 @@ def task(
     check_writable(path, (".npz",), inputs=(train, pool, out_of_scope), option="NAME.npz")
 
     def source(file: Path, prefix: str) -> Source:
-        return Source.from_options(file, options, prefixes=("", prefix))
+        return Source.from_options(file, arguments, prefixes=("", prefix))
 
     parts, names = load_task_parts(source(train, "train_"), source(pool, "pool_"))
     outside = load_task_part(source(out_of_scope, "out_of_scope_"), keys=()) if out_of_scope else None

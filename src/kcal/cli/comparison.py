@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from typer import BadParameter
 
 from kcal.calibrators import Calibrator, Uncalibrated, make_calibrator
-from kcal.cli import samples as s
+from kcal.cli import samples
 from kcal.cli.data import COLUMNS, Dataset, Request, Source, load
 from kcal.cli.files import TableFile, open_file, shorten
 from kcal.cli.messages import OverlapError, error_text
@@ -43,17 +43,17 @@ def predict_model(
         raise BadParameter("--logits has no effect here: this model takes logits itself, from DATA.")
     if before is not None and ("logits" in source.files or "logits" in source.columns) and not needs_both:
         raise BadParameter("--before and the logits are both to compare with; give one of them.")
-    data = s.load_to_predict(calibrator, source, labelled=True, logits=before is None)
+    data = samples.load_to_predict(calibrator, source, labelled=True, logits=before is None)
     if not allow_overlap:
-        s.check_overlap(calibrator, data)
-    labels = s.encode(data, calibrator.classes_)
+        samples.check_overlap(calibrator, data)
+    labels = samples.encode(data, calibrator.classes_)
     probs: dict[str, NDArray[Any]] = {}
     if before is not None:
         probs["before"] = _load_before(before, source, data, calibrator.classes_)
     elif data.logits is not None:
         probs |= _network_probs(data, calibrator)
     if calibrator.method not in probs:
-        probs[calibrator.method] = s.predict_dataset(calibrator, data)
+        probs[calibrator.method] = samples.predict_dataset(calibrator, data)
     return Comparison(probs, labels, calibrator.classes_, data.groups, data.weights)
 
 
@@ -61,10 +61,10 @@ def load_probabilities(source: Source, before: Path | None) -> Comparison:
     """Return the probabilities of a file, after those of ``before``."""
     features = source.columns.get("features")
     columns = {**source.columns, **_probability_columns(source.path)} if features is None else source.columns
-    data = s.name_labels(load(replace(source, columns=columns), Request("probabilities", labelled=True)))
-    classes = s.classes_or_indices(data)
+    data = samples.name_labels(load(replace(source, columns=columns), Request("probabilities", labelled=True)))
+    classes = samples.classes_or_indices(data)
     _check_n_columns(data, classes)
-    labels = s.encode(data, classes)
+    labels = samples.encode(data, classes)
     probs = {}
     if before is not None:
         probs["before"] = _load_before(before, source, data, classes, features)
@@ -136,10 +136,10 @@ def _fit_method(name: str, calibration: Source, files: tuple[Path | None, Path |
     calibrator = make_calibrator(name)
     learns = calibrator.uses_training_set and calibrator.inputs != "logits"
     try:
-        data, training = s.load_to_fit(calibrator, calibration, *(files if learns else (None, None)))
+        data, training = samples.load_to_fit(calibrator, calibration, *(files if learns else (None, None)))
         if calibrator.inputs == "both" and data.logits is None:
             warn(f"{name}: {data.name} has no logits, so it is fitted on embeddings alone.", KcalWarning)
-        return s.fit_dataset(calibrator, data, training)
+        return samples.fit_dataset(calibrator, data, training)
     except KcalError as error:
         raise KcalError(f"{name}: {error_text(error)}") from error
 
@@ -161,7 +161,7 @@ def _load_before(
     columns = {key: name for key, name in source.columns.items() if key in COLUMNS}
     columns |= _probability_columns(path) or ({} if features is None else {"features": features})
     source = replace(source, path=path, columns=columns, files={})
-    data = s.name_labels(load(source, Request("probabilities", keys=("ids", "labels"))))
+    data = samples.name_labels(load(source, Request("probabilities", keys=("ids", "labels"))))
     if len(data) != len(after):
         expected = f"must have the same rows as {after.name}, {len(after):,} of them"
         raise InvalidInputError(data.name, expected, got=f"{len(data):,}")
@@ -171,7 +171,7 @@ def _load_before(
         problem = f"has columns for {shorten(names)}, but the classes are {shorten(expected_names)}"
         raise InvalidInputError(data.name, problem, remedy="Rename its columns, or list its classes with --classes.")
     _check_n_columns(data, classes)
-    probs: NDArray[Any] = data.logits[:, s.column_order(data, classes, assume_same=True)]
+    probs: NDArray[Any] = data.logits[:, samples.column_order(data, classes, assume_same=True)]
     return probs
 
 
@@ -202,7 +202,7 @@ def _network_probs(data: Dataset, calibrator: Calibrator) -> dict[str, NDArray[A
     """Return the network's own probabilities in the order of the model's classes, if that order is known."""
     logits, classes = data.logits, calibrator.classes_
     uses_logits = calibrator.needs_logits_ and logits.shape[1] == len(classes)  # loaded in the order of the classes
-    order = slice(None) if uses_logits else s.column_order(data, classes, assume_same=False)
+    order = slice(None) if uses_logits else samples.column_order(data, classes, assume_same=False)
     if order is not None:
         representation = calibrator.get_params().get("representation", "logits") if uses_logits else "logits"
         labels = np.repeat(classes[:1], len(logits))  # any labels: nothing is learned from them

@@ -188,7 +188,7 @@ def _check_one_kind(table: TableFile, names: Sequence[str], matrix: str) -> None
         return
     patterns = {f"{family or '[0-9]'}*": len(members) for family, members in large.items()}
     listed = ", ".join(f"{pattern} ({count:,})" for pattern, count in patterns.items())
-    problem = f"has columns {listed}, and which of them are {matrix} is not said"
+    problem = f"has columns {listed}; it is unclear which of them are {matrix}"
     remedy = f"Name embeddings with --feature-columns {next(iter(patterns))!r} and logits with "
     remedy += f"--logit-columns {list(patterns)[-1]!r}; --{'logit' if matrix == 'logits' else 'feature'}-columns '*' "
     raise InvalidInputError(str(table.path), problem, remedy=f"{remedy}takes all as {matrix}.")

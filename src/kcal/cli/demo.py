@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kcal.cli import options as o
+from kcal.cli import options
 
 
-def demo(out: o.DemoOut = Path("kcal-demo"), quiet: o.Quiet = False) -> None:
+def demo(out: options.DemoOut = Path("kcal-demo"), quiet: options.Quiet = False) -> None:
     """Calibrate a real, overconfident network, and show what changed.
 
     A small network that was trained on pictures of clothes comes with kcal. The demo fits KCalBlend, KCal and the best

@@ -178,7 +178,7 @@ def show_next_commands(folder: Path) -> None:
 
 def program() -> str:
     """Return the command that runs this program: its name, or its path if the shell would not find it."""
-    here, found = Path(sys.argv[0]), shutil.which("kcal")
-    if here.stem != "kcal" or (found is not None and Path(found).resolve() == here.resolve()):
+    here, installed = Path(sys.argv[0]), shutil.which("kcal")
+    if here.stem != "kcal" or (installed is not None and Path(installed).resolve() == here.resolve()):
         return "kcal"
     return shlex.quote(sys.argv[0])

@@ -6,37 +6,37 @@ from pathlib import Path
 
 import typer
 
-from kcal.cli import options as o
+from kcal.cli import options
 from kcal.cli.messages import check_options
 
 
 def evaluate(
-    model: o.Evaluated,
-    data: o.OptionalData = None,
-    methods: o.Methods = None,
-    train: o.Train = None,
-    train_labels: o.TrainLabels = None,
-    report: o.Report = None,
-    json_file: o.Json = None,
-    before: o.Before = None,
-    pictures: o.Pictures = None,
-    allow_overlap: o.AllowOverlap = False,
-    confidence: o.Confidence = None,
-    resamples: o.Resamples = None,
-    seed: o.ResamplingSeed = None,
-    no_intervals: o.NoIntervals = False,
-    labels: o.Labels = None,
-    logits: o.Logits = None,
-    groups: o.RowGroups = None,
-    weights: o.Weights = None,
-    classes: o.Classes = None,
-    labels_are_positions: o.LabelsArePositions = False,
-    label_column: o.LabelColumn = None,
-    group_column: o.GroupColumn = None,
-    weight_column: o.WeightColumn = None,
-    id_column: o.IdColumn = None,
-    feature_columns: o.FeatureColumns = None,
-    logit_columns: o.LogitColumns = None,
+    model: options.Evaluated,
+    data: options.OptionalData = None,
+    methods: options.Methods = None,
+    train: options.Train = None,
+    train_labels: options.TrainLabels = None,
+    report: options.Report = None,
+    json_file: options.Json = None,
+    before: options.Before = None,
+    pictures: options.Pictures = None,
+    allow_overlap: options.AllowOverlap = False,
+    confidence: options.Confidence = None,
+    resamples: options.Resamples = None,
+    seed: options.ResamplingSeed = None,
+    no_intervals: options.NoIntervals = False,
+    labels: options.Labels = None,
+    logits: options.Logits = None,
+    groups: options.RowGroups = None,
+    weights: options.Weights = None,
+    classes: options.Classes = None,
+    labels_are_positions: options.LabelsArePositions = False,
+    label_column: options.LabelColumn = None,
+    group_column: options.GroupColumn = None,
+    weight_column: options.WeightColumn = None,
+    id_column: options.IdColumn = None,
+    feature_columns: options.FeatureColumns = None,
+    logit_columns: options.LogitColumns = None,
 ) -> None:
     """Measure a model on labelled data: accuracy, calibration errors, Brier losses, log-loss, with intervals.
 
@@ -54,8 +54,8 @@ def evaluate(
 
     [green]kcal evaluate calibration.npz test.npz --methods ts,kcal,kcal-blend[/]
     """
-    options = locals()
-    from kcal.cli import comparison as c
+    arguments = locals()
+    from kcal.cli.comparison import fit_methods, load_probabilities, measure_all, predict_model
     from kcal.cli.data import Source
     from kcal.cli.files import SUFFIXES
     from kcal.cli.output import check_writable, console, shown
@@ -87,17 +87,17 @@ def evaluate(
         check_writable(json_path, inputs=inputs, option="--json")
     if report is not None:
         check_report(report, inputs)
-    test = Source.from_options(data or model, options, prefixes=("", "test_"))
+    test = Source.from_options(data or model, arguments, prefixes=("", "test_"))
     if names is not None:
         choices = {"allow_overlap": allow_overlap, "skip_failures": methods == "all"}
-        comparison = c.fit_methods(names, model, test, (train, train_labels), **choices)
+        comparison = fit_methods(names, model, test, (train, train_labels), **choices)
     elif data is None:
-        comparison = c.load_probabilities(test, before)
+        comparison = load_probabilities(test, before)
     else:
-        comparison = c.predict_model(load_calibrator(model), test, before, allow_overlap)
+        comparison = predict_model(load_calibrator(model), test, before, allow_overlap)
     level = None if no_intervals else 0.95 if confidence is None else confidence
     with working("Measuring"):
-        evaluations = c.measure_all(comparison, confidence=level, resamples=resamples or 1000, seed=seed or 0)
+        evaluations = measure_all(comparison, confidence=level, resamples=resamples or 1000, seed=seed or 0)
     text = evaluations_to_json(evaluations, model, data)
     if json_file == "-":
         typer.echo(text)

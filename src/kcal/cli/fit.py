@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from kcal.cli import options as o
+from kcal.cli import options
 
 
 def fit(
-    data: o.Data,
-    out: o.ModelOut,
-    method: o.Method = None,
-    quiet: o.Quiet = False,
-    labels: o.Labels = None,
-    logits: o.LogitsBeside = None,
-    train: o.Train = None,
-    train_labels: o.TrainLabels = None,
-    groups: o.Groups = None,
-    weights: o.Weights = None,
-    ids: o.Ids = None,
-    classes: o.Classes = None,
-    labels_are_positions: o.LabelsArePositions = False,
-    label_column: o.LabelColumn = None,
-    group_column: o.GroupColumn = None,
-    weight_column: o.WeightColumn = None,
-    id_column: o.IdColumn = None,
-    feature_columns: o.FeatureColumns = None,
-    logit_columns: o.LogitColumns = None,
-    kernel: o.Kernel = None,
-    projection: o.Projection = None,
-    dimension: o.Dimension = None,
-    recipe: o.RecipeName = None,
-    bandwidth: o.Bandwidth = None,
-    bandwidth_reference: o.BandwidthReference = None,
-    folds: o.Folds = None,
-    prior: o.Prior = None,
-    smoothing: o.Smoothing = None,
-    representation: o.Representation = None,
-    seed: o.Seed = None,
-    settings: o.Set = None,
+    data: options.Data,
+    out: options.ModelOut,
+    method: options.Method = None,
+    quiet: options.Quiet = False,
+    labels: options.Labels = None,
+    logits: options.LogitsBeside = None,
+    train: options.Train = None,
+    train_labels: options.TrainLabels = None,
+    groups: options.Groups = None,
+    weights: options.Weights = None,
+    ids: options.Ids = None,
+    classes: options.Classes = None,
+    labels_are_positions: options.LabelsArePositions = False,
+    label_column: options.LabelColumn = None,
+    group_column: options.GroupColumn = None,
+    weight_column: options.WeightColumn = None,
+    id_column: options.IdColumn = None,
+    feature_columns: options.FeatureColumns = None,
+    logit_columns: options.LogitColumns = None,
+    kernel: options.Kernel = None,
+    projection: options.Projection = None,
+    dimension: options.Dimension = None,
+    recipe: options.RecipeName = None,
+    bandwidth: options.Bandwidth = None,
+    bandwidth_reference: options.BandwidthReference = None,
+    folds: options.Folds = None,
+    prior: options.Prior = None,
+    smoothing: options.Smoothing = None,
+    representation: options.Representation = None,
+    seed: options.Seed = None,
+    settings: options.Set = None,
 ) -> None:
     """Fit a calibrator on data that the network was not trained on, and write it to a file.
 
@@ -57,7 +57,7 @@ def fit(
 
     [green]kcal fit calibration.csv --train train.csv --label-column diagnosis --group-column patient -o model.kcal[/]
     """
-    options = locals()
+    arguments = locals()
     from time import perf_counter
 
     from kcal.cli.choice import build_default
@@ -70,12 +70,12 @@ def fit(
 
     inputs = (data, labels, logits, train, train_labels, groups, weights, ids)
     check_writable(out, (".kcal", ".safetensors"), inputs=inputs)
-    source = Source.from_options(data, options, prefixes=("", "calibration_"))
+    source = Source.from_options(data, arguments, prefixes=("", "calibration_"))
     reason = ""
     if method is None:
-        calibrator, parameters, reason = build_default(source, options, settings or [])
+        calibrator, parameters, reason = build_default(source, arguments, settings or [])
     else:
-        calibrator, parameters = build_calibrator(method, options, settings or [])
+        calibrator, parameters = build_calibrator(method, arguments, settings or [])
     samples, training = load_to_fit(calibrator, source, train, train_labels)
     if calibrator.inputs == "both":
         has_logits = samples.logits is not None
@@ -85,4 +85,4 @@ def fit(
     seconds = perf_counter() - start
     save(calibrator, out)
     if not quiet:
-        show_fitted(calibrator, samples, out, seconds, reason)
+        show_fitted(method or calibrator.method, calibrator, samples, out, seconds=seconds, reason=reason)

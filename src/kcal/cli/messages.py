@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,14 @@ WARNING_REMEDIES: dict[type[KcalWarning], str] = {
     errors.HeldOutWarning: "Pass --train FILE to use all of them, or --projection identity to train none.",
     errors.LeakageWarning: "Or use the leave-one-out log-loss that kcal fit prints.",
     errors.RepresentationWarning: "Pass --set representation=probabilities if it is.",
-    errors.MissingClassWarning: "Or pass --smoothing 1e-3 to give them some probability.",
 }
 """The same for warnings."""
+
+MISSING_CLASS_REMEDIES = {
+    "smoothing": "Or pass --smoothing 1e-3 to give them some probability.",
+    "logits": "Or give logits too, with --logits FILE or --logit-columns.",
+}
+"""The same for classes without a sample, by the parameter of the method that helps."""
 
 _UsageError: Any = typer.BadParameter.__base__
 """The base class of all errors of typer about options and commands, for which it exports no name."""
@@ -101,6 +107,16 @@ def readable_messages() -> Iterator[None]:
     except OSError as error:
         file = f"{error.filename}: " if error.filename else ""
         raise _stop(f"{file}{error.strerror or error}.", BAD_DATA) from error
+
+
+@contextmanager
+def remedies_for(parameters: Collection[str]) -> Iterator[None]:
+    """Show remedies that a method accepts with its warnings; ``parameters`` are its own and those of its ``fit``."""
+    missing = next((remedy for name, remedy in MISSING_CLASS_REMEDIES.items() if name in parameters), None)
+    remedies = WARNING_REMEDIES | ({} if missing is None else {errors.MissingClassWarning: missing})
+    with warnings.catch_warnings():
+        warnings.showwarning = partial(_show_warning, remedies=remedies)
+        yield
 
 
 @contextmanager
@@ -154,11 +170,18 @@ def _stop(message: str, code: int, kind: str = "error") -> typer.Exit:
 
 
 def _show_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: Any = None,
+    *,
+    remedies: Mapping[type[KcalWarning], str] = WARNING_REMEDIES,
 ) -> None:
     text = str(message)
     if isinstance(message, KcalWarning) and message.remedy:
-        text = f"{message.description} {WARNING_REMEDIES.get(type(message), message.remedy)}"
+        text = f"{message.description} {remedies.get(type(message), message.remedy)}"
     elif not issubclass(category, KcalWarning):
         text = f"{text} ({Path(filename).name}, line {lineno})"
     typer.secho("warning: ", err=True, nl=False, bold=True, fg="yellow")

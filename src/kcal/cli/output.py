@@ -21,7 +21,7 @@ PROBABILITY_COLUMN = "p_"
 """Precedes the name of a class, so that no class can be mistaken for another column."""
 
 
-class _Writable(Exception):  # noqa: N818 - not an error
+class _NothingToWriteError(Exception):
     """Leave the block that would write a file."""
 
 
@@ -45,8 +45,8 @@ def check_writable(
     for other in inputs:
         if other is not None and path.exists() and other.exists() and path.samefile(other):
             raise InvalidInputError(option, "must not replace an input", got=str(path), remedy="Choose another name.")
-    with suppress(_Writable), atomic_path(path, name=option):
-        raise _Writable
+    with suppress(_NothingToWriteError), atomic_path(path, name=option):
+        raise _NothingToWriteError
 
 
 def write_predictions(
@@ -85,13 +85,18 @@ def write_table(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
     pyarrow = require_pyarrow()
     is_csv = path.suffix.lower() == ".csv"
     if is_csv:
-        columns = {
-            _mark(name): np.array([_mark(text) for text in values]) if values.dtype.kind == "U" else values
-            for name, values in columns.items()
-        }
+        columns = {_mark(name): _mark_texts(values) for name, values in columns.items()}
     table = pyarrow.table(dict(columns))
     with atomic_path(path) as temporary:
         (pyarrow.csv.write_csv if is_csv else pyarrow.parquet.write_table)(table, temporary)
+
+
+def _mark_texts(values: NDArray[Any]) -> NDArray[Any]:
+    """Return a column whose texts are marked; an array of objects may hold some."""
+    if values.dtype.kind not in "UO":
+        return values
+    marked = [_mark(value) if isinstance(value, str) else value for value in values.tolist()]
+    return np.array(marked, dtype=object)
 
 
 def _mark(text: str) -> str:

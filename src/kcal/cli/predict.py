@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from kcal.cli import options as o
+from kcal.cli import options
 from kcal.cli.messages import check_options
 
 
 def predict(
-    model: o.Model,
-    data: o.Data,
-    out: o.Out,
-    evidence: o.Evidence = False,
-    quiet: o.Quiet = False,
-    logits: o.LogitsBeside = None,
-    ids: o.Ids = None,
-    label_column: o.LabelColumn = None,
-    id_column: o.IdColumn = None,
-    feature_columns: o.FeatureColumns = None,
-    logit_columns: o.LogitColumns = None,
+    model: options.Model,
+    data: options.Data,
+    out: options.Out,
+    evidence: options.Evidence = False,
+    quiet: options.Quiet = False,
+    logits: options.LogitsBeside = None,
+    ids: options.Ids = None,
+    label_column: options.LabelColumn = None,
+    id_column: options.IdColumn = None,
+    feature_columns: options.FeatureColumns = None,
+    logit_columns: options.LogitColumns = None,
 ) -> None:
     """Write calibrated probabilities for new data, as npz, npy, parquet or csv by the suffix of FILE.
 
@@ -29,7 +29,7 @@ def predict(
 
     [green]kcal predict model.kcal new.npz --out probabilities.csv[/]
     """
-    options = locals()
+    arguments = locals()
     from rich.filesize import decimal
 
     from kcal.cli.data import Source
@@ -51,7 +51,7 @@ def predict(
     takes_both = calibrator.inputs == "both" and calibrator.needs_logits_
     unused = f"--logits has no effect here: {model} was not fitted on embeddings and logits."
     check_options((logits and not takes_both, unused))
-    samples = load_to_predict(calibrator, Source.from_options(data, options, prefixes=("", "test_")), keys=("ids",))
+    samples = load_to_predict(calibrator, Source.from_options(data, arguments, prefixes=("", "test_")), keys=("ids",))
     probs = predict_dataset(calibrator, samples)
     shares = calibrator.evidence(samples.matrix(calibrator.inputs)) if evidence else None
     ids_column, names = id_column or "id", samples.ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,7 @@ def write_evaluations(
 
 def check_report(folder: Path, inputs: tuple[Path | None, ...]) -> None:
     """Raise early for a report that could not be drawn or written after long work."""
-    import kcal.report  # noqa: F401 - raises with the command that installs matplotlib if it is missing
+    import_module("kcal.report")  # raises with the command that installs matplotlib if it is missing
 
     above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not above.is_dir():

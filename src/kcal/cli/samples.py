@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kcal.calibrators import Calibrator, fit_on, predict_on
 from kcal.cli.data import Dataset, Request, Source, load
 from kcal.cli.files import ArrayFile, open_file, shorten
-from kcal.cli.messages import OverlapError, check_options, errors_about
+from kcal.cli.messages import OverlapError, check_options, errors_about, remedies_for
 from kcal.errors import InvalidInputError
 from kcal.validation import encode_labels
 
@@ -48,7 +48,8 @@ def fit_dataset(
     if isinstance(shares, dict) and not is_text(data.labels):  # as typed, the classes are text
         calibrator.set_params(prior={int(name) if name.isdecimal() else name: share for name, share in shares.items()})
     classes = classes_to_fit(data, calibrator.inputs)
-    with errors_about(data.name, parameters):
+    accepted = {*calibrator.get_params(), *calibrator.fit_options}
+    with errors_about(data.name, parameters), remedies_for(accepted):
         fit_on(calibrator, data, training, classes=classes)
     if data.feature_columns:
         calibrator.feature_names_in_ = np.array(data.feature_columns, dtype=object)

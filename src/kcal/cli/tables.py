@@ -10,6 +10,7 @@ from rich import box
 from rich.filesize import decimal
 from rich.table import Table
 
+from kcal.benchmark.results import MAIN_METRICS
 from kcal.calibrators import METHODS, Calibrator
 from kcal.cli.data import Dataset
 from kcal.cli.files import shorten
@@ -17,12 +18,6 @@ from kcal.cli.output import console, shown
 from kcal.errors import printable
 from kcal.metrics import METRICS, Evaluation
 from kcal.metrics.registry import Metric
-
-MAIN_METRICS = (
-    "accuracy", "classwise_calibration_error", "expected_calibration_error", "top_label_brier_loss",
-    "negative_log_likelihood",
-)  # fmt: skip
-"""The paper's main metrics, for tables with many methods."""
 
 
 def method_title(name: str) -> str:
@@ -99,10 +94,12 @@ def show_evaluations(evaluations: Mapping[str, Evaluation]) -> None:
         )
 
 
-def show_fitted(calibrator: Calibrator, data: Dataset, path: Path, seconds: float, reason: str = "") -> None:
-    """Print the summary of a fit, why its method was taken, and where the model is."""
+def show_fitted(
+    method: str, calibrator: Calibrator, data: Dataset, path: Path, *, seconds: float, reason: str = ""
+) -> None:
+    """Print the summary of a fit by a registered method, why it was taken, and where the model is."""
     screen, weights = console(), data.weights
-    screen.print(f"[bold]{shown(method_title(calibrator.method))}[/] fitted in {seconds:.1f} s")
+    screen.print(f"[bold]{shown(method_title(method))}[/] fitted in {seconds:.1f} s")
     if reason:
         screen.print(reason)
     labels = [printable(label) for label in calibrator.classes_.tolist()]

@@ -149,7 +149,7 @@ def _class_table(contents: Contents) -> str:
         [
             named(contents.class_names[k]),
             f"{errors.positives[k]:,}",
-            *(percent(each.error[k]) for each in contents.errors.values()),
+            *(percent(of_method.error[k]) for of_method in contents.errors.values()),
             *_class_estimate(errors, k),
             percent(errors.mean_prediction[k]),
             percent(errors.frequency[k]),
@@ -166,7 +166,7 @@ def _class_table(contents: Contents) -> str:
 
 
 def _class_card(contents: Contents, k: int) -> str:
-    errors = " → ".join(percent(each.error[k]) for each in contents.errors.values())
+    errors = " → ".join(percent(of_method.error[k]) for of_method in contents.errors.values())
     n_samples, n_kept = contents.class_errors.positives[k], contents.class_errors.counts[k]
     return (
         f"<article>\n<h3>{named(contents.class_names[k])}</h3>\n"

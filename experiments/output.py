@@ -52,8 +52,11 @@ def metrics_table(title: str, variants: Mapping[str, Measured], corner: str = ""
     means = signs * [[measured[name].mean() for name in MAIN_METRICS] for measured in variants.values()]
     is_best = means <= means.min(axis=0)  # (n_variants, n_metrics)
     rows = tuple(
-        (Entry(variant), *(entry._replace(bold=bool(b)) for entry, b in zip(metric_entries(each), best, strict=True)))
-        for (variant, each), best in zip(variants.items(), is_best, strict=True)
+        (
+            Entry(variant),
+            *(entry._replace(bold=bool(b)) for entry, b in zip(metric_entries(measured), best, strict=True)),
+        )
+        for (variant, measured), best in zip(variants.items(), is_best, strict=True)
     )
     return Table("metrics", title, (corner, *METRIC_LABELS), rows)
 
@@ -82,8 +85,8 @@ def signed(change: float) -> str:
 
 def spread_line(label: str, x: Sequence[float], values: Sequence[NDArray[np.float64]], scale: float = 1.0) -> Line:
     """Return means over splits as a line with their standard deviation as a band; one array per x."""
-    spread = [scale * each.std(ddof=1) if len(each) > 1 else 0.0 for each in values]
-    return Line(label, floats(x), floats([scale * each.mean() for each in values]), floats(spread))
+    spread = [scale * by_split.std(ddof=1) if len(by_split) > 1 else 0.0 for by_split in values]
+    return Line(label, floats(x), floats([scale * by_split.mean() for by_split in values]), floats(spread))
 
 
 def metric_panel(
@@ -91,7 +94,9 @@ def metric_panel(
 ) -> Panel:
     """Return a metric along x, with the uncalibrated network as a horizontal line."""
     shown = TABLE_METRICS[metric]
-    lines = [spread_line("" if uncalibrated is None else "KCal", x, [each[metric] for each in values], shown.scale)]
+    lines = [
+        spread_line("" if uncalibrated is None else "KCal", x, [measured[metric] for measured in values], shown.scale)
+    ]
     if uncalibrated is not None:
         lines.append(level_line("uncalibrated", x, shown.scale * uncalibrated[metric].mean()))
     heights = [height for line in lines for height in line.y]
