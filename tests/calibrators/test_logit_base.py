@@ -119,5 +119,5 @@ def test_log_probabilities_that_ignore_the_order_of_classes_permute_to_the_last_
 
 
 def test_one_column_has_two_classes() -> None:
-    with pytest.raises(InvalidInputError, match=r"^y must be in classes \(2 of them\); got 2 at row 3"):
+    with pytest.raises(InvalidInputError, match=r"^y must be column indices from 0 to 1; got 2 at row 3"):
         quick("ts").fit(np.zeros((4, 1)), [0, 1, 0, 2])

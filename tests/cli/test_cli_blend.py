@@ -141,7 +141,7 @@ def test_numbered_labels_are_columns_of_the_logits(run, calibration, test_set):
     assert list(model.prior) == [0.2, 0.3, 0.4, 0.1]
     np.savez("narrow.npz", **arrays | {"logits": wider[:, :2]})
     result = run("fit", "narrow.npz", *BLEND, code=1)
-    assert "narrow.npz: labels must be in classes (2 of them); got 2 at row 2" in said(result)
+    assert "narrow.npz: labels must be column indices from 0 to 1; got 2 at row 2" in said(result)
 
 
 def test_classes_of_a_file_in_another_order_are_matched_by_name(run, calibration):

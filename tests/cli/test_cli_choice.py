@@ -21,7 +21,7 @@ def said(result) -> str:
     [
         (("embeddings", "logits"), "kcal-blend", "there are embeddings and logits"),
         (("embeddings",), "kcal", "there are embeddings, but no logits"),
-        (("logits",), "ts", "there are logits, but no embeddings"),
+        (("logits",), "sms", "there are logits, but no embeddings"),
     ],
 )
 def test_the_method_follows_from_the_arrays_of_the_file(run, keys, method, reason):
@@ -96,7 +96,7 @@ def test_columns_called_logits_are_not_taken_as_embeddings(run, tmp_path):
     write_columns(tmp_path / "data.csv", columns)
     assert "--logit-columns 'logit_*'" in said(run("fit", "data.csv", "-o", "m.kcal", code=1))
     output = said(run("fit", "data.csv", "-o", "m.kcal", "--logit-columns", "logit_*"))
-    assert "Method ts, because there are logits, but no embeddings" in output
+    assert "Method sms, because there are logits, but no embeddings" in output
     run("fit", "data.csv", "-o", "m.kcal", "-m", "ts")  # a method on logits needs no other sign
 
 

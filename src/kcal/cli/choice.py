@@ -14,7 +14,7 @@ from kcal.cli.parameters import build_calibrator
 
 
 def choose_method(source: Source) -> tuple[str, str]:
-    """Return the blend for embeddings and logits, KCal for embeddings, temperature scaling for logits; and why."""
+    """Return the method for what the file holds, embeddings, logits or both, and why."""
     file = open_file(source.path)
     has_logits = "logits" in source.files
     if isinstance(file, TableFile):
@@ -26,7 +26,7 @@ def choose_method(source: Source) -> tuple[str, str]:
     if has_embeddings and has_logits:
         return "kcal-blend", "there are embeddings and logits"
     if has_logits:
-        return "ts", "there are logits, but no embeddings"
+        return "sms", "there are logits, but no embeddings"
     return "kcal", "there are embeddings, but no logits"
 
 

@@ -96,7 +96,7 @@ Method = Annotated[
     Text,
     _parameter(
         "NAME",
-        f"{_METHODS}. (default: kcal-blend; without logits kcal, without embeddings ts)",
+        f"{_METHODS}. (default: kcal-blend; without logits kcal, without embeddings sms)",
         "--method",
         "-m",
     ),
