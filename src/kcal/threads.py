@@ -7,10 +7,12 @@ computes whole blocks, and they wait for each other once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
@@ -69,13 +71,26 @@ def map_blocks(function: Callable[[Block], Result], blocks: Sequence[Block], dev
     if n_threads <= 1:
         with _limited(1):
             return [function(block) for block in blocks]
-    pool = ThreadPoolExecutor(n_threads, initializer=_begin_thread, initargs=(torch.is_grad_enabled(),))
+    grad_enabled = torch.is_grad_enabled()
+
+    def compute(block: Block) -> Result:
+        with torch.set_grad_enabled(grad_enabled):
+            return function(block)
+
+    futures = [_pool(n_threads).submit(compute, block) for block in blocks]
     try:
-        return list(pool.map(function, blocks))
-    finally:
-        pool.shutdown(cancel_futures=True)
+        return [future.result() for future in futures]
+    finally:  # after an error or an interruption, blocks that have not begun are dropped
+        for future in futures:
+            future.cancel()
+        wait(futures)
 
 
-def _begin_thread(grad_enabled: bool) -> None:
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(grad_enabled)
+@lru_cache(maxsize=4)
+def _pool(n_threads: int) -> ThreadPoolExecutor:
+    """Return the threads that compute blocks; they stay, and keep their buffers."""
+    return ThreadPoolExecutor(n_threads, "kcal", initializer=torch.set_num_threads, initargs=(1,))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a child process has none of its parent's threads
