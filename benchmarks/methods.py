@@ -13,7 +13,8 @@ from rich.table import Table
 
 from benchmarks.tasks import all_tasks, split
 from kcal.benchmark import Task
-from kcal.calibrators import METHODS, ClassifierOutputs, fit_on, make_calibrator, predict_on
+from kcal.calibrators import METHODS, fit_on, make_calibrator, predict_on
+from kcal.embeddings import ClassifierOutputs
 from kcal.metrics import negative_log_likelihood
 
 SEEDS = (0, 1, 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from kcal.benchmark import Task, example_task, read_tasks
-from kcal.calibrators import ClassifierOutputs
+from kcal.embeddings import ClassifierOutputs
 
 
 def all_tasks(folder: Path | None) -> Iterator[Task]:

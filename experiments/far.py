@@ -17,7 +17,8 @@ from kcal.benchmark.methods import pool_outputs
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tables import NO_VALUE
 from kcal.benchmark.tasks import Split
-from kcal.calibrators import Calibrator, ClassifierOutputs, predict_on
+from kcal.calibrators import Calibrator, predict_on
+from kcal.embeddings import ClassifierOutputs
 from kcal.plots import Line, Panel
 
 NO_FALLBACK = "kcal-blend, fallback_quantile=0"

@@ -15,7 +15,8 @@ from experiments.study import Measurements, Study, StudyOutput, Values, Variant
 from kcal.benchmark import Task
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
-from kcal.calibrators import METHODS, Calibrator, ClassifierOutputs, fit_on, make_calibrator, predict_on
+from kcal.calibrators import METHODS, Calibrator, fit_on, make_calibrator, predict_on
+from kcal.embeddings import ClassifierOutputs
 from kcal.plots import Line, Panel
 
 SIZES = (100, 300, 1_000, 3_000, 10_000, 30_000)

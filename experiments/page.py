@@ -29,7 +29,7 @@ from kcal.benchmark.tables import (
     time_table,
     training_table,
 )
-from kcal.persistence import write_whole
+from kcal.files import write_whole
 
 PICTURE_COLOURS = 256
 PAPER_RANKS = {

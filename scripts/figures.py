@@ -17,8 +17,8 @@ from kcal.benchmark.results import MAIN_METRICS
 from kcal.cli.demonstration import draw, evaluate_test, fit_calibrators, predict_test
 from kcal.cli.tables import method_title
 from kcal.datasets import load_example
+from kcal.files import write_whole
 from kcal.metrics import METRICS, Evaluation
-from kcal.persistence import write_whole
 
 ROOT = Path(__file__).parents[1]
 START, END = "<!-- written by make figures -->\n", "<!-- end -->\n"

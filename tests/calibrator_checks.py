@@ -21,7 +21,8 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from kcal import FastRecipe, load, save
-from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, make_calibrator, predict_on
+from kcal.calibrators import Calibrator, fit_on, make_calibrator, predict_on
+from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, KcalError, KcalWarning
 
 Factory = Callable[[], Calibrator]

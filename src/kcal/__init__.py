@@ -18,6 +18,7 @@ from kcal.errors import (
     KcalError,
     KcalWarning,
     LeakageWarning,
+    LoaderWarning,
     MissingClassWarning,
     MissingExtraError,
     RepresentationWarning,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from kcal.calibrators import (
         METHODS,
         BetaCalibration,
-        ClassifierOutputs,
         DirichletCalibration,
         EnsembleTemperatureScaling,
         GaussianProcessCalibration,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         predict_on,
     )
     from kcal.datasets import load_example
+    from kcal.embeddings import ClassifierOutputs, extract, read_outputs
     from kcal.metrics import evaluate
     from kcal.persistence import load, save
     from kcal.projection import FastRecipe, PaperRecipe, TrainedProjection, train_projection
@@ -81,6 +82,7 @@ __all__ = [
     "KcalError",
     "KcalWarning",
     "LeakageWarning",
+    "LoaderWarning",
     "MatrixScaling",
     "Method",
     "MissingClassWarning",
@@ -99,15 +101,24 @@ __all__ = [
     "VectorScaling",
     "__version__",
     "evaluate",
+    "extract",
     "fit_on",
     "load",
     "load_example",
     "predict_on",
+    "read_outputs",
     "save",
     "train_projection",
 ]
 
-_MODULES = ("kcal.metrics", "kcal.projection", "kcal.calibrators", "kcal.persistence", "kcal.datasets")
+_MODULES = (
+    "kcal.metrics",
+    "kcal.embeddings",
+    "kcal.projection",
+    "kcal.calibrators",
+    "kcal.persistence",
+    "kcal.datasets",
+)
 """Modules that define the names above, the quickest to import first."""
 
 

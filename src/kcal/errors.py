@@ -93,6 +93,10 @@ class RepresentationWarning(KcalWarning):
     """What was passed as logits looks like probabilities."""
 
 
+class LoaderWarning(KcalWarning):
+    """A loader does not yield every sample in the order of its data set."""
+
+
 class BandwidthWarning(KcalWarning):
     """The bandwidth search ended at the edge of its interval."""
 

@@ -22,15 +22,15 @@ SECONDS_BETWEEN_LINES = 60.0
 
 
 @contextmanager
-def progress_bar(title: str, total: int, *, show: bool | None = None) -> Iterator[Advance]:
+def progress_bar(title: str, total: int | None, *, show: bool | None = None) -> Iterator[Advance]:
     """Yield a function that advances the bar by one step.
 
     Parameters
     ----------
     title : str
         Text in front of the bar.
-    total : int
-        Number of steps.
+    total : int, optional
+        Number of steps, None if it is not known.
     show : bool, optional
         Whether to show the bar; None shows it if standard error is a terminal, and removes it at the end.
     """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kcal.benchmark import Task
-from kcal.calibrators import ClassifierOutputs
+from kcal.embeddings import ClassifierOutputs
 
 
 def outputs(generator: np.random.Generator, n: int, n_groups: int) -> ClassifierOutputs:

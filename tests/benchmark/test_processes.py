@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 
 from kcal.benchmark import Plan, Task, run
-from kcal.benchmark.processes import LOCK_FILE, in_parallel, locked_folder
+from kcal.benchmark.processes import in_parallel
 from kcal.errors import InvalidInputError
+from kcal.files.lock import LOCK_FILE, locked_folder
 
 PARENT = """
 import os, sys, time
 from collections.abc import Callable
 from pathlib import Path
-from kcal.benchmark.processes import in_parallel, locked_folder
+from kcal.benchmark.processes import in_parallel
+from kcal.files import locked_folder
 
 def work(folder, seconds):
     (Path(folder) / f"{os.getpid()}.worker").touch()

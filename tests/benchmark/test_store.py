@@ -18,7 +18,7 @@ from kcal.benchmark import BENCHMARK_METHODS, Plan, Results, Task, run, running
 from kcal.benchmark.methods import parameters_hash
 from kcal.benchmark.output import as_json
 from kcal.benchmark.store import RESULTS_FILE, code_fingerprint, task_fingerprint
-from kcal.calibrators import ClassifierOutputs
+from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, KcalWarning
 from kcal.projection import RECIPES, FastRecipe
 

@@ -156,7 +156,8 @@ def test_parts_of_a_stored_blend_that_do_not_fit_together_are_refused(problem: A
 
 
 def test_the_dispatcher_hands_it_both(problem: Any) -> None:
-    from kcal.calibrators import ClassifierOutputs, predict_on
+    from kcal.calibrators import predict_on
+    from kcal.embeddings import ClassifierOutputs
 
     both = ClassifierOutputs(problem.embeddings, problem.logits, problem.labels)
     fitted = fit_on(KCalBlend(projection=None), both)

@@ -14,8 +14,9 @@ from sklearn.model_selection import GridSearchCV
 import calibrator_checks
 from calibrator_checks import quick, unlearned
 from kcal import METHODS, load, save
-from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, make_calibrator
+from kcal.calibrators import Calibrator, fit_on, make_calibrator
 from kcal.calibrators.base import decode_classes, encode_classes
+from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
 from synthetic import make_problem
 

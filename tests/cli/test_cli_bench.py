@@ -10,9 +10,9 @@ import pytest
 from animals import blobs, columns_of, option_help, write_columns
 
 from kcal.benchmark import DEFAULT_METHODS, PAPER_METHODS, output, read_task
-from kcal.benchmark.processes import locked_folder
 from kcal.benchmark.store import RESULTS_FILE
 from kcal.calibrators import METHODS
+from kcal.files import locked_folder
 
 
 @pytest.fixture

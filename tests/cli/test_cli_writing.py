@@ -12,7 +12,7 @@ from animals import blobs
 
 from kcal.cli.files import TableFile
 from kcal.cli.output import write_table
-from kcal.persistence import atomic
+from kcal.files import atomic
 
 QUICK = ("-m", "kcal", "--projection", "identity")
 WRITERS = ("fit", "predict", "evaluate", "demo")

@@ -15,10 +15,10 @@ from experiments.runner import n_splits_of, read_measurements, run_study
 from experiments.studies import STUDIES
 from experiments.study import Measurements, Study, StudyOutput, TaskSetting, Values, Variant, by_row_and_group
 from kcal.benchmark import Task
-from kcal.benchmark.processes import locked_folder
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
 from kcal.errors import FileFormatError, InvalidInputError
+from kcal.files import locked_folder
 from kcal.plots import Line, Panel
 
 

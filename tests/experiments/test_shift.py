@@ -22,7 +22,8 @@ from kcal import metrics
 from kcal.benchmark import Task
 from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.tasks import row_splits
-from kcal.calibrators import ClassifierOutputs, TemperatureScaling
+from kcal.calibrators import TemperatureScaling
+from kcal.embeddings import ClassifierOutputs
 
 MEANS = np.array([-1.0, 0.3, 1.5])
 BEFORE, AFTER = np.array([0.3, 0.3, 0.4]), np.array([0.7, 0.1, 0.2])

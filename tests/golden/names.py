@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from kcal.calibrators import METHODS as REGISTERED
-from kcal.calibrators import ClassifierOutputs, fit_on, predict_on
+from kcal.calibrators import fit_on, predict_on
 from kcal.cli import app
+from kcal.embeddings import ClassifierOutputs
 from kcal.errors import KcalWarning
 
 __all__ = ["REGISTERED", "ClassifierOutputs", "KcalWarning", "app", "fit_on", "predict_on"]

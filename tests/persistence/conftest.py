@@ -11,7 +11,8 @@ import pytest
 
 from calibrator_checks import quick, unlearned
 from kcal import KCal, save
-from kcal.calibrators import ClassifierOutputs, fit_on
+from kcal.calibrators import fit_on
+from kcal.embeddings import ClassifierOutputs
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kcal.errors import InvalidInputError
-from kcal.persistence import atomic_path, check_path, write_whole
+from kcal.files import atomic_path, check_path, write_whole
 
 
 def mode_of(path: Path) -> int:

@@ -19,7 +19,8 @@ from safetensors.torch import save as write_tensors
 
 from calibrator_checks import quick
 from kcal import METHODS, KCal, TemperatureScaling, load, save
-from kcal.calibrators import ClassifierOutputs, predict_on
+from kcal.calibrators import predict_on
+from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, KcalError
 from kcal.persistence.archive import checksum
 

@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.benchmark.tasks import Task
-from kcal.calibrators import METHODS, Calibrator, ClassifierOutputs, KCal, fit_on, predict_on
+from kcal.calibrators import METHODS, Calibrator, KCal, fit_on, predict_on
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.registry import Method
 from kcal.datasets import COMPANIONS
+from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
 from kcal.projection import TrainedProjection, train_projection
 from kcal.validation import check_choice, shown

@@ -20,8 +20,8 @@ from kcal.benchmark.running import Plan
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tables import METRIC_NOTE, all_sheets, all_tables, group_note
 from kcal.errors import MissingExtraError
+from kcal.files import write_whole
 from kcal.metrics import ReliabilityBins
-from kcal.persistence import write_whole
 
 GRID_CLASSES = 8
 """Classes in a reliability grid, at most."""

@@ -17,12 +17,12 @@ from kcal.benchmark.methods import (
     projection_key,
     train_for,
 )
-from kcal.benchmark.processes import in_parallel, locked_folder
+from kcal.benchmark.processes import in_parallel
 from kcal.benchmark.results import Result, ResultKey
 from kcal.benchmark.store import RESULTS_FILE, Stored, appending, origins_of, read_results, usable_results
 from kcal.benchmark.tasks import Task
 from kcal.errors import InvalidInputError, KcalWarning, printable, warn
-from kcal.persistence import check_path
+from kcal.files import check_path, locked_folder
 from kcal.progress import Report
 from kcal.validation import check_integer, check_seed, shown
 

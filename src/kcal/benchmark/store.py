@@ -28,7 +28,7 @@ from kcal.benchmark.methods import BENCHMARK_METHODS, parameters_hash
 from kcal.benchmark.results import Origin, Result, ResultKey
 from kcal.benchmark.tasks import Task
 from kcal.errors import FileFormatError, InvalidInputError
-from kcal.persistence import write_whole
+from kcal.files import write_whole
 
 RESULTS_FILE = "results.jsonl"
 PACKAGES = ("kcal", "torch", "numpy", "scipy", "scikit-learn")

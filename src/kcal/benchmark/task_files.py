@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.benchmark.tasks import Task
-from kcal.calibrators import ClassifierOutputs
 from kcal.datasets import COMPANIONS
+from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning, warn
-from kcal.persistence import check_path, write_whole
+from kcal.files import check_path, write_whole
 from kcal.validation import check_groups, check_labels, check_matrix, check_number, shown
 
 OUT_OF_SCOPE = "out_of_scope"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.calibrators import ClassifierOutputs
 from kcal.datasets import COMPANIONS, load_example
+from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, printable
 
 MAX_LISTED = 10_000

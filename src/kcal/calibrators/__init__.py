@@ -11,7 +11,7 @@ from kcal.calibrators.imax.estimator import IMaxBinning
 from kcal.calibrators.kcal.estimator import KCal
 from kcal.calibrators.kcal.logits import KCalLogits
 from kcal.calibrators.order_preserving.estimator import OrderPreservingCalibration
-from kcal.calibrators.outputs import ClassifierOutputs, fit_on, predict_on
+from kcal.calibrators.outputs import fit_on, predict_on
 from kcal.calibrators.registry import METHODS, Method, calibrator_class, make_calibrator
 from kcal.calibrators.scaling.ensemble_temperature import EnsembleTemperatureScaling
 from kcal.calibrators.scaling.linear import (
@@ -29,7 +29,6 @@ __all__ = [
     "BetaCalibration",
     "Calibrator",
     "CalibratorState",
-    "ClassifierOutputs",
     "DirichletCalibration",
     "EnsembleTemperatureScaling",
     "GaussianProcessCalibration",

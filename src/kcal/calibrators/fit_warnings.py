@@ -13,15 +13,12 @@ from kcal.errors import (
     HeldOutWarning,
     LeakageWarning,
     MissingClassWarning,
-    RepresentationWarning,
     warn,
 )
 from kcal.validation import row_fingerprints
 
 FEW_PER_CLASS = 8
 """Calibration samples per class below which a method may do worse than temperature scaling."""
-ROWS_TO_RECOGNISE, SUM_TOLERANCE = 10, 1e-3
-"""Rows from which on probabilities are recognised, and how far from 1 they may sum."""
 
 
 def warn_of_missing_classes(classes: NDArray[Any], counts: NDArray[Any], remedy: str = "") -> None:
@@ -71,20 +68,6 @@ def warn_of_sparse_support(n: int, n_classes: int, accuracy: float, log_loss: fl
         "network's information.",
         FewSamplesWarning,
     )
-
-
-def warn_of_probabilities(rows: torch.Tensor, representation: str, name: str = "X") -> None:
-    """Warn if what was passed as logits, (n, n_classes), looks like the output of a softmax or a sigmoid."""
-    if representation != "logits" or len(rows) < ROWS_TO_RECOGNISE or rows.min() < 0 or rows.max() > 1:
-        return
-    is_column = rows.shape[1] == 2 and not bool(rows[:, 0].any())  # as both_classes returns one column of logits
-    if is_column or bool(((rows.double().sum(dim=1) - 1).abs() <= SUM_TOLERANCE).all()):
-        warn(
-            f"{name} was passed as logits, but all of it lies between 0 and 1"
-            f"{'' if is_column else ', and its rows sum to 1'}: it looks like probabilities.",
-            RepresentationWarning,
-            remedy='Pass representation="probabilities" if it is.',
-        )
 
 
 def warn_without_out_of_fold() -> None:

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import REPRESENTATIONS, Calibrator, CalibratorState, refuse_extra
 from kcal.calibrators.class_scores import sort_classes, unsort_classes
-from kcal.calibrators.fit_warnings import warn_of_missing_classes, warn_of_probabilities
+from kcal.calibrators.fit_warnings import warn_of_missing_classes
 from kcal.calibrators.model_state import LogitModel, Stored
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.threads import threads_for
@@ -27,6 +27,7 @@ from kcal.validation import (
     encode_labels,
     require_two_columns,
     table_classes,
+    warn_of_probabilities,
 )
 
 Codes = NDArray[np.int64]

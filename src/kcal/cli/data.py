@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.calibrators import ClassifierOutputs
 from kcal.cli.files import ArrayFile, TableFile, open_file
 from kcal.cli.messages import errors_about, option_name
 from kcal.cli.parameters import parse_classes
+from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
 from kcal.validation import check_labels, check_matrix, check_probs, check_weights
 

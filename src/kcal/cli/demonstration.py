@@ -15,15 +15,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, make_calibrator, predict_on
+from kcal.calibrators import Calibrator, fit_on, make_calibrator, predict_on
 from kcal.cli.output import check_writable, console, shown, write_arrays
 from kcal.cli.tables import method_title, methods_table
 from kcal.datasets import Example, ExamplePart, load_example
 from kcal.datasets.network import SmallCNN
+from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, MissingExtraError
+from kcal.files import atomic_path
 from kcal.metrics import Evaluation, reliability
 from kcal.metrics import evaluate as measure
-from kcal.persistence import atomic_path, save
+from kcal.persistence import save
 from kcal.projection import train_projection
 
 BLEND = "KCalBlend"

@@ -62,7 +62,8 @@ def evaluate(
     from kcal.cli.parameters import parse_methods
     from kcal.cli.report import check_report, evaluations_to_json, write_evaluations
     from kcal.cli.tables import show_evaluations
-    from kcal.persistence import load_calibrator, write_whole
+    from kcal.files import write_whole
+    from kcal.persistence import load_calibrator
     from kcal.progress import working
 
     check_options(

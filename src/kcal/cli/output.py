@@ -15,7 +15,7 @@ from typer import BadParameter
 
 from kcal.cli.files import FORMULA_STARTS, TABLES, TEXT_MARK, require_pyarrow
 from kcal.errors import InvalidInputError, printable
-from kcal.persistence import atomic_path
+from kcal.files import atomic_path
 
 PROBABILITY_COLUMN = "p_"
 """Precedes the name of a class, so that no class can be mistaken for another column."""

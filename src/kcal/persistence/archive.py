@@ -28,7 +28,7 @@ from kcal.calibrators import Calibrator, CalibratorState, calibrator_class
 from kcal.calibrators.base import LoadArgumentError
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.errors import FileFormatError, InvalidInputError
-from kcal.persistence.atomic import check_path, write_whole
+from kcal.files import check_path, write_whole
 from kcal.persistence.projections import METHOD, projection_from_state, projection_to_state
 from kcal.projection import TrainedProjection
 from kcal.validation import check_device, shown

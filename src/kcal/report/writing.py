@@ -8,8 +8,8 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from kcal.errors import InvalidInputError
+from kcal.files import check_path, write_whole
 from kcal.metrics import Evaluation
-from kcal.persistence import check_path, write_whole
 from kcal.plots.arguments import check_arguments, check_kind
 from kcal.report.contents import compute_contents
 from kcal.report.markup import escaped, page

@@ -28,6 +28,7 @@ from kcal.validation.matrices import (
     row_fingerprints,
 )
 from kcal.validation.parameters import checked_parameters, parameter
+from kcal.validation.representation import look_like_probabilities, warn_of_probabilities
 from kcal.validation.scalars import (
     check_choice,
     check_device,
@@ -62,10 +63,12 @@ __all__ = [
     "computing_dtype",
     "encode_labels",
     "kind_of",
+    "look_like_probabilities",
     "parameter",
     "require_two_columns",
     "row_fingerprints",
     "shown",
     "table_classes",
     "to_numbers",
+    "warn_of_probabilities",
 ]

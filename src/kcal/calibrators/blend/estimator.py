@@ -20,7 +20,6 @@ from kcal.calibrators.fit_warnings import (
     warn_of_few_samples,
     warn_of_known_rows,
     warn_of_missing_classes,
-    warn_of_probabilities,
 )
 from kcal.calibrators.holdout import check_folds
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
@@ -32,7 +31,16 @@ from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.projection import ARCHITECTURES, TrainedProjection
 from kcal.threads import threads_for
-from kcal.validation import ArrayKind, both_classes, check_choice, check_matrix, check_number, column_names, shown
+from kcal.validation import (
+    ArrayKind,
+    both_classes,
+    check_choice,
+    check_matrix,
+    check_number,
+    column_names,
+    shown,
+    warn_of_probabilities,
+)
 
 BLOCK_ROWS = 4096
 MAX_SPREAD = 1e6

@@ -1,0 +1,222 @@
+"""Embeddings, logits and labels of a torch classifier, in one pass over a loader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sized
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
+
+from kcal.embeddings.batches import BATCH_REMEDY, SplitBatch, check_batch_labels, split_batch, to_device
+from kcal.embeddings.folder import OutputsWriter, open_array, outputs_writer, read_outputs
+from kcal.embeddings.heads import Head, get_head
+from kcal.embeddings.outputs import ClassifierOutputs
+from kcal.embeddings.undisturbed import device_of, undisturbed, unwrap
+from kcal.errors import InvalidInputError, LoaderWarning, warn
+from kcal.progress import progress_bar
+from kcal.validation import shown, warn_of_probabilities
+
+ROWS_TO_CHECK = 1_000
+"""Rows by which probabilities are recognised."""
+Arrays = dict[str, NDArray[Any]]
+"""Embeddings, logits and, if there are any, labels, by name."""
+
+
+def extract(
+    network: nn.Module,
+    loader: Iterable[Any],
+    *,
+    head: Any = None,
+    batch: SplitBatch | None = None,
+    autocast: torch.dtype | None = None,
+    to: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> ClassifierOutputs:
+    """Return embeddings, logits and labels of a network, in one pass in evaluation mode.
+
+    The embedding is the input of the last layer. The network stays as it was: its mode, its parameters, its hooks, and
+    the random states.
+
+    Parameters
+    ----------
+    network : nn.Module
+        A trained classifier, on any device. DataParallel, DistributedDataParallel and ``torch.compile`` are unwrapped.
+        It returns logits, (n, n_classes): a tensor, a tuple, a mapping or an object with ``logits``.
+    loader : iterable of batches
+        A DataLoader, for example. A batch is (inputs, labels), inputs alone, or a mapping of keyword arguments of the
+        network, with "labels" or "label".
+    head : str, nn.Module or callable, optional
+        The last layer, as its name ("head.fc") or itself; or a function of the inputs of a batch that returns
+        (embeddings, logits). By default the one linear layer (or 1 × 1 convolution) whose output is the network's.
+    batch : callable, optional
+        A function that returns (inputs, labels) of a batch. Inputs that are a mapping are keyword arguments of the
+        network, a tuple or list are positional ones.
+    autocast : torch.dtype, optional
+        Run in mixed precision with this type, such as ``torch.bfloat16``. Results are float32.
+    to : path, optional
+        Write the outputs to this folder, chunk by chunk, and return memory maps. A run that was stopped resumes.
+    progress : bool, optional
+        Show a progress bar; by default in a terminal only.
+
+    Returns
+    -------
+    ClassifierOutputs
+        ``embeddings`` (n, h) and ``logits`` (n, n_classes) in float32, and ``labels`` (n,), None if there are none.
+
+    Examples
+    --------
+    >>> outputs = kcal.extract(network, calibration_loader)  # doctest: +SKIP
+    >>> kcal.KCalBlend().fit(outputs.embeddings, outputs.labels, logits=outputs.logits)  # doctest: +SKIP
+    """
+    reader = BatchReader(network, head=head, batch=batch, autocast=autocast)
+    check_loader(loader)
+    if to is not None:
+        with outputs_writer(to) as writer:
+            write_batches(reader, loader, writer, progress=progress)
+        outputs = read_outputs(to)
+    else:
+        parts: list[Arrays] = []
+        run_batches(reader, loader, lambda _, arrays: parts.append(arrays), progress=progress)
+        outputs = ClassifierOutputs(**join(parts))
+    warn_of_probabilities(torch.from_numpy(outputs.logits[:ROWS_TO_CHECK]), "logits", "The network's output")
+    return outputs
+
+
+def join(parts: list[Arrays]) -> Arrays:
+    """Return the arrays of all batches, one after the other; all must hold the same arrays."""
+    names = [list(part) for part in parts]
+    if any(own != names[0] for own in names):
+        index = next(index for index, own in enumerate(names) if own != names[0])
+        got = f"{', '.join(names[index])} in batch {index} after {', '.join(names[0])}"
+        raise InvalidInputError("batches", "must hold the same parts", got=got, remedy=BATCH_REMEDY)
+    return {name: np.concatenate([part[name] for part in parts]) for name in names[0]}
+
+
+class BatchReader:
+    """Runs a network on batches; the head is found with the first."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        head: Any = None,
+        batch: SplitBatch | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        if not isinstance(network, nn.Module):
+            raise InvalidInputError("network", "must be an nn.Module", got=shown(network))
+        if batch is not None and not callable(batch):
+            raise InvalidInputError("batch", "must be a function that returns (inputs, labels)", got=shown(batch))
+        if autocast is not None and not (isinstance(autocast, torch.dtype) and autocast.is_floating_point):
+            expected = "must be a floating-point type of torch, such as torch.bfloat16"
+            raise InvalidInputError("autocast", expected, got=shown(autocast))
+        self.network = unwrap(network)
+        self.autocast = autocast
+        self.split = split_batch if batch is None else batch
+        self.head: Head | None = None
+        self._given_head = head
+
+    def read(self, batch: Any, index: int) -> Arrays:
+        """Return the outputs of a batch, on the CPU; ``index`` is that of the batch, for messages."""
+        pair = self.split(batch)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InvalidInputError("batch", "must return a tuple (inputs, labels)", got=shown(pair))
+        device = device_of(self.network)
+        inputs = to_device(pair[0], device)
+        with self._mixed_precision(device):
+            if self.head is None:
+                self.head = get_head(self._given_head, self.network, inputs)
+            outputs = self.head.outputs(self.network, inputs, verify=True)
+        embeddings, logits = (part.detach().float().cpu().numpy() for part in outputs)
+        logits = np.where(np.isneginf(logits), np.finfo(np.float32).min, logits)  # a class that is masked out
+        arrays = {"embeddings": embeddings, "logits": logits}
+        for name, values in arrays.items():
+            finite = np.isfinite(values).all(axis=1)
+            if not finite.all():
+                got = f"{name} with NaN or infinity in batch {index}, at its row {int(np.argmin(finite))}"
+                raise InvalidInputError("network", "must give finite numbers", got=got)
+        if pair[1] is not None:
+            arrays["labels"] = check_batch_labels(pair[1], index, *logits.shape)
+        return arrays
+
+    def _mixed_precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(device.type, dtype=self.autocast)
+
+
+def run_batches(
+    reader: BatchReader,
+    loader: Iterable[Any],
+    consume: Callable[[int, Arrays], None],
+    *,
+    start: int = 0,
+    progress: bool | None = None,
+) -> None:
+    """Call ``consume`` with the index and the outputs of the first batch and of those from ``start`` on."""
+    total = len(loader) if isinstance(loader, Sized) else None
+    n_batches = 0
+    with undisturbed(reader.network), progress_bar("Running the network", total, show=progress) as advance:
+        for index, batch in enumerate(loader):
+            if index == 0 or index >= start:
+                consume(index, reader.read(batch, index))
+            n_batches += 1
+            advance("")
+    if n_batches == 0:
+        raise InvalidInputError("loader", "must yield at least one batch", got="none")
+
+
+def write_batches(
+    reader: BatchReader, loader: Iterable[Any], writer: OutputsWriter, *, progress: bool | None = None
+) -> None:
+    """Append the outputs of the batches that a folder does not hold yet; the first must be the one that it holds."""
+    start = writer.batches
+
+    def consume(index: int, arrays: Arrays) -> None:
+        if index < start:
+            require_same(arrays, writer.place)
+        else:
+            writer.append(arrays)
+
+    try:
+        run_batches(reader, loader, consume, start=start, progress=progress)
+    except BaseException:
+        if writer.batches > start:
+            writer.commit(complete=False)
+        raise
+    writer.commit(complete=True)
+
+
+def require_same(arrays: Arrays, place: Path) -> None:
+    """Raise if the first rows in a folder are not those of the first batch."""
+    for name, rows in arrays.items():
+        stored = open_array(place, name, len(rows))
+        if stored.shape[1:] != rows.shape[1:] or not np.allclose(stored, rows, rtol=1e-3, atol=1e-4):
+            expected, got = (
+                "must be a new folder, or one with outputs of the same network and loader",
+                f"{place}, whose",
+            )
+            remedy = "Choose another folder, or delete this one. A loader that shuffles cannot resume."
+            raise InvalidInputError("to", expected, got=f"{got} first {name} differ", remedy=remedy)
+
+
+def check_loader(loader: Any) -> None:
+    """Raise if there is nothing to iterate over; warn if a DataLoader does not yield every sample in its order."""
+    if isinstance(loader, torch.Tensor | np.ndarray) or not isinstance(loader, Iterable):
+        remedy = "Pass a DataLoader, or a list of batches: [images]."
+        raise InvalidInputError("loader", "must yield batches", got=shown(loader), remedy=remedy)
+    if isinstance(loader, DataLoader) and isinstance(loader.sampler, RandomSampler):
+        warn(
+            "The loader shuffles: embeddings, logits and labels belong together, but not to the order of the data set.",
+            LoaderWarning,
+            remedy="Pass shuffle=False.",
+        )
+    if isinstance(loader, DataLoader) and loader.drop_last:
+        warn("The loader drops the last batch if it is not full.", LoaderWarning, remedy="Pass drop_last=False.")

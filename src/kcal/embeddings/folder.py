@@ -1,0 +1,153 @@
+"""Outputs of a classifier in a folder: one .npy file per array, written chunk by chunk, and read as memory maps.
+
+``outputs.json`` says how many rows and batches are complete. Files may be longer, if a run was killed: what is beyond
+is overwritten by the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.embeddings.outputs import ClassifierOutputs
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.files import check_path, locked_folder, write_whole
+
+RECORD = "outputs.json"
+FORMAT_VERSION = 1
+ROWS_PER_COMMIT = 8_192
+"""Rows after which what was written is made durable."""
+
+
+def read_outputs(folder: str | os.PathLike[str]) -> ClassifierOutputs:
+    """Return the outputs that :func:`extract` wrote to a folder; embeddings and logits stay on disk (memory maps).
+
+    Changes of the arrays are not written to the files.
+    """
+    place = check_path(folder, "folder")
+    record = read_record(place)
+    if not record["complete"]:
+        expected = "must hold all outputs of a loader"
+        got = f"{place}, where extraction was stopped after {record['rows']:,} rows"
+        raise InvalidInputError("folder", expected, got=got, remedy="Run extract with the same arguments to resume.")
+    return ClassifierOutputs(**{name: open_array(place, name, record["rows"]) for name in record["arrays"]})
+
+
+def read_record(place: Path) -> dict[str, Any]:
+    """Return the record of a folder; raise if there is none or it is damaged."""
+    try:
+        record = json.loads((place / RECORD).read_text())
+    except FileNotFoundError as error:
+        remedy = "Write one with kcal.extract(network, loader, to=folder)."
+        raise InvalidInputError("folder", f"must hold {RECORD}", got=str(place), remedy=remedy) from error
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{place / RECORD} cannot be read: {error}") from error
+    fields = {"format_version": int, "rows": int, "batches": int, "complete": bool, "arrays": list}
+    if not isinstance(record, dict) or any(type(record.get(name)) is not kind for name, kind in fields.items()):
+        raise FileFormatError(f"{place / RECORD} is damaged.")
+    if record["format_version"] != FORMAT_VERSION:
+        raise FileFormatError(f"{place / RECORD} has version {record['format_version']}, this kcal reads 1.")
+    return record
+
+
+def open_array(place: Path, name: str, n_rows: int) -> NDArray[Any]:
+    """Return the first rows of a stored array, as a memory map whose changes stay in memory."""
+    path = place / f"{name}.npy"
+    try:
+        array = np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"{path} cannot be read: {error}") from error
+    if len(array) < n_rows:
+        raise FileFormatError(f"{path} is truncated: it has {len(array):,} of {n_rows:,} rows.")
+    rows: NDArray[Any] = array[:n_rows]
+    return rows
+
+
+class OutputsWriter:
+    """Appends the outputs of batches to the files of a folder."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        record = read_record(place) if (place / RECORD).exists() else {}
+        self.rows: int = record.get("rows", 0)
+        self.batches: int = record.get("batches", 0)
+        self._arrays: list[str] = record.get("arrays", [])
+        self._committed = self.rows
+        self._files: dict[str, BinaryIO] = {}
+        self._empty: dict[str, NDArray[Any]] = {}  # arrays without rows, for their types and widths
+
+    def append(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Append the rows of a batch to every array."""
+        if not self._files:
+            self._open(arrays)
+        shapes = {name: rows.shape[1:] for name, rows in arrays.items()}
+        if shapes != {name: rows.shape[1:] for name, rows in self._empty.items()}:
+            expected, got = "must hold arrays of the same width in every batch", f"{shapes} in batch {self.batches}"
+            raise InvalidInputError("batches", expected, got=got)
+        for name, rows in arrays.items():
+            self._files[name].write(np.ascontiguousarray(rows).data)
+        self.rows, self.batches = self.rows + len(arrays["logits"]), self.batches + 1
+        if self.rows - self._committed >= ROWS_PER_COMMIT:
+            self.commit(complete=False)
+
+    def commit(self, *, complete: bool) -> None:
+        """Make everything that was appended durable: first the arrays, then the record that counts their rows."""
+        for name, file in self._files.items():
+            end = file.tell()
+            file.seek(0)
+            _write_header(file, self._empty[name], self.rows)
+            file.seek(end)
+            file.flush()
+            os.fsync(file.fileno())
+        record = {
+            "format_version": FORMAT_VERSION,
+            "rows": self.rows,
+            "batches": self.batches,
+            "complete": complete,
+            "arrays": self._arrays,
+        }
+        write_whole(self.place / RECORD, json.dumps(record).encode())
+        self._committed = self.rows
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+
+    def _open(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Open the files behind the last complete row."""
+        self._arrays = list(arrays)
+        self._empty = {name: rows[:0] for name, rows in arrays.items()}
+        for name, rows in arrays.items():
+            file = self._files[name] = (self.place / f"{name}.npy").open("r+b" if self.rows else "w+b")
+            _write_header(file, rows, self.rows)
+            file.seek(self.rows * rows[:1].nbytes, os.SEEK_CUR)
+            file.truncate()
+
+
+@contextmanager
+def outputs_writer(folder: str | os.PathLike[str]) -> Iterator[OutputsWriter]:
+    """Yield the writer of a folder, which is created if need be, and locked."""
+    place = check_path(folder, "to")
+    if place.exists() and not place.is_dir():
+        raise InvalidInputError("to", "must be a folder", got=f"the file {place}")
+    place.mkdir(parents=True, exist_ok=True)
+    with locked_folder(place):
+        writer = OutputsWriter(place)
+        try:
+            yield writer
+        finally:
+            writer.close()
+
+
+def _write_header(file: BinaryIO, rows: NDArray[Any], n_rows: int) -> None:
+    """Write the header of a .npy file; its length does not depend on the number of rows."""
+    header = {"descr": rows.dtype.str, "fortran_order": False, "shape": (n_rows, *rows.shape[1:])}
+    np.lib.format.write_array_header_1_0(file, header)

@@ -1,0 +1,301 @@
+"""The last layer of a classifier: the one whose output is the logits. Its input is the embedding.
+
+The layer is found by comparing outputs in one forward pass, never by its position: layers are registered and called in
+any order, and a network may have several heads, or select one of many tokens after its last layer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from kcal.embeddings.batches import call
+from kcal.errors import InvalidInputError
+from kcal.validation import look_like_probabilities, shown
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+MAX_LISTED = 12
+"""Layers that an error message lists."""
+FUNCTION_REMEDY = "or a function that returns (embeddings, logits) of the inputs of a batch."
+Logits = dict[str | int | None, torch.Tensor]
+"""Matrices (n, n_classes) in the output of a network, by key, attribute or position; None for the output itself."""
+Outputs = tuple[torch.Tensor, torch.Tensor]
+"""Embeddings, (n, h), and logits, (n, n_classes)."""
+
+
+class Head(Protocol):
+    """A way to the embeddings and logits of a network."""
+
+    def outputs(self, network: nn.Module, inputs: Any, *, verify: bool = False) -> Outputs:
+        """Return the embeddings and logits of a batch; ``verify`` compares what the head gives with the logits."""
+
+
+class LayerCall(NamedTuple):
+    """The tensors of one call of a layer, by sample and position (token or pixel)."""
+
+    inputs: torch.Tensor  # (n, n_positions, h)
+    outputs: torch.Tensor  # (n, n_positions, n_classes)
+
+    def gives(self, logits: torch.Tensor) -> bool:
+        """Return whether the output is the logits, (n, n_classes), at one position of each sample.
+
+        Where several positions have the same output, their inputs must be the same, too.
+        """
+        if self.outputs.shape[::2] != logits.shape:
+            return False
+        equal = self._gives_at(logits)
+        same = _equal(self.inputs, self.embeddings(logits)[:, None]).all(dim=2)
+        return bool((equal.any(dim=1)[:, None] & (same | ~equal)).all())
+
+    def embeddings(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the input, (n, h), at the only position or at the first one whose output is the logits."""
+        if self.inputs.shape[1] == 1:
+            return self.inputs[:, 0]
+        first = self._gives_at(logits).int().argmax(dim=1)
+        return self.inputs[torch.arange(len(first), device=first.device), first]
+
+    def _gives_at(self, logits: torch.Tensor) -> torch.Tensor:
+        return _equal(self.outputs.to(logits.dtype), logits[:, None]).all(dim=2)  # (n, n_positions)
+
+
+@dataclass(frozen=True)
+class LayerHead:
+    """A linear layer of a network, with the place of the logits in the network's output.
+
+    Attributes
+    ----------
+    name : str
+        Name of the layer, as in ``network.get_submodule(name)``.
+    logits : str or int, optional
+        Key, attribute or position of the logits in the output; None if the output is the logits.
+    call : int
+        Which of its calls in a forward pass counts.
+    gives_logits : bool
+        Whether the output of the layer is the logits. Otherwise the user chose the layer.
+    """
+
+    name: str
+    logits: str | int | None = None
+    call: int = 0
+    gives_logits: bool = True
+
+    def outputs(self, network: nn.Module, inputs: Any, *, verify: bool = False) -> Outputs:
+        """Return the embeddings and logits of a batch; ``verify`` compares the layer's output with the logits."""
+        with recorded({self.name: network.get_submodule(self.name)}) as calls:
+            logits = logits_in(call(network, inputs)).get(self.logits)
+        if logits is None or len(calls[self.name]) <= self.call:
+            raise InvalidInputError("head", "must be called for every batch, as for the first", got=self.name)
+        made = calls[self.name][self.call]
+        if verify and self.gives_logits and not made.gives(logits):
+            expected, remedy = "must give the logits of every batch", f"Pass another layer, {FUNCTION_REMEDY}"
+            raise InvalidInputError("head", expected, got=f"{self.name}, whose output differs", remedy=remedy)
+        return made.embeddings(logits), logits
+
+
+@dataclass(frozen=True)
+class FunctionHead:
+    """A function that returns the embeddings and logits of the inputs of a batch."""
+
+    function: Callable[[Any], Outputs]
+
+    def outputs(self, network: nn.Module, inputs: Any, *, verify: bool = False) -> Outputs:
+        """Return the embeddings and logits of a batch."""
+        result = self.function(inputs)
+        is_pair = isinstance(result, tuple | list) and len(result) == 2
+        if not is_pair or not all(isinstance(part, torch.Tensor) for part in result):
+            raise InvalidInputError("head", "must return two tensors, (embeddings, logits)", got=shown(result))
+        embeddings, logits = result
+        if embeddings.ndim != 2 or logits.ndim != 2 or len(embeddings) != len(logits):
+            expected = "must return embeddings (n, h) and logits (n, n_classes)"
+            got = f"shapes {tuple(embeddings.shape)} and {tuple(logits.shape)}"
+            raise InvalidInputError("head", expected, got=got, remedy="Pool the tokens or pixels of a sample.")
+        return embeddings, logits
+
+
+def get_head(head: Any, network: nn.Module, inputs: Any) -> Head:
+    """Return a head: found in the network if ``head`` is None, or given as a name, a layer or a function.
+
+    ``inputs`` are those of any batch; the network runs twice on it.
+    """
+    if head is None:
+        return find_head(network, inputs)
+    if isinstance(head, str | nn.Module):
+        return named_head(head, network, inputs)
+    if callable(head):
+        return FunctionHead(head)
+    expected = "must be the name of a layer, a layer of the network, or a function"
+    raise InvalidInputError("head", expected, got=shown(head))
+
+
+def find_head(network: nn.Module, inputs: Any) -> LayerHead:
+    """Return the one layer whose output is the network's, up to the choice of a position (a token) of each sample.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is no such layer, or more than one; the message lists the candidates.
+    """
+    widths = {logits.shape[1] for logits in logits_in(call(network, inputs)).values()}
+    layers = linear_layers(network)
+    wide = {name: layer for name, layer in layers.items() if n_outputs(layer) in widths}
+    with recorded(wide) as calls:
+        logits = logits_in(call(network, inputs))
+    heads = [head for name in wide for head in matching_heads(name, calls[name], logits)]
+    if len(heads) == 1:
+        return heads[0]
+    reason = "is needed: no linear layer of the network has the network's output as its own"
+    if heads:
+        reason = "is needed: several layers have the network's output as their own"
+    names = [head.name for head in heads] or list(wide) or list(layers)
+    remedy = f"Pass head= with the name of the layer, {FUNCTION_REMEDY}"
+    if not heads and any(look_like_probabilities(values) for values in logits.values()):
+        remedy += " The output looks like probabilities: return the logits if you can."
+    raise InvalidInputError("head", reason, got=_listed(names, layers, calls), remedy=remedy)
+
+
+def named_head(head: str | nn.Module, network: nn.Module, inputs: Any) -> LayerHead:
+    """Return the head that the user has named."""
+    modules = dict(network.named_modules())
+    name = head if isinstance(head, str) else next((key for key, part in modules.items() if part is head), None)
+    if name is None or name not in modules or name == "":
+        got = shown(head) if isinstance(head, str) else f"a {type(head).__name__}"
+        near = ", ".join(list(linear_layers(network))[-MAX_LISTED:])
+        remedy = f"Its last linear layers: {near}." if near else ""
+        raise InvalidInputError("head", "must be a layer of the network", got=got, remedy=remedy)
+    layer = modules[name]
+    if not is_linear(layer):
+        expected = "must be a linear layer or a 1 × 1 convolution, whose input is the embedding"
+        got, remedy = f"{name}, a {type(layer).__name__}", f"Pass a linear layer, {FUNCTION_REMEDY}"
+        raise InvalidInputError("head", expected, got=got, remedy=remedy)
+    with recorded({name: layer}) as calls:
+        logits = logits_in(call(network, inputs))
+    heads = matching_heads(name, calls[name], logits)
+    return heads[0] if heads else chosen_head(name, calls[name], logits)
+
+
+def matching_heads(name: str, calls: list[LayerCall], logits: Logits) -> list[LayerHead]:
+    """Return the heads that a layer is: one for each matrix of the network's output that is the layer's own."""
+    heads = {
+        place: LayerHead(name, place, index)
+        for place, values in logits.items()
+        for index, made in enumerate(calls)
+        if made.gives(values)
+    }
+    return list(heads.values())
+
+
+def chosen_head(name: str, calls: list[LayerCall], logits: Logits) -> LayerHead:
+    """Return the head of a layer that the user named, though its output is not the network's."""
+    remedy = f"Pass another layer, {FUNCTION_REMEDY}"
+    if len(calls) != 1 or len(logits) != 1:
+        expected = "must be called once, in a network with one output, if its output is not the logits"
+        got = f"{name}, called {len(calls)} times, and {len(logits)} outputs"
+        raise InvalidInputError("head", expected, got=got, remedy=remedy)
+    place, values = next(iter(logits.items()))
+    shape = tuple(calls[0].inputs.shape)
+    if shape[:2] != (len(values), 1):
+        expected = "must have one embedding per sample"
+        got = f"{name}, whose input has the shape (samples, positions, features) = {shape}"
+        remedy = "Pass a function that pools the positions and returns (embeddings, logits)."
+        raise InvalidInputError("head", expected, got=got, remedy=remedy)
+    return LayerHead(name, place, gives_logits=False)
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """Return whether a layer is linear in the features of each position."""
+    if isinstance(layer, CONVOLUTIONS):
+        return set(layer.kernel_size) == {1} and set(layer.stride) == {1} and layer.groups == 1 and not layer.padding[0]
+    return isinstance(layer, nn.Linear)
+
+
+def linear_layers(network: nn.Module) -> dict[str, nn.Module]:
+    """Return the linear layers of a network by name."""
+    return {name: layer for name, layer in network.named_modules() if name and is_linear(layer)}
+
+
+def n_outputs(layer: nn.Module) -> int:
+    """Return the number of output features of a linear layer."""
+    width = getattr(layer, "out_channels" if isinstance(layer, CONVOLUTIONS) else "out_features")
+    return int(width)
+
+
+def logits_in(output: Any) -> Logits:
+    """Return the matrices in the output of a network that may be its logits; raise if there is none.
+
+    The output is a tensor, a mapping or an object with ``logits``, or a tuple or list, of which every matrix counts.
+    """
+    parts: dict[str | int | None, Any]
+    if isinstance(output, torch.Tensor):
+        parts = {None: output}
+    elif isinstance(output, Mapping) and "logits" in output:
+        parts = {"logits": output["logits"]}
+    elif isinstance(output, Mapping):
+        parts = dict(output)
+    elif isinstance(getattr(output, "logits", None), torch.Tensor):
+        parts = {"logits": output.logits}
+    elif isinstance(output, tuple | list):
+        parts = dict(enumerate(output))
+    else:
+        parts = {}
+    matrices = {key: part for key, part in parts.items() if isinstance(part, torch.Tensor) and part.ndim == 2}
+    if any(matrix.shape[1] > 1 for matrix in matrices.values()):
+        return {key: matrix for key, matrix in matrices.items() if matrix.shape[1] > 1}
+    expected, remedy = "must output logits, (n, n_classes)", f"Pass head={FUNCTION_REMEDY.removeprefix('or')}"
+    if matrices:
+        expected += ", of at least two classes"
+        remedy = (
+            "A network with one output z, the log-odds of the second of two classes, has the logits (0, z): "
+            f"{remedy[0].lower()}{remedy[1:]}"
+        )
+    shapes = {key: tuple(part.shape) for key, part in parts.items() if isinstance(part, torch.Tensor)}
+    got = ", ".join(f"{'' if key is None else f'{key!r} of '}shape {shape}" for key, shape in shapes.items())
+    raise InvalidInputError("network", expected, got=got or f"a {type(output).__name__}", remedy=remedy)
+
+
+@contextmanager
+def recorded(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[LayerCall]]]:
+    """Record the calls of some layers in this thread, by name; the hooks are removed at the end."""
+    calls: dict[str, list[LayerCall]] = {name: [] for name in layers}
+    thread = threading.get_ident()
+
+    def hook(name: str) -> Callable[[nn.Module, Any, torch.Tensor], None]:
+        def record(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            if threading.get_ident() == thread and inputs:
+                spatial = isinstance(layer, CONVOLUTIONS)
+                # A copy of the output: what follows may change it in place.
+                calls[name].append(LayerCall(by_position(inputs[0], spatial), by_position(output, spatial).clone()))
+
+        return record
+
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_hook(hook(name)).remove)
+        yield calls
+
+
+def by_position(tensor: torch.Tensor, spatial: bool) -> torch.Tensor:
+    """Return a tensor as (n, n_positions, n_features); the features of a convolution are the second axis."""
+    if spatial:
+        return tensor.flatten(2).transpose(1, 2)
+    return tensor.reshape(tensor.shape[0], -1, tensor.shape[-1])
+
+
+def _listed(names: list[str], layers: Mapping[str, nn.Module], calls: Mapping[str, list[LayerCall]]) -> str:
+    """Return the candidates with their shapes; the last ones if there are many."""
+    lines = []
+    for name in names[-MAX_LISTED:]:
+        weight = layers[name].get_parameter("weight")
+        shapes = [f"input {tuple(made.inputs.shape)}" for made in calls.get(name, [])]
+        lines.append(f"{name} ({weight.shape[1]} → {weight.shape[0]}{''.join(f', {shape}' for shape in shapes)})")
+    return "these candidates: " + "; ".join(lines) if lines else "a network without linear layers"
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return where two tensors are equal; NaN equals NaN, so that the caller can say which batch has some."""
+    return (one == other) | (one.isnan() & other.isnan())

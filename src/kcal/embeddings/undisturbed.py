@@ -1,0 +1,80 @@
+"""Run a network and leave it as it was."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+COMPILED = "_orig_mod"
+"""Where ``torch.compile`` keeps the network."""
+
+
+def unwrap(network: nn.Module) -> nn.Module:
+    """Return the network itself, without what DataParallel, DistributedDataParallel or ``torch.compile`` wrap it in."""
+    if isinstance(network, WRAPPERS):
+        return unwrap(network.module)
+    children = dict(network.named_children())
+    return unwrap(children[COMPILED]) if COMPILED in children else network
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Return the device of the first parameter or buffer of a network."""
+    tensors = (tensor for part in (network.parameters(), network.buffers()) for tensor in part)
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+@contextmanager
+def undisturbed(network: nn.Module) -> Iterator[None]:
+    """Run the block in evaluation and inference mode; restore the modes of all modules and the random states after it.
+
+    What is compiled runs uncompiled, so that hooks see every layer.
+    """
+    modes = [(module, module.training) for module in network.modules()]
+    with _random_states(), _uncompiled():
+        try:
+            network.eval()
+            with torch.inference_mode():
+                yield
+        finally:
+            for module, training in modes:
+                module.training = training
+            _release_inference_tensors(network)
+
+
+@contextmanager
+def _random_states() -> Iterator[None]:
+    """Restore the random states of Python, numpy and torch, on every device."""
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 (what data sets draw from)
+    on_mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)  # noqa: NPY002
+            if on_mps is not None:
+                torch.mps.set_rng_state(on_mps)
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
+        return nullcontext()  # nothing was compiled, or torch is older than 2.6
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+def _release_inference_tensors(network: nn.Module) -> None:
+    """Replace what the network has cached in inference mode: autograd refuses such tensors ever after."""
+    for module in network.modules():
+        for values in (vars(module), vars(module)["_buffers"]):
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor) and value.is_inference():
+                    values[name] = value.clone()

@@ -1,0 +1,48 @@
+"""A lock that keeps two runs out of one folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kcal.errors import InvalidInputError
+
+LOCK_FILE = "run.lock"
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which the operating system releases when the process ends, however it ends."""
+    path = folder / LOCK_FILE
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    try:
+        try:
+            _lock(descriptor)
+        except OSError:
+            owner = os.pread(descriptor, 20, 0).decode(errors="replace").strip() if hasattr(os, "pread") else ""
+            got = f"{folder}, in use by process {owner or '(unknown)'}"
+            remedy = "Wait until that run ends, or choose another folder."
+            raise InvalidInputError("folder", "must not be in use by another run", got=got, remedy=remedy) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(descriptor)
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> None:
+        os.lseek(descriptor, 1_000_000, os.SEEK_SET)  # beyond the process number, which others may read
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

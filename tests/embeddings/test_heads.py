@@ -1,0 +1,192 @@
+"""Finding the last layer by comparing outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from networks import N_CLASSES, EcgNetwork, ResNet, Returning, TokenMean, TokenScorer, TwoHeads, sequential
+from torch import nn
+
+from kcal import InvalidInputError, extract
+from kcal.embeddings import LayerHead, find_head
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def applied(layer: nn.Module, embeddings: np.ndarray) -> np.ndarray:
+    """Apply a linear layer by a double loop over samples and classes."""
+    weight = layer.get_parameter("weight").detach().flatten(1).double().numpy()
+    bias = np.zeros(len(weight)) if layer.bias is None else layer.bias.detach().double().numpy()
+    rows = [[bias[k] + sum(weight[k] * row) for k in range(len(weight))] for row in embeddings.astype(float)]
+    return np.array(rows)
+
+
+TENSORS: dict[str, tuple[Any, str, Any]] = {
+    "resnet": (ResNet, "fc", lambda: torch.randn(4, 3, 8, 8)),
+    "ecg": (EcgNetwork, "head", lambda: torch.randn(4, 2, 60)),
+    "sequential": (sequential, "4", lambda: torch.randn(4, 6)),
+    "tokens": (TokenScorer, "score", lambda: torch.tensor([[3, 4, 5, 0], [7, 8, 9, 9], [1, 0, 0, 0], [2, 2, 2, 0]])),
+    "tuple": (lambda: Returning(lambda features, logits: (logits, features)), "fc", lambda: torch.randn(4, 6)),
+    "tuple, features first": (lambda: Returning(lambda *both: both), "fc", lambda: torch.randn(4, 6)),
+    "tuple, loss first": (lambda: Returning(lambda f, z: (z.mean(), z)), "fc", lambda: torch.randn(4, 6)),
+    "mapping": (lambda: Returning(lambda f, z: {"out": z, "features": f}), "fc", lambda: torch.randn(4, 6)),
+    "logits": (lambda: Returning(lambda f, z: {"logits": z, "aux": z + 1}), "fc", lambda: torch.randn(4, 6)),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_the_layer_applied_to_the_embeddings_gives_the_logits(name: str) -> None:
+    make, layer, inputs = TENSORS[name]
+    network, batch = make(), inputs()
+    outputs = extract(network, [batch])
+    network.eval()
+    assert find_head(network, batch).name == layer
+    np.testing.assert_allclose(applied(network.get_submodule(layer), outputs.embeddings), outputs.logits, atol=1e-5)
+    assert outputs.logits.dtype == outputs.embeddings.dtype == np.float32
+
+
+def test_the_embedding_of_a_decoder_is_that_of_the_selected_token() -> None:
+    network, tokens = TokenScorer().eval(), torch.tensor([[3, 4, 5, 0], [7, 8, 9, 9], [1, 0, 0, 0]])
+    with torch.no_grad():
+        hidden = network.mix(network.embed(tokens))[0]
+    expected = hidden[torch.arange(3), torch.tensor([2, 3, 0])].numpy()
+    np.testing.assert_array_equal(extract(network, [{"input_ids": tokens}]).embeddings, expected)
+
+
+def test_tokens_with_equal_scores_but_different_embeddings_are_refused() -> None:
+    network = TokenScorer()
+    nn.init.zeros_(network.score.weight)  # every token has the scores of the selected one
+    with pytest.raises(InvalidInputError, match="head is needed"):
+        extract(network, [torch.tensor([[3, 4, 5, 0]])])
+
+
+@pytest.mark.parametrize(
+    ("network", "inputs", "candidates"),
+    [
+        (TwoHeads(), torch.randn(3, 6), r"head \(8 → 5, input \(3, 1, 8\)\); head_dist \(8 → 5, input \(3, 1, 8\)\)"),
+        (TokenMean(), torch.tensor([[1, 2, 3]]), r"score \(16 → 5, input \(1, 3, 16\)\)"),
+        (nn.Sequential(sequential(), nn.Softmax(dim=1)), torch.randn(3, 6), r"0\.4 \(8 → 5.*looks like probabilities"),
+        (nn.Sequential(nn.Flatten(), nn.ReLU()), torch.randn(3, 6), "a network without linear layers"),
+        (nn.Sequential(nn.Linear(6, 8), nn.ReLU()), torch.randn(3, 6), r"0 \(6 → 8"),
+    ],
+)
+def test_in_doubt_the_candidates_are_listed(network: nn.Module, inputs: torch.Tensor, candidates: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"head is needed.*{candidates}"):
+        extract(network, [inputs])
+
+
+def test_two_layers_with_the_same_output_are_refused() -> None:
+    network = TwoHeads()
+    network.head_dist.load_state_dict(network.head.state_dict())
+    with pytest.raises(InvalidInputError, match="several layers have the network's output as their own"):
+        extract(network, [torch.randn(3, 6)])
+
+
+def test_an_output_changed_in_place_is_not_the_layers_own() -> None:
+    network = Returning(lambda f, z: z.mul_(2))
+    with pytest.raises(InvalidInputError, match="no linear layer of the network"):
+        extract(network, [torch.randn(3, 6)])
+
+
+def test_a_named_layer_and_the_layer_itself_are_taken() -> None:
+    network, inputs = ResNet(), torch.randn(4, 3, 8, 8)
+    expected = extract(network, [inputs])
+    for head in ("fc", network.fc):
+        np.testing.assert_array_equal(extract(network, [inputs], head=head).embeddings, expected.embeddings)
+
+
+def test_a_named_layer_decides_between_two_heads() -> None:
+    network, inputs = TwoHeads().eval(), torch.randn(4, 6)
+    outputs = extract(network, [inputs], head="head_dist")
+    with torch.no_grad():
+        np.testing.assert_array_equal(outputs.embeddings, torch.relu(network.body(inputs)).numpy())
+        np.testing.assert_array_equal(outputs.logits, network(inputs).numpy())
+
+
+def test_a_function_returns_embeddings_and_logits() -> None:
+    network, tokens = TokenMean().eval(), torch.tensor([[1, 2, 3], [4, 5, 6]])
+
+    def pooled(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(network.embed(inputs)).mean(dim=1), network(inputs)
+
+    outputs = extract(network, [tokens], head=pooled)
+    np.testing.assert_allclose(applied(network.score, outputs.embeddings), outputs.logits, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (
+            "nowhere",
+            "must be a layer of the network; got 'nowhere'. Its last linear layers: body, head, head_dist.",
+        ),
+        (nn.Linear(8, 5), "head must be a layer of the network; got a Linear"),
+        (3, "head must be the name of a layer, a layer of the network, or a function; got 3"),
+        (lambda x: x, "head must return two tensors"),
+        (lambda x: (x[:, None], x), r"head must return embeddings \(n, h\) and logits"),
+    ],
+)
+def test_a_wrong_head_is_refused(head: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        extract(TwoHeads(), [torch.randn(3, 6)], head=head)
+
+
+def test_a_head_that_is_not_linear_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"linear layer or a 1 × 1 convolution.*got 2, a ReLU"):
+        extract(sequential(), [torch.randn(3, 6)], head="2")
+
+
+def test_tokens_are_never_flattened_by_accident() -> None:
+    with pytest.raises(InvalidInputError, match=r"one embedding per sample; got score.*= \(2, 3, 16\).*pools the pos"):
+        extract(TokenMean(), [torch.tensor([[1, 2, 3], [4, 5, 6]])], head="score")
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (lambda f, z: z[:, :1], r"of at least two classes; got shape \(3, 1\).*\(0, z\)"),
+        (lambda f, z: z[:, 0], r"must output logits, \(n, n_classes\); got shape \(3,\)"),
+        (lambda f, z: z[:, :, None, None].expand(-1, -1, 4, 4), r"got shape \(3, 5, 4, 4\)"),
+        (lambda f, z: "text", "got a str"),
+    ],
+)
+def test_a_network_without_logits_is_refused(output: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        extract(Returning(output), [torch.randn(3, 6)])
+
+
+def test_a_layer_that_stops_giving_the_logits_is_noticed() -> None:
+    class Routing(nn.Module):
+        """Takes another head for large inputs."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.small, self.large = nn.Linear(6, N_CLASSES), nn.Linear(6, N_CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            small = self.small(x)
+            return self.large(x) if x.abs().max() > 10 else small
+
+    with pytest.raises(InvalidInputError, match="head must give the logits of every batch; got small"):
+        extract(Routing(), [torch.randn(3, 6), 100 * torch.randn(3, 6)])
+
+
+def test_a_layer_that_is_called_twice_counts_where_it_gives_the_logits() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(5, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(torch.relu(self.fc(x)))
+
+    network, inputs = Twice(), torch.randn(3, 5)
+    assert find_head(network, inputs) == LayerHead("fc", None, call=1)
+    outputs = extract(network, [inputs])
+    np.testing.assert_allclose(applied(network.fc, outputs.embeddings), outputs.logits, atol=1e-6)

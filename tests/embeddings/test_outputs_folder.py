@@ -1,0 +1,190 @@
+"""Outputs in a folder: the same as in memory, resumed where they were stopped, never half a row."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from networks import N_CLASSES, sequential
+from torch import nn
+
+import kcal
+from kcal import FileFormatError, InvalidInputError, extract, read_outputs
+from kcal.embeddings import folder as folders
+
+X = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(50) % N_CLASSES
+
+
+@pytest.fixture
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return sequential()
+
+
+def batches(stop_after: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for index, start in enumerate(range(0, 50, 8)):
+        if index == stop_after:
+            raise KeyboardInterrupt
+        yield X[start : start + 8], Y[start : start + 8]
+
+
+def assert_same(outputs: kcal.ClassifierOutputs, expected: kcal.ClassifierOutputs) -> None:
+    for name in ("embeddings", "logits", "labels"):
+        np.testing.assert_array_equal(getattr(outputs, name), getattr(expected, name))
+
+
+def test_the_folder_holds_what_memory_would(network: nn.Module, tmp_path: Path) -> None:
+    outputs = extract(network, batches(), to=tmp_path / "new" / "folder")
+    assert_same(outputs, extract(network, batches()))
+    assert isinstance(outputs.embeddings, np.memmap)
+    assert_same(read_outputs(tmp_path / "new" / "folder"), outputs)
+    assert np.load(tmp_path / "new" / "folder" / "logits.npy").shape == (50, N_CLASSES)
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 6])
+@pytest.mark.parametrize("rows_per_commit", [1, 20, 8192])
+def test_a_stopped_run_resumes(
+    stop_after: int, rows_per_commit: int, network: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "ROWS_PER_COMMIT", rows_per_commit)
+    with pytest.raises(KeyboardInterrupt):
+        extract(network, batches(stop_after), to=tmp_path)
+    with pytest.raises(InvalidInputError, match=f"stopped after {8 * stop_after} rows.*to resume"):
+        read_outputs(tmp_path)
+    runs: list[int] = []
+    network.register_forward_hook(lambda *_: runs.append(1))
+    assert_same(extract(network, batches(), to=tmp_path), extract(sequential_like(network), batches()))
+    assert len(runs) == 3 + 7 - stop_after  # the first batch finds and checks the head; the others run once
+
+
+def sequential_like(network: nn.Module) -> nn.Module:
+    copy = sequential()
+    copy.load_state_dict(network.state_dict())
+    return copy
+
+
+def test_rows_beyond_the_last_complete_one_are_overwritten(network: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        extract(network, batches(3), to=tmp_path)
+    for name in ("embeddings", "logits", "labels"):  # as a killed process leaves them
+        with (tmp_path / f"{name}.npy").open("ab") as file:
+            file.write(b"half a row")
+    assert_same(extract(network, batches(), to=tmp_path), extract(network, batches()))
+
+
+def test_a_killed_process_leaves_a_folder_that_resumes(network: nn.Module, tmp_path: Path) -> None:
+    torch.save(network.state_dict(), tmp_path / "network.pt")
+    script = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch
+from networks import sequential
+from test_outputs_folder import batches
+from kcal import extract
+from kcal.embeddings import folder
+folder.ROWS_PER_COMMIT = 16
+network = sequential()
+network.load_state_dict(torch.load({str(tmp_path / "network.pt")!r}))
+def killed():
+    for index, batch in enumerate(batches()):
+        if index == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
+extract(network, killed(), to={str(tmp_path / "out")!r})
+"""
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert json.loads((tmp_path / "out" / "outputs.json").read_text())["rows"] == 32
+    assert_same(extract(network, batches(), to=tmp_path / "out"), extract(network, batches()))
+
+
+def test_a_folder_of_another_network_is_refused(network: nn.Module, tmp_path: Path) -> None:
+    extract(network, batches(), to=tmp_path)
+    with pytest.raises(InvalidInputError, match=r"to must be a new folder.*first embeddings differ.*another folder"):
+        extract(sequential(), batches(), to=tmp_path)
+    assert_same(read_outputs(tmp_path), extract(network, batches()))
+
+
+def test_a_complete_folder_runs_one_batch_only(network: nn.Module, tmp_path: Path) -> None:
+    extract(network, batches(), to=tmp_path)
+    runs: list[int] = []
+    network.register_forward_hook(lambda *_: runs.append(1))
+    extract(network, batches(), to=tmp_path)
+    assert len(runs) == 3
+
+
+def test_calibrators_fit_from_a_folder(network: nn.Module, tmp_path: Path) -> None:
+    outputs = extract(network, batches(), to=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", kcal.KcalWarning)  # the network is not trained
+        from_disk = kcal.fit_on(kcal.KCalBlend(), read_outputs(tmp_path))
+        in_memory = kcal.KCalBlend().fit(outputs.embeddings, Y, logits=outputs.logits)
+    rows, logits = outputs.embeddings[:5] + 1, outputs.logits[:5]
+    expected = in_memory.predict_proba(rows, logits=logits)
+    np.testing.assert_array_equal(from_disk.predict_proba(rows, logits=logits), expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "is damaged"),
+        ('{"format_version": 1, "rows": "3", "batches": 1, "complete": true, "arrays": []}', "is damaged"),
+        ('{"format_version": 9, "rows": 3, "batches": 1, "complete": true, "arrays": []}', "has version 9"),
+    ],
+)
+def test_a_damaged_record_is_refused(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "outputs.json").write_text(content)
+    with pytest.raises(FileFormatError, match=message):
+        read_outputs(tmp_path)
+
+
+def test_truncated_or_missing_arrays_are_refused(network: nn.Module, tmp_path: Path) -> None:
+    extract(network, batches(), to=tmp_path)
+    path = tmp_path / "embeddings.npy"
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(FileFormatError, match=r"embeddings\.npy cannot be read"):
+        read_outputs(tmp_path)
+    path.unlink()
+    with pytest.raises(FileFormatError, match=r"embeddings\.npy cannot be read"):
+        read_outputs(tmp_path)
+
+
+def test_other_places_are_refused(network: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"folder must hold outputs\.json.*kcal\.extract"):
+        read_outputs(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInputError, match="to must be a folder; got the file"):
+        extract(network, batches(), to=tmp_path / "file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_an_error(network: nn.Module, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(OSError, match=str(tmp_path)):
+        extract(network, batches(), to=tmp_path / "new")
+
+
+def test_a_failure_while_writing_keeps_what_is_complete(
+    network: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folders, "ROWS_PER_COMMIT", 16)
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            extract(network, batches(), to=tmp_path)
+    assert_same(extract(network, batches(), to=tmp_path), extract(network, batches()))
