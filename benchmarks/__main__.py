@@ -9,7 +9,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks import bandwidth_search, blend, class_sums, latency, methods, metrics, recipes, storage
+from benchmarks import bandwidth_search, blend, class_sums, heads, latency, methods, metrics, recipes, storage
 
 SECTIONS = {
     "sums": class_sums.main,
@@ -18,13 +18,17 @@ SECTIONS = {
     "storage": storage.main,
     "latency": latency.main,
 }
+ON_REQUEST = {"heads": heads.main}
+"""Sections that run only if they are named: minutes, and packages that only the tests need."""
 ON_TASKS = {"recipes": recipes.main, "methods": methods.main, "blend": blend.main}
 
 
 def main(
     sections: Annotated[
         list[str] | None,
-        typer.Argument(help="sums, search, metrics, storage, latency, recipes, methods, blend; all by default."),
+        typer.Argument(
+            help="sums, search, metrics, storage, latency, recipes, methods, blend: all by default; heads."
+        ),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes, methods and blend.")] = None,
 ) -> None:
@@ -34,11 +38,11 @@ def main(
     for name in sections or [*SECTIONS, *ON_TASKS]:
         if name in ON_TASKS:
             ON_TASKS[name](console, tasks)
-        elif name not in SECTIONS:
-            known = ", ".join([*SECTIONS, *ON_TASKS])
-            raise typer.BadParameter(f"no section is called {name!r}; there are {known}.")
+        elif name in SECTIONS | ON_REQUEST:
+            (SECTIONS | ON_REQUEST)[name](console)
         else:
-            SECTIONS[name](console)
+            known = ", ".join([*SECTIONS, *ON_TASKS, *ON_REQUEST])
+            raise typer.BadParameter(f"no section is called {name!r}; there are {known}.")
 
 
 if __name__ == "__main__":

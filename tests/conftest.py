@@ -40,3 +40,12 @@ def short_trainings() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RECIPES, "fast", ShortRecipe)
         yield
+
+
+@pytest.fixture(scope="session")
+def torchvision_operators() -> torch.library.Library:
+    """Define the operators without which torchvision, built for another torch, cannot be imported."""
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library  # the operators live as long as it

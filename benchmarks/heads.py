@@ -1,0 +1,103 @@
+"""Survey of last layers: timm architectures with random weights, beside what timm itself calls their classifier."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+
+from kcal import InvalidInputError, extract
+from kcal.embeddings import find_head
+
+PER_FAMILY = 2
+"""Architectures of each module of timm."""
+SMALL = (
+    "atto",
+    "femto",
+    "pico",
+    "nano",
+    "xxtiny",
+    "xxs",
+    "tiny",
+    "_t0",
+    "_s0",
+    "small",
+    "_s_",
+    "18",
+    "b0",
+    "_050",
+    "26",
+)
+"""Parts of the names of small models, the smallest first."""
+N_CLASSES, LARGEST = 13, 120e6
+"""Number of classes, and number of parameters beyond which an architecture is left out."""
+
+
+def define_operators() -> torch.library.Library:
+    """Define the operators without which torchvision cannot be imported beside a torch that it was not built for."""
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+def architectures(timm: Any) -> list[str]:
+    """Return the names of some small models of each family."""
+
+    def rank(name: str) -> tuple[int, int]:
+        return next((place for place, part in enumerate(SMALL) if part in name), len(SMALL)), len(name)
+
+    names = [sorted(timm.list_models(module=module), key=rank)[:PER_FAMILY] for module in timm.list_modules()]
+    return sorted({name for family in names for name in family})
+
+
+def verdict(network: nn.Module, images: torch.Tensor) -> tuple[str, str]:
+    """Return "found", "refused" or "wrong" with an explanation; timm's own features decide."""
+    try:
+        outputs = extract(network, [images])
+    except InvalidInputError as error:
+        return "refused", error.got
+    network.eval()
+    with torch.inference_mode():
+        head = find_head(network, images).name
+        features = network.forward_head(network.forward_features(images), pre_logits=True)
+    known = network.default_cfg.get("classifier", "")
+    same = features.numel() == outputs.embeddings.size and torch.allclose(
+        features.reshape(len(images), -1), torch.from_numpy(outputs.embeddings), rtol=1e-3, atol=1e-4
+    )
+    is_named = head == known or head.startswith(f"{known}.")
+    return ("found" if same and is_named else "wrong"), f"{head}; timm: {known}, features {tuple(features.shape)}"
+
+
+def main(console: Console) -> None:
+    """Print how many heads were found, refused and wrong, with every one that was not found."""
+    library = define_operators()
+    import timm
+
+    counts = {"found": 0, "refused": 0, "wrong": 0, "cannot run": 0}
+    table = Table("architecture", "", "", title="Heads that were not found")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in track(architectures(timm), "Building networks", console=console, transient=True):
+            try:
+                torch.manual_seed(0)
+                network = timm.create_model(name, num_classes=N_CLASSES)
+                if sum(parameter.numel() for parameter in network.parameters()) > LARGEST:
+                    continue
+                images = torch.randn(2, *network.default_cfg.get("input_size", (3, 224, 224)))
+                result, text = verdict(network, images)
+            except Exception as error:
+                result, text = "cannot run", f"{type(error).__name__}: {error}"
+            counts[result] += 1
+            if result != "found":
+                table.add_row(name, result, text[:200])
+            gc.collect()
+    console.print(table)
+    console.print(", ".join(f"{result} {count}" for result, count in counts.items()), "(wrong must be 0)")
+    del library
