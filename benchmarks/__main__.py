@@ -26,9 +26,7 @@ ON_TASKS = {"recipes": recipes.main, "methods": methods.main, "blend": blend.mai
 def main(
     sections: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="sums, search, metrics, storage, latency, recipes, methods, blend: all by default; heads."
-        ),
+        typer.Argument(help="sums, search, metrics, storage, latency, recipes, methods, blend: all by default; heads."),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes, methods and blend.")] = None,
 ) -> None:
