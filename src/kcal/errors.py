@@ -56,6 +56,10 @@ class MissingExtraError(KcalError, ImportError):
     """Raise for an optional dependency that is not installed; the message says how to install it."""
 
 
+class ExportError(KcalError, RuntimeError):
+    """Raise if an exported file does not compute what the calibrator computes; the file is not kept."""
+
+
 class KcalWarning(UserWarning):
     """Base class of every warning of kcal, so that one filter catches them all.
 

@@ -1,8 +1,8 @@
 """From a torch classifier to its embeddings and logits."""
 
-from kcal.embeddings.extraction import BatchReader, extract
+from kcal.embeddings.extraction import BatchReader, extract, extract_batches
 from kcal.embeddings.folder import read_outputs
-from kcal.embeddings.heads import FunctionHead, Head, LayerHead, find_head
+from kcal.embeddings.heads import FunctionHead, Head, LayerHead, find_head, get_head
 from kcal.embeddings.outputs import ClassifierOutputs
 
 __all__ = [
@@ -12,6 +12,8 @@ __all__ = [
     "Head",
     "LayerHead",
     "extract",
+    "extract_batches",
     "find_head",
+    "get_head",
     "read_outputs",
 ]

@@ -76,6 +76,17 @@ def extract(
     >>> kcal.KCalBlend().fit(outputs.embeddings, outputs.labels, logits=outputs.logits)  # doctest: +SKIP
     """
     reader = BatchReader(network, head=head, batch=batch, autocast=autocast)
+    return extract_batches(reader, loader, to=to, progress=progress)
+
+
+def extract_batches(
+    reader: BatchReader,
+    loader: Iterable[Any],
+    *,
+    to: str | os.PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> ClassifierOutputs:
+    """Return the outputs of all batches of a loader; arguments as in :func:`extract`."""
     check_loader(loader)
     if to is not None:
         with outputs_writer(to) as writer:

@@ -125,6 +125,8 @@ def get_head(head: Any, network: nn.Module, inputs: Any) -> Head:
     """
     if head is None:
         return find_head(network, inputs)
+    if isinstance(head, LayerHead | FunctionHead):
+        return head
     if isinstance(head, str | nn.Module):
         return named_head(head, network, inputs)
     if callable(head):

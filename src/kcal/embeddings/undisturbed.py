@@ -37,16 +37,25 @@ def undisturbed(network: nn.Module) -> Iterator[None]:
 
     What is compiled runs uncompiled, so that hooks see every layer.
     """
-    modes = [(module, module.training) for module in network.modules()]
-    with _random_states(), _uncompiled():
+    with _random_states(), _uncompiled(), evaluation_mode(network):
         try:
-            network.eval()
             with torch.inference_mode():
                 yield
         finally:
-            for module, training in modes:
-                module.training = training
             _release_inference_tensors(network)
+
+
+@contextmanager
+def evaluation_mode(network: nn.Module) -> Iterator[None]:
+    """Run the block in evaluation mode; restore the modes of all modules after it."""
+    training = [module for module in network.modules() if module.training]
+    try:
+        if training:
+            network.eval()
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @contextmanager

@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
+from safetensors.torch import save as safetensors_bytes
 from torch import nn
 
 from kcal.calibrators import Calibrator, CalibratorState, calibrator_class
@@ -43,7 +44,12 @@ FEW_FEATURES = 10**6
 """A file with more features than this has at least one byte for each."""
 
 
-def save(calibrator: Calibrator | TrainedProjection, path: str | os.PathLike[str]) -> Path:
+def save(
+    calibrator: Calibrator | TrainedProjection,
+    path: str | os.PathLike[str],
+    *,
+    network: Mapping[str, Any] | None = None,
+) -> Path:
     """Write a fitted calibrator or a trained projection to one file, completely or not at all; return the path.
 
     Parameters
@@ -52,7 +58,14 @@ def save(calibrator: Calibrator | TrainedProjection, path: str | os.PathLike[str
         Any fitted calibrator of kcal, or what :func:`kcal.train_projection` returned.
     path : path
         The file; an existing one is replaced.
+    network : mapping, optional
+        A description of the network that the calibrator belongs to, of text and numbers.
     """
+    return write_whole(path, to_bytes(calibrator, network=network))
+
+
+def to_bytes(calibrator: Calibrator | TrainedProjection, *, network: Mapping[str, Any] | None = None) -> bytes:
+    """Return the content of the file that :func:`save` writes."""
     if isinstance(calibrator, TrainedProjection):
         state = projection_to_state(calibrator)
     elif isinstance(calibrator, Calibrator):
@@ -67,6 +80,8 @@ def save(calibrator: Calibrator | TrainedProjection, path: str | os.PathLike[str
         "parameters": state.parameters,
         "values": state.values,
     }
+    if network is not None:
+        header["network"] = dict(network)
     try:
         text = json.dumps(header, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -74,7 +89,24 @@ def save(calibrator: Calibrator | TrainedProjection, path: str | os.PathLike[str
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors.items()}
     if damaged := _first_damaged(tensors):
         raise InvalidInputError("calibrator", "must be fitted to finite numbers", got=damaged, remedy="Fit it again.")
-    return write_whole(path, to_bytes(tensors, metadata=to_metadata(text, tensors)))
+    content: bytes = safetensors_bytes(tensors, metadata=to_metadata(text, tensors))
+    return content
+
+
+def from_bytes(content: bytes) -> Calibrator:
+    """Return the calibrator whose file has this content."""
+    with TemporaryDirectory() as folder:
+        path = write_whole(Path(folder) / "model.kcal", content)
+        return load_calibrator(path)
+
+
+def read_network_reference(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return the description of the network in a file; None if there is none."""
+    place = check_path(path)
+    network = _read(place)[0].get("network")
+    if network is not None and not isinstance(network, dict):
+        raise FileFormatError(f"{place} is damaged: its description of the network is.")
+    return network
 
 
 def load(

@@ -1,0 +1,222 @@
+"""A network and a calibrator in one torch module: inputs to calibrated probabilities."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from torch import nn
+
+from kcal.calibrators import Calibrator, PredictionModule, fit_on, make_calibrator, predict_on
+from kcal.deployment.reference import check_network, head_from_reference, head_reference, network_reference
+from kcal.embeddings import BatchReader, ClassifierOutputs, Head, extract_batches, get_head, read_outputs
+from kcal.embeddings.batches import SplitBatch
+from kcal.embeddings.undisturbed import device_of, evaluation_mode, undisturbed, unwrap
+from kcal.errors import InvalidInputError
+from kcal.persistence import from_bytes, load_calibrator, read_network_reference, save, to_bytes
+from kcal.validation import shown
+
+Source = ClassifierOutputs | Iterable[Any] | str | os.PathLike[str]
+"""A loader, a batch, outputs, or a folder of outputs."""
+
+
+class CalibratedClassifier(nn.Module):
+    """A trained network with calibrated probabilities as its output.
+
+    Parameters
+    ----------
+    network : nn.Module
+        A trained classifier; it is neither changed nor copied.
+    method : str or Calibrator
+        Name of a method (see ``kcal.METHODS``), or an unfitted calibrator.
+    head, batch, autocast, progress
+        As in :func:`kcal.extract`.
+
+    Attributes
+    ----------
+    calibrator : Calibrator
+        Fitted by :meth:`fit`.
+    calibrated_head : PredictionModule
+        The same prediction as a module of embeddings and logits.
+
+    Examples
+    --------
+    >>> model = kcal.CalibratedClassifier(network).fit(calibration_loader)  # doctest: +SKIP
+    >>> probs = model(images)  # doctest: +SKIP
+    """
+
+    calibrator: Calibrator | None
+    calibrated_head: PredictionModule | None
+    _head: Head | None
+
+    def __init__(
+        self,
+        network: nn.Module,
+        method: str | Calibrator = "kcal-blend",
+        *,
+        head: Any = None,
+        batch: SplitBatch | None = None,
+        autocast: torch.dtype | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(network, nn.Module):
+            raise InvalidInputError("network", "must be an nn.Module", got=shown(network))
+        if not isinstance(method, str | Calibrator):
+            raise InvalidInputError("method", "must be the name of a method or a calibrator", got=shown(method))
+        self.network = unwrap(network)
+        self.method, self.head, self.batch = method, head, batch
+        self.autocast, self.progress = autocast, progress
+        self.calibrator = self.calibrated_head = self._head = None
+
+    def fit(
+        self,
+        loader: Source,
+        *,
+        train_loader: Source | None = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+        classes: Any = None,
+    ) -> Self:
+        """Fit the calibrator to the network's outputs for data that it was not trained on.
+
+        Parameters
+        ----------
+        loader : iterable of batches, ClassifierOutputs or folder
+            The calibration set, with labels; outputs of this network that :func:`kcal.extract` returned or wrote
+            to a folder are not computed again.
+        train_loader : the same, optional
+            The network's own training set, from which methods with a learned projection learn it.
+        groups, sample_weight : (n,) arrays, optional
+            Of the calibration samples, as in the calibrator's ``fit``.
+        classes : sequence, optional
+            Names of the classes, in the order of the logits.
+        """
+        calibrator = make_calibrator(self.method) if isinstance(self.method, str) else clone(self.method)
+        calibration = replace(self.outputs(loader), groups=groups, weights=sample_weight)
+        if calibration.labels is None:
+            remedy = "Yield (inputs, labels), or pass batch= to CalibratedClassifier."
+            raise InvalidInputError("loader", "must yield labels to fit", got="inputs only", remedy=remedy)
+        training = None
+        if train_loader is not None and calibrator.uses_training_set:
+            training = self.outputs(train_loader)
+        self._hold(fit_on(calibrator, calibration, training, classes=classes))
+        return self
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """Labels, in the order of the columns of the probabilities."""
+        return self._fitted()[0].classes_
+
+    def forward(self, *inputs: Any, **named_inputs: Any) -> torch.Tensor:
+        """Return calibrated probabilities, (n, n_classes), of inputs that the network takes."""
+        probs: torch.Tensor = self._fitted()[1](*self._embeddings_and_logits(inputs, named_inputs))
+        return probs
+
+    def with_evidence(self, *inputs: Any, **named_inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return calibrated probabilities, (n, n_classes), and evidence, (n,), of inputs that the network takes."""
+        module, outputs = self._fitted()[1], self._embeddings_and_logits(inputs, named_inputs)
+        return module(*outputs), module.evidence(*outputs)
+
+    def predict_proba(self, data: Source) -> NDArray[np.float32]:
+        """Return calibrated probabilities, (n, n_classes), of a loader, a batch, outputs or a folder of them.
+
+        A batch is a tensor, a tuple or a mapping. The network runs in evaluation mode and stays as it was.
+        """
+        probs: NDArray[np.float32] = predict_on(self._fitted()[0], self.outputs(data))
+        return probs
+
+    def predict(self, data: Source) -> NDArray[Any]:
+        """Return the most probable class of each sample; ``data`` as in :meth:`predict_proba`."""
+        labels: NDArray[Any] = self.classes_[self.predict_proba(data).argmax(axis=1)]
+        return labels
+
+    def evidence(self, data: Source) -> NDArray[np.float32]:
+        """Return the share of calibration samples with less evidence than each sample, (n,), from 0 to 1.
+
+        For KCal and its blend; see their ``evidence``. ``data`` as in :meth:`predict_proba`.
+        """
+        calibrator = self._fitted()[0]
+        if not calibrator.has_evidence:
+            expected, got = "must be a method with evidence, such as kcal-blend", calibrator.method
+            raise InvalidInputError("method", expected, got=got)
+        shares: NDArray[np.float32] = calibrator.evidence(self.outputs(data).matrix(calibrator.inputs))  # type: ignore[attr-defined]
+        return shares
+
+    def outputs(self, data: Source) -> ClassifierOutputs:
+        """Return the network's embeddings, logits and labels; ``data`` as in :meth:`predict_proba`."""
+        if isinstance(data, ClassifierOutputs):
+            return data
+        if isinstance(data, str | os.PathLike):
+            return read_outputs(data)
+        loader = [data] if isinstance(data, torch.Tensor | tuple | Mapping) else data
+        reader = BatchReader(self.network, head=self._head or self.head, batch=self.batch, autocast=self.autocast)
+        outputs = extract_batches(reader, loader, progress=self.progress)
+        self._head = reader.head
+        return outputs
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the calibrator, the name of the head and a checksum of the network to one file; not the network."""
+        calibrator, _ = self._fitted()
+        return save(calibrator, path, network=network_reference(self.network, self._head))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], network: nn.Module, **options: Any) -> Self:
+        """Return the classifier that :meth:`save` wrote, with its ``network``, which must be the same.
+
+        ``options`` are those of the constructor; a ``head`` that is a function has to be given again.
+        """
+        reference, calibrator = read_network_reference(path), load_calibrator(path)
+        classifier = cls(network, calibrator, **options)
+        if reference is not None:
+            check_network(reference, classifier.network, path)
+            if classifier.head is None:
+                classifier._head = head_from_reference(reference)
+        classifier._hold(calibrator)
+        return classifier
+
+    def locate_head(self, inputs: Any) -> None:
+        """Find the last layer by the inputs of a batch, if it is not known yet."""
+        if self._head is None:
+            with undisturbed(self.network):
+                self._head = get_head(self.head, self.network, inputs)
+
+    def get_extra_state(self) -> Any:
+        """Return the calibrator as the bytes of its file, so that a state dictionary is complete."""
+        if self.calibrator is None:
+            return None
+        content = torch.frombuffer(bytearray(to_bytes(self.calibrator)), dtype=torch.uint8)
+        return {"calibrator": content, "head": head_reference(self._head)}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Restore the calibrator from a state dictionary."""
+        if state is not None:
+            self._head = head_from_reference(state["head"])
+            self._hold(from_bytes(state["calibrator"].cpu().numpy().tobytes()))
+
+    def _hold(self, calibrator: Calibrator) -> None:
+        self.calibrator = calibrator
+        self.calibrated_head = calibrator.as_module().to(device_of(self.network))
+
+    def _fitted(self) -> tuple[Calibrator, PredictionModule]:
+        if self.calibrator is None or self.calibrated_head is None:
+            raise NotFittedError("This CalibratedClassifier is not fitted yet: call fit with a calibration set first.")
+        return self.calibrator, self.calibrated_head
+
+    def _embeddings_and_logits(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        if inputs and named:
+            expected = "must be either positional or keyword arguments"
+            raise InvalidInputError("inputs", expected, got="both", remedy="Pass all of them as keywords.")
+        arguments = named or (inputs[0] if len(inputs) == 1 else inputs)
+        self.locate_head(arguments)
+        assert self._head is not None
+        with evaluation_mode(self.network):
+            return self._head.outputs(self.network, arguments)
