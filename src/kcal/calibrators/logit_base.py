@@ -34,6 +34,8 @@ Floats = NDArray[np.float64]
 
 LARGEST_PENALTY = 1e12
 MAX_BINS = 100_000
+BLOCK_NUMBERS = 2**20
+"""Largest size of a tensor in a block of predictions: bounds their memory for any number of rows."""
 
 NAME_COLUMNS = "pass fit(..., classes=...) with the label of every column, in order."
 
@@ -130,7 +132,10 @@ class LogitCalibrator(Calibrator):
     def _log_probabilities(self, inputs: torch.Tensor) -> torch.Tensor:
         warn_of_probabilities(inputs, self.representation_)
         log_probs = to_log_probs(inputs, self.representation_, ignore_order=self.ignores_class_order)
-        return self.model_.log_probs(log_probs)
+        n_classes = log_probs.shape[1]
+        model = self.model_.prepare(n_classes)
+        rows = max(1, BLOCK_NUMBERS // (model.numbers_per_score * n_classes))
+        return torch.cat([model.log_probs(block) for block in torch.split(log_probs, rows)])
 
 
 def fitted(name: str) -> Any:
