@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kcal.validation import ALMOST_ZERO
+
 Floats = NDArray[np.float64]
 Tensors = tuple[torch.Tensor, ...]
 FitMap = Callable[[Floats, Any, Floats], tuple[Floats, ...]]
@@ -18,6 +20,12 @@ TIE_TOLERANCE = 1e-9
 """Log probabilities that differ by no more are tied, so that rounding decides nothing."""
 LOG_ODDS_DECIMALS = 9
 """Log-odds are rounded to so many decimals, so that rounding errors of a shifted row neither make nor break a tie."""
+
+
+def network_log_probs(rows: torch.Tensor, representation: str) -> torch.Tensor:
+    """Return the log probabilities of logits or probabilities, (n, n_classes), in float64."""
+    scores = rows.double()
+    return torch.log_softmax(scores if representation == "logits" else scores.clamp_min(ALMOST_ZERO).log(), dim=1)
 
 
 def log_odds(log_probs: torch.Tensor) -> torch.Tensor:

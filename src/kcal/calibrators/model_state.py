@@ -109,7 +109,7 @@ class LogitModel(StoredModel, ABC):
 
     @property
     def numbers_per_score(self) -> int:
-        """Size of the largest tensor of the formula, per class and row: predictions are made in blocks that bound it."""
+        """Size of the largest tensor of the formula, per class and row: blocks of predictions bound it."""
         return 1
 
     def summary(self) -> dict[str, str]:

@@ -26,6 +26,7 @@ from kcal.validation.matrices import (
     computing_dtype,
     kind_of,
     row_fingerprints,
+    unchecked_logits,
 )
 from kcal.validation.parameters import checked_parameters, parameter
 from kcal.validation.scalars import (
@@ -68,4 +69,5 @@ __all__ = [
     "shown",
     "table_classes",
     "to_numbers",
+    "unchecked_logits",
 ]
