@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kcal.errors import (
     BandwidthWarning,
     ConvergenceWarning,
+    ExportError,
     FewSamplesWarning,
     FileFormatError,
     HeldOutWarning,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         predict_on,
     )
     from kcal.datasets import load_example
+    from kcal.deployment import CalibratedClassifier
     from kcal.embeddings import ClassifierOutputs, extract, read_outputs
     from kcal.metrics import evaluate
     from kcal.persistence import load, save
@@ -63,10 +65,12 @@ __all__ = [
     "METHODS",
     "BandwidthWarning",
     "BetaCalibration",
+    "CalibratedClassifier",
     "ClassifierOutputs",
     "ConvergenceWarning",
     "DirichletCalibration",
     "EnsembleTemperatureScaling",
+    "ExportError",
     "FastRecipe",
     "FewSamplesWarning",
     "FileFormatError",
@@ -118,6 +122,7 @@ _MODULES = (
     "kcal.calibrators",
     "kcal.persistence",
     "kcal.datasets",
+    "kcal.deployment",
 )
 """Modules that define the names above, the quickest to import first."""
 

@@ -12,11 +12,11 @@ import torch
 from kcal import GaussianProcessCalibration, TemperatureScaling
 from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.gaussian_process.estimator import (
-    _standard_normals,
+    GaussianProcessModel,
     choose_inducing_points,
-    expected_softmax,
     require_latent_process,
 )
+from kcal.calibrators.gaussian_process.posterior import expected_softmax, standard_normals
 from kcal.calibrators.gaussian_process.score_grid import ScoreGrid, make_grid
 from kcal.errors import InvalidInputError, MissingExtraError
 from synthetic import warped
@@ -101,18 +101,39 @@ def test_predictions_are_the_integral_of_softmax() -> None:
     expected = float((np.outer(masses, masses) / (1 + np.exp(second - first))).sum())
     errors = []
     for draws in (100, 200_000):
-        found = expected_softmax(means, variances, _standard_normals(draws, 2, seed=0), means).exp()
+        found = expected_softmax(means, variances, standard_normals(draws, 2, seed=0), means).exp()
         assert float(found.sum()) == pytest.approx(1.0)
         errors.append(abs(float(found[0, 0]) - expected))
     assert errors[0] < 0.03
     assert errors[1] < 1e-3
 
 
+def gpytorch_marginals(model: GaussianProcessModel, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and variance of the latent function at the scores, both (n, n_classes), by gpytorch."""
+    function = require_latent_process().LatentFunction(model.inducing, representation=model.representation).eval()
+    with torch.no_grad():
+        for name, parameter in function.parameters_by_name().items():
+            parameter.copy_(getattr(model, name).reshape(parameter.shape))
+        posterior = function(scores.reshape(-1, 1))
+    return posterior.mean.reshape(scores.shape), posterior.variance.reshape(scores.shape)
+
+
+@pytest.mark.parametrize("representation", ["logits", "probabilities"])
+def test_the_marginals_are_those_of_gpytorch(representation: str, problem: Any) -> None:
+    probs = np.exp(problem.logits) / np.exp(problem.logits).sum(axis=1, keepdims=True)
+    rows = problem.logits if representation == "logits" else probs
+    model = GaussianProcessCalibration(representation=representation).fit(rows, problem.labels).model_
+    scores = torch.log_softmax(torch.from_numpy(problem.test_logits), dim=1)
+    scores = torch.cat([scores, 10 * scores]) if representation == "logits" else scores.exp()
+    for found, expected in zip(model.prepare(3).marginals(scores), gpytorch_marginals(model, scores), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_a_fitted_prediction_is_the_integral_over_its_own_marginals(problem: Any) -> None:
     fitted = GaussianProcessCalibration(samples=20_000).fit(problem.logits, problem.labels)
     rows = problem.test_logits[:3]
     scores = torch.log_softmax(torch.from_numpy(rows), dim=1)
-    means, variances = require_latent_process().marginals(fitted.model_, scores)
+    means, variances = gpytorch_marginals(fitted.model_, scores)
     points, masses = np.polynomial.hermite_e.hermegauss(24)
     masses = masses / masses.sum()
     for row, mean, deviation in zip(fitted.predict_proba(rows), means.numpy(), variances.sqrt().numpy(), strict=True):
@@ -140,7 +161,7 @@ def test_predictions_do_not_depend_on_the_batch(
     whole = fitted.predict_proba(problem.test_logits)
     alone = np.concatenate([fitted.predict_proba(problem.test_logits[i : i + 1]) for i in range(20)])
     np.testing.assert_allclose(alone, whole[:20], atol=1e-13)
-    monkeypatch.setattr("kcal.calibrators.gaussian_process.estimator.BLOCK_SIZE", 1)
+    monkeypatch.setattr("kcal.calibrators.logit_base.BLOCK_NUMBERS", 1)
     np.testing.assert_allclose(fitted.predict_proba(problem.test_logits[:20]), whole[:20], atol=1e-13)
 
 
@@ -154,7 +175,7 @@ def test_a_prediction_never_draws_more_numbers_at_once_than_it_says(
         return multiply(first, second)
 
     monkeypatch.setattr(torch, "bmm", record)
-    monkeypatch.setattr("kcal.calibrators.gaussian_process.estimator.BLOCK_SIZE", 3_000)
+    monkeypatch.setattr("kcal.calibrators.logit_base.BLOCK_NUMBERS", 3_000)
     fitted.predict_proba(problem.test_logits)
     assert max(sizes) == 3_000  # ten rows of 100 draws of 3 classes
     assert len(sizes) == 2 * 60
@@ -237,6 +258,6 @@ def test_the_largest_numbers_that_a_file_may_hold_give_probabilities(fitted: Gau
 
 @pytest.mark.parametrize(("draws", "expected"), [(1, 2), (7, 8), (8, 8)])
 def test_every_draw_has_its_negative(draws: int, expected: int) -> None:
-    normals = _standard_normals(draws, 3, seed=0)
+    normals = standard_normals(draws, 3, seed=0)
     assert normals.shape == (expected, 3)
     assert torch.equal(normals.sort(dim=0).values, (-normals).sort(dim=0).values)

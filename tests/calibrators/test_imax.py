@@ -208,7 +208,7 @@ def test_probabilities_are_normalised_odds_of_the_binned_scores(problem: Any) ->
 def test_the_shared_form_pools_all_classes(problem: Any) -> None:
     fitted = IMaxBinning().fit(problem.logits, problem.labels)
     logs = problem.logits - np.logaddexp.reduce(problem.logits, axis=1, keepdims=True)
-    scores = log_odds(logs).ravel()
+    scores = log_odds(torch.from_numpy(logs)).numpy().ravel()
     targets = np.eye(3)[problem.labels].ravel()
     assert len(fitted.boundaries_[0]) == 14
     edges = np.concatenate([[-np.inf], fitted.boundaries_[0], [np.inf]])

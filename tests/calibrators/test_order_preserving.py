@@ -138,16 +138,15 @@ def test_the_monotone_map_is_the_integral_of_its_density() -> None:
 
 def test_the_monotone_maps_slopes_are_those_of_autograd() -> None:
     generator = np.random.default_rng(0)
-    scores = -generator.exponential(size=(5, 3)) * 4
+    scores = torch.from_numpy(-generator.exponential(size=(5, 3)) * 4)
     depths = grid_depths(torch.tensor([-6.0]))  # some scores lie below
     density = torch.from_numpy(generator.uniform(0.1, 1, len(depths))).requires_grad_()
-    places, slopes = GridPlaces.of(scores, depths.numpy()), generator.normal(size=15)
+    places, slopes = GridPlaces.of(scores, depths), torch.from_numpy(generator.normal(size=(5, 3)))
     integrals = integrate(density, depths)
-    out = integrals[places.cell] - torch.from_numpy(places.near) * density[places.cell]
-    out = out - torch.from_numpy(places.far) * torch.cat([density[1:], torch.zeros(1)])[places.cell]
-    expected = torch.autograd.grad(out @ torch.from_numpy(slopes), density, retain_graph=True)[0]
+    out = places.interpolate(integrals, density)
+    expected = torch.autograd.grad((out * slopes).sum(), density, retain_graph=True)[0]
     in_integrals, in_density = places.pull_back(slopes, len(depths))
-    surrogate = integrals @ torch.from_numpy(in_integrals) + density @ torch.from_numpy(in_density)
+    surrogate = integrals @ in_integrals + density @ in_density
     torch.testing.assert_close(torch.autograd.grad(surrogate, density)[0], expected)
 
 

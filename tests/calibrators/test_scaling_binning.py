@@ -32,7 +32,7 @@ def test_a_bin_gives_the_mean_of_its_scaled_scores(problem: Any) -> None:
 def test_maps_keep_the_mean_score_of_every_class(problem: Any) -> None:
     fitted = ScalingBinning(bins=6, maps="class").fit(problem.logits, problem.labels)
     scaled = TemperatureScaling().fit(problem.logits, problem.labels).predict_proba(problem.logits)
-    scores = fitted.model_.scores(torch.log_softmax(torch.from_numpy(problem.logits), dim=1))
+    scores = fitted.model_.scores(torch.log_softmax(torch.from_numpy(problem.logits), dim=1)).numpy()
     for k in range(3):
         mapped = fitted.means_[k][np.searchsorted(fitted.edges_[k], scores[:, k])]
         assert mapped.mean() == pytest.approx(scaled[:, k].mean(), abs=1e-9)

@@ -10,6 +10,7 @@ from kcal.calibrators.gaussian_process.estimator import GaussianProcessCalibrati
 from kcal.calibrators.imax.estimator import IMaxBinning
 from kcal.calibrators.kcal.estimator import KCal
 from kcal.calibrators.kcal.logits import KCalLogits
+from kcal.calibrators.modules import PredictionModule
 from kcal.calibrators.order_preserving.estimator import OrderPreservingCalibration
 from kcal.calibrators.outputs import fit_on, predict_on
 from kcal.calibrators.registry import METHODS, Method, calibrator_class, make_calibrator
@@ -42,6 +43,7 @@ __all__ = [
     "Method",
     "OrderPreservingCalibration",
     "PlattScaling",
+    "PredictionModule",
     "ScalingBinning",
     "SplineCalibration",
     "StructuredMatrixScaling",

@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from kcal.calibrators.modules import PredictionModule
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.validation import both_classes, check_choice, check_matrix, check_seed, kind_of, row_fingerprints
 
@@ -75,6 +76,16 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _log_probabilities(self, inputs: Any) -> torch.Tensor:
         """Return log probabilities, (n, n_classes), of checked inputs."""
         return torch.log(self._probabilities(inputs))
+
+    @abstractmethod
+    def as_module(self) -> PredictionModule:
+        """Return the prediction as a torch module, with a copy of its tensors.
+
+        ``module(embeddings, logits)`` are the probabilities of :meth:`predict_proba`, (n, n_classes), of tensors (n, h)
+        and (n, n_classes); what the method does not use may be None, or left out. The rows are not checked. The module
+        can be compiled, exported (``torch.export``, ONNX) and made part of a network. With ``has_evidence``,
+        ``module.evidence(embeddings, logits)`` is the evidence.
+        """
 
     @abstractmethod
     def state(self) -> CalibratorState:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import logsumexp
+
+from kcal.validation import ALMOST_ZERO
 
 Floats = NDArray[np.float64]
 Tensors = tuple[torch.Tensor, ...]
@@ -21,20 +22,25 @@ LOG_ODDS_DECIMALS = 9
 """Log-odds are rounded to so many decimals, so that rounding errors of a shifted row neither make nor break a tie."""
 
 
-def log_odds(log_probs: Floats) -> Floats:
+def network_log_probs(rows: torch.Tensor, representation: str) -> torch.Tensor:
+    """Return the log probabilities of logits or probabilities, (n, n_classes), in float64."""
+    scores = rows.double()
+    return torch.log_softmax(scores if representation == "logits" else scores.clamp_min(ALMOST_ZERO).log(), dim=1)
+
+
+def log_odds(log_probs: torch.Tensor) -> torch.Tensor:
     """Return log p − log(1 − p), (n, n_classes), of log probabilities, accurate where p rounds to 1."""
-    top = log_probs.argmax(axis=1)[:, None]
-    others = log_probs.copy()
-    np.put_along_axis(others, top, -np.inf, axis=1)
-    complement_of_top = logsumexp(others, axis=1, keepdims=True)  # log(1 − p) of the top class
-    complements = np.log1p(-np.exp(others))  # no other class is above one half
-    np.put_along_axis(complements, top, complement_of_top, axis=1)
-    return np.asarray(log_probs - complements, dtype=np.float64)
+    top = log_probs.argmax(dim=1, keepdim=True)
+    others = log_probs.scatter(1, top, -torch.inf)
+    complement_of_top = torch.logsumexp(others, dim=1, keepdim=True)  # log(1 − p) of the top class
+    complements = torch.log1p(-torch.exp(others))  # no other class is above one half
+    return log_probs - complements.scatter(1, top, complement_of_top)
 
 
-def rounded_log_odds(log_probs: torch.Tensor) -> Floats:
+def rounded_log_odds(log_probs: torch.Tensor) -> torch.Tensor:
     """Return the log-odds, (n, n_classes), rounded so that a row plus a constant has the same."""
-    return np.round(log_odds(log_probs.numpy()), LOG_ODDS_DECIMALS)
+    scale = 10.0**LOG_ODDS_DECIMALS
+    return torch.round(log_odds(log_probs) * scale) / scale
 
 
 def fit_maps(
@@ -83,7 +89,7 @@ def replace_top(log_probs: torch.Tensor, log_top: torch.Tensor, log_rest: torch.
 
 def sort_classes(log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log probabilities in descending order and the class of each, both (n, n_classes)."""
-    return torch.sort(log_probs, dim=1, descending=True, stable=True)
+    return torch.sort(log_probs, dim=1, descending=True)
 
 
 def unsort_classes(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import REPRESENTATIONS, Calibrator, CalibratorState, refuse_extra
-from kcal.calibrators.class_scores import sort_classes, unsort_classes
+from kcal.calibrators.class_scores import network_log_probs, sort_classes, unsort_classes
 from kcal.calibrators.fit_warnings import warn_of_missing_classes
 from kcal.calibrators.model_state import LogitModel, Stored
+from kcal.calibrators.modules import LogitModule
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.threads import threads_for
 from kcal.validation import (
-    ALMOST_ZERO,
     check_labels,
     check_weights,
     checked_parameters,
@@ -35,6 +35,8 @@ Floats = NDArray[np.float64]
 
 LARGEST_PENALTY = 1e12
 MAX_BINS = 100_000
+BLOCK_NUMBERS = 2**20
+"""Largest size of a tensor in a block of predictions: bounds their memory for any number of rows."""
 
 NAME_COLUMNS = "pass fit(..., classes=...) with the label of every column, in order."
 
@@ -108,6 +110,11 @@ class LogitCalibrator(Calibrator):
         check_is_fitted(self)
         return self.model_.summary()
 
+    def as_module(self) -> LogitModule:
+        """Return the prediction as a torch module of logits."""
+        check_is_fitted(self)
+        return LogitModule(self.model_.prepare(len(self.classes_)), self.representation_)
+
     def state(self) -> CalibratorState:
         """Return the content of the fitted calibrator."""
         check_is_fitted(self)
@@ -131,7 +138,10 @@ class LogitCalibrator(Calibrator):
     def _log_probabilities(self, inputs: torch.Tensor) -> torch.Tensor:
         warn_of_probabilities(inputs, self.representation_)
         log_probs = to_log_probs(inputs, self.representation_, ignore_order=self.ignores_class_order)
-        return self.model_.log_probs(log_probs)
+        n_classes = log_probs.shape[1]
+        model = self.model_.prepare(n_classes)
+        rows = max(1, BLOCK_NUMBERS // (model.numbers_per_score * n_classes))
+        return torch.cat([model.log_probs(block) for block in torch.split(log_probs, rows)])
 
 
 def fitted(name: str) -> Any:
@@ -158,8 +168,13 @@ def to_log_probs(
         descending, order = sort_classes(rows.cpu())
         return unsort_classes(to_log_probs(descending, representation), order)
     rows = rows.cpu().double()
-    if representation == "logits":
-        return torch.log_softmax(rows, dim=1)
+    if representation == "probabilities":
+        _check_probabilities(rows, name)
+    return network_log_probs(rows, representation)
+
+
+def _check_probabilities(rows: torch.Tensor, name: str) -> None:
+    """Raise on the first row that is not a distribution."""
     sums = rows.sum(dim=1)
     wrong = ((rows < 0).any(dim=1) | ((sums - 1).abs() > 1e-2)).nonzero().squeeze(1)
     if len(wrong):
@@ -170,7 +185,6 @@ def to_log_probs(
             got=f"row {row}, which sums to {float(sums[row]):.4g}, with smallest entry {float(rows[row].min()):.4g}",
             remedy='If these are logits, set the representation to "logits".',
         )
-    return torch.log_softmax(rows.clamp_min(ALMOST_ZERO).log(), dim=1)
 
 
 def encode_columns(y: Any, table: Any, shape: torch.Size, classes: Any) -> tuple[Codes, NDArray[Any]]:

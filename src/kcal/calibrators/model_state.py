@@ -98,7 +98,19 @@ class LogitModel(StoredModel, ABC):
 
     @abstractmethod
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
-        """Return calibrated log probabilities of the network's, both (n, n_classes) in float64."""
+        """Return calibrated log probabilities of the network's, both (n, n_classes) in float64.
+
+        A formula without branches that depend on numbers: it is part of a torch module that others compile and export.
+        """
+
+    def prepare(self, n_classes: int) -> LogitModel:
+        """Return the model of predictions, with everything computed that does not depend on the rows."""
+        return self
+
+    @property
+    def numbers_per_score(self) -> int:
+        """Size of the largest tensor of the formula, per class and row: blocks of predictions bound it."""
+        return 1
 
     def summary(self) -> dict[str, str]:
         """Return the main results for display, label to text."""

@@ -211,7 +211,9 @@ class CalibratedClassifier(nn.Module):
             raise NotFittedError("This CalibratedClassifier is not fitted yet: call fit with a calibration set first.")
         return self.calibrator, self.calibrated_head
 
-    def _embeddings_and_logits(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _embeddings_and_logits(
+        self, inputs: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if inputs and named:
             expected = "must be either positional or keyword arguments"
             raise InvalidInputError("inputs", expected, got="both", remedy="Pass all of them as keywords.")

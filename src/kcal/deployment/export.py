@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from kcal.calibrators import Calibrator
@@ -112,7 +111,9 @@ def write_onnx(
         program = export_program(predictor, example)
         _to_onnx(program, predictor, example, written)
         _add_metadata(onnx, written, metadata)
-        verify_onnx(runtime.InferenceSession(written, providers=["CPUExecutionProvider"]), predictor, example, tolerance)
+        verify_onnx(
+            runtime.InferenceSession(written, providers=["CPUExecutionProvider"]), predictor, example, tolerance
+        )
         for part in sorted(Path(folder).iterdir(), reverse=True):  # the graph last
             shutil.move(part, target.parent / part.name)
     return target

@@ -1,6 +1,7 @@
 """The mathematics: mother kernels, class sums in log space, leave-out losses, bandwidth search."""
 
 from kcal.kernels.bandwidth import INTERVAL, BandwidthCurve, scaled_bandwidth, search_bandwidth
+from kcal.kernels.direct import DirectSums
 from kcal.kernels.leave_out import (
     MAX_PREDICTED,
     MEMORY_BUDGET,
@@ -22,6 +23,7 @@ __all__ = [
     "MEMORY_BUDGET",
     "BandwidthCurve",
     "ClassSums",
+    "DirectSums",
     "LeaveOut",
     "LeaveOutLoss",
     "MotherKernel",

@@ -45,6 +45,15 @@ class ClassSums(NamedTuple):
         smallest = torch.finfo(self.sums.dtype).tiny
         return self.sums.clamp_min(smallest).log_().add_(self.offsets[:, None]).transpose(1, 2)
 
+    def posteriors(self) -> torch.Tensor:
+        """Return p_k(q; b), (n_bandwidths, n_query, n_classes): uniform where a query sees no point at all."""
+        totals = self.sums.sum(dim=1, keepdim=True)
+        return torch.where(totals == 0, 1.0 / self.sums.shape[1], self.sums / totals).transpose(1, 2)
+
+    def log_densities(self, log_volumes: torch.Tensor) -> torch.Tensor:
+        """Return log densities, (n_bandwidths, n_query), from log(Σ_i w_i · ∫φ_b), (n_bandwidths, 1 or n_query)."""
+        return self.sums.sum(dim=1).log() + self.offsets - log_volumes
+
     def with_largest_one(self) -> ClassSums:
         """Return the same with a largest sum of 1 for each query, which a lower precision can hold."""
         largest = self.sums.amax(dim=1)
@@ -87,25 +96,19 @@ class PreparedSupport:
 
     def posteriors(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> torch.Tensor:
         """Return p_k(q; b), (n_bandwidths, n_query, n_classes): uniform where a query sees no point at all."""
-        sums = self.class_sums(queries, leave_out=leave_out).sums
-        totals = sums.sum(dim=1, keepdim=True)
-        sees_nothing = totals == 0
-        shares = sums.div_(totals.masked_fill_(sees_nothing, 1.0))
-        if bool(sees_nothing.any()):
-            shares.masked_fill_(sees_nothing, 1.0 / self.support.n_classes)
-        return shares.transpose(1, 2)
+        return self.class_sums(queries, leave_out=leave_out).posteriors()
 
     def log_densities(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> torch.Tensor:
         """Return the log density of the support that each query sees, (n_bandwidths, n_query).
 
         It is −inf where the kernel reaches no point.
         """
-        sums, offsets = self.class_sums(queries, leave_out=leave_out)
+        sums = self.class_sums(queries, leave_out=leave_out)
         volumes = [self.kernel.log_volume(bandwidth, self.support.dimension) for bandwidth in self.bandwidths]
         log_weight: float | torch.Tensor = self.support.log_total_weight
         if leave_out is not None:
-            log_weight = leave_out.log_visible_weights(self.support).to(offsets)
-        return sums.sum(dim=1).log() + offsets - log_weight - offsets.new_tensor(volumes)[:, None]
+            log_weight = leave_out.log_visible_weights(self.support).to(sums.offsets)
+        return sums.log_densities(log_weight + sums.offsets.new_tensor(volumes)[:, None])
 
     def _block_sums(self, points: torch.Tensor, leave_out: LeaveOut | None, level: int = 0) -> ClassSums:
         """Return the class sums of a block, each query in the first precision from ``level`` on that resolves it."""

@@ -26,6 +26,7 @@ from kcal.validation.matrices import (
     computing_dtype,
     kind_of,
     row_fingerprints,
+    unchecked_logits,
 )
 from kcal.validation.parameters import checked_parameters, parameter
 from kcal.validation.representation import look_like_probabilities, warn_of_probabilities
@@ -70,5 +71,6 @@ __all__ = [
     "shown",
     "table_classes",
     "to_numbers",
+    "unchecked_logits",
     "warn_of_probabilities",
 ]

@@ -93,14 +93,24 @@ def both_classes(column: torch.Tensor, representation: str, name: str = "X") -> 
     A logit z is the log-odds of the second class, [0, z]; a probability p is that of the second class, [1 − p, p].
     Matrices of more columns are returned as they are.
     """
+    if column.shape[1] == 1 and representation != "logits":
+        _require_shares(column[:, 0].cpu().numpy(), name)
+    return _of_both(column, representation)
+
+
+def unchecked_logits(logits: torch.Tensor, representation: str) -> torch.Tensor:
+    """Return logits (n, n_columns) as :func:`check_matrix` and :func:`both_classes` would, without their checks."""
+    rows = logits.to(computing_dtype(logits.dtype)).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
+    return _of_both(rows, representation)
+
+
+def _of_both(column: torch.Tensor, representation: str) -> torch.Tensor:
     import torch
 
     if column.shape[1] != 1:
         return column
-    if representation == "logits":
-        return torch.cat([torch.zeros_like(column), column], dim=1)
-    _require_shares(column[:, 0].cpu().numpy(), name)
-    return torch.cat([1 - column, column], dim=1)
+    first = torch.zeros_like(column) if representation == "logits" else 1 - column
+    return torch.cat([first, column], dim=1)
 
 
 def kind_of(values: Any, checked: torch.Tensor) -> ArrayKind:

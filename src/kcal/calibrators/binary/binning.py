@@ -17,6 +17,7 @@ from kcal.calibrators.binary.one_versus_rest import Hits, OneVersusRest, OneVers
 from kcal.calibrators.class_scores import Tensors, fit_maps, one_versus_rest, rounded_log_odds
 from kcal.calibrators.logit_base import MAX_BINS, Codes, Floats, fitted
 from kcal.calibrators.model_state import ragged
+from kcal.calibrators.piecewise import step_values
 from kcal.calibrators.scaling.temperature import fit_temperature
 from kcal.validation import ALMOST_ZERO, check_choice, check_integer, parameter
 
@@ -30,10 +31,9 @@ class BinnedModel(OneVersusRestModel):
     edges: Tensors = ragged()  # log-odds
     values: Tensors = ragged(like="edges", longer_by=1)
 
-    def log_map(self, scores: Floats, place: int) -> Floats:
-        """Return log g(s) of scores (n,)."""
-        values: Floats = np.log(self.values[place].numpy())[np.searchsorted(self.edges[place].numpy(), scores)]
-        return values
+    def log_map(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return log g_k(s_k), (n, n_classes)."""
+        return torch.log(step_values(self.edges, self.values, scores))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class ScaledBinnedModel(BinnedModel):
 
     temperature: float
 
-    def scores(self, log_probs: torch.Tensor) -> Floats:
+    def scores(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return the log-odds of the scaled probabilities, (n, n_classes)."""
         return scaled_log_odds(log_probs, self.temperature)
 
@@ -142,12 +142,12 @@ class ScalingBinning(OneVersusRest):
             means = np.bincount(places, weights=weights * expit(scores)) / np.bincount(places, weights=weights)
             return edges, np.maximum(means, ALMOST_ZERO)
 
-        scores, targets = scaled_log_odds(log_probs, temperature), one_versus_rest(codes, log_probs.shape[1])
+        scores, targets = scaled_log_odds(log_probs, temperature).numpy(), one_versus_rest(codes, log_probs.shape[1])
         maps = fit_maps(average_bins, scores, targets, weights, shared=shared)
         return ScaledBinnedModel(*maps, temperature=temperature)
 
 
-def scaled_log_odds(log_probs: torch.Tensor, temperature: float) -> Floats:
+def scaled_log_odds(log_probs: torch.Tensor, temperature: float) -> torch.Tensor:
     """Return the log-odds of softmax(z / T), (n, n_classes)."""
     return rounded_log_odds(torch.log_softmax(log_probs / temperature, dim=1))
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 from sklearn import isotonic
 
 from kcal.calibrators.binary.one_versus_rest import Hits, OneVersusRest, OneVersusRestModel
 from kcal.calibrators.class_scores import Tensors
 from kcal.calibrators.logit_base import Floats, fitted
 from kcal.calibrators.model_state import ragged
+from kcal.calibrators.piecewise import interpolate
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,9 @@ class IsotonicModel(OneVersusRestModel):
     knots: Tensors = ragged()  # log-odds
     values: Tensors = ragged(like="knots")
 
-    def log_map(self, scores: Floats, place: int) -> Floats:
-        """Return log g(s) of scores (n,)."""
-        values = np.interp(scores, self.knots[place].numpy(), self.values[place].numpy())
-        return np.asarray(np.log(values), dtype=np.float64)
+    def log_map(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return log g_k(s_k), (n, n_classes)."""
+        return torch.log(interpolate(self.knots, self.values, scores))
 
 
 class IsotonicCalibration(OneVersusRest):

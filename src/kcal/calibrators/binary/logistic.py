@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from scipy.special import expit, log_expit
+import torch
+from scipy.special import expit
 
 from kcal.calibrators.binary.one_versus_rest import Hits, OneVersusRest, OneVersusRestModel
 from kcal.calibrators.class_scores import Tensors
@@ -30,10 +31,10 @@ class LogisticModel(OneVersusRestModel):
 
     coefficients: Tensors = ragged()
 
-    def log_map(self, scores: Floats, place: int) -> Floats:
-        """Return log q of scores (n,)."""
-        coefficients = self.coefficients[place].numpy()
-        return np.asarray(log_expit(logistic_features(scores, len(coefficients)) @ coefficients), dtype=np.float64)
+    def log_map(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return log q_k, (n, n_classes)."""
+        coefficients = torch.stack(self.coefficients)  # (n_maps, 2 or 3)
+        return log_sigmoid((logistic_features(scores, coefficients.shape[1]) * coefficients).sum(dim=-1))
 
 
 class PlattScaling(OneVersusRest):
@@ -62,8 +63,9 @@ class PlattScaling(OneVersusRest):
 
     def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
         positives, negatives = weights[hits].sum(), weights[~hits].sum()
+        features = logistic_features(torch.from_numpy(scores), 2).numpy()
         targets = np.where(hits, (positives + 1) / (positives + 2), 1 / (negatives + 2))
-        return (fit_logistic(logistic_features(scores, 2), targets, weights, start=[1.0, 0.0]),)
+        return (fit_logistic(features, targets, weights, start=[1.0, 0.0]),)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -94,15 +96,21 @@ class BetaCalibration(OneVersusRest):
     penalty: float = parameter(1.0, check_number, minimum=0, maximum=LARGEST_PENALTY)
 
     def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
-        features, targets, bounds = logistic_features(scores, 3), hits.astype(np.float64), (0.0, 0.0, None)
+        features = logistic_features(torch.from_numpy(scores), 3).numpy()
+        targets, bounds = hits.astype(np.float64), (0.0, 0.0, None)
         return (fit_logistic(features, targets, weights, start=[1.0, 1.0, 0.0], penalty=self.penalty, lowest=bounds),)
 
 
-def logistic_features(scores: Floats, count: int) -> Floats:
-    """Return s and 1, (n, 2), or log p, −log(1 − p) and 1, (n, 3), of log-odds s."""
-    clipped = np.clip(scores, -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
-    parts = [clipped] if count == 2 else [log_expit(clipped), -log_expit(-clipped)]
-    return np.stack([*parts, np.ones_like(clipped)], axis=1)
+def logistic_features(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Return s and 1, (…, 2), or log p, −log(1 − p) and 1, (…, 3), of log-odds s."""
+    clipped = scores.clamp(-LARGEST_LOG_ODDS, LARGEST_LOG_ODDS)
+    parts = [clipped] if count == 2 else [log_sigmoid(clipped), -log_sigmoid(-clipped)]
+    return torch.stack([*parts, torch.ones_like(clipped)], dim=-1)
+
+
+def log_sigmoid(scores: torch.Tensor) -> torch.Tensor:
+    """Return log σ(s)."""
+    return -torch.logaddexp(torch.zeros_like(scores), -scores)
 
 
 def fit_logistic(

@@ -33,24 +33,21 @@ class OneVersusRestModel(LogitModel):
     """Base class of the models: every ragged field holds one array per map, or one array for all classes."""
 
     @abstractmethod
-    def log_map(self, scores: Floats, place: int) -> Floats:
-        """Return log g(s) of scores (n,), finite, by the map at ``place``."""
+    def log_map(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return log g_k(s_k), (n, n_classes), finite."""
 
     @property
     def maps(self) -> Literal["class", "shared"]:
         """Whether every class has a map of its own."""
         return "shared" if len(getattr(self, fields(self)[0].name)) == 1 else "class"
 
-    def scores(self, log_probs: torch.Tensor) -> Floats:
+    def scores(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return the inputs of the maps, (n, n_classes)."""
         return rounded_log_odds(log_probs)
 
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
-        scores = self.scores(log_probs)
-        shared = self.maps == "shared"
-        mapped = [self.log_map(column, 0 if shared else k) for k, column in enumerate(scores.T)]
-        return torch.log_softmax(torch.from_numpy(np.stack(mapped, axis=1)), dim=1)
+        return torch.log_softmax(self.log_map(self.scores(log_probs)), dim=1)
 
     def summary(self) -> dict[str, str]:
         """Return the kind of maps for display."""
@@ -73,8 +70,8 @@ class OneVersusRest(LogitCalibrator):
 
     def _fit_maps(self, log_probs: torch.Tensor, codes: Codes, weights: Floats, *, shared: bool) -> OneVersusRestModel:
         """Return the model with a map per class, or one for the scores of all classes together."""
-        targets = one_versus_rest(codes, log_probs.shape[1])
-        return self.model_class(*fit_maps(self._fit_map, rounded_log_odds(log_probs), targets, weights, shared=shared))
+        scores, targets = rounded_log_odds(log_probs).numpy(), one_versus_rest(codes, log_probs.shape[1])
+        return self.model_class(*fit_maps(self._fit_map, scores, targets, weights, shared=shared))
 
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> OneVersusRestModel:
         shared = self._sharing_is_better(log_probs, codes, weights) if self.maps == "auto" else self.maps == "shared"

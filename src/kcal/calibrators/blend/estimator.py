@@ -14,6 +14,7 @@ from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.blend.experts import check_factors, fit_experts
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel
+from kcal.calibrators.blend.module import BlendModule
 from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
 from kcal.calibrators.fit_warnings import (
     are_few,
@@ -223,6 +224,11 @@ class KCalBlend(EmbeddingCalibrator):
         experts = fit_experts(samples, training, self.estimate_options(), projection=self.projection, factors=factors)
         tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
         return fit_blend(samples, experts, network, **tuning).with_reference(samples.embeddings, samples.keys)
+
+    def as_module(self) -> BlendModule:
+        """Return the prediction as a torch module of embeddings and, if it was fitted with them, logits."""
+        check_is_fitted(self)
+        return BlendModule(self.model_)
 
     def gate(self, X: Any) -> Any:
         """Return g, (n,): near 1 where calibration samples lie, near 0 where the fallback decides.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from kcal.calibrators.kcal.parameters import is_number
 from kcal.calibrators.kcal.samples import Samples, TrainingSet
 from kcal.calibrators.model_state import tensor
 from kcal.errors import BandwidthWarning, InvalidInputError
-from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, leave_out_rule
+from kcal.kernels import ClassSums, SortedSupport, leave_out_rule
 from kcal.projection import TrainedProjection
 from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
 from kcal.validation import shown
@@ -43,10 +42,10 @@ class Expert(KernelEstimate):
         """Position of the best single bandwidth among the factors."""
         return self.factors.tolist().index(1.0)
 
-    @cached_property
-    def prepared(self) -> PreparedSupport:
-        """The support at the bandwidths in use."""
-        return PreparedSupport(self.support, [self.bandwidth * factor for factor in self.factors.tolist()])
+    @property
+    def bandwidths(self) -> list[float]:
+        """The bandwidths in use."""
+        return [self.bandwidth * factor for factor in self.factors.tolist()]
 
     def class_sums(self, embeddings: torch.Tensor) -> ClassSums:
         """Return class sums at new samples, (n_factors, n_classes, n), and their offsets, on the CPU."""

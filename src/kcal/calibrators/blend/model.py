@@ -8,8 +8,8 @@ Constants per sample are left out until the end, where the result is normalised.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Self
 
 import torch
@@ -49,10 +49,9 @@ class BlendInputs:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class BlendModel(StoredModel):
-    """Kernel density estimates pooled with the calibrated network."""
+class BlendFormula(StoredModel, ABC):
+    """The formula, from class sums and logits on: everything but the supports of the estimates."""
 
-    experts: tuple[Expert, ...] = several(Expert)  # one per metric
     network: tuple[NetworkModel, ...] = several(TemperatureModel, DiagonalModel, LinearModel)  # empty without logits
     pool: Pool = nested(Pool)  # weights of the estimates and the network calibrators, bias per class
     sharpness: Sharpness = nested(Sharpness)
@@ -66,6 +65,72 @@ class BlendModel(StoredModel):
     representation: str = "logits"  # of the network's rows
     prior: torch.Tensor | None = tensor("classes", optional=True)  # class frequencies of deployment
 
+    @property
+    @abstractmethod
+    def medians(self) -> tuple[torch.Tensor, ...]:
+        """Median log mass at a calibration sample from the others, by expert and bandwidth."""
+
+    @property
+    @abstractmethod
+    def middle(self) -> int:
+        """Position of the best single bandwidth of the first expert."""
+
+    def inputs_of(self, class_sums: tuple[ClassSums, ...], log_probs: torch.Tensor | None) -> BlendInputs:
+        """Return the inputs of the formula, from the sums of the experts and log probabilities of the network."""
+        sums = tuple([self.at_estimated_frequencies(part) for part in class_sums])
+        like = sums[0].sums
+        frequencies = self.frequencies[None].to(like)
+        if log_probs is None:
+            return BlendInputs(sums, (), frequencies)
+        log_probs = log_probs.to(like)
+        # A linear map would carry a value far below all calibration samples over to other classes.
+        bounded = log_probs.clamp_min(self.min_log_prob)
+        excluded = log_probs < min(MASKED, MASK_FACTOR * self.min_log_prob)
+        return BlendInputs(sums, tuple([model.scores(bounded) for model in self.network]), frequencies, excluded)
+
+    def log_probs(self, inputs: BlendInputs) -> torch.Tensor:
+        """Return log probabilities, (n, n_classes)."""
+        pooled = self.pool_inputs(inputs)
+        log_probs = self.sharpness.sharpen(pooled.log_probs(self.pool.weights, self.pool.bias), pooled.gate)
+        if self.prior is None:
+            return log_probs
+        return torch.log_softmax(log_probs + (self.prior / self.frequencies).log().to(log_probs), dim=1)
+
+    def pool_inputs(self, inputs: BlendInputs) -> PoolInputs:
+        """Return what the pool combines: the estimates with their background, the network, the gate."""
+        floor, missing = self.background * inputs.frequencies.T, (self.sample_frequencies == 0)[:, None]
+        log_masses = [
+            log_mass_with_background(sums, median, floor)
+            for median, sums in zip(self.medians, inputs.sums, strict=True)
+        ]
+        estimates = [fill_missing_classes(part, missing, inputs.fallback.T).transpose(1, 2) for part in log_masses]
+        experts = torch.cat([*estimates, *(scores[None] for scores in inputs.network)])
+        return PoolInputs(experts, self.gate(inputs.sums[0]), inputs.fallback, inputs.excluded)
+
+    def gate(self, sums: ClassSums) -> torch.Tensor:
+        """Return g = sigmoid(steepness·(log mass − threshold)), (n, 1), by the sums of the first expert."""
+        log_mass = total_log_mass(sums, self.middle)[:, None]
+        if self.gate_threshold is None:
+            return torch.ones_like(log_mass)
+        return torch.sigmoid(GATE_STEEPNESS * (log_mass - self.gate_threshold))
+
+    def at_estimated_frequencies(self, sums: ClassSums) -> ClassSums:
+        """Return class sums scaled from the counted to the estimated class frequencies, in place."""
+        return ClassSums(sums.sums.mul_(self._frequency_factors.to(sums.sums)), sums.offsets)
+
+    @property
+    def _frequency_factors(self) -> torch.Tensor:
+        """Factor of the sums of each class, (n_classes, 1)."""
+        counted = torch.where(self.sample_frequencies > 0, self.sample_frequencies, self.frequencies)
+        return (self.frequencies / counted).clamp_max(MAX_FREQUENCY_FACTOR)[:, None]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BlendModel(BlendFormula):
+    """Kernel density estimates pooled with the calibrated network."""
+
+    experts: tuple[Expert, ...] = several(Expert)  # one per metric
+
     @classmethod
     def from_state(cls, stored: Stored) -> Self:
         """Return the stored model; its parts must fit together."""
@@ -73,6 +138,16 @@ class BlendModel(StoredModel):
         if len(model.pool.weights) != len(model.names):
             raise FileFormatError("the stored weights do not fit the estimates and the network calibrators.")
         return model
+
+    @property
+    def medians(self) -> tuple[torch.Tensor, ...]:
+        """Median log mass at a calibration sample from the others, by expert and bandwidth."""
+        return tuple(expert.median_evidence for expert in self.experts)
+
+    @property
+    def middle(self) -> int:
+        """Position of the best single bandwidth of the first expert."""
+        return self.experts[0].middle
 
     @property
     def names(self) -> list[str]:
@@ -92,52 +167,8 @@ class BlendModel(StoredModel):
 
     def inputs(self, embeddings: torch.Tensor, logits: torch.Tensor | None) -> BlendInputs:
         """Return the inputs of the formula for new samples."""
-        sums = tuple(self.at_estimated_frequencies(expert.class_sums(embeddings)) for expert in self.experts)
-        like = sums[0].sums
-        frequencies = self.frequencies[None].to(like)
-        if logits is None:
-            return BlendInputs(sums, (), frequencies)
-        log_probs = to_log_probs(logits, self.representation, name="logits").to(like)
-        # A linear map would carry a value far below all calibration samples over to other classes.
-        bounded = log_probs.clamp_min(self.min_log_prob)
-        excluded = log_probs < min(MASKED, MASK_FACTOR * self.min_log_prob)
-        return BlendInputs(sums, tuple(model.scores(bounded) for model in self.network), frequencies, excluded)
-
-    def log_probs(self, inputs: BlendInputs) -> torch.Tensor:
-        """Return log probabilities, (n, n_classes)."""
-        pooled = self.pool_inputs(inputs)
-        log_probs = self.sharpness.sharpen(pooled.log_probs(self.pool.weights, self.pool.bias), pooled.gate)
-        if self.prior is None:
-            return log_probs
-        return torch.log_softmax(log_probs + (self.prior / self.frequencies).log().to(log_probs), dim=1)
-
-    def pool_inputs(self, inputs: BlendInputs) -> PoolInputs:
-        """Return what the pool combines: the estimates with their background, the network, the gate."""
-        floor, missing = self.background * inputs.frequencies.T, (self.sample_frequencies == 0)[:, None]
-        log_masses = [
-            log_mass_with_background(sums, expert.median_evidence, floor)
-            for expert, sums in zip(self.experts, inputs.sums, strict=True)
-        ]
-        estimates = [fill_missing_classes(part, missing, inputs.fallback.T).transpose(1, 2) for part in log_masses]
-        experts = torch.cat([*estimates, *(scores[None] for scores in inputs.network)])
-        return PoolInputs(experts, self.gate(inputs.sums[0]), inputs.fallback, inputs.excluded)
-
-    def gate(self, sums: ClassSums) -> torch.Tensor:
-        """Return g = sigmoid(steepness·(log mass − threshold)), (n, 1), by the sums of the first expert."""
-        log_mass = total_log_mass(sums, self.experts[0].middle)[:, None]
-        if self.gate_threshold is None:
-            return torch.ones_like(log_mass)
-        return torch.sigmoid(GATE_STEEPNESS * (log_mass - self.gate_threshold))
-
-    def at_estimated_frequencies(self, sums: ClassSums) -> ClassSums:
-        """Return class sums scaled from the counted to the estimated class frequencies, in place."""
-        return ClassSums(sums.sums.mul_(self._frequency_factors.to(sums.sums)), sums.offsets)
-
-    @cached_property
-    def _frequency_factors(self) -> torch.Tensor:
-        """Factor of the sums of each class, (n_classes, 1)."""
-        counted = torch.where(self.sample_frequencies > 0, self.sample_frequencies, self.frequencies)
-        return (self.frequencies / counted).clamp_max(MAX_FREQUENCY_FACTOR)[:, None]
+        log_probs = None if logits is None else to_log_probs(logits, self.representation, name="logits")
+        return self.inputs_of(tuple(expert.class_sums(embeddings) for expert in self.experts), log_probs)
 
     def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the log density of the calibration set, in the first metric, at each embedding, (n,)."""
@@ -180,8 +211,6 @@ def fill_missing_classes(log_masses: torch.Tensor, missing: torch.Tensor, fallba
 
     ``missing`` is (n_classes, 1), ``fallback`` (n_classes, n) or (n_classes, 1).
     """
-    if not bool(missing.any()):
-        return log_masses
     present, share = (
         torch.logsumexp(values.masked_fill(missing, -torch.inf), dim=-2, keepdim=True)
         for values in (log_masses, fallback)

@@ -16,7 +16,13 @@ import torch
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 
-from kcal.calibrators.class_scores import average_ties, rank_of_label, sort_classes, unsort_classes
+from kcal.calibrators.class_scores import rank_of_label
+from kcal.calibrators.gaussian_process.posterior import (
+    LatentPosterior,
+    sorted_scores,
+    standard_normals,
+    whitening_matrix,
+)
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, tensor
 from kcal.errors import ConvergenceWarning, MissingExtraError, warn
@@ -27,12 +33,6 @@ MAX_INDUCING_POINTS = 1000
 MANY_SCORES = 2**16
 """More scores than this are rounded before k-means."""
 MAX_SAMPLES = 100_000
-BLOCK_SIZE = 2**18
-"""Latent values in one block: bounds the memory of a prediction for any number of rows."""
-LARGEST_DEVIATION = 300.0
-"""Latent values are clipped to this distance from their mean, so that no exponential overflows."""
-LOWEST_LOG_PROB = -1e5
-"""Scores of masked classes are clipped here, so that distances to other scores stay exact to 1e-6."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,20 @@ class GaussianProcessModel(LogitModel):
 
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
-        latent_process = require_latent_process()
-        normals = _standard_normals(self.samples, log_probs.shape[1], self.seed)
-        scores, order = sorted_scores(log_probs, self.representation)
-        means, variances = latent_process.marginals(self, scores)
-        return unsort_classes(expected_softmax(means, variances, normals, scores), order)
+        return self.prepare(log_probs.shape[1]).log_probs(log_probs)
+
+    def prepare(self, n_classes: int) -> LatentPosterior:
+        """Return the posterior with its draws."""
+        return LatentPosterior(
+            self.representation,
+            self.variance,
+            self.lengthscale,
+            self.inducing,
+            self.mean,
+            self.deviation,
+            whitening_matrix(self.inducing, self.variance, self.lengthscale),
+            standard_normals(self.samples, n_classes, self.seed),
+        )
 
     def summary(self) -> dict[str, str]:
         """Return the covariance for display."""
@@ -151,43 +160,6 @@ def require_latent_process() -> ModuleType:
             "Gaussian-process calibration is built on gpytorch, which is not installed. Run: pip install 'kcal[gp]'"
         ) from error
     return latent_process
-
-
-def sorted_scores(log_probs: torch.Tensor, representation: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scores of the classes in descending order, and that order, both (n, n_classes)."""
-    descending, order = sort_classes(log_probs.clamp_min(LOWEST_LOG_PROB))
-    return (descending if representation == "logits" else torch.exp(descending)), order
-
-
-def expected_softmax(
-    means: torch.Tensor, variances: torch.Tensor, normals: torch.Tensor, scores: torch.Tensor
-) -> torch.Tensor:
-    """Return the logarithm of the mean softmax over the draws ``normals`` (draws, n_classes), (n, n_classes).
-
-    Σ_s softmax(m + e_s)_k = exp(m_k) Σ_s exp(e_sk) / Σ_j exp(m_j + e_sj): one exponential per draw, exact in the tails.
-    Classes of equal ``scores``, which descend, get the mean of their probabilities.
-    """
-    relative = means - means.amax(dim=1, keepdim=True)
-    odds, deviations = torch.exp(relative), variances.sqrt()
-    factors = torch.empty_like(means)
-    step = max(1, BLOCK_SIZE // normals.numel())
-    for start in range(0, len(means), step):
-        rows = slice(start, start + step)
-        draws = (deviations[rows, None] * normals).clamp_(-LARGEST_DEVIATION, LARGEST_DEVIATION)
-        ratios = draws.exp_()  # (rows, draws, n_classes)
-        totals = torch.bmm(ratios, odds[rows, :, None])  # (rows, draws, 1)
-        factors[rows] = torch.bmm(totals.reciprocal_().mT, ratios)[:, 0]
-    relative, factors = (average_ties(values, scores, tolerance=0.0) for values in (relative, factors))
-    return relative + torch.log(factors / len(normals))
-
-
-def _standard_normals(draws: int, n_classes: int, seed: int) -> torch.Tensor:
-    """Return standard normal numbers, (draws, n_classes), each with its negative, so that their mean is exactly 0.
-
-    An odd number of draws is rounded up.
-    """
-    half = np.random.default_rng(seed).standard_normal((-(-draws // 2), n_classes))
-    return torch.from_numpy(np.concatenate([half, -half]))
 
 
 def choose_inducing_points(scores: Floats, weights: Floats, count: int, seed: int) -> Floats:

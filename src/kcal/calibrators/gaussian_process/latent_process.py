@@ -24,14 +24,11 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.variational import MeanFieldVariationalDistribution, VariationalStrategy
 
-from kcal.calibrators.gaussian_process.estimator import GaussianProcessModel
+from kcal.calibrators.gaussian_process.posterior import WHITE_NOISE, prior_mean
 from kcal.calibrators.gaussian_process.score_grid import SPACING, ScoreGrid, make_grid
 from kcal.calibrators.quasi_newton import minimise
 from kcal.progress import progress_bar
-from kcal.validation import ALMOST_ZERO
 
-WHITE_NOISE = 0.01
-"""ε: on the diagonal of k(Z, Z), and part of every marginal variance."""
 LENGTHSCALES = {"logits": 10.0, "probabilities": 0.5}
 """Initial lengthscale."""
 PARAMETERS = {
@@ -79,11 +76,6 @@ class LatentFunction(gpytorch.models.ApproximateGP):  # type: ignore[misc]
         """Return the parameters of the fit under the names of the fields of the model."""
         parameters = dict(self.named_parameters())
         return {name: parameters[path] for name, path in PARAMETERS.items()}
-
-
-def prior_mean(scores: torch.Tensor, representation: str) -> torch.Tensor:
-    """Return μ: the network's own log probability."""
-    return scores if representation == "logits" else scores.clamp_min(ALMOST_ZERO).log()
 
 
 def _positive() -> Positive:
@@ -174,17 +166,6 @@ def expected_log_likelihood(
     slopes = shares * (bend - 1 - (shares * bend).sum(dim=1, keepdim=True))
     slopes.scatter_add_(1, own[:, None], torch.ones_like(own, dtype=slopes.dtype)[:, None])
     return fits, (slopes, spread)
-
-
-def marginals(model: GaussianProcessModel, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and variance of the latent function at the scores, both (n, n_classes)."""
-    function = LatentFunction(model.inducing, representation=model.representation)
-    with torch.no_grad():
-        for name, parameter in function.parameters_by_name().items():
-            parameter.copy_(getattr(model, name).reshape(parameter.shape))
-        function.eval()
-        parts = [_marginals(function, scores[rows]) for rows in _blocks(*scores.shape)]
-    return torch.cat([mean for mean, _ in parts]), torch.cat([variance for _, variance in parts])
 
 
 def _marginals(function: LatentFunction, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,6 +20,7 @@ from kcal.calibrators.class_scores import (
 from kcal.calibrators.imax.bins import find_bins, place
 from kcal.calibrators.logit_base import MAX_BINS, Codes, Floats, LogitCalibrator, fitted, to_log_probs
 from kcal.calibrators.model_state import LogitModel, ragged
+from kcal.calibrators.piecewise import step_values
 from kcal.validation import check_choice, check_integer, parameter
 
 FORMS = ("shared", "classwise", "top")
@@ -36,7 +37,7 @@ class IMaxModel(LogitModel):
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
         if self.form == "top":
-            top = self._rates_of(rounded_log_odds(log_probs).max(axis=1, keepdims=True))[:, 0]
+            top = self._rates_of(rounded_log_odds(log_probs).amax(dim=1, keepdim=True))[:, 0]
             return replace_top(log_probs, torch.log(top), torch.log1p(-top))
         return torch.log_softmax(torch.logit(self._rates_of(rounded_log_odds(log_probs))), dim=1)
 
@@ -46,12 +47,9 @@ class IMaxModel(LogitModel):
             return torch.exp(self.log_probs(log_probs))
         return self._rates_of(rounded_log_odds(log_probs))
 
-    def _rates_of(self, scores: Floats) -> torch.Tensor:
-        rates = []
-        for k, column in enumerate(scores.T):
-            own = 0 if len(self.rates) == 1 else k
-            rates.append(self.rates[own][torch.from_numpy(place(self.boundaries[own].numpy(), column))])
-        return torch.stack(rates, dim=1)
+    def _rates_of(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the rate of each bin; a score at a boundary belongs to the upper bin."""
+        return step_values(self.boundaries, self.rates, scores, or_equal=True)
 
     def summary(self) -> dict[str, str]:
         """Return form and number of bins for display."""
@@ -108,7 +106,8 @@ class IMaxBinning(LogitCalibrator):
         return self.form == "classwise"
 
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> IMaxModel:
-        scores, targets = rounded_log_odds(log_probs), one_versus_rest(codes, log_probs.shape[1]).astype(np.float64)
+        scores = rounded_log_odds(log_probs).numpy()
+        targets = one_versus_rest(codes, log_probs.shape[1]).astype(np.float64)
         if self.form == "top":
             scores, targets = scores.max(axis=1, keepdims=True), top_accuracy(log_probs, codes)[:, None]
         maps = fit_maps(self._fit_bins, scores, targets, weights, shared=self.form == "shared")

@@ -18,6 +18,7 @@ from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
 from kcal.calibrators.kcal.model import KCalModel
+from kcal.calibrators.kcal.module import KCalModule
 from kcal.calibrators.kcal.parameters import check_bandwidth, check_pair
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, hold_out_half, warn_of_shared_rows
 from kcal.calibrators.kcal.state import read_curves, read_indices
@@ -244,6 +245,11 @@ class KCal(EmbeddingCalibrator):
             return {f"log-loss over {curve.n_folds} folds": f"{curve.loss:.4f}"}
         name = "leave-one-out log-loss" if model.groups is None else "leave-one-group-out log-loss"
         return {name: f"{model.leave_one_out_score()[1] if curve is None else curve.loss:.4f}"}
+
+    def as_module(self) -> KCalModule:
+        """Return the prediction as a torch module of embeddings."""
+        check_is_fitted(self)
+        return KCalModule(self.model_)
 
     def _model_state(self) -> tuple[dict[str, Any], Tensors]:
         values, tensors = super()._model_state()

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from kcal.calibrators.model_state import StoredModel, tensor
+from kcal.calibrators.piecewise import places
 from kcal.kernels import PreparedSupport, leave_out_rule
 from kcal.projection import project
 
@@ -36,10 +37,11 @@ class EvidenceReference(StoredModel):
 
     def shares(self, log_densities: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the evidence for queries, (n,), from their log densities, (n,), and embeddings, (n, h)."""
-        denser = _share_below(self.log_densities, log_densities.cpu().double() + SAME, or_equal=True)
+        references = self.log_densities
+        denser = _share_below(references, log_densities.to(references) + SAME, or_equal=True)
         if self.log_lengths is None:
             return denser
-        lengths = log_lengths(embeddings)
+        lengths = log_lengths(embeddings.to(references))
         no_longer = _share_below(self.log_lengths, lengths + SAME, or_equal=True)
         no_shorter = 1.0 - _share_below(self.log_lengths, lengths - SAME)
         smallest = torch.minimum(denser, 2.0 * torch.minimum(no_longer, no_shorter)).clamp_max(1.0)
@@ -48,7 +50,8 @@ class EvidenceReference(StoredModel):
 
 def _share_below(ascending: torch.Tensor, values: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
     """Return the share of numbers that are less than (or equal to) each value, in float64."""
-    return torch.searchsorted(ascending, values.contiguous(), right=or_equal).double() / max(len(ascending), 1)
+    counts = places((ascending,), values[:, None], or_equal=or_equal)[:, 0]
+    return counts.to(ascending.dtype) / max(len(ascending), 1)
 
 
 def evidence_reference(
@@ -66,13 +69,13 @@ def evidence_reference(
     rule = leave_out_rule(support, groups).select(chosen)
     densities = prepared.log_densities(support.points[chosen], leave_out=rule)[place].cpu().double().sort().values
     rows = embeddings[support.order[chosen].to(embeddings.device)]
-    lengths = log_lengths(rows).sort().values if ignores_length(module, rows[:COMPARED_ROWS]) else None
+    lengths = log_lengths(rows.cpu()).sort().values if ignores_length(module, rows[:COMPARED_ROWS]) else None
     return EvidenceReference(log_densities=densities, log_lengths=lengths)
 
 
 def log_lengths(embeddings: torch.Tensor) -> torch.Tensor:
     """Return the logarithms of the lengths of embeddings, (n,), in float64."""
-    lengths: torch.Tensor = torch.linalg.vector_norm(embeddings.cpu().double(), dim=1)
+    lengths: torch.Tensor = torch.linalg.vector_norm(embeddings.double(), dim=1)
     return lengths.log()
 
 

@@ -57,6 +57,11 @@ class KernelEstimate(StoredModel):
         """Position of ``bandwidth`` among those of ``prepared``."""
         return 0
 
+    @property
+    def bandwidths(self) -> list[float]:
+        """The bandwidths in use."""
+        return [self.bandwidth]
+
     def project(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return projected embeddings, (n, d), on the device and in the precision of the support."""
         points = self.support.points
@@ -65,7 +70,7 @@ class KernelEstimate(StoredModel):
     @cached_property
     def prepared(self) -> PreparedSupport:
         """The support at the bandwidth, with all that does not depend on queries."""
-        return PreparedSupport(self.support, [self.bandwidth], get_kernel(self.kernel))
+        return PreparedSupport(self.support, self.bandwidths, get_kernel(self.kernel))
 
     def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the log density of the calibration set at each embedding, (n,)."""

@@ -39,6 +39,11 @@ class OrderPreservingModel(LogitModel):
         """The form and width of lowest cross-validated log-loss."""
         return min(self.choices, key=lambda choice: choice.log_loss)
 
+    @property
+    def numbers_per_score(self) -> int:
+        """Size of the largest tensor, per score: one number for every fold."""
+        return self.order_map.n_maps
+
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
         scores, order = sort_classes(log_probs)

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad
 
 from kcal.calibrators.class_scores import unsort_classes
 from kcal.calibrators.model_state import StoredModel, tensor
-
-Floats = NDArray[np.float64]
+from kcal.calibrators.piecewise import places
 
 CELLS = 256
 """Cells of the grid of the monotone map's density, which is linear in every cell."""
-BLOCK_SIZE = 2**21
-"""Numbers in one block: bounds the memory of a prediction."""
 LAYERS = ("weights_1", "bias_1", "weights_2", "bias_2", "weights_3", "bias_3")
 
 
@@ -45,6 +42,11 @@ class GapMap(StoredModel):
     bias_2: torch.Tensor = tensor("folds", 1, "width")
     weights_3: torch.Tensor = tensor("folds", "width", "classes - 1")
     bias_3: torch.Tensor = tensor("folds", 1, "classes - 1")
+
+    @property
+    def n_maps(self) -> int:
+        """Number of maps, one per fold."""
+        return len(self.start)
 
     @property
     def layers(self) -> tuple[torch.Tensor, ...]:
@@ -70,15 +72,13 @@ class GapMap(StoredModel):
         hidden = torch.tanh(torch.baddbmm(self.bias_1, hidden, self.weights_1))
         hidden = torch.tanh(torch.baddbmm(self.bias_2, hidden, self.weights_2))
         outputs = torch.baddbmm(self.bias_3, hidden, self.weights_3)
-        rises = (scores[..., :-1] - scores[..., 1:]) * softplus(outputs + self.start)  # (folds, n, n_classes - 1)
+        factors = torch.logaddexp(outputs + self.start, torch.zeros_like(outputs))  # softplus
+        rises = (scores[..., :-1] - scores[..., 1:]) * factors  # (folds, n, n_classes - 1)
         return pad(rises.flip(-1).cumsum(dim=-1), (1, 0)).flip(-1)
 
     def __call__(self, scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         """Return the output logits of sorted scores, (n, n_classes)."""
-        inputs = self.inputs(scores, order)
-        step = max(1, BLOCK_SIZE // (len(self.start) * scores.shape[1]))
-        blocks = (slice(first, first + step) for first in range(0, len(scores), step))
-        return torch.cat([self.stretch(inputs[rows], scores[rows]).mean(dim=0) for rows in blocks])
+        return self.stretch(self.inputs(scores, order), scores).mean(dim=0)
 
 
 def new_gap_map(
@@ -115,41 +115,43 @@ class MonotoneMap(StoredModel):
     depths: torch.Tensor = tensor("points")  # −t of the points of the grid, ascending from 0
     density: torch.Tensor = tensor("points")
 
+    @property
+    def n_maps(self) -> int:
+        """Number of maps: one, the mean over the folds."""
+        return 1
+
     def __call__(self, scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         """Return the output logits of sorted scores, (n, n_classes)."""
-        places = GridPlaces.of(scores.numpy(), self.depths.numpy())
-        integrals = integrate(self.density, self.depths).numpy()
-        return torch.from_numpy(places.interpolate(integrals, self.density.numpy())).reshape(scores.shape)
+        return GridPlaces.of(scores, self.depths).interpolate(integrate(self.density, self.depths), self.density)
 
 
 @dataclass(frozen=True)
 class GridPlaces:
     """Places of scores on the grid: out = integrals[cell] − near·density[cell] − far·density[cell + 1]."""
 
-    cell: NDArray[np.intp]
-    near: Floats
-    far: Floats
+    cell: torch.Tensor  # (n, n_classes), as the others
+    near: torch.Tensor
+    far: torch.Tensor
 
     @classmethod
-    def of(cls, scores: Floats, depths: Floats) -> GridPlaces:
-        """Return the places of scores, flattened."""
-        depth = np.maximum(-scores.ravel(), 0.0)
-        cell = np.searchsorted(depths, depth, side="right") - 1
+    def of(cls, scores: torch.Tensor, depths: torch.Tensor) -> GridPlaces:
+        """Return the places of scores, (n, n_classes)."""
+        depth = (-scores).clamp_min(0.0)
+        cell = places((depths,), depth, or_equal=True) - 1
         into = depth - depths[cell]
-        widths = np.append(np.diff(depths), np.inf)  # below the last point the density is constant
+        widths = pad(depths.diff(), (0, 1), value=inf)  # below the last point the density is constant
         far = into * into / (2 * widths[cell])
         return cls(cell, into - far, far)
 
-    def interpolate(self, integrals: Floats, density: Floats) -> Floats:
+    def interpolate(self, integrals: torch.Tensor, density: torch.Tensor) -> torch.Tensor:
         """Return the map at the places, from its values and slopes at the points of the grid."""
-        after = np.append(density[1:], 0.0)
-        values: Floats = integrals[self.cell] - self.near * density[self.cell] - self.far * after[self.cell]
-        return values
+        after = pad(density[1:], (0, 1))
+        return integrals[self.cell] - self.near * density[self.cell] - self.far * after[self.cell]
 
-    def pull_back(self, slopes: Floats, points: int) -> tuple[Floats, Floats]:
+    def pull_back(self, slopes: torch.Tensor, points: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the slopes in integrals and in density, each (points,), from those at the places (chain rule)."""
         in_integrals, near, after = (
-            np.bincount(self.cell, weights, points).astype(np.float64)
+            torch.bincount(self.cell.ravel(), weights.ravel(), points)
             for weights in (slopes, slopes * self.near, slopes * self.far)
         )
         in_density = -near

@@ -128,8 +128,8 @@ def _train_monotone(
 
 def _fit_density(data: SortedRows, kept: NDArray[np.intp], depths: torch.Tensor, width: int, seed: int) -> torch.Tensor:
     """Return the density, (cells + 1,), that minimises the log-loss: softplus of a network of log(1 + depth)."""
-    scores, own, weights = data.scores[kept].numpy(), data.own[kept].numpy(), data.weights[kept].numpy()
-    places, shares = GridPlaces.of(scores, depths.numpy()), weights / weights.sum()
+    scores, own, weights = data.scores[kept], data.own[kept].numpy(), data.weights[kept].numpy()
+    places, shares = GridPlaces.of(scores, depths), weights / weights.sum()
     generator = np.random.default_rng([seed, width])
     first, bias = generator.normal(scale=3.0, size=(1, width)), generator.normal(size=width)
     second = generator.normal(scale=width**-0.5, size=(width, width))
@@ -147,16 +147,16 @@ def _fit_density(data: SortedRows, kept: NDArray[np.intp], depths: torch.Tensor,
     def evaluate() -> float:
         values = density()
         integrals = integrate(values, depths)
-        out = places.interpolate(integrals.detach().numpy(), values.detach().numpy()).reshape(scores.shape)
+        out = places.interpolate(integrals.detach(), values.detach()).numpy()
         out -= out[:, :1]  # the maximum of each row
         own_out = out.ravel()[own_at]
         odds = np.exp(out, out=out)
         totals = odds.sum(axis=1)
-        slopes = (odds * (shares / totals)[:, None]).ravel()
-        slopes[own_at] -= shares
-        in_integrals, in_density = places.pull_back(slopes, len(depths))
+        slopes = odds * (shares / totals)[:, None]
+        slopes.ravel()[own_at] -= shares
+        in_integrals, in_density = places.pull_back(torch.from_numpy(slopes), len(depths))
         penalty = 0.5 * DECAY * sum((layer.square().sum() for layer in layers), torch.zeros(()))
-        whole = integrals @ torch.from_numpy(in_integrals) + values @ torch.from_numpy(in_density) + penalty
+        whole = integrals @ in_integrals + values @ in_density + penalty
         torch.autograd.backward(whole)
         return float(shares @ (np.log(totals) - own_out)) + float(penalty.detach())
 

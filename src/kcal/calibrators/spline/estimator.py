@@ -21,6 +21,7 @@ from kcal.calibrators.class_scores import (
 )
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, ragged
+from kcal.calibrators.piecewise import interpolate
 from kcal.validation import ALMOST_ZERO, check_choice, check_flag, check_integer, parameter
 
 FORMS = ("one-versus-rest", "rank", "top")
@@ -60,9 +61,7 @@ class SplineModel(LogitModel):
         return torch.where(sums > 0, corrected / sums, torch.exp(log_probs))
 
     def _correct(self, log_probs: torch.Tensor) -> torch.Tensor:
-        columns = zip(torch.exp(log_probs).numpy().T, self.scores, self.corrected, strict=True)
-        corrected = [np.interp(column, scores.numpy(), values.numpy()) for column, scores, values in columns]
-        return torch.from_numpy(np.stack(corrected, axis=1))
+        return interpolate(self.scores, self.corrected, torch.exp(log_probs))
 
     def summary(self) -> dict[str, str]:
         """Return the form for display."""

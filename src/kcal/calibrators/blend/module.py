@@ -1,0 +1,54 @@
+"""The prediction of a blend as a torch module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import nn
+
+from kcal.calibrators.blend.model import BlendFormula, BlendModel
+from kcal.calibrators.class_scores import network_log_probs
+from kcal.calibrators.kcal.module import EstimateModule, as_embeddings
+from kcal.calibrators.modules import ModelTensors, PredictionModule, required
+from kcal.validation import unchecked_logits
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FixedFormula(BlendFormula):
+    """The formula of a fitted blend, without its experts."""
+
+    medians: tuple[torch.Tensor, ...] = ()
+    middle: int = 0
+
+    @classmethod
+    def of(cls, model: BlendModel) -> FixedFormula:
+        """Return the formula of a model."""
+        return cls(**{entry.name: getattr(model, entry.name) for entry in fields(cls)})
+
+
+class BlendModule(PredictionModule):
+    """The prediction of a blend: of embeddings and, if it was fitted with them, of logits."""
+
+    def __init__(self, model: BlendModel) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([EstimateModule(expert) for expert in model.experts])
+        self.formula = ModelTensors(FixedFormula.of(model))
+        self.representation, self.needs_logits = model.representation, bool(model.network)
+        self.eval()
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return calibrated probabilities, (n, n_classes), of embeddings (n, h) and logits (n, n_classes)."""
+        rows, formula = as_embeddings(embeddings), self.formula.model()
+        sums = tuple([expert(rows) for expert in self.experts])
+        log_probs = None
+        if self.needs_logits:
+            scores = unchecked_logits(required(logits, "logits"), self.representation)
+            log_probs = network_log_probs(scores, self.representation)
+        return torch.exp(formula.log_probs(formula.inputs_of(sums, log_probs))).to(rows.dtype)
+
+    def evidence(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the share of calibration samples with less evidence than each row, (n,), in the first metric."""
+        first = self.experts[0]
+        assert isinstance(first, EstimateModule)
+        return first.evidence(as_embeddings(embeddings))

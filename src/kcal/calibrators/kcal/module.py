@@ -1,0 +1,70 @@
+"""The prediction of KCal as a torch module."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import nn
+
+from kcal.calibrators.kcal.model import KCalModel, KernelEstimate
+from kcal.calibrators.modules import ModelTensors, PredictionModule, required
+from kcal.calibrators.prior import apply_prior, smooth
+from kcal.kernels import ClassSums, DirectSums, get_kernel
+from kcal.validation import computing_dtype
+
+
+class EstimateModule(nn.Module):
+    """A kernel density estimate: class sums and evidence of embeddings."""
+
+    def __init__(self, estimate: KernelEstimate) -> None:
+        super().__init__()
+        self.projection = deepcopy(estimate.projection).requires_grad_(False)
+        self.sums = DirectSums(estimate.support, estimate.bandwidths, get_kernel(estimate.kernel))
+        self.reference = ModelTensors(estimate.reference)
+        self.dtype, self.middle = estimate.support.points.dtype, estimate.middle
+
+    def forward(self, embeddings: torch.Tensor) -> ClassSums:
+        """Return class sums, (n_bandwidths, n_classes, n), in float64."""
+        sums: ClassSums = self.sums(self.projection(embeddings.to(self.dtype)))
+        return sums
+
+    def evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return the share of calibration samples with less evidence than each embedding, (n,)."""
+        log_densities = self.sums.log_densities(self(embeddings))[self.middle]
+        shares: torch.Tensor = self.reference.model().shares(log_densities, embeddings)
+        return shares.to(embeddings.dtype)
+
+
+class KCalModule(PredictionModule):
+    """The prediction of KCal; logits are ignored."""
+
+    frequencies: torch.Tensor
+    prior: torch.Tensor | None
+
+    def __init__(self, model: KCalModel) -> None:
+        super().__init__()
+        self.estimate, self.smoothing = EstimateModule(model), model.smoothing
+        self.register_buffer("frequencies", model.frequencies.clone())
+        self.register_buffer("prior", None if model.prior is None else model.prior.clone())
+        self.eval()
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return calibrated probabilities, (n, n_classes), of embeddings (n, h)."""
+        rows = self.embeddings_of(embeddings, logits)
+        posteriors = self.estimate(rows).posteriors()[0]
+        return smooth(apply_prior(posteriors, self.prior, self.frequencies), self.smoothing).to(rows.dtype)
+
+    def evidence(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the share of calibration samples with less evidence than each row, (n,)."""
+        return self.estimate.evidence(self.embeddings_of(embeddings, logits))
+
+    def embeddings_of(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor:
+        """Return what the projection works on, (n, h)."""
+        return as_embeddings(embeddings)
+
+
+def as_embeddings(embeddings: torch.Tensor | None) -> torch.Tensor:
+    """Return embeddings in the precision in which they are computed; raise if there are none."""
+    rows = required(embeddings, "embeddings")
+    return rows.to(computing_dtype(rows.dtype))

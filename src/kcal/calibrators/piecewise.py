@@ -1,0 +1,52 @@
+"""Step functions and piecewise linear functions of scores, one per column or one for all columns.
+
+A binary search of a fixed number of steps finds the place of a score, without a branch and without an operation that
+compilers and exporters of torch modules lack.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+
+from kcal.calibrators.class_scores import Tensors
+
+
+def places(bounds: Tensors, scores: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
+    """Return how many of the bounds are below (or equal to) each score, (n, k).
+
+    ``bounds`` are ascending: a tensor for each of the k columns, or one for all of them.
+    """
+    flat, starts = _joined(bounds, scores)
+    low = starts[:-1].expand(scores.shape)
+    high = starts[1:].expand(scores.shape)
+    for _ in range(max(len(part) for part in bounds).bit_length()):
+        middle = (low + high) // 2
+        bound = flat[middle.clamp_max(len(flat) - 1)]
+        is_below = (bound <= scores if or_equal else bound < scores) & (low < high)
+        low, high = torch.where(is_below, middle + 1, low), torch.where(is_below, high, middle)
+    return low - starts[:-1]
+
+
+def step_values(bounds: Tensors, values: Tensors, scores: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
+    """Return the value of the step of each score, (n, k); there is one value more than bounds."""
+    flat, starts = _joined(values, scores)
+    return flat[starts[:-1] + places(bounds, scores, or_equal=or_equal)]
+
+
+def interpolate(knots: Tensors, values: Tensors, scores: torch.Tensor) -> torch.Tensor:
+    """Return values between knots, (n, k), linear between them and constant outside."""
+    positions, starts = _joined(knots, scores)
+    heights, _ = _joined(values, scores)
+    after = starts[:-1] + places(knots, scores, or_equal=True)
+    low, high = torch.maximum(after - 1, starts[:-1]), torch.minimum(after, starts[1:] - 1)
+    width, start = positions[high] - positions[low], heights[low]
+    slope = (heights[high] - start) / torch.where(width > 0, width, 1.0)
+    return torch.where(width > 0, slope * (scores - positions[low]) + start, start)
+
+
+def _joined(parts: Tensors, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all parts in one tensor, on the device of ``like``, and where each starts, with the end."""
+    starts = [0, *accumulate(len(part) for part in parts)]
+    return torch.cat(parts).to(like.device), torch.tensor(starts, device=like.device)

@@ -1,0 +1,109 @@
+"""Class sums of a few queries by one product, as a torch module without branches that depend on numbers.
+
+    P = z·q − ½‖z‖²,   t = −2·(P − ½‖q‖²) / (d·b²),   S_k(q; b) = Σ_{i: y_i = k} w_i·φ(t_i)
+
+Everything is computed in float64 with the exact largest exponent of each query as its shift, and the product is held
+for all points and queries at once: ``PreparedSupport`` computes the same sums in blocks and in the precision that each
+query needs. Where float64 does not resolve the bandwidth, the nearest points decide, as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from kcal.kernels import numerics
+from kcal.kernels.mother import KERNELS, MotherKernel
+from kcal.kernels.numerics import in_double
+from kcal.kernels.sums import ClassSums
+from kcal.kernels.support import SortedSupport
+
+
+class DirectSums(nn.Module):
+    """Class sums, (n_query, d) to (n_bandwidths, n_classes, n_query); parameters as of ``PreparedSupport``.
+
+    Points of weight 0 are left out. A matrix of the weights of points and classes makes the sums a product, unless it
+    has more than ``PREPARED_NUMBERS`` entries.
+    """
+
+    points: torch.Tensor  # (n_support, d), centred
+    centre: torch.Tensor  # (d,)
+    half_squares: torch.Tensor  # (n_support,), −½‖z‖²
+    codes: torch.Tensor  # (n_support,)
+    weights: torch.Tensor  # (n_support, n_classes), 0 outside the class of the point; (n_support,) if that is too large
+    rates: torch.Tensor  # (n_bandwidths,), 1/(d·b²)
+    log_volumes: torch.Tensor  # (n_bandwidths,), log of the weight of all points times the integral of the kernel
+
+    def __init__(
+        self, support: SortedSupport, bandwidths: Sequence[float], kernel: MotherKernel = KERNELS["rbf"]
+    ) -> None:
+        super().__init__()
+        self.kernel, self.dimension, self.n_classes = kernel, support.dimension, support.n_classes
+        self.radius = max(support.radius, torch.finfo(torch.float64).tiny ** 0.5)
+        counted, centre = support.counted.to(support.points.device), in_double(support.centre)
+        points, codes = in_double(support.points[counted]) - centre, support.codes[counted]
+        weights = torch.ones_like(points[:, 0])
+        if support.log_weights is not None:
+            weights = in_double(support.log_weights[counted]).exp()
+        if len(points) * self.n_classes <= numerics.PREPARED_NUMBERS:
+            weights = nn.functional.one_hot(codes, self.n_classes) * weights[:, None]
+        lengths = [self.dimension * bandwidth**2 for bandwidth in bandwidths]
+        volumes = [support.log_total_weight + kernel.log_volume(b, self.dimension) for b in bandwidths]
+        buffers = {
+            "points": points,
+            "centre": centre,
+            "half_squares": -0.5 * points.square().sum(dim=1),
+            "codes": codes,
+            "weights": weights,
+            "rates": 1.0 / points.new_tensor(lengths),
+            "log_volumes": points.new_tensor(volumes),
+        }
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, queries: torch.Tensor) -> ClassSums:
+        """Return the class sums of queries in two parts, in float64."""
+        centred = queries.double() - self.centre
+        products = torch.addmm(self.half_squares, centred, self.points.T)  # (n_query, n_support)
+        largest = products.amax(dim=1, keepdim=True)
+        squares = centred.square().sum(dim=1, keepdim=True)
+        below, nearest = products - largest, (largest - 0.5 * squares).clamp_max(0.0)
+        # the largest rate at which rounding moves no exponent by more than the resolution
+        reach = self.radius * (squares.sqrt() + self.radius)
+        finest = numerics.RESOLUTION / torch.finfo(torch.float64).eps / reach
+        exponents = self._log_linear_exponents if self.kernel.log_linear else self._profile_exponents
+        parts = [exponents(below, nearest, finest, rate) for rate in self.rates]
+        sums = torch.stack([self._by_class(values.exp()) for values, _ in parts])
+        return ClassSums(sums.transpose(1, 2), torch.stack([offsets[:, 0] for _, offsets in parts]))
+
+    def log_densities(self, sums: ClassSums) -> torch.Tensor:
+        """Return the log density of the support at queries with these sums, (n_bandwidths, n_query)."""
+        return sums.log_densities(self.log_volumes[:, None])
+
+    def _log_linear_exponents(
+        self, below: torch.Tensor, nearest: torch.Tensor, finest: torch.Tensor, rate: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return exponents less that of the nearest point, (n_query, n_support), and that exponent, (n_query, 1).
+
+        ``below`` and ``nearest`` are −½‖z − q‖² less that of the nearest point, and that of the nearest point.
+        """
+        return below * torch.minimum(rate, finest), nearest * rate
+
+    def _profile_exponents(
+        self, below: torch.Tensor, nearest: torch.Tensor, finest: torch.Tensor, rate: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the same for any profile; where it reaches no point, only the nearest points count."""
+        profile = self.kernel.log_profile(-2.0 * rate * (below + nearest), self.dimension)
+        offsets = self.kernel.log_profile(-2.0 * rate * nearest, self.dimension)
+        is_reached = torch.isfinite(offsets)
+        shifted = profile - torch.where(is_reached, offsets, 0.0)
+        return torch.where(is_reached & (rate <= finest), shifted, below * finest), offsets
+
+    def _by_class(self, values: torch.Tensor) -> torch.Tensor:
+        """Return Σ w_i·φ of each class, (n_query, n_classes), from kernel values (n_query, n_support)."""
+        if self.weights.ndim == 2:
+            return values @ self.weights
+        sums = values.new_zeros(values.shape[0], self.n_classes)
+        return sums.scatter_add(1, self.codes.expand(values.shape), values * self.weights)
