@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-import kcal
 from kcal.benchmark.methods import BENCHMARK_METHODS, parameters_hash
 from kcal.benchmark.results import Origin, Result, ResultKey
 from kcal.benchmark.tasks import Task
@@ -55,7 +54,7 @@ def versions() -> dict[str, str]:
 
 
 @cache
-def code_fingerprint(home: Path = Path(kcal.__file__).parent, parts: tuple[str, ...] = COMPUTING_CODE) -> str:
+def code_fingerprint(home: Path = Path(__file__).parent.parent, parts: tuple[str, ...] = COMPUTING_CODE) -> str:
     """Return a short hash of modules as the interpreter reads them: without comments and docstrings."""
     digest = hashlib.sha256()
     for part in parts:

@@ -19,6 +19,7 @@ from kcal.calibrators import Calibrator, PredictionModule, fit_on, make_calibrat
 from kcal.deployment.reference import check_network, head_from_reference, head_reference, network_reference
 from kcal.embeddings import BatchReader, ClassifierOutputs, Head, extract_batches, get_head, read_outputs
 from kcal.embeddings.batches import SplitBatch
+from kcal.embeddings.heads import Outputs
 from kcal.embeddings.undisturbed import device_of, evaluation_mode, undisturbed, unwrap
 from kcal.errors import InvalidInputError
 from kcal.persistence import from_bytes, load_calibrator, read_network_reference, save, to_bytes
@@ -148,7 +149,7 @@ class CalibratedClassifier(nn.Module):
         if not calibrator.has_evidence:
             expected, got = "must be a method with evidence, such as kcal-blend", calibrator.method
             raise InvalidInputError("method", expected, got=got)
-        shares: NDArray[np.float32] = calibrator.evidence(self.outputs(data).matrix(calibrator.inputs))  # type: ignore[attr-defined]
+        shares: NDArray[np.float32] = calibrator.evidence(self.outputs(data).matrix(calibrator.inputs))
         return shares
 
     def outputs(self, data: Source) -> ClassifierOutputs:
@@ -211,9 +212,7 @@ class CalibratedClassifier(nn.Module):
             raise NotFittedError("This CalibratedClassifier is not fitted yet: call fit with a calibration set first.")
         return self.calibrator, self.calibrated_head
 
-    def _embeddings_and_logits(
-        self, inputs: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _embeddings_and_logits(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Outputs:
         if inputs and named:
             expected = "must be either positional or keyword arguments"
             raise InvalidInputError("inputs", expected, got="both", remedy="Pass all of them as keywords.")

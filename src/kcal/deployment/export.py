@@ -111,9 +111,9 @@ def write_onnx(
         program = export_program(predictor, example)
         _to_onnx(program, predictor, example, written)
         _add_metadata(onnx, written, metadata)
-        verify_onnx(
-            runtime.InferenceSession(written, providers=["CPUExecutionProvider"]), predictor, example, tolerance
-        )
+        session = runtime.InferenceSession(written, providers=["CPUExecutionProvider"])
+        verify_onnx(session, predictor, example, tolerance)
+        del session  # it may hold the file open
         for part in sorted(Path(folder).iterdir(), reverse=True):  # the graph last
             shutil.move(part, target.parent / part.name)
     return target
@@ -142,9 +142,8 @@ def verification_batches(example: Sequence[torch.Tensor]) -> list[tuple[torch.Te
     """Return batches of several sizes with rows of the example, and with multiples of it."""
     n_rows = len(example[0])
     batches = [tuple(part[torch.arange(size) % n_rows] for part in example) for size in BATCH_SIZES]
-    for factor in FAR_FACTORS:
-        batches.append(tuple(part * factor if part.is_floating_point() else part for part in example))
-    return batches
+    far = [tuple(part * factor if part.is_floating_point() else part for part in example) for factor in FAR_FACTORS]
+    return batches + far
 
 
 def metadata_of(calibrator: Calibrator) -> dict[str, str]:

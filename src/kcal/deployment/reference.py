@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from types import NoneType
 from typing import Any
 
 import torch
@@ -12,7 +13,12 @@ from torch import nn
 from kcal.embeddings import Head, LayerHead
 from kcal.errors import FileFormatError, InvalidInputError
 
-FIELDS = {"name": str, "logits": (str, int, type(None)), "call": int, "gives_logits": bool}
+FIELDS: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "logits": (str, int, NoneType),
+    "call": (int,),
+    "gives_logits": (bool,),
+}
 """Types of the fields of a stored head."""
 
 
@@ -34,9 +40,8 @@ def head_from_reference(stored: dict[str, Any] | None) -> LayerHead | None:
     """Return the head that :func:`head_reference` described."""
     if stored is None:
         return None
-    if not isinstance(stored, dict) or set(stored) != set(FIELDS):
-        raise FileFormatError("the stored head is damaged.")
-    if any(not isinstance(stored[name], kind) for name, kind in FIELDS.items()):
+    known = isinstance(stored, dict) and set(stored) == set(FIELDS)
+    if not known or any(not isinstance(stored[name], kinds) for name, kinds in FIELDS.items()):
         raise FileFormatError("the stored head is damaged.")
     return LayerHead(**stored)
 
