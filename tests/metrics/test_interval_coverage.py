@@ -162,7 +162,7 @@ def test_intervals_of_any_calibration_error_hold_the_truth(metric, temperature):
             if temperature != 1.0:  # the same rows with many labels each, so that noise averages out
                 often = np.repeat(np.arange(n), labels_per_row)
                 truth = float(metric(probs[often], draw_labels(true[often], generator)))
-            low, high = confidence_interval(metric, probs, labels, resamples=20)
+            low, high = confidence_interval(metric, probs, labels, resamples=40)
             yield low <= truth <= high
 
     assert coverage_is_nominal(holds(), poor=0.6)
