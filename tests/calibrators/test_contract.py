@@ -27,6 +27,7 @@ def test_contract(name: str, check: Any, problem: Any, tmp_path: Path) -> None:
     given = {
         "make": lambda: lambda: quick(name),
         "fitted": lambda: fitted_on_the_problem(name),
+        "plain": lambda: fitted_without_training(name),
         "problem": lambda: problem,
         "folder": lambda: tmp_path,
         "other": lambda: make_problem(seed=1),
@@ -38,6 +39,15 @@ def test_contract(name: str, check: Any, problem: Any, tmp_path: Path) -> None:
 def fitted_on_the_problem(name: str) -> Calibrator:
     """Fit each method once for all promises that share the fit."""
     return calibrator_checks.fit(quick(name), make_problem())
+
+
+@cache
+def fitted_without_training(name: str) -> Calibrator:
+    """Fit each method once without a trained projection."""
+    calibrator, problem = quick(name), make_problem()
+    if not calibrator.uses_training_set:
+        return fitted_on_the_problem(name)
+    return fit_on(unlearned(calibrator), ClassifierOutputs(problem.embeddings, problem.logits, problem.labels))
 
 
 @pytest.mark.parametrize("name", METHODS)

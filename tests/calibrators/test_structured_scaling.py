@@ -12,10 +12,12 @@ from scipy.special import log_softmax
 from kcal import StructuredMatrixScaling, StructuredVectorScaling, TemperatureScaling
 
 
-def published_loss(logits: Any, labels: Any, matrix: Any, bias: Any, penalty: float) -> float:
-    """Return mean log-loss + (K·‖b‖² + K·‖diag‖² + K(K − 1)·‖off‖²)·penalty/n, the matrix being I plus the change."""
-    n, k = logits.shape
-    scaled = logits / TemperatureScaling().fit(logits, labels).temperature_
+def published_loss(scaled: Any, labels: Any, matrix: Any, bias: Any, penalty: float) -> float:
+    """Return mean log-loss + (K·‖b‖² + K·‖diag‖² + K(K − 1)·‖off‖²)·penalty/n, the matrix being I plus the change.
+
+    The logits are scaled by the temperature of temperature scaling.
+    """
+    n, k = scaled.shape
     change = matrix - np.eye(k)
     diagonal = np.diag(change)
     log_probs = log_softmax(scaled @ matrix.T + bias, axis=1)
@@ -29,10 +31,10 @@ def test_the_solution_minimises_the_published_loss(problem: Any, penalty: float)
     logits, labels = log_softmax(problem.logits, axis=1)[:80], problem.labels[:80]
     fitted = StructuredMatrixScaling(penalty=penalty).fit(logits, labels)
     temperature = TemperatureScaling().fit(logits, labels).temperature_
-    mine = published_loss(logits, labels, fitted.weights_ * temperature, fitted.bias_, penalty)
+    mine = published_loss(logits / temperature, labels, fitted.weights_ * temperature, fitted.bias_, penalty)
 
     def loss(flat: Any) -> float:
-        return published_loss(logits, labels, np.eye(3) + flat[:9].reshape(3, 3), flat[9:], penalty)
+        return published_loss(logits / temperature, labels, np.eye(3) + flat[:9].reshape(3, 3), flat[9:], penalty)
 
     slow = minimize(loss, np.zeros(12), method="BFGS", options={"gtol": 1e-7})
     assert mine <= slow.fun + 1e-8
@@ -47,7 +49,7 @@ def test_the_vector_minimises_the_published_loss_among_diagonal_matrices(problem
     temperature = TemperatureScaling().fit(logits, labels).temperature_
 
     def loss(flat: Any) -> float:
-        return published_loss(logits, labels, np.diag(flat[:3]), flat[3:], penalty)
+        return published_loss(logits / temperature, labels, np.diag(flat[:3]), flat[3:], penalty)
 
     slow = minimize(loss, np.r_[np.ones(3), np.zeros(3)], method="BFGS", options={"gtol": 1e-7})
     assert loss(np.r_[fitted.weights_ * temperature, fitted.bias_]) <= slow.fun + 1e-8

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,13 @@ def _small(short_trainings: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["kcal.cli.demonstration"], "load_example", load_small_example)
         yield
+
+
+@pytest.fixture
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the demo take fewer rows still, where its numbers do not matter."""
+    tiny = partial(load_small_example, 600, 400)
+    monkeypatch.setattr(sys.modules["kcal.cli.demonstration"], "load_example", tiny)
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +61,10 @@ def row(output: str, title: str) -> list[float]:
     return [float(cell) for cell in re.findall(r"\d+\.\d+", line)]
 
 
-def load_small_example() -> kcal.datasets.Example:
+def load_small_example(train: int = 2000, others: int = 1500) -> kcal.datasets.Example:
     """Return the first rows of every part of the example."""
     example = kcal.load_example()
-    parts = {"train": 2000, "calibration": 1500, "test": 1500}
+    parts = {"train": train, "calibration": others, "test": others}
     return replace(example, **{name: first_rows(getattr(example, name), n) for name, n in parts.items()})
 
 
@@ -122,6 +130,7 @@ def test_the_data_are_the_example_without_loss(tmp_path):
         np.testing.assert_array_equal(stored["train_embeddings"].astype(np.float32), example.train.embeddings)
 
 
+@pytest.mark.usefixtures("_tiny")
 def test_without_matplotlib_the_demo_says_so_and_goes_on(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.startswith(("matplotlib", "kcal.plots"))]:
         monkeypatch.delitem(sys.modules, name)
@@ -130,6 +139,7 @@ def test_without_matplotlib_the_demo_says_so_and_goes_on(tmp_path, monkeypatch):
     assert not (tmp_path / "demo" / "reliability.png").exists()
 
 
+@pytest.mark.usefixtures("_tiny")
 def test_quiet_writes_the_files_and_prints_nothing(tmp_path):
     assert run_demo(tmp_path / "deep" / "demo", "--quiet") == ""
     assert (tmp_path / "deep" / "demo" / "model.kcal").exists()

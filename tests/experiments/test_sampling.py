@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_equally_frequent_classes_are_drawn_alike(
 
 
 def test_the_study_compares_both_training_sets(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "DRAWS", 3)
+    monkeypatch.setattr(sampling, "variance_ratios", partial(variance_ratios, draws=3))
     monkeypatch.setattr(sampling, "RECIPE", FastRecipe(steps=STEPS))
     measured = run_study(sampling.STUDY, lambda: [task], n_splits=2)
     values = measured["small"]["trainings"]
