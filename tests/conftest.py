@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,11 +22,10 @@ settings.register_profile("steady", derandomize=True)
 settings.load_profile("steady")
 
 
-def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over modules and tests, which stay, and search less often for what goes."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+# torchvision, which other libraries import, needs these operators beside a torch that it was not built for.
+TORCHVISION = torch.library.Library("torchvision", "DEF")
+for _name in ("nms", "qnms"):
+    TORCHVISION.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,3 @@ def short_trainings() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RECIPES, "fast", ShortRecipe)
         yield
-
-
-@pytest.fixture(scope="session")
-def torchvision_operators() -> torch.library.Library:
-    """Define the operators without which torchvision, built for another torch, cannot be imported."""
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library  # the operators live as long as it

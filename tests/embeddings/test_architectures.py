@@ -33,12 +33,12 @@ def _seeded() -> None:
 
 
 @pytest.fixture(scope="module")
-def timm(torchvision_operators: None) -> Any:
+def timm() -> Any:
     return pytest.importorskip("timm")
 
 
 @pytest.fixture(scope="module")
-def transformers(torchvision_operators: None) -> Any:
+def transformers() -> Any:
     return pytest.importorskip("transformers")
 
 
