@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from experiments.lines import line_panels
 from experiments.study import Measurements, Study, StudyOutput, Values
 from kcal.benchmark import Task
 from kcal.benchmark.processes import locked_folder
 from kcal.benchmark.store import code_fingerprint, versions
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.persistence import write_whole
-from kcal.plots import line_panels
 from kcal.progress import Report
 from kcal.threads import one_thread
 
