@@ -43,19 +43,14 @@ def load_to_fit(
 def fit_dataset(
     calibrator: Calibrator, data: Dataset, training: Dataset | None, parameters: Collection[str] = ()
 ) -> Calibrator:
-    """Fit a calibrator, and store the names of the table's columns with it; errors name ``parameters`` by option."""
+    """Fit a calibrator, on tables where the columns have names; errors name ``parameters`` by option."""
     shares = calibrator.get_params().get("prior")
     if isinstance(shares, dict) and not is_text(data.labels):  # as typed, the classes are text
         calibrator.set_params(prior={int(name) if name.isdecimal() else name: share for name, share in shares.items()})
     classes = classes_to_fit(data, calibrator.inputs)
     accepted = {*calibrator.get_params(), *calibrator.fit_options}
     with errors_about(data.name, parameters), remedies_for(accepted):
-        fit_on(calibrator, data, training, classes=classes)
-    if data.feature_columns:
-        calibrator.feature_names_in_ = np.array(data.feature_columns, dtype=object)
-    if calibrator.inputs == "both" and calibrator.needs_logits_ and data.logit_columns:
-        calibrator.logit_names_in_ = np.array(data.logit_columns, dtype=object)
-    return calibrator
+        return fit_on(calibrator, data.with_names(calibrator.inputs), training, classes=classes)
 
 
 def load_to_predict(calibrator: Calibrator, source: Source, **request: Any) -> Dataset:

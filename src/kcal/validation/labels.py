@@ -134,7 +134,8 @@ def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> 
 
 def column_names(table: Any) -> list[str]:
     """Return the names of the columns of a table; nothing for an array."""
-    return [str(name) for name in getattr(table, "columns", [])]
+    names = getattr(table, "column_names", None)  # of pyarrow, whose columns are arrays
+    return [str(name) for name in (getattr(table, "columns", []) if names is None else names)]
 
 
 def table_classes(table: Any, labels: NDArray[Any], name: str = "y") -> NDArray[Any] | None:
