@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,10 +103,14 @@ def test_probabilities_are_accepted_only_when_named(problem: Any) -> None:
     torch.testing.assert_close(
         to_log_probs(probs, "probabilities"), to_log_probs(logits, "logits").clamp_min(np.log(1e-12))
     )
-    for wrong in (logits, probs - 0.1, 2 * probs):
-        with pytest.raises(InvalidInputError, match=r"^X must hold probabilities that sum to 1.*row 0") as caught:
-            to_log_probs(wrong, "probabilities")
-        assert caught.value.parameter == "X"
+    calibrator = quick("ts").set_params(representation="probabilities").fit(probs, problem.labels)
+    for wrong in (logits, probs - 0.1, 2 * probs, 1.002 * probs):
+        for use in (partial(calibrator.fit, y=problem.labels), calibrator.predict_proba):
+            with pytest.raises(InvalidInputError, match=r"^X must hold probabilities that sum to 1.*row 0") as caught:
+                use(wrong)
+            assert caught.value.parameter == "X"
+            calibrator.fit(probs, problem.labels)
+    assert np.isfinite(calibrator.predict_proba(probs.bfloat16()).numpy()).all()
 
 
 @pytest.mark.parametrize("representation", REPRESENTATIONS)

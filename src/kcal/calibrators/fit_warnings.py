@@ -16,11 +16,11 @@ from kcal.errors import (
     RepresentationWarning,
     warn,
 )
-from kcal.validation import row_fingerprints
+from kcal.validation import SUM_TOLERANCE, row_fingerprints
 
 FEW_PER_CLASS = 8
 """Calibration samples per class below which a method may do worse than temperature scaling."""
-ROWS_TO_RECOGNISE, SUM_TOLERANCE = 10, 1e-3
+ROWS_TO_RECOGNISE = 10
 """Rows from which on probabilities are recognised, and how far from 1 they may sum."""
 
 
@@ -77,7 +77,7 @@ def warn_of_probabilities(rows: torch.Tensor, representation: str, name: str = "
     """Warn if what was passed as logits, (n, n_classes), looks like the output of a softmax or a sigmoid."""
     if representation != "logits" or len(rows) < ROWS_TO_RECOGNISE or rows.min() < 0 or rows.max() > 1:
         return
-    is_column = rows.shape[1] == 2 and not bool(rows[:, 0].any())  # as both_classes returns one column of logits
+    is_column = rows.shape[1] == 2 and not bool(rows[:, 0].any())  # as check_scores returns one column of logits
     if is_column or bool(((rows.double().sum(dim=1) - 1).abs() <= SUM_TOLERANCE).all()):
         warn(
             f"{name} was passed as logits, but all of it lies between 0 and 1"

@@ -146,9 +146,7 @@ def fitted(name: str) -> Any:
     return property(read)
 
 
-def to_log_probs(
-    rows: torch.Tensor, representation: str, *, name: str = "X", ignore_order: bool = False
-) -> torch.Tensor:
+def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool = False) -> torch.Tensor:
     """Return log-softmax of the rows in float64 on the CPU, so that a constant added to a row changes nothing.
 
     ``ignore_order`` adds up the classes of a row in descending order, so that their order plays no part.
@@ -159,16 +157,6 @@ def to_log_probs(
     rows = rows.cpu().double()
     if representation == "logits":
         return torch.log_softmax(rows, dim=1)
-    sums = rows.sum(dim=1)
-    wrong = ((rows < 0).any(dim=1) | ((sums - 1).abs() > 1e-2)).nonzero().squeeze(1)
-    if len(wrong):
-        row = int(wrong[0])
-        raise InvalidInputError(
-            name,
-            'must hold probabilities that sum to 1 if the representation is "probabilities"',
-            got=f"row {row}, which sums to {float(sums[row]):.4g}, with smallest entry {float(rows[row].min()):.4g}",
-            remedy='If these are logits, set the representation to "logits".',
-        )
     return torch.log_softmax(rows.clamp_min(ALMOST_ZERO).log(), dim=1)
 
 

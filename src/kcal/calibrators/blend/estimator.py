@@ -32,7 +32,7 @@ from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.projection import ARCHITECTURES, TrainedProjection
 from kcal.threads import threads_for
-from kcal.validation import ArrayKind, both_classes, check_choice, check_matrix, check_number, column_names, shown
+from kcal.validation import ArrayKind, check_choice, check_matrix, check_number, check_scores, column_names, shown
 
 BLOCK_ROWS = 4096
 MAX_SPREAD = 1e6
@@ -287,7 +287,7 @@ class KCalBlend(EmbeddingCalibrator):
         """Return the checked logits, one column per class: of the fit, if there was one."""
         if logits is None:
             return None
-        scores = both_classes(check_matrix(logits, "logits", logits=True), representation, "logits")
+        scores = check_scores(logits, check_matrix(logits, "logits", logits=True), representation, "logits")
         n_classes = len(self.classes_) if hasattr(self, "classes_") else scores.shape[1]
         if scores.shape[1] != n_classes:
             expected = f"must have one column for each of the {n_classes:,} classes of the fit"

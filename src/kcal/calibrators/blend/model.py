@@ -97,7 +97,7 @@ class BlendModel(StoredModel):
         frequencies = self.frequencies[None].to(like)
         if logits is None:
             return BlendInputs(sums, (), frequencies)
-        log_probs = to_log_probs(logits, self.representation, name="logits").to(like)
+        log_probs = to_log_probs(logits, self.representation).to(like)
         # A linear map would carry a value far below all calibration samples over to other classes.
         bounded = log_probs.clamp_min(self.min_log_prob)
         excluded = log_probs < min(MASKED, MASK_FACTOR * self.min_log_prob)

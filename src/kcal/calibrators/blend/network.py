@@ -47,7 +47,7 @@ def cross_fit_network(
     the out-of-fold log-loss by more than one standard error of the difference; with groups, that of the group means.
     ``choice`` "ts" fits temperature scaling only, "svs" and "sms" always both, "auto" compares.
     """
-    log_probs = to_log_probs(logits, representation, name="logits")
+    log_probs = to_log_probs(logits, representation)
     lowest = float(log_probs.min())
     if samples.groups is None:
         fold_of = stratified_folds(samples.codes, min(folds, len(samples.codes)), seed)
