@@ -17,6 +17,8 @@ from kcal.persistence.spreadsheets import without_mark
 
 SUFFIXES = (".npz", ".npy", ".parquet", ".csv")
 TABLES = (".parquet", ".csv")
+MAX_NAMES = 8
+"""Names that a message lists, at most."""
 
 DAMAGED_ARRAY = "is truncated, damaged or not in numpy's format. Write it again with numpy.savez or numpy.save."
 OBJECT_ARRAY = (
@@ -37,10 +39,10 @@ def open_file(path: Path) -> ArrayFile | TableFile:
     return TableFile(path) if suffix in TABLES else ArrayFile(path)
 
 
-def shorten(names: Sequence[Any], limit: int = 8) -> str:
+def shorten(names: Sequence[Any]) -> str:
     """Return the first few names, for a message."""
-    more = f", … ({len(names):,} in all)" if len(names) > limit else ""
-    return ", ".join(str(name) for name in names[:limit]) + more
+    more = f", … ({len(names):,} in all)" if len(names) > MAX_NAMES else ""
+    return ", ".join(str(name) for name in names[:MAX_NAMES]) + more
 
 
 class ArrayFile:

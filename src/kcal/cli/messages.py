@@ -49,7 +49,7 @@ ERROR_REMEDIES = {
 
 WARNING_REMEDIES: dict[type[KcalWarning], str] = {
     errors.BandwidthWarning: "Pass a number with --bandwidth.",
-    errors.HeldOutWarning: "Pass --train FILE to use all of them, or --projection identity with method kcal or kcal-logits.",
+    errors.HeldOutWarning: NO_TRAINING_SET,
     errors.LeakageWarning: "Or use the leave-one-out log-loss that kcal fit prints.",
     errors.RepresentationWarning: "Pass --set representation=probabilities if it is.",
 }
@@ -142,7 +142,7 @@ def error_text(error: KcalError) -> str:
     name = error.parameter
     shown = option_name(name) if name in OPTIONS else DATA_NAMES.get(name, name)
     remedy = error.remedy and ERROR_REMEDIES.get(name, error.remedy)
-    return InvalidInputError(shown, error.expected, got=error.got, remedy=remedy).message()
+    return str(InvalidInputError(shown, error.expected, got=error.got, remedy=remedy))
 
 
 @contextmanager

@@ -44,14 +44,14 @@ def check_kind(value: Any, name: str, kind: Any, expected: str) -> None:
         raise InvalidInputError(name, f"must be {expected}", got=shown(value))
 
 
-def check_names(names: Any, n_names: int | None = None, name: str = "class_names") -> list[str]:
+def check_names(names: Any, n_names: int | None = None) -> list[str]:
     """Return names as a list of text; raise if they are not a list, if there are none, or not ``n_names``."""
     unordered = isinstance(names, str | bytes | Mapping | Set) or not isinstance(names, Collection)
     if unordered or getattr(names, "ndim", 1) != 1:
-        raise InvalidInputError(name, "must be a list of names", got=shown(names))
+        raise InvalidInputError("class_names", "must be a list of names", got=shown(names))
     if len(names) != (n_names or max(len(names), 1)):
         expected = f"{n_names} names, one per class" if n_names else "at least one name"
-        raise InvalidInputError(name, f"must have {expected}", got=str(len(names)))
+        raise InvalidInputError("class_names", f"must have {expected}", got=str(len(names)))
     return [str(entry) for entry in names]
 
 
