@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 
@@ -126,3 +127,11 @@ def test_log_probabilities_that_ignore_the_order_of_classes_permute_to_the_last_
 def test_one_column_has_two_classes() -> None:
     with pytest.raises(InvalidInputError, match=r"^y must be column indices from 0 to 1; got 2 at row 3"):
         quick("ts").fit(np.zeros((4, 1)), [0, 1, 0, 2])
+
+
+def test_a_table_of_pyarrow_is_a_table() -> None:
+    table = pyarrow.table({"cat": [2.0, 0.0, 1.0, 0.5], "dog": [0.0, 1.0, 0.0, 1.0]})
+    fitted = quick("ts").fit(table, ["cat", "dog", "cat", "cat"])
+    assert fitted.feature_names_in_.tolist() == fitted.classes_.tolist() == ["cat", "dog"]
+    with pytest.raises(InvalidInputError, match="columns of the fit"):
+        fitted.predict_proba(table.rename_columns(["dog", "cat"]))

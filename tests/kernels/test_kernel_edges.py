@@ -7,15 +7,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from kernel_oracle import COMPACT, DTYPES, cloud, exact_posteriors, slow_log_sums
+from kernel_oracle import COMPACT, DTYPES, class_sums, cloud, exact_posteriors, log_densities, slow_log_sums
 
 from kcal.kernels import (
     KERNELS,
     LeaveOutLoss,
     class_posteriors,
-    class_sums,
     leave_out_rule,
-    log_densities,
     mean_log_loss,
     numerics,
     search_bandwidth,

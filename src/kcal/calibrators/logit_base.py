@@ -25,6 +25,7 @@ from kcal.validation import (
     checked_parameters,
     collect_classes,
     encode_labels,
+    refuse_where,
     require_two_columns,
     table_classes,
 )
@@ -181,11 +182,9 @@ def encode_columns(y: Any, table: Any, shape: torch.Size, classes: Any) -> tuple
         known = np.array([False, True])
     elif labels.dtype.kind in "iu":
         known = np.arange(n_columns)
-        beyond = np.flatnonzero((labels < 0) | (labels >= n_columns))
-        if len(beyond):
-            got = f"{labels[beyond[0]]} at row {beyond[0]}"
-            remedy = f"Subtract 1 from labels that count from 1, or {NAME_COLUMNS}"
-            raise InvalidInputError("y", f"must be column indices from 0 to {n_columns - 1}", got=got, remedy=remedy)
+        expected = f"must be column indices from 0 to {n_columns - 1}"
+        remedy = f"Subtract 1 from labels that count from 1, or {NAME_COLUMNS}"
+        refuse_where((labels < 0) | (labels >= n_columns), labels, "y", expected, remedy)
     else:
         raise InvalidInputError(
             "y",

@@ -18,7 +18,7 @@ from kcal.cli.data import Dataset, Request, Source, load
 from kcal.cli.files import ArrayFile, open_file, shorten
 from kcal.cli.messages import OverlapError, check_options, errors_about, remedies_for
 from kcal.errors import InvalidInputError
-from kcal.validation import encode_labels
+from kcal.validation import encode_labels, refuse_where
 
 
 def load_to_fit(
@@ -148,11 +148,8 @@ def name_labels(data: Dataset) -> Dataset:
             problem = f"are integers, but the classes have names: {shorten(classes.tolist())}"
             remedy = "Give the labels by name, or pass --labels-are-positions if 0 is the first of these classes."
             raise InvalidInputError(f"{data.name}: labels", problem, remedy=remedy)
-        outside = (labels < 0) | (labels >= len(classes))
-        if outside.any():
-            row = int(np.argmax(outside))
-            expected = f"must be indices of classes, 0 to {len(classes) - 1}"
-            raise InvalidInputError(f"{data.name}: labels", expected, got=f"{labels[row]} at row {row}")
+        expected = f"must be indices of classes, 0 to {len(classes) - 1}"
+        refuse_where((labels < 0) | (labels >= len(classes)), labels, f"{data.name}: labels", expected)
         labels = classes[labels]
     return replace(data, labels=labels, classes=classes)
 

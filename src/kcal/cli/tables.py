@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -121,7 +120,5 @@ def show_fitted(
 
 def _values(evaluations: Mapping[str, Evaluation], metric: Metric) -> list[str]:
     """Return a metric of every method, with the best in bold; nothing is bold if there is only one method."""
-    values = [evaluation.metrics[metric.name] for evaluation in evaluations.values()]
-    finite = [value for value in values if math.isfinite(value)]
-    best = metric.format((max if metric.direction == "higher" else min)(finite)) if finite and len(values) > 1 else None
-    return [f"[bold]{text}[/]" if text == best else text for text in map(metric.format, values)]
+    values = metric.format_beside([evaluation.metrics[metric.name] for evaluation in evaluations.values()])
+    return [f"[bold]{text}[/]" if is_best else text for text, is_best in values]

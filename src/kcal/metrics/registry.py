@@ -4,10 +4,10 @@ To add a metric, write its function of ``(probs, labels, *, sample_weight=None)`
 to ``METRICS``; the contract in ``tests/metrics/test_registry.py`` then runs on it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
+from math import isfinite, nan
 from typing import Literal, SupportsFloat
 
 from numpy.typing import ArrayLike
@@ -72,6 +72,15 @@ class Metric:
         if not isfinite(value):
             return "–"
         return f"{self.scale * value:.{2 if self.unit == '%' else 4}f}"
+
+    def format_beside(self, values: Sequence[float]) -> list[tuple[str, bool]]:
+        """Return values of several methods as tables show them, each with whether none looks better."""
+        finite = [value for value in values if isfinite(value)]
+        best = (max if self.direction == "higher" else min)(finite, default=nan)
+        return [
+            (self.format(value), len(values) > 1 and isfinite(value) and self.format(value) == self.format(best))
+            for value in values
+        ]
 
 
 def _error(name: str, title: str, description: str, function: Callable[..., SupportsFloat]) -> Metric:

@@ -3,7 +3,7 @@
 Only numpy is imported; torch is loaded where a tensor is passed in or asked for.
 """
 
-from kcal.validation.arrays import to_numbers
+from kcal.validation.arrays import refuse_where, to_numbers
 from kcal.validation.labels import (
     check_columns,
     check_groups,
@@ -65,6 +65,7 @@ __all__ = [
     "encode_labels",
     "kind_of",
     "parameter",
+    "refuse_where",
     "require_two_columns",
     "row_fingerprints",
     "shown",

@@ -24,7 +24,6 @@ from kcal.calibrators.fit_warnings import (
 )
 from kcal.calibrators.holdout import check_folds
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
-from kcal.calibrators.kcal.parameters import is_number
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, warn_of_shared_rows
 from kcal.calibrators.logit_base import encode_columns, fitted
 from kcal.calibrators.model_state import Tensors
@@ -259,10 +258,9 @@ class KCalBlend(EmbeddingCalibrator):
         check_number(self.bias, "bias", minimum=0, maximum=MAX_SPREAD)
         check_number(self.sharpness, "sharpness", minimum=0, maximum=MAX_SPREAD)
         check_number(self.fallback_quantile, "fallback_quantile", minimum=0, maximum=0.999)
-        searched = isinstance(self.background, str) and self.background == "cv"
-        if not searched and not is_number(self.background, MIN_BACKGROUND, 1.0):
+        if not (isinstance(self.background, str) and self.background == "cv"):
             expected = f'must be "cv" or a number from {MIN_BACKGROUND:g} to 1'
-            raise InvalidInputError("background", expected, got=shown(self.background))
+            check_number(self.background, "background", minimum=MIN_BACKGROUND, maximum=1, expected=expected)
 
     def _check_projection(self) -> None:
         if isinstance(self.projection, str) and self.projection in ARCHITECTURES:

@@ -69,13 +69,13 @@ def published_grid(n_classes: int) -> list[Penalty]:
     ]
 
 
-def check_grid(grid: Any) -> str | list[Penalty]:
+def check_grid(grid: Any, name: str = "grid") -> str | list[Penalty]:
     """Return the name of a grid, or the penalties given as (λ, μ) or (λ, μ, ν)."""
     if isinstance(grid, str) and grid in GRIDS:
         return grid
     if isinstance(grid, str) or not isinstance(grid, Sequence) or not 0 < len(grid) <= MAX_GRID:
         expected = f"must be one of {', '.join(map(repr, GRIDS))} or a list of (λ, μ) or (λ, μ, ν)"
-        raise InvalidInputError("grid", expected, got=shown(grid))
+        raise InvalidInputError(name, expected, got=shown(grid))
     return [_check_point(point) for point in grid]
 
 
