@@ -7,7 +7,7 @@ to ``METRICS``; the contract in ``tests/metrics/test_registry.py`` then runs on 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite, nan
+from math import isfinite
 from typing import Literal, SupportsFloat
 
 from numpy.typing import ArrayLike
@@ -76,11 +76,9 @@ class Metric:
     def format_beside(self, values: Sequence[float]) -> list[tuple[str, bool]]:
         """Return values of several methods as tables show them, each with whether none looks better."""
         finite = [value for value in values if isfinite(value)]
-        best = (max if self.direction == "higher" else min)(finite, default=nan)
-        return [
-            (self.format(value), len(values) > 1 and isfinite(value) and self.format(value) == self.format(best))
-            for value in values
-        ]
+        choose = max if self.direction == "higher" else min
+        best = self.format(choose(finite)) if finite and len(values) > 1 else None
+        return [(text, text == best) for text in map(self.format, values)]
 
 
 def _error(name: str, title: str, description: str, function: Callable[..., SupportsFloat]) -> Metric:
