@@ -86,7 +86,7 @@ class Refit:
             experts = (min(experts, key=partial(metric_loss, setting, split)),)
         samples, network = samples_of(setting, split), network_of(setting, split)
         if self.in_sample:
-            own = torch.log_softmax(logits_of(setting, split).double(), dim=1)
+            own = log_probs_of(setting, split)
             network = replace(network, out_of_fold=tuple(model.log_probs(own) for model in network.models))
         tuning = {name: getattr(blend, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
         model = fit_blend(samples, experts, network, **tuning)
@@ -111,13 +111,13 @@ def samples_of(setting: TaskSetting, split: Split) -> Samples:
 
 def network_of(setting: TaskSetting, split: Split) -> NetworkFit:
     """Return the cross-fitted calibrators of the network, as the blend fits them by default."""
-    logits, samples = logits_of(setting, split), samples_of(setting, split)
-    return cross_fit_network(logits, samples, choice="auto", folds=5, seed=setting.seed)
+    log_probs, samples = log_probs_of(setting, split), samples_of(setting, split)
+    return cross_fit_network(log_probs, samples, choice="auto", folds=5, seed=setting.seed)
 
 
-def logits_of(setting: TaskSetting, split: Split) -> torch.Tensor:
-    """Return the network's logits for the calibration rows."""
-    return torch.from_numpy(setting.task.pool.logits[split.calibration])
+def log_probs_of(setting: TaskSetting, split: Split) -> torch.Tensor:
+    """Return the network's log probabilities for the calibration rows."""
+    return torch.log_softmax(torch.from_numpy(setting.task.pool.logits[split.calibration]).double(), dim=1)
 
 
 def metric_loss(setting: TaskSetting, split: Split, expert: Expert) -> float:

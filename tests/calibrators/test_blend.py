@@ -76,8 +76,8 @@ def samples_of(problem: Any, groups: Any = None) -> Samples:
 
 
 def network_fit(problem: Any, groups: Any = None, *, seed: int = 0) -> NetworkFit:
-    logits = torch.from_numpy(problem.logits)
-    return cross_fit_network(logits, samples_of(problem, groups), choice="ts", folds=5, seed=seed)
+    log_probs = torch.log_softmax(torch.from_numpy(problem.logits).double(), dim=1)
+    return cross_fit_network(log_probs, samples_of(problem, groups), choice="ts", folds=5, seed=seed)
 
 
 def test_out_of_fold_predictions_of_the_network_are_fitted_on_the_other_folds(problem: Any) -> None:

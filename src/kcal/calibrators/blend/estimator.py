@@ -25,7 +25,7 @@ from kcal.calibrators.fit_warnings import (
 from kcal.calibrators.holdout import check_folds
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, warn_of_shared_rows
-from kcal.calibrators.logit_base import encode_columns, fitted
+from kcal.calibrators.logit_base import encode_columns, fitted, to_log_probs
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
@@ -202,14 +202,8 @@ class KCalBlend(EmbeddingCalibrator):
         """Return the model of the samples, without a prior."""
         network = NetworkFit()
         if scores is not None:
-            network = cross_fit_network(
-                scores,
-                samples,
-                choice=self.network_calibrator,
-                folds=self.folds,
-                seed=self.seed,
-                representation=self.representation,
-            )
+            log_probs, choice = to_log_probs(scores, self.representation), self.network_calibrator
+            network = cross_fit_network(log_probs, samples, choice=choice, folds=self.folds, seed=self.seed)
         factors = check_factors(self.bandwidth_factors)
         experts = fit_experts(samples, training, self.estimate_options(), projection=self.projection, factors=factors)
         tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
