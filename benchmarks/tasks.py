@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from kcal.benchmark import Task, example_task, read_tasks
+from kcal.benchmark.methods import pool_outputs
 from kcal.embeddings import ClassifierOutputs
 
 
@@ -20,10 +19,5 @@ def all_tasks(folder: Path | None) -> Iterator[Task]:
 
 def split(task: Task, seed: int) -> tuple[ClassifierOutputs, ClassifierOutputs]:
     """Split the pool into calibration and test."""
-    order = np.random.default_rng(seed).permutation(len(task.pool.labels))
-    n_calibration = round(task.calibration_share * len(order))
-    first, second = (
-        ClassifierOutputs(task.pool.embeddings[rows], task.pool.logits[rows], task.pool.labels[rows])
-        for rows in (order[:n_calibration], order[n_calibration:])
-    )
-    return first, second
+    (rows,) = task.splits(1, seed)
+    return pool_outputs("", task, rows.calibration, labelled=True), pool_outputs("", task, rows.test, labelled=True)

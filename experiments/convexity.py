@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from experiments.lines import Line, Panel
 from experiments.output import floats
 from experiments.study import Fitted, Measurements, Study, StudyOutput, TaskSetting, Values, Variant
 from kcal.benchmark import Task
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
 from kcal.kernels import LeaveOutLoss, sort_support
-from kcal.plots import Line, Panel
 from kcal.projection import project
 
 GRID = np.linspace(0.25, 3.0, 41)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments.lines import Line, Panel
 from experiments.output import METRIC_LABELS, level_line, metric_entries, metric_panel
 from experiments.study import Measurements, Study, StudyOutput, TaskSetting, Values, Variant, by_row
 from kcal.benchmark import Task, example_task
@@ -19,7 +20,6 @@ from kcal.benchmark.tasks import Split
 from kcal.calibrators import predict_on
 from kcal.datasets import SmallCNN, load_example
 from kcal.datasets.network import IMAGE_SHAPE
-from kcal.plots import Line, Panel
 from kcal.projection import FastRecipe, PaperRecipe, TrainedProjection, train_projection
 
 DIMENSIONS = (8, 16, 32, 64, 128)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
+from experiments.lines import Line, Panel
 from experiments.output import LOG_LOSS, floats, number_entry
 from experiments.study import Fitted, Measurements, Study, StudyOutput, TaskSetting, Values, Variant, by_row
 from kcal.benchmark import Task
@@ -19,7 +20,6 @@ from kcal.benchmark.tables import NO_VALUE
 from kcal.benchmark.tasks import Split
 from kcal.calibrators import Calibrator, predict_on
 from kcal.embeddings import ClassifierOutputs
-from kcal.plots import Line, Panel
 
 NO_FALLBACK = "kcal-blend, fallback_quantile=0"
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {

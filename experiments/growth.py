@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
+from experiments.lines import Line, Panel
 from experiments.output import floats, number_entry, spread_line
 from experiments.study import Measurements, Study, StudyOutput, Values, Variant
 from kcal.benchmark import Task
@@ -17,7 +18,6 @@ from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
 from kcal.calibrators import METHODS, Calibrator, fit_on, make_calibrator, predict_on
 from kcal.embeddings import ClassifierOutputs
-from kcal.plots import Line, Panel
 
 SIZES = (100, 300, 1_000, 3_000, 10_000, 30_000)
 MAX_SAMPLES = 30_000

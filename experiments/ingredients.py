@@ -23,7 +23,6 @@ from experiments.study import (
 )
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
-from kcal.calibrators.blend.class_frequencies import MIN_STRENGTH
 from kcal.calibrators.blend.experts import Expert
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
@@ -63,7 +62,6 @@ METRICS = {
     "standardised, in place of the learned metric": Metric(FastRecipe(unit_length=False), trained=False),
     "32 principal axes in its place": Metric(FastRecipe(unit_length=False, largest_dimension=32), trained=False),
     "learned from a random start": Metric(FastRecipe(start="random")),
-    "learned, and held near its start": Metric(FastRecipe(hold=10.0)),
 }
 
 
@@ -73,13 +71,12 @@ class Refit:
 
     ``one_metric`` keeps the metric with the least leave-one-out loss; ``in_sample`` replaces the out-of-fold
     predictions of the network's calibrators by those for the samples they were fitted on; ``parameters`` are of the
-    blend, ``options`` of ``fit_blend``.
+    blend.
     """
 
     one_metric: bool = False
     in_sample: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     def measure(self, setting: TaskSetting, split: Split) -> Values:
         """Fit the blend with the change, and return its metrics."""
@@ -89,9 +86,10 @@ class Refit:
             experts = (min(experts, key=partial(metric_loss, setting, split)),)
         samples, network = samples_of(setting, split), network_of(setting, split)
         if self.in_sample:
-            own = torch.log_softmax(logits_of(setting, split).double(), dim=1)
+            own = log_probs_of(setting, split)
             network = replace(network, out_of_fold=tuple(model.log_probs(own) for model in network.models))
-        model = fit_blend(samples, experts, network, **self.options)
+        tuning = {name: getattr(blend, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
+        model = fit_blend(samples, experts, network, **tuning)
         test = setting.task.pool
         embeddings, logits = (torch.from_numpy(part[split.test]) for part in (test.embeddings, test.logits))
         probs = torch.exp(model.log_probs(model.inputs(embeddings, logits))).numpy()
@@ -101,9 +99,7 @@ class Refit:
 REFITS = {
     "one metric, chosen": Refit(one_metric=True),
     "one metric, chosen, at one bandwidth": Refit(one_metric=True, parameters={"bandwidth_factors": (1.0,)}),
-    "class frequencies as counted": Refit(options={"strength": MIN_STRENGTH}),
     "network not cross-fitted": Refit(in_sample=True),
-    "every sample of a group counts": Refit(options={"group_efficiency": 1.0}),
 }
 
 
@@ -115,13 +111,13 @@ def samples_of(setting: TaskSetting, split: Split) -> Samples:
 
 def network_of(setting: TaskSetting, split: Split) -> NetworkFit:
     """Return the cross-fitted calibrators of the network, as the blend fits them by default."""
-    logits, samples = logits_of(setting, split), samples_of(setting, split)
-    return cross_fit_network(logits, samples, choice="auto", folds=5, seed=setting.seed)
+    log_probs, samples = log_probs_of(setting, split), samples_of(setting, split)
+    return cross_fit_network(log_probs, samples, choice="auto", folds=5, seed=setting.seed)
 
 
-def logits_of(setting: TaskSetting, split: Split) -> torch.Tensor:
-    """Return the network's logits for the calibration rows."""
-    return torch.from_numpy(setting.task.pool.logits[split.calibration])
+def log_probs_of(setting: TaskSetting, split: Split) -> torch.Tensor:
+    """Return the network's log probabilities for the calibration rows."""
+    return torch.log_softmax(torch.from_numpy(setting.task.pool.logits[split.calibration]).double(), dim=1)
 
 
 def metric_loss(setting: TaskSetting, split: Split, expert: Expert) -> float:
@@ -143,12 +139,11 @@ def variants(setting: TaskSetting) -> Mapping[str, Variant]:
     def with_metric(metric: Metric) -> Variant:
         return setting.variant("kcal-blend", lambda: {"projection": metric.projection(setting)})
 
-    refits = {name: refit for name, refit in REFITS.items() if setting.by_group or "group" not in name}
     return {
         WHOLE: whole,
         **{name: setting.variant("kcal-blend", partial(dict, chosen)) for name, chosen in PARAMETERS.items()},
         "no logits": setting.variant("kcal-blend", logits=False),
-        **{name: partial(refit.measure, setting) for name, refit in refits.items()},
+        **{name: partial(refit.measure, setting) for name, refit in REFITS.items()},
         **{name: with_metric(metric) for name, metric in METRICS.items()},
         **{title: setting.variant(method) for method, title in PARTS.items()},
     }

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.lines import Line, Panel
 from experiments.study import Measured, Measurements
 from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS
 from kcal.benchmark.table import Entry, Table
-from kcal.plots import Line, Panel
 
 
 def metric_label(name: str) -> str:

@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 
 from experiments.dimension import warm_up
+from experiments.lines import Line, Panel
 from experiments.output import floats
 from experiments.study import Measurements, Study, StudyOutput, TaskSetting, Values, Variant
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tables import NO_VALUE
 from kcal.benchmark.tasks import Split
-from kcal.plots import Line, Panel
 from kcal.projection import FastRecipe, PaperRecipe, Recipe
 
 SECONDS = 60.0

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from experiments.lines import line_panels
 from experiments.study import Measurements, Study, StudyOutput, Values
 from kcal.benchmark import Task
 from kcal.benchmark.store import code_fingerprint, versions
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import locked_folder, write_whole
-from kcal.plots import line_panels
 from kcal.progress import Report
 from kcal.threads import one_thread
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.lines import Panel
 from experiments.output import LOG_LOSS, METRIC_LABELS, metric_entry, spread_line
 from experiments.study import Fitted, Measurements, Study, StudyOutput, TaskSetting, Values, Variant, main_metrics
 from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
-from kcal.plots import Panel
 
 METHODS = ("uncal", "ts", "dircal", "kcal", "kcal-blend")
 DRAWN = ("ts", "kcal", "kcal-blend")

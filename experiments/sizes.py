@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.lines import Line, Panel
 from experiments.output import METRIC_LABELS, floats, metric_entries, metric_panel
 from experiments.study import Measured, Measurements, Study, StudyOutput, TaskSetting, Values, Variant
 from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
-from kcal.plots import Line, Panel
 
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Of the calibration set."""

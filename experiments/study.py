@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from experiments.lines import Panel
 from kcal import metrics
 from kcal.benchmark import Task
 from kcal.benchmark.methods import new_calibrator, pool_outputs, predict_columns, projection_key, train_for
@@ -19,7 +20,6 @@ from kcal.benchmark.store import task_fingerprint
 from kcal.benchmark.table import Table
 from kcal.benchmark.tasks import Split
 from kcal.calibrators import Calibrator, fit_on
-from kcal.plots import Panel
 from kcal.projection import TrainedProjection
 
 Values = Mapping[str, float | list[float]]

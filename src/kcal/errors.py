@@ -37,15 +37,9 @@ class InvalidInputError(KcalError, ValueError):
         self.expected = expected
         self.got = got
         self.remedy = remedy
-        super().__init__(self.message())
-
-    def message(self, parameter: str | None = None) -> str:
-        """Return the message, with another name for the parameter if one is given."""
-        name = self.parameter if parameter is None else parameter
-        text = f"{name} {self.expected}"
-        text += f"; got {self.got}" if self.got else ""
+        text = f"{parameter} {expected}; got {got}" if got else f"{parameter} {expected}"
         text += "" if text.endswith((".", "…")) else "."
-        return f"{text} {self.remedy}" if self.remedy else text
+        super().__init__(f"{text} {remedy}" if remedy else text)
 
 
 class FileFormatError(KcalError, ValueError):

@@ -76,8 +76,8 @@ def samples_of(problem: Any, groups: Any = None) -> Samples:
 
 
 def network_fit(problem: Any, groups: Any = None, *, seed: int = 0) -> NetworkFit:
-    logits = torch.from_numpy(problem.logits)
-    return cross_fit_network(logits, samples_of(problem, groups), choice="ts", folds=5, seed=seed)
+    log_probs = torch.log_softmax(torch.from_numpy(problem.logits).double(), dim=1)
+    return cross_fit_network(log_probs, samples_of(problem, groups), choice="ts", folds=5, seed=seed)
 
 
 def test_out_of_fold_predictions_of_the_network_are_fitted_on_the_other_folds(problem: Any) -> None:
@@ -106,7 +106,7 @@ def test_the_fit_of_the_pool_uses_the_formula_of_the_prediction(problem: Any) ->
     blend = KCalBlend(projection=None, sharpness=0.0).fit(problem.embeddings, problem.labels, logits=problem.logits)
     samples, network = samples_of(problem), network_fit(problem)
     model, sums = with_leave_out_sums(blend.model_, samples, np.arange(len(samples.codes)))
-    seen, unseen = split_by_class_left(model, samples, np.arange(len(samples.codes)), sums, network, 1.0)
+    seen, unseen = split_by_class_left(model, samples, np.arange(len(samples.codes)), sums, network)
     assert len(unseen.samples.codes) == 0
     assert seen.loss(blend.model_) / 240 == pytest.approx(blend.model_.pool.loss, rel=1e-9)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 
@@ -102,10 +104,14 @@ def test_probabilities_are_accepted_only_when_named(problem: Any) -> None:
     torch.testing.assert_close(
         to_log_probs(probs, "probabilities"), to_log_probs(logits, "logits").clamp_min(np.log(1e-12))
     )
-    for wrong in (logits, probs - 0.1, 2 * probs):
-        with pytest.raises(InvalidInputError, match=r"^X must hold probabilities that sum to 1.*row 0") as caught:
-            to_log_probs(wrong, "probabilities")
-        assert caught.value.parameter == "X"
+    calibrator = quick("ts").set_params(representation="probabilities").fit(probs, problem.labels)
+    for wrong in (logits, probs - 0.1, 2 * probs, 1.002 * probs):
+        for use in (partial(calibrator.fit, y=problem.labels), calibrator.predict_proba):
+            with pytest.raises(InvalidInputError, match=r"^X must hold probabilities that sum to 1.*row 0") as caught:
+                use(wrong)
+            assert caught.value.parameter == "X"
+            calibrator.fit(probs, problem.labels)
+    assert np.isfinite(calibrator.predict_proba(probs.bfloat16()).numpy()).all()
 
 
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
@@ -121,3 +127,11 @@ def test_log_probabilities_that_ignore_the_order_of_classes_permute_to_the_last_
 def test_one_column_has_two_classes() -> None:
     with pytest.raises(InvalidInputError, match=r"^y must be column indices from 0 to 1; got 2 at row 3"):
         quick("ts").fit(np.zeros((4, 1)), [0, 1, 0, 2])
+
+
+def test_a_table_of_pyarrow_is_a_table() -> None:
+    table = pyarrow.table({"cat": [2.0, 0.0, 1.0, 0.5], "dog": [0.0, 1.0, 0.0, 1.0]})
+    fitted = quick("ts").fit(table, ["cat", "dog", "cat", "cat"])
+    assert fitted.feature_names_in_.tolist() == fitted.classes_.tolist() == ["cat", "dog"]
+    with pytest.raises(InvalidInputError, match="columns of the fit"):
+        fitted.predict_proba(table.rename_columns(["dog", "cat"]))

@@ -101,7 +101,7 @@ def test_a_held_out_half_names_the_options_to_avoid_it(run, calibration):
     result = run("fit", calibration, "-o", "model.kcal", "-m", "kcal-linear", "--dimension", "2")
     assert result.stdout.startswith("KCal with a linear projection fitted in ")
     message = result.stderr
-    assert "Pass --train FILE to use all of them, or --projection identity to train none." in message
+    assert "Pass --train FILE, or --projection identity with method kcal or kcal-logits." in message
     assert not PYTHON.search(message)
 
 
@@ -134,8 +134,8 @@ def test_too_little_to_hold_out_names_the_options(run, groups):
     arrays = {key: values for key, values in blobs(3, 1).items() if key != "classes"}
     np.savez("few.npz", **arrays, **({} if groups is None else {"groups": groups}))
     message = run("fit", "few.npz", "-m", "kcal", "-o", "model.kcal", code=1).stderr
-    wanted = "Pass --train FILE or --projection identity." if groups is None else "Pass a training set, or a projection"
-    assert wanted in message
+    options = "Pass --train FILE, or --projection identity with method kcal or kcal-logits."
+    assert (options if groups is None else "Pass a training set, or a projection") in message
     assert not PYTHON.search(message)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import runner
+from experiments.lines import Line, Panel
 from experiments.output import metrics_table
 from experiments.runner import n_splits_of, read_measurements, run_study
 from experiments.studies import STUDIES
@@ -19,7 +20,6 @@ from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import locked_folder
-from kcal.plots import Line, Panel
 
 
 @pytest.fixture

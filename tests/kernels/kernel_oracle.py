@@ -1,4 +1,4 @@
-"""Slow oracles for the kernel sums: double loops over numbers, written from the formulas alone."""
+"""Slow oracles for the kernel sums: double loops over numbers, written from the formulas alone; short calls."""
 
 import math
 from decimal import Decimal, localcontext
@@ -6,7 +6,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import torch
 
-from kcal.kernels import sort_support
+from kcal.kernels import KERNELS, PreparedSupport, sort_support
 
 DTYPES = (torch.float32, torch.float64)
 COMPACT = ("epanechnikov", "biweight", "triweight")
@@ -128,3 +128,13 @@ def cloud(seed, n, d, n_classes, *, dtype=torch.float64, weighted=False, integer
 def sorted_cloud(*args, **options):
     points, codes, weights = cloud(*args, **options)
     return sort_support(points, codes, args[3], weights)
+
+
+def class_sums(queries, support, bandwidths, *, kernel=KERNELS["rbf"], leave_out=None):
+    """The class sums of the library, at bandwidths that serve these queries only."""
+    return PreparedSupport(support, bandwidths, kernel).class_sums(queries, leave_out=leave_out)
+
+
+def log_densities(queries, support, bandwidth, *, kernel=KERNELS["rbf"]):
+    """The log densities of the library, at a bandwidth that serves these queries only."""
+    return PreparedSupport(support, [bandwidth], kernel).log_densities(queries)[0]

@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_oracle import COMPACT, DTYPES, ENDLESS, cloud, log_kernel, slow_log_sums, slow_posteriors
+from kernel_oracle import COMPACT, DTYPES, ENDLESS, class_sums, cloud, log_kernel, slow_log_sums, slow_posteriors
 
-from kcal.kernels import KERNELS, PreparedSupport, class_posteriors, class_sums, leave_out_rule, numerics, sort_support
+from kcal.kernels import KERNELS, PreparedSupport, class_posteriors, leave_out_rule, numerics, sort_support
 
 steady = settings(deadline=None, derandomize=True, max_examples=60)
 

@@ -7,16 +7,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from kernel_oracle import COMPACT, DTYPES, cloud, exact_posteriors, slow_log_sums
+from kernel_oracle import COMPACT, DTYPES, class_sums, cloud, exact_posteriors, log_densities, slow_log_sums
 
-from kcal.errors import InvalidInputError
 from kcal.kernels import (
     KERNELS,
     LeaveOutLoss,
     class_posteriors,
-    class_sums,
     leave_out_rule,
-    log_densities,
     mean_log_loss,
     numerics,
     search_bandwidth,
@@ -233,12 +230,6 @@ def test_logarithms_of_counts_and_clips_are_exact_in_double_precision():
 def test_a_loss_that_is_nan_is_no_minimum():
     curve = search_bandwidth(lambda bandwidth: math.nan if bandwidth < 0.3 else math.log(bandwidth) ** 2)
     assert curve.bandwidth == pytest.approx(1.0, rel=5e-3)
-
-
-@pytest.mark.parametrize("coarse", [0, 1, 2])
-def test_a_scan_of_fewer_than_three_points_is_refused(coarse):
-    with pytest.raises(InvalidInputError, match="coarse must be at least 3"):
-        search_bandwidth(lambda bandwidth: bandwidth, coarse=coarse)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

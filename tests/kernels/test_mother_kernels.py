@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from kernel_oracle import COMPACT, DTYPES, ENDLESS, cloud, slow_log_sums
+from kernel_oracle import COMPACT, DTYPES, ENDLESS, cloud, log_densities, slow_log_sums
 from scipy.integrate import quad
 from sklearn.neighbors import KernelDensity
 
 from kcal.errors import InvalidInputError
-from kcal.kernels import KERNELS, class_posteriors, get_kernel, log_densities, sort_support
+from kcal.kernels import KERNELS, class_posteriors, get_kernel, sort_support
 
 
 def at_origin(d):

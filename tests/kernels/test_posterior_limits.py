@@ -11,11 +11,12 @@ from kernel_oracle import (
     ENDLESS,
     cloud,
     exact_posteriors,
+    log_densities,
     slow_nearest,
     slow_posteriors,
 )
 
-from kcal.kernels import KERNELS, class_posteriors, leave_out_posteriors, log_densities, sort_support
+from kcal.kernels import KERNELS, class_posteriors, leave_out_posteriors, sort_support
 
 steady = settings(deadline=None, derandomize=True, max_examples=40)
 

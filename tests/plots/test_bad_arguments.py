@@ -42,7 +42,6 @@ BAD: list[Any] = [
 PROBS, LABELS = overconfident(60, 3)
 BINS = [reliability(PROBS, LABELS, of=k, adaptive=False) for k in range(3)]
 CURVE = BandwidthCurve(np.ones(1), np.ones(1), 1.0, 1.0, at_edge=False)
-PANEL = plots.Panel("title", "x", "y", (plots.Line("a", (1.0, 2.0), (1.0, 2.0)),))
 OPTIONS = {"minimum_count": 15, "confidence": 0.9, "title": None}
 CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     plots.reliability_diagram: {
@@ -68,7 +67,6 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     plots.simplex_plot: {"cells": canonical_cells(PROBS, LABELS, bins=5), "class_names": None, "minimum_count": 3},
     plots.bandwidth_curve: {"curve": CURVE, "ax": None, "title": None},
     plots.training_curve: {"curve": TrainingCurve((1,), (0.5,), (0.1,)), "ax": None, "title": None},
-    plots.line_panels: {"panels": [PANEL], "columns": None, "figure": None},
 }
 
 

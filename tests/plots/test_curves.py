@@ -162,7 +162,7 @@ def test_ranks_are_drawn_on_the_axes_that_are_given():
         ({"a": 1.0}, "ranks must be the result of"),
         (None, "ranks must be the result of"),
         (AverageRanks({}), "ranks must have 1 to 400 methods; got 0"),
-        (AverageRanks({str(k): AverageRank(1.0, 0.0, 1) for k in range(1000)}), "ranks must have 1 to 400"),
+        (AverageRanks({str(k): AverageRank(1.0, 0.0) for k in range(1000)}), "ranks must have 1 to 400"),
     ],
 )
 def test_ranks_that_cannot_be_drawn_are_refused(ranks, message):

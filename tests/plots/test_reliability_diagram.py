@@ -270,11 +270,8 @@ def test_without_matplotlib_importing_the_plots_or_the_report_says_how_to_instal
 
 def test_the_exported_names_are_these():
     assert kcal.plots.__all__ == [
-        "Line",
-        "Panel",
         "bandwidth_curve",
         "class_reliability_grid",
-        "line_panels",
         "rank_plot",
         "rejection_curve",
         "reliability_diagram",

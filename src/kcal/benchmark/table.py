@@ -14,13 +14,12 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from kcal.errors import printable
+from kcal.files.spreadsheets import with_mark
 
 MAX_HEADING, MAX_NAME, MAX_ENTRY = 12, 20, 24
 """Characters of headings, names and other entries in a terminal, beyond which they take several lines."""
 SPACING, MARGIN = 3, 2
 """Characters between two columns in a terminal, and at both ends of a line."""
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-"""First characters by which spreadsheet programs take a cell for a formula."""
 
 LATEX = str.maketrans(
     {
@@ -162,7 +161,7 @@ def _as_text(cell: str) -> str:
     try:
         float(cell)
     except ValueError:
-        return f"'{cell}" if cell.startswith(FORMULA_STARTS) else cell
+        return with_mark(cell)
     return cell
 
 

@@ -26,7 +26,7 @@ from kcal.datasets import COMPANIONS
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning, warn
 from kcal.files import check_path, write_whole
-from kcal.validation import check_groups, check_labels, check_matrix, check_number, shown
+from kcal.validation import check_groups, check_labels, check_matrix, check_number, refuse_where, shown
 
 OUT_OF_SCOPE = "out_of_scope"
 HALF_COLUMN_ERROR = 1e-3
@@ -280,10 +280,7 @@ def _vectors(part: ClassifierOutputs, name: str, n_samples: int, n_classes: int)
     if labels.dtype.kind not in "iu":
         remedy = "Pass labels.astype(int) if they are whole numbers." if labels.dtype.kind == "f" else ""
         raise InvalidInputError(f"{name}.labels", expected, got=f"dtype {labels.dtype}", remedy=remedy)
-    outside = (labels < 0) | (labels >= n_classes)
-    if outside.any():
-        row = int(np.argmax(outside))
-        raise InvalidInputError(f"{name}.labels", expected, got=f"{labels[row]} at row {row}")
+    refuse_where((labels < 0) | (labels >= n_classes), labels, f"{name}.labels", expected)
     stored: dict[str, NDArray[Any]] = {f"{name}_labels": labels.astype(np.int32)}
     if part.groups is not None:
         check_groups(part.groups, n_samples, f"{name}.groups")

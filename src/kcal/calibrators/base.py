@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kcal.calibrators.modules import PredictionModule
 from kcal.errors import FileFormatError, InvalidInputError
-from kcal.validation import both_classes, check_choice, check_matrix, check_seed, kind_of, row_fingerprints
+from kcal.validation import check_choice, check_matrix, check_scores, check_seed, kind_of, row_fingerprints
 
 REPRESENTATIONS = ("logits", "probabilities")
 
@@ -186,7 +186,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self._check_column_names(X, fitting=fitting)
         if logits:
             representation = getattr(self, "representation" if fitting else "representation_", "logits")
-            checked = both_classes(checked, representation)
+            checked = check_scores(X, checked, representation)
         return checked, kind_of(X, checked)
 
     def _check_column_names(self, X: Any, *, fitting: bool) -> None:

@@ -25,6 +25,7 @@ from kcal.validation import (
     checked_parameters,
     collect_classes,
     encode_labels,
+    refuse_where,
     require_two_columns,
     table_classes,
     warn_of_probabilities,
@@ -157,9 +158,7 @@ def fitted(name: str) -> Any:
     return property(read)
 
 
-def to_log_probs(
-    rows: torch.Tensor, representation: str, *, name: str = "X", ignore_order: bool = False
-) -> torch.Tensor:
+def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool = False) -> torch.Tensor:
     """Return log-softmax of the rows in float64 on the CPU, so that a constant added to a row changes nothing.
 
     ``ignore_order`` adds up the classes of a row in descending order, so that their order plays no part.
@@ -168,23 +167,7 @@ def to_log_probs(
         descending, order = sort_classes(rows.cpu())
         return unsort_classes(to_log_probs(descending, representation), order)
     rows = rows.cpu().double()
-    if representation == "probabilities":
-        _check_probabilities(rows, name)
     return network_log_probs(rows, representation)
-
-
-def _check_probabilities(rows: torch.Tensor, name: str) -> None:
-    """Raise on the first row that is not a distribution."""
-    sums = rows.sum(dim=1)
-    wrong = ((rows < 0).any(dim=1) | ((sums - 1).abs() > 1e-2)).nonzero().squeeze(1)
-    if len(wrong):
-        row = int(wrong[0])
-        raise InvalidInputError(
-            name,
-            'must hold probabilities that sum to 1 if the representation is "probabilities"',
-            got=f"row {row}, which sums to {float(sums[row]):.4g}, with smallest entry {float(rows[row].min()):.4g}",
-            remedy='If these are logits, set the representation to "logits".',
-        )
 
 
 def encode_columns(y: Any, table: Any, shape: torch.Size, classes: Any) -> tuple[Codes, NDArray[Any]]:
@@ -208,11 +191,9 @@ def encode_columns(y: Any, table: Any, shape: torch.Size, classes: Any) -> tuple
         known = np.array([False, True])
     elif labels.dtype.kind in "iu":
         known = np.arange(n_columns)
-        beyond = np.flatnonzero((labels < 0) | (labels >= n_columns))
-        if len(beyond):
-            got = f"{labels[beyond[0]]} at row {beyond[0]}"
-            remedy = f"Subtract 1 from labels that count from 1, or {NAME_COLUMNS}"
-            raise InvalidInputError("y", f"must be column indices from 0 to {n_columns - 1}", got=got, remedy=remedy)
+        expected = f"must be column indices from 0 to {n_columns - 1}"
+        remedy = f"Subtract 1 from labels that count from 1, or {NAME_COLUMNS}"
+        refuse_where((labels < 0) | (labels >= n_columns), labels, "y", expected, remedy)
     else:
         raise InvalidInputError(
             "y",

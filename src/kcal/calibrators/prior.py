@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kcal.calibrators.class_scores import Floats
 from kcal.errors import InvalidInputError
 from kcal.kernels import in_double
-from kcal.validation import check_choice, shown
+from kcal.validation import SUM_TOLERANCE, check_choice, shown
 
 EXAMPLE = 'Pass "uniform", a list such as [0.7, 0.2, 0.1], or a mapping from class to frequency.'
 
@@ -32,7 +32,7 @@ def check_prior(prior: Any, classes: NDArray[Any]) -> torch.Tensor | None:
         raise InvalidInputError(
             "prior", f"must have one entry per class ({len(classes)})", got=f"shape {values.shape}", remedy=EXAMPLE
         )
-    if not (np.isfinite(values).all() and (values >= 0).all() and abs(values.sum() - 1.0) < 1e-3):
+    if not (np.isfinite(values).all() and (values >= 0).all() and abs(values.sum() - 1.0) < SUM_TOLERANCE):
         raise InvalidInputError(
             "prior", "must be frequencies that sum to 1", got=f"{shown(values.tolist())} (sum {values.sum():.4g})"
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.cli.files import ArrayFile, TableFile, open_file
+from kcal.cli.files import ArrayFile, TableFile, as_table, open_file
 from kcal.cli.messages import errors_about, option_name
 from kcal.cli.parameters import parse_classes
 from kcal.embeddings import ClassifierOutputs
@@ -93,6 +93,13 @@ class Dataset(ClassifierOutputs):
 
     def __len__(self) -> int:
         return len(self.logits if self.embeddings is None else self.embeddings)
+
+    def with_names(self, inputs: str) -> Dataset:
+        """Return the data for a method with such ``inputs``, as tables where columns have names."""
+        if inputs == "logits":
+            return replace(self, logits=as_table(self.logits, self.feature_columns))
+        embeddings = as_table(self.embeddings, self.feature_columns)
+        return replace(self, embeddings=embeddings, logits=as_table(self.logits, self.logit_columns))
 
 
 def load(source: Source, request: Request) -> Dataset:

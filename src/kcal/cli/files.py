@@ -13,19 +13,18 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from kcal.errors import FileFormatError, InvalidInputError, MissingExtraError
+from kcal.files.spreadsheets import without_mark
 
 SUFFIXES = (".npz", ".npy", ".parquet", ".csv")
 TABLES = (".parquet", ".csv")
+MAX_NAMES = 8
+"""Names that a message lists, at most."""
 
 DAMAGED_ARRAY = "is truncated, damaged or not in numpy's format. Write it again with numpy.savez or numpy.save."
 OBJECT_ARRAY = (
     "contains Python objects, which are not read because that could run code. Convert it first: array.astype(str) for "
     "names, array.astype(float) for numbers."
 )
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-"""A text cell that begins with one of these is a formula for spreadsheet programs."""
-TEXT_MARK = "'"
-"""Written before such cells in csv files, and removed again when they are read."""
 
 
 def open_file(path: Path) -> ArrayFile | TableFile:
@@ -40,10 +39,10 @@ def open_file(path: Path) -> ArrayFile | TableFile:
     return TableFile(path) if suffix in TABLES else ArrayFile(path)
 
 
-def shorten(names: Sequence[Any], limit: int = 8) -> str:
+def shorten(names: Sequence[Any]) -> str:
     """Return the first few names, for a message."""
-    more = f", … ({len(names):,} in all)" if len(names) > limit else ""
-    return ", ".join(str(name) for name in names[:limit]) + more
+    more = f", … ({len(names):,} in all)" if len(names) > MAX_NAMES else ""
+    return ", ".join(str(name) for name in names[:MAX_NAMES]) + more
 
 
 class ArrayFile:
@@ -97,6 +96,11 @@ def require_pyarrow() -> Any:
     return pyarrow
 
 
+def as_table(matrix: Any, names: Sequence[str]) -> Any:
+    """Return the columns of a matrix under their names, or the matrix itself if they have none."""
+    return require_pyarrow().table(list(matrix.T), names=list(names)) if names else matrix
+
+
 class TableFile:
     """The columns of a csv or parquet file."""
 
@@ -109,7 +113,7 @@ class TableFile:
         except UnicodeDecodeError as error:
             raise FileFormatError(f"{path}: the column names are not UTF-8. Save the file as UTF-8.") from error
         self._check_header(names, int(table.num_rows))
-        self.columns = tuple(_without_mark(name) if self._is_csv else name for name in names)
+        self.columns = tuple(without_mark(name) if self._is_csv else name for name in names)
         self._table = table.select(names).rename_columns(list(self.columns))
 
     def find(self, column: str) -> NDArray[Any] | None:
@@ -135,7 +139,7 @@ class TableFile:
             texts = [value.decode() if isinstance(value, bytes) else str(value) for value in values.to_pylist()]
         except UnicodeDecodeError as error:
             raise FileFormatError(f"{name} contains text that is not UTF-8. Save the file as UTF-8.") from error
-        return np.array([_without_mark(text) for text in texts] if self._is_csv else texts)
+        return np.array([without_mark(text) for text in texts] if self._is_csv else texts)
 
     def matching(self, pattern: str | None, option: str) -> tuple[str, ...]:
         """Return the columns that match a pattern such as ``e_*``, in the order of the file; without one, none."""
@@ -207,11 +211,6 @@ class TableFile:
         ):
             if is_wrong:
                 raise InvalidInputError(str(self.path), problem, remedy=remedy)
-
-
-def _without_mark(text: str) -> str:
-    """Return a cell or a column name without the mark that keeps it from being a formula."""
-    return text[1:] if text.startswith(TEXT_MARK) and text.lstrip(TEXT_MARK).startswith(FORMULA_STARTS) else text
 
 
 def _is_numeric(kind: Any) -> bool:

@@ -35,19 +35,21 @@ DATA_NAMES = {
 )}  # fmt: skip
 """What arguments of the library are called on the command line and in files."""
 
+NO_TRAINING_SET = "Pass --train FILE, or --projection identity with method kcal or kcal-logits."
+
 ERROR_REMEDIES = {
     "bandwidth": "Pass a number with --bandwidth.",
     "classes": "List all classes with --classes.",
     "prior": "Pass a share for each class, such as cat=0.2,dog=0.8.",
-    "projection": "Pass --train FILE or --projection identity.",
-    "train_embeddings": "Pass --train FILE or --projection identity.",
+    "projection": NO_TRAINING_SET,
+    "train_embeddings": NO_TRAINING_SET,
     "y": "List the class of every column, in order, with --classes.",
 }
 """What to do about a parameter on the command line, in place of the library's remedy in Python."""
 
 WARNING_REMEDIES: dict[type[KcalWarning], str] = {
     errors.BandwidthWarning: "Pass a number with --bandwidth.",
-    errors.HeldOutWarning: "Pass --train FILE to use all of them, or --projection identity to train none.",
+    errors.HeldOutWarning: NO_TRAINING_SET,
     errors.LeakageWarning: "Or use the leave-one-out log-loss that kcal fit prints.",
     errors.RepresentationWarning: "Pass --set representation=probabilities if it is.",
 }
@@ -140,7 +142,7 @@ def error_text(error: KcalError) -> str:
     name = error.parameter
     shown = option_name(name) if name in OPTIONS else DATA_NAMES.get(name, name)
     remedy = error.remedy and ERROR_REMEDIES.get(name, error.remedy)
-    return InvalidInputError(shown, error.expected, got=error.got, remedy=remedy).message()
+    return str(InvalidInputError(shown, error.expected, got=error.got, remedy=remedy))
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from typer import BadParameter
 
-from kcal.cli.files import FORMULA_STARTS, TABLES, TEXT_MARK, require_pyarrow
+from kcal.cli.files import TABLES, require_pyarrow
 from kcal.errors import InvalidInputError, printable
 from kcal.files import atomic_path
+from kcal.files.spreadsheets import with_mark
 
 PROBABILITY_COLUMN = "p_"
 """Precedes the name of a class, so that no class can be mistaken for another column."""
@@ -85,7 +86,7 @@ def write_table(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
     pyarrow = require_pyarrow()
     is_csv = path.suffix.lower() == ".csv"
     if is_csv:
-        columns = {_mark(name): _mark_texts(values) for name, values in columns.items()}
+        columns = {with_mark(name): _mark_texts(values) for name, values in columns.items()}
     table = pyarrow.table(dict(columns))
     with atomic_path(path) as temporary:
         (pyarrow.csv.write_csv if is_csv else pyarrow.parquet.write_table)(table, temporary)
@@ -95,10 +96,5 @@ def _mark_texts(values: NDArray[Any]) -> NDArray[Any]:
     """Return a column whose texts are marked; an array of objects may hold some."""
     if values.dtype.kind not in "UO":
         return values
-    marked = [_mark(value) if isinstance(value, str) else value for value in values.tolist()]
+    marked = [with_mark(value) if isinstance(value, str) else value for value in values.tolist()]
     return np.array(marked, dtype=object)
-
-
-def _mark(text: str) -> str:
-    """Return a csv cell that no spreadsheet program takes for a formula; reading removes the mark again."""
-    return f"{TEXT_MARK}{text}" if text.lstrip(TEXT_MARK).startswith(FORMULA_STARTS) else text

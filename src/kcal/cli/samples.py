@@ -18,7 +18,7 @@ from kcal.cli.data import Dataset, Request, Source, load
 from kcal.cli.files import ArrayFile, open_file, shorten
 from kcal.cli.messages import OverlapError, check_options, errors_about, remedies_for
 from kcal.errors import InvalidInputError
-from kcal.validation import encode_labels
+from kcal.validation import encode_labels, refuse_where
 
 
 def load_to_fit(
@@ -43,19 +43,14 @@ def load_to_fit(
 def fit_dataset(
     calibrator: Calibrator, data: Dataset, training: Dataset | None, parameters: Collection[str] = ()
 ) -> Calibrator:
-    """Fit a calibrator, and store the names of the table's columns with it; errors name ``parameters`` by option."""
+    """Fit a calibrator, on tables where the columns have names; errors name ``parameters`` by option."""
     shares = calibrator.get_params().get("prior")
     if isinstance(shares, dict) and not is_text(data.labels):  # as typed, the classes are text
         calibrator.set_params(prior={int(name) if name.isdecimal() else name: share for name, share in shares.items()})
     classes = classes_to_fit(data, calibrator.inputs)
     accepted = {*calibrator.get_params(), *calibrator.fit_options}
     with errors_about(data.name, parameters), remedies_for(accepted):
-        fit_on(calibrator, data, training, classes=classes)
-    if data.feature_columns:
-        calibrator.feature_names_in_ = np.array(data.feature_columns, dtype=object)
-    if calibrator.inputs == "both" and calibrator.needs_logits_ and data.logit_columns:
-        calibrator.logit_names_in_ = np.array(data.logit_columns, dtype=object)
-    return calibrator
+        return fit_on(calibrator, data.with_names(calibrator.inputs), training, classes=classes)
 
 
 def load_to_predict(calibrator: Calibrator, source: Source, **request: Any) -> Dataset:
@@ -153,11 +148,8 @@ def name_labels(data: Dataset) -> Dataset:
             problem = f"are integers, but the classes have names: {shorten(classes.tolist())}"
             remedy = "Give the labels by name, or pass --labels-are-positions if 0 is the first of these classes."
             raise InvalidInputError(f"{data.name}: labels", problem, remedy=remedy)
-        outside = (labels < 0) | (labels >= len(classes))
-        if outside.any():
-            row = int(np.argmax(outside))
-            expected = f"must be indices of classes, 0 to {len(classes) - 1}"
-            raise InvalidInputError(f"{data.name}: labels", expected, got=f"{labels[row]} at row {row}")
+        expected = f"must be indices of classes, 0 to {len(classes) - 1}"
+        refuse_where((labels < 0) | (labels >= len(classes)), labels, f"{data.name}: labels", expected)
         labels = classes[labels]
     return replace(data, labels=labels, classes=classes)
 

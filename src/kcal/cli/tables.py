@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich import box
@@ -25,9 +24,7 @@ def method_title(name: str) -> str:
     return METHODS[name].title if name in METHODS else name
 
 
-def metrics_table(
-    evaluations: Mapping[str, Evaluation], metrics: Sequence[str] | None = None, *, stacked: bool = False
-) -> Table:
+def metrics_table(evaluations: Mapping[str, Evaluation], *, stacked: bool) -> Table:
     """Return metrics as rows and methods as columns, the best of each row in bold.
 
     Debiased errors and intervals are columns of their own, or lines below the values if ``stacked``.
@@ -40,7 +37,7 @@ def metrics_table(
         if evaluation.confidence is not None and not stacked:
             table.add_column("debiased", justify="right", no_wrap=True)
             table.add_column(f"{100 * evaluation.confidence:.6g} % interval", justify="right", no_wrap=True)
-    for name in metrics or next(iter(evaluations.values())).metrics:
+    for name in next(iter(evaluations.values())).metrics:
         cells, metric = [], METRICS[name]
         for value, evaluation in zip(_values(evaluations, metric), evaluations.values(), strict=True):
             estimate = _estimate(evaluation, metric)
@@ -76,7 +73,7 @@ def show_evaluations(evaluations: Mapping[str, Evaluation]) -> None:
     screen, first = console(), next(iter(evaluations.values()))
     screen.print(f"{first.n_samples:,} samples, {first.n_classes:,} classes")
     wide = screen.options.update(width=10_000)
-    tables = [metrics_table(evaluations), metrics_table(evaluations, stacked=True)] if len(evaluations) <= 4 else []
+    tables = [metrics_table(evaluations, stacked=stacked) for stacked in (False, True)] if len(evaluations) <= 4 else []
     table = next((table for table in tables if screen.measure(table, options=wide).maximum <= screen.width), None)
     many = table is None  # then every method is a row, without intervals
     screen.print(table or methods_table(evaluations))
@@ -123,7 +120,5 @@ def show_fitted(
 
 def _values(evaluations: Mapping[str, Evaluation], metric: Metric) -> list[str]:
     """Return a metric of every method, with the best in bold; nothing is bold if there is only one method."""
-    values = [evaluation.metrics[metric.name] for evaluation in evaluations.values()]
-    finite = [value for value in values if math.isfinite(value)]
-    best = metric.format((max if metric.direction == "higher" else min)(finite)) if finite and len(values) > 1 else None
-    return [f"[bold]{text}[/]" if text == best else text for text in map(metric.format, values)]
+    values = metric.format_beside([evaluation.metrics[metric.name] for evaluation in evaluations.values()])
+    return [f"[bold]{text}[/]" if is_best else text for text, is_best in values]

@@ -3,8 +3,6 @@
 from kcal.kernels.bandwidth import INTERVAL, BandwidthCurve, scaled_bandwidth, search_bandwidth
 from kcal.kernels.direct import DirectSums
 from kcal.kernels.leave_out import (
-    MAX_PREDICTED,
-    MEMORY_BUDGET,
     LeaveOutLoss,
     SampledLeaveOutLoss,
     leave_out_loss,
@@ -13,31 +11,26 @@ from kcal.kernels.leave_out import (
 )
 from kcal.kernels.mother import KERNELS, MotherKernel, get_kernel
 from kcal.kernels.numerics import in_double
-from kcal.kernels.sums import ClassSums, PreparedSupport, class_posteriors, class_sums, log_densities
-from kcal.kernels.support import LeaveOut, SortedSupport, leave_out_rule, sort_support
+from kcal.kernels.sums import ClassSums, PreparedSupport, class_posteriors
+from kcal.kernels.support import SortedSupport, leave_out_rule, sort_support
 
 __all__ = [
     "INTERVAL",
     "KERNELS",
-    "MAX_PREDICTED",
-    "MEMORY_BUDGET",
     "BandwidthCurve",
     "ClassSums",
     "DirectSums",
-    "LeaveOut",
     "LeaveOutLoss",
     "MotherKernel",
     "PreparedSupport",
     "SampledLeaveOutLoss",
     "SortedSupport",
     "class_posteriors",
-    "class_sums",
     "get_kernel",
     "in_double",
     "leave_out_loss",
     "leave_out_posteriors",
     "leave_out_rule",
-    "log_densities",
     "mean_log_loss",
     "scaled_bandwidth",
     "search_bandwidth",

@@ -18,6 +18,8 @@ FLAT = 1e-9
 """Losses that differ by less count as equal."""
 LARGEST_WIDENING = 1e3
 """The interval is widened at most by this factor on either side."""
+SCANNED = 5
+"""Bandwidths of the scan, before it is widened."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,6 @@ def search_bandwidth(
     *,
     interval: tuple[float, float] = INTERVAL,
     tolerance: float = 1e-2,
-    coarse: int = 5,
     after_each: Callable[[str], None] | None = None,
 ) -> BandwidthCurve:
     """Minimise ``loss`` over log b: a coarse scan, then golden section with parabolic steps.
@@ -60,16 +61,12 @@ def search_bandwidth(
         Where the search begins.
     tolerance : float
         Relative precision of the bandwidth.
-    coarse : int
-        Number of points of the scan, at least 3.
     after_each : callable, optional
         Called after every evaluation with a description of it, for a progress bar.
     """
     low, high = interval
     if not (0 < low < high and isfinite(high)):
         raise InvalidInputError("interval", "must be (low, high) with 0 < low < high", got=repr(interval))
-    if coarse < 3:
-        raise InvalidInputError("coarse", "must be at least 3, to bracket a minimum", got=repr(coarse))
     seen: dict[float, float] = {}
 
     def loss_at(log_bandwidth: float) -> float:
@@ -80,7 +77,7 @@ def search_bandwidth(
                 after_each(f"b = {exp(log_bandwidth):.3g}, loss {seen[log_bandwidth]:.4f}")
         return seen[log_bandwidth]
 
-    grid, best = _scan(loss_at, np.linspace(log(low), log(high), coarse).tolist())
+    grid, best = _scan(loss_at, np.linspace(log(low), log(high), SCANNED).tolist())
     at_edge = best in (grid[0], grid[-1])
     if max(seen.values()) - min(seen.values()) < FLAT:
         _warn_of_flatness(interval)

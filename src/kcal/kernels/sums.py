@@ -281,22 +281,6 @@ def _select(leave_out: LeaveOut | None, queries: torch.Tensor | slice) -> LeaveO
     return None if leave_out is None else leave_out.select(queries)
 
 
-def class_sums(
-    queries: torch.Tensor,
-    support: SortedSupport,
-    bandwidths: Sequence[float],
-    *,
-    kernel: MotherKernel = KERNELS["rbf"],
-    leave_out: LeaveOut | None = None,
-) -> ClassSums:
-    """Return S_k(q; b) of every query, class and bandwidth, in two parts.
-
-    ``queries`` are (n_query, d), of the device and precision of the support; ``leave_out`` are the support points that
-    a query must not see; other parameters as in ``PreparedSupport``.
-    """
-    return PreparedSupport(support, bandwidths, kernel).class_sums(queries, leave_out=leave_out)
-
-
 def class_posteriors(
     queries: torch.Tensor,
     support: SortedSupport,
@@ -305,12 +289,9 @@ def class_posteriors(
     kernel: MotherKernel = KERNELS["rbf"],
     leave_out: LeaveOut | None = None,
 ) -> torch.Tensor:
-    """Return p_k(q), (n_query, n_classes); parameters as for ``class_sums``."""
+    """Return p_k(q), (n_query, n_classes).
+
+    ``queries`` are (n_query, d), of the device and precision of the support; ``leave_out`` are the support points that
+    a query must not see; other parameters as in ``PreparedSupport``.
+    """
     return PreparedSupport(support, [bandwidth], kernel).posteriors(queries, leave_out=leave_out)[0]
-
-
-def log_densities(
-    queries: torch.Tensor, support: SortedSupport, bandwidth: float, *, kernel: MotherKernel = KERNELS["rbf"]
-) -> torch.Tensor:
-    """Return the log density of each query under the whole support, (n_query,); −inf where the kernel reaches none."""
-    return PreparedSupport(support, [bandwidth], kernel).log_densities(queries)[0]

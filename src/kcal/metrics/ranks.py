@@ -1,7 +1,7 @@
 """Average ranks of methods over tasks, and over metrics."""
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
@@ -19,7 +19,6 @@ class AverageRank:
 
     mean: float
     std: float
-    n_ranks: int
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} ± {self.std:.2f}"
@@ -70,7 +69,8 @@ def average_ranks(tasks: Mapping[str, Mapping[str, ArrayLike | None]], *, better
         for name, row in zip(columns, ranks, strict=True):
             collected.setdefault(name, []).append(row[~np.isnan(row)])
     joined = {name: np.concatenate(rows) for name, rows in collected.items()}
-    averages = {name: AverageRank(*astuple(summarize(ranks))) for name, ranks in joined.items() if len(ranks)}
+    summaries = {name: summarize(ranks) for name, ranks in joined.items() if len(ranks)}
+    averages = {name: AverageRank(summary.mean, summary.std) for name, summary in summaries.items()}
     if not averages:
         raise InvalidInputError("tasks", "must have at least one value", got="none")
     return AverageRanks(averages)

@@ -4,7 +4,7 @@ To add a metric, write its function of ``(probs, labels, *, sample_weight=None)`
 to ``METRICS``; the contract in ``tests/metrics/test_registry.py`` then runs on it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
@@ -72,6 +72,13 @@ class Metric:
         if not isfinite(value):
             return "–"
         return f"{self.scale * value:.{2 if self.unit == '%' else 4}f}"
+
+    def format_beside(self, values: Sequence[float]) -> list[tuple[str, bool]]:
+        """Return values of several methods as tables show them, each with whether none looks better."""
+        finite = [value for value in values if isfinite(value)]
+        choose = max if self.direction == "higher" else min
+        best = self.format(choose(finite)) if finite and len(values) > 1 else None
+        return [(text, text == best) for text in map(self.format, values)]
 
 
 def _error(name: str, title: str, description: str, function: Callable[..., SupportsFloat]) -> Metric:

@@ -8,7 +8,6 @@ from kcal.errors import MissingExtraError
 
 try:
     from kcal.plots.curves import bandwidth_curve, rank_plot, rejection_curve, training_curve
-    from kcal.plots.lines import Line, Panel, line_panels
     from kcal.plots.reliability import reliability_diagram
     from kcal.plots.reliability_grids import class_reliability_grid, reliability_grid
     from kcal.plots.simplex import simplex_plot
@@ -20,11 +19,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = [
-    "Line",
-    "Panel",
     "bandwidth_curve",
     "class_reliability_grid",
-    "line_panels",
     "rank_plot",
     "rejection_curve",
     "reliability_diagram",

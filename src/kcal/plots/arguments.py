@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import AverageRanks, CanonicalCells, ReliabilityBins
-from kcal.validation import check_integer, shown, to_numbers
+from kcal.validation import check_integer, shown
 
 MOST_PANELS = 400
 """More panels, methods or curves would give a figure too large to draw."""
-INTEGERS = {"minimum_count": (0, 10**12), "limit": (1, MOST_PANELS), "columns": (1, MOST_PANELS)}
+INTEGERS = {"minimum_count": (0, 10**12), "limit": (1, MOST_PANELS)}
 """The lowest and the highest value of an integer."""
 KINDS: dict[str, tuple[Any, str]] = {
     "ax": (Axes | None, "matplotlib axes or None"),
@@ -45,14 +44,14 @@ def check_kind(value: Any, name: str, kind: Any, expected: str) -> None:
         raise InvalidInputError(name, f"must be {expected}", got=shown(value))
 
 
-def check_names(names: Any, n_names: int | None = None, name: str = "class_names") -> list[str]:
+def check_names(names: Any, n_names: int | None = None) -> list[str]:
     """Return names as a list of text; raise if they are not a list, if there are none, or not ``n_names``."""
     unordered = isinstance(names, str | bytes | Mapping | Set) or not isinstance(names, Collection)
     if unordered or getattr(names, "ndim", 1) != 1:
-        raise InvalidInputError(name, "must be a list of names", got=shown(names))
+        raise InvalidInputError("class_names", "must be a list of names", got=shown(names))
     if len(names) != (n_names or max(len(names), 1)):
         expected = f"{n_names} names, one per class" if n_names else "at least one name"
-        raise InvalidInputError(name, f"must have {expected}", got=str(len(names)))
+        raise InvalidInputError("class_names", f"must have {expected}", got=str(len(names)))
     return [str(entry) for entry in names]
 
 
@@ -60,11 +59,3 @@ def check_count(count: int, name: str, noun: str) -> None:
     """Raise if a figure would be empty, or have more of these than can be drawn."""
     if not 0 < count <= MOST_PANELS:
         raise InvalidInputError(name, f"must have 1 to {MOST_PANELS} {noun}", got=f"{count:,}")
-
-
-def check_numbers(values: Any, name: str) -> NDArray[np.float64]:
-    """Return real numbers as a one-dimensional array of at least one entry."""
-    numbers = to_numbers(values, name).astype(np.float64)
-    if numbers.ndim != 1 or numbers.size == 0:
-        raise InvalidInputError(name, "must be a list of at least one number", got=shown(values))
-    return numbers

@@ -83,12 +83,10 @@ class FastRecipe(CheckedFields):
     One stratified batch is prediction and background at once: each sample is predicted from all the others, so that
     a step learns from ``batch_size``² pairs. The optimiser is AdamW; the rate rises linearly and falls as a cosine.
 
-    ``start="pca"`` begins at the principal axes of the embeddings, in place of random weights. ``hold`` pulls the
-    weights back to their initial values: at every step by ``hold`` times the learning rate of the way; 0 by default,
-    since choosing among checkpoints does better. ``unit_length`` divides embeddings by their length first: a network
-    that fits its training set stretches the embeddings of training samples, so that their length is not comparable
-    with that of new samples. "auto" does so from 16 features on. A dimension of "auto" is at most
-    ``largest_dimension``.
+    ``start="pca"`` begins at the principal axes of the embeddings, in place of random weights. ``unit_length``
+    divides embeddings by their length first: a network that fits its training set stretches the embeddings of training
+    samples, so that their length is not comparable with that of new samples. "auto" does so from 16 features on. A
+    dimension of "auto" is at most ``largest_dimension``.
 
     ``steps="auto"`` takes 40 passes over the training set, from 20 to 400 steps.
 
@@ -115,7 +113,6 @@ class FastRecipe(CheckedFields):
     sampling: str = option("equal", "proportional")
     largest_dimension: int = integer(128, 1, MAX_DIMENSION)
     class_weights: str | None = option(None, "balanced")
-    hold: float = number(0.0)
 
     def takes_directions(self, n_features: int) -> bool:
         """Return whether embeddings with this number of features are divided by their length."""

@@ -208,7 +208,7 @@ def _train_paper(
             scheduler.step(monitor(module) if monitor is not None and recipe.monitor == "calibration" else mean)
             if descent.learning_rate < recipe.least_learning_rate:
                 break
-    return Checkpoint(descent.n_steps, _frozen_copy(module), descent.curve())
+    return Checkpoint(descent.n_steps, frozen_copy(module, samples.embeddings), descent.curve())
 
 
 def _paper_loss(
@@ -247,10 +247,8 @@ def _train_fast(
     optimizer = torch.optim.AdamW(module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(recipe.relative_rate, steps=steps))
     marks, descent = recipe.marks(steps), _Descent(optimizer)
-    learned = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if 0 in marks:
-        yield Checkpoint(0, _frozen_copy(module), descent.curve())
-    start = [parameter.detach().clone() for parameter in learned] if recipe.hold else []
+        yield Checkpoint(0, frozen_copy(module, embeddings), descent.curve())
     module.train()
     with progress_bar("Training the projection", steps, show=show) as advance:
         for step in range(1, steps + 1):
@@ -263,23 +261,16 @@ def _train_fast(
             )
             descent.step((losses * shares).sum())
             advance("")
-            if recipe.hold:
-                _pull_back(learned, start, min(recipe.hold * descent.learning_rate, 1.0))
             scheduler.step()
             if step in marks:
                 descent.record()
-                yield Checkpoint(step, _frozen_copy(module), descent.curve())
+                yield Checkpoint(step, frozen_copy(module, embeddings), descent.curve())
 
 
-@torch.no_grad()
-def _pull_back(learned: list[nn.Parameter], start: list[torch.Tensor], share: float) -> None:
-    """Move the weights a share of the way back to their initial values."""
-    for parameter, initial in zip(learned, start, strict=True):
-        parameter.lerp_(initial, share)
-
-
-def _frozen_copy(module: nn.Module) -> nn.Module:
-    return deepcopy(module).eval().requires_grad_(False)
+def frozen_copy(module: nn.Module, like: torch.Tensor) -> nn.Module:
+    """Return a frozen copy in evaluation mode, on the device and in the precision of ``like``."""
+    copy: nn.Module = deepcopy(module).to(device=like.device, dtype=like.dtype)
+    return copy.eval().requires_grad_(False)
 
 
 class _Descent:

@@ -1,6 +1,5 @@
 """The sections of a report that show text and tables."""
 
-import math
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -114,15 +113,10 @@ def settings_section(contents: Contents, settings: Mapping[str, str]) -> str:
 def _metric_cells(contents: Contents, metric: Metric) -> list[str]:
     """Return the value and interval of a metric for every method, the best in bold."""
     evaluations = contents.evaluations.values()
-    values = [getattr(evaluation, metric.name) for evaluation in evaluations]
-    finite = [value for value in values if math.isfinite(value)]
-    best = (max if metric.direction == "higher" else min)(finite, default=math.nan)
+    values = metric.format_beside([getattr(evaluation, metric.name) for evaluation in evaluations])
     cells = []
-    for value, evaluation in zip(values, evaluations, strict=True):
-        cell = metric.format(value)  # values that look equal are equally good
-        if len(values) > 1 and math.isfinite(value) and cell == metric.format(best):
-            cell = f"<strong>{cell}</strong>"
-        cells.append(cell)
+    for (text, is_best), evaluation in zip(values, evaluations, strict=True):
+        cells.append(f"<strong>{text}</strong>" if is_best else text)
         if evaluation.confidence is not None:
             debiased, ends = evaluation.debiased.get(metric.name), evaluation.intervals.get(metric.name, ())
             cells.append("" if debiased is None else metric.format(debiased))

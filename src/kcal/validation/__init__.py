@@ -3,7 +3,7 @@
 Only numpy is imported; torch is loaded where a tensor is passed in or asked for.
 """
 
-from kcal.validation.arrays import to_numbers
+from kcal.validation.arrays import refuse_where, to_numbers
 from kcal.validation.labels import (
     check_columns,
     check_groups,
@@ -19,10 +19,11 @@ from kcal.validation.labels import (
 from kcal.validation.matrices import (
     ALMOST_ZERO,
     LARGEST,
+    SUM_TOLERANCE,
     ArrayKind,
-    both_classes,
     check_matrix,
     check_probs,
+    check_scores,
     computing_dtype,
     kind_of,
     row_fingerprints,
@@ -43,8 +44,8 @@ from kcal.validation.scalars import (
 __all__ = [
     "ALMOST_ZERO",
     "LARGEST",
+    "SUM_TOLERANCE",
     "ArrayKind",
-    "both_classes",
     "check_choice",
     "check_columns",
     "check_device",
@@ -56,6 +57,7 @@ __all__ = [
     "check_matrix",
     "check_number",
     "check_probs",
+    "check_scores",
     "check_seed",
     "check_weights",
     "checked_parameters",
@@ -66,6 +68,7 @@ __all__ = [
     "kind_of",
     "look_like_probabilities",
     "parameter",
+    "refuse_where",
     "require_two_columns",
     "row_fingerprints",
     "shown",

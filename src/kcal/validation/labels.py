@@ -34,26 +34,26 @@ def check_labels(labels: Any, n_samples: int, name: str = "y") -> NDArray[Any]:
     return array
 
 
-def check_columns(labels: Any, n_samples: int, n_classes: int, name: str = "labels") -> NDArray[np.intp]:
+def check_columns(labels: Any, n_samples: int, n_classes: int) -> NDArray[np.intp]:
     """Return labels that are indices of the columns, 0 to n_classes − 1, or truth values of two, one per sample."""
-    array = to_array(labels, name)
+    array = to_array(labels, "labels")
     remedy = "Pass one label per sample."
     if array.ndim == 2:
-        remedy = f"Pass {name}.ravel()." if array.shape[1] == 1 else f"Pass {name}.argmax(axis=1) of one-hot rows."
-    require_vector(array, n_samples, name, remedy=remedy)
+        remedy = "Pass labels.ravel()." if array.shape[1] == 1 else "Pass labels.argmax(axis=1) of one-hot rows."
+    require_vector(array, n_samples, "labels", remedy=remedy)
     if array.dtype.kind == "f":
-        refuse_where(~np.isfinite(array), array, name, "must be integers", "Leave unlabelled rows out.")
+        refuse_where(~np.isfinite(array), array, "labels", "must be integers", "Leave unlabelled rows out.")
     if array.dtype.kind == "b":
-        require_two_columns(n_classes, name)
+        require_two_columns(n_classes, "labels")
     elif array.dtype.kind not in "iu":
         expected, got = "must be integers, the column indices of probs", f"dtype {array.dtype}"
         remedy = "Pass the column index of each label; evaluate and class_errors also take classes=."
         if array.dtype.kind == "f" and (array % 1 == 0).all():
-            remedy = f"Pass {name}.astype(int)."
-        raise InvalidInputError(name, expected, got=got, remedy=remedy)
+            remedy = "Pass labels.astype(int)."
+        raise InvalidInputError("labels", expected, got=got, remedy=remedy)
     expected = f"must be column indices of probs, 0 to {n_classes - 1}"
     remedy = "Subtract 1 from labels that count from 1; evaluate and class_errors also take classes=."
-    refuse_where((array < 0) | (array >= n_classes), array, name, expected, remedy)
+    refuse_where((array < 0) | (array >= n_classes), array, "labels", expected, remedy)
     return array.astype(np.intp, copy=False)
 
 
@@ -134,7 +134,8 @@ def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> 
 
 def column_names(table: Any) -> list[str]:
     """Return the names of the columns of a table; nothing for an array."""
-    return [str(name) for name in getattr(table, "columns", [])]
+    names = getattr(table, "column_names", None)  # of pyarrow, whose columns are arrays
+    return [str(name) for name in (getattr(table, "columns", []) if names is None else names)]
 
 
 def table_classes(table: Any, labels: NDArray[Any], name: str = "y") -> NDArray[Any] | None:

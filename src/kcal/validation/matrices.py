@@ -25,6 +25,7 @@ LARGEST_LOGIT = 1e15
 """Logits are clipped to this magnitude: masks such as ``finfo(float32).min`` are common, and change nothing more."""
 
 SUM_TOLERANCE = 1e-3
+"""By how much the sum of probabilities may differ from 1."""
 HALF_PRECISION_SUM_TOLERANCE = 1e-2
 """Half precision rounds every entry by up to 1 part in 500 (bfloat16), so that its rows miss a sum of 1 by more."""
 
@@ -64,7 +65,7 @@ def check_matrix(
 
     ``columns`` is the number of columns that ``owner``, a calibrator, expects. Finite logits of any size are accepted,
     and clipped to ±1e15; one-dimensional ones, of a classifier with two classes, become a column (see
-    :func:`both_classes`) unless more columns are expected.
+    :func:`check_scores`) unless more columns are expected.
     """
     what = "Run the network first: pass its logits, (n, n_classes)." if logits else EXTRACT
     if isinstance(values, Iterator) or _loads_samples(values):
@@ -87,19 +88,30 @@ def check_matrix(
     return _bounded(tensor.to(computing_dtype(tensor.dtype)), name, logits=logits)
 
 
-def both_classes(column: torch.Tensor, representation: str, name: str = "X") -> torch.Tensor:
-    """Return logits or probabilities (n, 1) of the second of two classes as those of both, (n, 2).
+def check_scores(values: Any, checked: torch.Tensor, representation: str, name: str = "X") -> torch.Tensor:
+    """Return logits or probabilities with one column per class, (n, n_classes); raise if probabilities are none.
 
-    A logit z is the log-odds of the second class, [0, z]; a probability p is that of the second class, [1 − p, p].
-    Matrices of more columns are returned as they are.
+    Of the second of two classes one column suffices: a logit z is its log-odds, [0, z], a probability p is [1 − p, p].
+    ``checked`` is what :func:`check_matrix` made of ``values``.
     """
-    if column.shape[1] == 1 and representation != "logits":
-        _require_shares(column[:, 0].cpu().numpy(), name)
-    return _of_both(column, representation)
+    if representation == "probabilities":
+        probs = checked.cpu().numpy()
+        if probs.shape[1] == 1:
+            _require_shares(probs[:, 0], name)
+            return _of_both(checked, representation)
+        row = _first_improper(probs, _sum_tolerance(values))
+        if row is not None:
+            raise InvalidInputError(
+                name,
+                'must hold probabilities that sum to 1 if the representation is "probabilities"',
+                got=f"row {row}, which sums to {probs[row].sum():.4g}, with smallest entry {probs[row].min():.4g}",
+                remedy='If these are logits, set the representation to "logits".',
+            )
+    return _of_both(checked, representation)
 
 
 def unchecked_logits(logits: torch.Tensor, representation: str) -> torch.Tensor:
-    """Return logits (n, n_columns) as :func:`check_matrix` and :func:`both_classes` would, without their checks."""
+    """Return logits (n, n_columns) as :func:`check_matrix` and :func:`check_scores` would, without their checks."""
     rows = logits.to(computing_dtype(logits.dtype)).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)
     return _of_both(rows, representation)
 
@@ -124,11 +136,10 @@ def check_probs(probs: Any, name: str = "probs") -> NDArray[np.floating[Any]]:
     One-dimensional ones, or a single column, are those of the second of two classes: p becomes [1 − p, p].
     """
     array = to_array(probs, name)
-    half = array.dtype == np.float16 or str(getattr(probs, "dtype", "")).endswith("float16")
     if array.ndim not in (1, 2):
         expected = "must be a matrix (n_samples, n_classes), or (n_samples,) for the second of two classes"
         raise InvalidInputError(name, expected, got=f"shape {array.shape}")
-    array = to_numbers(array, name)
+    given, array = array, to_numbers(array, name)
     if array.shape[0] == 0:
         raise InvalidInputError(name, "must have at least one row", got="none")
     if array.ndim == 1 or array.shape[1] == 1:
@@ -137,7 +148,7 @@ def check_probs(probs: Any, name: str = "probs") -> NDArray[np.floating[Any]]:
         return np.column_stack([1 - shares, shares])
     if array.shape[1] == 0:
         raise InvalidInputError(name, "must have a column for each class", got="0")
-    _require_distributions(array, name, HALF_PRECISION_SUM_TOLERANCE if half else SUM_TOLERANCE)
+    _require_distributions(array, name, _sum_tolerance(probs, given))
     return array
 
 
@@ -209,23 +220,34 @@ def _loads_samples(values: Any) -> bool:
 
 
 def _require_distributions(probs: NDArray[np.floating[Any]], name: str, tolerance: float) -> None:
-    """Raise on the first row that is not a probability vector; nan and infinity show in a row's sum."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        sums = probs.sum(axis=1, dtype=np.float64)  # (n_samples,)
-        smallest = probs.min(axis=1)  # (n_samples,)
-        valid = (smallest >= 0) & (np.abs(sums - 1) <= tolerance)
-    if valid.all():
+    """Raise on the first row that is not a probability vector."""
+    row = _first_improper(probs, tolerance)
+    if row is None:
         return
-    row = int(np.argmin(valid))
     column = int(np.argmax(~np.isfinite(probs[row])))
     if not np.isfinite(probs[row, column]):
         got = f"{probs[row, column]} at row {row}, column {column}"
         raise InvalidInputError(name, "must be finite", got=got, remedy=NOT_FINITE)
-    if smallest[row] < 0:
-        column = int(np.argmin(probs[row]))
+    column = int(np.argmin(probs[row]))
+    if probs[row, column] < 0:
         got = f"{probs[row, column]:.6g} at row {row}, column {column}"
         remedy = "If these are logits, pass their softmax."
         raise InvalidInputError(name, "must not be negative", got=got, remedy=remedy)
-    expected, got = f"must have rows that sum to 1 within {tolerance:g}", f"a sum of {sums[row]:.6g} at row {row}"
+    got = f"a sum of {probs[row].sum(dtype=np.float64):.6g} at row {row}"
+    expected = f"must have rows that sum to 1 within {tolerance:g}"
     remedy = "If these are logits, pass their softmax; if they are rounded or columns are missing, pass all classes "
     raise InvalidInputError(name, expected, got=got, remedy=f"{remedy}and divide each row by its sum.")
+
+
+def _first_improper(probs: NDArray[np.floating[Any]], tolerance: float) -> int | None:
+    """Return the first row that is not a probability vector; nan and infinity show in a row's sum."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = probs.sum(axis=1, dtype=np.float64)  # (n_samples,)
+        proper = (probs.min(axis=1) >= 0) & (np.abs(sums - 1) <= tolerance)
+    return None if proper.all() else int(np.argmin(proper))
+
+
+def _sum_tolerance(*values: Any) -> float:
+    """Return by how much the sums of rows may differ from 1, in the precision that they were given in."""
+    is_half = any(str(getattr(given, "dtype", "")).endswith("float16") for given in values)
+    return HALF_PRECISION_SUM_TOLERANCE if is_half else SUM_TOLERANCE

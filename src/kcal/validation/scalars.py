@@ -14,6 +14,9 @@ from kcal.errors import InvalidInputError
 if TYPE_CHECKING:
     import torch
 
+MAX_SHOWN = 80
+"""Characters of a value in an error message, at most."""
+
 
 def check_seed(seed: Any) -> int:
     """Return the seed; raise if it is not an integer from 0 to 2⁶⁴ − 1, the range of torch and numpy."""
@@ -73,7 +76,7 @@ def check_device(device: Any) -> torch.device:
     return place
 
 
-def shown(value: Any, length: int = 80) -> str:
+def shown(value: Any) -> str:
     """Return a short description of a value for an error message."""
     try:
         shape = getattr(value, "shape", None)
@@ -86,5 +89,5 @@ def shown(value: Any, length: int = 80) -> str:
             text = repr(value)
         except ValueError:  # an integer of too many digits
             return f"a very long {type(value).__name__}"
-        return text if len(text) <= length else f"{text[:length]}…"
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
     return f"an object of type {type(value).__name__}"

@@ -24,9 +24,8 @@ from kcal.calibrators.fit_warnings import (
 )
 from kcal.calibrators.holdout import check_folds
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
-from kcal.calibrators.kcal.parameters import is_number
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, warn_of_shared_rows
-from kcal.calibrators.logit_base import encode_columns, fitted
+from kcal.calibrators.logit_base import encode_columns, fitted, to_log_probs
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
@@ -34,10 +33,10 @@ from kcal.projection import ARCHITECTURES, TrainedProjection
 from kcal.threads import threads_for
 from kcal.validation import (
     ArrayKind,
-    both_classes,
     check_choice,
     check_matrix,
     check_number,
+    check_scores,
     column_names,
     shown,
     warn_of_probabilities,
@@ -212,14 +211,8 @@ class KCalBlend(EmbeddingCalibrator):
         """Return the model of the samples, without a prior."""
         network = NetworkFit()
         if scores is not None:
-            network = cross_fit_network(
-                scores,
-                samples,
-                choice=self.network_calibrator,
-                folds=self.folds,
-                seed=self.seed,
-                representation=self.representation,
-            )
+            log_probs, choice = to_log_probs(scores, self.representation), self.network_calibrator
+            network = cross_fit_network(log_probs, samples, choice=choice, folds=self.folds, seed=self.seed)
         factors = check_factors(self.bandwidth_factors)
         experts = fit_experts(samples, training, self.estimate_options(), projection=self.projection, factors=factors)
         tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
@@ -273,10 +266,9 @@ class KCalBlend(EmbeddingCalibrator):
         check_number(self.bias, "bias", minimum=0, maximum=MAX_SPREAD)
         check_number(self.sharpness, "sharpness", minimum=0, maximum=MAX_SPREAD)
         check_number(self.fallback_quantile, "fallback_quantile", minimum=0, maximum=0.999)
-        searched = isinstance(self.background, str) and self.background == "cv"
-        if not searched and not is_number(self.background, MIN_BACKGROUND, 1.0):
+        if not (isinstance(self.background, str) and self.background == "cv"):
             expected = f'must be "cv" or a number from {MIN_BACKGROUND:g} to 1'
-            raise InvalidInputError("background", expected, got=shown(self.background))
+            check_number(self.background, "background", minimum=MIN_BACKGROUND, maximum=1, expected=expected)
 
     def _check_projection(self) -> None:
         if isinstance(self.projection, str) and self.projection in ARCHITECTURES:
@@ -301,7 +293,7 @@ class KCalBlend(EmbeddingCalibrator):
         """Return the checked logits, one column per class: of the fit, if there was one."""
         if logits is None:
             return None
-        scores = both_classes(check_matrix(logits, "logits", logits=True), representation, "logits")
+        scores = check_scores(logits, check_matrix(logits, "logits", logits=True), representation, "logits")
         n_classes = len(self.classes_) if hasattr(self, "classes_") else scores.shape[1]
         if scores.shape[1] != n_classes:
             expected = f"must have one column for each of the {n_classes:,} classes of the fit"

@@ -72,27 +72,19 @@ def fit_blend(
     experts: tuple[Expert, ...],
     network: NetworkFit,
     *,
-    bias: float = 0.1,
-    background: str | float = "cv",
-    fallback_quantile: float = 0.01,
-    sharpness: float = 0.5,
-    strength: float | None = None,
-    group_efficiency: float | None = None,
+    bias: float,
+    background: str | float,
+    fallback_quantile: float,
+    sharpness: float,
 ) -> BlendModel:
-    """Fit gate, background, pool and sharpness on out-of-fold inputs.
-
-    ``bias`` to ``sharpness`` are parameters of :class:`KCalBlend`; ``strength`` is the pseudo-count per class of the
-    class frequencies (by default the likeliest), ``group_efficiency`` the information of a sample relative to an
-    independent one (by default estimated from the groups).
-    """
+    """Fit gate, background, pool and sharpness on out-of-fold inputs; keywords are parameters of ``KCalBlend``."""
     totals = samples.class_weights()
-    strength = likely_strength(totals) if strength is None else strength
     model = BlendModel(
         experts=experts,
         network=network.models,
         pool=prior_pool(experts, network.models),
         sharpness=Sharpness(),
-        frequencies=torch.from_numpy(likely_frequencies(totals, strength)),
+        frequencies=torch.from_numpy(likely_frequencies(totals)),
         sample_frequencies=torch.from_numpy(totals / totals.sum()),
         background=BACKGROUNDS[0],
         min_log_prob=network.min_log_prob,
@@ -103,12 +95,12 @@ def fit_blend(
         log_mass = total_log_mass(sums[0], model.experts[0].middle)
         threshold = np.quantile(log_mass[torch.isfinite(log_mass)].numpy(), fallback_quantile)
         model = replace(model, gate_threshold=float(threshold))
-    seen, unseen = split_by_class_left(model, samples, index, sums, network, strength)
+    seen, unseen = split_by_class_left(model, samples, index, sums, network)
     model = choose_background(model, seen, unseen, background=background, bias=bias)
     if len(seen.samples.codes) == 0:
         warn_without_out_of_fold()
         return model
-    model = weigh_groups(model, seen, bias=bias, efficiency=group_efficiency)
+    model = weigh_groups(model, seen, bias=bias)
     if len(unseen.samples.codes):
         model = shrink_pool(model, seen, unseen)
     elif network.models:
@@ -175,12 +167,7 @@ def whole_class_sums(sums: ClassSums, samples: Samples, index: Index) -> ClassSu
 
 
 def split_by_class_left(
-    model: BlendModel,
-    samples: Samples,
-    index: Index,
-    sums: tuple[ClassSums, ...],
-    network: NetworkFit,
-    strength: float,
+    model: BlendModel, samples: Samples, index: Index, sums: tuple[ClassSums, ...], network: NetworkFit
 ) -> tuple[OutOfFold, OutOfFold]:
     """Return samples of whose class something is left without them (or their group), and the others.
 
@@ -196,6 +183,7 @@ def split_by_class_left(
         return OutOfFold(BlendInputs(parts, scores, frequencies), samples.rows(index[some]))
 
     seen = select(rows[~alone], model.frequencies[None])
+    strength = likely_strength(samples.class_weights())
     unseen = select(rows[alone], torch.from_numpy(likely_frequencies(left[alone], strength)))
     for part in unseen.inputs.sums:
         part.sums[:, unseen.samples.codes, torch.arange(len(unseen.samples.codes))] = 0.0
@@ -218,15 +206,15 @@ def choose_background(
     return best
 
 
-def weigh_groups(model: BlendModel, seen: OutOfFold, *, bias: float, efficiency: float | None) -> BlendModel:
+def weigh_groups(model: BlendModel, seen: OutOfFold, *, bias: float) -> BlendModel:
     """Return the model with the pool fitted by the information that samples of a group carry."""
     groups = seen.samples.groups
     if groups is None or len(np.unique(groups)) < 2:
         return model
     problem = seen.pool_problem(model, bias)
     for _ in range(EFFICIENCY_ROUNDS):
-        share = problem.group_efficiency(model.pool, groups) if efficiency is None else efficiency
-        model = replace(model, pool=problem.solve(model.pool, efficiency=share), group_efficiency=share)
+        efficiency = problem.group_efficiency(model.pool, groups)
+        model = replace(model, pool=problem.solve(model.pool, efficiency=efficiency), group_efficiency=efficiency)
     return model
 
 

@@ -167,7 +167,7 @@ class BlendModel(BlendFormula):
 
     def inputs(self, embeddings: torch.Tensor, logits: torch.Tensor | None) -> BlendInputs:
         """Return the inputs of the formula for new samples."""
-        log_probs = None if logits is None else to_log_probs(logits, self.representation, name="logits")
+        log_probs = None if logits is None else to_log_probs(logits, self.representation)
         return self.inputs_of(tuple(expert.class_sums(embeddings) for expert in self.experts), log_probs)
 
     def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:

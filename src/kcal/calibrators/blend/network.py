@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.calibrators.kcal.samples import Samples
-from kcal.calibrators.logit_base import to_log_probs
 from kcal.calibrators.scaling.linear import DiagonalModel, LinearModel, fit_structured_matrix, fit_structured_vector
 from kcal.calibrators.scaling.temperature import TemperatureModel, fit_temperature
 
@@ -38,16 +37,13 @@ class NetworkFit:
     min_log_prob: float = 0.0  # lowest log probability of the network for a class of a sample
 
 
-def cross_fit_network(
-    logits: torch.Tensor, samples: Samples, *, choice: str, folds: int, seed: int, representation: str = "logits"
-) -> NetworkFit:
+def cross_fit_network(log_probs: torch.Tensor, samples: Samples, *, choice: str, folds: int, seed: int) -> NetworkFit:
     """Fit temperature scaling and, where cross-validation prefers it, a structured linear map beside it.
 
     The map is structured matrix scaling, or with many classes structured vector scaling. It is preferred if it lowers
     the out-of-fold log-loss by more than one standard error of the difference; with groups, that of the group means.
     ``choice`` "ts" fits temperature scaling only, "svs" and "sms" always both, "auto" compares.
     """
-    log_probs = to_log_probs(logits, representation, name="logits")
     lowest = float(log_probs.min())
     if samples.groups is None:
         fold_of = stratified_folds(samples.codes, min(folds, len(samples.codes)), seed)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +19,7 @@ from kcal.projection import (
     Recipe,
     TrainedProjection,
     TrainingCurve,
+    frozen_copy,
     start_projection,
     train_checkpoints,
 )
@@ -83,7 +82,7 @@ def fit_projection(
         run, recipe = projection.run(), projection.recipe
     else:
         untrained = UNTRAINED[projection]() if isinstance(projection, str) else projection
-        return FittedProjection(_frozen(untrained, calibration.embeddings))
+        return FittedProjection(frozen_copy(untrained, calibration.embeddings))
     return choose_checkpoint(run, recipe, calibration, options)
 
 
@@ -100,7 +99,7 @@ def choose_checkpoint(
     scored = isinstance(recipe, FastRecipe) and recipe.select == "calibration" and recipe.checkpoints > 1
     samples = calibration.at_most(CHECKPOINT_SAMPLES)
     for checkpoint in run:
-        seen.append(checkpoint._replace(module=_frozen(checkpoint.module, calibration.embeddings)))
+        seen.append(checkpoint._replace(module=frozen_copy(checkpoint.module, calibration.embeddings)))
         if scored:
             support = samples.support(seen[-1].module)
             loss = LeaveOutLoss(support, kernel=options.kernel, keys=samples.keys)
@@ -109,10 +108,3 @@ def choose_checkpoint(
                 break
     best = seen[int(np.argmin(losses))] if scored else seen[-1]
     return FittedProjection(best.module, best.step, seen[-1].curve, tuple(losses))
-
-
-def _frozen(module: nn.Module, like: torch.Tensor) -> nn.Module:
-    """Return a frozen copy in evaluation mode, on the device and in the precision of the embeddings."""
-    copy: Any = deepcopy(module).to(device=like.device, dtype=like.dtype)
-    frozen: nn.Module = copy.eval().requires_grad_(False)
-    return frozen

@@ -24,8 +24,9 @@ def check_bandwidth(bandwidth: Any, reference: Any) -> None:
     """Raise if a bandwidth is not "cv", "rule" (which needs a reference) or a positive number."""
     if isinstance(bandwidth, str) and bandwidth == "rule" and reference is None:
         raise InvalidInputError("bandwidth", '"rule" needs bandwidth_reference=(b, count of the rarest class)')
-    if not (isinstance(bandwidth, str) and bandwidth in ("cv", "rule")) and not is_number(bandwidth):
-        raise InvalidInputError("bandwidth", 'must be "cv", "rule" or a positive number', got=shown(bandwidth))
+    if not (isinstance(bandwidth, str) and bandwidth in ("cv", "rule")):
+        expected = 'must be "cv", "rule" or a positive number'
+        check_number(bandwidth, "bandwidth", minimum=sys.float_info.min, expected=expected)
 
 
 def check_pair(pair: Any, name: str) -> None:

@@ -17,11 +17,11 @@ from kcal.errors import InvalidInputError
 from kcal.kernels import SortedSupport, sort_support
 from kcal.projection import TrainedProjection, TrainingSamples, needs_training, project
 from kcal.validation import (
-    both_classes,
     check_groups,
     check_ids,
     check_labels,
     check_matrix,
+    check_scores,
     check_weights,
     collect_classes,
     encode_labels,
@@ -157,7 +157,7 @@ def check_training_set(
         raise InvalidInputError("train_embeddings", "needs train_labels, one per row", got="None")
     owner = "the calibration set"
     rows = check_matrix(embeddings, "train_embeddings", columns=columns, owner=owner, logits=logits)
-    rows = both_classes(rows, "logits") if logits else rows
+    rows = check_scores(embeddings, rows, "logits") if logits else rows
     names = check_labels(labels, len(rows), "train_labels")
     keys = None if groups is None else check_groups(groups, len(rows), "train_groups")
     if not needs_training(projection):

@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from kcal.errors import InvalidInputError
-from kcal.plots.arguments import check_arguments, check_count, check_kind, check_numbers
 from kcal.plots.curves import set_log_scale
 from kcal.plots.style import COUNTS, MARKERS, SERIES, wrap_label
 
@@ -59,27 +57,17 @@ class Panel:
     x_ticks: tuple[float, ...] = ()
 
 
-def line_panels(panels: Sequence[Panel], *, columns: int | None = None, figure: Figure | None = None) -> NDArray[Any]:
+def line_panels(panels: Sequence[Panel], *, columns: int | None = None) -> NDArray[Any]:
     """Draw panels of lines in a grid; return the axes, (n_rows, n_columns), those without a panel invisible.
 
-    Parameters
-    ----------
-    panels
-        The panels, row by row.
-    columns
-        Panels per row; up to three if None. With more than three, panels are smaller, and the most frequent legend is
-        shown once below them.
-    figure
-        Figure to draw on; a new one if None.
+    ``columns`` are panels per row, up to three if None. With more than three, panels are smaller, and the most frequent
+    legend is shown once below them.
     """
-    _check_panels(panels)
     n_columns = min(len(panels), DEFAULT_COLUMNS) if columns is None else columns
-    check_arguments(figure=figure, columns=n_columns)
     n_rows = -(-len(panels) // n_columns)
     small = n_columns > DEFAULT_COLUMNS
-    if figure is None:
-        width, height = SMALL if small else LARGE
-        figure = Figure(figsize=(width * n_columns, height * n_rows), layout="constrained")
+    width, height = SMALL if small else LARGE
+    figure = Figure(figsize=(width * n_columns, height * n_rows), layout="constrained")
     axes: NDArray[Any] = figure.subplots(n_rows, n_columns, squeeze=False)
     sharing = _panels_of_one_legend(panels, small=small)
     for place, ax in enumerate(axes.flat):
@@ -136,17 +124,3 @@ def _draw_line(ax: Axes, line: Line, number: int) -> None:
     if line.spread is not None:
         middle, half = np.asarray(line.y), np.asarray(line.spread)
         ax.fill_between(line.x, middle - half, middle + half, color=colour, alpha=0.15, linewidth=0)
-
-
-def _check_panels(panels: Any) -> None:
-    check_kind(panels, "panels", list | tuple, "a list of kcal.plots.Panel objects")
-    check_count(len(panels), "panels", "panels")
-    for panel in panels:
-        check_kind(panel, "panels", Panel, "a list of kcal.plots.Panel objects")
-        check_kind(panel.lines, "panels", list | tuple, "panels with lists of lines")
-        check_count(len(panel.lines), "panels", "lines each")
-        for line in panel.lines:
-            check_kind(line, "panels", Line, "panels with kcal.plots.Line objects as lines")
-            sizes = [len(check_numbers(part, "panels")) for part in (line.x, line.y, line.spread) if part is not None]
-            if len(set(sizes)) > 1:
-                raise InvalidInputError("panels", "must have lines with as many y as x", got=f"{sizes} entries")

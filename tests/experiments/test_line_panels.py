@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from kcal.errors import InvalidInputError
-from kcal.plots import Line, Panel, line_panels
+from experiments.lines import Line, Panel, line_panels
 
 LINE = Line("loss", (1.0, 10.0, 100.0), (3.0, 2.0, 1.5), (0.1, 0.2, 0.3))
 PANEL = Panel("a task", "samples", "NLL", (LINE, Line("uncalibrated", (1.0, 100.0), (2.5, 2.5), reference=True)))
@@ -58,25 +56,3 @@ def test_small_panels_share_the_legend_of_most_of_them() -> None:
     assert [ax.get_legend() is None for ax in axes.flat] == [True, True, False, True] * 2
     wide = line_panels([PANEL] * 3)[0, 0].get_figure().get_figwidth() / 3
     assert axes[0, 0].get_figure().get_figwidth() / 4 < wide
-
-
-@pytest.mark.parametrize(
-    "panels", [[], None, "panels", 5, [5], [replace(PANEL, lines=())], [replace(PANEL, lines=5)], [PANEL] * 1000]
-)
-def test_what_are_no_panels_is_refused(panels: Any) -> None:
-    with pytest.raises(InvalidInputError, match="panels must"):
-        line_panels(panels)
-
-
-@pytest.mark.parametrize("line", [None, replace(LINE, y=(1.0,)), replace(LINE, x="abc"), replace(LINE, spread=(1.0,))])
-def test_what_are_no_lines_is_refused(line: Any) -> None:
-    with pytest.raises(InvalidInputError, match="panels must"):
-        line_panels([replace(PANEL, lines=(line,))])
-
-
-def test_wrong_columns_and_figures_are_refused_by_name() -> None:
-    for columns in (0, -1, 1.5, "two", 10**9):
-        with pytest.raises(InvalidInputError, match="columns must be an integer from 1 to 400"):
-            line_panels([PANEL], columns=columns)
-    with pytest.raises(InvalidInputError, match="figure must be a matplotlib figure or None; got 5"):
-        line_panels([PANEL], figure=5)
