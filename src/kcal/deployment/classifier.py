@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,7 @@ from sklearn.exceptions import NotFittedError
 from torch import nn
 
 from kcal.calibrators import Calibrator, PredictionModule, fit_on, make_calibrator, predict_on
+from kcal.deployment.export import TOLERANCE, NetworkPredictor, export_program, metadata_of, write_onnx
 from kcal.deployment.reference import check_network, head_from_reference, head_reference, network_reference
 from kcal.embeddings import BatchReader, ClassifierOutputs, Head, extract_batches, get_head, read_outputs
 from kcal.embeddings.batches import SplitBatch
@@ -108,8 +110,8 @@ class CalibratedClassifier(nn.Module):
             raise InvalidInputError("loader", "must yield labels to fit", got="inputs only", remedy=remedy)
         training = None
         if train_loader is not None and calibrator.uses_training_set:
-            training = self.outputs(train_loader)
-        self._hold(fit_on(calibrator, calibration, training, classes=classes))
+            training = with_names(self.outputs(train_loader), classes)
+        self._hold(fit_on(calibrator, with_names(calibration, classes), training, classes=classes))
         return self
 
     @property
@@ -180,9 +182,40 @@ class CalibratedClassifier(nn.Module):
         if reference is not None:
             check_network(reference, classifier.network, path)
             if classifier.head is None:
-                classifier._head = head_from_reference(reference)
+                classifier._head = head_from_reference(reference.get("head"))
         classifier._hold(calibrator)
         return classifier
+
+    def to_onnx(self, path: str | os.PathLike[str], example: Any, *, tolerance: float = TOLERANCE) -> Path:
+        """Write the network and its calibration as one ONNX file, with any number of rows; return the path.
+
+        Outputs are ``probabilities`` and, for KCal and its blend, ``evidence``; the metadata name classes, method and
+        version. The file is kept only if onnxruntime agrees with torch on the example, at several batch sizes and far
+        from the calibration set.
+
+        Parameters
+        ----------
+        path : path
+            The file. Beyond 1 GB the tensors go to a second file beside it, PATH.data.
+        example : tensor, tuple of tensors or mapping of tensors
+            Real inputs of the network, one row or more.
+        tolerance : float
+            Largest difference of a probability or of the evidence.
+        """
+        predictor, parts = self._predictor(example)
+        return write_onnx(predictor, parts, path, metadata=metadata_of(self._fitted()[0]), tolerance=tolerance)
+
+    def to_exported(self, example: Any) -> torch.export.ExportedProgram:
+        """Return the program of ``torch.export``, with any number of rows; ``example`` as in :meth:`to_onnx`."""
+        return export_program(*self._predictor(example))
+
+    def _predictor(self, example: Any) -> tuple[NetworkPredictor, tuple[torch.Tensor, ...]]:
+        """Return what is exported, on the CPU and with its head found, and its example."""
+        calibrator, _ = self._fitted()
+        classifier = self if device_of(self.network).type == "cpu" else deepcopy(self).cpu()
+        predictor, parts = NetworkPredictor.of(classifier, example, has_evidence=calibrator.has_evidence)
+        classifier.locate_head(example)
+        return predictor, parts
 
     def locate_head(self, inputs: Any) -> None:
         """Find the last layer by the inputs of a batch, if it is not known yet."""
@@ -221,3 +254,15 @@ class CalibratedClassifier(nn.Module):
         assert self._head is not None
         with evaluation_mode(self.network):
             return self._head.outputs(self.network, arguments)
+
+
+def with_names(outputs: ClassifierOutputs, classes: Any) -> ClassifierOutputs:
+    """Return outputs with names of classes as labels in place of column indices; without ``classes``, as they are."""
+    labels = np.asarray(outputs.labels)
+    if classes is None or labels.dtype.kind not in "iu":
+        return outputs
+    names = np.asarray(classes)
+    if names.ndim != 1 or len(names) != outputs.logits.shape[1]:
+        expected = f"must name every column of the logits ({outputs.logits.shape[1]})"
+        raise InvalidInputError("classes", expected, got=shown(classes))
+    return replace(outputs, labels=names[labels])

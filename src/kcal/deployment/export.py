@@ -8,9 +8,10 @@ import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -66,6 +67,33 @@ class HeadPredictor(Predictor):
         rows = (parts.get("embeddings"), parts.get("logits"))
         probs = self.head(*rows)
         return (probs, self.head.evidence(*rows)) if self.has_evidence else (probs,)
+
+
+class NetworkPredictor(Predictor):
+    """A network with its calibrated head: the network's own inputs."""
+
+    classifier: Any  # a CalibratedClassifier
+
+    def __init__(self, classifier: nn.Module, names: tuple[str, ...], *, by_name: bool, has_evidence: bool) -> None:
+        super().__init__()
+        self.classifier, self.names, self.by_name, self.has_evidence = classifier, names, by_name, has_evidence
+
+    @classmethod
+    def of(cls, classifier: nn.Module, example: Any, *, has_evidence: bool) -> tuple[Self, tuple[torch.Tensor, ...]]:
+        """Return the predictor that takes inputs like the example, and the tensors of the example."""
+        by_name = isinstance(example, Mapping)
+        if by_name:
+            names, parts = tuple(example), tuple(example.values())
+        else:
+            parts = tuple(example) if isinstance(example, tuple | list) else (example,)
+            names = ("input",) if len(parts) == 1 else tuple(f"input_{place}" for place in range(len(parts)))
+        return cls(classifier, names, by_name=by_name, has_evidence=has_evidence), check_example(parts, names)
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return probabilities, (n, n_classes), and evidence, (n,)."""
+        run = self.classifier.with_evidence if self.has_evidence else self.classifier
+        result = run(**dict(zip(self.names, inputs, strict=True))) if self.by_name else run(*inputs)
+        return result if self.has_evidence else (result,)
 
 
 def export_program(predictor: Predictor, example: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
@@ -163,7 +191,7 @@ def check_example(example: Any, names: Sequence[str]) -> tuple[torch.Tensor, ...
 
 
 def _to_onnx(program: Any, predictor: Predictor, example: Sequence[torch.Tensor], path: Path) -> None:
-    size = sum(tensor.numel() * tensor.element_size() for tensor in predictor.state_dict().values())
+    size = sum(tensor.nbytes for tensor in chain(predictor.parameters(), predictor.buffers()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
