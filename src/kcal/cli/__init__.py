@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from kcal.cli.bench import bench, task
 from kcal.cli.demo import demo
 from kcal.cli.evaluate import evaluate
+from kcal.cli.export import export
 from kcal.cli.fit import fit
 from kcal.cli.messages import EXIT_CODES, readable_messages, stop_says_what_is_kept
 from kcal.cli.predict import predict
@@ -83,7 +84,7 @@ def _help(command: Any) -> dict[str, Any]:
 
 
 app.callback(**_help(kcal))(kcal)
-for _command in (demo, fit, predict, evaluate, bench, task):
+for _command in (demo, fit, predict, evaluate, export, bench, task):
     app.command(cls=Command, **_help(_command))(_command)
 
 

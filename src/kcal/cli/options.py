@@ -42,6 +42,9 @@ Tasks = Annotated[File, _argument("TASKS", "A folder of tasks, NAME.npz; the emb
 
 Out = Annotated[Path, _main("FILE", "File to write.", "--out", "-o")]
 ModelOut = Annotated[Path, _main("FILE", "Model to write; ends in .kcal or .safetensors.", "--out", "-o")]
+OnnxOut = Annotated[Path, _main("FILE", "ONNX file to write; ends in .onnx.", "--out", "-o")]
+VerifyData = Annotated[File, _main("DATA", "Rows to verify the file with, an npz, npy, parquet or csv file.")]
+Tolerance = Annotated[Number, _main("X", "Largest difference of a probability. (default: 1e-5)", min=1e-12, max=1)]
 DemoOut = Annotated[Path, _main("FOLDER", "Folder of the output. (default: kcal-demo)", "--out", "-o")]
 BenchOut = Annotated[Path, _main("FOLDER", "Folder of the output. (default: kcal-bench)", "--out", "-o")]
 Quiet = Annotated[bool, _main(None, "Show only errors and warnings.", "--quiet", "-q")]

@@ -34,6 +34,9 @@ Source = ClassifierOutputs | Iterable[Any] | str | os.PathLike[str]
 class CalibratedClassifier(nn.Module):
     """A trained network with calibrated probabilities as its output.
 
+    The network always runs in evaluation mode; a network in training mode is switched for the time of a call, so call
+    ``eval()`` before several threads use it.
+
     Parameters
     ----------
     network : nn.Module

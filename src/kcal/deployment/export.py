@@ -29,6 +29,7 @@ FAR_FACTORS = (10.0, 100.0)
 EXTERNAL_BYTES = 10**9
 """Size of the tensors from which on they are stored in a file of their own beside the graph."""
 TOLERANCE = 1e-5
+EXAMPLE_ROWS = 64
 
 
 class Predictor(nn.Module):
@@ -178,6 +179,24 @@ def metadata_of(calibrator: Calibrator) -> dict[str, str]:
     """Return what a file says of itself: class labels, method and version."""
     labels = calibrator.classes_.tolist()
     return {"classes": json.dumps(labels), "method": calibrator.method, "kcal_version": version("kcal")}
+
+
+def example_rows(calibrator: Calibrator, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
+    """Return made-up inputs of a calibrator like those of its calibration set, with which a file can be verified."""
+    generator = torch.Generator().manual_seed(0)
+    n_features = calibrator.n_features_in_
+    rows = {"logits": 3.0 * torch.randn(n_rows, len(calibrator.classes_), generator=generator)}
+    if calibrator.inputs == "logits":
+        return rows
+    estimate = getattr(calibrator.model_, "experts", (calibrator.model_,))[0]
+    noise = torch.randn(n_rows, n_features, generator=generator)
+    norms = [part for part in estimate.projection.modules() if isinstance(part, nn.BatchNorm1d)]
+    if norms and norms[0].num_features == n_features and norms[0].running_var is not None:
+        noise = norms[0].get_buffer("running_mean") + norms[0].running_var.sqrt() * noise
+    elif estimate.support.dimension == n_features:  # the metric keeps the coordinates
+        points = estimate.support.points.cpu().float()
+        noise = points[torch.arange(n_rows) % len(points)] + 0.1 * points.std(dim=0) * noise
+    return {"embeddings": noise, **rows}
 
 
 def check_example(example: Any, names: Sequence[str]) -> tuple[torch.Tensor, ...]:

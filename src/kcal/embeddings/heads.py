@@ -58,7 +58,7 @@ class LayerCall(NamedTuple):
         if self.inputs.shape[1] == 1:
             return self.inputs[:, 0]
         first = self._gives_at(logits).int().argmax(dim=1)
-        return self.inputs[torch.arange(len(first), device=first.device), first]
+        return self.inputs[torch.arange(first.shape[0], device=first.device), first]
 
     def _gives_at(self, logits: torch.Tensor) -> torch.Tensor:
         return _equal(self.outputs.to(logits.dtype), logits[:, None]).all(dim=2)  # (n, n_positions)
