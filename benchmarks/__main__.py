@@ -9,7 +9,18 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks import bandwidth_search, blend, class_sums, heads, latency, methods, metrics, recipes, storage
+from benchmarks import (
+    bandwidth_search,
+    blend,
+    class_sums,
+    deployment,
+    heads,
+    latency,
+    methods,
+    metrics,
+    recipes,
+    storage,
+)
 
 SECTIONS = {
     "sums": class_sums.main,
@@ -18,7 +29,7 @@ SECTIONS = {
     "storage": storage.main,
     "latency": latency.main,
 }
-ON_REQUEST = {"heads": heads.main}
+ON_REQUEST = {"deployment": deployment.main, "heads": heads.main}
 """Sections that run only if they are named: minutes, and packages that only the tests need."""
 ON_TASKS = {"recipes": recipes.main, "methods": methods.main, "blend": blend.main}
 
@@ -26,7 +37,9 @@ ON_TASKS = {"recipes": recipes.main, "methods": methods.main, "blend": blend.mai
 def main(
     sections: Annotated[
         list[str] | None,
-        typer.Argument(help="sums, search, metrics, storage, latency, recipes, methods, blend: all by default; heads."),
+        typer.Argument(
+            help="sums, search, metrics, storage, latency, recipes, methods, blend: all by default; deployment, heads."
+        ),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes, methods and blend.")] = None,
 ) -> None:
