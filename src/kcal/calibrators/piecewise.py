@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 import torch
+from torch.nn.functional import pad
 
 from kcal.calibrators.class_scores import Tensors
 
@@ -19,14 +20,16 @@ def places(bounds: Tensors, scores: torch.Tensor, *, or_equal: bool = False) -> 
     ``bounds`` are ascending: a tensor for each of the k columns, or one for all of them.
     """
     flat, starts = _joined(bounds, scores)
-    low = starts[:-1].expand(scores.shape)
-    high = starts[1:].expand(scores.shape)
-    for _ in range(max(len(part) for part in bounds).bit_length()):
-        middle = (low + high) // 2
-        bound = flat[middle.clamp_max(len(flat) - 1)]
-        is_below = (bound <= scores if or_equal else bound < scores) & (low < high)
-        low, high = torch.where(is_below, middle + 1, low), torch.where(is_below, high, middle)
-    return low - starts[:-1]
+    first, ends = starts[:-1], starts[1:]
+    n_steps = max(len(part) for part in bounds).bit_length()
+    before = pad(flat, (1, 2**n_steps))  # the bound before each position
+    position = first.expand(scores.shape)
+    for step in reversed(range(n_steps)):
+        further = position + 2**step
+        bound = before[further]
+        is_below = bound <= scores if or_equal else bound < scores
+        position = torch.where(is_below & (further <= ends), further, position)
+    return position - first
 
 
 def step_values(bounds: Tensors, values: Tensors, scores: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:

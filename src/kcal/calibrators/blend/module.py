@@ -20,6 +20,7 @@ class FixedFormula(BlendFormula):
 
     medians: tuple[torch.Tensor, ...] = ()
     middle: int = 0
+    lacks_classes: bool = False
 
     @classmethod
     def of(cls, model: BlendModel) -> FixedFormula:

@@ -25,13 +25,13 @@ class EstimateModule(nn.Module):
         self.dtype, self.middle = estimate.support.points.dtype, estimate.middle
 
     def forward(self, embeddings: torch.Tensor) -> ClassSums:
-        """Return class sums, (n_bandwidths, n_classes, n), in float64."""
+        """Return class sums, (n_bandwidths, n_classes, n)."""
         sums: ClassSums = self.sums(self.projection(embeddings.to(self.dtype)))
         return sums
 
     def evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each embedding, (n,)."""
-        log_densities = self.sums.log_densities(self(embeddings))[self.middle]
+        log_densities = self.sums.log_densities(self.projection(embeddings.to(self.dtype)), self.middle)
         shares: torch.Tensor = self.reference.model().shares(log_densities, embeddings)
         return shares.to(embeddings.dtype)
 
