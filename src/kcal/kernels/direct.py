@@ -43,7 +43,7 @@ class DirectSums(nn.Module):
         super().__init__()
         self.kernel, self.dimension, self.n_classes = kernel, support.dimension, support.n_classes
         self.radius = max(support.radius, torch.finfo(torch.float64).tiny ** 0.5)
-        counted, centre = support.counted.to(support.points.device), in_double(support.centre)
+        counted, centre = support.counted.to(support.points.device), in_double(support.centre).clone()
         points, codes = in_double(support.points[counted]) - centre, support.codes[counted]
         weights = torch.ones_like(points[:, 0])
         if support.log_weights is not None:

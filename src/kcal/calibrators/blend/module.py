@@ -36,7 +36,6 @@ class BlendModule(PredictionModule):
         self.experts = nn.ModuleList([EstimateModule(expert) for expert in model.experts])
         self.formula = ModelTensors(FixedFormula.of(model))
         self.representation, self.needs_logits = model.representation, bool(model.network)
-        self.eval()
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes), of embeddings (n, h) and logits (n, n_classes)."""

@@ -19,7 +19,7 @@ class EstimateModule(nn.Module):
 
     def __init__(self, estimate: KernelEstimate) -> None:
         super().__init__()
-        self.projection = deepcopy(estimate.projection).requires_grad_(False)
+        self.projection = deepcopy(estimate.projection).requires_grad_(False).eval()
         self.sums = DirectSums(estimate.support, estimate.bandwidths, get_kernel(estimate.kernel))
         self.reference = ModelTensors(estimate.reference)
         self.dtype, self.middle = estimate.support.points.dtype, estimate.middle
@@ -47,7 +47,6 @@ class KCalModule(PredictionModule):
         self.estimate, self.smoothing = EstimateModule(model), model.smoothing
         self.register_buffer("frequencies", model.frequencies.clone())
         self.register_buffer("prior", None if model.prior is None else model.prior.clone())
-        self.eval()
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes), of embeddings (n, h)."""
