@@ -39,7 +39,7 @@ def module_or_evidence(name: str, evidence: bool) -> nn.Module:
 def test_a_module_compiles_as_one_graph(name: str, evidence: bool) -> None:
     module, inputs = module_or_evidence(name, evidence), inputs_of(fitted(name), *query_rows(torch.float32))
     torch.compiler.reset()
-    compiled = torch.compile(module, backend="eager", fullgraph=True, dynamic=True)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(*first_rows(inputs, 7)), module(*first_rows(inputs, 7)))
 
 
@@ -67,6 +67,15 @@ def test_its_tensors_survive_copies_states_and_precisions(name: str) -> None:
         assert {key: value.dtype for key, value in other.state_dict().items()} == {
             key: value.dtype for key, value in state.items()
         }
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_module_moves_to_a_device_as_a_whole(name: str) -> None:
+    meta = [rows.to("meta") for rows in query_rows()]
+    module = deepcopy(module_of(name)).to("meta")
+    assert module(*inputs_of(fitted(name), *meta)).device.type == "meta"
+    if fitted(name).has_evidence:
+        assert module.evidence(*inputs_of(fitted(name), *meta)).device.type == "meta"
 
 
 @pytest.mark.parametrize("name", METHODS)

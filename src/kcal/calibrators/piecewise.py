@@ -42,11 +42,11 @@ def interpolate(knots: Tensors, values: Tensors, scores: torch.Tensor) -> torch.
     """Return values between knots, (n, k), linear between them and constant outside."""
     positions, starts = _joined(knots, scores)
     heights, _ = _joined(values, scores)
-    after = starts[:-1] + places(knots, scores, or_equal=True)
-    low, high = torch.maximum(after - 1, starts[:-1]), torch.minimum(after, starts[1:] - 1)
-    width, start = positions[high] - positions[low], heights[low]
-    slope = (heights[high] - start) / torch.where(width > 0, width, 1.0)
-    return torch.where(width > 0, slope * (scores - positions[low]) + start, start)
+    widths = positions.diff()
+    slopes = pad(heights.diff() / torch.where(widths == 0, 1.0, widths), (0, 1))
+    slopes = slopes.index_fill(0, starts[1:] - 1, 0.0)  # after the last knot of each column
+    low = torch.maximum(starts[:-1] + places(knots, scores, or_equal=True) - 1, starts[:-1])
+    return slopes[low] * (scores - positions[low]).clamp_min(0.0) + heights[low]
 
 
 def _joined(parts: Tensors, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -47,6 +47,7 @@ class KCalModule(PredictionModule):
         self.estimate, self.smoothing = EstimateModule(model), model.smoothing
         self.register_buffer("frequencies", model.frequencies.clone())
         self.register_buffer("prior", None if model.prior is None else model.prior.clone())
+        self.to(self.estimate.sums.points.device)
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes), of embeddings (n, h)."""
