@@ -25,8 +25,8 @@ from kcal.kernels.support import SortedSupport
 class DirectSums(nn.Module):
     """Class sums, (n_query, d) to (n_bandwidths, n_classes, n_query); parameters as of ``PreparedSupport``.
 
-    Points of weight 0 are left out. A matrix of the weights of points and classes makes the sums a product, unless it
-    has more than ``PREPARED_NUMBERS`` entries.
+    The points are held once, in float64; those of weight 0 are left out. A matrix of the weights of points and classes
+    makes the sums a product, unless it has more than ``PREPARED_NUMBERS`` entries.
     """
 
     points: torch.Tensor  # (n_support, d), centred
@@ -44,7 +44,8 @@ class DirectSums(nn.Module):
         self.kernel, self.dimension, self.n_classes = kernel, support.dimension, support.n_classes
         self.radius = max(support.radius, torch.finfo(torch.float64).tiny ** 0.5)
         counted, centre = support.counted.to(support.points.device), in_double(support.centre).clone()
-        points, codes = in_double(support.points[counted]) - centre, support.codes[counted]
+        points = in_double(support.points[counted]) - centre
+        codes = support.codes[counted].to(points.device)
         weights = torch.ones_like(points[:, 0])
         if support.log_weights is not None:
             weights = in_double(support.log_weights[counted]).exp()
