@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 LARGEST_PENALTY = 1e12
 MAX_BINS = 100_000
-BLOCK_NUMBERS = 2**20
+BLOCK_NUMBERS = 2**17
 """Largest size of a tensor in a block of predictions: bounds their memory for any number of rows."""
 
 NAME_COLUMNS = "pass fit(..., classes=...) with the label of every column, in order."

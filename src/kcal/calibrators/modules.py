@@ -29,6 +29,10 @@ class PredictionModule(nn.Module):
     Its tensors require no gradient; gradients flow to the inputs.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.training = False
+
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes)."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 import torch
+from torch.nn.functional import pad
 
 from kcal.calibrators.class_scores import Tensors
 
@@ -19,14 +20,16 @@ def places(bounds: Tensors, scores: torch.Tensor, *, or_equal: bool = False) -> 
     ``bounds`` are ascending: a tensor for each of the k columns, or one for all of them.
     """
     flat, starts = _joined(bounds, scores)
-    low = starts[:-1].expand(scores.shape)
-    high = starts[1:].expand(scores.shape)
-    for _ in range(max(len(part) for part in bounds).bit_length()):
-        middle = (low + high) // 2
-        bound = flat[middle.clamp_max(len(flat) - 1)]
-        is_below = (bound <= scores if or_equal else bound < scores) & (low < high)
-        low, high = torch.where(is_below, middle + 1, low), torch.where(is_below, high, middle)
-    return low - starts[:-1]
+    first, ends = starts[:-1], starts[1:]
+    n_steps = max(len(part) for part in bounds).bit_length()
+    before = pad(flat, (1, 2**n_steps))  # the bound before each position
+    position = first.expand(scores.shape)
+    for step in reversed(range(n_steps)):
+        further = position + 2**step
+        bound = before[further]
+        is_below = bound <= scores if or_equal else bound < scores
+        position = torch.where(is_below & (further <= ends), further, position)
+    return position - first
 
 
 def step_values(bounds: Tensors, values: Tensors, scores: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
@@ -39,11 +42,11 @@ def interpolate(knots: Tensors, values: Tensors, scores: torch.Tensor) -> torch.
     """Return values between knots, (n, k), linear between them and constant outside."""
     positions, starts = _joined(knots, scores)
     heights, _ = _joined(values, scores)
-    after = starts[:-1] + places(knots, scores, or_equal=True)
-    low, high = torch.maximum(after - 1, starts[:-1]), torch.minimum(after, starts[1:] - 1)
-    width, start = positions[high] - positions[low], heights[low]
-    slope = (heights[high] - start) / torch.where(width > 0, width, 1.0)
-    return torch.where(width > 0, slope * (scores - positions[low]) + start, start)
+    widths = positions.diff()
+    slopes = pad(heights.diff() / torch.where(widths == 0, 1.0, widths), (0, 1))
+    slopes = slopes.index_fill(0, starts[1:] - 1, 0.0)  # after the last knot of each column
+    low = torch.maximum(starts[:-1] + places(knots, scores, or_equal=True) - 1, starts[:-1])
+    return slopes[low] * (scores - positions[low]).clamp_min(0.0) + heights[low]
 
 
 def _joined(parts: Tensors, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,9 +2,10 @@
 
     P = z·q − ½‖z‖²,   t = −2·(P − ½‖q‖²) / (d·b²),   S_k(q; b) = Σ_{i: y_i = k} w_i·φ(t_i)
 
-Everything is computed in float64 with the exact largest exponent of each query as its shift, and the product is held
-for all points and queries at once: ``PreparedSupport`` computes the same sums in blocks and in the precision that each
-query needs. Where float64 does not resolve the bandwidth, the nearest points decide, as there.
+The product is computed in float64 and held for all points and queries at once, and the exact largest exponent of each
+query is its shift; exponentials and sums are in the precision of the support. ``PreparedSupport`` computes the same
+sums in blocks, in the precision that each query needs. Where float64 does not resolve the bandwidth, the nearest points
+decide, as there.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from kcal.kernels.support import SortedSupport
 class DirectSums(nn.Module):
     """Class sums, (n_query, d) to (n_bandwidths, n_classes, n_query); parameters as of ``PreparedSupport``.
 
-    Points of weight 0 are left out. A matrix of the weights of points and classes makes the sums a product, unless it
-    has more than ``PREPARED_NUMBERS`` entries.
+    The points are held once, in float64; those of weight 0 are left out. A matrix of the weights of points and classes
+    makes the sums a product, unless it has more than ``PREPARED_NUMBERS`` entries.
     """
 
     points: torch.Tensor  # (n_support, d), centred
@@ -42,8 +43,9 @@ class DirectSums(nn.Module):
         super().__init__()
         self.kernel, self.dimension, self.n_classes = kernel, support.dimension, support.n_classes
         self.radius = max(support.radius, torch.finfo(torch.float64).tiny ** 0.5)
-        counted, centre = support.counted.to(support.points.device), in_double(support.centre)
-        points, codes = in_double(support.points[counted]) - centre, support.codes[counted]
+        counted, centre = support.counted.to(support.points.device), in_double(support.centre).clone()
+        points = in_double(support.points[counted]) - centre
+        codes = support.codes[counted].to(points.device)
         weights = torch.ones_like(points[:, 0])
         if support.log_weights is not None:
             weights = in_double(support.log_weights[counted]).exp()
@@ -56,7 +58,7 @@ class DirectSums(nn.Module):
             "centre": centre,
             "half_squares": -0.5 * points.square().sum(dim=1),
             "codes": codes,
-            "weights": weights,
+            "weights": weights.to(support.points.dtype),
             "rates": 1.0 / points.new_tensor(lengths),
             "log_volumes": points.new_tensor(volumes),
         }
@@ -64,7 +66,16 @@ class DirectSums(nn.Module):
             self.register_buffer(name, tensor)
 
     def forward(self, queries: torch.Tensor) -> ClassSums:
-        """Return the class sums of queries in two parts, in float64."""
+        """Return the class sums of queries in two parts, in the precision of the support."""
+        return self._sums_at(queries, self.rates)
+
+    def log_densities(self, queries: torch.Tensor, index: int) -> torch.Tensor:
+        """Return the log density of the support at queries, (n_query,), for one of the bandwidths."""
+        sums = self._sums_at(queries, self.rates[index : index + 1])
+        return sums.log_densities(self.log_volumes[index].to(self.weights))[0]
+
+    def _sums_at(self, queries: torch.Tensor, rates: torch.Tensor) -> ClassSums:
+        """Return the class sums at some of the bandwidths."""
         centred = queries.double() - self.centre
         products = torch.addmm(self.half_squares, centred, self.points.T)  # (n_query, n_support)
         largest = products.amax(dim=1, keepdim=True)
@@ -73,37 +84,31 @@ class DirectSums(nn.Module):
         # the largest rate at which rounding moves no exponent by more than the resolution
         reach = self.radius * (squares.sqrt() + self.radius)
         finest = numerics.RESOLUTION / torch.finfo(torch.float64).eps / reach
-        exponents = self._log_linear_exponents if self.kernel.log_linear else self._profile_exponents
-        parts = [exponents(below, nearest, finest, rate) for rate in self.rates]
-        sums = torch.stack([self._by_class(values.exp()) for values, _ in parts])
-        return ClassSums(sums.transpose(1, 2), torch.stack([offsets[:, 0] for _, offsets in parts]))
+        exponents, offsets = self._exponents(below, nearest, finest, rates[:, None, None])
+        # exponentials that are not normal numbers are many times slower
+        lowest = numerics.lowest_exponent(self.weights.dtype)
+        values = torch.threshold_(exponents.to(self.weights), lowest, -torch.inf).exp_()
+        return ClassSums(self._by_class(values).transpose(1, 2), offsets[..., 0].to(self.weights))
 
-    def log_densities(self, sums: ClassSums) -> torch.Tensor:
-        """Return the log density of the support at queries with these sums, (n_bandwidths, n_query)."""
-        return sums.log_densities(self.log_volumes[:, None])
-
-    def _log_linear_exponents(
-        self, below: torch.Tensor, nearest: torch.Tensor, finest: torch.Tensor, rate: torch.Tensor
+    def _exponents(
+        self, below: torch.Tensor, nearest: torch.Tensor, finest: torch.Tensor, rates: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return exponents less that of the nearest point, (n_query, n_support), and that exponent, (n_query, 1).
+        """Return exponents less those of the nearest points, (n_bandwidths, n_query, n_support), and these, (…, 1).
 
-        ``below`` and ``nearest`` are −½‖z − q‖² less that of the nearest point, and that of the nearest point.
+        ``below`` is −½‖z − q‖² less that of the nearest point, ``nearest``. Where a profile reaches no point, or is not
+        resolved, only the nearest points count.
         """
-        return below * torch.minimum(rate, finest), nearest * rate
-
-    def _profile_exponents(
-        self, below: torch.Tensor, nearest: torch.Tensor, finest: torch.Tensor, rate: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the same for any profile; where it reaches no point, only the nearest points count."""
-        profile = self.kernel.log_profile(-2.0 * rate * (below + nearest), self.dimension)
-        offsets = self.kernel.log_profile(-2.0 * rate * nearest, self.dimension)
+        if self.kernel.log_linear:
+            return below.to(self.weights) * torch.minimum(rates, finest).to(self.weights), nearest * rates
+        profile = self.kernel.log_profile(-2.0 * rates * (below + nearest), self.dimension)
+        offsets = self.kernel.log_profile(-2.0 * rates * nearest, self.dimension)
         is_reached = torch.isfinite(offsets)
         shifted = profile - torch.where(is_reached, offsets, 0.0)
-        return torch.where(is_reached & (rate <= finest), shifted, below * finest), offsets
+        return torch.where(is_reached & (rates <= finest), shifted, below * finest), offsets
 
     def _by_class(self, values: torch.Tensor) -> torch.Tensor:
-        """Return Σ w_i·φ of each class, (n_query, n_classes), from kernel values (n_query, n_support)."""
+        """Return Σ w_i·φ of each class, (n_bandwidths, n_query, n_classes), from kernel values."""
         if self.weights.ndim == 2:
             return values @ self.weights
-        sums = values.new_zeros(values.shape[0], self.n_classes)
-        return sums.scatter_add(1, self.codes.expand(values.shape), values * self.weights)
+        sums = values.new_zeros(*values.shape[:2], self.n_classes)
+        return sums.scatter_add(2, self.codes.expand(values.shape), values * self.weights)

@@ -75,6 +75,11 @@ class BlendFormula(StoredModel, ABC):
     def middle(self) -> int:
         """Position of the best single bandwidth of the first expert."""
 
+    @property
+    @abstractmethod
+    def lacks_classes(self) -> bool:
+        """Whether there are classes without calibration samples."""
+
     def inputs_of(self, class_sums: tuple[ClassSums, ...], log_probs: torch.Tensor | None) -> BlendInputs:
         """Return the inputs of the formula, from the sums of the experts and log probabilities of the network."""
         sums = tuple([self.at_estimated_frequencies(part) for part in class_sums])
@@ -98,12 +103,15 @@ class BlendFormula(StoredModel, ABC):
 
     def pool_inputs(self, inputs: BlendInputs) -> PoolInputs:
         """Return what the pool combines: the estimates with their background, the network, the gate."""
-        floor, missing = self.background * inputs.frequencies.T, (self.sample_frequencies == 0)[:, None]
+        floor = self.background * inputs.frequencies.T
         log_masses = [
             log_mass_with_background(sums, median, floor)
             for median, sums in zip(self.medians, inputs.sums, strict=True)
         ]
-        estimates = [fill_missing_classes(part, missing, inputs.fallback.T).transpose(1, 2) for part in log_masses]
+        if self.lacks_classes:
+            missing = (self.sample_frequencies == 0)[:, None]
+            log_masses = [fill_missing_classes(part, missing, inputs.fallback.T) for part in log_masses]
+        estimates = [part.transpose(1, 2) for part in log_masses]
         experts = torch.cat([*estimates, *(scores[None] for scores in inputs.network)])
         return PoolInputs(experts, self.gate(inputs.sums[0]), inputs.fallback, inputs.excluded)
 
@@ -148,6 +156,11 @@ class BlendModel(BlendFormula):
     def middle(self) -> int:
         """Position of the best single bandwidth of the first expert."""
         return self.experts[0].middle
+
+    @property
+    def lacks_classes(self) -> bool:
+        """Whether there are classes without calibration samples."""
+        return bool((self.sample_frequencies == 0).any())
 
     @property
     def names(self) -> list[str]:

@@ -20,6 +20,7 @@ class FixedFormula(BlendFormula):
 
     medians: tuple[torch.Tensor, ...] = ()
     middle: int = 0
+    lacks_classes: bool = False
 
     @classmethod
     def of(cls, model: BlendModel) -> FixedFormula:
@@ -32,10 +33,11 @@ class BlendModule(PredictionModule):
 
     def __init__(self, model: BlendModel) -> None:
         super().__init__()
-        self.experts = nn.ModuleList([EstimateModule(expert) for expert in model.experts])
+        experts = [EstimateModule(expert) for expert in model.experts]
+        self.experts = nn.ModuleList(experts)
         self.formula = ModelTensors(FixedFormula.of(model))
         self.representation, self.needs_logits = model.representation, bool(model.network)
-        self.eval()
+        self.to(experts[0].sums.points.device)
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes), of embeddings (n, h) and logits (n, n_classes)."""

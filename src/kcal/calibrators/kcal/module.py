@@ -19,19 +19,19 @@ class EstimateModule(nn.Module):
 
     def __init__(self, estimate: KernelEstimate) -> None:
         super().__init__()
-        self.projection = deepcopy(estimate.projection).requires_grad_(False)
+        self.projection = deepcopy(estimate.projection).requires_grad_(False).eval()
         self.sums = DirectSums(estimate.support, estimate.bandwidths, get_kernel(estimate.kernel))
         self.reference = ModelTensors(estimate.reference)
         self.dtype, self.middle = estimate.support.points.dtype, estimate.middle
 
     def forward(self, embeddings: torch.Tensor) -> ClassSums:
-        """Return class sums, (n_bandwidths, n_classes, n), in float64."""
+        """Return class sums, (n_bandwidths, n_classes, n)."""
         sums: ClassSums = self.sums(self.projection(embeddings.to(self.dtype)))
         return sums
 
     def evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each embedding, (n,)."""
-        log_densities = self.sums.log_densities(self(embeddings))[self.middle]
+        log_densities = self.sums.log_densities(self.projection(embeddings.to(self.dtype)), self.middle)
         shares: torch.Tensor = self.reference.model().shares(log_densities, embeddings)
         return shares.to(embeddings.dtype)
 
@@ -47,7 +47,7 @@ class KCalModule(PredictionModule):
         self.estimate, self.smoothing = EstimateModule(model), model.smoothing
         self.register_buffer("frequencies", model.frequencies.clone())
         self.register_buffer("prior", None if model.prior is None else model.prior.clone())
-        self.eval()
+        self.to(self.estimate.sums.points.device)
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes), of embeddings (n, h)."""

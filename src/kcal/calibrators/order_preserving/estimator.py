@@ -59,10 +59,10 @@ class OrderPreservingCalibration(LogitCalibrator):
     """Learn the gaps between the logits, never their order: accuracy and every top-k accuracy stay exactly.
 
     Of two classes the one with the greater logit gets the greater probability, in the precision of the output, and
-    equal logits get equal probabilities. Three forms: "diag", one increasing function of all logits, by L-BFGS; "oi",
-    a network of the sorted row that scales its gaps; "op", a network of the row in the order of the classes, so that
-    classes may differ; both by Adam. Each is trained on all folds but one, starting at the temperature of that part,
-    and the calibrator is the mean of the folds' output logits.
+    equal logits get equal probabilities; what ``as_module`` returns is not corrected for rounding. Three forms: "diag",
+    one increasing function of all logits, by L-BFGS; "oi", a network of the sorted row that scales its gaps; "op", a
+    network of the row in the order of the classes, so that classes may differ; both by Adam. Each is trained on all
+    folds but one, starting at the temperature of that part, and the calibrator is the mean of the folds' output logits.
 
     Two things differ from the published method: "diag" integrates its network by the trapezoid rule on a fixed grid of
     256 cells, not by Clenshaw-Curtis quadrature for every logit, and the learning rate of Adam, 5e-3, decreases

@@ -1,0 +1,65 @@
+"""Calibrators that are quick to fit, and what their modules take."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from calibrator_checks import fit, quick
+from kcal.calibrators import Calibrator
+from kcal.calibrators.modules import PredictionModule
+from synthetic import Problem, make_problem
+
+CHEAP: dict[str, dict[str, Any]] = {
+    "dircal": {"grid": [(1.0, 0.01, 1.0)], "folds": 2},
+    "iop": {"form": "op", "width": 2, "epochs": 1, "folds": 2},
+}
+"""Parameters beyond those of ``quick``."""
+
+Inputs = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
+@cache
+def problem() -> Problem:
+    return make_problem(n=90, n_train=120, n_test=256)
+
+
+def cheap(name: str, **parameters: Any) -> Calibrator:
+    calibrator: Calibrator = quick(name).set_params(**CHEAP.get(name, {}) | parameters)
+    return calibrator
+
+
+@cache
+def fitted(name: str) -> Calibrator:
+    """Fit each method once for all tests that share the fit."""
+    return fit(cheap(name), problem())
+
+
+@cache
+def module_of(name: str) -> PredictionModule:
+    return fitted(name).as_module()
+
+
+def query_rows(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return embeddings and logits of the test part."""
+    return torch.tensor(problem().test_embeddings, dtype=dtype), torch.tensor(problem().test_logits, dtype=dtype)
+
+
+def inputs_of(calibrator: Calibrator, embeddings: torch.Tensor, logits: torch.Tensor) -> Inputs:
+    """Return the arguments of the module: None for what the method does not use."""
+    return (None if calibrator.inputs == "logits" else embeddings), (logits if calibrator.needs_logits_ else None)
+
+
+def predicted(calibrator: Calibrator, embeddings: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Return the calibrator's own probabilities."""
+    rows, scores = inputs_of(calibrator, embeddings, logits)
+    extra = {"logits": scores} if rows is not None and scores is not None else {}
+    probabilities: torch.Tensor = calibrator.predict_proba(scores if rows is None else rows, **extra)
+    return probabilities
+
+
+def first_rows(inputs: Inputs, size: int) -> Inputs:
+    rows, scores = (None if part is None else part[:size] for part in inputs)
+    return rows, scores
