@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 
 from kcal import METHODS, KCal, KCalBlend
-from kcal.calibrators import Calibrator, ClassifierOutputs, fit_on, make_calibrator
+from kcal.calibrators import Calibrator, fit_on, make_calibrator
+from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
 from kcal.kernels import KERNELS, numerics
 from module_cases import cheap, first_rows, fitted, inputs_of, module_of, predicted, problem, query_rows
