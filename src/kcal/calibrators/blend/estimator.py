@@ -193,7 +193,7 @@ class KCalBlend(EmbeddingCalibrator):
         """
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
-        head = self._check_head(rows)
+        head = None if self.head is None else LinearHead.of(self.head, rows.shape[1])
         scores = self._check_logits(logits, rows, self.representation, head)
         if scores is not None:
             classes = encode_columns(y, logits, scores.shape, classes)[1]
@@ -245,7 +245,7 @@ class KCalBlend(EmbeddingCalibrator):
     def needs_logits_(self) -> bool:
         """Whether it was fitted with logits, and so needs them to predict."""
         check_is_fitted(self)
-        return self.model_.needs_logits
+        return bool(self.model_.network) and self.model_.head is None
 
     @property
     def uses_logits(self) -> bool:
@@ -270,7 +270,8 @@ class KCalBlend(EmbeddingCalibrator):
 
     def _restore(self, state: CalibratorState) -> Self:
         self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
-        self.head = None if self.model_.head is None else self.model_.head.arrays()
+        if (head := self.model_.head) is not None:
+            self.head = (head.weight.numpy().copy(), None if head.bias is None else head.bias.numpy().copy())
         return super()._restore(state)
 
     def _check_parameters(self) -> None:
@@ -284,20 +285,9 @@ class KCalBlend(EmbeddingCalibrator):
         if not (isinstance(self.background, str) and self.background == "cv"):
             expected = f'must be "cv" or a number from {MIN_BACKGROUND:g} to 1'
             check_number(self.background, "background", minimum=MIN_BACKGROUND, maximum=1, expected=expected)
-
-        if self.head is not None:
-            LinearHead.of(self.head)
-            if self.representation != "logits":
-                expected = 'must be "logits" with a head, which computes logits'
-                raise InvalidInputError("representation", expected, got=shown(self.representation))
-
-    def _check_head(self, rows: torch.Tensor) -> LinearHead | None:
-        """Return the head, if there is one; raise if it is not one of the rows."""
-        head = None if self.head is None else LinearHead.of(self.head)
-        if head is not None and head.weight.shape[1] != rows.shape[1]:
-            expected = f"must take the features of X, {rows.shape[1]:,} of them"
-            raise InvalidInputError("head", expected, got=f"one of {head.weight.shape[1]:,} features")
-        return head
+        if self.head is not None and self.representation != "logits":
+            expected = 'must be "logits" with a head, which computes logits'
+            raise InvalidInputError("representation", expected, got=shown(self.representation))
 
     def _check_projection(self) -> None:
         if isinstance(self.projection, str) and self.projection in ARCHITECTURES:

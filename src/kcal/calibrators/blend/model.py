@@ -77,11 +77,6 @@ class BlendFormula(StoredModel, ABC):
     def middle(self) -> int:
         """Position of the best single bandwidth of the first expert."""
 
-    @property
-    def needs_logits(self) -> bool:
-        """Whether predictions need logits beside the embeddings."""
-        return bool(self.network) and self.head is None
-
     def inputs_of(self, class_sums: tuple[ClassSums, ...], log_probs: torch.Tensor | None) -> BlendInputs:
         """Return the inputs of the formula, from the sums of the experts and log probabilities of the network."""
         sums = tuple([self.at_estimated_frequencies(part) for part in class_sums])
