@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from kcal.calibrators import fit_on, predict_on
 from kcal.cli import app
 from kcal.deployment.export import HeadPredictor, metadata_of, write_onnx
 from kcal.embeddings import ClassifierOutputs
-from kcal.errors import InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError
 from quick_blend import QUICK
 from synthetic import CENTRES, Problem, make_problem
 
@@ -112,20 +113,24 @@ def test_it_equals_the_blend_with_explicit_logits(problem: Problem, dtype: Any) 
 @settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 1000),
-    n_features=st.integers(1, 20),
+    n_features=st.integers(1, 40),
     n_classes=st.integers(2, 5),
     scale=st.floats(0.01, 10.0),
     biased=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
 )
-def test_any_head_equals_explicit_logits(
-    seed: int, n_features: int, n_classes: int, scale: float, biased: bool
+def test_any_layer_equals_its_own_logits(
+    seed: int, n_features: int, n_classes: int, scale: float, biased: bool, dtype: torch.dtype
 ) -> None:
     generator = np.random.default_rng(seed)
-    weight, bias = generator.normal(scale=scale, size=(n_classes, n_features)), generator.normal(size=n_classes)
-    x, new = generator.normal(size=(2, 60, n_features))
-    logits, new_logits = (rows @ weight.T + biased * bias for rows in (x, new))
-    labels = (logits + generator.gumbel(size=logits.shape)).argmax(axis=1)
-    blend = quick((weight, bias if biased else None), network_calibrator="ts").fit(x, labels)
+    head = nn.Linear(n_features, n_classes, bias=biased, dtype=dtype)
+    with torch.no_grad():
+        for part in head.parameters():
+            part.copy_(torch.from_numpy(generator.normal(scale=scale, size=part.shape)))
+        x, new = torch.from_numpy(generator.normal(size=(2, 60, n_features))).to(dtype)
+        logits, new_logits = head(x), head(new)
+    labels = (logits.numpy() + generator.gumbel(size=logits.shape)).argmax(axis=1)
+    blend = quick(head, network_calibrator="ts").fit(x, labels)
     plain = KCalBlend(projection=None, network_calibrator="ts").fit(x, labels, logits=logits)
     assert largest_difference(blend.predict_proba(new), plain.predict_proba(new, logits=new_logits)) < 1e-6
 
@@ -252,6 +257,14 @@ def test_a_loaded_blend_fits_again(problem: Problem, tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.predict_proba(problem.test_embeddings), probs)
     unbiased = load(save(quick((HEAD[0], None)).fit(problem.embeddings, problem.labels), tmp_path / "other.kcal"))
     assert unbiased.head[1] is None
+
+
+def test_a_stored_head_fits_the_features_and_classes() -> None:
+    state = fitted().state()
+    weight = state.tensors["head.weight"]
+    for damaged in (weight[:, 1:], weight[1:], weight.float()):
+        with pytest.raises(FileFormatError, match="the stored weight do not fit"):
+            KCalBlend.from_state(replace(state, tensors=state.tensors | {"head.weight": damaged}))
 
 
 def test_pickles_and_copies_keep_the_head(problem: Problem) -> None:
