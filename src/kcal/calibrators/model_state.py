@@ -171,7 +171,7 @@ def _write_model(model: StoredModel | None) -> tuple[dict[str, Any] | None, Tens
 
 
 def _read_model(kinds: tuple[type[StoredModel], ...], stored: Stored, name: str, *, optional: bool = False) -> Any:
-    if optional and stored.values[name] is None:
+    if optional and stored.values.get(name) is None:
         return None
     value, by_name = stored.values[name], {kind.__name__: kind for kind in kinds}
     kind = by_name.get(str(value.get("model")) if isinstance(value, dict) else "")
