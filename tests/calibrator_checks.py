@@ -56,7 +56,8 @@ test_outputs.__test__ = False
 
 def prediction_arguments(calibrator: Calibrator, outputs: ClassifierOutputs, change: Callable[[Any], Any]) -> Any:
     """Return the arguments of a prediction, each converted by ``change``."""
-    extra = {"logits": change(outputs.logits)} if calibrator.inputs == "both" else {}
+    takes_both = calibrator.inputs == "both" and calibrator.needs_logits_
+    extra = {"logits": change(outputs.logits)} if takes_both else {}
     return (change(outputs.matrix(calibrator.inputs)),), extra
 
 

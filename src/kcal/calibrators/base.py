@@ -110,6 +110,11 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Whether ``fit``, with the present parameters, learns from the classifier's training set."""
         return False
 
+    @property
+    def uses_logits(self) -> bool:
+        """Whether ``fit``, with the present parameters, takes the logits of the classifier."""
+        return self.inputs != "embeddings"
+
     def was_fitted_on(self, X: Any) -> NDArray[np.bool_]:
         """Return for each row whether the calibrator was fitted on it, (n,); do not evaluate on such rows."""
         rows, _ = self._check_rows(X)

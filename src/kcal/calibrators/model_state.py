@@ -46,6 +46,7 @@ class Stored:
     def tensor(self, name: str, shape: tuple[int | str, ...], dtype: torch.dtype = torch.float64) -> torch.Tensor:
         """Return a tensor; raise FileFormatError if its type or shape is not the declared one."""
         tensor, known = self.tensors[name], {"classes": self.n_classes, "classes - 1": self.n_classes - 1}
+        known["features"] = self.n_features
         pairs = zip(shape, tensor.shape, strict=False)
         sizes = self.sizes | known
         expected = [size if isinstance(size, int) else sizes.get(size, actual) for size, actual in pairs]
@@ -120,8 +121,8 @@ class LogitModel(StoredModel, ABC):
 def tensor(*shape: int | str, dtype: torch.dtype = torch.float64, optional: bool = False) -> Any:
     """Declare a field that is a tensor, or None if it is optional.
 
-    An entry of ``shape`` is a size or its name: "classes", "classes - 1", or any other, which has one size throughout
-    the model.
+    An entry of ``shape`` is a size or its name: "classes", "classes - 1", "features", or any other, which has one size
+    throughout the model.
     """
     metadata = {"shape": shape, "dtype": dtype, "optional": optional}
     return field(default=None, repr=False, metadata=metadata) if optional else field(repr=False, metadata=metadata)
@@ -136,8 +137,8 @@ def ragged(like: str = "", longer_by: int = 0) -> Any:
 
 
 def nested(*kinds: type[StoredModel], default: Any = MISSING) -> Any:
-    """Declare a field that is itself a stored model, of one of several classes."""
-    return custom(_write_model, partial(_read_model, kinds), default)
+    """Declare a field that is itself a stored model, of one of several classes, or None if that is the default."""
+    return custom(_write_model, partial(_read_model, kinds, optional=default is None), default)
 
 
 def several(*kinds: type[StoredModel]) -> Any:
@@ -162,12 +163,16 @@ def custom(
     return field(default=default, metadata={"write": write, "read": read})
 
 
-def _write_model(model: StoredModel) -> tuple[dict[str, Any], Tensors]:
+def _write_model(model: StoredModel | None) -> tuple[dict[str, Any] | None, Tensors]:
+    if model is None:
+        return None, {}
     values, tensors = model.to_state()
     return {"model": type(model).__name__, **values}, tensors
 
 
-def _read_model(kinds: tuple[type[StoredModel], ...], stored: Stored, name: str) -> StoredModel:
+def _read_model(kinds: tuple[type[StoredModel], ...], stored: Stored, name: str, *, optional: bool = False) -> Any:
+    if optional and stored.values.get(name) is None:
+        return None
     value, by_name = stored.values[name], {kind.__name__: kind for kind in kinds}
     kind = by_name.get(str(value.get("model")) if isinstance(value, dict) else "")
     if kind is None:

@@ -30,7 +30,7 @@ def fit_on(
         "groups": calibration.groups,
         "ids": calibration.ids,
         "classes": classes,
-        "logits": calibration.logits,
+        "logits": calibration.logits if calibrator.uses_logits else None,
     }
     if train is not None and calibrator.uses_training_set:
         options["train_embeddings"] = train.matrix(calibrator.inputs)

@@ -54,7 +54,7 @@ def build_calibrator(
         if name not in accepted:
             known = ", ".join(option_name(other) for other in accepted if other in typed)
             raise BadParameter(f"{option_name(name)} is not an option of method {method}, which takes {known}.")
-    own = [name for name in accepted if name not in typed and name != "progress"]
+    own = [name for name in accepted if name not in (*typed, "progress", "head")]
     parameters |= _parse_settings(method, settings, typed, own)
     _check_projection(method, parameters)
     if parameters.get("projection") == NO_PROJECTION:

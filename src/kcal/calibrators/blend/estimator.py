@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.blend.experts import check_factors, fit_experts
 from kcal.calibrators.blend.fitting import fit_blend
+from kcal.calibrators.blend.head import LinearHead
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.blend.module import BlendModule
 from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
@@ -81,6 +82,10 @@ class KCalBlend(EmbeddingCalibrator):
         Prior standard deviation of the change of the log temperature with the entropy of the prediction; 0 for none.
     folds : int
         For the out-of-fold predictions of the network.
+    head : nn.Linear, 1×1 convolution or pair of arrays, optional
+        The network's last layer, or its weight, (n_classes, h), and bias, (n_classes,) or None. It computes the logits
+        from the embeddings, so that ``fit`` and predictions take none: pipelines, ``cross_val_score`` and
+        ``GridSearchCV`` work. It is copied by ``fit``, in any precision and from any device.
     representation : "logits" or "probabilities"
         What ``logits`` holds; it is never guessed.
     prior, seed, progress
@@ -109,6 +114,7 @@ class KCalBlend(EmbeddingCalibrator):
     --------
     >>> blend = KCalBlend().fit(cal_x, cal_y, logits=cal_z, train_embeddings=x, train_labels=y)  # doctest: +SKIP
     >>> probs = blend.predict_proba(test_x, logits=test_z)  # doctest: +SKIP
+    >>> probs = KCalBlend(head=network.fc).fit(cal_x, cal_y).predict_proba(test_x)  # doctest: +SKIP
     """
 
     inputs: ClassVar[str] = "both"
@@ -141,6 +147,7 @@ class KCalBlend(EmbeddingCalibrator):
         fallback_quantile: float = 0.01,
         sharpness: float = 0.5,
         folds: int = 5,
+        head: Any = None,
         representation: str = "logits",
         prior: Any = None,
         seed: int = 0,
@@ -156,6 +163,7 @@ class KCalBlend(EmbeddingCalibrator):
         self.fallback_quantile = fallback_quantile
         self.sharpness = sharpness
         self.folds = folds
+        self.head = head
         self.representation = representation
 
     def fit(
@@ -180,12 +188,13 @@ class KCalBlend(EmbeddingCalibrator):
             are columns, truth values the two of them; text needs ``classes``, all of them in the order of the columns,
             unless the logits are a table whose columns are the classes.
         logits : (n, n_classes) array, tensor or table, optional
-            The network's logits for the rows of ``X``. Of two classes, (n,) or (n, 1) suffice: the log-odds of the
-            second.
+            The network's logits for the rows of ``X``, unless a ``head`` computes them. Of two classes, (n,) or (n, 1)
+            suffice: the log-odds of the second.
         """
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
-        scores = self._check_logits(logits, rows, self.representation)
+        head = None if self.head is None else LinearHead.of(self.head, rows.shape[1])
+        scores = self._check_logits(logits, rows, self.representation, head)
         if scores is not None:
             classes = encode_columns(y, logits, scores.shape, classes)[1]
         options = {"classes": classes, "groups": groups, "sample_weight": sample_weight}
@@ -204,7 +213,7 @@ class KCalBlend(EmbeddingCalibrator):
             model = self._fit_model(samples, training, None if scores is None else scores[samples.indices])
         self._remember(rows)
         self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)
-        self.model_ = replace(model, representation=self.representation, prior=prior)
+        self.model_ = replace(model, representation=self.representation, prior=prior, head=head)
         return self
 
     def _fit_model(self, samples: Samples, training: TrainingSet | None, scores: torch.Tensor | None) -> BlendModel:
@@ -236,7 +245,12 @@ class KCalBlend(EmbeddingCalibrator):
     def needs_logits_(self) -> bool:
         """Whether it was fitted with logits, and so needs them to predict."""
         check_is_fitted(self)
-        return bool(self.model_.network)
+        return bool(self.model_.network) and self.model_.head is None
+
+    @property
+    def uses_logits(self) -> bool:
+        """Whether ``fit``, with the present parameters, takes logits: without a head."""
+        return self.head is None
 
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
@@ -256,6 +270,8 @@ class KCalBlend(EmbeddingCalibrator):
 
     def _restore(self, state: CalibratorState) -> Self:
         self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
+        if (head := self.model_.head) is not None:
+            self.head = (head.weight.numpy().copy(), None if head.bias is None else head.bias.numpy().copy())
         return super()._restore(state)
 
     def _check_parameters(self) -> None:
@@ -269,6 +285,9 @@ class KCalBlend(EmbeddingCalibrator):
         if not (isinstance(self.background, str) and self.background == "cv"):
             expected = f'must be "cv" or a number from {MIN_BACKGROUND:g} to 1'
             check_number(self.background, "background", minimum=MIN_BACKGROUND, maximum=1, expected=expected)
+        if self.head is not None and self.representation != "logits":
+            expected = 'must be "logits" with a head, which computes logits'
+            raise InvalidInputError("representation", expected, got=shown(self.representation))
 
     def _check_projection(self) -> None:
         if isinstance(self.projection, str) and self.projection in ARCHITECTURES:
@@ -279,7 +298,7 @@ class KCalBlend(EmbeddingCalibrator):
 
     def _check_inputs(self, X: Any, logits: Any) -> tuple[tuple[torch.Tensor, torch.Tensor | None], ArrayKind]:
         rows, kind = self._check_rows(X)
-        if (logits is not None) != self.needs_logits_:
+        if (logits is not None) != self.needs_logits_ and self.model_.head is None:
             expected = "are needed: this blend was fitted with logits; pass logits="
             unused = "must be left out: this blend was fitted without logits"
             raise InvalidInputError("logits", expected if logits is None else unused)
@@ -287,10 +306,16 @@ class KCalBlend(EmbeddingCalibrator):
         if names and known and names != known:
             expected = f"must have the columns of the fit, in the same order: {', '.join(known)}"
             raise InvalidInputError("logits", expected, got=", ".join(names))
-        return (rows, self._check_logits(logits, rows, self.model_.representation)), kind
+        return (rows, self._check_logits(logits, rows, self.model_.representation, self.model_.head)), kind
 
-    def _check_logits(self, logits: Any, rows: torch.Tensor, representation: str) -> torch.Tensor | None:
-        """Return the checked logits, one column per class: of the fit, if there was one."""
+    def _check_logits(
+        self, logits: Any, rows: torch.Tensor, representation: str, head: LinearHead | None
+    ) -> torch.Tensor | None:
+        """Return the checked logits, given or of the head, one column per class: of the fit, if there was one."""
+        if head is not None:
+            if logits is not None:
+                raise InvalidInputError("logits", "must be left out: the head computes them")
+            logits = head.logits(rows)
         if logits is None:
             return None
         scores = check_scores(logits, check_matrix(logits, "logits", logits=True), representation, "logits")

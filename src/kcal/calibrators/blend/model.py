@@ -15,6 +15,7 @@ from typing import Self
 import torch
 
 from kcal.calibrators.blend.experts import Expert
+from kcal.calibrators.blend.head import LinearHead
 from kcal.calibrators.blend.network import NAMES, NetworkModel
 from kcal.calibrators.blend.pool import Pool, PoolInputs
 from kcal.calibrators.blend.sharpness import Sharpness
@@ -63,6 +64,7 @@ class BlendFormula(StoredModel, ABC):
     group_efficiency: float = 1.0  # information of a sample relative to an independent one
     network_loss: float | None = None  # out-of-fold log-loss of the network, temperature scaled, beside the pool's
     representation: str = "logits"  # of the network's rows
+    head: LinearHead | None = nested(LinearHead, default=None)  # computes the logits; None if they are given
     prior: torch.Tensor | None = tensor("classes", optional=True)  # class frequencies of deployment
 
     @property

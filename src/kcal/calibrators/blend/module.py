@@ -29,14 +29,17 @@ class FixedFormula(BlendFormula):
 
 
 class BlendModule(PredictionModule):
-    """The prediction of a blend: of embeddings and, if it was fitted with them, of logits."""
+    """The prediction of a blend: of embeddings and, if it was fitted with them, of logits.
+
+    Logits are ignored where a head computes them.
+    """
 
     def __init__(self, model: BlendModel) -> None:
         super().__init__()
         experts = [EstimateModule(expert) for expert in model.experts]
         self.experts = nn.ModuleList(experts)
         self.formula = ModelTensors(FixedFormula.of(model))
-        self.representation, self.needs_logits = model.representation, bool(model.network)
+        self.representation, self.has_network = model.representation, bool(model.network)
         self.to(experts[0].sums.points.device)
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
@@ -44,8 +47,9 @@ class BlendModule(PredictionModule):
         rows, formula = as_embeddings(embeddings), self.formula.model()
         sums = tuple([expert(rows) for expert in self.experts])
         log_probs = None
-        if self.needs_logits:
-            scores = unchecked_logits(required(logits, "logits"), self.representation)
+        if self.has_network:
+            logits = required(logits, "logits") if formula.head is None else formula.head.logits(rows)
+            scores = unchecked_logits(logits, self.representation)
             log_probs = network_log_probs(scores, self.representation)
         return torch.exp(formula.log_probs(formula.inputs_of(sums, log_probs))).to(rows.dtype)
 

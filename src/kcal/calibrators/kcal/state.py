@@ -92,6 +92,7 @@ def refuse_unused_projection(projection: nn.Module | None, architectures: Sequen
 def stored_parameters(parameters: dict[str, Any], classes: NDArray[Any]) -> dict[str, Any]:
     """Return constructor parameters in a form that JSON can represent."""
     stored = dict(parameters)
+    stored.pop("head", None)  # of a blend; its model has it
     if stored["projection"] is not None and not isinstance(stored["projection"], str):
         stored["projection"] = OWN_MODULE
     if not isinstance(stored["recipe"], str):
