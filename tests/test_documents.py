@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,9 @@ def code_of(page: str) -> list[str]:
 def load_small_example() -> kcal.datasets.Example:
     """Return the first rows of every part of the example."""
     example = kcal.datasets.load_example()
+    arrays = ("embeddings", "logits", "labels", "rows")
     parts = {name: getattr(example, name) for name in ("train", "calibration", "test")}
-    cut = {
-        name: replace(part, **{field.name: getattr(part, field.name)[:600] for field in fields(part)})
-        for name, part in parts.items()
-    }
+    cut = {name: replace(part, **{a: getattr(part, a)[:600] for a in arrays}) for name, part in parts.items()}
     return replace(example, **cut)
 
 

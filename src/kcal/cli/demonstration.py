@@ -19,7 +19,6 @@ from kcal.calibrators import Calibrator, fit_on, make_calibrator, predict_on
 from kcal.cli.output import check_writable, console, shown, write_arrays
 from kcal.cli.tables import method_title, methods_table
 from kcal.datasets import Example, ExamplePart, load_example
-from kcal.datasets.network import SmallCNN
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, MissingExtraError
 from kcal.files import atomic_path
@@ -148,9 +147,7 @@ def show(example: Example, probs: dict[str, NDArray[Any]], picture: Path | None)
 
 def show_times(example: Example, calibrator: Calibrator, seconds: float) -> None:
     """Print the time per prediction of the network and of the calibrator, in batches of the example's images."""
-    network = SmallCNN(len(example.classes)).eval()
-    network.load_state_dict(example.network_weights())
-    images = torch.from_numpy(example.images)[:, None].float() / 255
+    network, images = example.network(), example.test.inputs()[:64]
     embeddings, logits = (array[: len(images)] for array in (example.test.embeddings, example.test.logits))
     with torch.inference_mode():
         network_time, blend_time = (
