@@ -10,8 +10,8 @@ from kcal.cli import options
 def demo(out: options.DemoOut = Path("kcal-demo"), quiet: options.Quiet = False) -> None:
     """Calibrate a real, overconfident network, and show what changed.
 
-    A small torch network for pictures of clothes comes with kcal. The demo prints the lines of Python that calibrate it,
-    runs it on pictures, calibrates it by KCalBlend, KCal and the best methods on logits, prints their metrics, and
+    A small torch network for pictures of clothes comes with kcal. The demo prints the lines of Python that calibrate
+    it, fits KCalBlend, KCal and the best methods on logits to its outputs for new pictures, prints their metrics, and
     writes a picture, a model and data to continue with. It takes less than a minute.
 
     [bold]Example[/]
