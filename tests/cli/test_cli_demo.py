@@ -57,8 +57,7 @@ def follow_up(output: str) -> list[list[str]]:
 
 def printed_code(output: str) -> str:
     """The lines of Python that the demo prints first."""
-    lines = output.partition("import kcal\n")[2].partition("\nThis is")[0].splitlines()
-    return "\n".join(["import kcal", *(line.removeprefix("  ") for line in lines)])
+    return "import kcal\n" + output.partition("\nimport kcal\n")[2].partition("\nThis is")[0]
 
 
 def row(output: str, title: str) -> list[float]:
@@ -133,8 +132,8 @@ def test_the_printed_lines_run_and_give_the_row_of_the_table_that_they_name(show
     names: dict[str, Any] = {}
     code = printed_code(shown[0])
     exec(code, names)
-    assert code.strip() == CODE.strip()
-    assert len(code.strip().partition("\n\n")[2].splitlines()) == 3
+    assert code == CODE
+    assert len(code.partition("\n\n")[2].splitlines()) == 3
     evaluation = kcal.evaluate(names["probs"], names["example"].test.labels)
     assert round(evaluation.negative_log_likelihood, 4) == row(shown[0], "KCalBlend, no")[-1]
 
@@ -143,7 +142,7 @@ def test_the_saved_model_is_loaded_with_the_network_by_the_line_that_is_printed(
     output, folder = shown
     example = load_small_example()
     names: dict[str, Any] = {"kcal": kcal, "network": example.network()}
-    exec(next(line.strip() for line in output.splitlines() if "CalibratedClassifier.load" in line), names)
+    exec(next(line for line in output.splitlines() if "CalibratedClassifier.load" in line), names)
     model = names["model"]
     assert model.classes_.tolist() == list(example.classes)
     with torch.inference_mode():
@@ -153,6 +152,16 @@ def test_the_saved_model_is_loaded_with_the_network_by_the_line_that_is_printed(
     np.testing.assert_allclose(probs, expected, atol=1e-5)
     with pytest.raises(kcal.InvalidInputError, match="other weights"):
         kcal.CalibratedClassifier.load(folder / "model.kcal", kcal.datasets.SmallCNN())
+
+
+def test_the_saved_model_is_what_a_training_set_gives(shown):
+    example = load_small_example()
+    train = kcal.ClassifierOutputs(example.train.embeddings, example.train.logits, example.train.labels)
+    model = kcal.CalibratedClassifier(example.network())
+    model.fit(example.calibration.loader(), train_loader=train, classes=example.classes)
+    mine, theirs = model.calibrator.state(), kcal.load(shown[1] / "model.kcal").state()
+    assert mine.tensors.keys() == theirs.tensors.keys()
+    assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())
 
 
 def test_the_data_are_the_outputs_of_the_network(shown):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.markup import escape
 
 from kcal.calibrators import make_calibrator
 from kcal.cli.output import check_writable, console, shown, write_arrays
@@ -42,7 +43,7 @@ network, loader = example.network(), example.calibration.loader()
 model = kcal.CalibratedClassifier(network).fit(loader)
 probs = model.predict_proba(example.test.loader())
 """
-"""What the demo does, in Python; it is printed, to be pasted."""
+"""What the demo does, in Python; it is printed without indentation, which Python would refuse when it is pasted."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def run_demo(out: Path, *, quiet: bool) -> None:
     write_parts(example, results, out)
     if not quiet:
         show(example, results.probs, picture)
-        show_times(example, results.models[BLEND], perf_counter() - start)
+        show_times(example, results, perf_counter() - start)
         show_next_commands(out, model)
 
 
@@ -160,10 +161,9 @@ def show_code(example: Example) -> None:
         f"calibrated on {len(example.calibration):,} others and tested on {len(example.test):,} more. In Python this "
         "takes three lines, the same for any torch classifier and its loader of (inputs, labels):\n"
     )
-    for line in CODE.splitlines():
-        screen.print(f"  {shown(line)}" if line else "", style="green", soft_wrap=True)
+    screen.print(escape(CODE), style="green", soft_wrap=True)
     screen.print(
-        f'\nThis is "{BLEND_WITHOUT_TRAINING}" in the table; fit(loader, train_loader=...) also takes what the network '
+        f'This is "{BLEND_WITHOUT_TRAINING}" in the table; fit(loader, train_loader=...) also takes what the network '
         "was trained on.\n"
     )
 
@@ -193,10 +193,10 @@ def show(example: Example, probs: dict[str, NDArray[Any]], picture: Path | None)
         screen.print(f"In [cyan]{shown(picture)}[/], bars that end on the diagonal are calibrated probabilities.")
 
 
-def show_times(example: Example, model: CalibratedClassifier, seconds: float) -> None:
+def show_times(example: Example, results: Results, seconds: float) -> None:
     """Print the time per image of the network and of the calibration of its outputs."""
-    images = example.test.inputs()[:IMAGES_PER_BATCH]
-    outputs = model.outputs(images)
+    model, images = results.models[BLEND], example.test.inputs()[:IMAGES_PER_BATCH]
+    outputs = ClassifierOutputs(*(part[:IMAGES_PER_BATCH] for part in (results.test.embeddings, results.test.logits)))
     with torch.inference_mode():
         network_time, blend_time = (
             f"{1e6 / len(images) * median(repeat(call, number=1, repeat=15)):.0f} µs"
@@ -216,7 +216,7 @@ def show_next_commands(folder: Path, saved: Path) -> None:
     )
     line = f"model = kcal.CalibratedClassifier.load({str(saved)!r}, network)"
     screen.print("\nKCalBlend is saved. To use it after the lines of Python above:\n")
-    screen.print(f"  {shown(line)}", style="green", soft_wrap=True)
+    screen.print(shown(line), style="green", soft_wrap=True)
     screen.print("\n[bold]What to run next[/] (the same with your own files; --help explains each command):\n")
     for command in (
         f"{kcal} fit {calibration} --out {model}",
