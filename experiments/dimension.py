@@ -18,7 +18,7 @@ from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
 from kcal.calibrators import predict_on
-from kcal.datasets import SmallCNN, load_example
+from kcal.datasets import load_example
 from kcal.datasets.network import IMAGE_SHAPE
 from kcal.projection import FastRecipe, PaperRecipe, TrainedProjection, train_projection
 
@@ -77,9 +77,7 @@ def warm_up() -> None:
 
 def network_microseconds(n_images: int) -> float:
     """Return the time per sample of the embedded example's network, on random images of its size."""
-    network = SmallCNN()
-    network.load_state_dict(load_example().network_weights())
-    network.eval()
+    network = load_example().network()
     images = torch.rand((n_images, *IMAGE_SHAPE), generator=torch.Generator().manual_seed(0))
 
     def run() -> None:

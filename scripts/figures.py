@@ -14,7 +14,7 @@ import torch
 import typer
 
 from kcal.benchmark.results import MAIN_METRICS
-from kcal.cli.demonstration import draw, evaluate_test, fit_calibrators, predict_test
+from kcal.cli.demonstration import draw, evaluate_test, run_methods
 from kcal.cli.tables import method_title
 from kcal.datasets import load_example
 from kcal.files import write_whole
@@ -58,7 +58,7 @@ def main(
     """Write the pictures and the table of README.md, and docs/results.md if there are results."""
     torch.set_num_threads(1)
     example = load_example()
-    probs = predict_test(fit_calibrators(example, quiet=True), example)
+    probs = run_methods(example, quiet=True).probs
     readme = ROOT / "README.md"
     draw(example, probs, ROOT / "docs/pictures/reliability.png")
     table = results_table(evaluate_test(probs, example))

@@ -2,6 +2,7 @@
 
     python scripts/train_example.py
     python scripts/train_example.py --loss focal      # and smooth, mmce: the companions, same data, another loss
+    python scripts/train_example.py --images-only     # the images of calibration and test, without any training
 
 The folder holds the four idx files, as Debian's package dataset-fashion-mnist installs them or as
 https://github.com/zalandoresearch/fashion-mnist offers them. The figures that the script shows are the
@@ -50,9 +51,9 @@ PROVENANCE = (
 N_TRAINING = 20_000
 N_VALIDATION = 5_000
 N_CALIBRATION = 3_000
-N_STORED_IMAGES = 64
 BATCH_SIZE = 128
 NAME = "fashion_mnist_small_cnn"
+IMAGES = "fashion_mnist_test_images.npz"
 Loss = Callable[[Tensor, Tensor], Tensor]
 FIGURES = ("accuracy", "confidence", "ECE", "NLL", "best T", "NLL at T")
 
@@ -107,10 +108,15 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the parts, the first weights and the batches.")] = 0,
     threads: Annotated[int, typer.Option(help="Threads of the processor.")] = 2,
     validate_only: Annotated[bool, typer.Option(help="Show validation figures, write nothing.")] = False,
+    images_only: Annotated[bool, typer.Option(help="Write the test images, train nothing.")] = False,
 ) -> None:
     """Train the network, show its figures, write the example or a companion of it."""
     torch.set_num_threads(threads)
     console = Console()
+    if images_only:
+        write_images(target, read_images(source, "t10k"))
+        console.print(f"Written to {target}.")
+        return
     parts = split(read_images(source, "train"), read_images(source, "t10k"), seed=seed)
     network = train(
         parts["train"],
@@ -127,6 +133,7 @@ def main(
     if not validate_only:
         if loss is LossName.CROSS_ENTROPY:
             write_example(target, network, parts, outputs)
+            write_images(target, read_images(source, "t10k"))
         else:
             write_companion(target, loss, parts, outputs)
         console.print(f"Written to {target}.")
@@ -243,7 +250,6 @@ def write_example(folder: Path, network: SmallCNN, parts: dict[str, Images], out
     arrays: dict[str, NDArray[np.generic]] = {
         "classes": np.array(CLASSES),
         "provenance": np.array(PROVENANCE),
-        "images": parts["test"].pixels[:N_STORED_IMAGES],
     }
     for name in ("train", "calibration", "test"):
         arrays[f"{name}_embeddings"] = outputs[name].embeddings.half().numpy()
@@ -252,6 +258,11 @@ def write_example(folder: Path, network: SmallCNN, parts: dict[str, Images], out
         arrays[f"{name}_rows"] = parts[name].rows.astype(np.uint16)
     np.savez_compressed(folder / f"{NAME}.npz", **arrays)
     (folder / f"{NAME}.safetensors").write_bytes(save(network.state_dict()))
+
+
+def write_images(folder: Path, images: Images) -> None:
+    """Write the images in the order of the original file, so that the rows of every part are their places."""
+    np.savez_compressed(folder / IMAGES, images=images.pixels)
 
 
 def write_companion(folder: Path, loss: LossName, parts: dict[str, Images], outputs: dict[str, Outputs]) -> None:

@@ -4,7 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import kcal
 import kcal.datasets
 from kcal.cli import app
-from kcal.cli.demonstration import program, write_parts
+from kcal.cli.demonstration import CODE, program
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,6 +55,11 @@ def follow_up(output: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines if line.startswith("  ")]
 
 
+def printed_code(output: str) -> str:
+    """The lines of Python that the demo prints first."""
+    return "import kcal\n" + output.partition("\nimport kcal\n")[2].partition("\nThis is")[0]
+
+
 def row(output: str, title: str) -> list[float]:
     """The numbers in the row of the table that begins with the title."""
     line = next(line for line in output.splitlines() if line.startswith(f" {title}"))
@@ -63,13 +68,13 @@ def row(output: str, title: str) -> list[float]:
 
 def load_small_example(train: int = 2000, others: int = 1500) -> kcal.datasets.Example:
     """Return the first rows of every part of the example."""
-    example = kcal.load_example()
+    example = kcal.datasets.load_example()
     parts = {"train": train, "calibration": others, "test": others}
     return replace(example, **{name: first_rows(getattr(example, name), n) for name, n in parts.items()})
 
 
 def first_rows(part: kcal.datasets.ExamplePart, n: int) -> kcal.datasets.ExamplePart:
-    return replace(part, **{field.name: getattr(part, field.name)[:n] for field in fields(part)})
+    return replace(part, **{name: getattr(part, name)[:n] for name in ("embeddings", "logits", "labels", "rows")})
 
 
 def test_the_blend_repairs_the_probabilities(shown):
@@ -100,13 +105,13 @@ def test_the_commands_to_type_next_agree_with_the_table(shown):
 
 
 def test_no_line_of_prose_or_table_is_wider_than_the_terminal(shown):
-    lines = shown[0].partition("What to run next")[0].splitlines()
+    lines = shown[0].partition("KCalBlend is saved")[0].splitlines()
     assert max(len(line) for line in lines if not line.startswith("In ")) <= 80
 
 
 def test_times_and_meaning_are_told(shown):
     output = " ".join(shown[0].split())
-    for text in ("mean confidence", "The demo took", "Time per prediction", "µs", "diagonal"):
+    for text in ("mean confidence", "The demo took", "Time per image", "µs", "diagonal"):
         assert text in output
 
 
@@ -122,11 +127,50 @@ def test_the_folder_holds_a_picture_a_model_and_data(shown):
     assert isinstance(kcal.load(folder / "model.kcal"), kcal.KCalBlend)
 
 
-def test_the_data_are_the_example_without_loss(tmp_path):
-    example = kcal.load_example()
-    write_parts(example, tmp_path)
-    with np.load(tmp_path / "calibration.npz", allow_pickle=False) as stored:
-        np.testing.assert_array_equal(stored["embeddings"].astype(np.float32), example.calibration.embeddings)
+def test_the_printed_lines_run_and_give_the_row_of_the_table_that_they_name(shown, monkeypatch):
+    monkeypatch.setattr(kcal, "load_example", load_small_example)
+    names: dict[str, Any] = {}
+    code = printed_code(shown[0])
+    exec(code, names)
+    assert code == CODE
+    assert len(code.partition("\n\n")[2].splitlines()) == 3
+    evaluation = kcal.evaluate(names["probs"], names["example"].test.labels)
+    assert round(evaluation.negative_log_likelihood, 4) == row(shown[0], "KCalBlend, no")[-1]
+
+
+def test_the_saved_model_is_loaded_with_the_network_by_the_line_that_is_printed(shown):
+    output, folder = shown
+    example = load_small_example()
+    names: dict[str, Any] = {"kcal": kcal, "network": example.network()}
+    exec(next(line for line in output.splitlines() if "CalibratedClassifier.load" in line), names)
+    model = names["model"]
+    assert model.classes_.tolist() == list(example.classes)
+    with torch.inference_mode():
+        probs = model(example.test.inputs())
+    with np.load(folder / "test.npz", allow_pickle=False) as stored:
+        expected = model.calibrator.predict_proba(stored["embeddings"], logits=stored["logits"])
+    np.testing.assert_allclose(probs, expected, atol=1e-5)
+    with pytest.raises(kcal.InvalidInputError, match="other weights"):
+        kcal.CalibratedClassifier.load(folder / "model.kcal", kcal.datasets.SmallCNN())
+
+
+def test_the_saved_model_is_what_a_training_set_gives(shown):
+    example = load_small_example()
+    train = kcal.ClassifierOutputs(example.train.embeddings, example.train.logits, example.train.labels)
+    model = kcal.CalibratedClassifier(example.network())
+    model.fit(example.calibration.loader(), train_loader=train, classes=example.classes)
+    mine, theirs = model.calibrator.state(), kcal.load(shown[1] / "model.kcal").state()
+    assert mine.tensors.keys() == theirs.tensors.keys()
+    assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())
+
+
+def test_the_data_are_the_outputs_of_the_network(shown):
+    example = load_small_example()
+    outputs = kcal.extract(example.network(), example.calibration.loader())
+    with np.load(shown[1] / "calibration.npz", allow_pickle=False) as stored:
+        np.testing.assert_array_equal(stored["embeddings"], outputs.embeddings)
+        np.testing.assert_array_equal(stored["logits"], outputs.logits)
+        np.testing.assert_array_equal(stored["labels"], np.array(example.classes)[example.calibration.labels])
         np.testing.assert_array_equal(stored["train_embeddings"].astype(np.float32), example.train.embeddings)
 
 

@@ -12,7 +12,7 @@ from scipy.special import log_softmax
 
 from kcal.calibrators import TemperatureScaling
 from kcal.datasets import COMPANIONS, Example, ExamplePart, load_example
-from kcal.datasets.network import SmallCNN
+from kcal.datasets import example as example_module
 from kcal.errors import InvalidInputError
 
 SIZES = {"train": 20_000, "calibration": 3_000, "test": 7_000}
@@ -101,16 +101,20 @@ def test_no_embedding_occurs_twice_in_any_part_or_in_two_parts(parts: dict[str, 
     assert len({row.tobytes() for row in embeddings}) == sum(SIZES.values())
 
 
-def test_the_stored_network_gives_the_stored_outputs_of_the_stored_images(example: Example) -> None:
-    network = SmallCNN()
-    network.load_state_dict(example.network_weights())
-    images = torch.from_numpy(example.images)[:, None].float() / 255
+@pytest.mark.parametrize("name", ["calibration", "test"])
+def test_the_network_reproduces_the_stored_outputs_from_the_images(
+    example: Example, parts: dict[str, ExamplePart], name: str
+) -> None:
+    part, network = parts[name], example.network()
+    assert not any(module.training for module in network.modules())
+    inputs, labels = map(torch.cat, zip(*part.loader(), strict=True))
+    np.testing.assert_array_equal(labels, part.labels)
     with torch.inference_mode():
-        embeddings = network.eval().embed(images).numpy()
-        logits = network(images).numpy()
+        embeddings = network.embed(inputs)
+        logits = network.head(embeddings)
     # Half precision keeps eleven binary digits, so a value is off by at most 2**-11 of itself.
-    np.testing.assert_allclose(example.test.embeddings[:64], embeddings, rtol=2**-10, atol=1e-4)
-    np.testing.assert_allclose(example.test.logits[:64], logits, rtol=2**-10, atol=1e-4)
+    np.testing.assert_allclose(part.embeddings, embeddings, rtol=2**-11, atol=1e-4)
+    np.testing.assert_allclose(part.logits, logits, rtol=2**-11, atol=1e-4)
 
 
 def test_the_stored_head_gives_the_stored_logits_of_every_part(example: Example, parts: dict[str, ExamplePart]) -> None:
@@ -120,10 +124,37 @@ def test_the_stored_head_gives_the_stored_logits_of_every_part(example: Example,
         np.testing.assert_allclose(part.embeddings @ weight.T + bias, part.logits, atol=0.03)
 
 
-def test_images_are_sixty_four_images_of_bytes(example: Example) -> None:
-    assert example.images.shape == (64, 28, 28)
-    assert example.images.dtype == np.uint8
-    assert example.images.max() == 255
+@pytest.mark.parametrize("name", ["calibration", "test"])
+def test_images_are_bytes_and_inputs_are_from_zero_to_one(parts: dict[str, ExamplePart], name: str) -> None:
+    part = parts[name]
+    assert part.images.shape == (SIZES[name], 28, 28)
+    assert part.images.dtype == np.uint8
+    assert part.images is part.images
+    inputs = part.inputs()
+    assert inputs.shape == (SIZES[name], 1, 28, 28)
+    assert (inputs.min(), inputs.max()) == (0, 1)
+    np.testing.assert_array_equal((inputs[:, 0] * 255).round().byte(), part.images)
+
+
+def test_images_follow_the_rows_of_a_part(example: Example) -> None:
+    few = replace(example.test, rows=example.test.rows[[5, 3]])
+    np.testing.assert_array_equal(few.images, example.test.images[[5, 3]])
+
+
+def test_images_are_read_only_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    files: list[str] = []
+    read = example_module.read_resource
+    monkeypatch.setattr(example_module, "read_resource", lambda name: files.append(name) or read(name))
+    part = load_example().calibration
+    assert files == ["fashion_mnist_small_cnn.npz"]
+    part.inputs()
+    part.loader()
+    assert files == ["fashion_mnist_small_cnn.npz", "fashion_mnist_test_images.npz"]
+
+
+def test_training_images_are_not_there_and_the_message_names_the_stored_outputs(example: Example) -> None:
+    with pytest.raises(InvalidInputError, match=r"calibration and test only.*kcal\.ClassifierOutputs\(train"):
+        example.train.loader()
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -167,7 +198,7 @@ def test_two_readings_are_equal_and_share_no_memory(example: Example) -> None:
 
 def test_torch_takes_the_arrays_without_a_warning(example: Example) -> None:
     assert torch.from_numpy(example.test.embeddings).dtype == torch.float32
-    assert torch.from_numpy(example.images).dtype == torch.uint8
+    assert torch.from_numpy(example.test.images).dtype == torch.uint8
 
 
 def test_the_example_prints_a_summary_and_not_its_arrays(example: Example) -> None:
@@ -192,8 +223,9 @@ def test_provenance_and_readme_name_the_source_and_its_licence(example: Example,
 def test_the_files_stay_small() -> None:
     folder = resources.files("kcal.datasets")
     companions = [f"fashion_mnist_small_cnn@{loss}.npz" for loss in COMPANIONS]
-    files = ("fashion_mnist_small_cnn.npz", "fashion_mnist_small_cnn.safetensors", *companions)
-    assert sum(len((folder / name).read_bytes()) for name in files) < 5_000_000
+    outputs = ("fashion_mnist_small_cnn.npz", "fashion_mnist_small_cnn.safetensors", *companions)
+    assert sum(len((folder / name).read_bytes()) for name in outputs) < 5_000_000
+    assert len((folder / "fashion_mnist_test_images.npz").read_bytes()) < 5_000_000
 
 
 @pytest.mark.parametrize("loss", COMPANIONS)

@@ -10,9 +10,9 @@ from kcal.cli import options
 def demo(out: options.DemoOut = Path("kcal-demo"), quiet: options.Quiet = False) -> None:
     """Calibrate a real, overconfident network, and show what changed.
 
-    A small network that was trained on pictures of clothes comes with kcal. The demo fits KCalBlend, KCal and the best
-    methods on logits on its outputs, prints their metrics, and writes a picture, a model and data to continue with. It
-    takes less than a minute.
+    A small torch network for pictures of clothes comes with kcal. The demo prints the lines of Python that calibrate
+    it, fits KCalBlend, KCal and the best methods on logits to its outputs for new pictures, prints their metrics, and
+    writes a picture, a model and data to continue with. It takes less than a minute.
 
     [bold]Example[/]
 

@@ -1,10 +1,11 @@
-"""The steps of ``kcal demo``: a real network's probabilities, before and after, and what to run next."""
+"""The steps of ``kcal demo``: a real network, calibrated from images to tables, and what to run next."""
 
 from __future__ import annotations
 
 import shlex
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -14,28 +15,59 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.markup import escape
 
-from kcal.calibrators import Calibrator, fit_on, make_calibrator, predict_on
+from kcal.calibrators import make_calibrator
 from kcal.cli.output import check_writable, console, shown, write_arrays
 from kcal.cli.tables import method_title, methods_table
-from kcal.datasets import Example, ExamplePart, load_example
-from kcal.datasets.network import SmallCNN
+from kcal.datasets import Example, load_example
+from kcal.deployment import CalibratedClassifier
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, MissingExtraError
 from kcal.files import atomic_path
 from kcal.metrics import Evaluation, reliability
 from kcal.metrics import evaluate as measure
-from kcal.persistence import save
 from kcal.projection import train_projection
 
 BLEND = "KCalBlend"
 BLEND_WITHOUT_TRAINING = "KCalBlend, no training data"
 DRAWN = ("uncal", "ts", BLEND)
 """The rows of the picture."""
+IMAGES_PER_BATCH = 64
+"""With which the time per prediction is measured."""
+CODE = """\
+import kcal
+example = kcal.load_example()
+
+network, loader = example.network(), example.calibration.loader()
+model = kcal.CalibratedClassifier(network).fit(loader)
+probs = model.predict_proba(example.test.loader())
+"""
+"""What the demo does, in Python; it is printed without indentation, which Python would refuse when it is pasted."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the demo computes from the network and the images.
+
+    Attributes
+    ----------
+    models : dict
+        The calibrated network by method, fitted on the calibration part.
+    calibration, test : ClassifierOutputs
+        The network's outputs for the images of these parts.
+    probs : dict
+        Probabilities, (n, n_classes), by method for the test part.
+    """
+
+    models: dict[str, CalibratedClassifier]
+    calibration: ClassifierOutputs
+    test: ClassifierOutputs
+    probs: dict[str, NDArray[Any]]
 
 
 def run_demo(out: Path, *, quiet: bool) -> None:
-    """Fit the methods on the example, and write and show what they change."""
+    """Calibrate the network of the example by several methods, and write and show what they change."""
     if out.exists() and not out.is_dir():
         raise InvalidInputError(str(out), "is not a folder", remedy="Give the name of a folder with --out.")
     out.mkdir(parents=True, exist_ok=True)
@@ -43,39 +75,38 @@ def run_demo(out: Path, *, quiet: bool) -> None:
     start = perf_counter()
     example = load_example()
     torch.set_num_threads(1)  # with arrays this small, threads wait for each other, most of all on a busy machine
-    calibrators = fit_calibrators(example, quiet=quiet)
-    probs = predict_test(calibrators, example)
-    picture = draw(example, probs, out / "reliability.png")
-    save(calibrators[BLEND], out / "model.kcal")
-    write_parts(example, out)
     if not quiet:
-        show(example, probs, picture)
-        show_times(example, calibrators[BLEND], perf_counter() - start)
-        show_next_commands(out)
+        show_code(example)
+    results = run_methods(example, quiet=quiet)
+    picture = draw(example, results.probs, out / "reliability.png")
+    model = results.models[BLEND].save(out / "model.kcal")
+    write_parts(example, results, out)
+    if not quiet:
+        show(example, results.probs, picture)
+        show_times(example, results, perf_counter() - start)
+        show_next_commands(out, model)
 
 
-def outputs_of(part: ExamplePart, example: Example) -> ClassifierOutputs:
-    """Return a part of the example with its labels by name."""
-    return ClassifierOutputs(part.embeddings, part.logits, np.array(example.classes)[part.labels])
+def run_methods(example: Example, *, quiet: bool) -> Results:
+    """Fit every method on the calibration part, and predict the test part; the network runs once on each."""
+    models = make_models(example, quiet=quiet)
+    calibration, test = (models[BLEND].outputs(part.loader()) for part in (example.calibration, example.test))
+    for model in models.values():
+        model.fit(calibration, classes=example.classes)
+    return Results(models, calibration, test, {name: model.predict_proba(test) for name, model in models.items()})
 
 
-def fit_calibrators(example: Example, *, quiet: bool) -> dict[str, Calibrator]:
-    """Return every method of the demo, fitted on the calibration part; one projection serves KCal and the blend."""
-    train = example.train
-    projection = train_projection(train.embeddings, train.labels, progress=False if quiet else None)
+def make_models(example: Example, *, quiet: bool) -> dict[str, CalibratedClassifier]:
+    """Return the network with every method of the demo, unfitted; one projection serves KCal and the blend."""
+    network, train, progress = example.network(), example.train, False if quiet else None
+    projection = train_projection(train.embeddings, train.labels, progress=progress)
     calibrators = {name: make_calibrator(name) for name in ("uncal", "ts", "sms", "dircal")}
     calibrators["kcal"] = make_calibrator("kcal", projection=projection)
     calibrators[BLEND_WITHOUT_TRAINING] = make_calibrator("kcal-blend", projection=None)
     calibrators[BLEND] = make_calibrator("kcal-blend", projection=projection)
-    for calibrator in calibrators.values():
-        fit_on(calibrator, outputs_of(example.calibration, example), classes=np.array(example.classes))
-    return calibrators
-
-
-def predict_test(calibrators: dict[str, Calibrator], example: Example) -> dict[str, NDArray[Any]]:
-    """Return the probabilities of every method for the test part."""
-    test = outputs_of(example.test, example)
-    return {name: predict_on(calibrator, test) for name, calibrator in calibrators.items()}
+    return {
+        name: CalibratedClassifier(network, calibrator, progress=progress) for name, calibrator in calibrators.items()
+    }
 
 
 def evaluate_test(probs: dict[str, NDArray[Any]], example: Example) -> dict[str, Evaluation]:
@@ -106,24 +137,40 @@ def draw(example: Example, probs: dict[str, NDArray[Any]], path: Path) -> Path |
     return path
 
 
-def write_parts(example: Example, folder: Path) -> None:
-    """Write the example as files that the other commands take; half precision represents it without loss."""
-    classes, parts = np.array(example.classes), []
-    for part in (example.train, example.calibration, example.test):
-        scores = {"embeddings": part.embeddings.astype(np.float16), "logits": part.logits.astype(np.float16)}
-        parts.append({**scores, "labels": classes[part.labels]})
-    train = {f"train_{key}": array for key, array in parts[0].items()}
-    write_arrays(folder / "calibration.npz", {**parts[1], **train, "classes": classes})
-    write_arrays(folder / "test.npz", {**parts[2], "ids": example.test.rows, "classes": classes})
+def write_parts(example: Example, results: Results, folder: Path) -> None:
+    """Write the network's outputs as files that the other commands take."""
+    classes, train = np.array(example.classes), example.train
+    calibration, test = (
+        {"embeddings": part.embeddings, "logits": part.logits, "labels": classes[part.labels]}
+        for part in (results.calibration, results.test)
+    )
+    training = {  # half precision represents them without loss
+        "train_embeddings": train.embeddings.astype(np.float16),
+        "train_logits": train.logits.astype(np.float16),
+        "train_labels": classes[train.labels],
+    }
+    write_arrays(folder / "calibration.npz", {**calibration, **training, "classes": classes})
+    write_arrays(folder / "test.npz", {**test, "ids": example.test.rows, "classes": classes})
+
+
+def show_code(example: Example) -> None:
+    """Print what the demo is about to do, in prose and in Python."""
+    screen = console()
+    screen.print(
+        f"\nA small network for pictures of clothes (Fashion-MNIST), trained on {len(example.train):,} of them, is "
+        f"calibrated on {len(example.calibration):,} others and tested on {len(example.test):,} more. In Python this "
+        "takes three lines, the same for any torch classifier and its loader of (inputs, labels):\n"
+    )
+    screen.print(escape(CODE), style="green", soft_wrap=True)
+    screen.print(
+        f'This is "{BLEND_WITHOUT_TRAINING}" in the table; fit(loader, train_loader=...) also takes what the network '
+        "was trained on.\n"
+    )
 
 
 def show(example: Example, probs: dict[str, NDArray[Any]], picture: Path | None) -> None:
     """Print the table and what it means."""
     screen = console()
-    screen.print(
-        f"\nA small network for pictures of clothes (Fashion-MNIST), trained on {len(example.train):,} of them; "
-        f"calibrated on {len(example.calibration):,} others, tested on {len(example.test):,} more.\n"
-    )
     evaluations = evaluate_test(probs, example)
     screen.print(methods_table(evaluations))
     screen.print(
@@ -146,29 +193,30 @@ def show(example: Example, probs: dict[str, NDArray[Any]], picture: Path | None)
         screen.print(f"In [cyan]{shown(picture)}[/], bars that end on the diagonal are calibrated probabilities.")
 
 
-def show_times(example: Example, calibrator: Calibrator, seconds: float) -> None:
-    """Print the time per prediction of the network and of the calibrator, in batches of the example's images."""
-    network = SmallCNN(len(example.classes)).eval()
-    network.load_state_dict(example.network_weights())
-    images = torch.from_numpy(example.images)[:, None].float() / 255
-    embeddings, logits = (array[: len(images)] for array in (example.test.embeddings, example.test.logits))
+def show_times(example: Example, results: Results, seconds: float) -> None:
+    """Print the time per image of the network and of the calibration of its outputs."""
+    model, images = results.models[BLEND], example.test.inputs()[:IMAGES_PER_BATCH]
+    outputs = ClassifierOutputs(*(part[:IMAGES_PER_BATCH] for part in (results.test.embeddings, results.test.logits)))
     with torch.inference_mode():
         network_time, blend_time = (
             f"{1e6 / len(images) * median(repeat(call, number=1, repeat=15)):.0f} µs"
-            for call in (lambda: network(images), lambda: calibrator.predict_proba(embeddings, logits=logits))
+            for call in (lambda: model.network(images), lambda: model.predict_proba(outputs))
         )
     console().print(
-        f"\nTime per prediction on one core, in batches of {len(images)}: {network_time} for the network, "
-        f"{blend_time} more for KCalBlend. The demo took {seconds:.0f} s."
+        f"\nTime per image on one core, in batches of {len(images)}: {network_time} for the network, {blend_time} more "
+        f"for KCalBlend. The demo took {seconds:.0f} s."
     )
 
 
-def show_next_commands(folder: Path) -> None:
-    """Print commands that can be pasted as they are."""
+def show_next_commands(folder: Path, saved: Path) -> None:
+    """Print code and commands that can be pasted as they are."""
     screen, kcal = console(), program()
     model, calibration, test, probabilities = (
         shlex.quote(str(folder / name)) for name in ("mine.kcal", "calibration.npz", "test.npz", "probabilities.csv")
     )
+    line = f"model = kcal.CalibratedClassifier.load({str(saved)!r}, network)"
+    screen.print("\nKCalBlend is saved. To use it after the lines of Python above:\n")
+    screen.print(shown(line), style="green", soft_wrap=True)
     screen.print("\n[bold]What to run next[/] (the same with your own files; --help explains each command):\n")
     for command in (
         f"{kcal} fit {calibration} --out {model}",

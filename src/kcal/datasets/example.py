@@ -1,18 +1,24 @@
 """The embedded example: outputs of a small network on Fashion-MNIST."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from io import BytesIO
 from typing import Any, Final
 
 import numpy as np
 import safetensors.torch
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
+from kcal.datasets.network import SmallCNN
+from kcal.errors import InvalidInputError
 from kcal.validation import check_choice
 
 NAME: Final = "fashion_mnist_small_cnn"
+IMAGES: Final = "fashion_mnist_test_images.npz"
 PARTS: Final = ("train", "calibration", "test")
 COMPANIONS: Final = ("focal", "mmce", "smooth")
 """Other losses that the same network was trained with: FLSD-53, weighted MMCE, label smoothing."""
@@ -25,7 +31,31 @@ class ExamplePart:
     embeddings: NDArray[np.float32]  # (n, 64), outputs of the penultimate layer
     logits: NDArray[np.float32]  # (n, 10), outputs of the last layer
     labels: NDArray[np.int64]  # (n,), the true classes as column indices of the logits
-    rows: NDArray[np.int64]  # (n,), of the original file: of training images for "train", else of test images
+    rows: NDArray[np.int64]  # (n,), of the original file
+    original_file: str  # of Fashion-MNIST: "train" or "test"; the images of "test" are in the package
+
+    @cached_property
+    def images(self) -> NDArray[np.uint8]:
+        """The images, (n, 28, 28), from 0 to 255; read when first asked for. Not of the training part.
+
+        Examples
+        --------
+        >>> load_example().test.images.shape
+        (7000, 28, 28)
+        """
+        if self.original_file != "test":
+            remedy = "Use its stored outputs: kcal.ClassifierOutputs(train.embeddings, train.logits, train.labels)."
+            raise InvalidInputError("images", "are in the package for calibration and test only", remedy=remedy)
+        images: NDArray[np.uint8] = read_arrays(IMAGES)["images"][self.rows]
+        return images
+
+    def inputs(self) -> Tensor:
+        """Return the images as the network takes them, (n, 1, 28, 28), from 0 to 1."""
+        return torch.from_numpy(self.images)[:, None].float() / 255
+
+    def loader(self, batch_size: int = 250) -> DataLoader[tuple[Tensor, ...]]:
+        """Return a loader of (inputs, labels), in the order of the rows."""
+        return DataLoader(TensorDataset(self.inputs(), torch.from_numpy(self.labels)), batch_size=batch_size)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -58,8 +88,13 @@ class Example:
     train: ExamplePart
     calibration: ExamplePart
     test: ExamplePart
-    images: NDArray[np.uint8]  # (64, 28, 28), of the first rows of the test part, from 0 to 255
     provenance: str  # source and licence of the data
+
+    def network(self) -> SmallCNN:
+        """Return the trained network, in evaluation mode."""
+        network = SmallCNN(len(self.classes))
+        network.load_state_dict(self.network_weights())
+        return network.eval()
 
     def network_weights(self) -> dict[str, Tensor]:
         """Return the weights of the network, for ``kcal.datasets.SmallCNN().load_state_dict``."""
@@ -96,14 +131,15 @@ def load_example() -> Example:
 
     Examples
     --------
-    >>> load_example().test
+    >>> example = load_example()
+    >>> example.test
     ExamplePart(7,000 rows: embeddings of 64 dimensions, 10 logits, labels)
+    >>> network, loader = example.network(), example.calibration.loader()
     """
     arrays = read_arrays(f"{NAME}.npz")
     return Example(
         name=NAME,
         classes=tuple(str(name) for name in arrays["classes"]),
-        images=arrays["images"],
         provenance=str(arrays["provenance"]),
         **{name: part_of(arrays, name) for name in PARTS},
     )
@@ -116,6 +152,7 @@ def part_of(arrays: dict[str, NDArray[Any]], name: str) -> ExamplePart:
         logits=arrays[f"{name}_logits"].astype(np.float32),
         labels=arrays[f"{name}_labels"].astype(np.int64),
         rows=arrays[f"{name}_rows"].astype(np.int64),
+        original_file="train" if name == "train" else "test",
     )
 
 
