@@ -24,7 +24,7 @@ from kcal.deployment import HeadPredictor, metadata_of, write_onnx
 ROWS = 300
 """Single rows that are predicted."""
 EXTRACTED = """
-import resource, sys, torch, kcal
+import re, sys, torch, kcal
 torch.set_num_threads(1)
 network = torch.nn.Sequential(torch.nn.Linear(8, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
 n_rows, folder = int(sys.argv[1]), sys.argv[2]
@@ -32,7 +32,7 @@ def batches():
     for start in range(0, n_rows, 1000):
         yield torch.randn(1000, 8), torch.arange(1000) % 10
 kcal.extract(network, batches(), to=folder)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024)
 """
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -128,7 +129,7 @@ class BlendFormula(StoredModel, ABC):
         """Return class sums scaled from the counted to the estimated class frequencies, in place."""
         return ClassSums(sums.sums.mul_(self._frequency_factors.to(sums.sums)), sums.offsets)
 
-    @property
+    @cached_property
     def _frequency_factors(self) -> torch.Tensor:
         """Factor of the sums of each class, (n_classes, 1)."""
         counted = torch.where(self.sample_frequencies > 0, self.sample_frequencies, self.frequencies)
@@ -159,7 +160,7 @@ class BlendModel(BlendFormula):
         """Position of the best single bandwidth of the first expert."""
         return self.experts[0].middle
 
-    @property
+    @cached_property
     def lacks_classes(self) -> bool:
         """Whether there are classes without calibration samples."""
         return bool((self.sample_frequencies == 0).any())
