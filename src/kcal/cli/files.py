@@ -12,6 +12,7 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
+from kcal.embeddings.folder import RECORD, read_outputs
 from kcal.errors import FileFormatError, InvalidInputError, MissingExtraError
 from kcal.files.spreadsheets import without_mark
 
@@ -28,7 +29,9 @@ OBJECT_ARRAY = (
 
 
 def open_file(path: Path) -> ArrayFile | TableFile:
-    """Open a data file; raise if there is none of that name, or if its suffix is unknown."""
+    """Open a data file or a folder of outputs; raise if there is none of that name, or if its suffix is unknown."""
+    if (path / RECORD).is_file():
+        return OutputsFolder(path)
     if path.is_dir() or not path.exists():
         raise InvalidInputError(str(path), "is a folder, not a file" if path.is_dir() else "does not exist")
     suffix = path.suffix.lower()
@@ -80,6 +83,18 @@ class ArrayFile:
                 raise FileFormatError(f"{self.path} cannot be read: {part} {problem}") from error
         kind, suffix = ("several arrays", ".npz") if self.is_single else ("one array without a name", ".npy")
         raise FileFormatError(f"{self.path} contains {kind}; rename it to {self.path.with_suffix(suffix).name}.")
+
+
+class OutputsFolder(ArrayFile):
+    """The arrays of a folder that ``kcal.extract(..., to=folder)`` wrote."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.is_single = path, False
+        self._arrays = {name: array for name, array in vars(read_outputs(path)).items() if array is not None}
+        self.names = tuple(self._arrays)
+
+    def _read(self, part: str, content: Callable[[Any], Any]) -> Any:
+        return content(self._arrays)
 
 
 def require_pyarrow() -> Any:

@@ -33,7 +33,7 @@ _column = partial(_option, "Columns of csv and parquet files")
 _parameter = partial(_option, "The method")
 _interval = partial(_option, "Confidence intervals")
 
-Data = Annotated[Path, _argument("DATA", "An npz, npy, parquet or csv file.")]
+Data = Annotated[Path, _argument("DATA", "An npz, npy, parquet or csv file, or a folder of kcal.extract.")]
 OptionalData = Annotated[File, _argument("DATA", "An npz, npy, parquet or csv file.")]
 Model = Annotated[Path, _argument("MODEL", "A file that kcal fit wrote.")]
 Evaluated = Annotated[Path, _argument("MODEL", "A model of kcal fit, or see the examples.")]
