@@ -7,6 +7,7 @@ import io
 import json
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_a_file_without_a_network_is_loaded_too(trained: Trained, tmp_path: Path
 def test_a_damaged_reference_is_refused(model: CalibratedClassifier, trained: Trained, tmp_path: Path) -> None:
     from kcal.deployment.reference import checksum
 
-    for head in ({"name": 3}, {"name": "fc", "logits": None, "call": "0", "gives_logits": True}, "fc"):
+    for head in ({"name": 3}, {"name": "fc", "logits_key": None, "call_index": "0", "gives_logits": True}, "fc"):
         reference = {"class": "Network", "checksum": checksum(trained.network), "head": head}
         path = kcal.save(model.calibrator, tmp_path / "model.kcal", network=reference)
         with pytest.raises(kcal.FileFormatError, match="the stored head is damaged"):
@@ -251,4 +252,92 @@ def test_the_reference_is_text(model: CalibratedClassifier, tmp_path: Path) -> N
     assert reference is not None
     assert json.loads(json.dumps(reference)) == reference
     assert reference["class"].endswith("conftest.Network")
-    assert reference["head"] == {"name": "fc", "logits": None, "call": 0, "gives_logits": True}
+    assert reference["head"] == {"name": "fc", "logits_key": None, "call_index": 0, "gives_logits": True}
+
+
+def test_groups_and_weights_of_given_outputs_are_kept(trained: Trained) -> None:
+    outputs = replace(kcal.extract(trained.network, trained.calibration), groups=np.arange(240) // 24)
+    fitted = CalibratedClassifier(trained.network).fit(outputs)
+    expected = kcal.fit_on(KCalBlend(), outputs)
+    assert isinstance(fitted.calibrator, KCalBlend)
+    assert fitted.calibrator.group_efficiency_ == expected.group_efficiency_ < 1
+
+
+def test_a_function_must_be_given_again(trained: Trained, tmp_path: Path) -> None:
+    def head(points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = trained.network.body(points)
+        return features[:, ::2], trained.network.fc(features)
+
+    fitted = CalibratedClassifier(trained.network, head=head).fit(trained.calibration)
+    path = fitted.save(tmp_path / "model.kcal")
+    with pytest.raises(InvalidInputError, match="head must be given again: it is a function"):
+        CalibratedClassifier.load(path, trained.network)
+    with pytest.raises(InvalidInputError, match="head must be given again"):
+        CalibratedClassifier(Network()).load_state_dict(fitted.state_dict())
+
+
+def test_a_layer_given_as_the_head_is_no_second_submodule(trained: Trained) -> None:
+    given = CalibratedClassifier(trained.network, "ts", head=trained.network.fc).fit(trained.calibration)
+    found = CalibratedClassifier(Network(), "ts")
+    found.load_state_dict(given.state_dict())
+    torch.testing.assert_close(found(trained.points), given(trained.points), rtol=0, atol=0)
+
+
+def test_a_class_without_samples_keeps_its_column(trained: Trained) -> None:
+    outputs = kcal.extract(trained.network, trained.calibration)
+    rows = np.flatnonzero(outputs.labels != 1)
+    some = kcal.ClassifierOutputs(outputs.embeddings[rows], outputs.logits[rows], outputs.labels[rows])
+    with pytest.warns(kcal.MissingClassWarning):
+        fitted = CalibratedClassifier(trained.network, kcal.KCal(projection="identity")).fit(some)
+    assert fitted(trained.points).shape == (60, 4)
+    assert fitted.classes_.tolist() == [0, 1, 2, 3]
+
+
+def test_a_batch_of_a_loader_is_a_batch(model: CalibratedClassifier, trained: Trained) -> None:
+    loader = DataLoader(TensorDataset(trained.points, trained.labels), batch_size=60)
+    batch = next(iter(loader))
+    assert isinstance(batch, list)
+    np.testing.assert_array_equal(model.predict_proba(batch), model.predict_proba(loader))
+    shuffled = DataLoader(TensorDataset(trained.points, trained.labels), batch_size=60, shuffle=True)
+    with pytest.warns(kcal.LoaderWarning, match="shuffles"):
+        model.predict_proba(shuffled)
+
+
+def test_the_order_of_training_and_calibration_plays_no_part(trained: Trained) -> None:
+    shuffled = DataLoader(trained.calibration.dataset, batch_size=50, shuffle=True)
+    fitted = CalibratedClassifier(trained.network, "ts").fit(shuffled)  # no warning
+    np.testing.assert_allclose(fitted(trained.points).detach().sum(dim=1), 1, atol=1e-5)
+    with pytest.warns(kcal.LoaderWarning, match="shuffles"):
+        CalibratedClassifier(trained.network, "ts").fit(shuffled, sample_weight=np.ones(240))
+
+
+def test_labels_of_given_outputs_are_checked(trained: Trained) -> None:
+    outputs = kcal.extract(trained.network, trained.calibration)
+    for label in (-1, 9):
+        wrong = replace(outputs, labels=np.where(outputs.labels == 2, label, outputs.labels))
+        with pytest.raises(InvalidInputError, match=f"labels must be from 0 to 3.*got {label} at row"):
+            CalibratedClassifier(trained.network).fit(wrong, classes=NAMES)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_modes_of_the_caller_play_no_part(mode: Any, trained: Trained) -> None:
+    outputs = kcal.extract(trained.network, trained.calibration)
+    plain = CalibratedClassifier(trained.network).fit(outputs)
+    with mode():
+        fitted = CalibratedClassifier(trained.network).fit(outputs)
+    queries = kcal.extract(trained.network, [trained.points])
+    expected = plain.predict_proba(queries)
+    np.testing.assert_array_equal(fitted.predict_proba(queries), expected)
+    with mode():
+        np.testing.assert_array_equal(fitted.predict_proba(queries), expected)
+        probs = fitted(trained.points)
+    assert probs.dtype == torch.float32
+    np.testing.assert_array_equal(fitted.predict_proba(queries), expected)  # nothing of the mode is left
+    fitted(trained.points.clone().requires_grad_()).sum().backward()
+    trained.network.zero_grad()
+
+
+def test_predictions_ignore_labels(model: CalibratedClassifier, trained: Trained) -> None:
+    expected = model.predict_proba(trained.points)
+    np.testing.assert_array_equal(model.predict_proba([(trained.points, -torch.ones(60))]), expected)
+    np.testing.assert_array_equal(model.predict_proba([(trained.points, ["?"] * 60)]), expected)

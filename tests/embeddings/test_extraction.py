@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from networks import N_CLASSES, Returning, TwoHeads, sequential
+from networks import N_CLASSES, Returning, sequential
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import kcal
 from kcal import InvalidInputError, KCalBlend, LoaderWarning, RepresentationWarning, extract
@@ -205,6 +212,7 @@ def test_numbers_that_are_not_finite_are_refused_with_the_batch(value: float, ne
     ("batches", "message"),
     [
         ([], "loader must yield at least one batch; got none"),
+        ([(X, Y), (X[:0], Y[:0])], "batches must hold at least one sample; got none in batch 1"),
         (X, "loader must yield batches.*Pass a DataLoader"),
         (7, "loader must yield batches; got 7"),
         ([(X, Y, Y)], r"batches must be \(inputs, labels\).*got 3 parts.*Pass batch="),
@@ -245,14 +253,8 @@ def test_a_loader_that_shuffles_or_drops_warns(network: nn.Module) -> None:
 
 def test_outputs_that_look_like_probabilities_warn() -> None:
     network = Returning(lambda f, z: torch.softmax(z, dim=1))
-    with pytest.warns(RepresentationWarning, match="The network's output was passed as logits"):
+    with pytest.warns(RepresentationWarning, match="The network's outputs look like probabilities"):
         extract(network, [X], head="fc")
-
-
-def test_a_named_head_of_a_network_without_parameters_elsewhere_runs_on_its_device() -> None:
-    network = TwoHeads().to("meta")
-    with pytest.raises((NotImplementedError, RuntimeError)):  # there is no data on the meta device
-        extract(network, [X], head="head")
 
 
 def test_progress_is_shown_on_request(network: nn.Module, capfd: pytest.CaptureFixture[str]) -> None:
@@ -260,3 +262,86 @@ def test_progress_is_shown_on_request(network: nn.Module, capfd: pytest.CaptureF
     assert "Running the network" in capfd.readouterr().err
     extract(network, iter([X]), progress=True)
     assert "Running the network" in capfd.readouterr().err
+
+
+def test_other_samplers_that_shuffle_warn(network: nn.Module) -> None:
+    data = TensorDataset(X, Y)
+    samplers = (SubsetRandomSampler(range(20)), WeightedRandomSampler([1.0] * 20, 20))
+    loaders = [DataLoader(data, sampler=sampler, batch_size=10) for sampler in samplers]
+    loaders.append(DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 10, drop_last=False)))
+    for loader in loaders:
+        with pytest.warns(LoaderWarning, match="The loader shuffles"):
+            extract(network, loader)
+
+
+def test_tensors_that_a_data_set_caches_can_be_trained_on(network: nn.Module) -> None:
+    class Caching(torch.utils.data.Dataset[Any]):
+        cache: dict[int, torch.Tensor]
+
+        def __init__(self) -> None:
+            self.cache = {}
+
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return self.cache.setdefault(index, X[index] * 2), int(Y[index])
+
+    data = Caching()
+    extract(network, DataLoader(data, batch_size=10))
+    network.train()(torch.stack([data[index][0] for index in range(20)]).requires_grad_()).sum().backward()
+    assert not any(tensor.is_inference() for tensor in data.cache.values())
+
+
+def test_modules_that_act_in_eval_are_left_alone() -> None:
+    class Merging(nn.Linear):
+        """Merges weights in evaluation mode, as adapters do."""
+
+        def train(self, mode: bool = True) -> Any:
+            self.weight.data += 1.0 if not mode else -1.0
+            return super().train(mode)
+
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Merging(8, N_CLASSES))
+    before = network[2].weight.clone()
+    extract(network, [X])
+    torch.testing.assert_close(network[2].weight, before, rtol=0, atol=0)
+
+
+def test_logits_that_are_not_numbers_are_refused_with_finite_embeddings() -> None:
+    network = Returning(lambda f, z: z)
+    network.fc.bias.data[1] = torch.nan
+    with pytest.raises(InvalidInputError, match="got logits with NaN or infinity in batch 0, at its row 0"):
+        extract(network, [X])
+
+
+def test_an_iterable_data_set_has_no_length(network: nn.Module) -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return zip(X, Y, strict=True)
+
+    outputs = extract(network, DataLoader(Stream(), batch_size=6))
+    np.testing.assert_array_equal(outputs.labels, Y.numpy())
+
+
+def test_numpy_batches_become_tensors(network: nn.Module) -> None:
+    outputs = extract(network, [(X.numpy(), Y.numpy())])
+    np.testing.assert_allclose(outputs.logits, expected_of(network), atol=1e-6)
+
+
+def test_keys_that_the_network_does_not_take_are_named(network: nn.Module) -> None:
+    with pytest.raises(InvalidInputError, match=r"keyword arguments of the network.*'index'.*Pass batch="):
+        extract(network, [{"input": X, "labels": Y, "index": torch.arange(20)}])
+
+
+def test_tensors_that_a_network_caches_in_containers_can_be_trained_on() -> None:
+    class Caching(Returning):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not hasattr(self, "cache"):
+                self.cache = {"scales": [torch.linspace(1, 2, 6)]}
+            return super().forward(x * self.cache["scales"][0])
+
+    network = Caching(lambda features, logits: logits)
+    extract(network, [X])
+    network(X.clone().requires_grad_()).sum().backward()
+    assert not network.cache["scales"][0].is_inference()

@@ -187,6 +187,73 @@ def test_a_layer_that_is_called_twice_counts_where_it_gives_the_logits() -> None
             return self.fc(torch.relu(self.fc(x)))
 
     network, inputs = Twice(), torch.randn(3, 5)
-    assert find_head(network, inputs) == LayerHead("fc", None, call=1)
+    assert find_head(network, inputs) == LayerHead("fc", None, call_index=1)
     outputs = extract(network, [inputs])
     np.testing.assert_allclose(applied(network.fc, outputs.embeddings), outputs.logits, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        lambda features, logits: (torch.softmax(logits, dim=1), features @ torch.ones(8, 8)),
+        lambda features, logits: {"features": features * 2, "out": logits},
+        lambda features, logits: (logits, logits + 1),
+    ],
+)
+def test_an_output_of_several_matrices_needs_a_choice(output: Any) -> None:
+    network = Returning(output)
+    with pytest.raises(InvalidInputError, match="head is needed: the network has several outputs"):
+        extract(network, [torch.randn(3, 6)])
+
+
+def test_a_linear_output_beside_probabilities_is_not_taken_for_logits() -> None:
+    class Features(nn.Module):
+        """Returns the output of a linear layer, and probabilities."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.fc = nn.Linear(6, 8), nn.Linear(8, N_CLASSES)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            features = self.body(x)
+            return features, torch.softmax(self.fc(features), dim=1)
+
+    with pytest.raises(InvalidInputError, match="several outputs, 0, 1"):
+        extract(Features(), [torch.randn(3, 6)])
+
+
+def test_a_network_that_is_one_linear_layer_is_its_own_head() -> None:
+    network, inputs = nn.Linear(6, N_CLASSES), torch.randn(3, 6)
+    outputs = extract(network, [inputs])
+    np.testing.assert_array_equal(outputs.embeddings, inputs.numpy())
+
+
+def test_embeddings_that_are_changed_in_place_later_are_kept() -> None:
+    class Clearing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, N_CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            features = torch.tanh(x)
+            logits = self.fc(features)
+            features.zero_()
+            return logits
+
+    inputs = torch.randn(3, 6)
+    np.testing.assert_array_equal(extract(Clearing(), [inputs]).embeddings, torch.tanh(inputs).numpy())
+
+
+def test_positions_of_a_chosen_layer_are_checked_in_every_batch() -> None:
+    class Pooling(nn.Module):
+        """Averages the scores of pixels."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Conv2d(3, N_CLASSES, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * self.head(x).mean(dim=(2, 3))
+
+    with pytest.raises(InvalidInputError, match=r"one embedding per sample; got head.*\(2, 25, 3\)"):
+        extract(Pooling(), [torch.randn(2, 3, 1, 1), torch.randn(2, 3, 5, 5)], head="head")

@@ -111,7 +111,7 @@ extract(network, killed(), to={str(tmp_path / "out")!r})
 
 def test_a_folder_of_another_network_is_refused(network: nn.Module, tmp_path: Path) -> None:
     extract(network, batches(), to=tmp_path)
-    with pytest.raises(InvalidInputError, match=r"to must be a new folder.*first embeddings differ.*another folder"):
+    with pytest.raises(InvalidInputError, match=r"to must be a new folder.*embeddings and logits differ.*another"):
         extract(sequential(), batches(), to=tmp_path)
     assert_same(read_outputs(tmp_path), extract(network, batches()))
 
@@ -140,8 +140,8 @@ def test_calibrators_fit_from_a_folder(network: nn.Module, tmp_path: Path) -> No
     [
         ("{", "cannot be read"),
         ("[]", "is damaged"),
-        ('{"format_version": 1, "rows": "3", "batches": 1, "complete": true, "arrays": []}', "is damaged"),
-        ('{"format_version": 9, "rows": 3, "batches": 1, "complete": true, "arrays": []}', "has version 9"),
+        ('{"format_version": 1, "rows": "3", "batches": 1, "first": 3, "complete": true, "arrays": []}', "is damaged"),
+        ('{"format_version": 9, "rows": 3, "batches": 1, "first": 3, "complete": true, "arrays": []}', "has version 9"),
     ],
 )
 def test_a_damaged_record_is_refused(content: str, message: str, tmp_path: Path) -> None:
@@ -188,3 +188,60 @@ def test_a_failure_while_writing_keeps_what_is_complete(
         with pytest.raises(OSError, match="No space left"):
             extract(network, batches(), to=tmp_path)
     assert_same(extract(network, batches(), to=tmp_path), extract(network, batches()))
+
+
+def sized(size: int, n_batches: int | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    parts = [(X[start : start + size], Y[start : start + size]) for start in range(0, 50, size)]
+    return parts[:n_batches]
+
+
+def test_another_batch_size_cannot_resume(network: nn.Module, tmp_path: Path) -> None:
+    def stopped() -> Iterator[Any]:
+        yield from sized(8)[:3]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(network, stopped(), to=tmp_path)
+    with pytest.raises(InvalidInputError, match="whose first embeddings and logits and labels differ"):
+        extract(network, sized(16), to=tmp_path)
+    uneven = [*sized(8)[:2], (X[16:20], Y[16:20]), (X[20:], Y[20:])]  # the first batches are the same, not the third
+    with pytest.raises(InvalidInputError, match="must begin with the 3 batches of before, 24 rows; got 3 batches, 20"):
+        extract(network, uneven, to=tmp_path)
+    with pytest.raises(InvalidInputError, match="must begin with the 3 batches of before, 24 rows; got 2 batches"):
+        extract(network, sized(8, 2), to=tmp_path)
+    assert_same(extract(network, sized(8), to=tmp_path), extract(network, sized(8)))
+
+
+def test_a_complete_folder_is_not_extended(network: nn.Module, tmp_path: Path) -> None:
+    expected = extract(network, sized(10), to=tmp_path)
+    for other in (sized(25), sized(5), sized(10, 2)):
+        with pytest.raises(InvalidInputError, match=r"differ|must yield the 5 batches"):
+            extract(network, other, to=tmp_path)
+    assert_same(extract(network, sized(10), to=tmp_path), expected)
+    assert_same(extract(network, iter(sized(10)), to=tmp_path), expected)
+
+
+def test_labels_are_neither_lost_nor_added(network: nn.Module, tmp_path: Path) -> None:
+    extract(network, sized(10), to=tmp_path / "with")
+    extract(network, [points for points, _ in sized(10)], to=tmp_path / "without")
+    with pytest.raises(InvalidInputError, match="whose first parts differ"):
+        extract(network, [points for points, _ in sized(10)], to=tmp_path / "with")
+    with pytest.raises(InvalidInputError, match="whose first parts differ"):
+        extract(network, sized(10), to=tmp_path / "without")
+    assert read_outputs(tmp_path / "with").labels is not None
+
+
+def test_files_of_others_are_never_overwritten(network: nn.Module, tmp_path: Path) -> None:
+    np.save(tmp_path / "labels.npy", np.arange(7))
+    with pytest.raises(InvalidInputError, match=r"to must be a new folder, or one that extract wrote.*labels\.npy"):
+        extract(network, sized(10), to=tmp_path)
+    np.testing.assert_array_equal(np.load(tmp_path / "labels.npy"), np.arange(7))
+
+
+def test_a_frozen_file_system_is_an_error(network: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def frozen(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", frozen)
+    with pytest.raises(InvalidInputError, match=r"to must be a folder that can be written.*Read-only file system"):
+        extract(network, sized(10), to=tmp_path / "new")

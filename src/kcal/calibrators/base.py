@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from kcal.calibrators.modules import PredictionModule
 from kcal.errors import FileFormatError, InvalidInputError
+from kcal.modes import without_autocast
 from kcal.validation import check_choice, check_matrix, check_scores, check_seed, kind_of, row_fingerprints
 
 REPRESENTATIONS = ("logits", "probabilities")
@@ -120,6 +121,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows, _ = self._check_rows(X)
         return self._knows(rows)
 
+    @without_autocast()
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return calibrated probabilities, (n, n_classes); every row sums to 1.
 
@@ -128,12 +130,14 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         inputs, kind = self._check_inputs(X, logits)
         return kind.give_back(self._probabilities(inputs))
 
+    @without_autocast()
     def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
         inputs, kind = self._check_inputs(X, logits)
         log_probs = self._log_probabilities(inputs).to(kind.dtype)
         return kind.give_back(log_probs.masked_fill(torch.exp(log_probs) == 1, 0.0))
 
+    @without_autocast()
     def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
         """Return the most probable class of each row, with the type of ``classes_``."""
         inputs, _ = self._check_inputs(X, logits)

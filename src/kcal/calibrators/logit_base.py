@@ -18,6 +18,7 @@ from kcal.calibrators.fit_warnings import warn_of_missing_classes
 from kcal.calibrators.model_state import LogitModel, Stored
 from kcal.calibrators.modules import LogitModule
 from kcal.errors import FileFormatError, InvalidInputError
+from kcal.modes import with_gradients
 from kcal.threads import threads_for
 from kcal.validation import (
     check_labels,
@@ -60,6 +61,7 @@ class LogitCalibrator(Calibrator):
     model_: LogitModel = field(init=False)
     representation_: str = field(init=False)
 
+    @with_gradients()
     def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
         """Fit to the calibration set.
 

@@ -19,11 +19,12 @@ from torch import nn
 from kcal.calibrators import Calibrator, PredictionModule, fit_on, make_calibrator, predict_on
 from kcal.deployment.export import TOLERANCE, NetworkPredictor, export_program, metadata_of, write_onnx
 from kcal.deployment.reference import check_network, head_from_reference, head_reference, network_reference
-from kcal.embeddings import BatchReader, ClassifierOutputs, Head, extract_batches, get_head, read_outputs
+from kcal.embeddings import BatchReader, ClassifierOutputs, Head, check_order, extract_batches, get_head, read_outputs
 from kcal.embeddings.batches import SplitBatch
 from kcal.embeddings.heads import Outputs
 from kcal.embeddings.undisturbed import device_of, evaluation_mode, undisturbed, unwrap
 from kcal.errors import InvalidInputError
+from kcal.modes import with_gradients, without_autocast
 from kcal.persistence import from_bytes, load_calibrator, read_network_reference, save, to_bytes
 from kcal.validation import shown
 
@@ -79,8 +80,10 @@ class CalibratedClassifier(nn.Module):
         if not isinstance(method, str | Calibrator):
             raise InvalidInputError("method", "must be the name of a method or a calibrator", got=shown(method))
         self.network = unwrap(network)
-        self.method, self.head, self.batch = method, head, batch
-        self.autocast, self.progress = autocast, progress
+        self.method = method
+        # In a mapping, so that a head that is a layer does not become a submodule twice.
+        self.options = {"head": head, "batch": batch, "autocast": autocast}
+        self.progress = progress
         self.calibrator = self.calibrated_head = self._head = None
 
     def fit(
@@ -107,13 +110,19 @@ class CalibratedClassifier(nn.Module):
             Names of the classes, in the order of the logits.
         """
         calibrator = make_calibrator(self.method) if isinstance(self.method, str) else clone(self.method)
-        calibration = replace(self.outputs(loader), groups=groups, weights=sample_weight)
+        calibration = self.outputs(loader)
+        given = {"groups": groups, "weights": sample_weight}
+        if any(values is not None for values in given.values()):
+            check_order(loader)
+            calibration = replace(calibration, **{name: part for name, part in given.items() if part is not None})
         if calibration.labels is None:
             remedy = "Yield (inputs, labels), or pass batch= to CalibratedClassifier."
             raise InvalidInputError("loader", "must yield labels to fit", got="inputs only", remedy=remedy)
         training = None
         if train_loader is not None and calibrator.uses_training_set:
             training = with_names(self.outputs(train_loader), classes)
+        if classes is None and calibration.logits is not None and calibrator.inputs == "embeddings":
+            classes = np.arange(calibration.logits.shape[1])  # a column for each logit, also without samples
         self._hold(fit_on(calibrator, with_names(calibration, classes), training, classes=classes))
         return self
 
@@ -124,20 +133,25 @@ class CalibratedClassifier(nn.Module):
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes), of inputs that the network takes."""
-        probs: torch.Tensor = self._fitted()[1](*self._embeddings_and_logits(inputs, named_inputs))
+        module, outputs = self._fitted()[1], self._embeddings_and_logits(inputs, named_inputs)
+        with without_autocast():
+            probs: torch.Tensor = module(*outputs)
         return probs
 
     def with_evidence(self, *inputs: Any, **named_inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return calibrated probabilities, (n, n_classes), and evidence, (n,), of inputs that the network takes."""
         module, outputs = self._fitted()[1], self._embeddings_and_logits(inputs, named_inputs)
-        return module(*outputs), module.evidence(*outputs)
+        with without_autocast():
+            return module(*outputs), module.evidence(*outputs)
 
     def predict_proba(self, data: Source) -> NDArray[np.float32]:
         """Return calibrated probabilities, (n, n_classes), of a loader, a batch, outputs or a folder of them.
 
         A batch is a tensor, a tuple or a mapping. The network runs in evaluation mode and stays as it was.
         """
-        probs: NDArray[np.float32] = predict_on(self._fitted()[0], self.outputs(data))
+        calibrator, _ = self._fitted()
+        check_order(data)
+        probs: NDArray[np.float32] = predict_on(calibrator, self.outputs(data, labelled=False))
         return probs
 
     def predict(self, data: Source) -> NDArray[Any]:
@@ -154,17 +168,18 @@ class CalibratedClassifier(nn.Module):
         if not calibrator.has_evidence:
             expected, got = "must be a method with evidence, such as kcal-blend", calibrator.method
             raise InvalidInputError("method", expected, got=got)
-        shares: NDArray[np.float32] = calibrator.evidence(self.outputs(data).matrix(calibrator.inputs))
+        shares: NDArray[np.float32] = calibrator.evidence(self.outputs(data, labelled=False).matrix(calibrator.inputs))
         return shares
 
-    def outputs(self, data: Source) -> ClassifierOutputs:
-        """Return the network's embeddings, logits and labels; ``data`` as in :meth:`predict_proba`."""
+    def outputs(self, data: Source, *, labelled: bool = True) -> ClassifierOutputs:
+        """Return embeddings, logits and, if ``labelled``, labels; ``data`` as in :meth:`predict_proba`."""
         if isinstance(data, ClassifierOutputs):
             return data
         if isinstance(data, str | os.PathLike):
             return read_outputs(data)
-        loader = [data] if isinstance(data, torch.Tensor | tuple | Mapping) else data
-        reader = BatchReader(self.network, head=self._head or self.head, batch=self.batch, autocast=self.autocast)
+        loader = [data] if is_batch(data) else data
+        options = self.options | ({"head": self._head} if self._head else {})
+        reader = BatchReader(self.network, labelled=labelled, **options)
         outputs = extract_batches(reader, loader, progress=self.progress)
         self._head = reader.head
         return outputs
@@ -184,7 +199,7 @@ class CalibratedClassifier(nn.Module):
         classifier = cls(network, calibrator, **options)
         if reference is not None:
             check_network(reference, classifier.network, path)
-            if classifier.head is None:
+            if classifier.options["head"] is None:
                 classifier._head = head_from_reference(reference.get("head"))
         classifier._hold(calibrator)
         return classifier
@@ -223,8 +238,8 @@ class CalibratedClassifier(nn.Module):
     def locate_head(self, inputs: Any) -> None:
         """Find the last layer by the inputs of a batch, if it is not known yet."""
         if self._head is None:
-            with undisturbed(self.network):
-                self._head = get_head(self.head, self.network, inputs)
+            with undisturbed(self.network), torch.inference_mode():
+                self._head = get_head(self.options["head"], self.network, inputs)
 
     def get_extra_state(self) -> Any:
         """Return the calibrator as the bytes of its file, so that a state dictionary is complete."""
@@ -236,9 +251,11 @@ class CalibratedClassifier(nn.Module):
     def set_extra_state(self, state: Any) -> None:
         """Restore the calibrator from a state dictionary."""
         if state is not None:
-            self._head = head_from_reference(state["head"])
+            if self.options["head"] is None:
+                self._head = head_from_reference(state["head"])
             self._hold(from_bytes(state["calibrator"].cpu().numpy().tobytes()))
 
+    @with_gradients()  # of the module: tensors made in inference mode would have none
     def _hold(self, calibrator: Calibrator) -> None:
         self.calibrator = calibrator
         self.calibrated_head = calibrator.as_module().to(device_of(self.network))
@@ -265,7 +282,19 @@ def with_names(outputs: ClassifierOutputs, classes: Any) -> ClassifierOutputs:
     if classes is None or labels.dtype.kind not in "iu":
         return outputs
     names = np.asarray(classes)
-    if names.ndim != 1 or len(names) != outputs.logits.shape[1]:
+    if names.ndim != 1 or (outputs.logits is not None and len(names) != outputs.logits.shape[1]):
         expected = f"must name every column of the logits ({outputs.logits.shape[1]})"
         raise InvalidInputError("classes", expected, got=shown(classes))
+    wrong = (labels < 0) | (labels >= len(names))
+    if wrong.any():
+        expected, row = f"must be from 0 to {len(names) - 1}, columns of the logits", int(np.argmax(wrong))
+        raise InvalidInputError("labels", expected, got=f"{labels[row]} at row {row}")
     return replace(outputs, labels=names[labels])
+
+
+def is_batch(data: Any) -> bool:
+    """Return whether data are a batch: a tensor, a tuple, a mapping, or a list of inputs and labels."""
+    if isinstance(data, list) and len(data) == 2 and all(isinstance(part, torch.Tensor) for part in data):
+        inputs, labels = data
+        return labels.ndim == 1 and inputs.ndim > 1 and len(inputs) == len(labels)
+    return isinstance(data, torch.Tensor | tuple | Mapping)

@@ -13,10 +13,12 @@ from torch import nn
 from kcal.embeddings import Head, LayerHead
 from kcal.errors import FileFormatError, InvalidInputError
 
+FUNCTION = "function"
+"""Marks a head that is a function."""
 FIELDS: dict[str, tuple[type, ...]] = {
     "name": (str,),
-    "logits": (str, int, NoneType),
-    "call": (int,),
+    "logits_key": (str, int, NoneType),
+    "call_index": (int,),
     "gives_logits": (bool,),
 }
 """Types of the fields of a stored head."""
@@ -31,17 +33,23 @@ def network_reference(network: nn.Module, head: Head | None) -> dict[str, Any]:
     }
 
 
-def head_reference(head: Head | None) -> dict[str, Any] | None:
-    """Return the fields of a head that is a layer; None for a function."""
-    return dict(vars(head)) if isinstance(head, LayerHead) else None
+def head_reference(head: Head | None) -> dict[str, Any] | str | None:
+    """Return the fields of a head that is a layer, a mark for a function, or None if the head is not known yet."""
+    if isinstance(head, LayerHead):
+        return dict(vars(head))
+    return None if head is None else FUNCTION
 
 
-def head_from_reference(stored: dict[str, Any] | None) -> LayerHead | None:
-    """Return the head that :func:`head_reference` described."""
+def head_from_reference(stored: dict[str, Any] | str | None) -> LayerHead | None:
+    """Return the head that :func:`head_reference` described; raise if it was a function."""
     if stored is None:
         return None
-    known = isinstance(stored, dict) and set(stored) == set(FIELDS)
-    if not known or any(not isinstance(stored[name], kinds) for name, kinds in FIELDS.items()):
+    if stored == FUNCTION:
+        expected = "must be given again: it is a function, of which nothing is stored"
+        raise InvalidInputError("head", expected, got="None", remedy="Pass head= to CalibratedClassifier.")
+    if not isinstance(stored, dict) or set(stored) != set(FIELDS):
+        raise FileFormatError("the stored head is damaged.")
+    if any(not isinstance(stored[name], kinds) for name, kinds in FIELDS.items()):
         raise FileFormatError("the stored head is damaged.")
     return LayerHead(**stored)
 

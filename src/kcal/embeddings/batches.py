@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,15 +41,35 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
     return batch[0], batch[1] if len(batch) == 2 else None
 
 
-def call(network: nn.Module, inputs: Any) -> Any:
+def run_network(network: nn.Module, inputs: Any) -> Any:
     """Return the output of a network; a mapping holds its keyword arguments, a tuple or list its positional ones."""
-    if isinstance(inputs, Mapping):
+    if not isinstance(inputs, Mapping):
+        return network(*inputs) if isinstance(inputs, tuple | list) else network(inputs)
+    try:
         return network(**inputs)
-    return network(*inputs) if isinstance(inputs, tuple | list) else network(inputs)
+    except TypeError as error:
+        if "argument" not in str(error):
+            raise
+        expected = "must hold the keyword arguments of the network"
+        raise InvalidInputError("batches", expected, got=f"this error: {error}", remedy=BATCH_REMEDY) from error
+
+
+def count_rows(inputs: Any) -> int | None:
+    """Return the number of samples in the inputs of a batch, by the first tensor in them; None if there is none."""
+    if isinstance(inputs, torch.Tensor | np.ndarray):
+        return inputs.shape[0] if inputs.ndim else None
+    parts: Iterable[Any] = ()
+    if isinstance(inputs, Mapping):
+        parts = inputs.values()
+    elif isinstance(inputs, tuple | list):
+        parts = inputs
+    return next((count for count in map(count_rows, parts) if count is not None), None)
 
 
 def to_device(inputs: Any, device: torch.device) -> Any:
-    """Return the inputs with all tensors in them on a device."""
+    """Return the inputs with all tensors in them on a device; numpy arrays become tensors."""
+    if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biuf":
+        inputs = torch.from_numpy(inputs)
     if isinstance(inputs, torch.Tensor):
         return inputs.to(device, non_blocking=True)
     if isinstance(inputs, Mapping):

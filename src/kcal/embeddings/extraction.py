@@ -5,24 +5,33 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sized
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from kcal.embeddings.batches import BATCH_REMEDY, SplitBatch, check_batch_labels, split_batch, to_device
+from kcal.embeddings.batches import (
+    BATCH_REMEDY,
+    SplitBatch,
+    check_batch_labels,
+    count_rows,
+    split_batch,
+    to_device,
+)
 from kcal.embeddings.folder import OutputsWriter, open_array, outputs_writer, read_outputs
 from kcal.embeddings.heads import Head, get_head
 from kcal.embeddings.outputs import ClassifierOutputs
 from kcal.embeddings.undisturbed import device_of, undisturbed, unwrap
-from kcal.errors import InvalidInputError, LoaderWarning, warn
+from kcal.errors import InvalidInputError, LoaderWarning, RepresentationWarning, warn
 from kcal.progress import progress_bar
-from kcal.validation import shown, warn_of_probabilities
+from kcal.validation import look_like_probabilities, shown
 
+SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+RESUME_REMEDY = "Choose another folder, or delete this one. A loader that shuffles cannot resume."
 ROWS_TO_CHECK = 1_000
 """Rows by which probabilities are recognised."""
 Arrays = dict[str, NDArray[Any]]
@@ -76,7 +85,15 @@ def extract(
     >>> kcal.KCalBlend().fit(outputs.embeddings, outputs.labels, logits=outputs.logits)  # doctest: +SKIP
     """
     reader = BatchReader(network, head=head, batch=batch, autocast=autocast)
-    return extract_batches(reader, loader, to=to, progress=progress)
+    check_order(loader)
+    outputs = extract_batches(reader, loader, to=to, progress=progress)
+    if look_like_probabilities(torch.from_numpy(outputs.logits[:ROWS_TO_CHECK])):
+        warn(
+            "The network's outputs look like probabilities: they lie between 0 and 1 and sum to 1.",
+            RepresentationWarning,
+            remedy='If they are, fit a calibrator with representation="probabilities".',
+        )
+    return outputs
 
 
 def extract_batches(
@@ -87,17 +104,16 @@ def extract_batches(
     progress: bool | None = None,
 ) -> ClassifierOutputs:
     """Return the outputs of all batches of a loader; arguments as in :func:`extract`."""
-    check_loader(loader)
+    if isinstance(loader, torch.Tensor | np.ndarray) or not isinstance(loader, Iterable):
+        remedy = "Pass a DataLoader, or a list of batches: [images]."
+        raise InvalidInputError("loader", "must yield batches", got=shown(loader), remedy=remedy)
     if to is not None:
         with outputs_writer(to) as writer:
             write_batches(reader, loader, writer, progress=progress)
-        outputs = read_outputs(to)
-    else:
-        parts: list[Arrays] = []
-        run_batches(reader, loader, lambda _, arrays: parts.append(arrays), progress=progress)
-        outputs = ClassifierOutputs(**join(parts))
-    warn_of_probabilities(torch.from_numpy(outputs.logits[:ROWS_TO_CHECK]), "logits", "The network's output")
-    return outputs
+        return read_outputs(to)
+    parts: list[Arrays] = []
+    run_batches(reader, loader, parts.append, progress=progress)
+    return ClassifierOutputs(**join(parts))
 
 
 def join(parts: list[Arrays]) -> Arrays:
@@ -111,7 +127,7 @@ def join(parts: list[Arrays]) -> Arrays:
 
 
 class BatchReader:
-    """Runs a network on batches; the head is found with the first."""
+    """Runs a network on batches; the head is found with the first. Labels are ignored unless ``labelled``."""
 
     def __init__(
         self,
@@ -120,6 +136,7 @@ class BatchReader:
         head: Any = None,
         batch: SplitBatch | None = None,
         autocast: torch.dtype | None = None,
+        labelled: bool = True,
     ) -> None:
         if not isinstance(network, nn.Module):
             raise InvalidInputError("network", "must be an nn.Module", got=shown(network))
@@ -129,19 +146,19 @@ class BatchReader:
             expected = "must be a floating-point type of torch, such as torch.bfloat16"
             raise InvalidInputError("autocast", expected, got=shown(autocast))
         self.network = unwrap(network)
-        self.autocast = autocast
+        self.autocast, self.labelled = autocast, labelled
         self.split = split_batch if batch is None else batch
         self.head: Head | None = None
         self._given_head = head
 
     def read(self, batch: Any, index: int) -> Arrays:
         """Return the outputs of a batch, on the CPU; ``index`` is that of the batch, for messages."""
-        pair = self.split(batch)
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise InvalidInputError("batch", "must return a tuple (inputs, labels)", got=shown(pair))
+        inputs, labels = self._split(batch)
+        if count_rows(inputs) == 0:
+            raise InvalidInputError("batches", "must hold at least one sample", got=f"none in batch {index}")
         device = device_of(self.network)
-        inputs = to_device(pair[0], device)
-        with self._mixed_precision(device):
+        inputs = to_device(inputs, device)
+        with torch.inference_mode(), self._mixed_precision(device):
             if self.head is None:
                 self.head = get_head(self._given_head, self.network, inputs)
             outputs = self.head.outputs(self.network, inputs, verify=True)
@@ -153,9 +170,21 @@ class BatchReader:
             if not finite.all():
                 got = f"{name} with NaN or infinity in batch {index}, at its row {int(np.argmin(finite))}"
                 raise InvalidInputError("network", "must give finite numbers", got=got)
-        if pair[1] is not None:
-            arrays["labels"] = check_batch_labels(pair[1], index, *logits.shape)
+        if labels is not None and self.labelled:
+            arrays["labels"] = check_batch_labels(labels, index, *logits.shape)
         return arrays
+
+    def count(self, batch: Any) -> int:
+        """Return the number of samples in a batch, without running the network."""
+        inputs, labels = self._split(batch)
+        count = count_rows(inputs) if labels is None else len(labels)
+        return count or 0
+
+    def _split(self, batch: Any) -> tuple[Any, Any]:
+        pair = self.split(batch)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InvalidInputError("batch", "must return a tuple (inputs, labels)", got=shown(pair))
+        return pair
 
     def _mixed_precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.autocast is None:
@@ -166,68 +195,96 @@ class BatchReader:
 def run_batches(
     reader: BatchReader,
     loader: Iterable[Any],
-    consume: Callable[[int, Arrays], None],
+    consume: Callable[[Arrays], None],
     *,
-    start: int = 0,
+    skip: int = 0,
+    skipped_rows: int = 0,
     progress: bool | None = None,
 ) -> None:
-    """Call ``consume`` with the index and the outputs of the first batch and of those from ``start`` on."""
-    total = len(loader) if isinstance(loader, Sized) else None
-    n_batches = 0
+    """Call ``consume`` with the outputs of the first batch and of those after the ``skip`` first ones.
+
+    The batches that are skipped must hold ``skipped_rows`` samples.
+    """
+    total = length_of(loader)
+    n_batches, counted = 0, 0
     with undisturbed(reader.network), progress_bar("Running the network", total, show=progress) as advance:
         for index, batch in enumerate(loader):
-            if index == 0 or index >= start:
-                consume(index, reader.read(batch, index))
+            if index < skip:
+                counted += reader.count(batch)
+            elif counted != skipped_rows:
+                break
+            if index == 0 or index >= skip:
+                consume(reader.read(batch, index))
             n_batches += 1
             advance("")
     if n_batches == 0:
         raise InvalidInputError("loader", "must yield at least one batch", got="none")
+    if n_batches < skip or counted != skipped_rows:
+        expected = f"must begin with the {skip} batches of before, {skipped_rows:,} rows"
+        raise InvalidInputError("loader", expected, got=f"{n_batches} batches, {counted:,} rows", remedy=RESUME_REMEDY)
 
 
 def write_batches(
     reader: BatchReader, loader: Iterable[Any], writer: OutputsWriter, *, progress: bool | None = None
 ) -> None:
-    """Append the outputs of the batches that a folder does not hold yet; the first must be the one that it holds."""
-    start = writer.batches
+    """Append the outputs of the batches that a folder does not hold yet; those that it holds must be the same."""
+    skip, rows = writer.batches, writer.rows
 
-    def consume(index: int, arrays: Arrays) -> None:
-        if index < start:
-            require_same(arrays, writer.place)
+    def consume(arrays: Arrays) -> None:
+        if skip and writer.batches == skip and not checked:
+            checked.append(True)
+            require_same(arrays, writer)
         else:
             writer.append(arrays)
 
+    checked: list[bool] = []
+    if writer.complete:
+        run_batches(reader, islice(loader, 1), consume, progress=progress)
+        total = length_of(loader)
+        if total is not None and total != skip:
+            expected, got = f"must yield the {skip} batches that {writer.place} holds", str(total)
+            raise InvalidInputError("loader", expected, got=got, remedy=RESUME_REMEDY)
+        return
     try:
-        run_batches(reader, loader, consume, start=start, progress=progress)
+        run_batches(reader, loader, consume, skip=skip, skipped_rows=rows, progress=progress)
     except BaseException:
-        if writer.batches > start:
+        if writer.batches > skip:
             writer.commit(complete=False)
         raise
     writer.commit(complete=True)
 
 
-def require_same(arrays: Arrays, place: Path) -> None:
-    """Raise if the first rows in a folder are not those of the first batch."""
-    for name, rows in arrays.items():
-        stored = open_array(place, name, len(rows))
-        if stored.shape[1:] != rows.shape[1:] or not np.allclose(stored, rows, rtol=1e-3, atol=1e-4):
-            expected, got = (
-                "must be a new folder, or one with outputs of the same network and loader",
-                f"{place}, whose",
-            )
-            remedy = "Choose another folder, or delete this one. A loader that shuffles cannot resume."
-            raise InvalidInputError("to", expected, got=f"{got} first {name} differ", remedy=remedy)
+def require_same(arrays: Arrays, writer: OutputsWriter) -> None:
+    """Raise if the first batch is not the one in a folder."""
+    differs = [] if list(arrays) == writer.arrays else ["parts"]
+    for name in () if differs else writer.arrays:
+        stored = open_array(writer.place, name, writer.first)
+        if stored.shape != arrays[name].shape or not np.allclose(stored, arrays[name], rtol=1e-3, atol=1e-4):
+            differs.append(name)
+    if differs:
+        expected = "must be a new folder, or one with outputs of the same network and loader"
+        got = f"{writer.place}, whose first {' and '.join(differs)} differ"
+        raise InvalidInputError("to", expected, got=got, remedy=RESUME_REMEDY)
 
 
-def check_loader(loader: Any) -> None:
-    """Raise if there is nothing to iterate over; warn if a DataLoader does not yield every sample in its order."""
-    if isinstance(loader, torch.Tensor | np.ndarray) or not isinstance(loader, Iterable):
-        remedy = "Pass a DataLoader, or a list of batches: [images]."
-        raise InvalidInputError("loader", "must yield batches", got=shown(loader), remedy=remedy)
-    if isinstance(loader, DataLoader) and isinstance(loader.sampler, RandomSampler):
+def length_of(loader: Iterable[Any]) -> int | None:
+    """Return the number of batches, None if it is not known: a loader of an iterable data set has no length."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:
+        return None
+
+
+def check_order(loader: Any) -> None:
+    """Warn if a DataLoader does not yield every sample in the order of its data set."""
+    if not isinstance(loader, DataLoader):
+        return
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    if any(isinstance(sampler, SHUFFLING) or getattr(sampler, "shuffle", False) is True for sampler in samplers):
         warn(
             "The loader shuffles: embeddings, logits and labels belong together, but not to the order of the data set.",
             LoaderWarning,
             remedy="Pass shuffle=False.",
         )
-    if isinstance(loader, DataLoader) and loader.drop_last:
+    if loader.drop_last:
         warn("The loader drops the last batch if it is not full.", LoaderWarning, remedy="Pass drop_last=False.")

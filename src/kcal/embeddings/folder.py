@@ -49,7 +49,7 @@ def read_record(place: Path) -> dict[str, Any]:
         raise InvalidInputError("folder", f"must hold {RECORD}", got=str(place), remedy=remedy) from error
     except (OSError, ValueError) as error:
         raise FileFormatError(f"{place / RECORD} cannot be read: {error}") from error
-    fields = {"format_version": int, "rows": int, "batches": int, "complete": bool, "arrays": list}
+    fields = {"format_version": int, "rows": int, "batches": int, "first": int, "complete": bool, "arrays": list}
     if not isinstance(record, dict) or any(type(record.get(name)) is not kind for name, kind in fields.items()):
         raise FileFormatError(f"{place / RECORD} is damaged.")
     if record["format_version"] != FORMAT_VERSION:
@@ -71,14 +71,28 @@ def open_array(place: Path, name: str, n_rows: int) -> NDArray[Any]:
 
 
 class OutputsWriter:
-    """Appends the outputs of batches to the files of a folder."""
+    """Appends the outputs of batches to the files of a folder.
+
+    Attributes
+    ----------
+    rows, batches : int
+        What the folder holds.
+    first : int
+        Rows of its first batch.
+    complete : bool
+        Whether it holds all batches of a loader.
+    arrays : list of str
+        Names of the arrays.
+    """
 
     def __init__(self, place: Path) -> None:
         self.place = place
         record = read_record(place) if (place / RECORD).exists() else {}
         self.rows: int = record.get("rows", 0)
         self.batches: int = record.get("batches", 0)
-        self._arrays: list[str] = record.get("arrays", [])
+        self.first: int = record.get("first", 0)
+        self.complete: bool = record.get("complete", False)
+        self.arrays: list[str] = record.get("arrays", [])
         self._committed = self.rows
         self._files: dict[str, BinaryIO] = {}
         self._empty: dict[str, NDArray[Any]] = {}  # arrays without rows, for their types and widths
@@ -93,6 +107,7 @@ class OutputsWriter:
             raise InvalidInputError("batches", expected, got=got)
         for name, rows in arrays.items():
             self._files[name].write(np.ascontiguousarray(rows).data)
+        self.first = self.first or len(arrays["logits"])
         self.rows, self.batches = self.rows + len(arrays["logits"]), self.batches + 1
         if self.rows - self._committed >= ROWS_PER_COMMIT:
             self.commit(complete=False)
@@ -110,8 +125,9 @@ class OutputsWriter:
             "format_version": FORMAT_VERSION,
             "rows": self.rows,
             "batches": self.batches,
+            "first": self.first,
             "complete": complete,
-            "arrays": self._arrays,
+            "arrays": self.arrays,
         }
         write_whole(self.place / RECORD, json.dumps(record).encode())
         self._committed = self.rows
@@ -122,8 +138,10 @@ class OutputsWriter:
             file.close()
 
     def _open(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Open the files behind the last complete row."""
-        self._arrays = list(arrays)
+        """Open the files behind the last complete row; the record is written first, so that files belong to one."""
+        self.arrays = list(arrays)
+        if not self.rows:
+            self.commit(complete=False)
         self._empty = {name: rows[:0] for name, rows in arrays.items()}
         for name, rows in arrays.items():
             file = self._files[name] = (self.place / f"{name}.npy").open("r+b" if self.rows else "w+b")
@@ -138,7 +156,15 @@ def outputs_writer(folder: str | os.PathLike[str]) -> Iterator[OutputsWriter]:
     place = check_path(folder, "to")
     if place.exists() and not place.is_dir():
         raise InvalidInputError("to", "must be a folder", got=f"the file {place}")
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        foreign = [] if (place / RECORD).exists() else [path.name for path in place.glob("*.npy")]
+    except OSError as error:
+        got = f"{place}: {error.strerror}"
+        raise InvalidInputError("to", "must be a folder that can be written", got=got) from error
+    if foreign:
+        got = f"{place}, which holds {', '.join(sorted(foreign))}"
+        raise InvalidInputError("to", "must be a new folder, or one that extract wrote", got=got)
     with locked_folder(place):
         writer = OutputsWriter(place)
         try:

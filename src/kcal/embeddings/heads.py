@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from kcal.embeddings.batches import call
+from kcal.embeddings.batches import run_network
 from kcal.errors import InvalidInputError
 from kcal.validation import look_like_probabilities, shown
 
@@ -72,26 +72,28 @@ class LayerHead:
     ----------
     name : str
         Name of the layer, as in ``network.get_submodule(name)``.
-    logits : str or int, optional
+    logits_key : str or int, optional
         Key, attribute or position of the logits in the output; None if the output is the logits.
-    call : int
+    call_index : int
         Which of its calls in a forward pass counts.
     gives_logits : bool
         Whether the output of the layer is the logits. Otherwise the user chose the layer.
     """
 
     name: str
-    logits: str | int | None = None
-    call: int = 0
+    logits_key: str | int | None = None
+    call_index: int = 0
     gives_logits: bool = True
 
     def outputs(self, network: nn.Module, inputs: Any, *, verify: bool = False) -> Outputs:
         """Return the embeddings and logits of a batch; ``verify`` compares the layer's output with the logits."""
         with recorded({self.name: network.get_submodule(self.name)}) as calls:
-            logits = logits_in(call(network, inputs)).get(self.logits)
-        if logits is None or len(calls[self.name]) <= self.call:
+            logits = logits_in(run_network(network, inputs)).get(self.logits_key)
+        if logits is None or len(calls[self.name]) <= self.call_index:
             raise InvalidInputError("head", "must be called for every batch, as for the first", got=self.name)
-        made = calls[self.name][self.call]
+        made = calls[self.name][self.call_index]
+        if not self.gives_logits:
+            require_one_position(self.name, made, logits)
         if verify and self.gives_logits and not made.gives(logits):
             expected, remedy = "must give the logits of every batch", f"Pass another layer, {FUNCTION_REMEDY}"
             raise InvalidInputError("head", expected, got=f"{self.name}, whose output differs", remedy=remedy)
@@ -111,7 +113,7 @@ class FunctionHead:
         if not is_pair or not all(isinstance(part, torch.Tensor) for part in result):
             raise InvalidInputError("head", "must return two tensors, (embeddings, logits)", got=shown(result))
         embeddings, logits = result
-        if embeddings.ndim != 2 or logits.ndim != 2 or len(embeddings) != len(logits):
+        if embeddings.ndim != 2 or logits.ndim != 2 or embeddings.shape[0] != logits.shape[0]:
             expected = "must return embeddings (n, h) and logits (n, n_classes)"
             got = f"shapes {tuple(embeddings.shape)} and {tuple(logits.shape)}"
             raise InvalidInputError("head", expected, got=got, remedy="Pool the tokens or pixels of a sample.")
@@ -121,7 +123,7 @@ class FunctionHead:
 def get_head(head: Any, network: nn.Module, inputs: Any) -> Head:
     """Return a head: found in the network if ``head`` is None, or given as a name, a layer or a function.
 
-    ``inputs`` are those of any batch; the network runs twice on it.
+    ``inputs`` are those of any batch, on which the network runs once or twice.
     """
     if head is None:
         return find_head(network, inputs)
@@ -143,17 +145,21 @@ def find_head(network: nn.Module, inputs: Any) -> LayerHead:
     InvalidInputError
         If there is no such layer, or more than one; the message lists the candidates.
     """
-    widths = {logits.shape[1] for logits in logits_in(call(network, inputs)).values()}
+    widths = {logits.shape[1] for logits in logits_in(run_network(network, inputs)).values()}
     layers = linear_layers(network)
     wide = {name: layer for name, layer in layers.items() if n_outputs(layer) in widths}
     with recorded(wide) as calls:
-        logits = logits_in(call(network, inputs))
+        logits = logits_in(run_network(network, inputs))
     heads = [head for name in wide for head in matching_heads(name, calls[name], logits)]
+    if len(logits) > 1:
+        heads = [head for head in heads if _explains(head, calls[head.name][head.call_index], logits)]
     if len(heads) == 1:
         return heads[0]
     reason = "is needed: no linear layer of the network has the network's output as its own"
     if heads:
         reason = "is needed: several layers have the network's output as their own"
+    elif len(logits) > 1:
+        reason = f"is needed: the network has several outputs, {', '.join(map(repr, logits))}"
     names = [head.name for head in heads] or list(wide) or list(layers)
     remedy = f"Pass head= with the name of the layer, {FUNCTION_REMEDY}"
     if not heads and any(look_like_probabilities(values) for values in logits.values()):
@@ -165,7 +171,7 @@ def named_head(head: str | nn.Module, network: nn.Module, inputs: Any) -> LayerH
     """Return the head that the user has named."""
     modules = dict(network.named_modules())
     name = head if isinstance(head, str) else next((key for key, part in modules.items() if part is head), None)
-    if name is None or name not in modules or name == "":
+    if name is None or name not in modules:
         got = shown(head) if isinstance(head, str) else f"a {type(head).__name__}"
         near = ", ".join(list(linear_layers(network))[-MAX_LISTED:])
         remedy = f"Its last linear layers: {near}." if near else ""
@@ -176,7 +182,7 @@ def named_head(head: str | nn.Module, network: nn.Module, inputs: Any) -> LayerH
         got, remedy = f"{name}, a {type(layer).__name__}", f"Pass a linear layer, {FUNCTION_REMEDY}"
         raise InvalidInputError("head", expected, got=got, remedy=remedy)
     with recorded({name: layer}) as calls:
-        logits = logits_in(call(network, inputs))
+        logits = logits_in(run_network(network, inputs))
     heads = matching_heads(name, calls[name], logits)
     return heads[0] if heads else chosen_head(name, calls[name], logits)
 
@@ -184,8 +190,8 @@ def named_head(head: str | nn.Module, network: nn.Module, inputs: Any) -> LayerH
 def matching_heads(name: str, calls: list[LayerCall], logits: Logits) -> list[LayerHead]:
     """Return the heads that a layer is: one for each matrix of the network's output that is the layer's own."""
     heads = {
-        place: LayerHead(name, place, index)
-        for place, values in logits.items()
+        key: LayerHead(name, key, index)
+        for key, values in logits.items()
         for index, made in enumerate(calls)
         if made.gives(values)
     }
@@ -199,14 +205,19 @@ def chosen_head(name: str, calls: list[LayerCall], logits: Logits) -> LayerHead:
         expected = "must be called once, in a network with one output, if its output is not the logits"
         got = f"{name}, called {len(calls)} times, and {len(logits)} outputs"
         raise InvalidInputError("head", expected, got=got, remedy=remedy)
-    place, values = next(iter(logits.items()))
-    shape = tuple(calls[0].inputs.shape)
-    if shape[:2] != (len(values), 1):
+    key, values = next(iter(logits.items()))
+    require_one_position(name, calls[0], values)
+    return LayerHead(name, key, gives_logits=False)
+
+
+def require_one_position(name: str, made: LayerCall, logits: torch.Tensor) -> None:
+    """Raise if a layer has more than one input (a token, a pixel) per sample."""
+    shape = tuple(made.inputs.shape)
+    if shape[:2] != (logits.shape[0], 1):
         expected = "must have one embedding per sample"
         got = f"{name}, whose input has the shape (samples, positions, features) = {shape}"
         remedy = "Pass a function that pools the positions and returns (embeddings, logits)."
         raise InvalidInputError("head", expected, got=got, remedy=remedy)
-    return LayerHead(name, place, gives_logits=False)
 
 
 def is_linear(layer: nn.Module) -> bool:
@@ -218,7 +229,7 @@ def is_linear(layer: nn.Module) -> bool:
 
 def linear_layers(network: nn.Module) -> dict[str, nn.Module]:
     """Return the linear layers of a network by name."""
-    return {name: layer for name, layer in network.named_modules() if name and is_linear(layer)}
+    return {name: layer for name, layer in network.named_modules() if is_linear(layer)}
 
 
 def n_outputs(layer: nn.Module) -> int:
@@ -270,8 +281,9 @@ def recorded(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[LayerCa
         def record(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             if threading.get_ident() == thread and inputs:
                 spatial = isinstance(layer, CONVOLUTIONS)
-                # A copy of the output: what follows may change it in place.
-                calls[name].append(LayerCall(by_position(inputs[0], spatial), by_position(output, spatial).clone()))
+                # Copies: what follows may change the tensors in place.
+                rows = (by_position(part, spatial).clone() for part in (inputs[0], output))
+                calls[name].append(LayerCall(*rows))
 
         return record
 
@@ -285,7 +297,16 @@ def by_position(tensor: torch.Tensor, spatial: bool) -> torch.Tensor:
     """Return a tensor as (n, n_positions, n_features); the features of a convolution are the second axis."""
     if spatial:
         return tensor.flatten(2).transpose(1, 2)
-    return tensor.reshape(tensor.shape[0], -1, tensor.shape[-1])
+    if tensor.ndim <= 2:
+        return tensor.unsqueeze(-2) if tensor.ndim == 2 else tensor[None, None]
+    return tensor.flatten(1, -2)
+
+
+def _explains(head: LayerHead, made: LayerCall, logits: Logits) -> bool:
+    """Return whether all other matrices in the output of a network are the embeddings of the head."""
+    embeddings = made.embeddings(logits[head.logits_key])
+    others = [values for key, values in logits.items() if key != head.logits_key]
+    return all(values.shape == embeddings.shape and bool(_equal(values, embeddings).all()) for values in others)
 
 
 def _listed(names: list[str], layers: Mapping[str, nn.Module], calls: Mapping[str, list[LayerCall]]) -> str:

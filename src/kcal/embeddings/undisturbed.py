@@ -33,25 +33,28 @@ def device_of(network: nn.Module) -> torch.device:
 
 @contextmanager
 def undisturbed(network: nn.Module) -> Iterator[None]:
-    """Run the block in evaluation and inference mode; restore the modes of all modules and the random states after it.
+    """Run the block in evaluation mode; restore the modes of all modules and the random states after it.
 
-    What is compiled runs uncompiled, so that hooks see every layer.
+    What is compiled runs uncompiled, so that hooks see every layer. The block may run the network in inference mode:
+    tensors that the network caches there are replaced at the end.
     """
     with _random_states(), _uncompiled(), evaluation_mode(network):
         try:
-            with torch.inference_mode():
-                yield
+            yield
         finally:
             _release_inference_tensors(network)
 
 
 @contextmanager
 def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """Run the block in evaluation mode; restore the modes of all modules after it."""
+    """Run the block in evaluation mode; restore the modes of all modules after it.
+
+    ``eval()`` is not called: some modules do more in it than to change their mode, such as to merge weights.
+    """
     training = [module for module in network.modules() if module.training]
     try:
-        if training:
-            network.eval()
+        for module in training:
+            module.training = False
         yield
     finally:
         for module in training:
@@ -83,7 +86,11 @@ def _uncompiled() -> AbstractContextManager[Any]:
 def _release_inference_tensors(network: nn.Module) -> None:
     """Replace what the network has cached in inference mode: autograd refuses such tensors ever after."""
     for module in network.modules():
-        for values in (vars(module), vars(module)["_buffers"]):
-            for name, value in values.items():
+        containers: list[Any] = [vars(module)]
+        while containers:
+            values = containers.pop()
+            for key, value in list(values.items() if isinstance(values, dict) else enumerate(values)):
                 if isinstance(value, torch.Tensor) and value.is_inference():
-                    values[name] = value.clone()
+                    values[key] = value.clone()
+                elif isinstance(value, dict | list) and key not in ("_modules", "_parameters"):
+                    containers.append(value)

@@ -48,7 +48,8 @@ def buffer(name: str, like: torch.Tensor, shape: tuple[int, ...] | torch.Size) -
     size, key = int(torch.Size(shape).numel()), (name, like.dtype, like.device)
     held = _buffers.held.get(key)
     if held is None or held.numel() < size:
-        held = _buffers.held[key] = like.new_empty(size)
+        with torch.inference_mode(False):  # otherwise it could not be written to in another mode
+            held = _buffers.held[key] = like.new_empty(size)
     return held[:size].view(shape)
 
 

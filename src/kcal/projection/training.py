@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kcal.errors import InvalidInputError
+from kcal.modes import with_gradients
 from kcal.progress import progress_bar
 from kcal.projection.episodes import PaperEpisodes, StratifiedBatches
 from kcal.projection.modules import NormalisedReduction, build_projection, choose_dimension, seeded
@@ -88,6 +89,7 @@ class TrainingSamples:
     groups: NDArray[np.int64] | None = None
 
 
+@with_gradients()
 def train_projection(
     embeddings: Any,
     labels: Any,

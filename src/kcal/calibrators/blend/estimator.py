@@ -30,6 +30,7 @@ from kcal.calibrators.logit_base import encode_columns, fitted, to_log_probs
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
+from kcal.modes import with_gradients
 from kcal.projection import ARCHITECTURES, TrainedProjection
 from kcal.threads import threads_for
 from kcal.validation import (
@@ -166,6 +167,7 @@ class KCalBlend(EmbeddingCalibrator):
         self.head = head
         self.representation = representation
 
+    @with_gradients()
     def fit(
         self,
         X: Any,

@@ -16,6 +16,7 @@ from kcal.calibrators.kcal.samples import Samples, TrainingSet, check_samples, c
 from kcal.calibrators.kcal.state import read_parameters, refuse_unused_projection, stored_parameters
 from kcal.calibrators.model_state import Stored, StoredModel, Tensors
 from kcal.errors import InvalidInputError
+from kcal.modes import without_autocast
 from kcal.projection import Recipe, get_recipe, needs_training
 from kcal.validation import check_device, column_names
 
@@ -58,6 +59,7 @@ class EmbeddingCalibrator(Calibrator):
         """Return how kernel density estimates are fitted; ``options`` are the kernel and the bandwidth."""
         return EstimateOptions(self.dimension, self.training_recipe(), self.seed, self.progress, **options)
 
+    @without_autocast()
     def log_evidence(self, X: Any) -> Any:
         """Return the log density of the calibration set (in the first metric of a blend) at each row, (n,).
 
@@ -66,6 +68,7 @@ class EmbeddingCalibrator(Calibrator):
         rows, kind = self._check_rows(X)
         return kind.give_back(self.model_.log_evidence(self.as_embeddings(rows)))
 
+    @without_autocast()
     def evidence(self, X: Any) -> Any:
         """Return the share of calibration samples that have less evidence than each row, (n,), from 0 to 1.
 

@@ -27,6 +27,7 @@ from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel
+from kcal.modes import with_gradients
 from kcal.projection import Recipe, TrainedProjection, TrainingCurve
 from kcal.threads import threads_for
 from kcal.validation import ArrayKind, check_number, shown
@@ -144,6 +145,7 @@ class KCal(EmbeddingCalibrator):
         self.bandwidth_reference = bandwidth_reference
         self.smoothing = smoothing
 
+    @with_gradients()
     def fit(
         self,
         X: Any,
