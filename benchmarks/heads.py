@@ -58,21 +58,28 @@ def architectures(timm: Any) -> list[str]:
 
 
 def verdict(network: nn.Module, images: torch.Tensor) -> tuple[str, str]:
-    """Return "found", "refused" or "wrong" with an explanation; timm's own features decide."""
+    """Return "found", "refused" or "wrong" with an explanation.
+
+    A head is found if it is the classifier that timm names, gives the network's logits from the embeddings, and if
+    the embeddings are timm's own features, unless these are taken before further layers of the head.
+    """
     try:
         outputs = extract(network, [images])
     except InvalidInputError as error:
         return "refused", error.got
     network.eval()
+    known, embeddings = network.default_cfg.get("classifier", ""), torch.from_numpy(outputs.embeddings)
     with torch.inference_mode():
         head = find_head(network, images).name
-        features = network.forward_head(network.forward_features(images), pre_logits=True)
-    known = network.default_cfg.get("classifier", "")
-    same = features.numel() == outputs.embeddings.size and torch.allclose(
-        features.reshape(len(images), -1), torch.from_numpy(outputs.embeddings), rtol=1e-3, atol=1e-4
-    )
+        features = network.forward_head(network.forward_features(images), pre_logits=True).flatten(1)
+        layer, logits = network.get_submodule(head), network(images)
+        weight = layer.get_parameter("weight").flatten(1)
+        again = nn.functional.linear(embeddings, weight, layer.bias)
     is_named = head == known or head.startswith(f"{known}.")
-    return ("found" if same and is_named else "wrong"), f"{head}; timm: {known}, features {tuple(features.shape)}"
+    is_head = torch.allclose(again, logits, rtol=1e-3, atol=1e-4)
+    is_feature = features.shape != embeddings.shape or torch.allclose(features, embeddings, rtol=1e-3, atol=1e-4)
+    text = f"{head}, {tuple(embeddings.shape)}; timm: {known}, features {tuple(features.shape)}"
+    return ("found" if is_named and is_head and is_feature else "wrong"), text
 
 
 def main(console: Console) -> None:
@@ -101,3 +108,5 @@ def main(console: Console) -> None:
     console.print(table)
     console.print(", ".join(f"{result} {count}" for result, count in counts.items()), "(wrong must be 0)")
     del library
+    if counts["wrong"]:
+        raise SystemExit(1)
