@@ -1,12 +1,15 @@
 """The structure of the grid of all classes of one method."""
 
+from io import BytesIO
+
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from pictures import bars, boxes_inside, overconfident, rendered, whole
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import class_errors, reliability
-from kcal.plots import class_reliability_grid, reliability_diagram
+from kcal.plots import class_reliability_grid, reliability_diagram, reliability_grid
 from kcal.plots.style import OBSERVED
 
 LONG = "acute exacerbation of a chronic disease, unspecified, withaverylongwordthathasnospaceatall " * 3
@@ -112,3 +115,22 @@ def test_names_and_bins_must_be_as_many():
         class_reliability_grid(bins_of(2), class_names=["a", "b", "c"])
     with pytest.raises(InvalidInputError, match="class_names must have at least one name"):
         class_reliability_grid([], class_names=[])
+
+
+def test_a_panel_without_samples_does_not_move_the_others() -> None:
+    generator = np.random.default_rng(0)
+    probs = generator.dirichlet([1, 1, 1], 300)
+    labels = generator.integers(3, size=300)
+    rare = probs * [1, 1, 0.01]
+    rare /= rare.sum(axis=1, keepdims=True)
+
+    def panels(second: np.ndarray) -> list[tuple[float, ...]]:
+        rows = {
+            name: [reliability(rows, labels, of=k, bins=10, adaptive=False, threshold="max") for k in range(3)]
+            for name, rows in {"a": probs, "b": second}.items()
+        }
+        axes = reliability_grid(rows, ["x", "y", "z"])
+        axes[0, 0].get_figure(root=True).savefig(BytesIO())
+        return [ax.get_position().bounds for ax in axes.ravel()]
+
+    np.testing.assert_allclose(panels(rare), panels(probs), atol=0.02)

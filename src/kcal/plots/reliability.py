@@ -138,7 +138,8 @@ def draw_panel(ax: Axes, bins: ReliabilityBins, options: PanelOptions, *, marker
     if options.confidence is not None:
         low, high = merged.frequency_bands(options.confidence)
         ax.vlines(predicted, low[filled], high[filled], color=BAND, linewidth=0.4 + marker_size / 5, zorder=3)
-    ax.plot(predicted, observed, "o", color=BAND, markersize=marker_size, zorder=4, clip_on=False)
+    if filled.any():  # without points it would lie at the origin of the figure, and the layout would make room for it
+        ax.plot(predicted, observed, "o", color=BAND, markersize=marker_size, zorder=4, clip_on=False)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", anchor="N")
     return _draw_counts(ax, bins)
 
