@@ -10,6 +10,7 @@ from torch import nn
 from kcal.calibrators.blend.model import BlendFormula, BlendModel
 from kcal.calibrators.class_scores import network_log_probs
 from kcal.calibrators.kcal.module import EstimateModule, as_embeddings
+from kcal.calibrators.model_state import tensor
 from kcal.calibrators.modules import ModelTensors, PredictionModule, required
 from kcal.validation import unchecked_logits
 
@@ -21,6 +22,7 @@ class FixedFormula(BlendFormula):
     medians: tuple[torch.Tensor, ...] = ()
     middle: int = 0
     lacks_classes: bool = False
+    frequency_factors: torch.Tensor = tensor("classes", 1, optional=True)
 
     @classmethod
     def of(cls, model: BlendModel) -> FixedFormula:
