@@ -41,6 +41,11 @@ class PredictionModule(nn.Module):
         """Return the share of calibration samples with less evidence than each row, (n,)."""
         raise InvalidInputError("module", "is of a method without evidence", remedy="Use KCal or KCalBlend.")
 
+    @property
+    def evidence_step(self) -> float:
+        """Difference that one calibration sample more or less makes to the evidence, at most; 0 without evidence."""
+        return 0.0
+
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode: nothing here is trained."""
         return super().train(False)

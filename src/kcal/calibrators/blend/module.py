@@ -57,6 +57,15 @@ class BlendModule(PredictionModule):
 
     def evidence(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each row, (n,), in the first metric."""
+        return self._first.evidence(as_embeddings(embeddings))
+
+    @property
+    def evidence_step(self) -> float:
+        """Difference that one calibration sample more or less makes to the evidence, at most."""
+        return self._first.evidence_step
+
+    @property
+    def _first(self) -> EstimateModule:
         first = self.experts[0]
         assert isinstance(first, EstimateModule)
-        return first.evidence(as_embeddings(embeddings))
+        return first
