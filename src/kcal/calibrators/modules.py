@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from operator import is_
 from typing import Any, Self
 
 import torch
@@ -69,6 +70,7 @@ class ModelTensors(nn.Module):
         self._plain: dict[str, Any] = {}  # values of fields that are no tensors
         self._lengths: dict[str, int] = {}  # of fields that are tuples
         self._names = [entry.name for entry in fields(model)]
+        self._built: tuple[list[Any], Any] = ([], None)  # the parts of the last model, and it
         for name in self._names:
             value = getattr(model, name)
             if isinstance(value, tuple):
@@ -79,7 +81,18 @@ class ModelTensors(nn.Module):
                 self._hold(name, value)
 
     def model(self) -> Any:
-        """Return the model with the present tensors."""
+        """Return the model with the present tensors: the last one, unless a tensor was replaced since."""
+        if torch.compiler.is_compiling():
+            return self._build()
+        models = [part.model() for part in self._modules.values() if isinstance(part, ModelTensors)]
+        parts = [*self._buffers.values(), *models]
+        known, model = self._built
+        if model is None or not all(map(is_, parts, known)):
+            model = self._build()
+            self._built = (parts, model)
+        return model
+
+    def _build(self) -> Any:
         return self._model_class(**{name: self._field(name) for name in self._names})
 
     def _hold(self, name: str, value: Any) -> None:
