@@ -30,7 +30,7 @@ import calibrator_checks as checks
 from kcal import CalibratedClassifier, KCalBlend, load, save
 from kcal.calibrators import fit_on, predict_on
 from kcal.cli import app
-from kcal.deployment.export import HeadPredictor, metadata_of, write_onnx
+from kcal.deployment import HeadPredictor, metadata_of, write_onnx
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError
 from quick_blend import QUICK

@@ -70,6 +70,17 @@ def test_its_tensors_survive_copies_states_and_precisions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_replaced_tensors_count_at_once(name: str) -> None:
+    module, inputs = fitted(name).as_module(), inputs_of(fitted(name), *query_rows())
+    expected = module(*inputs)
+    changed = {key: 1.1 * value if value.is_floating_point() else value for key, value in module.state_dict().items()}
+    through_call = torch.func.functional_call(module, changed, inputs)
+    assert torch.equal(module(*inputs), expected)
+    module.load_state_dict(changed)
+    torch.testing.assert_close(module(*inputs), through_call, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_a_module_moves_to_a_device_as_a_whole(name: str) -> None:
     meta = [rows.to("meta") for rows in query_rows()]
     module = deepcopy(module_of(name)).to("meta")

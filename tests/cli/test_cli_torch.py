@@ -51,6 +51,11 @@ def test_export_writes_a_file_that_predicts_the_same(run, model, test_set):
     np.testing.assert_allclose(evidence, calibrator.evidence(queries), atol=3e-6)
 
 
+def test_export_makes_up_rows_without_data(run, model):
+    output = run("export", model, "--out", "head.onnx").output
+    assert "head.onnx: embeddings to probabilities, evidence, verified with onnxruntime" in output
+
+
 def test_export_refuses_other_suffixes_and_its_own_model(run, model, tmp_path):
     assert "--out must end in .onnx" in run("export", model, "--out", "head.txt", code=2).output
     assert "nowhere.kcal is not a file" in run("export", "nowhere.kcal", "--out", "head.onnx", code=1).output

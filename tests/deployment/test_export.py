@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import sys
 import warnings
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +22,9 @@ from torch import nn
 import kcal
 from conftest import N_CLASSES, Trained
 from kcal import CalibratedClassifier, ExportError, InvalidInputError, MissingExtraError
-from kcal.deployment import HeadPredictor, example_rows, export, metadata_of, write_onnx
+from kcal.calibrators import Calibrator
+from kcal.deployment import HeadPredictor, export, metadata_of, write_onnx
+from kcal.deployment.verification import MAX_ROWS, verification_batches, verify_onnx
 
 NAMES = ["ant", "bee", "cat", "dog"]
 
@@ -77,17 +83,115 @@ def test_a_file_that_differs_is_not_kept(
         return [output + 0.45 * (len(output) == 7) for output in run(session, names, feeds)]
 
     monkeypatch.setattr(onnxruntime.InferenceSession, "run", wrong)
-    with pytest.raises(ExportError, match=r"not written: its probabilities differ from torch by 0\.45 with 7 rows"):
+    with pytest.raises(ExportError, match=r"differs from torch, probabilities by 0\.45 with 7 rows"):
         scaled.to_onnx(path, trained.points)
     assert path.read_bytes() == b"an older file"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_numbers_that_are_not_finite_are_a_difference(scaled: CalibratedClassifier, trained: Trained) -> None:
-    predictor, example = export.NetworkPredictor.of(scaled, trained.points, has_evidence=False)
+    predictor = HeadPredictor(fitted_calibrator(scaled))
     session = SimpleNamespace(run=lambda *_: [np.full((1, N_CLASSES), np.nan, dtype=np.float32)])
-    with pytest.raises(ExportError, match="differ from torch by nan"):
-        export.verify_onnx(session, predictor, example, 1e-5)
+    with pytest.raises(ExportError, match="probabilities by nan with 1 rows"):
+        verify_onnx(session, predictor, [torch.randn(5, N_CLASSES)], 1e-5)
+
+
+def fitted_calibrator(classifier: CalibratedClassifier) -> Calibrator:
+    assert classifier.calibrator is not None
+    return classifier.calibrator
+
+
+def test_a_module_that_does_not_predict_as_its_calibrator_is_refused(
+    blend: CalibratedClassifier, trained: Trained, tmp_path: Path
+) -> None:
+    changed = deepcopy(blend)
+    changed.get_buffer("calibrated_head.formula.pool.weights")[0] += 0.5
+    message = "the module to export does not predict as its calibrator, probabilities by"
+    with pytest.raises(ExportError, match=message):
+        changed.to_onnx(tmp_path / "network.onnx", trained.points)
+    with pytest.raises(ExportError, match=message):
+        changed.to_exported(trained.points)
+    head = HeadPredictor(fitted_calibrator(blend))
+    head.get_buffer("head.experts.0.reference.log_densities").sub_(1.0)
+    outputs = blend.outputs(trained.points)
+    example = [torch.from_numpy(part) for part in (outputs.embeddings, outputs.logits)]
+    with pytest.raises(ExportError, match="as its calibrator, evidence by"):
+        write_onnx(head, example, tmp_path / "head.onnx", metadata={})
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_exported_program_that_differs_is_refused(
+    scaled: CalibratedClassifier, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = torch.export.export
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        module = traced(*arguments, **options).module()
+        return SimpleNamespace(
+            module=lambda: lambda rows: tuple(part + 0.1 * (len(rows) == 2) for part in module(rows))
+        )
+
+    monkeypatch.setattr(torch.export, "export", wrong)
+    with pytest.raises(ExportError, match=r"torch\.export differs from torch, probabilities by 0\.1 with 2 rows"):
+        scaled.to_exported(trained.points)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "message"),
+    [
+        (torch.export, "export", r"torch\.export does not follow the computation \(RuntimeError: no such operator\)"),
+        (torch.onnx, "export", r"torch\.onnx does not write the file \(RuntimeError: no such operator\)\. Replace"),
+        (onnxruntime, "InferenceSession", r"does not load the file \(RuntimeError: no such operator\)\. Try"),
+        (onnxruntime.InferenceSession, "run", r"does not run the file \(RuntimeError: no such operator\)\. Try"),
+    ],
+)
+def test_errors_of_other_packages_say_what_to_do(
+    owner: Any,
+    name: str,
+    message: str,
+    scaled: CalibratedClassifier,
+    trained: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such operator\n\nand a long trace")
+
+    monkeypatch.setattr(owner, name, fail)
+    with pytest.raises(ExportError, match=message) as caught:
+        scaled.to_onnx(tmp_path / "network.onnx", trained.points)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors_of_the_folder_name_the_file_that_was_asked_for(
+    scaled: CalibratedClassifier, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "models" / "network.onnx"
+    path.parent.mkdir()
+
+    def read_only(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path.parent / ".1234.onnx"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", read_only)
+        with pytest.raises(PermissionError) as denied:
+            scaled.to_onnx(path, trained.points)
+    write = torch.onnx.export
+
+    def vanish(*arguments: Any, **options: Any) -> None:
+        write(*arguments, **options)
+        shutil.rmtree(path.parent)
+
+    monkeypatch.setattr(torch.onnx, "export", vanish)
+    with pytest.raises(FileNotFoundError) as vanished:
+        scaled.to_onnx(path, trained.points)
+    assert denied.value.filename == vanished.value.filename == str(path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_large_example_is_cut_for_the_verification() -> None:
+    assert max(len(rows) for (rows,) in verification_batches([torch.zeros(10 * MAX_ROWS, 2)])) == MAX_ROWS
 
 
 def test_large_tensors_go_to_a_second_file(
@@ -95,9 +199,43 @@ def test_large_tensors_go_to_a_second_file(
 ) -> None:
     monkeypatch.setattr(export, "EXTERNAL_BYTES", 100)
     path = scaled.to_onnx(tmp_path / "network.onnx", trained.points)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["network.onnx", "network.onnx.data"]
+    assert files_of(tmp_path) == ["network.onnx", "network.onnx.data"]
     (probs,) = onnxruntime.InferenceSession(path).run(None, {"input": trained.points.numpy()})
     np.testing.assert_allclose(probs, scaled.predict_proba(trained.points), atol=1e-6)
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_the_old_file_is_valid_until_the_new_one_is_complete(
+    scaled: CalibratedClassifier, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "EXTERNAL_BYTES", 100)
+    path, feeds = tmp_path / "network.onnx", {"input": trained.points.numpy()}
+    scaled.to_onnx(path, trained.points)
+    expected = onnxruntime.InferenceSession(path).run(None, feeds)[0]
+    graph, replace = path.read_bytes(), Path.replace
+
+    def stop(source: Path, target: Path) -> Path:
+        if Path(target) == path:
+            raise OSError(errno.ENOSPC, "No space left on device", str(source))
+        return replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", stop)
+        with pytest.raises(OSError, match="No space left"):
+            scaled.to_onnx(path, trained.points)
+    assert files_of(tmp_path) == ["network.onnx", "network.onnx.data"]
+    assert path.read_bytes() == graph
+    scaled.to_onnx(path, trained.points)
+    assert len(files_of(tmp_path)) == 2  # the new graph and its tensors
+    assert not path.with_name("network.onnx.data").exists()
+    np.testing.assert_array_equal(onnxruntime.InferenceSession(path).run(None, feeds)[0], expected)
+    monkeypatch.setattr(export, "EXTERNAL_BYTES", 10**9)
+    path.with_name("other.onnx.data").write_bytes(b"of another file")
+    scaled.to_onnx(path, trained.points)
+    assert files_of(tmp_path) == ["network.onnx", "other.onnx.data"]
 
 
 def test_a_network_with_named_inputs_and_a_selected_token(tmp_path: Path) -> None:
@@ -136,7 +274,7 @@ def test_made_up_rows_verify_a_head_alone(method: str, trained: Trained, tmp_pat
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", kcal.HeldOutWarning)
         kcal.fit_on(calibrator, outputs)
-    predictor, rows = HeadPredictor(calibrator), example_rows(calibrator, 9)
+    predictor, rows = HeadPredictor(calibrator), calibrator.example_inputs(9)
     example = [rows[name] for name in predictor.names]
     path = write_onnx(predictor, example, tmp_path / "head.onnx", metadata=metadata_of(calibrator))
     queries = outputs.embeddings + 0.5 if method == "kcal" else outputs.logits + 0.5
@@ -152,7 +290,7 @@ def test_made_up_rows_verify_a_head_alone(method: str, trained: Trained, tmp_pat
         ({"example": "image"}, r"example must be 1 tensor\(s\) with the same number of rows: input"),
         ({"example": torch.empty(0, 6)}, "example must be 1 tensor"),
         ({"example": (torch.ones(2, 6), torch.ones(3, 6))}, r"2 tensor\(s\) with the same number of rows: input_0"),
-        ({"path": "nowhere/network.onnx"}, "path must be a file in an existing folder"),
+        ({"path": "nowhere/network.onnx"}, "path must be in an existing folder"),
         ({"tolerance": 0}, "tolerance must be a number greater than 0"),
     ],
 )

@@ -19,6 +19,7 @@ from kcal.modes import without_autocast
 from kcal.validation import check_choice, check_matrix, check_scores, check_seed, kind_of, row_fingerprints
 
 REPRESENTATIONS = ("logits", "probabilities")
+EXAMPLE_ROWS = 64
 
 
 class LoadArgumentError(InvalidInputError):
@@ -100,6 +101,14 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @abstractmethod
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
+
+    def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
+        """Return made-up rows like those of the calibration set, "embeddings", "logits" or both, as predictions take.
+
+        An exported file can be verified with them. They are the same at every call.
+        """
+        check_is_fitted(self)
+        return {"logits": example_logits(n_rows, self.n_features_in_, getattr(self, "representation_", "logits"))}
 
     @property
     def needs_logits_(self) -> bool:
@@ -238,6 +247,14 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, self.n_features_in_ = classes, n_features
         self._fingerprints = np.sort(prints.numpy().view(np.uint64))
         return self
+
+
+def example_logits(n_rows: int, n_columns: int, representation: str) -> torch.Tensor:
+    """Return random logits, (n_rows, n_columns), or probabilities; one column is that of the second of two classes."""
+    logits = 3.0 * torch.randn(n_rows, n_columns, generator=torch.Generator().manual_seed(0))
+    if representation == "logits":
+        return logits
+    return torch.sigmoid(logits) if n_columns == 1 else torch.softmax(logits, dim=1)
 
 
 def check_at_least_two(classes: NDArray[Any], owner: str) -> None:

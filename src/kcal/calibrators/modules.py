@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from operator import is_
 from typing import Any, Self
 
 import torch
@@ -41,6 +42,11 @@ class PredictionModule(nn.Module):
         """Return the share of calibration samples with less evidence than each row, (n,)."""
         raise InvalidInputError("module", "is of a method without evidence", remedy="Use KCal or KCalBlend.")
 
+    @property
+    def evidence_step(self) -> float:
+        """Difference that one calibration sample more or less makes to the evidence, at most; 0 without evidence."""
+        return 0.0
+
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode: nothing here is trained."""
         return super().train(False)
@@ -64,6 +70,7 @@ class ModelTensors(nn.Module):
         self._plain: dict[str, Any] = {}  # values of fields that are no tensors
         self._lengths: dict[str, int] = {}  # of fields that are tuples
         self._names = [entry.name for entry in fields(model)]
+        self._built: tuple[list[Any], Any] = ([], None)  # the parts of the last model, and it
         for name in self._names:
             value = getattr(model, name)
             if isinstance(value, tuple):
@@ -74,7 +81,18 @@ class ModelTensors(nn.Module):
                 self._hold(name, value)
 
     def model(self) -> Any:
-        """Return the model with the present tensors."""
+        """Return the model with the present tensors: the last one, unless a tensor was replaced since."""
+        if torch.compiler.is_compiling():
+            return self._build()
+        models = [part.model() for part in self._modules.values() if isinstance(part, ModelTensors)]
+        parts = [*self._buffers.values(), *models]
+        known, model = self._built
+        if model is None or not all(map(is_, parts, known)):
+            model = self._build()
+            self._built = (parts, model)
+        return model
+
+    def _build(self) -> Any:
         return self._model_class(**{name: self._field(name) for name in self._names})
 
     def _hold(self, name: str, value: Any) -> None:

@@ -15,9 +15,9 @@ def export(
     """Write a calibrator as an ONNX file: embeddings and logits in, probabilities (and evidence) out.
 
     The inputs are [cyan]embeddings[/], [cyan]logits[/] or both, as the method takes them, with any number of rows. The
-    file is verified with onnxruntime before it is kept: on rows of --data, or on rows made like the calibration set, at
-    several batch sizes, and far from them. A network and its calibration in one file are written in Python, by
-    CalibratedClassifier.to_onnx.
+    file is verified before it is kept, on rows of --data or on rows made like the calibration set: onnxruntime must
+    predict as the calibrator does, at several batch sizes, and as torch does far from these rows. A network and its
+    calibration in one file are written in Python, by CalibratedClassifier.to_onnx.
 
     [bold]Example[/]
 
@@ -29,14 +29,15 @@ def export(
     from kcal.cli.data import Source
     from kcal.cli.output import check_writable, console, shown
     from kcal.cli.samples import load_to_predict
-    from kcal.deployment import TOLERANCE, HeadPredictor, example_rows, metadata_of, write_onnx
+    from kcal.deployment import TOLERANCE, HeadPredictor, metadata_of, write_onnx
     from kcal.persistence import load_calibrator
 
     check_writable(out, (".onnx",), inputs=(model, data))
     calibrator = load_calibrator(model)
     predictor = HeadPredictor(calibrator)
-    rows = example_rows(calibrator)
-    if data is not None:
+    if data is None:
+        rows = calibrator.example_inputs()
+    else:
         samples = load_to_predict(calibrator, Source.from_options(data, {}, prefixes=("", "test_")))
         rows = {name: torch.as_tensor(getattr(samples, name)) for name in predictor.names}
     example = [rows[name].float() for name in predictor.names]

@@ -17,8 +17,10 @@ from sklearn.exceptions import NotFittedError
 from torch import nn
 
 from kcal.calibrators import Calibrator, PredictionModule, fit_on, make_calibrator, predict_on
-from kcal.deployment.export import TOLERANCE, NetworkPredictor, export_program, metadata_of, write_onnx
+from kcal.deployment.export import export_program, metadata_of, write_onnx
+from kcal.deployment.predictors import NetworkPredictor, calibrator_predictions
 from kcal.deployment.reference import check_network, head_from_reference, head_reference, network_reference
+from kcal.deployment.verification import TOLERANCE
 from kcal.embeddings import BatchReader, ClassifierOutputs, Head, check_order, extract_batches, get_head, read_outputs
 from kcal.embeddings.batches import SplitBatch
 from kcal.embeddings.heads import Outputs
@@ -208,32 +210,39 @@ class CalibratedClassifier(nn.Module):
         """Write the network and its calibration as one ONNX file, with any number of rows; return the path.
 
         Outputs are ``probabilities`` and, for KCal and its blend, ``evidence``; the metadata name classes, method and
-        version. The file is kept only if onnxruntime agrees with torch on the example, at several batch sizes and far
-        from the calibration set.
+        version. The file is kept only if it is right: on the example, the module predicts as the calibrator, and
+        onnxruntime as the module, at several batch sizes and far from the calibration set.
 
         Parameters
         ----------
         path : path
             The file. Beyond 1 GB the tensors go to a second file beside it, PATH.data.
         example : tensor, tuple of tensors or mapping of tensors
-            Real inputs of the network, one row or more.
+            Real inputs of the network, one row or more; the first 256 are used.
         tolerance : float
-            Largest difference of a probability or of the evidence.
+            Largest difference of a probability or of the evidence; :func:`kcal.deployment.write_onnx` has the details.
         """
         predictor, parts = self._predictor(example)
         return write_onnx(predictor, parts, path, metadata=metadata_of(self._fitted()[0]), tolerance=tolerance)
 
     def to_exported(self, example: Any) -> torch.export.ExportedProgram:
-        """Return the program of ``torch.export``, with any number of rows; ``example`` as in :meth:`to_onnx`."""
+        """Return the program of ``torch.export``, with any number of rows; ``example`` as in :meth:`to_onnx`.
+
+        It is verified as the file of :meth:`to_onnx` is.
+        """
         return export_program(*self._predictor(example))
 
     def _predictor(self, example: Any) -> tuple[NetworkPredictor, tuple[torch.Tensor, ...]]:
         """Return what is exported, on the CPU and with its head found, and its example."""
-        calibrator, _ = self._fitted()
+        self._fitted()
         classifier = self if device_of(self.network).type == "cpu" else deepcopy(self).cpu()
-        predictor, parts = NetworkPredictor.of(classifier, example, has_evidence=calibrator.has_evidence)
+        predictor, parts = NetworkPredictor.of(classifier, example, expected=classifier.without_module)
         classifier.locate_head(example)
         return predictor, parts
+
+    def without_module(self, *inputs: Any, **named_inputs: Any) -> tuple[torch.Tensor, ...]:
+        """Return probabilities and, if the method has it, evidence, by the calibrator itself: exports must equal it."""
+        return calibrator_predictions(self._fitted()[0], *self._embeddings_and_logits(inputs, named_inputs))
 
     def locate_head(self, inputs: Any) -> None:
         """Find the last layer by the inputs of a batch, if it is not known yet."""

@@ -22,7 +22,8 @@ def atomic_path(path: str | os.PathLike[str], *, name: str = "path") -> Iterator
     """Yield the path of a temporary file that replaces ``path`` when the block ends without an error.
 
     The temporary file lies in the folder of ``path``, ends in the same suffix and has an unpredictable name. On any
-    error it is removed and ``path`` stays as it was. A symbolic link is followed: its target is replaced. An existing
+    error it is removed and ``path`` stays as it was. Errors about it, and about files and folders whose names begin
+    with its name, are raised as errors about ``path``. A symbolic link is followed: its target is replaced. An existing
     file keeps its mode; a new one has the mode that the umask gives. ``name`` is that of the argument in errors.
     """
     given = check_path(path, name)
@@ -41,7 +42,7 @@ def atomic_path(path: str | os.PathLike[str], *, name: str = "path") -> Iterator
         temporary.replace(target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary), temporary):
+        if isinstance(error, OSError) and error.errno and _is_own(error.filename, temporary):
             raise _about(given, error) from error
         raise
 
@@ -87,6 +88,11 @@ def _create_beside(target: Path, mode: int) -> Path:
     temporary = target.parent / f".{secrets.token_hex(8)}{suffix}"
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     return temporary
+
+
+def _is_own(filename: Any, temporary: Path) -> bool:
+    """Return whether an error is about the temporary file, one whose name begins with its name, or no file at all."""
+    return filename is None or str(filename).startswith(str(temporary))
 
 
 def _about(path: Path, error: OSError) -> OSError:

@@ -54,7 +54,7 @@ class DirectSums(nn.Module):
         lengths = [self.dimension * bandwidth**2 for bandwidth in bandwidths]
         volumes = [support.log_total_weight + kernel.log_volume(b, self.dimension) for b in bandwidths]
         buffers = {
-            "points": points,
+            "points": points.T.contiguous().T,  # stored by feature: the product with one query is twice as fast
             "centre": centre,
             "half_squares": -0.5 * points.square().sum(dim=1),
             "codes": codes,
@@ -79,11 +79,10 @@ class DirectSums(nn.Module):
         centred = queries.double() - self.centre
         products = torch.addmm(self.half_squares, centred, self.points.T)  # (n_query, n_support)
         largest = products.amax(dim=1, keepdim=True)
-        squares = centred.square().sum(dim=1, keepdim=True)
-        below, nearest = products - largest, (largest - 0.5 * squares).clamp_max(0.0)
+        lengths = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+        below, nearest = products - largest, (largest - 0.5 * lengths.square()).clamp_max(0.0)
         # the largest rate at which rounding moves no exponent by more than the resolution
-        reach = self.radius * (squares.sqrt() + self.radius)
-        finest = numerics.RESOLUTION / torch.finfo(torch.float64).eps / reach
+        finest = numerics.RESOLUTION / torch.finfo(torch.float64).eps / self.radius / (lengths + self.radius)
         exponents, offsets = self._exponents(below, nearest, finest, rates[:, None, None])
         # exponentials that are not normal numbers are many times slower
         lowest = numerics.lowest_exponent(self.weights.dtype)

@@ -68,6 +68,11 @@ def at_unit_length(embeddings: torch.Tensor) -> torch.Tensor:
     return directions
 
 
+def elu(values: torch.Tensor) -> torch.Tensor:
+    """Return x above 0 and exp(x) − 1 below; torch's own operator has no double precision in onnxruntime."""
+    return torch.where(values > 0, values, torch.expm1(values.clamp_max(0.0)))
+
+
 def _principal_axes(centred: torch.Tensor, reduce: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
     """Return at most d leading axes, (≤ d, h), with fixed signs, and the variances along them."""
     covariance = (centred.T @ centred / len(centred)).cpu().double()
@@ -88,7 +93,7 @@ class SkipProjection(NormalisedReduction):
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Map (n, h) to (n, d)."""
         reduced = super().forward(embeddings)
-        bent: torch.Tensor = self.bend(nn.functional.elu(reduced))
+        bent: torch.Tensor = self.bend(elu(reduced))
         return reduced + bent
 
     @torch.no_grad()

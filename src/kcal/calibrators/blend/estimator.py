@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from kcal.calibrators.base import CalibratorState
-from kcal.calibrators.blend.experts import check_factors, fit_experts
+from kcal.calibrators.base import EXAMPLE_ROWS, CalibratorState, example_logits
+from kcal.calibrators.blend.experts import Expert, check_factors, fit_experts
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.head import LinearHead
 from kcal.calibrators.blend.model import BlendModel
@@ -233,6 +233,18 @@ class KCalBlend(EmbeddingCalibrator):
         """Return the prediction as a torch module of embeddings and, if it was fitted with them, logits."""
         check_is_fitted(self)
         return BlendModule(self.model_)
+
+    def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
+        """Return made-up rows like those of the calibration set and, if it was fitted with them, random logits."""
+        rows = super().example_inputs(n_rows)
+        if self.needs_logits_:
+            rows["logits"] = example_logits(n_rows, len(self.classes_), self.model_.representation)
+        return rows
+
+    @property
+    def first_estimate(self) -> Expert:
+        """The kernel density estimate by which the evidence is measured: that of the first metric."""
+        return self.model_.experts[0]
 
     def gate(self, X: Any) -> Any:
         """Return g, (n,): near 1 where calibration samples lie, near 0 where the fallback decides.

@@ -83,6 +83,11 @@ class BlendFormula(StoredModel, ABC):
     def lacks_classes(self) -> bool:
         """Whether there are classes without calibration samples."""
 
+    @property
+    @abstractmethod
+    def frequency_factors(self) -> torch.Tensor:
+        """Factors of class sums that lead from the counted to the estimated class frequencies, (n_classes, 1)."""
+
     def inputs_of(self, class_sums: tuple[ClassSums, ...], log_probs: torch.Tensor | None) -> BlendInputs:
         """Return the inputs of the formula, from the sums of the experts and log probabilities of the network."""
         sums = tuple([self.at_estimated_frequencies(part) for part in class_sums])
@@ -127,13 +132,7 @@ class BlendFormula(StoredModel, ABC):
 
     def at_estimated_frequencies(self, sums: ClassSums) -> ClassSums:
         """Return class sums scaled from the counted to the estimated class frequencies, in place."""
-        return ClassSums(sums.sums.mul_(self._frequency_factors.to(sums.sums)), sums.offsets)
-
-    @cached_property
-    def _frequency_factors(self) -> torch.Tensor:
-        """Factor of the sums of each class, (n_classes, 1)."""
-        counted = torch.where(self.sample_frequencies > 0, self.sample_frequencies, self.frequencies)
-        return (self.frequencies / counted).clamp_max(MAX_FREQUENCY_FACTOR)[:, None]
+        return ClassSums(sums.sums.mul_(self.frequency_factors.to(sums.sums)), sums.offsets)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -164,6 +163,12 @@ class BlendModel(BlendFormula):
     def lacks_classes(self) -> bool:
         """Whether there are classes without calibration samples."""
         return bool((self.sample_frequencies == 0).any())
+
+    @cached_property
+    def frequency_factors(self) -> torch.Tensor:
+        """Factors of class sums that lead from the counted to the estimated class frequencies, (n_classes, 1)."""
+        counted = torch.where(self.sample_frequencies > 0, self.sample_frequencies, self.frequencies)
+        return (self.frequencies / counted).clamp_max(MAX_FREQUENCY_FACTOR)[:, None]
 
     @property
     def names(self) -> list[str]:

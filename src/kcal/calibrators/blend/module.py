@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -10,8 +11,11 @@ from torch import nn
 from kcal.calibrators.blend.model import BlendFormula, BlendModel
 from kcal.calibrators.class_scores import network_log_probs
 from kcal.calibrators.kcal.module import EstimateModule, as_embeddings
+from kcal.calibrators.model_state import StoredModel, tensor
 from kcal.calibrators.modules import ModelTensors, PredictionModule, required
 from kcal.validation import unchecked_logits
+
+ModelT = TypeVar("ModelT", bound=StoredModel)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -21,11 +25,26 @@ class FixedFormula(BlendFormula):
     medians: tuple[torch.Tensor, ...] = ()
     middle: int = 0
     lacks_classes: bool = False
+    frequency_factors: torch.Tensor = tensor("classes", 1, optional=True)
 
     @classmethod
     def of(cls, model: BlendModel) -> FixedFormula:
-        """Return the formula of a model."""
-        return cls(**{entry.name: getattr(model, entry.name) for entry in fields(cls)})
+        """Return the formula of a model, with its tensors in the precision of the kernel sums."""
+        formula = cls(**{entry.name: getattr(model, entry.name) for entry in fields(cls)})
+        dtype = model.experts[0].support.points.dtype
+        return replace(
+            in_precision(formula, dtype),
+            medians=tuple([median.to(dtype) for median in model.medians]),
+            pool=in_precision(model.pool, dtype),
+            network=tuple([in_precision(part, dtype) for part in model.network]),
+            prior=model.prior,
+        )
+
+
+def in_precision(model: ModelT, dtype: torch.dtype) -> ModelT:
+    """Return a model with those of its fields that are tensors in another precision."""
+    values = {entry.name: getattr(model, entry.name) for entry in fields(model)}
+    return replace(model, **{name: value.to(dtype) for name, value in values.items() if torch.is_tensor(value)})
 
 
 class BlendModule(PredictionModule):
@@ -55,6 +74,15 @@ class BlendModule(PredictionModule):
 
     def evidence(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each row, (n,), in the first metric."""
+        return self._first.evidence(as_embeddings(embeddings))
+
+    @property
+    def evidence_step(self) -> float:
+        """Difference that one calibration sample more or less makes to the evidence, at most."""
+        return self._first.evidence_step
+
+    @property
+    def _first(self) -> EstimateModule:
         first = self.experts[0]
         assert isinstance(first, EstimateModule)
-        return first.evidence(as_embeddings(embeddings))
+        return first

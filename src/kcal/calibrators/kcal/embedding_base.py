@@ -9,8 +9,10 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.base import Calibrator, CalibratorState, check_at_least_two, refuse_extra
+from kcal.calibrators.base import EXAMPLE_ROWS, Calibrator, CalibratorState, check_at_least_two, refuse_extra
+from kcal.calibrators.kcal.example_rows import example_rows
 from kcal.calibrators.kcal.learning import EstimateOptions
+from kcal.calibrators.kcal.model import KernelEstimate
 from kcal.calibrators.kcal.parameters import check_learned_projection
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, check_samples, check_training_set, known_labels
 from kcal.calibrators.kcal.state import read_parameters, refuse_unused_projection, stored_parameters
@@ -81,6 +83,21 @@ class EmbeddingCalibrator(Calibrator):
         """
         rows, kind = self._check_rows(X)
         return kind.give_back(self.model_.evidence(self.as_embeddings(rows)))
+
+    def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
+        """Return made-up rows like those of the calibration set; their projections lie among the support points."""
+        check_is_fitted(self)
+        estimate, n_features = self.first_estimate, self.n_features_in_
+        if self.inputs != "logits":
+            return {"embeddings": example_rows(estimate, n_rows, n_features, self.as_embeddings)}
+        rows = example_rows(estimate, n_rows, max(n_features, 2), self.as_embeddings)
+        return {"logits": rows[:, 1:] - rows[:, :1] if n_features == 1 else rows}  # one column: the log-odds
+
+    @property
+    def first_estimate(self) -> KernelEstimate:
+        """The kernel density estimate by which the evidence is measured."""
+        estimate: KernelEstimate = self.model_
+        return estimate
 
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""

@@ -35,6 +35,11 @@ class EstimateModule(nn.Module):
         shares: torch.Tensor = self.reference.model().shares(log_densities, embeddings)
         return shares.to(embeddings.dtype)
 
+    @property
+    def evidence_step(self) -> float:
+        """Difference that one calibration sample more or less makes to the evidence, at most."""
+        return 2.0 / max(len(self.reference.get_buffer("log_densities")), 1)
+
 
 class KCalModule(PredictionModule):
     """The prediction of KCal; logits are ignored."""
@@ -58,6 +63,11 @@ class KCalModule(PredictionModule):
     def evidence(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each row, (n,)."""
         return self.estimate.evidence(self.embeddings_of(embeddings, logits))
+
+    @property
+    def evidence_step(self) -> float:
+        """Difference that one calibration sample more or less makes to the evidence, at most."""
+        return self.estimate.evidence_step
 
     def embeddings_of(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor:
         """Return what the projection works on, (n, h)."""

@@ -1,0 +1,42 @@
+"""Every method as an ONNX file, fitted in double precision: operators must exist in onnxruntime in both precisions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from kcal import METHODS
+from kcal.deployment import HeadPredictor, metadata_of, write_onnx
+from module_cases import fitted, inputs_of, query_rows
+
+WITH_PROJECTION = ("kcal", "kcal-linear", "kcal-logits", "kcal-blend")
+
+
+def check_file(name: str, dtype: torch.dtype, path: Path) -> None:
+    """Check that the file of a method predicts as its calibrator."""
+    calibrator = fitted(name)
+    inputs = inputs_of(calibrator, *query_rows(dtype))
+    example = [part[:5] for part in inputs if part is not None]
+    predictor = HeadPredictor(calibrator)
+    write_onnx(predictor, example, path, metadata=metadata_of(calibrator))
+    queries = [part[5:40] for part in inputs if part is not None]
+    feeds = {key: part.numpy() for key, part in zip(predictor.names, queries, strict=True)}
+    found = onnxruntime.InferenceSession(path).run(None, feeds)
+    extra = {"logits": queries[1]} if len(queries) > 1 else {}
+    np.testing.assert_allclose(found[0], calibrator.predict_proba(queries[0], **extra), atol=2e-6)
+    if calibrator.has_evidence:
+        np.testing.assert_allclose(found[1], calibrator.evidence(queries[0]), atol=2e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_file_predicts_as_its_calibrator(name: str, tmp_path: Path) -> None:
+    check_file(name, torch.float32, tmp_path / "head.onnx")
+
+
+@pytest.mark.parametrize("name", WITH_PROJECTION)
+def test_a_file_of_double_precision_predicts_as_its_calibrator(name: str, tmp_path: Path) -> None:
+    check_file(name, torch.float64, tmp_path / "head.onnx")
