@@ -22,7 +22,7 @@ SECONDS = 60.0
 SHOWN_SECONDS = (1.0, 3.0, 10.0, 30.0, 60.0)
 FAST_STEPS = (50, 100, 200, 400, 800, 1600)
 """Budgets of the fast recipe; 400 is the default."""
-PAPER_BATCHES = tuple(50 * 2**power for power in range(20))
+PAPER_BATCHES = tuple(50 * 2**power for power in range(18))
 """Budgets of the paper's recipe; 500,000 are its default."""
 
 
