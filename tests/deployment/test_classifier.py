@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import NotFittedError
+from small_network import Network, Trained
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kcal
-from conftest import Network, Trained
 from kcal import CalibratedClassifier, InvalidInputError, KCalBlend
 
 NAMES = ["ant", "bee", "cat", "dog"]
@@ -251,7 +251,7 @@ def test_the_reference_is_text(model: CalibratedClassifier, tmp_path: Path) -> N
     reference = read_network_reference(model.save(tmp_path / "model.kcal"))
     assert reference is not None
     assert json.loads(json.dumps(reference)) == reference
-    assert reference["class"].endswith("conftest.Network")
+    assert reference["class"].endswith("small_network.Network")
     assert reference["head"] == {"name": "fc", "logits_key": None, "call_index": 0, "gives_logits": True}
 
 

@@ -17,10 +17,10 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from small_network import N_CLASSES, Trained
 from torch import nn
 
 import kcal
-from conftest import N_CLASSES, Trained
 from kcal import CalibratedClassifier, ExportError, InvalidInputError, MissingExtraError
 from kcal.calibrators import Calibrator
 from kcal.deployment import HeadPredictor, export, metadata_of, write_onnx
