@@ -6,6 +6,7 @@ to the model's own formula in ``forward``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import fields
 from operator import is_
@@ -20,7 +21,7 @@ from kcal.errors import InvalidInputError
 from kcal.validation import unchecked_logits
 
 
-class PredictionModule(nn.Module):
+class PredictionModule(nn.Module, ABC):
     """Calibrated probabilities of embeddings, (n, h), and logits, (n, n_classes); None for what a method does not use.
 
     The module equals ``predict_proba`` of the calibrator that it was made from, without checks and warnings, and works
@@ -34,9 +35,9 @@ class PredictionModule(nn.Module):
         super().__init__()
         self.training = False
 
+    @abstractmethod
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes)."""
-        raise NotImplementedError
 
     def evidence(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each row, (n,)."""

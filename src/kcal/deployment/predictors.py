@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ Outputs = tuple[torch.Tensor, ...]
 """Probabilities, (n, n_classes), and evidence, (n,), if the method has it."""
 
 
-class Predictor(nn.Module):
+class Predictor(nn.Module, ABC):
     """What is exported: named tensors to probabilities and, if the method has it, evidence.
 
     Attributes
@@ -40,9 +41,9 @@ class Predictor(nn.Module):
         """Names of the outputs."""
         return ["probabilities", "evidence"] if self.has_evidence else ["probabilities"]
 
+    @abstractmethod
     def expected(self, *inputs: torch.Tensor) -> Outputs:
         """Return the predictions of the calibrator itself, not of its module."""
-        raise NotImplementedError
 
 
 class HeadPredictor(Predictor):
