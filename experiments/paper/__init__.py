@@ -1,0 +1,1 @@
+"""The paper's data sets, networks and results: ``python -m experiments.paper``."""
