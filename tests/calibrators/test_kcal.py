@@ -258,6 +258,16 @@ def test_the_rule_scales_a_reference_bandwidth_by_the_power_law(problem: Any) ->
     )
     assert calibrator.bandwidth_ == pytest.approx(0.5 * 10 ** (1 / 10))
     assert calibrator.bandwidth_curve_ is None
+    assert calibrator.bandwidth_reference_ == (calibrator.bandwidth_, rarest)
+
+
+def test_the_rule_counts_effective_samples_and_takes_an_exponent(problem: Any) -> None:
+    weights = np.where(np.arange(len(problem.labels)) % 2, 3.0, 1.0)
+    sizes = [weights[problem.labels == k].sum() ** 2 / (weights[problem.labels == k] ** 2).sum() for k in range(3)]
+    rule = {"bandwidth": "rule", "bandwidth_reference": (0.5, 10.0), "bandwidth_exponent": -0.1}
+    calibrator = identity(**rule).fit(problem.embeddings, problem.labels, sample_weight=weights)
+    assert calibrator.bandwidth_ == pytest.approx(0.5 * (min(sizes) / 10.0) ** -0.1)
+    assert calibrator.bandwidth_reference_[1] == pytest.approx(min(sizes), rel=1e-5)  # weights are stored in single
 
 
 def test_predicting_for_support_rows_warns_and_finds_them(problem: Any) -> None:

@@ -35,6 +35,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ),
         ("bandwidth_reference", (1, None), "bandwidth_reference must be a pair of two positive"),
         ("bandwidth_reference", (1,), "bandwidth_reference must be a pair"),
+        ("bandwidth_exponent", 0.5, "bandwidth_exponent must be a number between -1 and 0; got 0.5"),
         ("prior", ["a", "b", "c"], "prior must be one number per class; got"),
         ("prior", {0: "a", 1: "b", 2: "c"}, "prior must be one number per class"),
         ("prior", [[1], [1, 2]], "prior must be one number per class"),

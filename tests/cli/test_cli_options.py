@@ -25,7 +25,7 @@ QUICK = ("-m", "kcal", "--projection", "identity")
         (("--seed", str(2**64)), "--seed must be an integer from 0 to"),
         (
             ("--bandwidth", "rule"),
-            "--bandwidth rule and --bandwidth-reference B,COUNT, such as 1.4,300, need each other",
+            "--bandwidth rule and --bandwidth-reference B,SIZE, such as 1.4,300, need each other",
         ),
         (("--bandwidth-reference", "1.4,300"), "--bandwidth rule and --bandwidth-reference"),
         (

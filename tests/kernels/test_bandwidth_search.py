@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from kernel_oracle import cloud
 
 from kcal.errors import BandwidthWarning, InvalidInputError
-from kcal.kernels import INTERVAL, KERNELS, LeaveOutLoss, scaled_bandwidth, search_bandwidth, sort_support
+from kcal.kernels import (
+    INTERVAL,
+    KERNELS,
+    LeaveOutLoss,
+    fit_bandwidth_law,
+    search_bandwidth,
+    size_of_rarest_class,
+    sort_support,
+)
 
 steady = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -156,27 +164,67 @@ def test_embeddings_that_tell_nothing_give_a_large_bandwidth():
 
 
 @steady
+@given(bandwidth=st.floats(1e-6, 1e6), reference=st.floats(0.5, 1e6), size=st.floats(0.5, 1e6), d=st.integers(1, 512))
+def test_the_law_of_one_search_is_the_theory_through_it(bandwidth, reference, size, d):
+    law = fit_bandwidth_law([bandwidth], [reference], dimension=d)
+    assert law.exponent == -1 / (d + 4)
+    expected = math.log(bandwidth) - (math.log(size) - math.log(reference)) / (d + 4)
+    assert math.log(law(size)) == pytest.approx(expected, abs=1e-12)
+
+
+@steady
 @given(
-    bandwidth=st.floats(0.01, 100), reference=st.integers(1, 10**6), count=st.integers(1, 10**6), d=st.integers(1, 128)
+    constant=st.floats(0.01, 100),
+    exponent=st.floats(-0.24, -0.01),
+    sizes=st.lists(st.integers(1, 10**6), min_size=2, max_size=6, unique=True),
 )
-def test_the_rule_is_the_power_law(bandwidth, reference, count, d):
-    scaled = scaled_bandwidth((bandwidth, reference), count, d)
-    assert math.log(scaled) == pytest.approx(
-        math.log(bandwidth) - (math.log(count) - math.log(reference)) / (d + 4), abs=1e-12
-    )
-    assert scaled_bandwidth((scaled, count), reference, d) == pytest.approx(bandwidth, rel=1e-12)
+def test_the_law_of_several_searches_finds_constant_and_exponent(constant, exponent, sizes):
+    law = fit_bandwidth_law([constant * size**exponent for size in sizes], sizes)
+    assert law.exponent == pytest.approx(exponent, abs=1e-6)
+    assert law.constant == pytest.approx(constant, rel=1e-4)
 
 
-def test_the_rule_keeps_its_reference_and_falls_with_the_count():
-    assert scaled_bandwidth((0.8, 100), 100, 32) == 0.8
-    assert scaled_bandwidth((1.0, 1), 32, 1) == pytest.approx(0.5, rel=1e-15)
-    assert scaled_bandwidth((1.0, 10), 40, 8) < 1.0 < scaled_bandwidth((1.0, 10), 4, 8)
+def test_a_fitted_exponent_is_neither_above_zero_nor_below_a_quarter():
+    assert fit_bandwidth_law([1.0, 2.0], [10, 100]).exponent == 0.0
+    assert fit_bandwidth_law([2.0, 0.1], [10, 100]).exponent == -0.25
 
 
-@pytest.mark.parametrize(("reference", "count"), [((0.0, 5), 5), ((1.0, 0), 5), ((1.0, 5), 0), ((-1.0, 5), 5)])
-def test_the_rule_refuses_what_is_not_positive(reference, count):
-    with pytest.raises(InvalidInputError, match="bandwidth_reference must be positive"):
-        scaled_bandwidth(reference, count, 3)
+def test_the_law_takes_a_known_exponent_and_the_geometric_mean_of_the_constants():
+    law = fit_bandwidth_law([1.0, 4.0], [10, 10], exponent=0.0)
+    assert law.constant == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("bandwidths", "sizes", "message"),
+    [
+        ([0.0], [5], "bandwidths must be positive"),
+        ([1.0], [0], "sizes must be positive"),
+        ([1.0], [math.inf], "sizes must be positive"),
+        ([], [], "bandwidths must be positive"),
+        ([1.0, 2.0], [5], "sizes must have one entry per bandwidth, 2; got 1"),
+        ([1.0, 2.0], [5, 5], "sizes must differ for the exponent to be fitted"),
+    ],
+)
+def test_the_law_refuses_searches_that_give_none(bandwidths, sizes, message):
+    with pytest.raises(InvalidInputError, match=message):
+        fit_bandwidth_law(bandwidths, sizes)
+
+
+def test_the_size_of_the_rarest_class_is_effective():
+    codes = np.repeat([0, 1, 3], [50, 40, 30])  # class 2 has no samples
+    assert size_of_rarest_class(codes, np.ones(120), 4) == 30
+    assert size_of_rarest_class(codes, np.full(120, 7.0), 4) == pytest.approx(30)
+    weights = np.where(codes == 1, np.where(np.arange(120) % 2, 3.0, 1.0), 1.0)  # (20 + 60)² / (20 + 180) = 32
+    assert size_of_rarest_class(codes, weights, 4) == 30
+    assert size_of_rarest_class(codes[codes < 3], weights[codes < 3], 4) == pytest.approx(32)
+
+
+def test_one_sample_of_a_new_class_hardly_widens_the_bandwidth():
+    codes = np.repeat(np.arange(5), 500)
+    law = fit_bandwidth_law([1.0], [500], dimension=2)
+    with_new = size_of_rarest_class(np.append(codes, 5), np.ones(2501), 6)
+    assert with_new == pytest.approx(0.1 * 2501 / 6)
+    assert law(with_new) < 1.6 < law(1) / 1.7  # 2.8 without the floor
 
 
 @pytest.mark.parametrize("interval", [(5.0, 5.1), (1e2, 1.01e2), (1e-2, 1.1e-2)])

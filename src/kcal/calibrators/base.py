@@ -200,7 +200,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         checked = check_matrix(X, "X", columns=columns, owner=type(self).__name__, logits=logits)
         if fitting:
             self.n_features_in_ = checked.shape[1]
-        if not isinstance(X, torch.Tensor):
+        has_names = hasattr(X, "columns") or hasattr(self, "feature_names_in_")
+        if not isinstance(X, torch.Tensor) and (fitting or has_names):
             self._check_column_names(X, fitting=fitting)
         if logits:
             representation = getattr(self, "representation" if fitting else "representation_", "logits")

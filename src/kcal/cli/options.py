@@ -112,7 +112,7 @@ Bandwidth = Annotated[
     Text, _parameter("B", "A number, cv for leave-one-out, or rule to scale an earlier one. (default: cv)")
 ]
 BandwidthReference = Annotated[
-    Text, _parameter("B,COUNT", "For the rule: an earlier bandwidth, and the rarest class's count then.")
+    Text, _parameter("B,SIZE", "For the rule: an earlier bandwidth, and the size of the rarest class then.")
 ]
 Folds = Annotated[Integer, _parameter("N", "Folds in place of leave-one-out; in kcal-blend, of cross-fitting.", min=2)]
 Prior = Annotated[Text, _parameter("SHARES", "Class frequencies in deployment: uniform, or such as cat=0.2,dog=0.8.")]

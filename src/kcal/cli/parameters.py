@@ -99,8 +99,8 @@ def _check_projection(method: str, chosen: Mapping[str, Any]) -> None:
             raise BadParameter(f"{option_name(name)} has no effect with --projection {projection}. Leave it out.")
     if ("bandwidth_reference" in chosen) != (chosen.get("bandwidth") == "rule"):
         raise BadParameter(
-            "--bandwidth rule and --bandwidth-reference B,COUNT, such as 1.4,300, need each other: an earlier "
-            "bandwidth and the count of the rarest class then."
+            "--bandwidth rule and --bandwidth-reference B,SIZE, such as 1.4,300, need each other: an earlier "
+            "bandwidth and the size of the rarest class then."
         )
 
 

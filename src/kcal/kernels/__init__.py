@@ -1,6 +1,13 @@
 """The mathematics: mother kernels, class sums in log space, leave-out losses, bandwidth search."""
 
-from kcal.kernels.bandwidth import INTERVAL, BandwidthCurve, scaled_bandwidth, search_bandwidth
+from kcal.kernels.bandwidth import (
+    INTERVAL,
+    BandwidthCurve,
+    BandwidthLaw,
+    fit_bandwidth_law,
+    search_bandwidth,
+    size_of_rarest_class,
+)
 from kcal.kernels.direct import DirectSums
 from kcal.kernels.leave_out import (
     LeaveOutLoss,
@@ -18,6 +25,7 @@ __all__ = [
     "INTERVAL",
     "KERNELS",
     "BandwidthCurve",
+    "BandwidthLaw",
     "ClassSums",
     "DirectSums",
     "LeaveOutLoss",
@@ -26,13 +34,14 @@ __all__ = [
     "SampledLeaveOutLoss",
     "SortedSupport",
     "class_posteriors",
+    "fit_bandwidth_law",
     "get_kernel",
     "in_double",
     "leave_out_loss",
     "leave_out_posteriors",
     "leave_out_rule",
     "mean_log_loss",
-    "scaled_bandwidth",
     "search_bandwidth",
+    "size_of_rarest_class",
     "sort_support",
 ]

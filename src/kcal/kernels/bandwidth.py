@@ -1,4 +1,4 @@
-"""Search for the bandwidth that minimises a loss; keeps the curve, and warns at the edge of the search."""
+"""Search for the bandwidth that minimises a loss, and the power law that bandwidths follow between searches."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import copysign, exp, inf, isfinite, isnan, log, sqrt
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import BandwidthWarning, InvalidInputError, warn
+from kcal.validation import shown, to_numbers
 
 INTERVAL = (0.05**0.5, 5.0**0.5)
 """The published interval, h = 2b² in [0.1, 10]."""
@@ -20,6 +21,10 @@ LARGEST_WIDENING = 1e3
 """The interval is widened at most by this factor on either side."""
 SCANNED = 5
 """Bandwidths of the scan, before it is widened."""
+STEEPEST = -0.25
+"""Lowest exponent of a fitted power law."""
+SIZE_FLOOR = 0.1
+"""Share of the mean size of a class that the rarest one counts for at least, in the power law."""
 
 
 @dataclass(frozen=True)
@@ -157,11 +162,59 @@ def _warn_of_edge(bandwidth: float, interval: tuple[float, float]) -> None:
     )
 
 
-def scaled_bandwidth(reference: tuple[float, float], count: float, dimension: int) -> float:
-    """Return b = b₀·(m/m₀)^(−1/(d+4)) for a rarest class of ``count`` samples, given (b₀, m₀)."""
-    bandwidth, reference_count = reference
-    if not (bandwidth > 0 and reference_count > 0 and count > 0):
-        raise InvalidInputError(
-            "bandwidth_reference", "must be positive, as the count is", got=f"{reference!r}, {count!r}"
-        )
-    return float(bandwidth * (count / reference_count) ** (-1.0 / (dimension + 4)))
+@dataclass(frozen=True)
+class BandwidthLaw:
+    """The power law b = constant · m^exponent between searches; m is the size of the rarest class."""
+
+    constant: float
+    exponent: float
+
+    def __call__(self, size: float) -> float:
+        """Return b for a rarest class of ``size`` samples."""
+        return float(self.constant * size**self.exponent)
+
+
+def fit_bandwidth_law(
+    bandwidths: ArrayLike, sizes: ArrayLike, *, exponent: float | None = None, dimension: int | None = None
+) -> BandwidthLaw:
+    """Fit the power law to the results of searches: the constant and, unless it is given, the exponent.
+
+    Parameters
+    ----------
+    bandwidths, sizes : (n,) arrays
+        b of every search, and m, the size of the rarest class at that time.
+    exponent : float, optional
+        A known exponent. By default −1/(d + 4) if ``dimension`` is given, else the least-squares slope of log b in
+        log m, no less than −1/4 (the theory for d = 0) and no more than 0.
+    dimension : int, optional
+        d, the dimension of the projected space.
+    """
+    log_b, log_m = (np.log(_positive(values, name)) for values, name in ((bandwidths, "bandwidths"), (sizes, "sizes")))
+    if len(log_b) != len(log_m):
+        raise InvalidInputError("sizes", f"must have one entry per bandwidth, {len(log_b)}", got=str(len(log_m)))
+    if exponent is None and dimension is not None:
+        exponent = -1.0 / (dimension + 4)
+    if exponent is None:
+        if np.ptp(log_m) == 0:
+            expected = "must differ for the exponent to be fitted"
+            raise InvalidInputError("sizes", expected, got="one size", remedy="Pass dimension= or exponent=.")
+        exponent = float(np.clip(np.polyfit(log_m, log_b, 1)[0], STEEPEST, 0.0))
+    return BandwidthLaw(float(np.exp(np.mean(log_b - exponent * log_m))), exponent)
+
+
+def size_of_rarest_class(codes: NDArray[np.int64], weights: NDArray[np.float64], n_classes: int) -> float:
+    """Return m: the effective number of samples of the rarest class, (Σ w)² / Σ w².
+
+    Classes without samples do not count. m is no less than ``SIZE_FLOOR`` of the mean over the classes: the first
+    sample of a new class must not widen the bandwidth of all others.
+    """
+    totals, squares = (np.bincount(codes, power, minlength=n_classes) for power in (weights, weights**2))
+    sizes = totals[squares > 0] ** 2 / squares[squares > 0]
+    return float(max(sizes.min(), SIZE_FLOOR * sizes.mean()))
+
+
+def _positive(values: ArrayLike, name: str) -> NDArray[np.float64]:
+    numbers = to_numbers(values, name).astype(np.float64).reshape(-1)
+    if not (len(numbers) and np.isfinite(numbers).all() and (numbers > 0).all()):
+        raise InvalidInputError(name, "must be positive, finite numbers", got=shown(values))
+    return numbers

@@ -14,8 +14,8 @@ from kcal.kernels import (
     LeaveOutLoss,
     MotherKernel,
     SortedSupport,
+    fit_bandwidth_law,
     leave_out_loss,
-    scaled_bandwidth,
     search_bandwidth,
 )
 from kcal.progress import progress_bar
@@ -27,12 +27,13 @@ TYPICAL_EVALUATIONS = 14
 
 @dataclass(frozen=True)
 class BandwidthChoice:
-    """How the bandwidth is chosen: KCal's parameters, and the count of the rarest class for the power law."""
+    """How the bandwidth is chosen: KCal's parameters, and the size of the rarest class for the power law."""
 
     bandwidth: str | float = "cv"
     interval: tuple[float, float] | None = None
     reference: tuple[float, float] | None = None
-    rarest: float = 1.0
+    exponent: float | None = None
+    size: float = 1.0
 
     def without_search(self, dimension: int) -> float | None:
         """Return the given bandwidth or that of the power law; None where a search has to find it."""
@@ -40,7 +41,9 @@ class BandwidthChoice:
             return None
         if self.bandwidth == "rule":
             assert self.reference is not None
-            return scaled_bandwidth(self.reference, self.rarest, dimension)
+            bandwidth, size = self.reference
+            law = fit_bandwidth_law([bandwidth], [size], exponent=self.exponent, dimension=dimension)
+            return law(self.size)
         return float(self.bandwidth)
 
     def lowest_loss(self, loss: LeaveOutLoss) -> float:

@@ -26,7 +26,7 @@ from kcal.calibrators.logit_base import fitted
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
-from kcal.kernels import BandwidthCurve, get_kernel
+from kcal.kernels import BandwidthCurve, get_kernel, size_of_rarest_class
 from kcal.modes import with_gradients
 from kcal.projection import Recipe, TrainedProjection, TrainingCurve
 from kcal.threads import threads_for
@@ -53,8 +53,8 @@ class KCal(EmbeddingCalibrator):
         How Π is trained.
     bandwidth : "cv", "rule" or float
         b. "cv" minimises the leave-one-out log-loss on the calibration set (leave-one-group-out with groups, or by
-        ``folds``). "rule" scales ``bandwidth_reference`` by the power law b ∝ m^(−1/(d+4)), m being the count of the
-        rarest class.
+        ``folds``). "rule" scales ``bandwidth_reference`` by the power law b ∝ m^(−1/(d+4)), m being the size of the
+        rarest class: its effective number of samples, (Σ w)²/Σ w², but no less than a tenth of the mean class.
     prior : "uniform", sequence, mapping or None
         Class frequencies of deployment, where they differ from those of the calibration set.
     seed : int
@@ -64,8 +64,12 @@ class KCal(EmbeddingCalibrator):
     bandwidth_interval : (float, float), optional
         Where the search starts; it is widened where necessary. By default the published interval, [0.224, 2.236], in
         units of the spread of the projected samples.
-    bandwidth_reference : (float, int), optional
-        (b₀, m₀) for the rule: an earlier bandwidth, and the count of the rarest class at that time.
+    bandwidth_reference : (float, float), optional
+        (b₀, m₀) for the rule: an earlier bandwidth, and the size of the rarest class at that time, as
+        ``bandwidth_reference_`` holds them.
+    bandwidth_exponent : float, optional
+        Exponent of m in the rule, between −1 and 0; by default that of the theory, −1/(d+4).
+        :func:`~kcal.kernels.fit_bandwidth_law` fits it to several searches.
     smoothing : float
         Share of the probability spread evenly over all classes; with 0, a class without calibration samples gets
         probability 0.
@@ -80,6 +84,8 @@ class KCal(EmbeddingCalibrator):
         The fitted model: everything that predictions need.
     bandwidth_ : float
         b in use.
+    bandwidth_reference_ : (float, float)
+        b in use and the size of the rarest class, the reference for a later fit by the rule.
     bandwidth_curve_ : BandwidthCurve or None
         Every bandwidth tried, with its loss.
     projection_ : nn.Module
@@ -132,6 +138,7 @@ class KCal(EmbeddingCalibrator):
         folds: int | None = None,
         bandwidth_interval: tuple[float, float] | None = None,
         bandwidth_reference: tuple[float, float] | None = None,
+        bandwidth_exponent: float | None = None,
         smoothing: float = 0.0,
         progress: bool | None = None,
     ) -> None:
@@ -143,6 +150,7 @@ class KCal(EmbeddingCalibrator):
         self.folds = folds
         self.bandwidth_interval = bandwidth_interval
         self.bandwidth_reference = bandwidth_reference
+        self.bandwidth_exponent = bandwidth_exponent
         self.smoothing = smoothing
 
     @with_gradients()
@@ -206,8 +214,10 @@ class KCal(EmbeddingCalibrator):
     ) -> tuple[KCalModel, FittedProjection, BandwidthCurve | None]:
         """Return the model, how its projection was found, and the bandwidths that were tried."""
         kernel, frequencies = get_kernel(self.kernel), samples.frequencies()
-        rarest = float(frequencies[frequencies > 0].min() * len(samples.codes))
-        choice = BandwidthChoice(self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, rarest)
+        size = size_of_rarest_class(samples.codes, samples.weights, len(samples.classes))
+        choice = BandwidthChoice(
+            self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, self.bandwidth_exponent, size
+        )
         options = self.estimate_options(kernel=kernel, bandwidth=choice)
         learned = fit_projection(self.projection, training, samples, options)
         support = samples.support(learned.module)
@@ -223,6 +233,16 @@ class KCal(EmbeddingCalibrator):
             groups=None if samples.groups is None else torch.as_tensor(samples.groups, device=support.points.device),
         )
         return model.with_reference(samples.embeddings, model.groups), learned, curve
+
+    @property
+    def bandwidth_reference_(self) -> tuple[float, float]:
+        """B in use and the size of the rarest class, the reference for a later fit by the rule."""
+        check_is_fitted(self)
+        support = self.model_.support
+        weights = (
+            np.ones(len(support)) if support.log_weights is None else support.log_weights.cpu().double().exp().numpy()
+        )
+        return self.bandwidth_, size_of_rarest_class(support.codes.cpu().numpy(), weights, support.n_classes)
 
     @property
     def leave_one_out_proba_(self) -> Any:
@@ -286,6 +306,8 @@ class KCal(EmbeddingCalibrator):
             check_folds(self.folds)
         check_bandwidth(self.bandwidth, self.bandwidth_reference)
         check_pair(self.bandwidth_reference, "bandwidth_reference")
+        if self.bandwidth_exponent is not None:
+            check_number(self.bandwidth_exponent, "bandwidth_exponent", minimum=-1, maximum=0)
         check_pair(self.bandwidth_interval, "bandwidth_interval")
         if self.bandwidth_interval is not None and not self.bandwidth_interval[0] < self.bandwidth_interval[1]:
             expected, got = "must be (low, high) with 0 < low < high", shown(self.bandwidth_interval)

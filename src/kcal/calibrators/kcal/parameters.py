@@ -23,7 +23,7 @@ def check_learned_projection(projection: Any, dimension: Any) -> None:
 def check_bandwidth(bandwidth: Any, reference: Any) -> None:
     """Raise if a bandwidth is not "cv", "rule" (which needs a reference) or a positive number."""
     if isinstance(bandwidth, str) and bandwidth == "rule" and reference is None:
-        raise InvalidInputError("bandwidth", '"rule" needs bandwidth_reference=(b, count of the rarest class)')
+        raise InvalidInputError("bandwidth", '"rule" needs bandwidth_reference=(b, size of the rarest class)')
     if not (isinstance(bandwidth, str) and bandwidth in ("cv", "rule")):
         expected = 'must be "cv", "rule" or a positive number'
         check_number(bandwidth, "bandwidth", minimum=sys.float_info.min, expected=expected)
