@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from experiments.lines import Line, Panel
-from experiments.output import METRIC_LABELS, level_line, metric_entries, metric_panel
+from experiments.output import METRIC_LABELS, level_line, metric_entries, metric_panel, quartile_line
 from experiments.study import Measurements, Study, StudyOutput, TaskSetting, Values, Variant, by_row
 from kcal.benchmark import Task, example_task
 from kcal.benchmark.methods import pool_outputs
@@ -28,6 +28,7 @@ REPEATS = 3
 IMAGES_PER_BATCH = 256
 NETWORK = "the network itself"
 DRAWN = ("classwise_calibration_error", "negative_log_likelihood")
+"""Metrics of the panels: the median and the middle half of the splits."""
 
 
 def settings(tasks: Iterable[Task], seed: int) -> Iterator[TaskSetting]:
@@ -118,7 +119,10 @@ def show(measured: Measurements) -> StudyOutput:
             lines.append(level_line(NETWORK, dimensions, level))
         heading = ("d", *METRIC_LABELS, "train, s", "fit, s", "predict, µs per sample")
         tables.append(Table("dimension", f"{label}: KCal by dimension", heading, tuple(rows)))
-        panels += [metric_panel(label, "dimension d", dimensions, list(kcal.values()), name) for name in DRAWN]
+        by_dimension = list(kcal.values())
+        panels += [
+            metric_panel(label, "dimension d", dimensions, by_dimension, name, line=quartile_line) for name in DRAWN
+        ]
         time_label = "microseconds per sample"
         panels.append(Panel(label, "dimension d", time_label, tuple(lines), True, True, dimensions))
     return StudyOutput(tuple(tables), tuple(panels))

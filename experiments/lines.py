@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -31,14 +30,15 @@ MARKED = 16
 class Line:
     """One line of a panel.
 
-    ``spread`` is half the height of a band around it. A reference is dashed and has no markers; points are not joined;
-    a plain line has no markers.
+    ``low`` and ``high`` are the ends of a band around it. A reference is dashed and has no markers; points are not
+    joined; a plain line has no markers.
     """
 
     label: str
     x: tuple[float, ...]
     y: tuple[float, ...]
-    spread: tuple[float, ...] | None = None
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
     reference: bool = False
     points: bool = False
     plain: bool = False
@@ -121,6 +121,5 @@ def _draw_line(ax: Axes, line: Line, number: int) -> None:
         markersize=4,
         label=wrap_label(line.label, width=30),
     )
-    if line.spread is not None:
-        middle, half = np.asarray(line.y), np.asarray(line.spread)
-        ax.fill_between(line.x, middle - half, middle + half, color=colour, alpha=0.15, linewidth=0)
+    if line.low is not None and line.high is not None:
+        ax.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,21 +85,33 @@ def signed(change: float) -> str:
 
 def spread_line(label: str, x: Sequence[float], values: Sequence[NDArray[np.float64]], scale: float = 1.0) -> Line:
     """Return means over splits as a line with their standard deviation as a band; one array per x."""
-    spread = [scale * by_split.std(ddof=1) if len(by_split) > 1 else 0.0 for by_split in values]
-    return Line(label, floats(x), floats([scale * by_split.mean() for by_split in values]), floats(spread))
+    means = scale * np.array([by_split.mean() for by_split in values])
+    spread = scale * np.array([by_split.std(ddof=1) if len(by_split) > 1 else 0.0 for by_split in values])
+    return Line(label, floats(x), floats(means), floats(means - spread), floats(means + spread))
+
+
+def quartile_line(label: str, x: Sequence[float], values: Sequence[NDArray[np.float64]], scale: float = 1.0) -> Line:
+    """Return medians over splits as a line with the middle half of the splits as a band; one array per x."""
+    low, middle, high = (floats(scale * np.quantile(by_split, q) for by_split in values) for q in (0.25, 0.5, 0.75))
+    return Line(label, floats(x), middle, low, high)
 
 
 def metric_panel(
-    title: str, x_label: str, x: Sequence[float], values: Sequence[Measured], metric: str, uncalibrated: Any = None
+    title: str,
+    x_label: str,
+    x: Sequence[float],
+    values: Sequence[Measured],
+    metric: str,
+    uncalibrated: Any = None,
+    *,
+    line: Callable[..., Line] = spread_line,
 ) -> Panel:
-    """Return a metric along x, with the uncalibrated network as a horizontal line."""
+    """Return a metric along x, as a ``spread_line`` or a ``quartile_line``, and the uncalibrated network as a level."""
     shown = TABLE_METRICS[metric]
-    lines = [
-        spread_line("" if uncalibrated is None else "KCal", x, [measured[metric] for measured in values], shown.scale)
-    ]
+    lines = [line("" if uncalibrated is None else "KCal", x, [measured[metric] for measured in values], shown.scale)]
     if uncalibrated is not None:
         lines.append(level_line("uncalibrated", x, shown.scale * uncalibrated[metric].mean()))
-    heights = [height for line in lines for height in line.y]
+    heights = [height for drawn in lines for height in drawn.y]
     y_log = 0 < MANY_TIMES * min(heights) < max(heights)
     return Panel(title, x_label, metric_label(metric), tuple(lines), x_log=True, y_log=y_log, x_ticks=floats(x))
 

@@ -67,7 +67,7 @@ def test_failed_and_missing_methods_look_different() -> None:
     results = results_with(*(("ts", index) for index in range(3)))
     assert [entry.text for entry in metric_table(results, ECE).rows[0]][2:] == ["failed", "21.00±1.00", "–"]
     assert metric_table(results, ECE).rows[0][3].bold
-    assert [entry.text for entry in rank_table(results).rows[0]][2:] == ["failed", "1.50±0.00", "–"]
+    assert [entry.text for entry in rank_table(results).rows[0]][2:] == ["failed", "1.50", "–"]
     assert [entry.text for entry in time_table(results).rows[0]][2:] == ["failed", "1.00 + 0.50", "–"]
 
 

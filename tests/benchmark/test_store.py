@@ -106,12 +106,13 @@ def test_the_fingerprint_of_a_task_depends_on_all_that_it_holds(task: Task) -> N
     outside = ClassifierOutputs(task.pool.embeddings[:5], task.pool.logits[:5])
     others = [
         replace(task, calibration_share=0.3),
+        replace(task, group_calibration_share=0.3),
         replace(task, out_of_scope=outside),
         replace(task, out_of_scope=ClassifierOutputs(task.pool.embeddings[:5] + 1, task.pool.logits[:5])),
         replace(task, companions={}),
         replace(task, pool=replace(task.pool, labels=task.pool.labels[::-1])),
     ]
-    assert len({task_fingerprint(each) for each in (task, *others)}) == 6
+    assert len({task_fingerprint(each) for each in (task, *others)}) == 7
     assert task_fingerprint(replace(task, name="other")) == task_fingerprint(task)
 
 

@@ -49,7 +49,23 @@ def test_a_task_survives_the_file_in_half_precision(task: Task, tmp_path: Path) 
         np.testing.assert_array_equal(getattr(again, part).labels, getattr(task, part).labels)
         np.testing.assert_array_equal(getattr(again, part).groups, getattr(task, part).groups)
     assert (again.name, again.classes, again.calibration_share) == ("small", ("cat", "dog", "owl"), 0.4)
-    assert "150 unseen samples, 5 groups, 40% of them to calibrate" in str(again)
+    assert "150 unseen samples, 5 groups, 40% of the samples to calibrate" in str(again)
+
+
+def test_groups_may_have_a_calibration_share_of_their_own(task: Task, tmp_path: Path) -> None:
+    path = tmp_path / "shares.npz"
+    shares = {"calibration_share": 0.1, "group_calibration_share": 0.6}
+    again = write_task(path, task.train, task.pool, **shares)
+    assert read_task(path).group_calibration_share == again.group_calibration_share == 0.6
+    assert "5 groups (60% of them to calibrate), 10% of the samples to calibrate" in str(again)
+    (by_row,), (by_group,) = again.splits(1, 0), again.splits(1, 0, by_group=True)
+    assert len(by_row.calibration) == 15
+    assert len(np.unique(task.pool.groups[by_group.calibration])) == 3
+
+    def without_groups(arrays: dict[str, Any]) -> None:
+        del arrays["train_groups"], arrays["pool_groups"]
+
+    check_refusal(path, without_groups, "group_calibration_share is given, but there are no groups")
 
 
 def test_inputs_out_of_scope_survive_the_file_without_labels(task: Task, tmp_path: Path) -> None:
@@ -101,6 +117,7 @@ def test_companions_lie_beside_and_must_be_of_the_same_rows(task: Task, tmp_path
         (lambda a: a.pop("pool_logits"), "pool_logits missing"),
         (lambda a: a.pop("calibration_share"), "calibration_share is missing"),
         (lambda a: a.update(calibration_share=np.array(1.5)), "between 0 and 1"),
+        (lambda a: a.update(group_calibration_share=np.array(1.5)), "group_calibration_share must be a number between"),
         (lambda a: a.update(pool_labels=a["pool_labels"] + 3), "0 to 2"),
         (lambda a: a.update(train_labels=a["train_labels"][:-1]), "one entry per row, 120"),
         (lambda a: a.update(pool_embeddings=a["pool_embeddings"][:-1]), "149 rows, but pool_logits has 150"),

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.lines import Line, Panel, line_panels
 
-LINE = Line("loss", (1.0, 10.0, 100.0), (3.0, 2.0, 1.5), (0.1, 0.2, 0.3))
+LINE = Line("loss", (1.0, 10.0, 100.0), (3.0, 2.0, 1.5), (2.9, 1.8, 1.2), (3.1, 2.2, 1.8))
 PANEL = Panel("a task", "samples", "NLL", (LINE, Line("uncalibrated", (1.0, 100.0), (2.5, 2.5), reference=True)))
 
 

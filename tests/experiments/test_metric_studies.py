@@ -14,7 +14,7 @@ from scipy.special import softmax
 
 from benchmark.conftest import make_task
 from experiments import dimension, groups, ingredients, remedies, sizes, variants
-from experiments.output import LOG_LOSS
+from experiments.output import LOG_LOSS, quartile_line
 from experiments.remedies import RECIPES, has_equal_classes, standardised, what_helped
 from experiments.runner import run_study
 from experiments.study import Measurements, TaskSetting
@@ -313,3 +313,9 @@ def test_a_metric_that_is_not_trained_is_the_standardised_embeddings_up_to_a_rot
     found = torch.pdist(project(made.module, rows[:30]))
     ratios = found / torch.pdist(((rows - rows.mean(0)) / rows.std(0, correction=0))[:30])
     torch.testing.assert_close(ratios, ratios.mean().expand_as(ratios), rtol=1e-3, atol=0)
+
+
+def test_the_dimension_figure_shows_medians_and_the_middle_half():
+    values = np.array([1.0, 2.0, 3.0, 4.0, 9.0])
+    line = quartile_line("", [8], [values], 10.0)
+    assert (line.low, line.y, line.high) == ((20.0,), (30.0,), (40.0,))

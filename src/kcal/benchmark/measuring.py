@@ -76,8 +76,7 @@ def reliability_of(probs: NDArray[Any], labels: NDArray[np.int64], classes: Sequ
     events: dict[Any, str] = {"confidence": "top class"} | dict(enumerate(classes[:RELIABILITY_CLASSES]))
     stored = {}
     for event, name in events.items():
-        threshold: Any = 0.0 if event == "confidence" else "max"
-        bins = metrics.reliability(probs, labels, of=event, bins=RELIABILITY_BINS, adaptive=False, threshold=threshold)
+        bins = metrics.reliability(probs, labels, of=event, bins=RELIABILITY_BINS, adaptive=False)
         stored[str(event)] = {
             "name": name,
             "counts": bins.counts.tolist(),

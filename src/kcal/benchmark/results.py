@@ -224,7 +224,7 @@ class Results:
         )
 
     def ranks(self, metric: str) -> AverageRanks | None:
-        """Rank the methods on every split of every row and average; None if no method has results.
+        """Rank the methods on every split, average over the splits and then over rows; None if no method has results.
 
         A method that failed in a row is not ranked there; the others are ranked without it.
         """

@@ -74,7 +74,7 @@ def _is_text(line: ast.stmt) -> bool:
 
 def task_fingerprint(task: Task) -> str:
     """Return a checksum of everything that a task holds except its name."""
-    checksum = zlib.crc32(repr((task.calibration_share, task.classes)).encode())
+    checksum = zlib.crc32(repr((task.calibration_share, task.group_calibration_share, task.classes)).encode())
     arrays = [
         getattr(part, kind)
         for part in (task.train, task.pool, task.out_of_scope)

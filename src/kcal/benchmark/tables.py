@@ -32,8 +32,8 @@ CORRECTED_NOTE = (
     "test behind the bold numbers does not, so that more methods tend to tie here."
 )
 RANK_NOTE = (
-    "Ranks over every split of every task, among the methods that were run there; 1 is the best. A method that failed "
-    "on a split is not ranked on that task."
+    "Ranks on every split among the methods that were run there, averaged over the splits of each row; 1 is the best. "
+    "Mean ± standard deviation over rows. A method that failed on a split is not ranked in that row."
 )
 TIME_NOTE = "Median over splits, on one core. The projection is trained once per row, which is not included."
 TRAINING_NOTE = "Once per row, on one core; all splits share the projection."

@@ -4,6 +4,7 @@
     pool_embeddings, pool_logits, pool_labels                           outputs on unseen samples
     calibration_share                                                   share of the pool that calibrates in a split
     train_groups, pool_groups, classes                                  optional
+    group_calibration_share                                             optional: that of groups, if it is another
     out_of_scope_embeddings, out_of_scope_logits                        optional: outputs for inputs of no class
 
 Companions beside it, NAME@focal.npz, NAME@mmce.npz and NAME@smooth.npz, hold ``pool_logits`` of a network that was
@@ -96,8 +97,13 @@ def task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
         for loss, path in files.items()
         if path.is_file()
     }
-    share, classes = checked.calibration_share(), checked.classes(pool.logits.shape[1])
-    return Task(place.stem, train, pool, share, classes, companions, out_of_scope)
+    share, group_share = checked.share("calibration_share"), checked.share("group_calibration_share")
+    if share is None:
+        raise checked.error("calibration_share is missing: the share of the pool to calibrate with.")
+    if group_share is not None and pool.groups is None:
+        raise checked.error("group_calibration_share is given, but there are no groups.")
+    classes = checked.classes(pool.logits.shape[1])
+    return Task(place.stem, train, pool, share, classes, companions, out_of_scope, group_share)
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -149,13 +155,13 @@ class TaskArrays:
             if width != expected:
                 raise self.error(f"{part}_{kind} has {width} columns, but those of the pool have {expected}.")
 
-    def calibration_share(self) -> float:
-        """Return the share of the pool that calibrates."""
-        share = self.arrays.get("calibration_share")
+    def share(self, name: str) -> float | None:
+        """Return a share of the pool that calibrates; None if it is missing."""
+        share = self.arrays.get(name)
         if share is None:
-            raise self.error("calibration_share is missing: the share of the pool to calibrate with.")
+            return None
         if share.shape != () or share.dtype.kind != "f" or not 0 < float(share) < 1:
-            raise self.error(f"calibration_share must be a number between 0 and 1; got {share!r}.")
+            raise self.error(f"{name} must be a number between 0 and 1; got {share!r}.")
         return float(share)
 
     def classes(self, n_classes: int) -> tuple[str, ...]:
@@ -201,6 +207,7 @@ def write_task(
     pool: ClassifierOutputs,
     *,
     calibration_share: float,
+    group_calibration_share: float | None = None,
     classes: Sequence[str] | None = None,
     out_of_scope: ClassifierOutputs | None = None,
 ) -> Task:
@@ -216,6 +223,8 @@ def write_task(
         Embeddings, logits, labels (column indices of the logits) and optional groups of both.
     calibration_share
         Share of the pool that calibrates in each split, between 0 and 1.
+    group_calibration_share
+        Share of the groups that calibrate in each grouped split; ``calibration_share`` if None.
     classes
         Names of the columns of the logits; their numbers if None.
     out_of_scope
@@ -224,8 +233,13 @@ def write_task(
     place = check_path(path)
     if place.suffix != ".npz" or "@" in place.stem:
         raise InvalidInputError("path", "must be NAME.npz without @", got=repr(place.name))
-    share = check_number(calibration_share, "calibration_share", minimum=0.0, maximum=1.0, exclusive=True)
-    arrays: dict[str, NDArray[Any]] = {"calibration_share": np.array(share)}
+    shares = {"calibration_share": calibration_share}
+    if group_calibration_share is not None:
+        shares["group_calibration_share"] = group_calibration_share
+    arrays: dict[str, NDArray[Any]] = {
+        name: np.array(check_number(share, name, minimum=0.0, maximum=1.0, exclusive=True))
+        for name, share in shares.items()
+    }
     for name, part in {"train": train, "pool": pool}.items():
         arrays |= _matrices(part, name)
         arrays |= _vectors(part, name, *arrays[f"{name}_logits"].shape)

@@ -35,7 +35,8 @@ class Task:
     """A classifier's outputs, checked; labels are columns of the logits.
 
     ``companions`` are the pool's logits of networks trained with another loss, by loss. ``out_of_scope`` are outputs
-    for inputs that belong to no class, without labels.
+    for inputs that belong to no class, without labels. ``calibration_share`` is the share of rows that calibrate,
+    ``group_calibration_share`` that of groups in grouped splits, if it is another.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Task:
     classes: tuple[str, ...] = field(repr=False)
     companions: Mapping[str, NDArray[np.floating[Any]]] = field(default_factory=dict, repr=False)
     out_of_scope: ClassifierOutputs | None = field(default=None, repr=False)
+    group_calibration_share: float | None = None
 
     @property
     def n_groups(self) -> int | None:
@@ -56,20 +58,27 @@ class Task:
         """Whether there are enough groups to calibrate with some and test on others."""
         return self.n_groups is not None and self.n_groups > MIN_CALIBRATION_GROUPS
 
+    @property
+    def group_share(self) -> float:
+        """Share of the groups that calibrate in grouped splits."""
+        return self.calibration_share if self.group_calibration_share is None else self.group_calibration_share
+
     def splits(self, n_splits: int, seed: int, *, by_group: bool = False) -> list[Split]:
         """Return splits of the pool into calibration and test, by row or by whole groups."""
         if by_group:
-            return group_splits(self.pool.groups, self.calibration_share, n_splits, seed)
+            return group_splits(self.pool.groups, self.group_share, n_splits, seed)
         return row_splits(len(self.pool.labels), self.calibration_share, n_splits, seed)
 
     def __str__(self) -> str:
         groups = "" if self.n_groups is None else f", {self.n_groups} groups"
         companions = f"; companions {', '.join(self.companions)}" if self.companions else ""
+        if self.n_groups is not None and self.group_share != self.calibration_share:
+            groups += f" ({self.group_share:.0%} of them to calibrate)"
         outside = f"; {len(self.out_of_scope.logits):,} out of scope" if self.out_of_scope is not None else ""
         return (
             f"{printable(self.name)}: {len(self.classes)} classes, embeddings of {self.pool.embeddings.shape[1]} "
             f"dimensions, {len(self.train.labels):,} training and {len(self.pool.labels):,} unseen samples{groups}, "
-            f"{self.calibration_share:.0%} of them to calibrate{companions}{outside}"
+            f"{self.calibration_share:.0%} of the samples to calibrate{companions}{outside}"
         )
 
 

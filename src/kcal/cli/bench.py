@@ -68,6 +68,7 @@ def task(
     pool: options.Pool = None,
     out_of_scope: options.OutOfScope = None,
     share: options.Share = 0.3,
+    group_share: options.GroupShare = None,
     classes: options.Classes = None,
     label_column: options.LabelColumn = None,
     group_column: options.GroupColumn = None,
@@ -94,8 +95,9 @@ def task(
         return
     if train is None or pool is None:
         raise BadParameter("a task is made from both --train and --pool; with neither, NAME.npz is checked.")
-    if not 0 < share < 1:
-        raise BadParameter(f"--share must be between 0 and 1; got {share:g}.")
+    for option, value in (("--share", share), ("--group-share", group_share)):
+        if value is not None and not 0 < value < 1:
+            raise BadParameter(f"{option} must be between 0 and 1; got {value:g}.")
     check_writable(path, (".npz",), inputs=(train, pool, out_of_scope), option="NAME.npz")
 
     def source(file: Path, prefix: str) -> Source:
@@ -103,5 +105,12 @@ def task(
 
     parts, names = load_task_parts(source(train, "train_"), source(pool, "pool_"))
     outside = load_task_part(source(out_of_scope, "out_of_scope_"), keys=()) if out_of_scope else None
-    made = write_task(path, *parts, calibration_share=share, classes=names, out_of_scope=outside)
+    made = write_task(
+        path,
+        *parts,
+        calibration_share=share,
+        group_calibration_share=group_share,
+        classes=names,
+        out_of_scope=outside,
+    )
     console().print(printable(made), markup=False)

@@ -67,6 +67,9 @@ TaskTrain = Annotated[File, _main("FILE", "Outputs for the network's training da
 Pool = Annotated[File, _main("FILE", "Outputs for data that it never saw.")]
 OutOfScope = Annotated[File, _main("FILE", "Outputs for inputs that belong to no class.")]
 Share = Annotated[float, _main("SHARE", "Share of the pool that calibrates in each split. (default: 0.3)")]
+GroupShare = Annotated[
+    float | None, _main("SHARE", "Share of the groups that calibrate in grouped splits. (default: --share)")
+]
 
 Labels = Annotated[File, _file("FILE", "Labels.")]
 Logits = Annotated[File, _file("FILE", "Logits: for kcal-blend, and to show the network's own probabilities.")]

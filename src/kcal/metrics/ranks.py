@@ -15,7 +15,7 @@ from kcal.validation import check_choice, shown, to_numbers
 
 @dataclass(frozen=True)
 class AverageRank:
-    """Mean and standard deviation (ddof = 1; nan for a single rank) of a method's ranks; 1 is the best rank."""
+    """Mean and standard deviation (ddof = 1; nan for a single task) of a method's ranks; 1 is the best rank."""
 
     mean: float
     std: float
@@ -48,8 +48,9 @@ def average_ranks(tasks: Mapping[str, Mapping[str, ArrayLike | None]], *, better
     Parameters
     ----------
     tasks
-        {task: {method: value}}. A value may be an array over splits: each split is then ranked separately,
-        as the KCal paper seems to do (8.99 ± 0.10 there fits 99 ranks of 9 and one of 8).
+        {task: {method: value}}. A value may be an array over splits: each split is then ranked separately, and the
+        ranks are averaged within the task first. The standard deviation is that over tasks, as in the KCal paper: its
+        9.99 ± 0.03 over 11 tasks of 10 splits is one rank of 9 and 109 of 10.
         None or nan leaves a method out of the task; the others are ranked without it.
     better
         Which direction of the values is better.
@@ -59,7 +60,7 @@ def average_ranks(tasks: Mapping[str, Mapping[str, ArrayLike | None]], *, better
     Equal values share the mean of their ranks. A method without any value does not occur in the result.
     """
     check_choice(better, "better", get_args(Better))
-    collected: dict[str, list[NDArray[np.float64]]] = {}
+    collected: dict[str, list[float]] = {}
     for task, methods in check_mapping(tasks, "tasks", "{task: {method: value}}").items():
         columns = _columns(f"tasks[{task!r}]", methods)
         if not columns:
@@ -67,9 +68,9 @@ def average_ranks(tasks: Mapping[str, Mapping[str, ArrayLike | None]], *, better
         values = np.stack(list(columns.values()))  # (n_methods, n_splits)
         ranks = rankdata(values if better == "lower" else -values, axis=0, nan_policy="omit")
         for name, row in zip(columns, ranks, strict=True):
-            collected.setdefault(name, []).append(row[~np.isnan(row)])
-    joined = {name: np.concatenate(rows) for name, rows in collected.items()}
-    summaries = {name: summarize(ranks) for name, ranks in joined.items() if len(ranks)}
+            if not np.isnan(row).all():
+                collected.setdefault(name, []).append(float(np.nanmean(row)))
+    summaries = {name: summarize(np.array(means)) for name, means in collected.items()}
     averages = {name: AverageRank(summary.mean, summary.std) for name, summary in summaries.items()}
     if not averages:
         raise InvalidInputError("tasks", "must have at least one value", got="none")
