@@ -293,6 +293,20 @@ def test_a_class_without_samples_keeps_its_column(trained: Trained) -> None:
     assert fitted.classes_.tolist() == [0, 1, 2, 3]
 
 
+def test_outputs_of_another_network_are_refused(trained: Trained, tmp_path: Path) -> None:
+    torch.manual_seed(99)
+    other = Network()
+    kcal.extract(other, trained.calibration, to=tmp_path / "other")
+    for outputs in (kcal.extract(other, trained.calibration), tmp_path / "other"):
+        with pytest.raises(InvalidInputError, match="loader must be outputs of this network"):
+            CalibratedClassifier(trained.network, "ts").fit(outputs)
+    own = kcal.extract(trained.network, trained.calibration, autocast=torch.bfloat16)
+    CalibratedClassifier(trained.network, "ts").fit(own)
+    narrow = kcal.ClassifierOutputs(own.embeddings[:, :-1], own.logits, own.labels)
+    with pytest.raises(InvalidInputError, match="loader must be outputs of this network"):
+        CalibratedClassifier(trained.network, "ts").fit(narrow)
+
+
 def test_a_batch_of_a_loader_is_a_batch(model: CalibratedClassifier, trained: Trained) -> None:
     loader = DataLoader(TensorDataset(trained.points, trained.labels), batch_size=60)
     batch = next(iter(loader))

@@ -19,7 +19,13 @@ from torch import nn
 from kcal.calibrators import Calibrator, PredictionModule, fit_on, make_calibrator, predict_on
 from kcal.deployment.export import export_program, metadata_of, write_onnx
 from kcal.deployment.predictors import NetworkPredictor, calibrator_predictions
-from kcal.deployment.reference import check_network, head_from_reference, head_reference, network_reference
+from kcal.deployment.reference import (
+    check_network,
+    check_outputs,
+    head_from_reference,
+    head_reference,
+    network_reference,
+)
 from kcal.deployment.verification import TOLERANCE
 from kcal.embeddings import BatchReader, ClassifierOutputs, Head, check_order, extract_batches, get_head, read_outputs
 from kcal.embeddings.batches import SplitBatch
@@ -175,10 +181,11 @@ class CalibratedClassifier(nn.Module):
 
     def outputs(self, data: Source, *, labelled: bool = True) -> ClassifierOutputs:
         """Return embeddings, logits and, if ``labelled``, labels; ``data`` as in :meth:`predict_proba`."""
-        if isinstance(data, ClassifierOutputs):
-            return data
-        if isinstance(data, str | os.PathLike):
-            return read_outputs(data)
+        if isinstance(data, ClassifierOutputs | str | os.PathLike):
+            computed = data if isinstance(data, ClassifierOutputs) else read_outputs(data)
+            if self.options["head"] is None:
+                check_outputs(computed, self.network)
+            return computed
         loader = [data] if is_batch(data) else data
         options = self.options | ({"head": self._head} if self._head else {})
         reader = BatchReader(self.network, labelled=labelled, **options)

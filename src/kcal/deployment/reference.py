@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from kcal.embeddings import Head, LayerHead
+from kcal.embeddings import ClassifierOutputs, Head, LayerHead
+from kcal.embeddings.heads import linear_layers
+from kcal.embeddings.undisturbed import undisturbed
 from kcal.errors import FileFormatError, InvalidInputError
 
 FUNCTION = "function"
@@ -22,6 +24,9 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "gives_logits": (bool,),
 }
 """Types of the fields of a stored head."""
+COMPARED_ROWS = 32
+LOGIT_ERROR = 0.05
+"""Error of logits, relative to the largest, that half precision and autocast may have."""
 
 
 def network_reference(network: nn.Module, head: Head | None) -> dict[str, Any]:
@@ -63,6 +68,29 @@ def check_network(reference: dict[str, Any], network: nn.Module, path: str | os.
             got=f"a {type(network).__module__}.{type(network).__qualname__} with other weights",
             remedy="Load the weights that it had then, or fit again: a calibrator belongs to one network.",
         )
+
+
+def check_outputs(outputs: ClassifierOutputs, network: nn.Module) -> None:
+    """Raise if no linear layer of the network leads from the embeddings to the logits."""
+    if outputs.embeddings is None or outputs.logits is None:
+        return
+    matrices = (outputs.embeddings, outputs.logits)
+    embeddings, logits = (torch.as_tensor(rows[:COMPARED_ROWS]).float() for rows in matrices)
+    with undisturbed(network), torch.inference_mode():
+        for layer in linear_layers(network).values():
+            weight = layer.get_parameter("weight")
+            if weight.shape[:2] != (logits.shape[1], embeddings.shape[1]):
+                continue
+            rows = embeddings.to(weight).reshape(*embeddings.shape, *[1] * (weight.ndim - 2))  # positions: one
+            computed = layer(rows).flatten(1).float().cpu()
+            if (computed - logits).abs().max() <= LOGIT_ERROR * logits.abs().max():
+                return
+    raise InvalidInputError(
+        "loader",
+        "must be outputs of this network",
+        got="embeddings and logits that none of its linear layers connects",
+        remedy="Extract them with this network and these weights, or pass the head= that extracted them.",
+    )
 
 
 def checksum(network: nn.Module) -> str:
