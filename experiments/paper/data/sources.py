@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from experiments.paper.prepared import PreparedData
-from kcal.errors import FileFormatError, KcalError
+from kcal.errors import FileFormatError, KcalError, KcalWarning
 
 
 class Prepare(Protocol):
@@ -52,8 +52,13 @@ class MissingDataError(KcalError):
 
     def __init__(self, source: Path, what: str, layout: Layout) -> None:
         super().__init__(
-            f"{source} has no {what}. {layout.title} is had at {layout.home}.\nThe folder looks like this:\n{layout.tree}"
+            f"{source} has no {what}. {layout.title} is had at {layout.home}.\n"
+            f"The folder looks like this:\n{layout.tree}"
         )
+
+
+class SkippedWarning(KcalWarning):
+    """A recording was left out because it lacks a signal."""
 
 
 @dataclass(frozen=True)
