@@ -50,21 +50,21 @@ def prepare(
 
 
 def count_table(data: PreparedData) -> Table:
-    """Return the number of samples of each part and class, and of groups."""
-    sizes = {part: class_sizes(data, mask) for part, mask in part_masks(data).items()}
-    groups = {part: n_groups(data, mask) for part, mask in part_masks(data).items()}
+    """Return the number of samples of each class, and of groups, with a column for each part."""
+    masks = part_masks(data)
+    sizes = np.stack([np.bincount(data.labels[mask], minlength=len(data.classes)) for mask in masks.values()], axis=1)
     if len(data.classes) <= MAX_CLASSES:
-        columns, entries = data.classes, {part: list(map(int, counts)) for part, counts in sizes.items()}
+        rows = dict(zip(data.classes, sizes, strict=True))
     else:
-        columns = ("classes", "smallest", "largest")
-        entries = {part: [int(np.count_nonzero(c)), int(c.min()), int(c.max())] for part, c in sizes.items()}
-    has_groups = data.groups is not None
-    rows = ((part, int(sizes[part].sum()), *entries[part], *((groups[part],) if has_groups else ())) for part in sizes)
+        rows = {"smallest class": sizes.min(axis=0), "largest class": sizes.max(axis=0)}
+    rows["all"] = sizes.sum(axis=0)
+    if data.groups is not None:
+        rows["groups"] = np.array([len(np.unique(data.groups[mask])) for mask in masks.values()])
     return Table(
         name="counts",
-        title=f"{data.name}: {data.kind} of shape {tuple(data.inputs.shape[1:]) or 'any'}",
-        heading=("part", "samples", *columns, *(("groups",) if has_groups else ())),
-        rows=tuple((Entry(part), *(Entry(f"{number:,}") for number in numbers)) for part, *numbers in rows),
+        title=f"{data.name}: {len(data.classes):,} classes, {data.kind} of shape {tuple(data.inputs.shape[1:])}",
+        heading=("samples", *masks),
+        rows=tuple((Entry(name), *(Entry(f"{number:,}") for number in numbers)) for name, numbers in rows.items()),
     )
 
 
@@ -72,18 +72,8 @@ def part_masks(data: PreparedData) -> dict[str, NDArray[np.bool_]]:
     """Return where each part is; a pool with a fixed calibration set is shown as calibration and test."""
     masks = {part: np.asarray(data.parts == number) for number, part in enumerate(PARTS)}
     if data.oversampled is not None:
-        masks = {"train": masks.pop("train"), "of it, oversampled": np.asarray(data.oversampled), **masks}
+        masks = {"train": masks.pop("train"), "added to train": np.asarray(data.oversampled), **masks}
     if data.calibration is not None:
         pool = masks.pop("pool")
         masks |= {"calibration": pool & data.calibration, "test": pool & ~data.calibration}
     return masks
-
-
-def class_sizes(data: PreparedData, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the number of chosen samples of each class."""
-    return np.bincount(data.labels[mask], minlength=len(data.classes))
-
-
-def n_groups(data: PreparedData, mask: NDArray[np.bool_]) -> int:
-    """Return the number of groups of the chosen samples."""
-    return 0 if data.groups is None else len(np.unique(data.groups[mask]))

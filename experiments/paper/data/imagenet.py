@@ -11,9 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import scipy.io
 
-from experiments.paper.data.sources import Layout, class_index, unreadable
+from experiments.paper.data.sources import Layout, class_index, read_matlab, unreadable
 from experiments.paper.data.splitting import POOL, TRAIN
 from experiments.paper.prepared import PreparedData, write_prepared
 from kcal.progress import progress_bar
@@ -104,9 +103,8 @@ def list_images(source: Path, folder: Path) -> list[str]:
 
 def read_word_net_ids(path: Path) -> dict[str, str]:
     """Return the WordNet id of each ILSVRC2012_ID, from ``synsets`` of ``meta.mat``."""
-    try:
-        synsets = scipy.io.loadmat(path, squeeze_me=True)["synsets"]
-        ids, names = synsets["ILSVRC2012_ID"], synsets["WNID"]
-    except (ValueError, KeyError, TypeError, IndexError, NotImplementedError) as error:
-        raise unreadable(path, f"it is no MATLAB file with a table synsets ({error})") from error
-    return {str(int(number)): str(name) for number, name in zip(ids, names, strict=True)}
+    (synsets,) = read_matlab(path, "synsets")
+    if not {"ILSVRC2012_ID", "WNID"} <= set(synsets.dtype.names or ()):
+        raise unreadable(path, "synsets must have the columns ILSVRC2012_ID and WNID")
+    rows = synsets.ravel()
+    return {str(int(row["ILSVRC2012_ID"].item())): str(row["WNID"].item()) for row in rows}

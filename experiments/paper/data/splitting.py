@@ -56,13 +56,13 @@ def group_parts(groups: ArrayLike, n_train: int, n_all: int, *, seed: int) -> ND
     ----------
     groups : (n,) array
     n_train, n_all : int
-        Groups in the paper's training set and in all. Of G groups here, min(n_train, ⌈G · n_train / n_all⌉) are for
-        training, so that a whole data set is split as in the paper and a part of it in the same proportion.
+        Groups in the paper's training set and in all. Of G groups here, min(n_train, ⌈G · n_train / n_all⌉, G − 1) are
+        for training, so that a whole data set is split as in the paper and a part of it in the same proportion.
     seed : int
         Same seed, same parts.
     """
     values = np.asarray(groups)
     different = np.unique(values)
-    n_chosen = min(n_train, -(-len(different) * n_train // n_all))
+    n_chosen = min(n_train, -(-len(different) * n_train // n_all), len(different) - 1)
     chosen = np.random.default_rng(seed).permutation(different)[:n_chosen]
     return np.where(np.isin(values, chosen), TRAIN, POOL).astype(np.int8)

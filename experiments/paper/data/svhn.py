@@ -9,10 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import scipy.io
 
 from experiments.paper.data.image_sets import Images, checked_labels, write_image_set
-from experiments.paper.data.sources import Layout, unreadable
+from experiments.paper.data.sources import Layout, read_matlab, unreadable
 from experiments.paper.prepared import PreparedData
 from kcal.progress import progress_bar
 
@@ -37,12 +36,8 @@ def prepare(source: Path, out: Path, *, seed: int = 0, show: bool | None = None)
 
 def read_images(path: Path) -> Images:
     """Return images of ``X`` (32, 32, 3, n) and the digits of ``y`` (n, 1), where 10 stands for 0."""
-    try:
-        content = scipy.io.loadmat(path, variable_names=["X", "y"])
-        pixels, labels = content["X"], content["y"].ravel()
-    except (ValueError, KeyError, TypeError, NotImplementedError) as error:
-        raise unreadable(path, f"it is no MATLAB file with variables X and y ({error})") from error
+    pixels, labels = read_matlab(path, "X", "y")
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3):
         raise unreadable(path, f"X must be (32, 32, 3, n) bytes; it is {pixels.shape} {pixels.dtype}")
-    digits = checked_labels(labels, pixels.shape[3], 11, path)
+    digits = checked_labels(labels.ravel(), pixels.shape[3], 11, path)
     return pixels.transpose(3, 0, 1, 2), digits % 10
