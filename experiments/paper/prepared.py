@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.files import write_whole
@@ -40,6 +40,11 @@ class PreparedData:
         Patient or recording.
     targets : (n, n_classes) float32 array, optional
         Distribution of the experts' votes, where the data set has one; the network is then trained on it.
+    calibration : (n,) bool array, optional
+        Samples of the pool that are the calibration set, where the data set fixes it because the test set is an
+        official one; without it, the pool is split at random.
+    oversampled : (n,) bool array, optional
+        Samples that were added to the training set so that rare classes are seen more often.
     root : str, optional
         Folder of the files.
     """
@@ -52,6 +57,8 @@ class PreparedData:
     parts: NDArray[np.int8]
     groups: NDArray[np.int64] | None = None
     targets: NDArray[np.float32] | None = None
+    calibration: NDArray[np.bool_] | None = None
+    oversampled: NDArray[np.bool_] | None = None
     root: str | None = None
 
     def rows(self, part: str) -> NDArray[np.int64]:
@@ -59,21 +66,36 @@ class PreparedData:
         return np.flatnonzero(self.parts == PARTS.index(part))
 
 
-ARRAYS = ("inputs", "labels", "parts", "groups", "targets")
+ARRAYS = ("inputs", "labels", "parts", "groups", "targets", "calibration", "oversampled")
+DESCRIPTION = "prepared.json"
+
+
+def new_inputs(folder: str | Path, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Return an array of zeros in a folder's file of inputs, to be filled piece by piece and then written.
+
+    A data set that the folder held is no longer complete from here on.
+    """
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    (target / DESCRIPTION).unlink(missing_ok=True)
+    (target / "inputs.npy").unlink(missing_ok=True)
+    return np.lib.format.open_memmap(target / "inputs.npy", mode="w+", dtype=np.dtype(dtype), shape=shape)
 
 
 def write_prepared(data: PreparedData, folder: str | Path) -> Path:
     """Write a data set into a folder; ``prepared.json`` comes last, so that a folder with it is complete."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    description = target / "prepared.json"
+    description = target / DESCRIPTION
     description.unlink(missing_ok=True)
     for name in ARRAYS:
         values = getattr(data, name)
         path = target / f"{name}.npy"
         if values is None:
             path.unlink(missing_ok=True)
-        elif not (isinstance(values, np.memmap) and Path(str(values.filename)) == path.resolve()):
+        elif isinstance(values, np.memmap) and Path(str(values.filename)) == path.resolve():
+            values.flush()
+        else:
             np.save(path, values, allow_pickle=False)
     fields = {"name": data.name, "kind": data.kind, "classes": list(data.classes), "root": data.root}
     write_whole(description, json.dumps(fields, indent=1).encode())
@@ -84,7 +106,7 @@ def read_prepared(folder: str | Path) -> PreparedData:
     """Read a data set that :func:`write_prepared` wrote; arrays are memory-mapped."""
     source = Path(folder)
     try:
-        fields = json.loads((source / "prepared.json").read_text())
+        fields = json.loads((source / DESCRIPTION).read_text())
     except FileNotFoundError:
         raise InvalidInputError(
             "folder",
