@@ -35,7 +35,7 @@ def quick(name: str) -> Calibrator:
     if "recipe" in calibrator.get_params():
         calibrator.set_params(recipe=FastRecipe(steps=12, batch_size=120, checkpoints=3))
     if name == "iop":
-        calibrator.set_params(width=4, epochs=10, folds=3)
+        calibrator.set_params(width=4, epochs=10, folds=2)
     if name == "gp":
         calibrator.set_params(inducing_points=5, samples=40)
     return calibrator
@@ -358,7 +358,7 @@ def hard_cases() -> dict[str, tuple[Any, Any]]:
         "saturated": (np.where(np.eye(3)[labels] > 0, 1e4, -1e4), labels),
         "five samples": (generator.normal(size=(5, 3)), labels[:5]),
         "two classes": (generator.normal(size=(10, 2)), labels % 2),
-        "many classes": (generator.normal(size=(240, 120)), np.arange(240) % 120),
+        "many classes": (generator.normal(size=(200, 100)), np.arange(200) % 100),
         "a missing class": (generator.normal(size=(10, 3)), labels % 2),
         "tied scores": (generator.integers(0, 2, size=(10, 3)).astype(float), labels),
         "thousands": (1e3 * generator.normal(size=(60, 3)), np.tile(labels, 6)),

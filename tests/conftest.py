@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import scipy.linalg  # noqa: F401  (loads a library of its own, whose threads are limited below)
@@ -45,4 +46,14 @@ def short_trainings() -> Iterator[None]:
     """Let the fast recipe be the short one, in what is tested and in what it is compared with alike."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RECIPES, "fast", ShortRecipe)
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared_operators() -> Iterator[None]:
+    """Let all exports of a process use one table of ONNX operators: building it takes longer than most exports."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
         yield

@@ -98,10 +98,6 @@ def test_plots_need_no_torch() -> None:
     assert loaded_after("import kcal.plots").isdisjoint({"torch", "sklearn"})
 
 
-def test_calibrators_load_no_pictures_and_no_gaussian_processes() -> None:
-    assert loaded_after("from kcal import KCal, load_example, save").isdisjoint({"matplotlib", "gpytorch"})
-
-
 def test_names_that_do_not_exist_are_missed_and_all_others_are_listed() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Kcal'"):
         _ = kcal.Kcal

@@ -8,6 +8,7 @@ computes whole blocks, and they wait for each other once.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 Block = TypeVar("Block")
 Result = TypeVar("Result")
@@ -36,7 +37,7 @@ def allowed_threads() -> int:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Limit everything in the calling thread to one thread."""
-    with _limited(1), threadpool_limits(1, user_api="blas"):
+    with _limited(1), _blas_libraries(len(sys.modules)).limit(limits=1):
         yield
 
 
@@ -44,13 +45,19 @@ def one_thread() -> Iterator[None]:
 def threads_for(multiplications: float) -> Iterator[None]:
     """Limit operations of torch, numpy and scipy to one thread each, if the largest has too few multiplications.
 
-    Blocks of :func:`map_blocks` still use all threads. Entering takes a millisecond: it is for fits.
+    Blocks of :func:`map_blocks` still use all threads. Entering takes a millisecond after an import: it is for fits.
     """
     if multiplications >= LARGE_OPERATION:
         yield
         return
-    with _limited(allowed_threads()), threadpool_limits(1, user_api="blas"):
+    with _limited(allowed_threads()), _blas_libraries(len(sys.modules)).limit(limits=1):
         yield
+
+
+@lru_cache(maxsize=1)
+def _blas_libraries(n_modules: int) -> ThreadpoolController:
+    """Return the linear algebra libraries of this process: imports load them, so they are sought again after one."""
+    return ThreadpoolController().select(user_api="blas")
 
 
 @contextmanager

@@ -274,6 +274,7 @@ def test_pickles_and_copies_keep_the_head(problem: Problem) -> None:
         assert largest_difference(*(one.predict_proba(problem.test_embeddings) for one in (blend, other))) == 0
 
 
+@pytest.mark.usefixtures("shared_operators")
 def test_the_module_needs_embeddings_only(problem: Problem, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     x, new = torch.from_numpy(problem.embeddings).float(), torch.from_numpy(problem.test_embeddings).float()

@@ -122,14 +122,15 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     assert result.stdout == "[]\n"
 
 
-def test_a_command_imports_only_what_it_needs():
-    names = ("kcal.benchmark", "kcal.report", "kcal.plots", "matplotlib")
+def test_a_command_and_calibrators_import_only_what_they_need():
+    names = ("kcal.benchmark", "kcal.report", "kcal.plots", "matplotlib", "gpytorch")
     code = f"""
 import sys
 from typer.testing import CliRunner
 from kcal.cli import app
 CliRunner().invoke(app, ["predict", "missing.kcal", "data.npz", "--out", "p.npy"])
 assert "kcal.persistence" in sys.modules
+from kcal import KCal, load_example, save
 print([name for name in {names!r} if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

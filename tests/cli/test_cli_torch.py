@@ -10,6 +10,8 @@ from animals import blobs
 
 import kcal
 
+pytestmark = pytest.mark.usefixtures("shared_operators")
+
 
 @pytest.fixture
 def folder(tmp_path):

@@ -28,6 +28,8 @@ from kcal.deployment.verification import MAX_ROWS, verification_batches, verify_
 
 NAMES = ["ant", "bee", "cat", "dog"]
 
+pytestmark = pytest.mark.usefixtures("shared_operators")
+
 
 @pytest.fixture(scope="module")
 def blend(trained: Trained) -> CalibratedClassifier:

@@ -15,6 +15,8 @@ from module_cases import fitted, inputs_of, query_rows
 
 WITH_PROJECTION = ("kcal", "kcal-linear", "kcal-logits", "kcal-blend")
 
+pytestmark = pytest.mark.usefixtures("shared_operators")
+
 
 def check_file(name: str, dtype: torch.dtype, path: Path) -> None:
     """Check that the file of a method predicts as its calibrator."""

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
 
 import kcal.metrics.predictions
 from kcal.errors import InvalidInputError
@@ -238,26 +237,34 @@ def test_reliability_of_an_unknown_class_is_refused(of):
         reliability([[0.5, 0.5]], [0], of=of)
 
 
+@pytest.fixture(scope="module")
+def torchmetrics():
+    """The functions of torchmetrics, imported here: it loads several large libraries, which other tests do without."""
+    from torchmetrics.functional import classification
+
+    return classification
+
+
 @pytest.mark.parametrize(("n_classes", "bins"), [(2, 10), (3, 20), (10, 15)])
-def test_the_static_error_of_the_top_class_is_that_of_torchmetrics(n_classes, bins):
+def test_the_static_error_of_the_top_class_is_that_of_torchmetrics(torchmetrics, n_classes, bins):
     generator = np.random.default_rng(n_classes)
     probs = generator.dirichlet(np.full(n_classes, 0.5), 700)
     labels = generator.integers(n_classes, size=700)
-    theirs = multiclass_calibration_error(
+    theirs = torchmetrics.multiclass_calibration_error(
         torch.from_numpy(probs), torch.from_numpy(labels), num_classes=n_classes, n_bins=bins, norm="l1"
     )
     ours = expected_calibration_error(probs, labels, bins=bins, adaptive=False)
     assert ours == pytest.approx(float(theirs), rel=1e-5)
 
 
-def test_the_static_error_of_a_class_is_the_binary_one_of_torchmetrics():
+def test_the_static_error_of_a_class_is_the_binary_one_of_torchmetrics(torchmetrics):
     generator = np.random.default_rng(4)
     probs = generator.dirichlet(np.full(4, 0.5), 700)
     labels = generator.integers(4, size=700)
     for k in range(4):
         # torchmetrics judges the confidence of max(p, 1 − p) in newer versions, so that only p ≥ ½ can be compared
         kept = probs[:, k] >= 0.5
-        theirs = binary_calibration_error(
+        theirs = torchmetrics.binary_calibration_error(
             torch.from_numpy(probs[kept, k]), torch.from_numpy((labels == k)[kept].astype(int)), n_bins=20, norm="l1"
         )
         ours = reliability(probs[kept], labels[kept], of=k, bins=20, adaptive=False).calibration_error
