@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 import kcal
+from calibrator_checks import quick
 from kcal import METHODS, KCal, KCalBlend, TemperatureScaling, Uncalibrated, load, save
 from kcal.errors import InvalidInputError, RepresentationWarning
 from kcal.metrics import METRICS
-from module_cases import cheap
 
 LOGIT_METHODS = [name for name, method in METHODS.items() if method.inputs == "logits"]
-WITH_REPRESENTATION = [name for name in LOGIT_METHODS if "representation" in cheap(name).get_params()]
+WITH_REPRESENTATION = [name for name in LOGIT_METHODS if "representation" in quick(name).get_params()]
 
 generator = np.random.default_rng(0)
 LABELS = generator.integers(0, 2, 120)
@@ -38,10 +38,10 @@ def fit(calibrator: Any, rows: Any, labels: Any = LABELS, **options: Any) -> Any
 
 @pytest.mark.parametrize("name", LOGIT_METHODS)
 def test_one_column_of_logits_is_the_log_odds_of_the_second_class(name: str, tmp_path: Path) -> None:
-    expected = fit(cheap(name), BOTH).predict_proba(NEW_BOTH)
+    expected = fit(quick(name), BOTH).predict_proba(NEW_BOTH)
     assert expected.shape == (17, 2)
     for change in (lambda z: z, lambda z: z[:, None], torch.from_numpy, lambda z: z.tolist(), pd.Series):
-        fitted = fit(cheap(name), change(LOGITS))
+        fitted = fit(quick(name), change(LOGITS))
         assert fitted.n_features_in_ == 1
         np.testing.assert_array_equal(np.asarray(fitted.predict_proba(change(NEW))), expected)
         assert fitted.was_fitted_on(change(LOGITS)).all()
@@ -51,7 +51,7 @@ def test_one_column_of_logits_is_the_log_odds_of_the_second_class(name: str, tmp
 
 @pytest.mark.parametrize("name", WITH_REPRESENTATION)
 def test_one_column_of_probabilities_is_that_of_the_second_class(name: str) -> None:
-    calibrator, twin = (cheap(name).set_params(representation="probabilities") for _ in range(2))
+    calibrator, twin = (quick(name).set_params(representation="probabilities") for _ in range(2))
     new = np.linspace(0.0, 1.0, 9)
     expected = fit(twin, np.column_stack([1 - PROBS, PROBS])).predict_proba(np.column_stack([1 - new, new]))
     np.testing.assert_array_equal(fit(calibrator, PROBS).predict_proba(new[:, None]), expected)
@@ -89,7 +89,7 @@ def test_a_blend_takes_one_column_of_logits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*LOGIT_METHODS, "kcal", "kcal-blend"])
 def test_truth_values_are_the_classes_false_and_true_of_every_method(name: str, tmp_path: Path) -> None:
-    calibrator = cheap(name)
+    calibrator = quick(name)
     if calibrator.uses_training_set:
         calibrator.set_params(projection=None if calibrator.inputs == "both" else "identity")
     rows, new = (BOTH, NEW_BOTH) if calibrator.inputs == "logits" else (EMBEDDINGS, EMBEDDINGS[:17] + 0.01)
@@ -194,7 +194,7 @@ WARNING = 'looks like probabilities. Pass representation="probabilities" if it i
 def test_probabilities_passed_as_logits_are_warned_of_once_by_fit_and_by_predict(name: str) -> None:
     for rows in (np.column_stack([1 - PROBS, PROBS]), PROBS):
         with pytest.warns(RepresentationWarning, match=WARNING) as caught:
-            fitted = fit(cheap(name), rows)
+            fitted = fit(quick(name), rows)
         assert sum(issubclass(entry.category, RepresentationWarning) for entry in caught) == 1
         with pytest.warns(RepresentationWarning, match=WARNING):
             fitted.predict_proba(rows)
