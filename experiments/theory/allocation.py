@@ -41,6 +41,8 @@ class Problem:
     spreads: Array  # (n_query, n_classes) coefficients of variation r
     query_weights: Array  # (n_query,)
     centres: Array | None = None  # (n_classes, d) of normal classes; None for gamma-distributed kernel values
+    log_loss: bool = False
+    """The variance of log P_y of the query's own class y counts, not that of all P_k."""
 
     @property
     def probs(self) -> Array:
@@ -51,18 +53,25 @@ class Problem:
     @property
     def costs(self) -> Array:
         """A_j of the mean variance Σ_j A_j/m_j, (n_classes,)."""
-        gaps = np.eye(len(self.frequencies)) - self.probs[:, :, None]  # (n_query, k, j)
-        by_query = (self.spreads * self.probs) ** 2 * (gaps**2).mean(axis=1)
+        identity = np.eye(len(self.frequencies))
+        if self.log_loss:  # query y: Var log P_y ≈ Σ_j r_j²·(1{j = y} − P_j)²/m_j
+            by_query = (self.spreads * (identity - self.probs)) ** 2
+        else:
+            gaps = identity - self.probs[:, :, None]  # (n_query, k, j)
+            by_query = (self.spreads * self.probs) ** 2 * (gaps**2).mean(axis=1)
         return np.asarray(self.query_weights @ by_query)
 
     def delta(self, counts: Array) -> float:
-        """Return the mean of Var P_k over classes and queries by the delta method."""
+        """Return the mean variance over queries by the delta method."""
         return float((self.costs / counts).sum())
 
     def printed(self, counts: Array) -> float:
-        """Return the same by the paper's form, with the spread of class k as r."""
-        factor = (self.spreads * self.probs * (1 - self.probs)) ** 2
-        by_query = (factor * (1 / counts + 1 / (counts.sum() - counts))).mean(axis=1)
+        """Return the same by the paper's form, with the spread of the class as r."""
+        both = 1 / counts + 1 / (counts.sum() - counts)
+        if self.log_loss:
+            by_query = np.diagonal((self.spreads * (1 - self.probs)) ** 2 * both)
+        else:
+            by_query = ((self.spreads * self.probs * (1 - self.probs)) ** 2 * both).mean(axis=1)
         return float(self.query_weights @ by_query)
 
     def best(self, total: float) -> Array:
@@ -79,7 +88,8 @@ class Problem:
                 if self.centres is None
                 else self._kernel_probs(self.centres[query], counts, n_draws, generator)
             )
-            variances.append(probs.var(axis=0, ddof=1).mean())
+            values = np.log(probs[:, [query]]) if self.log_loss else probs
+            variances.append(values.var(axis=0, ddof=1).mean())
         return float(self.query_weights @ np.array(variances))
 
     def _gamma_probs(self, query: int, counts: Array, n_draws: int, generator: np.random.Generator) -> Array:
@@ -105,12 +115,12 @@ def geometric(n_classes: int, ratio: float) -> Array:
     return np.asarray(shares / shares.sum())
 
 
-def paper_problem(name: str, frequencies: Array, *, balanced: bool = False) -> Problem:
+def paper_problem(name: str, frequencies: Array, *, balanced: bool = False, log_loss: bool = False) -> Problem:
     """Return the paper's assumptions: one mean for other classes, a larger one for the own class, one spread."""
     n_classes = len(frequencies)
     means = 1.0 + (LIKENESS - 1.0) * np.eye(n_classes)
     weights = np.full(n_classes, 1 / n_classes) if balanced else frequencies
-    return Problem(name, frequencies, means, np.full_like(means, SPREAD), weights)
+    return Problem(name, frequencies, means, np.full_like(means, SPREAD), weights, log_loss=log_loss)
 
 
 def normal_problem(name: str, frequencies: Array) -> Problem:
@@ -124,13 +134,15 @@ def normal_problem(name: str, frequencies: Array) -> Problem:
 
 
 def problems() -> tuple[Problem, ...]:
-    """Return the problems of the table."""
+    """Return the problems of the table; the last three are drawn."""
     skewed = geometric(5, 20)
     return (
         paper_problem("2 classes, 9:1", np.array([0.9, 0.1])),
         paper_problem("5 equal classes", np.full(5, 0.2)),
-        paper_problem("5 classes, 20:1, queries as frequent as classes", skewed),
-        paper_problem("5 classes, 20:1, as many queries of each class", skewed, balanced=True),
+        paper_problem("5 classes, 20:1, queries balanced", skewed, balanced=True),
+        paper_problem("5 classes, 20:1, log P of the own class", skewed, log_loss=True),
+        paper_problem("5 classes, 20:1", skewed),
+        paper_problem("5 classes, 20:1, log P, queries balanced", skewed, balanced=True, log_loss=True),
         normal_problem("5 normal classes, 20:1, RBF kernel", skewed),
     )
 
@@ -169,9 +181,12 @@ def panel(problem: Problem, n_draws: int, generator: np.random.Generator) -> Pan
         "the paper's form": [problem.printed(c) for c in counts],
     }
     lines = [Line(name, POWERS, floats(1e4 * np.array(v)), points=name == "Monte Carlo") for name, v in values.items()]
+    what = "log P" if problem.log_loss else "P_k"
     least = 1e4 * problem.delta(problem.best(total))
     lines.append(Line("best allocation", (POWERS[0], POWERS[-1]), (least, least), reference=True))
-    return Panel(problem.name, "θ of m_k ∝ p_k^θ (0 equal, 1 proportional)", "mean variance of P_k × 10⁴", tuple(lines))
+    return Panel(
+        problem.name, "θ of m_k ∝ p_k^θ (0 equal, 1 proportional)", f"mean variance of {what} × 10⁴", tuple(lines)
+    )
 
 
 def run(seed: int, quick: bool, step: Step) -> PartOutput:
@@ -181,14 +196,15 @@ def run(seed: int, quick: bool, step: Step) -> PartOutput:
     for problem in problems():
         rows.append(row_of(problem, n_draws, generator))
         step(f"sampling, {problem.name}")
-    panels = tuple(panel(problem, n_draws, generator) for problem in problems()[2:])
+    panels = tuple(panel(problem, n_draws, generator) for problem in problems()[-3:])
     heading = (
         "problem", "equal ÷ best", "proportional ÷ best", "Monte Carlo ÷ delta, equal", "proportional",
         "paper's form ÷ delta, equal", "proportional", "best allocation",
     )  # fmt: skip
     note = (
-        f"Mean variance of P_k over classes and queries, {PER_CLASS} background samples per class on average, "
-        f"{n_draws:,} draws: a ratio of Monte Carlo is known to about {100 * sqrt(2 / n_draws):.0f}%. “Best” is by the "
+        f"Mean variance of P_k over classes and queries (of log P of the query's own class where named); queries "
+        f"are as frequent as their classes, or balanced: as many of each; {PER_CLASS} background samples per class on "
+        f"average; {n_draws:,} draws: a ratio of Monte Carlo is known to about {100 * sqrt(2 / n_draws):.0f}%. “Best” is by the "
         "delta method."
     )
     table = Table("allocation", "Variance by allocation", heading, tuple(rows), note)

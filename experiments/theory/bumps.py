@@ -56,7 +56,7 @@ class Bump(ABC):
 
     def variance(self, bandwidth: float, m: int) -> float:
         """Return Var ĝ."""
-        square = (4 * pi * bandwidth**2) ** (-self.dimension / 2) * self.smoothed(bandwidth / sqrt(2))
+        square = float((4 * pi * bandwidth**2) ** (-self.dimension / 2)) * self.smoothed(bandwidth / sqrt(2))
         return (square - self.smoothed(bandwidth) ** 2) / m
 
     def mean_squared_error(self, bandwidth: float, m: int) -> float:

@@ -56,12 +56,13 @@ def run(seed: int, quick: bool, step: Step) -> PartOutput:
         rows += rows_of(bump, sizes, errors)
     first, last = f"{sizes[0]:,}", f"{sizes[-1]:,}"
     heading = (
-        "d", "β", "admissible", f"median error, m = {first}", f"m = {last}", f"P(error > {LARGE_ERROR:.0%}), m = {first}",
-        f"m = {last}", f"RMS error, m = {last}", "exact RMS error", "its change per fourfold m",
+        "d", "β", "admissible", f"median error, m = {first}", f"m = {last}",
+        f"P(error > {LARGE_ERROR:.0%}), m = {first}", f"m = {last}",
+        f"RMS error, m = {last}", "exact RMS error", "its change per fourfold m",
     )  # fmt: skip
     note = (
-        f"Errors |ĝ − g|/g at the centre of a normal density over {n_draws} draws; b = {START:g}·(m/100)^(−β). The last "
-        "column is the exact RMS error at the largest m over that at a quarter of it: 1 or more does not converge."
+        f"Errors |ĝ − g|/g at the centre of a normal density over {n_draws} draws; b = {START:g}·(m/100)^(−β). The "
+        "last column is the exact RMS error at the largest m over that at a quarter of it: 1 or more does not converge."
     )
     return PartOutput(
         (Table("consistency", "Lemma 1: errors by shrinkage", heading, tuple(rows), note),), tuple(panels)

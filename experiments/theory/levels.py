@@ -128,9 +128,8 @@ def panels(qualities: list[Quality], truth: Quality) -> tuple[Panel, ...]:
     narrow = qualities[:-1]
     errors = (
         Line("sup |p̂ − p|", x, floats([row.sup for row in narrow])),
-        Line("calibration, bins of equal probability", x, floats([row.worst_bin for row in narrow])),
-        Line("calibration, bins of equal width", x, floats([row.worst_wide_bin for row in narrow])),
-        Line("sup error of the class frequencies", ends, (last.sup,) * 2, reference=True),
+        Line("calibration, equal mass", x, floats([row.worst_bin for row in narrow])),
+        Line("calibration, equal width", x, floats([row.worst_wide_bin for row in narrow])),
     )
     worth = (
         Line("KCal", x, floats([100 * row.accuracy for row in narrow])),

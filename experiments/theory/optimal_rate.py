@@ -26,6 +26,7 @@ FACTORS = 1.12 ** np.arange(-3, 4)
 DEGREE = 4
 """Of the polynomial through the logarithms of the errors, which gives the minimum."""
 FINE = np.linspace(log(FACTORS[0]), log(FACTORS[-1]), 2_001)
+THEORY = "theory"
 EXACT_SIZES = tuple(10.0**power for power in range(3, 19))
 
 
@@ -126,7 +127,7 @@ def run(seed: int, quick: bool, step: Step) -> PartOutput:
     )  # fmt: skip
     note = (
         f"m from {sizes[0]:,} to {sizes[-1]:,}, {draws[0]:,} to {draws[-1]:,} draws. Standard errors (SE) by "
-        "resampling draws; bold: within two of the target. Exact: the slope of the exact finite-sample values at the same m."
+        "resampling draws; bold: within two of the target. Exact: the slope of the exact finite-sample values."
     )
     table = Table("optimal-rate", "Lemma 2: slopes in log m", heading, rows, note)
     deviations = [abs(r.errors / r.exact[:, 1] - 1).max() for r in results]
@@ -158,29 +159,26 @@ def panels(results: Sequence[Rates]) -> tuple[Panel, ...]:
     """Return best bandwidths, least errors in units of g², and exact slopes, with the theory dashed."""
     columns = []
     for power, label in ((1, "best bandwidth b*"), (4, "least MSE / g²")):
-        lines, references = [], []
+        lines: list[Line] = []
+        references: list[Line] = []
         for rates in results:
             bump = rates.case.bump
             y = rates.bandwidths if power == 1 else rates.errors / bump.density**2
             x = np.array(rates.sizes, dtype=float)
             lines.append(Line(_label(rates.case), floats(x), floats(y), points=True))
             middle = np.exp(np.log(y).mean()) * (x / np.exp(np.log(x).mean())) ** (-power / (bump.dimension + 4))
-            references.append(Line("", floats(x), floats(middle), reference=True))
-        slope = "−1/(d+4)" if power == 1 else "−4/(d+4)"
-        references[0] = Line(f"slope {slope}", references[0].x, references[0].y, reference=True)
-        lines += references
-        columns.append(Panel(f"{label}", "samples m", label, tuple(lines), x_log=True, y_log=True))
-    slopes = [
-        Line(_label(case), EXACT_SIZES, floats([local_slope(case.bump, m) for m in EXACT_SIZES]), plain=True)
-        for case in CASES
-    ]
-    limits = [
-        Line("limit −4/(d+4)" if d == 1 else "", (EXACT_SIZES[0], EXACT_SIZES[-1]), (-4 / (d + 4),) * 2, reference=True)
-        for d in (1, 2, 4, 8)
-    ]
-    columns.append(
-        Panel("exact, beyond any simulation", "samples m", "local slope of log MSE*", (*slopes, *limits), x_log=True)
-    )
+            references.append(Line("" if references else THEORY, floats(x), floats(middle), reference=True))
+        title = f"{label}, theory: slope −{power}/(d+4)"
+        columns.append(Panel(title, "samples m", label, (*lines, *references), x_log=True, y_log=True))
+    slopes: list[Line] = []
+    limits: list[Line] = []
+    for case in CASES:
+        exact, limit = [local_slope(case.bump, m) for m in EXACT_SIZES], -4 / (case.bump.dimension + 4)
+        slopes.append(Line(_label(case), EXACT_SIZES, floats(exact), points=True))
+        name = "" if limits else THEORY
+        limits.append(Line(name, (EXACT_SIZES[0], EXACT_SIZES[-1]), (limit, limit), reference=True))
+    title, label = "exact slope, theory: limit −4/(d+4)", "local slope of log MSE*"
+    columns.append(Panel(title, "samples m", label, (*slopes, *limits), x_log=True, x_ticks=tuple(EXACT_SIZES[::5])))
     return tuple(columns)
 
 

@@ -26,7 +26,7 @@ class PartOutput:
 class Part:
     """A claim and its simulation; ``texts/NAME.md`` explains it.
 
-    ``run`` takes the seed, whether to be quick, and a function to call after each step, of which there are ``n_steps``.
+    ``run`` takes the seed, whether to be quick, and a function to call after each step.
     """
 
     name: str

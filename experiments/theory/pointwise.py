@@ -117,7 +117,8 @@ def panels(sizes: tuple[int, ...], exceedances: dict[float, list[float]], n_draw
         "exceedance of C·m^(−λ/(d+4))", "samples of the rarest class m", "share of draws", (*lines, least),
         x_log=True, y_log=True, x_ticks=floats(sizes),
     )  # fmt: skip
-    linear, limits = [], []
+    linear: list[Line] = []
+    limits: list[Line] = []
     for exponent, shares in exceedances.items():
         if exponent < 2:
             x = np.array(sizes) ** ((4 - 2 * exponent) / (DIMENSION + 4))

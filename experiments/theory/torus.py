@@ -62,17 +62,17 @@ class Torus:
         """Return h at distances from a centre, smoothed by a normal kernel on the circle."""
         if bandwidth == 0:
             distances = abs((positions + 0.5) % 1.0 - 0.5)
-            return (2 * distances) ** self.order - 1 / (1 + self.order)
+            return np.asarray((2 * distances) ** self.order - 1 / (1 + self.order))
         grid = np.arange(FINE) / FINE
         damping = np.exp(-2 * (np.pi * bandwidth * np.arange(FINE // 2 + 1)) ** 2)
         smooth = np.fft.irfft(np.fft.rfft(self.profile(grid)) * damping, FINE)
-        return np.interp(positions % 1.0, np.append(grid, 1.0), np.append(smooth, smooth[0]))
+        return np.asarray(np.interp(positions % 1.0, np.append(grid, 1.0), np.append(smooth, smooth[0])))
 
     def joint(self, queries: Array, bandwidth: float = 0.0) -> Array:
         """Return π_k·f_k, (n_query, 2), or its expected kernel estimate."""
         height = CUSP_SHARE * (1 + self.order)
         parts = [1 + height * self.profile(queries - centre, bandwidth).mean(axis=1) for centre in CENTRES]
-        return PRIORS * np.stack(parts, axis=1)
+        return np.asarray(PRIORS * np.stack(parts, axis=1))
 
     def probs(self, queries: Array, bandwidth: float = 0.0) -> Array:
         """Return P(Y = k | z), (n_query, 2), or the same of the smoothed densities."""
