@@ -123,14 +123,15 @@ def paper_problem(name: str, frequencies: Array, *, balanced: bool = False, log_
     return Problem(name, frequencies, means, np.full_like(means, SPREAD), weights, log_loss=log_loss)
 
 
-def normal_problem(name: str, frequencies: Array) -> Problem:
+def normal_problem(name: str, frequencies: Array, *, log_loss: bool = False) -> Problem:
     """Return normal classes on a circle with an RBF kernel of b = 1, queried at their centres; exact moments."""
     angles = 2 * np.pi * np.arange(len(frequencies)) / len(frequencies)
     centres = RADIUS * np.stack([np.cos(angles), np.sin(angles)], axis=1)
     squares = ((centres[:, None] - centres) ** 2).sum(axis=2)
     means = np.exp(-squares / 4) / 2  # E exp(−‖u‖²/2), u ~ N(c, I), d = 2
     seconds = np.exp(-squares / 3) / 3  # E exp(−‖u‖²)
-    return Problem(name, frequencies, means, np.sqrt(seconds / means**2 - 1), frequencies, centres)
+    spreads = np.sqrt(seconds / means**2 - 1)
+    return Problem(name, frequencies, means, spreads, frequencies, centres, log_loss)
 
 
 def problems() -> tuple[Problem, ...]:
@@ -141,6 +142,7 @@ def problems() -> tuple[Problem, ...]:
         paper_problem("5 equal classes", np.full(5, 0.2)),
         paper_problem("5 classes, 20:1, queries balanced", skewed, balanced=True),
         paper_problem("5 classes, 20:1, log P of the own class", skewed, log_loss=True),
+        normal_problem("5 normal classes, 20:1, RBF kernel, log P of the own class", skewed, log_loss=True),
         paper_problem("5 classes, 20:1", skewed),
         paper_problem("5 classes, 20:1, log P, queries balanced", skewed, balanced=True, log_loss=True),
         normal_problem("5 normal classes, 20:1, RBF kernel", skewed),
@@ -204,8 +206,8 @@ def run(seed: int, quick: bool, step: Step) -> PartOutput:
     note = (
         f"Mean variance of P_k over classes and queries (of log P of the query's own class where named); queries "
         f"are as frequent as their classes, or balanced: as many of each; {PER_CLASS} background samples per class on "
-        f"average; {n_draws:,} draws: a ratio of Monte Carlo is known to about {100 * sqrt(2 / n_draws):.0f}%. “Best” is by the "
-        "delta method."
+        f"average; {n_draws:,} draws: a ratio of Monte Carlo is known to about {100 * sqrt(2 / n_draws):.0f}%. "
+        "“Best” is by the delta method."
     )
     table = Table("allocation", "Variance by allocation", heading, tuple(rows), note)
     return PartOutput((table,), panels)

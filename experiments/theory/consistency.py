@@ -21,7 +21,7 @@ SIZES = tuple(100 * 4**power for power in range(6))
 SHRINKAGES = (-0.25, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
 """β·d of the bandwidths b = START·(m/100)^(−β)."""
 START = 0.35
-DRAWS = 300
+DRAWS = 200
 LARGE_ERROR = 0.25
 """Share of the density; the errors that exceed it are counted."""
 

@@ -19,8 +19,8 @@ SIZE = 4_000
 BANDWIDTHS = 0.005 * 2.0 ** np.arange(0, 8)
 WIDE = 1e3
 """A bandwidth beside which all points are equally near: p̂ is the class frequencies."""
-DRAWS = 30
-GRID = 2_000
+DRAWS = 20
+GRID = 1_000
 LEVELS = np.linspace(0.005, 0.995, 200)
 """Quantiles of p̂ whose level sets are computed."""
 

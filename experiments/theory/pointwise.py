@@ -20,7 +20,7 @@ SIZES = (50, 200, 800, 3_200, 12_800)
 """Expected numbers of samples of the rarest class, m."""
 EXPONENTS = (0.5, 1.0, 1.5, 2.0, 2.5)
 """λ; the theorem is about those below 2."""
-DRAWS = 4_000
+DRAWS = 2_000
 START = 1.2
 """b = START·m^(−1/(d+4))."""
 CHECKED = 10
