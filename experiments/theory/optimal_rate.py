@@ -190,7 +190,8 @@ def panels(results: Sequence[Rates]) -> tuple[Panel, ...]:
             middle = np.exp(np.log(y).mean()) * (x / np.exp(np.log(x).mean())) ** (-power / (bump.dimension + 4))
             references.append(Line("" if references else THEORY, floats(x), floats(middle), reference=True))
         title = f"{label}, theory: slope −{power}/(d+4)"
-        columns.append(Panel(title, "samples m", label, (*lines, *references), x_log=True, y_log=True))
+        ticks = floats(results[0].sizes)
+        columns.append(Panel(title, "samples m", label, (*lines, *references), x_log=True, y_log=True, x_ticks=ticks))
     slopes: list[Line] = []
     limits: list[Line] = []
     for case in CASES:

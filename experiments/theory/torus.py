@@ -2,8 +2,8 @@
 
     f_k(z) = 1 + (a/d)·Σ_j h(z_j − c_k),   h(t) = (2|t|)^α − 1/(1+α),   |t| ≤ ½ the distance on the circle
 
-with a = 0.8·(1 + α): every density is 0.2 or more, with a cusp of order α at c_k in every coordinate. It is a mixture:
-with probability 0.8 one coordinate has the density (1+α)·(2|t|)^α, all others are uniform.
+with a = s·(1 + α): every density is 1 − s or more, with a cusp of order α at c_k in every coordinate. It is a mixture:
+with probability s one coordinate has the density (1+α)·(2|t|)^α, all others are uniform.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 
 from experiments.theory.estimates import Array, Labels, kcal_posteriors, posteriors_on
 
-CUSP_SHARE = 0.8
 CENTRES = np.array([0.25, 0.75])
 PRIORS = np.array([0.6, 0.4])
 REACH = 7.0
@@ -33,6 +32,7 @@ class Torus:
 
     dimension: int
     order: float  # α
+    share: float = 0.8  # s
 
     def rate(self, m: float) -> float:
         """Return log m / m."""
@@ -51,7 +51,7 @@ class Torus:
         """Return n points in [0, 1)^d and their labels."""
         labels = generator.choice(2, n, p=PRIORS)
         points = generator.random((n, self.dimension))
-        rows = np.flatnonzero(generator.random(n) < CUSP_SHARE)
+        rows = np.flatnonzero(generator.random(n) < self.share)
         coordinates = generator.integers(self.dimension, size=len(rows))
         distances = 0.5 * generator.random(len(rows)) ** (1 / (1 + self.order))
         signs = generator.choice([-1.0, 1.0], len(rows))
@@ -70,7 +70,7 @@ class Torus:
 
     def joint(self, queries: Array, bandwidth: float = 0.0) -> Array:
         """Return π_k·f_k, (n_query, 2), or its expected kernel estimate."""
-        height = CUSP_SHARE * (1 + self.order)
+        height = self.share * (1 + self.order)
         parts = [1 + height * self.profile(queries - centre, bandwidth).mean(axis=1) for centre in CENTRES]
         return np.asarray(PRIORS * np.stack(parts, axis=1))
 
