@@ -30,6 +30,8 @@ class Case:
     """Points in a row of the grid, at least."""
 
 
+TICKS = (0.0005, 0.002, 0.01)
+"""Labelled values of log m / m."""
 SIZES = tuple(500 * 2**power for power in range(7))
 DEPTHS = (0.8, 0.5)
 """Shares of the cusps. With the first, p is far from linear in the density at a cusp; the second was added for that."""
@@ -142,7 +144,7 @@ def panel(found: Measured) -> Panel:
         Line("slope α/(d+2α)", floats(x), floats(middle), reference=True),
     )
     title = f"d = {torus.dimension}, α = {torus.order:g}, density ≥ {1 - torus.share:g}"
-    return Panel(title, "log m / m", "error", lines, x_log=True, y_log=True)
+    return Panel(title, "log m / m", "error", lines, x_log=True, y_log=True, x_ticks=TICKS)
 
 
 PART = Part("uniform", "Theorem 2: all points at once", run)
