@@ -6,6 +6,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from PIL import Image
 
@@ -74,7 +75,7 @@ def write_page(path: Path, run: Path) -> list[Path]:
     return [write_whole(path, page[1].encode()), *written, *pictures.values()]
 
 
-def with_few_colours(picture: Path) -> bytes:
+def with_few_colours(picture: Path | IO[bytes]) -> bytes:
     """Return a PNG with a palette: a third of the bytes, with hardly a visible difference."""
     buffer = io.BytesIO()
     with Image.open(picture) as image:

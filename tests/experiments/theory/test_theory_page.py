@@ -1,0 +1,60 @@
+"""The command writes the page and its pictures, the same for the same seed; the page in docs is complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from experiments.theory import __main__ as command
+from experiments.theory import consistency, tail
+from experiments.theory.page import TEXTS, text_of
+from experiments.theory.parts import PARTS
+
+DOCS = Path(__file__).parents[3] / "docs"
+CHEAP = (consistency.PART, tail.PART)
+
+
+def test_the_command_writes_the_page_and_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "PARTS", CHEAP)
+    monkeypatch.setattr(consistency, "DIMENSIONS", (1,))
+    result = CliRunner().invoke(command.app, ["--quick", "--quiet", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "theory.md").read_text(encoding="utf-8")
+    for part in CHEAP:
+        assert f"## {part.title}\n" in page
+        link = f"pictures/theory-{part.name}.png"
+        assert f"]({link})" in page
+        with Image.open(tmp_path / link) as picture:
+            assert picture.width >= 400
+    tables = consistency.run(0, True, lambda _: None).tables
+    assert page.count("\n### ") == 2
+    assert tables[0].as_markdown().strip() in page  # the same for the same seed
+    assert consistency.run(1, True, lambda _: None).tables != tables
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "PARTS", (tail.PART,))
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(command.app, ["--quiet", "--out", str(tmp_path / "file")])
+    assert result.exit_code != 0
+    assert "Traceback" not in result.output
+
+
+def test_numbers_are_filled_in() -> None:
+    assert "<<" not in text_of("pointwise", {"kcal_difference": "1e-9", "draws": "4"})
+    with pytest.raises(KeyError):
+        text_of("pointwise", {})
+
+
+def test_the_page_in_docs_has_every_part() -> None:
+    page = (DOCS / "theory.md").read_text(encoding="utf-8")
+    assert "<<" not in page
+    for part in PARTS:
+        assert f"## {part.title}\n" in page
+        assert (DOCS / f"pictures/theory-{part.name}.png").is_file()
+    assert len(re.findall(r"^## ", page, re.M)) >= len(PARTS)
+    assert {path.stem for path in TEXTS.glob("*.md")} == {part.name for part in PARTS} | {"introduction", "conclusion"}
