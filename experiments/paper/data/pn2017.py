@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import scipy.io
 from numpy.typing import NDArray
 
-from experiments.paper.data.sources import Layout, class_index, unreadable
+from experiments.paper.data.sources import Layout, class_index, read_matlab, unreadable
 from experiments.paper.data.splitting import TRAIN, stratified_parts
 from experiments.paper.prepared import PreparedData, new_inputs, write_prepared
 from kcal.progress import progress_bar
@@ -185,11 +184,8 @@ def read_signal(folder: Path, name: str) -> NDArray[np.int16]:
     path = folder / f"{name}.mat"
     if not path.is_file():
         raise LAYOUT.missing(folder, path.name)
-    try:
-        values = scipy.io.loadmat(path)["val"]
-    except (ValueError, KeyError, TypeError, NotImplementedError) as error:
-        raise unreadable(path, f"it is no MATLAB file with a variable val ({error})") from error
-    signal: NDArray[np.int16] = np.asarray(values).ravel()
+    (values,) = read_matlab(path, "val")
+    signal: NDArray[np.int16] = values.ravel()
     if len(signal) != (stated := read_length(folder, name)):
         raise unreadable(path, f"it has {len(signal):,} samples, its header states {stated:,}")
     return signal

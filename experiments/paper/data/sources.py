@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import scipy.io
+from numpy.typing import NDArray
 
 from experiments.paper.prepared import PreparedData
-from kcal.errors import FileFormatError, KcalError
+from kcal.errors import FileFormatError, KcalError, KcalWarning
 
 
 class Prepare(Protocol):
@@ -52,8 +55,13 @@ class MissingDataError(KcalError):
 
     def __init__(self, source: Path, what: str, layout: Layout) -> None:
         super().__init__(
-            f"{source} has no {what}. {layout.title} is had at {layout.home}.\nThe folder looks like this:\n{layout.tree}"
+            f"{source} has no {what}. {layout.title} is had at {layout.home}.\n"
+            f"The folder looks like this:\n{layout.tree}"
         )
+
+
+class SkippedWarning(KcalWarning):
+    """A recording was left out because it lacks a signal."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,17 @@ class DataSet:
 def unreadable(path: Path, reason: str) -> FileFormatError:
     """Return the error for a file that is not what it should be."""
     return FileFormatError(f"{path}: {reason}.")
+
+
+def read_matlab(path: Path, *names: str) -> tuple[NDArray[Any], ...]:
+    """Return variables of a MATLAB file of version 4 to 7."""
+    try:
+        content = scipy.io.loadmat(path, variable_names=list(names))
+        return tuple(content[name] for name in names)
+    except OSError:
+        raise
+    except Exception as error:  # the reader raises anything on damaged bytes
+        raise unreadable(path, f"it is no MATLAB file with {' and '.join(names)} ({error})") from error
 
 
 def class_index(classes: Iterable[str]) -> Callable[[str, Path], int]:

@@ -42,11 +42,27 @@ def stratified_parts(labels: ArrayLike, shares: Sequence[float], *, seed: int) -
     return parts
 
 
-def group_parts(groups: ArrayLike, n_train: int, *, seed: int) -> NDArray[np.int8]:
-    """Put ``n_train`` groups drawn at random into the training set and all others into the pool.
+def reserved(n_samples: int, share: float, *, seed: int) -> NDArray[np.bool_]:
+    """Draw round(share · n_samples) samples at random and return where they are."""
+    mask = np.zeros(n_samples, np.bool_)
+    mask[np.random.default_rng(seed).permutation(n_samples)[: round(share * n_samples)]] = True
+    return mask
 
-    Fewer groups than the paper's, as in a part of a data set, are split in its proportion by the caller.
+
+def group_parts(groups: ArrayLike, n_train: int, n_all: int, *, seed: int) -> NDArray[np.int8]:
+    """Put whole groups, drawn at random, into the training set and all others into the pool.
+
+    Parameters
+    ----------
+    groups : (n,) array
+    n_train, n_all : int
+        Groups in the paper's training set and in all. Of G groups here, min(n_train, ⌈G · n_train / n_all⌉, G − 1) are
+        for training, so that a whole data set is split as in the paper and a part of it in the same proportion.
+    seed : int
+        Same seed, same parts.
     """
     values = np.asarray(groups)
-    train = np.random.default_rng(seed).permutation(np.unique(values))[:n_train]
-    return np.where(np.isin(values, train), TRAIN, POOL).astype(np.int8)
+    different = np.unique(values)
+    n_chosen = min(n_train, -(-len(different) * n_train // n_all), len(different) - 1)
+    chosen = np.random.default_rng(seed).permutation(different)[:n_chosen]
+    return np.where(np.isin(values, chosen), TRAIN, POOL).astype(np.int8)

@@ -1,0 +1,206 @@
+"""EDF files, spectrograms, and the two EEG data sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.signal
+
+from experiments.paper.data import DATA_SETS, isruc
+from experiments.paper.data.edf import read_header
+from experiments.paper.data.sources import MissingDataError, SkippedWarning
+from experiments.paper.data.spectrograms import Spectrogram
+from experiments.paper.prepared import read_prepared
+from kcal.errors import FileFormatError
+from paper_data_files import edf_bytes
+
+GENERATOR = np.random.default_rng(0)
+
+
+def test_edf_signals_have_their_rate_and_physical_values(tmp_path: Path) -> None:
+    fast, slow = GENERATOR.integers(-2048, 2048, size=80), GENERATOR.integers(-2048, 2048, size=20)
+    path = tmp_path / "night.rec"
+    path.write_bytes(
+        edf_bytes(["C3-A2", "Pulse"], [fast, slow], [8, 2], seconds=2, physical=(-100, 300), digital=(-2048, 2047))
+    )
+    header = read_header(path)
+    assert (header.labels, header.n_records, header.rate(0), header.rate(1)) == (("C3-A2", "Pulse"), 5, 8.0, 2.0)
+    for number, samples in enumerate((fast, slow)):
+        np.testing.assert_allclose(header.read(number), -100 + (samples + 2048) * 400 / 4095, rtol=1e-5)
+
+
+def test_edf_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "night.rec"
+    path.write_bytes(edf_bytes(["C3"], [np.arange(30)], [10], n_records=-1))
+    assert read_header(path).n_records == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (edf_bytes(["C3"], [np.arange(30)], [10])[:-1], "states 3 records, it has 2: it is cut off"),
+        (edf_bytes(["C3"], [np.arange(30)], [10])[:300], "its header is not that of an EDF file"),
+        (b"RIFF" * 200, "its header is not that of an EDF file"),
+        (b"", "its header is not that of an EDF file"),
+        (edf_bytes(["C3"], [np.arange(30)], [10], digital=(5, 5)), "digital minimum is its maximum"),
+    ],
+)
+def test_damaged_edf_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "night.rec"
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError, match=f"night.rec: .*{message}"):
+        read_header(path)
+
+
+def test_spectrogram_is_that_of_scipy() -> None:
+    signals = GENERATOR.normal(size=(2, 3, 1_000)).astype(np.float32) * 20 + 7
+    found = Spectrogram(rate=100, window=128, step=32, highest=30.0)
+    _, _, power = scipy.signal.spectrogram(
+        signals.astype(np.float64), fs=100, window="hann", nperseg=128, noverlap=96, detrend="constant"
+    )
+    expected = 10 * np.log10(power[..., 1 : 1 + 38, :])  # 38 · 100/128 = 29.7 Hz
+    assert found.of(signals).shape == (2, 3, found.n_frequencies, found.n_times(1_000))
+    np.testing.assert_allclose(found.of(signals), expected, atol=1e-3)
+
+
+def test_spectrogram_of_silence_is_finite() -> None:
+    assert (Spectrogram(rate=100, window=50, step=50, highest=40.0).of(np.zeros(100, np.float32)) == -40).all()
+
+
+ELECTRODES = ["F3-A2", "C3-A2", "O1-A2", "F4-A1", "C4-A1", "O2-A1", "X1"]
+
+
+def write_patient(folder: Path, patient: int, codes: str, n_epochs: int, labels: list[str] | None = None) -> None:
+    """Write n_epochs epochs, all signals noise but C3, which is a sine of 10 Hz."""
+    labels = labels or ELECTRODES
+    folder = folder / str(patient)
+    folder.mkdir(parents=True, exist_ok=True)
+    n_samples = n_epochs * 6_000
+    noise = [np.random.default_rng(patient).integers(-50, 50, size=n_samples) for _ in labels]
+    noise[1] = 1_000 * np.sin(2 * np.pi * 10 * np.arange(n_samples) / 200)
+    (folder / f"{patient}.rec").write_bytes(edf_bytes(labels, noise, [200] * len(labels), seconds=30))
+    (folder / f"{patient}_1.txt").write_text("\n".join(codes) + "\n\n")
+    (folder / f"{patient}_2.txt").write_text("0\n" * len(codes))
+
+
+def test_isruc_takes_the_first_expert_and_splits_by_patient(tmp_path: Path) -> None:
+    source = tmp_path / "subgroupI"
+    write_patient(source, 2, "0125", 4)
+    write_patient(source, 10, "3355", 2)  # more labels than signal
+    write_patient(source, 1, "01", 3, [name.replace("A", "M") for name in ELECTRODES])  # more signal than labels
+    DATA_SETS["isruc"].prepare(source, tmp_path / "out", seed=0, show=False)
+    data = read_prepared(tmp_path / "out")
+    assert data.kind == "spectrograms"
+    assert [data.classes[label] for label in data.labels] == ["Wake", "N1", "Wake", "N1", "N2", "REM", "N3", "N3"]
+    assert data.groups is not None
+    np.testing.assert_array_equal(data.groups, [1, 1, 2, 2, 2, 2, 10, 10])
+    assert data.inputs.shape == (8, 6, 80, 29)
+    assert {len(set(data.parts[data.groups == patient])) for patient in (1, 2, 10)} == {1}
+    assert len(np.unique(data.groups[data.rows("train")])) == 2
+    assert len(np.unique(data.groups[data.rows("pool")])) == 1
+    peak = data.inputs[5].mean(axis=2).argmax(axis=1)  # of F3, F4, C3, C4, O1, O2
+    assert (peak[2] + 1) / 2 == 10.0
+    signal = read_header(source / "2" / "2.rec").read(0)[6_000:12_000]
+    np.testing.assert_allclose(data.inputs[3, 0], isruc.SPECTROGRAM.of(signal), atol=1e-4)
+
+
+def test_isruc_leaves_out_a_patient_without_a_signal(tmp_path: Path) -> None:
+    for patient in (1, 2):
+        write_patient(tmp_path / "s", patient, "0", 1)
+    write_patient(tmp_path / "s", 8, "0", 1, [name.replace("O1", "Pz") for name in ELECTRODES])
+    with pytest.warns(SkippedWarning, match=r"Patient 8 is left out: the recording has no signal of O1\."):
+        DATA_SETS["isruc"].prepare(tmp_path / "s", tmp_path / "out", seed=0, show=False)
+    assert len(read_prepared(tmp_path / "out").labels) == 2
+
+
+def test_isruc_errors_name_the_file(tmp_path: Path) -> None:
+    def attempt() -> None:
+        DATA_SETS["isruc"].prepare(tmp_path / "s", tmp_path / "out", seed=0, show=False)
+
+    (tmp_path / "s").mkdir()
+    with pytest.raises(MissingDataError, match=r"(?s)no 1/1_1.txt.*sleeptight.isr.uc.pt.*1/1.rec"):
+        attempt()
+    write_patient(tmp_path / "s", 3, "04", 2)
+    with pytest.raises(FileFormatError, match=r"3_1.txt: class '4' is none of 0, 1, 2, 3, 5"):
+        attempt()
+    (tmp_path / "s" / "3" / "3.rec").write_bytes(edf_bytes(ELECTRODES, [np.arange(3_000)] * 7, [100] * 7, seconds=30))
+    with pytest.raises(FileFormatError, match=r"3.rec: EEG at 200 Hz is expected; it has 100 Hz"):
+        attempt()
+    (tmp_path / "s" / "3" / "3.rec").unlink()
+    with pytest.raises(MissingDataError, match=r"no 3.rec or 3.edf"):
+        attempt()
+
+
+HEADING = "patient,spread,seizure,lpd,gpd,lrda,grda,other"
+ROWS = [
+    ("a,0,2,0,1,0,0,0", "train"), ("a,0,1,1,0,0,0,0", "train"), ("a,1,.1,0,.2,0,0,.7", "train"),
+    ("b,0,0,2,2,0,0,1", "pool"), ("b,1,0,0,1,0,0,0", "pool"), ("c,0,0,0,0,0,9,1", "pool"),
+]  # fmt: skip
+
+
+def write_iiic(folder: Path, rows: list[str], heading: str = HEADING) -> np.ndarray:
+    folder.mkdir(exist_ok=True)
+    signals = (1_000 * GENERATOR.normal(size=(len(rows), 2, 400))).astype(np.float32)  # all above the least power
+    np.save(folder / "signals.npy", signals)
+    (folder / "segments.csv").write_text("\n".join([heading, *rows]))
+    return signals
+
+
+def test_iiic_drops_segments_of_few_votes_and_spread_labels_outside_training(tmp_path: Path) -> None:
+    signals = write_iiic(tmp_path / "s", [f"{row},{part}" for row, part in ROWS], f"{HEADING},part")
+    DATA_SETS["iiic"].prepare(tmp_path / "s", tmp_path / "out", seed=0, show=False)
+    data = read_prepared(tmp_path / "out")
+    kept = [0, 2, 3, 5]
+    assert [data.classes[label] for label in data.labels] == ["seizure", "other", "lpd", "grda"]
+    np.testing.assert_array_equal(data.parts, [0, 0, 2, 2])
+    assert data.groups is not None
+    assert len(set(data.groups)) == 3
+    assert data.targets is not None
+    np.testing.assert_allclose(data.targets[0], [2 / 3, 0, 1 / 3, 0, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(data.targets.sum(axis=1), 1, rtol=1e-6)
+    _, _, power = scipy.signal.spectrogram(
+        signals[kept].astype(float), fs=200, window="hann", nperseg=200, noverlap=150
+    )
+    np.testing.assert_allclose(data.inputs, 10 * np.log10(power[:, :, 1:41]), atol=1e-3)
+
+
+def test_iiic_splits_patients_if_the_table_does_not(tmp_path: Path) -> None:
+    rows = [f"p{patient},0,3,0,0,0,0,0" for patient in range(20) for _ in range(2)]
+    write_iiic(tmp_path / "s", rows)
+    DATA_SETS["iiic"].prepare(tmp_path / "s", tmp_path / "out", seed=0, show=False)
+    data = read_prepared(tmp_path / "out")
+    assert data.groups is not None
+    train, pool = (set(data.groups[data.rows(part)]) for part in ("train", "pool"))
+    assert (len(train), len(pool), train & pool) == (15, 5, set())  # ⌈20 · 1936/2697⌉ = 15
+
+
+@pytest.mark.parametrize(
+    ("rows", "heading", "message"),
+    [
+        (["a,0,1,1,1,0,0"], "patient,spread,seizure,lpd,gpd,lrda,grda", "no column other"),
+        (["a,0,1,1,1,0,0,many"], HEADING, "votes are numbers"),
+        (["a,2,1,1,1,0,0,0"], HEADING, "spread is 0 or 1"),
+        (["a,0,1,1,-1,0,0,5"], HEADING, "votes must be 0 or more and not all 0: segment 1"),
+        (["a,0,3,0,0,0,0,0,train", "a,0,3,0,0,0,0,0,pool"], f"{HEADING},part", "a patient is in both"),
+        (["a,0,1,1,0,0,0,0"], HEADING, "no segment has 3 votes"),
+        (["a,0,1"], HEADING, "votes are numbers"),
+    ],
+)
+def test_iiic_tables_that_cannot_be_used_are_refused(
+    tmp_path: Path, rows: list[str], heading: str, message: str
+) -> None:
+    write_iiic(tmp_path / "s", rows, heading)
+    with pytest.raises(FileFormatError, match=f"segments.csv: .*{message}"):
+        DATA_SETS["iiic"].prepare(tmp_path / "s", tmp_path / "out", seed=0, show=False)
+
+
+def test_iiic_needs_a_line_for_each_segment(tmp_path: Path) -> None:
+    write_iiic(tmp_path / "s", ["a,0,3,0,0,0,0,0"])
+    np.save(tmp_path / "s" / "signals.npy", np.zeros((2, 2, 400), np.float32))
+    with pytest.raises(FileFormatError, match="1 lines for 2 segments"):
+        DATA_SETS["iiic"].prepare(tmp_path / "s", tmp_path / "out", seed=0, show=False)
+    (tmp_path / "s" / "signals.npy").unlink()
+    with pytest.raises(MissingDataError, match=r"no signals.npy"):
+        DATA_SETS["iiic"].prepare(tmp_path / "s", tmp_path / "out", seed=0, show=False)

@@ -1,0 +1,160 @@
+"""CIFAR, SVHN and ImageNet from tiny files in their real formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+
+from experiments.paper.data import DATA_SETS, cifar
+from experiments.paper.data.sources import MissingDataError
+from experiments.paper.prepared import read_prepared
+from kcal.errors import FileFormatError
+from paper_data_files import write_cifar10, write_cifar100
+
+NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+def draw(n: int, n_classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return generator.integers(256, size=(n, 3072), dtype=np.uint8), generator.integers(n_classes, size=n)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_cifar10_has_its_pixels_labels_and_official_test_set(tmp_path: Path, binary: bool, inside: bool) -> None:
+    pixels, labels = draw(48, 10)
+    folder = tmp_path / "cifar" / ("cifar-10-batches-bin" if binary else "cifar-10-batches-py")
+    write_cifar10(folder, pixels, labels, NAMES, binary=binary)
+    DATA_SETS["cifar10"].prepare(folder if inside else folder.parent, tmp_path / "out", seed=3, show=False)
+    data = read_prepared(tmp_path / "out")
+    assert (data.name, data.kind, data.classes) == ("cifar10", "images", tuple(NAMES))
+    assert data.inputs.shape == (48, 32, 32, 3)
+    np.testing.assert_array_equal(data.labels, labels)
+    for image, row, column, channel in ((0, 0, 0, 0), (5, 3, 17, 1), (47, 31, 31, 2)):
+        assert data.inputs[image, row, column, channel] == pixels[image, 1024 * channel + 32 * row + column]
+    assert data.calibration is not None
+    is_train, is_test = data.parts == 0, (data.parts == 2) & ~data.calibration
+    np.testing.assert_array_equal(np.flatnonzero(is_test), np.arange(40, 48))
+    assert (is_train.sum(), data.calibration.sum(), (data.parts == 1).sum()) == (36, 4, 0)
+    assert not (is_train & data.calibration).any()
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_cifar100_has_fine_labels(tmp_path: Path, binary: bool) -> None:
+    pixels, fine = draw(20, 100)
+    write_cifar100(tmp_path / "source", pixels, fine, binary=binary)
+    DATA_SETS["cifar100"].prepare(tmp_path / "source", tmp_path / "out", seed=0, show=False)
+    data = read_prepared(tmp_path / "out")
+    np.testing.assert_array_equal(data.labels, fine)
+    np.testing.assert_array_equal(data.inputs[7, :, :, 2].ravel(), pixels[7, 2048:])
+    assert data.classes[:2] == ("fine0", "fine1")
+
+
+def test_cifar_batches_that_are_damaged_are_named(tmp_path: Path) -> None:
+    pixels, labels = draw(12, 10)
+    write_cifar10(tmp_path / "bin", pixels, labels, NAMES, binary=True)
+    batch = tmp_path / "bin" / "data_batch_2.bin"
+    batch.write_bytes(batch.read_bytes()[:-1])
+    with pytest.raises(
+        FileFormatError, match=r"data_batch_2.bin: its size must be a multiple of 3,073 bytes; it is 6,145"
+    ):
+        cifar.prepare_cifar10(tmp_path / "bin", tmp_path / "out", seed=0, show=False)
+    write_cifar10(tmp_path / "py", pixels, labels + 5, NAMES, binary=False)
+    with pytest.raises(FileFormatError, match="labels must be from 0 to 9"):
+        cifar.prepare_cifar10(tmp_path / "py", tmp_path / "out", seed=0, show=False)
+    write_cifar10(tmp_path / "names", pixels, labels, NAMES[:9], binary=False)
+    with pytest.raises(FileFormatError, match="10 names of classes are expected; there are 9"):
+        cifar.prepare_cifar10(tmp_path / "names", tmp_path / "out", seed=0, show=False)
+    (tmp_path / "py" / "data_batch_3").unlink()
+    with pytest.raises(MissingDataError, match=r"py has no data_batch_3\..*www.cs.toronto.edu"):
+        cifar.prepare_cifar10(tmp_path / "py", tmp_path / "out", seed=0, show=False)
+
+
+def write_svhn(path: Path, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    images = generator.integers(256, size=(32, 32, 3, n), dtype=np.uint8)
+    labels = generator.integers(1, 11, size=(n, 1)).astype(np.uint8)
+    scipy.io.savemat(path, {"X": images, "y": labels}, do_compression=True)
+    return images, labels.ravel()
+
+
+def test_svhn_label_10_is_the_digit_0(tmp_path: Path) -> None:
+    images, labels = write_svhn(tmp_path / "train_32x32.mat", 30, 0)
+    test_images, test_labels = write_svhn(tmp_path / "test_32x32.mat", 10, 1)
+    assert 10 in labels
+    DATA_SETS["svhn"].prepare(tmp_path, tmp_path / "out", seed=0, show=False)
+    data = read_prepared(tmp_path / "out")
+    expected = [0 if label == 10 else label for label in (*labels, *test_labels)]
+    np.testing.assert_array_equal(data.labels, expected)
+    np.testing.assert_array_equal(data.inputs[11], images[..., 11])
+    np.testing.assert_array_equal(data.inputs[39], test_images[..., 9])
+    assert data.classes[0] == "0"
+    assert data.calibration is not None
+    assert (data.calibration.sum(), len(data.rows("train")), len(data.rows("pool"))) == (3, 27, 13)
+
+
+def test_svhn_of_another_shape_or_format_is_refused(tmp_path: Path) -> None:
+    write_svhn(tmp_path / "train_32x32.mat", 2, 0)
+    with pytest.raises(MissingDataError, match=r"no test_32x32.mat. SVHN .*ufldl.stanford.edu"):
+        DATA_SETS["svhn"].prepare(tmp_path, tmp_path / "out", seed=0, show=False)
+    (tmp_path / "test_32x32.mat").write_bytes(b"no matlab file" * 20)
+    with pytest.raises(FileFormatError, match=r"test_32x32.mat: it is no MATLAB file"):
+        DATA_SETS["svhn"].prepare(tmp_path, tmp_path / "out", seed=0, show=False)
+    scipy.io.savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((2, 32, 32, 3), np.uint8), "y": np.ones((2, 1))})
+    with pytest.raises(FileFormatError, match=r"X must be \(32, 32, 3, n\) bytes"):
+        DATA_SETS["svhn"].prepare(tmp_path, tmp_path / "out", seed=0, show=False)
+
+
+WORD_NET_IDS = ["n03", "n01", "n02"]
+"""In the order of ILSVRC2012_ID 1, 2, 3, which is not alphabetical."""
+TRUTH = [3, 1, 2, 3]
+
+
+def write_imagenet(folder: Path, *, flat: bool) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    for number, name in enumerate(sorted(WORD_NET_IDS)):
+        (folder / "train" / name).mkdir(parents=True)
+        for count in range(number + 1):
+            image_module.new("RGB", (4, 4)).save(folder / "train" / name / f"{name}_{count}.JPEG")
+    for number, truth in enumerate(TRUTH, 1):
+        below = folder / "val" / ("" if flat else WORD_NET_IDS[truth - 1])
+        below.mkdir(parents=True, exist_ok=True)
+        image_module.new("RGB", (4, 4), (number, 0, 0)).save(below / f"ILSVRC2012_val_{number:08d}.JPEG")
+    kit = folder / "ILSVRC2012_devkit_t12" / "data"
+    kit.mkdir(parents=True)
+    (kit / "ILSVRC2012_validation_ground_truth.txt").write_text("".join(f"{truth}\n" for truth in TRUTH))
+    synsets = np.zeros((3, 1), [("ILSVRC2012_ID", object), ("WNID", object), ("words", object)])
+    for number, name in enumerate(WORD_NET_IDS):
+        synsets[number, 0] = (np.float64(number + 1), name, "a word")
+    scipy.io.savemat(kit / "meta.mat", {"synsets": synsets})
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_imagenet_validation_images_have_their_class(tmp_path: Path, flat: bool) -> None:
+    write_imagenet(tmp_path / "imagenet", flat=flat)
+    DATA_SETS["imagenet"].prepare(tmp_path / "imagenet", tmp_path / "out", seed=0, show=False)
+    data = read_prepared(tmp_path / "out")
+    assert (data.kind, data.classes) == ("files", ("n01", "n02", "n03"))
+    train = [(str(data.inputs[row]), data.labels[row]) for row in data.rows("train")]
+    assert train[0] == ("train/n01/n01_0.JPEG", 0)
+    assert [label for _, label in train] == [0, 1, 1, 2, 2, 2]
+    pool = {Path(str(data.inputs[row])).stem[-1]: data.classes[data.labels[row]] for row in data.rows("pool")}
+    assert pool == {"1": "n02", "2": "n03", "3": "n01", "4": "n02"}
+    assert data.root is not None
+    assert all((Path(data.root) / str(name)).is_file() for name in data.inputs)
+
+
+def test_imagenet_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(MissingDataError, match=r"(?s)has no train\..*image-net.org.*train/n01440764"):
+        DATA_SETS["imagenet"].prepare(tmp_path, tmp_path / "out", seed=0, show=False)
+    write_imagenet(tmp_path / "imagenet", flat=True)
+    truth = tmp_path / "imagenet" / "ILSVRC2012_devkit_t12" / "data" / "ILSVRC2012_validation_ground_truth.txt"
+    truth.write_text("1\n2\n3\n")
+    with pytest.raises(FileFormatError, match="3 labels for 4 images"):
+        DATA_SETS["imagenet"].prepare(tmp_path / "imagenet", tmp_path / "out", seed=0, show=False)
+    truth.write_text("1\n2\n3\n4\n")
+    with pytest.raises(FileFormatError, match="'4' is no ILSVRC2012_ID"):
+        DATA_SETS["imagenet"].prepare(tmp_path / "imagenet", tmp_path / "out", seed=0, show=False)

@@ -1,0 +1,116 @@
+"""Pickles are read without running them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.paper.data.pickles import read_pickle
+from kcal.errors import FileFormatError
+from paper_data_files import python2_pickle
+
+PIXELS = np.arange(24, dtype=np.uint8).reshape(4, 6)
+
+
+def test_pickle_of_python_2_is_read_with_its_text_as_latin1(tmp_path: Path) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(python2_pickle({"data": PIXELS, "labels": [3, -1], "name": "café"}))
+    assert pickle.loads(path.read_bytes(), encoding="latin1")["labels"] == [3, -1]  # the file is what it claims
+    content = read_pickle(path)
+    np.testing.assert_array_equal(content["data"], PIXELS)
+    assert (content["labels"], content["name"]) == ([3, -1], "café")
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+def test_array_pickled_today_is_read_too(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps({b"data": PIXELS, b"labels": [1.5]}, protocol))
+    content = read_pickle(path)
+    np.testing.assert_array_equal(content["data"], PIXELS)
+    assert content["labels"] == [1.5]
+
+
+class Command:
+    """Runs a command when an ordinary unpickler reads it."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("nested", [False, True])
+def test_malicious_pickle_is_refused_and_not_run(tmp_path: Path, protocol: int, nested: bool) -> None:
+    canary, path = tmp_path / "canary", tmp_path / "batch"
+    attack = Command(os.mkdir, str(canary))
+    path.write_bytes(pickle.dumps({"data": [PIXELS.tolist(), attack]} if nested else attack, protocol))
+    with pytest.raises(FileFormatError, match=r"batch: the pickle asks to run \w+\.mkdir, .*nothing was run"):
+        read_pickle(path)
+    assert not canary.exists()
+    pickle.loads(path.read_bytes())
+    assert canary.exists()  # an ordinary unpickler would have run it
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "builtins\neval",
+        "numpy\nload",
+        "numpy\nmemmap",
+        "_codecs\nencode",
+        "copyreg\n_reconstructor",
+        "numpy\nndarray.tofile",
+    ],
+)
+def test_every_other_name_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(b"\x80\x02c" + name.encode() + b"\n(U\x011tR.")
+    with pytest.raises(FileFormatError, match="nothing was run"):
+        read_pickle(path)
+
+
+RECONSTRUCT = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n"
+HUGE = b"J" + struct.pack("<i", 2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RECONSTRUCT + b"(cnumpy\nndarray\n(" + HUGE + HUGE + b"tU\x01btR.",
+        RECONSTRUCT + b"(cnumpy\ndtype\n(K\x00tU\x01btR.",
+        b"\x80\x02cnumpy\nndarray\n((" + HUGE + HUGE + b"ttR.",
+        b"\x80\x02cnumpy\ndtype\n(U\x02O8K\x00K\x01tR.",
+        b"\x80\x02cnumpy\ndtype\n(U\x04V999K\x00K\x01tR.",
+    ],
+    ids=["huge shape", "no array type", "array type called", "array of objects", "array of raw bytes"],
+)
+def test_names_of_an_array_do_nothing_else(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError):
+        read_pickle(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a pickle", python2_pickle({"data": PIXELS})[:-30], b"\x80\x02Ppersistent\n."]
+)
+def test_damaged_pickle_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError, match="batch: it is no readable pickle"):
+        read_pickle(path)
+
+
+def test_pickle_must_hold_a_dictionary(tmp_path: Path) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(python2_pickle([1, 2]))
+    with pytest.raises(FileFormatError, match="a dictionary is expected; it holds list"):
+        read_pickle(path)
