@@ -8,6 +8,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_softmax
 from sklearn.metrics import f1_score
+from torch import nn
+
+from experiments.paper.inputs import Batches
+from experiments.paper.prepared import PreparedData
+from experiments.paper.settings import Settings
+from kcal import extract
 
 
 @dataclass(frozen=True)
@@ -47,3 +53,13 @@ def evaluate(logits: ArrayLike, labels: ArrayLike, groups: ArrayLike | None = No
         log_loss=float(-log_probs[np.arange(len(classes)), classes].mean()),
         f1=tuple(float(value) for value in f1),
     )
+
+
+def evaluate_part(network: nn.Module, data: PreparedData, settings: Settings, part: str) -> Evaluation | None:
+    """Score a network on "validation" or "pool", by group if the settings say so; None if the part is empty."""
+    rows = data.rows(part)
+    if not len(rows):
+        return None
+    outputs = extract(network, Batches(data, rows, settings), progress=False)
+    groups = data.groups[rows] if settings.by_group and data.groups is not None else None
+    return evaluate(outputs.logits, outputs.labels, groups)

@@ -21,12 +21,11 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from experiments.paper.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
-from experiments.paper.evaluation import Evaluation, evaluate
+from experiments.paper.evaluation import evaluate_part
 from experiments.paper.inputs import Batches, drawn_rows
 from experiments.paper.networks import build_network
 from experiments.paper.prepared import PreparedData
 from experiments.paper.settings import LOSSES, Settings
-from kcal import extract
 from kcal.errors import InvalidInputError
 from kcal.losses import focal_loss, mmce_loss
 from kcal.progress import Advance, progress_bar
@@ -135,7 +134,7 @@ class Training:
         started = time.perf_counter()
         train_loss = self._run_batches(advance)
         rate = self.optimizer.param_groups[0]["lr"]
-        validation = self.evaluate("validation")
+        validation = evaluate_part(self.network, self.data, self.settings, "validation")
         if self.settings.schedule == "plateau":
             self.plateau.step(train_loss if validation is None else validation.log_loss)
         record = {"epoch": self.epoch + 1, "learning_rate": rate, "train_loss": train_loss}
@@ -188,10 +187,6 @@ class Training:
             return cross_entropy(logits, votes.to(logits.device))
         return cross_entropy(logits, labels, label_smoothing=self.settings.smoothing)
 
-    def evaluate(self, part: str) -> Evaluation | None:
-        """Score the network on a part; None if the part is empty."""
-        return evaluate_part(self.network, self.data, self.settings, part)
-
     def checkpoint(self, description: dict[str, Any]) -> Checkpoint:
         """Return everything that a run needs to go on."""
         return Checkpoint(
@@ -212,16 +207,6 @@ class Training:
         self.plateau.load_state_dict(checkpoint.plateau)
         self.history = list(checkpoint.history)
         self.chosen = Chosen(checkpoint.chosen_epoch, checkpoint.chosen_score, checkpoint.chosen)
-
-
-def evaluate_part(network: nn.Module, data: PreparedData, settings: Settings, part: str) -> Evaluation | None:
-    """Score a network on "validation" or "pool", by group if the settings say so; None if the part is empty."""
-    rows = data.rows(part)
-    if not len(rows):
-        return None
-    outputs = extract(network, Batches(data, rows, settings), progress=False)
-    groups = data.groups[rows] if settings.by_group and data.groups is not None else None
-    return evaluate(outputs.logits, outputs.labels, groups)
 
 
 def new_optimizer(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
