@@ -20,8 +20,8 @@ Build = Callable[..., nn.Module]
 """Builds a network from the data that it is for, and sizes."""
 
 
-def _of_images(name: str, data: PreparedData, **sizes: Any) -> nn.Module:
-    return pretrained.create(name, len(data.classes), **sizes)
+def _of_images(network: str, data: PreparedData, **sizes: Any) -> nn.Module:
+    return pretrained.create(network, len(data.classes), **sizes)
 
 
 def _mina(data: PreparedData, **sizes: Any) -> nn.Module:
