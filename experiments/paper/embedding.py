@@ -46,13 +46,17 @@ def embed(
     by_group : bool
         With the groups, so that the benchmark splits by group too, and 20% of them to calibrate instead of 5%.
     share : float, optional
-        Another share of the pool to calibrate with.
+        Another share of the pool to calibrate with. Where the data set fixes its calibration samples, the default is
+        their share.
     """
     if by_group and data.groups is None:
         raise InvalidInputError("by_group", "must be False for data without groups", got="True")
     train, pool = (outputs_of(checkpoint, data, part, groups=by_group) for part in ("train", "pool"))
-    default = SHARE_BY_GROUP if by_group else SHARE_BY_ROW
-    return write_task(path, train, pool, calibration_share=share or default, classes=data.classes)
+    if share is None:
+        share = SHARE_BY_GROUP if by_group else SHARE_BY_ROW
+        if data.calibration is not None:
+            share = float(data.calibration[data.rows("pool")].mean())
+    return write_task(path, train, pool, calibration_share=share, classes=data.classes)
 
 
 def embed_companion(checkpoint: Checkpoint, data: PreparedData, path: str | Path) -> Path:

@@ -229,6 +229,17 @@ def test_oversampled_samples_are_not_embedded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(task.train.labels, data.labels[(data.parts == 0) & ~oversampled])
 
 
+def test_the_share_to_calibrate_is_the_paper_s_or_that_of_the_fixed_calibration_samples(tmp_path: Path) -> None:
+    data, checkpoint = toy_data(), train(toy_data(), toy_settings("signal-resnet", epochs=0), tmp_path / "run.pt")
+    assert embed(checkpoint, data, tmp_path / "t.npz").calibration_share == 0.05
+    assert embed(checkpoint, data, tmp_path / "t.npz", by_group=True).calibration_share == 0.2
+    fixed = np.isin(np.arange(48), data.rows("pool")[:6])
+    task = embed(checkpoint, replace(data, calibration=fixed), tmp_path / "t.npz")
+    assert task.calibration_share == 6 / len(data.rows("pool"))
+    with pytest.raises(InvalidInputError, match="without groups"):
+        embed(checkpoint, replace(data, groups=None), tmp_path / "t.npz", by_group=True)
+
+
 def test_a_run_of_other_settings_is_refused(tmp_path: Path) -> None:
     data, settings = toy_data(), toy_settings("signal-resnet", epochs=0)
     train(data, settings, tmp_path / "run.pt")
