@@ -17,7 +17,7 @@ from kcal.benchmark.table import Entry, Table
 from kcal.errors import InvalidInputError, printable
 
 MAX_CLASSES = 20
-"""Classes with a column each; of more, the table shows the smallest and the largest."""
+"""Classes with a row each; of more, the table shows the smallest and the largest."""
 
 
 def prepare(
@@ -41,7 +41,7 @@ def prepare(
             typer.echo(printable(line), err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"{out} is not complete; the same command begins again.") from stop
+        raise KeyboardInterrupt("nothing was completed; the same command begins again.") from stop
     if not quiet:
         console = Console(highlight=False)
         for table in count_table(data).fitting(console.width):

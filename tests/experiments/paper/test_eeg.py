@@ -20,14 +20,15 @@ GENERATOR = np.random.default_rng(0)
 
 
 def test_edf_signals_have_their_rate_and_physical_values(tmp_path: Path) -> None:
-    fast, slow = GENERATOR.integers(-2048, 2048, size=80), GENERATOR.integers(-2048, 2048, size=20)
+    rates = [8, 2, 4]
+    signals = [GENERATOR.integers(-2048, 2048, size=10 * rate) for rate in rates]
     path = tmp_path / "night.rec"
-    path.write_bytes(
-        edf_bytes(["C3-A2", "Pulse"], [fast, slow], [8, 2], seconds=2, physical=(-100, 300), digital=(-2048, 2047))
-    )
+    names = ["C3-A2", "Pulse", "X1"]
+    path.write_bytes(edf_bytes(names, signals, rates, seconds=2, physical=(-100, 300), digital=(-2048, 2047)))
     header = read_header(path)
-    assert (header.labels, header.n_records, header.rate(0), header.rate(1)) == (("C3-A2", "Pulse"), 5, 8.0, 2.0)
-    for number, samples in enumerate((fast, slow)):
+    assert (header.labels, header.n_records) == (tuple(names), 5)
+    for number, (samples, rate) in enumerate(zip(signals, rates, strict=True)):
+        assert header.rate(number) == rate
         np.testing.assert_allclose(header.read(number), -100 + (samples + 2048) * 400 / 4095, rtol=1e-5)
 
 
@@ -78,7 +79,7 @@ def write_patient(folder: Path, patient: int, codes: str, n_epochs: int, labels:
     folder = folder / str(patient)
     folder.mkdir(parents=True, exist_ok=True)
     n_samples = n_epochs * 6_000
-    noise = [np.random.default_rng(patient).integers(-50, 50, size=n_samples) for _ in labels]
+    noise = list(np.random.default_rng(patient).integers(-50, 50, size=(len(labels), n_samples)))
     noise[1] = 1_000 * np.sin(2 * np.pi * 10 * np.arange(n_samples) / 200)
     (folder / f"{patient}.rec").write_bytes(edf_bytes(labels, noise, [200] * len(labels), seconds=30))
     (folder / f"{patient}_1.txt").write_text("\n".join(codes) + "\n\n")
@@ -102,8 +103,10 @@ def test_isruc_takes_the_first_expert_and_splits_by_patient(tmp_path: Path) -> N
     assert len(np.unique(data.groups[data.rows("pool")])) == 1
     peak = data.inputs[5].mean(axis=2).argmax(axis=1)  # of F3, F4, C3, C4, O1, O2
     assert (peak[2] + 1) / 2 == 10.0
-    signal = read_header(source / "2" / "2.rec").read(0)[6_000:12_000]
-    np.testing.assert_allclose(data.inputs[3, 0], isruc.SPECTROGRAM.of(signal), atol=1e-4)
+    recording = read_header(source / "2" / "2.rec")
+    for place, signal in enumerate((0, 3, 1, 4, 2, 5)):
+        epoch = recording.read(signal)[6_000:12_000]
+        np.testing.assert_allclose(data.inputs[3, place], isruc.SPECTROGRAM.of(epoch), atol=1e-4)
 
 
 def test_isruc_leaves_out_a_patient_without_a_signal(tmp_path: Path) -> None:

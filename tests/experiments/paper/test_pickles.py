@@ -78,25 +78,37 @@ def test_every_other_name_is_refused(tmp_path: Path, name: str) -> None:
 
 
 RECONSTRUCT = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n"
+ARRAY = RECONSTRUCT + b"(cnumpy\nndarray\n(K\x00tU\x01btR"
+NUMBERS = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR"
 HUGE = b"J" + struct.pack("<i", 2**31 - 1)
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        RECONSTRUCT + b"(cnumpy\nndarray\n(" + HUGE + HUGE + b"tU\x01btR.",
-        RECONSTRUCT + b"(cnumpy\ndtype\n(K\x00tU\x01btR.",
-        b"\x80\x02cnumpy\nndarray\n((" + HUGE + HUGE + b"ttR.",
-        b"\x80\x02cnumpy\ndtype\n(U\x02O8K\x00K\x01tR.",
-        b"\x80\x02cnumpy\ndtype\n(U\x04V999K\x00K\x01tR.",
+        (RECONSTRUCT + b"(cnumpy\ndtype\n(K\x00tU\x01btR.", "something other than an array"),
+        (b"\x80\x02cnumpy\nndarray\n((" + HUGE + HUGE + b"ttR.", "not callable"),
+        (b"\x80\x02cnumpy\ndtype\n(U\x02O8K\x00K\x01tR.", "type 'O8', not of numbers"),
+        (b"\x80\x02cnumpy\ndtype\n(U\x04V999K\x00K\x01tR.", "type 'V999', not of numbers"),
+        (ARRAY + b"(K\x01(" + HUGE + HUGE + b"t" + NUMBERS + b"\x89U\x011tb.", "cannot reshape"),
+        (ARRAY + b"(K\x01(K\x01t" + NUMBERS + b"\x89](Netb.", "something other than numbers"),
+        (b"\x80\x02cnumpy\ndtype\n}U\x08__call__U\x01xsb.", "changes the meaning of a name"),
     ],
-    ids=["huge shape", "no array type", "array type called", "array of objects", "array of raw bytes"],
 )
-def test_names_of_an_array_do_nothing_else(tmp_path: Path, content: bytes) -> None:
+def test_names_of_an_array_do_nothing_else(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "batch"
     path.write_bytes(content)
-    with pytest.raises(FileFormatError):
+    with pytest.raises(FileFormatError, match=f"batch: it is no readable pickle .*{message}"):
         read_pickle(path)
+
+
+@pytest.mark.parametrize(
+    "values", [np.arange(6, dtype=">i4").reshape(2, 3), np.asfortranarray(np.eye(2, 3)), np.array([True])]
+)
+def test_order_of_bytes_and_of_rows_is_kept(tmp_path: Path, values: np.ndarray) -> None:
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps({"data": values}, 4))
+    np.testing.assert_array_equal(read_pickle(path)["data"], values)
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,11 @@ def test_rare_classes_are_oversampled_in_training_only(prepared: PreparedData) -
 
 
 def test_starts_of_oversampled_segments_are_even_between_the_multiples() -> None:
-    lengths, labels = np.array([9_000] * 4 + [9_000, 7_000]), np.array([0] * 4 + [1, 1])
+    lengths, labels = np.array([9_000] * 4 + [10_000, 10_000]), np.array([0] * 4 + [1, 1])
     starts = pn2017.segment_starts(lengths, labels, np.array([0, 0, 0, 0, 0, 2], np.int8))
     assert [list(values) for values in starts[:4]] == [[0, 3_000]] * 4
-    assert list(starts[4]) == [0, 750, 1_500, 2_250, 3_000, 3_750, 4_500, 5_250]
-    assert list(starts[5]) == [0, 3_000]
+    assert list(starts[4]) == [0, 1_000, 2_000, 3_000, 4_000, 5_000, 6_000]  # round(8 / 3) = 3 times as many
+    assert list(starts[5]) == [0, 3_000, 6_000]
 
 
 def test_archive_gives_the_same_as_the_folder(prepared: PreparedData, tmp_path: Path) -> None:
