@@ -1,8 +1,9 @@
 """How the network of each data set is trained: one table, after the appendix "Training Details" of the paper.
 
-What the paper leaves open and is filled in here: SGD has momentum 0.9 (the default of timm), the cosine starts and
-ends at 1e-5 (likewise), augmentation of images is timm's (random resized crops, and flips except for digits), and the
-checkpoint with the best validation macro-F1 is kept where a data set has a validation part, the last one otherwise.
+What the paper leaves open and is filled in here: SGD has momentum 0.9 (the default of timm), gradients are clipped to
+norm 5, the cosine starts and ends at 1e-5 (timm again, which changes it once an epoch; here with every batch),
+augmentation of images is timm's (random resized crops, and flips except for digits), and the checkpoint with the best
+validation macro-F1 is kept where a data set has a validation part, the last one otherwise.
 """
 
 from __future__ import annotations
