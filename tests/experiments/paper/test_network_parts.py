@@ -131,6 +131,14 @@ def test_varied_signals_keep_their_shape_and_change_in_scale_and_sign() -> None:
         torch.testing.assert_close(varied, vary_signals(signals, np.random.default_rng(seed)))
 
 
+def test_artefacts_of_signals_are_cut_off() -> None:
+    data = toy_data()
+    loud = replace(data, inputs=20 * data.inputs)
+    inputs, _ = next(iter(Batches(loud, np.arange(4), SETTINGS["pn2017"])))
+    np.testing.assert_array_equal(inputs.numpy(), np.clip(loud.inputs[:4], -8, 8))
+    assert float(inputs.max()) == 8
+
+
 def test_images_of_files_are_resized_and_cut_in_their_middle(tmp_path: Path) -> None:
     image_module = pytest.importorskip("PIL.Image")
     pixels = np.zeros((40, 80, 3), np.uint8)

@@ -172,6 +172,32 @@ def test_the_best_validation_epoch_is_chosen_and_the_last_one_without_validation
     assert all(torch.equal(last.network[name], last.chosen[name]) for name in last.network)
 
 
+def test_every_epoch_draws_other_samples_and_other_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[list[int]] = []
+    seeded = training.seeded
+    monkeypatch.setattr(training, "seeded", lambda numbers: (seeds.append(numbers), seeded(numbers))[1])
+    train(toy_data(n=12), toy_settings("signal-resnet"), tmp_path / "run.pt", seed=4)
+    assert len({tuple(numbers) for numbers in seeds}) == len(seeds) == 4  # first weights and three epochs
+    with seeded(seeds[1]):
+        first = torch.rand(3)
+    with seeded(seeds[2]):
+        assert not torch.equal(first, torch.rand(3))
+    one = Training(toy_data(), toy_settings("signal-resnet"), "focal", 0)
+    rows = one.epoch_rows()
+    one.history.append({})
+    assert list(rows) != list(one.epoch_rows())
+
+
+def test_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "LARGEST_GRADIENT", 1e-3)
+    plain = {"optimizer": "sgd", "weight_decay": 0.0, "schedule": "constant", "learning_rate": 0.5, "bfloat16": False}
+    data, settings = toy_data(n=12), toy_settings("signal-resnet", epochs=1, **plain)  # one batch
+    start = Training(data, settings, "cross-entropy", 0).network
+    end = train(data, settings, tmp_path / "run.pt").network
+    changes = [(end[name] - parameter.detach()).ravel() for name, parameter in start.named_parameters()]
+    assert float(torch.cat(changes).norm()) == pytest.approx(0.5e-3, rel=1e-3)
+
+
 @pytest.mark.parametrize("loss", ["cross-entropy", "focal", "mmce"])
 def test_losses_are_those_of_timm_and_of_the_library(loss: str) -> None:
     logits, labels = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1, 1])
