@@ -5,9 +5,10 @@ from __future__ import annotations
 import typer
 
 from experiments.__main__ import Commands
+from experiments.paper.commands import embed, results, train
 from experiments.paper.prepare import prepare
 
-COMMANDS = (prepare,)
+COMMANDS = (prepare, train, embed, results)
 """Functions with their options; a function's name is its command, its docstring the help."""
 
 app = typer.Typer(

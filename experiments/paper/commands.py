@@ -1,0 +1,131 @@
+"""The commands ``train``, ``embed`` and ``results`` of ``python -m experiments.paper``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from experiments.paper.checkpoints import Checkpoint
+from experiments.paper.networks import NETWORKS
+from experiments.paper.settings import LOSSES
+from kcal.errors import InvalidInputError, printable
+
+Data = Annotated[Path, typer.Argument(metavar="DATA", help="Folder of prepared data.")]
+Run = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="NAME.pt; a run that was stopped resumes.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No lines, no progress bar.")]
+LossName = StrEnum("LossName", {name: name for name in LOSSES})  # type: ignore[misc]
+NetworkName = StrEnum("NetworkName", {name: name for name in NETWORKS})  # type: ignore[misc]
+
+
+def train(
+    data: Data,
+    out: Run,
+    network: Annotated[NetworkName | None, typer.Option(help="Another network than that of the table.")] = None,
+    loss: Annotated[LossName, typer.Option(help="All but cross-entropy train a companion.")] = LossName[
+        "cross-entropy"
+    ],
+    short: Annotated[bool, typer.Option("--short", help="Few epochs, for a processor (pn2017).")] = False,
+    epochs: Annotated[int | None, typer.Option(min=0, help="Other epochs than those of the table.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same result.")] = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Train the network of a data set as the paper does."""
+    from experiments.paper.prepared import read_prepared
+    from experiments.paper.settings import settings_for
+    from experiments.paper.training import train as train_network
+
+    prepared = read_prepared(data)
+    changes: dict[str, Any] = {"network": None if network is None else network.value, "epochs": epochs}
+    settings = settings_for(prepared.name, short=short, **changes)
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        checkpoint = train_network(
+            prepared,
+            settings,
+            out,
+            loss=loss.value,
+            seed=seed,
+            report=None if quiet else lambda record: console.print(line_of(record), markup=False),
+            progress=False if quiet else None,
+        )
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"epochs so far are kept in {out}; the same command resumes.") from stop
+    if not quiet:
+        console.print(f"{out} holds the network after epoch {checkpoint.chosen_epoch}.", markup=False)
+
+
+def line_of(record: dict[str, Any]) -> str:
+    """Return the record of an epoch as a line."""
+    text = f"epoch {record['epoch']}: rate {record['learning_rate']:.2e}, training loss {record['train_loss']:.4f}"
+    if "macro_f1" in record:
+        classes = ", ".join(f"{value:.3f}" for value in record["f1"])
+        text += f"; validation: macro-F1 {record['macro_f1']:.4f} ({classes}), accuracy {record['accuracy']:.4f}"
+        text += f", log-loss {record['log_loss']:.4f}"
+    return f"{text}; {record['seconds']:.0f} s"
+
+
+def embed(
+    data: Data,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="NAME.pt of a run with the loss cross-entropy.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The task, NAME.npz.")],
+    companion: Annotated[
+        list[Path] | None, typer.Option(metavar="RUN", help="Runs with the losses focal and mmce.")
+    ] = None,
+    by_group: Annotated[bool, typer.Option(help="With groups, and 20% of the pool to calibrate, not 5%.")] = False,
+    share: Annotated[float | None, typer.Option(help="Another share of the pool to calibrate with.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write the outputs of trained networks as a task that kcal bench reads."""
+    from experiments.paper import embedding
+    from experiments.paper.checkpoints import read_checkpoint
+    from experiments.paper.evaluation import evaluate_part
+    from experiments.paper.prepared import read_prepared
+
+    prepared = read_prepared(data)
+    console = Console(highlight=False, soft_wrap=True, quiet=quiet)
+    runs = [finished(read_checkpoint(path), path) for path in (run, *(companion or ()))]
+    task = embedding.embed(runs[0], prepared, out, by_group=by_group, share=share)
+    console.print(printable(task), markup=False)
+    for other in runs[1:]:
+        console.print(f"companion {embedding.embed_companion(other, prepared, out)}", markup=False)
+    for checkpoint in runs:
+        network = checkpoint.chosen_network(prepared)
+        for part in ("validation", "pool"):
+            scores = evaluate_part(network, prepared, checkpoint.settings, part)
+            console.print(f"{checkpoint.description['loss']}, {part}: {scores or 'no samples'}", markup=False)
+
+
+def finished(checkpoint: Checkpoint, path: Path) -> Checkpoint:
+    """Return a checkpoint; raise if its run has not ended."""
+    if not checkpoint.is_finished:
+        n_epochs, done = checkpoint.settings.all_epochs, len(checkpoint.history)
+        remedy = "Run the command train again: it goes on."
+        raise InvalidInputError("run", f"must have all {n_epochs} epochs", got=f"{done} in {path}", remedy=remedy)
+    return checkpoint
+
+
+def results(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of kcal bench.")],
+    data_set: Annotated[str, typer.Option(help="Whose rows of the paper to show.")] = "pn2017",
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write a page in Markdown.")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Show results of kcal bench beside the rows that the paper prints, and what differs."""
+    from experiments.__main__ import print_table
+    from experiments.paper.published import DIFFERENCES
+    from experiments.paper.results import as_page, comparison_tables
+    from kcal.benchmark.results import Results
+    from kcal.files import write_whole
+
+    measured, _ = Results.read(folder / "results.json")
+    tables = comparison_tables(measured, data_set)
+    console = Console(highlight=False, quiet=quiet)
+    for table in tables:
+        print_table(console, table.transposed())
+    console.print("\n".join(f"- {text}" for text in DIFFERENCES[data_set]), markup=False)
+    if out is not None:
+        write_whole(out, as_page(tables, data_set).encode())

@@ -1,0 +1,72 @@
+"""Embeddings and logits of a trained network as a task of the benchmark, and logits of its companions beside it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+
+from experiments.paper.checkpoints import Checkpoint
+from experiments.paper.inputs import Batches
+from experiments.paper.prepared import PreparedData
+from kcal import ClassifierOutputs, extract
+from kcal.benchmark import Task, write_task
+from kcal.benchmark.task_files import HALF_LOGIT_ERROR, in_least_precision
+from kcal.errors import InvalidInputError
+from kcal.files import write_whole
+
+SHARE_BY_ROW, SHARE_BY_GROUP = 0.05, 0.20
+"""Shares of the pool that calibrate, as in the paper."""
+
+
+def outputs_of(checkpoint: Checkpoint, data: PreparedData, part: str, *, groups: bool = True) -> ClassifierOutputs:
+    """Return the outputs of a trained network on "train", without the oversampled samples, or on another part."""
+    rows = data.rows(part)
+    if data.oversampled is not None:
+        rows = rows[~data.oversampled[rows]]
+    if not len(rows):
+        raise InvalidInputError("data", f"must have samples in {part}", got="none")
+    outputs = extract(checkpoint.chosen_network(data), Batches(data, rows, checkpoint.settings))
+    of_rows = data.groups[rows] if groups and data.groups is not None else None
+    return ClassifierOutputs(outputs.embeddings, outputs.logits, outputs.labels, of_rows)
+
+
+def embed(
+    checkpoint: Checkpoint, data: PreparedData, path: str | Path, *, by_group: bool = False, share: float | None = None
+) -> Task:
+    """Write a task of the outputs of a network trained with cross-entropy.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    data : PreparedData
+    path : path
+        NAME.npz.
+    by_group : bool
+        With the groups, so that the benchmark splits by group too, and 20% of them to calibrate instead of 5%.
+    share : float, optional
+        Another share of the pool to calibrate with. Where the data set fixes its calibration samples, the default is
+        their share.
+    """
+    if by_group and data.groups is None:
+        raise InvalidInputError("by_group", "must be False for data without groups", got="True")
+    train, pool = (outputs_of(checkpoint, data, part, groups=by_group) for part in ("train", "pool"))
+    if share is None:
+        share = SHARE_BY_GROUP if by_group else SHARE_BY_ROW
+        if data.calibration is not None:
+            share = float(data.calibration[data.rows("pool")].mean())
+    return write_task(path, train, pool, calibration_share=share, classes=data.classes)
+
+
+def embed_companion(checkpoint: Checkpoint, data: PreparedData, path: str | Path) -> Path:
+    """Write the logits of a network trained with another loss beside a task, NAME@LOSS.npz; return that path."""
+    task = Path(path)
+    loss = checkpoint.description["loss"]
+    if loss == "cross-entropy":
+        raise InvalidInputError("companion", "must be trained with the loss focal or mmce", got=loss)
+    pool = outputs_of(checkpoint, data, "pool")
+    logits = in_least_precision(pool.logits, largest_error=HALF_LOGIT_ERROR)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, pool_logits=logits, pool_labels=pool.labels.astype(np.int32))
+    return write_whole(task.with_name(f"{task.stem}@{loss}.npz"), buffer.getvalue())

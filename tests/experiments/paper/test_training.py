@@ -1,0 +1,316 @@
+"""Every network of the paper from prepared data to a task of the benchmark, and the pieces of its training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.paper import training
+from experiments.paper.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from experiments.paper.embedding import embed, embed_companion
+from experiments.paper.evaluation import Evaluation
+from experiments.paper.inputs import Batches, drawn_rows
+from experiments.paper.networks import NETWORKS, build_network, pretrained
+from experiments.paper.prepared import PreparedData
+from experiments.paper.settings import SETTINGS, Settings, settings_for
+from experiments.paper.training import Training, cosine_rate, train
+from kcal.benchmark import Plan, read_task, run
+from kcal.errors import FileFormatError, InvalidInputError
+from toy_data import toy_data, toy_settings
+
+KINDS = {
+    "vit": "images",
+    "mixer": "images",
+    "spectrogram-resnet": "spectrograms",
+    "mina": "signals",
+    "signal-resnet": "signals",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _toy_mixer() -> None:
+    timm = pytest.importorskip("timm")
+
+    def toy_mixer(num_classes: int, **_: Any) -> torch.nn.Module:
+        mixer: type[torch.nn.Module] = timm.models.mlp_mixer.MlpMixer
+        return mixer(num_classes=num_classes, img_size=32, patch_size=16, num_blocks=1, embed_dim=8)
+
+    timm.models.register_model(toy_mixer)
+
+
+def the_same(first: Checkpoint, second: Checkpoint) -> bool:
+    """Return whether two runs hold the same weights, states and records, apart from seconds."""
+    states = [
+        (one[name], other[name])
+        for one, other in ((first.network, second.network), (first.chosen, second.chosen))
+        for name in one
+    ]
+    records = [[{**record, "seconds": 0} for record in run.history] for run in (first, second)]
+    slots = [run.optimizer["state"] for run in (first, second)]
+    states += [
+        (torch.as_tensor(slots[0][index][name]), torch.as_tensor(slots[1][index][name]))
+        for index in slots[0]
+        for name in slots[0][index]
+        if slots[0][index][name] is not None
+    ]
+    return all(torch.equal(*pair) for pair in states) and records[0] == records[1] and first.plateau == second.plateau
+
+
+@pytest.mark.parametrize("network", KINDS)
+def test_a_network_trains_resumes_and_becomes_a_task(network: str, tmp_path: Path) -> None:
+    data, settings = toy_data(KINDS[network]), toy_settings(network)
+    whole = train(data, settings, tmp_path / "whole.pt", seed=3)
+    train(data, settings, tmp_path / "parts.pt", seed=3, until=1)
+    random_state = torch.get_rng_state()
+    resumed = train(data, settings, tmp_path / "parts.pt", seed=3)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert len(resumed.history) == 3
+    assert the_same(whole, resumed)
+    assert the_same(whole, read_checkpoint(tmp_path / "parts.pt"))
+    task = embed(resumed, data, tmp_path / "task.npz", by_group=True)
+    pool = data.rows("pool")
+    np.testing.assert_array_equal(task.pool.labels, data.labels[pool])
+    np.testing.assert_array_equal(task.pool.groups, data.groups[pool])
+    chosen = resumed.chosen_network(data)
+    with torch.no_grad():
+        logits = torch.cat([chosen(inputs) for inputs, _ in Batches(data, pool, settings)])
+    np.testing.assert_allclose(task.pool.logits, logits.numpy(), atol=0.02, rtol=2e-3)
+    assert task.train.embeddings.shape[1] == task.pool.embeddings.shape[1] > 1
+
+
+def test_a_task_with_companions_runs_in_the_benchmark(tmp_path: Path) -> None:
+    data, settings = toy_data(n=96), toy_settings("signal-resnet", epochs=1)
+    place = tmp_path / "toy.npz"
+    runs = {loss: train(data, settings, tmp_path / f"{loss}.pt", loss=loss) for loss in ("focal", "mmce")}
+    embed(train(data, settings, tmp_path / "net.pt"), data, place, share=0.4)
+    assert [embed_companion(one, data, place).name for one in runs.values()] == ["toy@focal.npz", "toy@mmce.npz"]
+    task = read_task(place)
+    assert task.pool.groups is None
+    results = list(run([task], Plan(("uncal", "focal", "mmce"), 1, 0, 1), tmp_path / "bench"))
+    assert [result.error for result in results] == [None] * 3
+    assert len({result.metrics["negative_log_likelihood"] for result in results}) == 3
+    with pytest.raises(InvalidInputError, match="focal or mmce"):
+        embed_companion(read_checkpoint(tmp_path / "net.pt"), data, place)
+
+
+def test_imagenet_keeps_its_pretrained_network(tmp_path: Path) -> None:
+    settings = replace(SETTINGS["imagenet"], image_size=32, network="mixer", sizes=toy_settings("mixer").sizes)
+    data = toy_data("images", name="imagenet")
+    checkpoint = train(data, settings, tmp_path / "run.pt")
+    assert checkpoint.is_finished
+    start = Training(data, settings, "cross-entropy", 0).network.state_dict()
+    assert all(torch.equal(checkpoint.chosen[name], tensor) for name, tensor in start.items())
+
+
+def test_pretrained_networks_are_known_to_timm_with_the_mean_and_spread_that_images_get() -> None:
+    timm = pytest.importorskip("timm")
+    for name in pretrained.NAMES.values():
+        configuration = timm.get_pretrained_cfg(name)
+        assert name in timm.list_pretrained()
+        assert {*configuration.mean, *configuration.std} == {0.5}
+    imagenet = timm.get_pretrained_cfg(pretrained.NAMES["inception-resnet-v2"])
+    assert (imagenet.crop_pct, imagenet.input_size[1]) == (SETTINGS["imagenet"].crop_share, 299)
+
+
+def test_the_paper_s_settings() -> None:
+    names = ("cifar10", "cifar100", "svhn", "isruc", "pn2017", "iiic")
+    rates = {name: SETTINGS[name].learning_rate for name in names}
+    assert rates == {"cifar10": 2e-4, "cifar100": 2e-4, "svhn": 2e-4, "isruc": 5e-3, "pn2017": 1e-2, "iiic": 1e-3}
+    assert {SETTINGS[name].epochs for name in names[:4]} == {50}
+    assert {(SETTINGS[name].warmup_epochs, SETTINGS[name].cooldown_epochs) for name in names[:4]} == {(3, 10)}
+    assert {SETTINGS[name].optimizer for name in names[:5]} == {"sgd"}
+    assert {SETTINGS[name].weight_decay for name in names[:5]} == {1e-4}
+    ecg, eeg = SETTINGS["pn2017"], SETTINGS["iiic"]
+    assert (ecg.epochs, ecg.schedule, ecg.network) == (100, "plateau", "mina")
+    assert (eeg.optimizer, eeg.weight_decay, eeg.schedule) == ("adamw", 1e-5, "constant")
+    assert {SETTINGS[name].batch_size for name in names} == {128}
+    assert (training.PLATEAU_PATIENCE, training.PLATEAU_FACTOR) == (10, 0.5)
+    with pytest.raises(InvalidInputError, match="cifar10, cifar100"):
+        settings_for("mnist")
+    assert settings_for("pn2017", epochs=7, network=None) == replace(ecg, epochs=7)
+
+
+def test_the_cosine_is_that_of_timm() -> None:
+    scheduler_of = pytest.importorskip("timm.scheduler").CosineLRScheduler
+    settings = SETTINGS["cifar10"]
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], settings.learning_rate)
+    reference = scheduler_of(optimizer, t_initial=50, lr_min=1e-5, warmup_t=3, warmup_lr_init=1e-5)
+    for epoch in range(60):
+        reference.step(epoch)
+        assert cosine_rate(epoch, settings) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+
+
+def test_a_plateau_halves_the_rate_also_after_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "PLATEAU_PATIENCE", 1)
+    losses = iter(2 * [1.0, 0.9, 0.95, 0.93, 0.8, 0.85, 0.9])
+    monkeypatch.setattr(training, "evaluate_part", lambda *_: Evaluation(0.5, 0.5, next(losses), (0.5, 0.5, 0.5)))
+    data, settings = toy_data(n=12), toy_settings("signal-resnet", schedule="plateau", learning_rate=0.1, epochs=7)
+    whole = train(data, settings, tmp_path / "whole.pt")
+    for until in (3, 4, 7):
+        parts = train(data, settings, tmp_path / "parts.pt", until=until)
+    assert [record["learning_rate"] for record in parts.history] == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05]
+    assert parts.optimizer["param_groups"][0]["lr"] == 0.025
+    assert the_same(whole, parts)
+
+
+def test_the_best_validation_epoch_is_chosen_and_the_last_one_without_validation(tmp_path: Path) -> None:
+    data, settings = toy_data(), toy_settings("signal-resnet", epochs=4)
+    checkpoint = train(data, settings, tmp_path / "run.pt")
+    scores = [record["macro_f1"] for record in checkpoint.history]
+    assert checkpoint.chosen_epoch == 1 + int(np.argmax(scores))
+    assert checkpoint.chosen_score == max(scores)
+    stopped = train(data, settings, tmp_path / "stopped.pt", until=checkpoint.chosen_epoch)
+    assert all(torch.equal(stopped.network[name], checkpoint.chosen[name]) for name in stopped.network)
+    without = replace(data, parts=np.where(data.parts == 1, 2, data.parts).astype(np.int8))
+    last = train(without, settings, tmp_path / "without.pt")
+    assert last.chosen_epoch == 4
+    assert all(torch.equal(last.network[name], last.chosen[name]) for name in last.network)
+
+
+def test_every_epoch_draws_other_samples_and_other_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[list[int]] = []
+    seeded = training.seeded
+    monkeypatch.setattr(training, "seeded", lambda numbers: (seeds.append(numbers), seeded(numbers))[1])
+    train(toy_data(n=12), toy_settings("signal-resnet"), tmp_path / "run.pt", seed=4)
+    assert len({tuple(numbers) for numbers in seeds}) == len(seeds) == 4  # first weights and three epochs
+    with seeded(seeds[1]):
+        first = torch.rand(3)
+    with seeded(seeds[2]):
+        assert not torch.equal(first, torch.rand(3))
+    one = Training(toy_data(), toy_settings("signal-resnet"), "focal", 0)
+    rows = one.epoch_rows()
+    one.history.append({})
+    assert list(rows) != list(one.epoch_rows())
+
+
+def test_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "LARGEST_GRADIENT", 1e-3)
+    plain = {"optimizer": "sgd", "weight_decay": 0.0, "schedule": "constant", "learning_rate": 0.5, "bfloat16": False}
+    data, settings = toy_data(n=12), toy_settings("signal-resnet", epochs=1, **plain)  # one batch
+    start = Training(data, settings, "cross-entropy", 0).network
+    end = train(data, settings, tmp_path / "run.pt").network
+    changes = [(end[name] - parameter.detach()).ravel() for name, parameter in start.named_parameters()]
+    assert float(torch.cat(changes).norm()) == pytest.approx(0.5e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "focal", "mmce"])
+def test_losses_are_those_of_timm_and_of_the_library(loss: str) -> None:
+    logits, labels = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1, 1])
+    value = run_loss(toy_data(), loss, logits, labels)
+    if loss == "cross-entropy":
+        smoothed = pytest.importorskip("timm.loss").LabelSmoothingCrossEntropy(0.1)
+        torch.testing.assert_close(value, smoothed(logits, labels))
+    elif loss == "focal":
+        p = torch.softmax(logits, dim=1)[torch.arange(6), labels]
+        torch.testing.assert_close(value, (-((1 - p) ** torch.where(p < 0.2, 5, 3)) * p.log()).mean())
+    else:
+        assert value > torch.nn.functional.cross_entropy(logits, labels)
+
+
+def test_votes_are_the_targets_of_the_cross_entropy_without_smoothing() -> None:
+    logits, rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), np.array([5, 0, 9, 2])
+    data = toy_data(votes=True)
+    assert data.targets is not None
+    expected = -(torch.from_numpy(data.targets[rows]) * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()
+    value = run_loss(data, "cross-entropy", logits, torch.from_numpy(data.labels[rows]), rows)
+    torch.testing.assert_close(value, expected)
+
+
+def run_loss(data: PreparedData, loss: str, logits: torch.Tensor, labels: torch.Tensor, rows: Any = None) -> Any:
+    return Training(data, toy_settings("signal-resnet"), loss, 0)._loss(logits, labels, rows)
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+def test_classes_are_drawn_with_the_share_of_their_size_to_a_power(balance: float) -> None:
+    data = toy_data(n=24)
+    labels = np.repeat([0, 1, 2], [4000, 1000, 3000])
+    added = np.arange(8000) >= 5000  # of class 2, 3,000 are added to none: a class without natural samples
+    added[5000:5250] = False
+    many = replace(
+        data, inputs=np.zeros((8000, 1, 1), np.float32), labels=labels, parts=np.zeros(8000, np.int8), oversampled=added
+    )
+    rows = drawn_rows(many, balance, np.random.default_rng(0))
+    assert len(rows) == 5250
+    shares = np.array([4000.0, 1000, 250]) ** (1 - balance)
+    np.testing.assert_allclose(np.bincount(labels[rows]) / 5250, shares / shares.sum(), atol=0.02)
+    assert added[rows].any()
+
+
+def test_without_balance_every_training_sample_is_drawn_once() -> None:
+    data = toy_data()
+    rows = drawn_rows(data, None, np.random.default_rng(0))
+    assert sorted(rows) == sorted(data.rows("train"))
+    assert list(rows) != sorted(rows)
+
+
+def test_oversampled_samples_are_not_embedded(tmp_path: Path) -> None:
+    data, settings = toy_data(), toy_settings("signal-resnet", epochs=0)
+    oversampled = (data.parts == 0) & (np.arange(48) % 2 == 1)
+    task = embed(train(data, settings, tmp_path / "run.pt"), replace(data, oversampled=oversampled), tmp_path / "t.npz")
+    np.testing.assert_array_equal(task.train.labels, data.labels[(data.parts == 0) & ~oversampled])
+
+
+def test_the_share_to_calibrate_is_the_paper_s_or_that_of_the_fixed_calibration_samples(tmp_path: Path) -> None:
+    data, checkpoint = toy_data(), train(toy_data(), toy_settings("signal-resnet", epochs=0), tmp_path / "run.pt")
+    assert embed(checkpoint, data, tmp_path / "t.npz").calibration_share == 0.05
+    assert embed(checkpoint, data, tmp_path / "t.npz", by_group=True).calibration_share == 0.2
+    fixed = np.isin(np.arange(48), data.rows("pool")[:6])
+    task = embed(checkpoint, replace(data, calibration=fixed), tmp_path / "t.npz")
+    assert task.calibration_share == 6 / len(data.rows("pool"))
+    with pytest.raises(InvalidInputError, match="without groups"):
+        embed(checkpoint, replace(data, groups=None), tmp_path / "t.npz", by_group=True)
+
+
+def test_a_run_of_other_settings_is_refused(tmp_path: Path) -> None:
+    data, settings = toy_data(), toy_settings("signal-resnet", epochs=0)
+    train(data, settings, tmp_path / "run.pt")
+    with pytest.raises(InvalidInputError, match="another loss and seed"):
+        train(data, settings, tmp_path / "run.pt", loss="focal", seed=1)
+    with pytest.raises(InvalidInputError, match="another settings"):
+        train(data, replace(settings, smoothing=0.2), tmp_path / "run.pt")
+    with pytest.raises(InvalidInputError, match="which the network was trained on"):
+        read_checkpoint(tmp_path / "run.pt").chosen_network(replace(data, name="isruc"))
+
+
+def test_a_damaged_file_is_an_error_and_a_failed_write_keeps_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "run.pt"
+    checkpoint = train(toy_data(), toy_settings("signal-resnet", epochs=0), place)
+
+    def fail(_: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", fail)
+        with pytest.raises(OSError, match="disk full"):
+            write_checkpoint(checkpoint, place)
+    assert the_same(read_checkpoint(place), checkpoint)
+    for content in (b"", b"half a file", place.read_bytes()[:-100]):
+        place.write_bytes(content)
+        with pytest.raises(FileFormatError, match="damaged"):
+            read_checkpoint(place)
+    with pytest.raises(FileFormatError, match="does not exist"):
+        read_checkpoint(tmp_path / "none.pt")
+
+
+def test_a_network_for_other_inputs_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="Choose mina or signal-resnet"):
+        build_network("vit", toy_data(), {})
+    with pytest.raises(InvalidInputError, match="network"):
+        build_network("lenet", toy_data(), {})
+    assert set(KINDS) | {"inception-resnet-v2"} == set(NETWORKS)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+    data = toy_data()
+    broken = replace(data, inputs=np.full_like(data.inputs, np.nan))
+    settings: Settings = toy_settings("signal-resnet")
+    with pytest.raises(InvalidInputError, match="learning_rate"):
+        train(broken, settings, tmp_path / "run.pt")
