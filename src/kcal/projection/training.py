@@ -18,7 +18,7 @@ from kcal.modes import with_gradients
 from kcal.progress import progress_bar
 from kcal.projection.episodes import PaperEpisodes, StratifiedBatches
 from kcal.projection.modules import NormalisedReduction, build_projection, choose_dimension, seeded
-from kcal.projection.objective import episode_losses
+from kcal.projection.objective import episode_losses, mean_loss
 from kcal.projection.recipes import FastRecipe, PaperRecipe, Recipe, get_recipe
 from kcal.validation import (
     check_groups,
@@ -218,13 +218,13 @@ def _paper_loss(
 ) -> torch.Tensor:
     episode = episodes.draw()
     rows = torch.from_numpy(np.concatenate([episode.queries, episode.background])).to(embeddings.device)
-    projected, codes = module(embeddings[rows]), labels[rows]  # one batch-norm call sees both
+    projected, codes = module(embeddings.index_select(0, rows)), labels[rows]  # one batch-norm call sees both
     n_query = len(episode.queries)
     log_weights = torch.as_tensor(episode.log_weights, device=projected.device, dtype=projected.dtype)
-    queries, background = torch.tensor_split(projected, [n_query])
-    return episode_losses(
-        queries, background, codes[:n_query], codes[n_query:], log_weights, bandwidth=bandwidth
-    ).mean()
+    losses, counted = episode_losses(
+        projected[:n_query], projected[n_query:], codes[:n_query], codes[n_query:], log_weights, bandwidth=bandwidth
+    )
+    return mean_loss(losses, counted)
 
 
 def _train_fast(
@@ -258,10 +258,10 @@ def _train_fast(
             if keys is not None:
                 blocked = keys[rows][:, None] == keys[rows]
             projected = module(embeddings[rows])
-            losses = episode_losses(
+            losses, counted = episode_losses(
                 projected, projected, labels, labels, log_weights, bandwidth=recipe.bandwidth, blocked=blocked
             )
-            descent.step((losses * shares).sum())
+            descent.step(mean_loss(losses, counted, shares))
             advance("")
             scheduler.step()
             if step in marks:
