@@ -352,20 +352,25 @@ def test_one_batch_norm_call_sees_predictions_and_background_together():
 def test_a_paper_step_predicts_from_the_background_of_the_episode(monkeypatch):
     """What reaches the objective: disjoint rows, their classes, and log weights that stand for the rest of the set."""
     rows, labels = problem()
-    calls = []
-    original = training_module.episode_losses
+    steps = []
+    original = training_module.paper_gradients
 
-    def watching(queries, background, query_codes, background_codes, log_weights, **options):
-        calls.append((len(queries), len(background), query_codes, background_codes, log_weights, options))
-        return original(queries, background, query_codes, background_codes, log_weights, **options)
+    def watching(module, step):
+        steps.append(step)
+        return original(module, step)
 
-    monkeypatch.setattr(training_module, "episode_losses", watching)
+    monkeypatch.setattr(training_module, "paper_gradients", watching)
     recipe = PaperRecipe(epochs=1, batches_per_epoch=2, predictions=16, background_per_class=8, bandwidth=0.7)
     train_projection(rows, labels, dimension=3, recipe=recipe)
-    assert len(calls) == 2
-    for n_query, n_background, query_codes, background_codes, log_weights, options in calls:
-        assert (n_query, n_background) == (16, 24)
-        assert options["bandwidth"] == 0.7
+    assert len(steps) == 2
+    known = {tuple(row): label for row, label in zip(rows.tolist(), labels.tolist(), strict=True)}
+    for step in steps:
+        query_codes, background_codes, log_weights = step.query_codes, step.background_codes, step.log_weights
+        assert (len(query_codes), len(background_codes)) == (16, 24)
+        codes = [known[tuple(row)] for row in step.embeddings.tolist()]
+        assert codes == [*query_codes.tolist(), *background_codes.tolist()]
+        assert len({tuple(row) for row in step.embeddings.tolist()}) == 16 + 24
+        assert step.recipe.bandwidth == 0.7
         assert torch.bincount(background_codes).tolist() == [8, 8, 8]
         assert float(log_weights.double().exp().sum()) == pytest.approx(240 - 16, rel=1e-6)
         left = np.bincount(labels, minlength=3) - np.bincount(query_codes.numpy(), minlength=3)

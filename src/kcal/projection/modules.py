@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from kcal.errors import InvalidInputError
 from kcal.threads import map_blocks
@@ -36,21 +35,8 @@ class NormalisedReduction(nn.Module):
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Map (n, h) to (n, d)."""
-        if self.training and not embeddings.requires_grad:
-            return self._training_forward(embeddings)
         rows = torch.where(self.unit_length, at_unit_length(embeddings), embeddings)
         reduced: torch.Tensor = self.reduce(self.norm(rows))
-        return reduced
-
-    def _training_forward(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return the same in one differentiable step, and update the running statistics."""
-        norm, weight, bias = self.norm, self.reduce.weight, self.reduce.bias
-        norm.get_buffer("num_batches_tracked").add_(1)
-        rows = at_unit_length(embeddings) if self.unit_length else embeddings
-        bias = weight.new_zeros(len(weight)) if bias is None else bias
-        reduced: torch.Tensor = _NormalisedLinear.apply(  # type: ignore[no-untyped-call]
-            rows, norm.weight, norm.bias, weight, bias, norm
-        )
         return reduced
 
     @torch.no_grad()
@@ -72,33 +58,6 @@ class NormalisedReduction(nn.Module):
         self.reduce.weight[: len(axes)] = axes * scales * torch.sqrt(START_SPREAD / mean_square.clamp_min(1e-12))
         if self.reduce.bias is not None:
             self.reduce.bias.zero_()
-
-
-class _NormalisedLinear(torch.autograd.Function):
-    """Batch norm and a linear map, W·(γ·x̂ + β) + c: one product of the batch forward and one backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: torch.Tensor,
-        scale: torch.Tensor,
-        offset: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        norm: nn.BatchNorm1d,
-    ) -> torch.Tensor:
-        running = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
-        standardised, _, _ = torch.native_batch_norm(rows, None, None, *running, True, norm.momentum or 0.0, norm.eps)
-        ctx.save_for_backward(standardised, scale, offset, weight)
-        return torch.addmm(torch.addmv(bias, weight, offset), standardised, (weight * scale).T)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        standardised, scale, offset, weight = ctx.saved_tensors
-        product, total = gradients[0].T @ standardised, gradients[0].sum(dim=0)  # (d, h), (d,)
-        to_weight = torch.addr(product * scale, total, offset)
-        return None, (product * weight).sum(dim=0), total @ weight, to_weight, total, None
 
 
 def at_unit_length(embeddings: torch.Tensor) -> torch.Tensor:
@@ -134,8 +93,7 @@ class SkipProjection(NormalisedReduction):
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Map (n, h) to (n, d)."""
         reduced = super().forward(embeddings)
-        curved = nn.functional.elu(reduced) if self.training else elu(reduced)  # the former is faster to differentiate
-        bent: torch.Tensor = self.bend(curved)
+        bent: torch.Tensor = self.bend(elu(reduced))
         return reduced + bent
 
     @torch.no_grad()

@@ -10,7 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.function import once_differentiable
+
+Gradients = tuple[torch.Tensor | None, ...]
+"""Gradients of the parameters of a module, in their order; None for one that is frozen or plays no part."""
 
 
 class _EpisodeLoss(torch.autograd.Function):
@@ -34,8 +38,8 @@ class _EpisodeLoss(torch.autograd.Function):
         if blocked is not None:
             exponents.masked_fill_(blocked, -torch.inf)
         own_exponents = torch.where(same_class, exponents, -torch.inf)
-        shares, log_total = _softmax(exponents)
-        own_shares, log_own = _softmax(own_exponents)
+        shares, log_total = softmax_of_rows(exponents)
+        own_shares, log_own = softmax_of_rows(own_exponents)
         counted = log_own > -torch.inf
         slope = shares.sub_(own_shares)  # ∂L_i/∂e_ij
         if not bool(counted.all()):
@@ -54,7 +58,7 @@ class _EpisodeLoss(torch.autograd.Function):
         return slope @ background, from_background, None, None, None, None
 
 
-def _softmax(exponents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def softmax_of_rows(exponents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the softmax of each row and its log-sum-exp; NaN and −∞ for a row of −∞."""
     shares, largest = torch.softmax(exponents, dim=1), exponents.amax(dim=1)
     return shares, torch.where(largest > -torch.inf, largest - shares.amax(dim=1).log(), -torch.inf)
@@ -70,7 +74,7 @@ def episode_losses(
     bandwidth: float = 1.0,
     blocked: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return −log p of each query's own class, and whether it counts: whether its class has background; (n_query,) each.
+    """Return −log p of each query's own class, and whether it counts, as its class has background; (n_query,) each.
 
     The loss is 0, without gradient, where it does not count. Queries (n_query, d) and background (n_background, d) may
     be one tensor if ``blocked``, (n_query, n_background), hides each sample from itself. ``log_weights``,
@@ -88,3 +92,11 @@ def mean_loss(losses: torch.Tensor, counted: torch.Tensor, shares: torch.Tensor 
     """Return the mean of the losses that count, weighted by ``shares`` if given; 0 if none counts."""
     weights = counted.to(losses.dtype) if shares is None else shares * counted
     return (losses * weights).sum() / weights.sum().clamp_min(torch.finfo(losses.dtype).tiny)
+
+
+def gradients_of(loss: torch.Tensor, module: nn.Module) -> Gradients:
+    """Return the gradients of a loss by automatic differentiation."""
+    parameters = list(module.parameters())
+    learned = [parameter for parameter in parameters if parameter.requires_grad]
+    found = iter(torch.autograd.grad(loss, learned, allow_unused=True))
+    return tuple(next(found) if parameter.requires_grad else None for parameter in parameters)
