@@ -28,7 +28,7 @@ from kcal.errors import InvalidInputError, KcalError, KcalWarning
 
 Factory = Callable[[], Calibrator]
 QUICK = FastRecipe(steps=12, batch_size=120, checkpoints=3)
-QUICK_PAPER = PaperRecipe(epochs=2, batches_per_epoch=5, learning_rate=1e-2)
+QUICK_PAPER = PaperRecipe(epochs=2, batches_per_epoch=5, learning_rate=1.0)
 
 
 def quick(name: str) -> Calibrator:

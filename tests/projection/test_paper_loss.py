@@ -1,4 +1,4 @@
-"""The paper's step by hand: loss, gradients and running statistics against automatic differentiation and a slow loop."""
+"""The paper's step by hand: loss, gradients and running statistics against automatic differentiation and a loop."""
 
 import numpy as np
 import pytest

@@ -316,6 +316,54 @@ def test_the_paper_recipe_keeps_its_rate_while_the_monitor_improves():
     assert set(curve.learning_rates) == {0.4}
 
 
+def test_a_loss_counts_as_lower_from_a_ten_thousandth_on():
+    """torch's default threshold, which the paper used: relative, 1e-4."""
+    recipe = plateau_recipe(patience=0, epochs=4, least_learning_rate=0.0)
+    for factor, rates in ((1 - 0.5e-4, [0.4, 0.4, 0.2, 0.1]), (1 - 2e-4, [0.4] * 4)):
+        (_, _, curve), _ = watched(recipe, [factor**epoch for epoch in range(4)])
+        assert curve.learning_rates == pytest.approx(rates), factor
+
+
+def test_the_training_loss_is_what_the_plateau_rule_sees():
+    """Without a monitor the rate follows the recorded losses, epoch by epoch."""
+    rows, labels = problem()
+    recipe = plateau_recipe(monitor="training", patience=0, epochs=12, learning_rate=3.0, least_learning_rate=0.0)
+    samples = TrainingSamples(torch.from_numpy(rows), labels, 3)
+    [run] = train_checkpoints(build_projection("skip", 12, 3, seed=0), samples, recipe)
+    rate, best, expected = 3.0, np.inf, []
+    for loss in run.curve.losses:
+        expected.append(rate)
+        if loss < best * (1 - 1e-4):
+            best = loss
+        else:
+            rate *= 0.5
+    assert run.curve.learning_rates == pytest.approx(expected)
+    assert 1 < len(set(expected)) < 12  # some epochs improve, some do not
+
+
+def test_the_paper_recipe_is_plain_gradient_descent(monkeypatch):
+    """Each step moves a parameter by −rate · gradient: no momentum, no weight decay."""
+    rows, labels = problem()
+    seen = []
+    original = training_module.paper_gradients
+
+    def watching(module, step):
+        before = [parameter.detach().clone() for parameter in module.parameters()]
+        loss, gradients = original(module, step)
+        seen.append((before, gradients))
+        return loss, gradients
+
+    monkeypatch.setattr(training_module, "paper_gradients", watching)
+    module = build_projection("skip", 12, 3, seed=0)
+    recipe = PaperRecipe(learning_rate=0.5, epochs=1, batches_per_epoch=4, predictions=16, background_per_class=8)
+    list(train_checkpoints(module, TrainingSamples(torch.from_numpy(rows), labels, 3), recipe))
+    afterwards = [before for before, _ in seen[1:]] + [list(module.parameters())]
+    for (before, gradients), after in zip(seen, afterwards, strict=True):
+        for old, gradient, new in zip(before, gradients, after, strict=True):
+            assert gradient.any()
+            torch.testing.assert_close(new.detach(), old - 0.5 * gradient, rtol=1e-6, atol=1e-7)
+
+
 def test_the_factor_and_the_training_loss_can_be_chosen():
     (_, _, curve), _ = watched(plateau_recipe(patience=0, factor=0.8, epochs=3), [1.0])
     assert curve.learning_rates == pytest.approx([0.4, 0.4, 0.32])

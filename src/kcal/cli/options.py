@@ -115,7 +115,7 @@ Bandwidth = Annotated[
     Text,
     _parameter(
         "B",
-        "A number, cv for leave-one-out, published for the paper's search, or rule to scale an earlier one. (default: cv)",
+        "A number, cv for leave-one-out, published, or rule to scale an earlier one. (default: cv)",
     ),
 ]
 BandwidthReference = Annotated[

@@ -13,7 +13,7 @@ from torch import nn
 
 from kcal.calibrators.base import CalibratorState, encode_classes
 from kcal.calibrators.fit_warnings import are_few, warn_of_known_rows, warn_of_missing_classes, warn_of_sparse_support
-from kcal.calibrators.holdout import check_folds, fold_codes
+from kcal.calibrators.holdout import check_folds
 from kcal.calibrators.kcal.bandwidth import PUBLISHED_FOLDS, BandwidthChoice
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
@@ -210,7 +210,7 @@ class KCal(EmbeddingCalibrator):
         self._check_support(samples, training)
         folds = self._folds_for(samples)
         if folds is not None:
-            samples = replace(samples, folds=fold_codes(samples.codes, folds, samples.groups, self.seed))
+            samples = samples.in_folds(folds, self.seed)
         with threads_for(0):
             model, learned, curve = self._fit_model(samples, training)
         n_counted = int(np.count_nonzero(samples.weights))
@@ -227,8 +227,7 @@ class KCal(EmbeddingCalibrator):
         """Return the number of folds of the bandwidth search; None leaves out samples or groups one at a time."""
         if self.folds is not None or self.bandwidth != "published":
             return self.folds
-        n_parts = len(samples.codes) if samples.groups is None else len(np.unique(samples.groups))
-        return min(PUBLISHED_FOLDS, n_parts) if n_parts > 1 else None
+        return min(PUBLISHED_FOLDS, samples.n_parts) if samples.n_parts > 1 else None
 
     def _fit_model(
         self, samples: Samples, training: TrainingSet | None
