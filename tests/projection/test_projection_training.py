@@ -327,10 +327,10 @@ def test_a_loss_counts_as_lower_from_a_ten_thousandth_on():
 def test_the_training_loss_is_what_the_plateau_rule_sees():
     """Without a monitor the rate follows the recorded losses, epoch by epoch."""
     rows, labels = problem()
-    recipe = plateau_recipe(monitor="training", patience=0, epochs=12, learning_rate=3.0, least_learning_rate=0.0)
+    recipe = plateau_recipe(monitor="training", patience=0, batches_per_epoch=6, least_learning_rate=0.0)
     samples = TrainingSamples(torch.from_numpy(rows), labels, 3)
     [run] = train_checkpoints(build_projection("skip", 12, 3, seed=0), samples, recipe)
-    rate, best, expected = 3.0, np.inf, []
+    rate, best, expected = 0.4, np.inf, []
     for loss in run.curve.losses:
         expected.append(rate)
         if loss < best * (1 - 1e-4):
@@ -338,7 +338,7 @@ def test_the_training_loss_is_what_the_plateau_rule_sees():
         else:
             rate *= 0.5
     assert run.curve.learning_rates == pytest.approx(expected)
-    assert 1 < len(set(expected)) < 12  # some epochs improve, some do not
+    assert 2 <= len(set(expected)) <= 9  # some epochs improve, some do not
 
 
 def test_the_paper_recipe_is_plain_gradient_descent(monkeypatch):
