@@ -135,7 +135,7 @@ def estimate(
     embeddings, codes = torch.from_numpy(task.train.embeddings), torch.from_numpy(task.train.labels)
     weights = torch.as_tensor(log_weights, dtype=embeddings.dtype)
     points, others = module(embeddings[queries]), module(embeddings[background])
-    losses = episode_losses(points, others, codes[queries], codes[background], weights)
+    losses, _ = episode_losses(points, others, codes[queries], codes[background], weights)
     gradients = torch.autograd.grad(losses.mean(), list(module.parameters()), allow_unused=True)
     flat = [gradient.double().flatten().numpy() for gradient in gradients if gradient is not None]
     return np.concatenate(flat), losses.detach().double().numpy()

@@ -21,19 +21,21 @@ import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from kcal import FastRecipe, load, save
+from kcal import FastRecipe, PaperRecipe, load, save
 from kcal.calibrators import Calibrator, fit_on, make_calibrator, predict_on
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, KcalError, KcalWarning
 
 Factory = Callable[[], Calibrator]
+QUICK = FastRecipe(steps=12, batch_size=120, checkpoints=3)
+QUICK_PAPER = PaperRecipe(epochs=2, batches_per_epoch=5, learning_rate=1.0)
 
 
 def quick(name: str) -> Calibrator:
     """Return a registered calibrator with parameters that are quick to fit."""
     calibrator = make_calibrator(name)
     if "recipe" in calibrator.get_params():
-        calibrator.set_params(recipe=FastRecipe(steps=12, batch_size=120, checkpoints=3))
+        calibrator.set_params(recipe=QUICK_PAPER if name == "kcal-paper" else QUICK)
     if name == "iop":
         calibrator.set_params(width=4, epochs=10, folds=2)
     if name == "gp":

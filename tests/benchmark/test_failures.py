@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.conftest import make_task
-from kcal.benchmark import Plan, Result, ResultKey, Results, Task, run, running
+from kcal.benchmark import Plan, Result, ResultKey, Results, Task, run, trainings
 from kcal.benchmark.output import as_json, markdown
 from kcal.benchmark.results import TABLE_METRICS, Row
 from kcal.benchmark.table import Entry
@@ -39,7 +39,7 @@ def test_training_that_fails_is_in_the_results_of_its_method(
         if name == "kcal":
             raise ZeroDivisionError("nothing to learn")
 
-    monkeypatch.setattr(running, "train_for", fail)
+    monkeypatch.setattr(trainings, "train_for", fail)
     found = run([task], Plan(("ts", "kcal"), 2, jobs=1), tmp_path)
     for each in found:
         if each.key.method == "kcal":

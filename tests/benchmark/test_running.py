@@ -21,17 +21,18 @@ from kcal.calibrators import METHODS, KCalLogits, OrderPreservingCalibration, Te
 from kcal.calibrators.gaussian_process import estimator as gaussian_process
 from kcal.calibrators.order_preserving import training as order_training
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
-from kcal.projection import RECIPES, FastRecipe
+from kcal.projection import RECIPES, FastRecipe, PaperRecipe
 
 AVAILABLE = tuple(name for name in BENCHMARK_METHODS if name != "smooth")
 """The small task has no companion for the other."""
-LEARNING = ("kcal", "kcal-linear", "kcal-logits", "kcal-blend")
+LEARNING = ("kcal", "kcal-paper", "kcal-linear", "kcal-logits", "kcal-blend")
 
 
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let slow methods take a few steps: what they may see does not depend on how many."""
     monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=3))
+    monkeypatch.setitem(RECIPES, "paper", partial(PaperRecipe, epochs=1, batches_per_epoch=3))
     monkeypatch.setattr(gaussian_process, "MAX_ITERATIONS", 3)
     monkeypatch.setattr(order_training, "MAX_ITERATIONS", 3)
     monkeypatch.setitem(

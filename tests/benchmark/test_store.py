@@ -14,7 +14,7 @@ import pytest
 
 from benchmark.conftest import make_task
 from kcal import KCal
-from kcal.benchmark import BENCHMARK_METHODS, Plan, Results, Task, run, running
+from kcal.benchmark import BENCHMARK_METHODS, Plan, Results, Task, run, trainings
 from kcal.benchmark.methods import parameters_hash
 from kcal.benchmark.output import as_json
 from kcal.benchmark.store import RESULTS_FILE, code_fingerprint, task_fingerprint
@@ -128,13 +128,13 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that names what is trained, with few steps."""
     names: list[str] = []
     monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=2))
-    plain = running.train_for
+    plain = trainings.train_for
 
     def train(name: str, *given: Any, **options: Any) -> Any:
         names.append(name)
         return plain(name, *given, **options)
 
-    monkeypatch.setattr(running, "train_for", train)
+    monkeypatch.setattr(trainings, "train_for", train)
     return names
 
 

@@ -1,7 +1,5 @@
 """The training objective: its value against a direct loop, its gradient against finite differences."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -9,9 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcal.kernels import LeaveOutLoss, sort_support
-from kcal.projection.objective import LEAST_SHARE, episode_losses
+from kcal.projection.objective import episode_losses, mean_loss
 
 steady = settings(deadline=None, derandomize=True, max_examples=40)
+
+
+def losses_of(*step, **options):
+    return episode_losses(*step, **options)[0]
 
 
 def slow_losses(queries, background, query_codes, background_codes, log_weights, bandwidth, blocked=None):
@@ -52,7 +54,7 @@ def test_losses_equal_the_double_loop(is_blocked, bandwidth):
     for seed in range(5):
         step = episode(seed)
         blocked = mask(seed, 7, 11) if is_blocked else None
-        computed = episode_losses(**step, bandwidth=bandwidth, blocked=blocked)
+        computed = losses_of(**step, bandwidth=bandwidth, blocked=blocked)
         slow = slow_losses(*step.values(), bandwidth, blocked)
         np.testing.assert_allclose(computed, slow, rtol=0, atol=1e-12)
 
@@ -65,7 +67,7 @@ def test_gradients_equal_finite_differences(is_blocked):
         rest = [step[name] for name in ("query_codes", "background_codes", "log_weights")]
 
         def losses(queries, background, rest=rest, blocked=blocked):
-            return episode_losses(queries, background, *rest, bandwidth=0.8, blocked=blocked)
+            return losses_of(queries, background, *rest, bandwidth=0.8, blocked=blocked)
 
         points = [step[name].requires_grad_() for name in ("queries", "background")]
         assert torch.autograd.gradcheck(losses, points, atol=1e-7)
@@ -77,7 +79,7 @@ def test_gradients_equal_finite_differences_when_every_sample_is_query_and_backg
     log_weights = step["log_weights"][:8]
 
     def losses(points):
-        return episode_losses(points, points, codes, codes, log_weights, blocked=itself)
+        return losses_of(points, points, codes, codes, log_weights, blocked=itself)
 
     assert torch.autograd.gradcheck(losses, step["queries"].requires_grad_(), atol=1e-7)
 
@@ -86,7 +88,7 @@ def test_gradients_equal_those_of_automatic_differentiation_through_the_formula(
     step = episode(21, n_query=30, n_background=50, d=8, n_classes=4)
     points = [step[name].requires_grad_() for name in ("queries", "background")]
     shares = torch.rand(30, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    (episode_losses(**step, bandwidth=0.7) * shares).sum().backward()
+    (losses_of(**step, bandwidth=0.7) * shares).sum().backward()
     by_hand = [point.grad.clone() for point in points]
     squares = (points[0][:, None] - points[1][None]).square().sum(dim=2)
     exponents = -squares / (2 * 8 * 0.7**2) + step["log_weights"]
@@ -104,7 +106,7 @@ def test_a_query_without_background_of_its_class_contributes_nothing():
     blocked[4] = step["background_codes"] == step["query_codes"][4]  # its class exists but is hidden from it
     for name in ("queries", "background"):
         step[name].requires_grad_()
-    losses = episode_losses(**step, blocked=blocked)
+    losses = losses_of(**step, blocked=blocked)
     assert losses[2] == 0.0
     assert losses[4] == 0.0
     losses[[2, 4]].sum().backward()
@@ -116,7 +118,7 @@ def test_with_every_sample_of_a_set_the_loss_is_the_leave_one_out_loss():
     """What training minimises on the whole set at once is what the bandwidth search measures."""
     step = episode(23, n_query=40, d=3)
     points, codes = step["queries"], step["query_codes"]
-    losses = episode_losses(
+    losses = losses_of(
         points, points, codes, codes, torch.zeros(40, dtype=torch.float64),
         bandwidth=0.9, blocked=torch.eye(40, dtype=torch.bool),
     )  # fmt: skip
@@ -126,10 +128,10 @@ def test_with_every_sample_of_a_set_the_loss_is_the_leave_one_out_loss():
 def test_a_weight_counts_as_repetition():
     step = episode(24, n_background=6)
     times = torch.tensor([1, 3, 2, 1, 1, 4])
-    weighted = episode_losses(**{**step, "log_weights": times.double().log()})
+    weighted = losses_of(**{**step, "log_weights": times.double().log()})
     for name in ("background", "background_codes"):
         step[name] = step[name].repeat_interleave(times, dim=0)
-    repeated = episode_losses(**{**step, "log_weights": torch.zeros(12, dtype=torch.float64)})
+    repeated = losses_of(**{**step, "log_weights": torch.zeros(12, dtype=torch.float64)})
     torch.testing.assert_close(weighted, repeated, rtol=0, atol=1e-13)
 
 
@@ -138,24 +140,68 @@ def test_points_far_apart_never_give_nan(scale):
     step = episode(25, n_query=50, n_background=80, d=8, dtype=torch.float32)
     for name in ("queries", "background"):
         step[name] = (scale * step[name]).requires_grad_()
-    losses = episode_losses(**step)
+    losses = losses_of(**step)
     losses.sum().backward()
     assert bool((losses >= -1e-5).all())
-    assert float(losses.detach().max()) <= -math.log(LEAST_SHARE) + 1e-4
+    assert torch.isfinite(losses).all()
     for name in ("queries", "background"):
         assert torch.isfinite(step[name].grad).all()
 
 
-def test_a_given_up_query_has_the_largest_loss_and_no_gradient():
-    queries = torch.tensor([[0.0], [0.0]], dtype=torch.float64, requires_grad=True)
-    background = torch.tensor([[100.0], [0.0]], dtype=torch.float64, requires_grad=True)
-    losses = episode_losses(
-        queries, background, torch.tensor([0, 1]), torch.tensor([0, 1]), torch.zeros(2, dtype=torch.float64)
+@pytest.mark.parametrize("log_share", [-10.0, -92.1, -1e3, -1e5])
+def test_however_small_the_share_of_the_own_class_is_the_gradient_is_that_of_finite_differences(log_share):
+    """exp(−92.1) = 1e-40 and less: no floor stops the gradient."""
+    queries = torch.tensor([[0.1, -0.2], [0.3, 0.0]], dtype=torch.float64)
+    background = torch.tensor([[0.2, 0.1], [-0.3, 0.2], [0.0, 0.4]], dtype=torch.float64)
+    background[0, 0] = (-4.0 * log_share) ** 0.5  # of the first query's class: exponent −‖·‖²/4
+    codes, others = torch.tensor([0, 1]), torch.tensor([0, 1, 1])
+    log_weights = torch.tensor([0.0, 0.5, -0.3], dtype=torch.float64)
+    points = [queries.requires_grad_(), background.requires_grad_()]
+    losses = losses_of(*points, codes, others, log_weights)
+    assert float(losses[0].detach()) == pytest.approx(-log_share, rel=0.2)
+    np.testing.assert_allclose(
+        losses.detach(), slow_losses(*(x.detach() for x in points), codes, others, log_weights, 1)
     )
-    assert losses.tolist() == pytest.approx([-math.log(LEAST_SHARE), 0.0])
-    losses[0].backward()
-    assert not queries.grad.any()
-    assert not background.grad.any()
+    assert torch.autograd.gradcheck(lambda *x: losses_of(*x, codes, others, log_weights), points, rtol=1e-6)
+    assert float(torch.autograd.grad(losses[0], points[0])[0].abs().max()) > 1.0
+
+
+def test_in_single_precision_a_far_query_has_the_gradient_of_double_precision():
+    step = episode(26, n_query=20, n_background=30, d=4)
+    step["queries"] *= 100.0
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        queries, background, log_weights = (step[name].to(dtype) for name in ("queries", "background", "log_weights"))
+        losses = losses_of(
+            queries.requires_grad_(), background, step["query_codes"], step["background_codes"], log_weights
+        )
+        gradients.append(torch.autograd.grad(losses.sum(), queries)[0].double())
+    assert float(losses.detach().max()) > 100.0
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_mean_is_over_the_queries_that_have_background_of_their_class(weighted):
+    step = episode(27)
+    step["query_codes"][[1, 5]] = 7
+    shares = torch.rand(7, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) if weighted else None
+    losses, counted = episode_losses(**step)
+    assert counted.tolist() == [int(code) != 7 for code in step["query_codes"]]
+    total = weight = 0.0
+    for i, value in enumerate(slow_losses(*step.values(), 1.0)):
+        if int(step["query_codes"][i]) in step["background_codes"].tolist():
+            share = 1.0 if shares is None else float(shares[i])
+            total, weight = total + share * value, weight + share
+    assert float(mean_loss(losses, counted, shares)) == pytest.approx(total / weight, rel=1e-12)
+
+
+def test_a_mean_over_no_query_is_zero_without_gradient():
+    step = episode(28)
+    step["query_codes"][:] = 7
+    loss = mean_loss(*episode_losses(**{**step, "queries": step["queries"].requires_grad_()}))
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+    assert not step["queries"].grad.any()
 
 
 @steady
@@ -165,5 +211,5 @@ def test_any_losses_equal_the_double_loop(seed, bandwidth, share):
     blocked = mask(seed, 5, 6, share)
     blocked[:, 0] = False  # each query sees something
     slow = slow_losses(*step.values(), bandwidth, blocked)
-    computed = episode_losses(**step, bandwidth=bandwidth, blocked=blocked)
-    np.testing.assert_allclose(computed, np.minimum(slow, -math.log(LEAST_SHARE)), rtol=1e-9, atol=1e-9)
+    computed = losses_of(**step, bandwidth=bandwidth, blocked=blocked)
+    np.testing.assert_allclose(computed, slow, rtol=1e-9, atol=1e-9)

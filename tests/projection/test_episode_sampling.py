@@ -1,12 +1,14 @@
 """The samples of a training step: who predicts, who is background, and for how many each stands."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from kcal.projection.episodes import ClassIndex, PaperEpisodes, StratifiedBatches, proportional_counts
+from kcal.projection.episodes import ClassIndex, PaperEpisodes, StratifiedBatches, draw_distinct, proportional_counts
 
 steady = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -140,22 +142,34 @@ def test_a_class_that_comes_out_short_is_drawn_uniformly_too(per_class):
         assert chisquare(counts).pvalue > RARELY
 
 
-def test_unavailable_rows_are_never_drawn_and_the_rest_is_uniform():
-    index, generator = ClassIndex(np.zeros(30, dtype=np.int64), 1), np.random.default_rng(3)
-    unavailable = np.zeros(30, dtype=bool)
-    unavailable[::3] = True
-    counts = np.zeros(30)
-    for _ in range(3000):
-        counts[index.draw(4, generator, unavailable)[0]] += 1
-    assert not counts[unavailable].any()
-    assert chisquare(counts[~unavailable]).pvalue > RARELY
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_background_is_uniform_over_what_the_queries_leave(grouped):
+    """Given which rows are left out, each of the other rows of a class is background equally often."""
+    codes, groups = np.repeat([0, 1], [12, 5]), np.arange(17) % 3
+    draws = episodes(codes, predictions=4, per_class=3, seed=9, groups=groups if grouped else None)
+    used, left = np.zeros(17), np.zeros(17)
+    for _ in range(4000):
+        drawn = draws.draw()
+        out = np.flatnonzero(groups == groups[drawn.queries[0]]) if grouped else drawn.queries
+        available = np.bincount(codes, minlength=2) - np.bincount(codes[out], minlength=2)
+        left += np.where(np.isin(np.arange(17), out), 0.0, (np.minimum(available, 3) / np.maximum(available, 1))[codes])
+        used[drawn.background] += 1
+    assert (used > 0).all()
+    assert chisquare(used, left * used.sum() / left.sum()).pvalue > RARELY
 
 
-def test_a_class_of_which_nothing_is_available_is_left_out():
-    index = ClassIndex(np.array([0, 0, 1, 1]), 4)
-    rows, drawn = index.draw(3, np.random.default_rng(0), np.array([False, False, True, True]))
-    assert sorted(rows) == [0, 1]
-    assert drawn.tolist() == [2, 0, 0, 0]
+@pytest.mark.parametrize(("count", "size"), [(5, 2), (4, 4), (6, 5), (9, 1)])
+def test_every_set_of_distinct_numbers_is_equally_likely(count, size):
+    drawn = np.sort(draw_distinct(np.full(4000, count), size, np.random.default_rng(count)), axis=1)
+    sets, counts = np.unique(drawn, axis=0, return_counts=True)
+    assert {tuple(row) for row in sets.tolist()} == set(combinations(range(count), size))
+    assert len(counts) == 1 or chisquare(counts).pvalue > RARELY
+
+
+def test_where_too_few_numbers_exist_all_are_drawn():
+    drawn = draw_distinct(np.array([0, 1, 3, 50]), 3, np.random.default_rng(0))
+    assert [sorted(row[row >= 0].tolist()) for row in drawn[:3]] == [[], [0], [0, 1, 2]]
+    assert len(set(drawn[3].tolist()) - {-1}) == 3
 
 
 @steady

@@ -316,6 +316,54 @@ def test_the_paper_recipe_keeps_its_rate_while_the_monitor_improves():
     assert set(curve.learning_rates) == {0.4}
 
 
+def test_a_loss_counts_as_lower_from_a_ten_thousandth_on():
+    """torch's default threshold, which the paper used: relative, 1e-4."""
+    recipe = plateau_recipe(patience=0, epochs=4, least_learning_rate=0.0)
+    for factor, rates in ((1 - 0.5e-4, [0.4, 0.4, 0.2, 0.1]), (1 - 2e-4, [0.4] * 4)):
+        (_, _, curve), _ = watched(recipe, [factor**epoch for epoch in range(4)])
+        assert curve.learning_rates == pytest.approx(rates), factor
+
+
+def test_the_training_loss_is_what_the_plateau_rule_sees():
+    """Without a monitor the rate follows the recorded losses, epoch by epoch."""
+    rows, labels = problem()
+    recipe = plateau_recipe(monitor="training", patience=0, batches_per_epoch=6, least_learning_rate=0.0)
+    samples = TrainingSamples(torch.from_numpy(rows), labels, 3)
+    [run] = train_checkpoints(build_projection("skip", 12, 3, seed=0), samples, recipe)
+    rate, best, expected = 0.4, np.inf, []
+    for loss in run.curve.losses:
+        expected.append(rate)
+        if loss < best * (1 - 1e-4):
+            best = loss
+        else:
+            rate *= 0.5
+    assert run.curve.learning_rates == pytest.approx(expected)
+    assert 2 <= len(set(expected)) <= 9  # some epochs improve, some do not
+
+
+def test_the_paper_recipe_is_plain_gradient_descent(monkeypatch):
+    """Each step moves a parameter by −rate · gradient: no momentum, no weight decay."""
+    rows, labels = problem()
+    seen = []
+    original = training_module.paper_gradients
+
+    def watching(module, step):
+        before = [parameter.detach().clone() for parameter in module.parameters()]
+        loss, gradients = original(module, step)
+        seen.append((before, gradients))
+        return loss, gradients
+
+    monkeypatch.setattr(training_module, "paper_gradients", watching)
+    module = build_projection("skip", 12, 3, seed=0)
+    recipe = PaperRecipe(learning_rate=0.5, epochs=1, batches_per_epoch=4, predictions=16, background_per_class=8)
+    list(train_checkpoints(module, TrainingSamples(torch.from_numpy(rows), labels, 3), recipe))
+    afterwards = [before for before, _ in seen[1:]] + [list(module.parameters())]
+    for (before, gradients), after in zip(seen, afterwards, strict=True):
+        for old, gradient, new in zip(before, gradients, after, strict=True):
+            assert gradient.any()
+            torch.testing.assert_close(new.detach(), old - 0.5 * gradient, rtol=1e-6, atol=1e-7)
+
+
 def test_the_factor_and_the_training_loss_can_be_chosen():
     (_, _, curve), _ = watched(plateau_recipe(patience=0, factor=0.8, epochs=3), [1.0])
     assert curve.learning_rates == pytest.approx([0.4, 0.4, 0.32])
@@ -352,20 +400,25 @@ def test_one_batch_norm_call_sees_predictions_and_background_together():
 def test_a_paper_step_predicts_from_the_background_of_the_episode(monkeypatch):
     """What reaches the objective: disjoint rows, their classes, and log weights that stand for the rest of the set."""
     rows, labels = problem()
-    calls = []
-    original = training_module.episode_losses
+    steps = []
+    original = training_module.paper_gradients
 
-    def watching(queries, background, query_codes, background_codes, log_weights, **options):
-        calls.append((len(queries), len(background), query_codes, background_codes, log_weights, options))
-        return original(queries, background, query_codes, background_codes, log_weights, **options)
+    def watching(module, step):
+        steps.append(step)
+        return original(module, step)
 
-    monkeypatch.setattr(training_module, "episode_losses", watching)
+    monkeypatch.setattr(training_module, "paper_gradients", watching)
     recipe = PaperRecipe(epochs=1, batches_per_epoch=2, predictions=16, background_per_class=8, bandwidth=0.7)
     train_projection(rows, labels, dimension=3, recipe=recipe)
-    assert len(calls) == 2
-    for n_query, n_background, query_codes, background_codes, log_weights, options in calls:
-        assert (n_query, n_background) == (16, 24)
-        assert options["bandwidth"] == 0.7
+    assert len(steps) == 2
+    known = {tuple(row): label for row, label in zip(rows.tolist(), labels.tolist(), strict=True)}
+    for step in steps:
+        query_codes, background_codes, log_weights = step.query_codes, step.background_codes, step.log_weights
+        assert (len(query_codes), len(background_codes)) == (16, 24)
+        codes = [known[tuple(row)] for row in step.embeddings.tolist()]
+        assert codes == [*query_codes.tolist(), *background_codes.tolist()]
+        assert len({tuple(row) for row in step.embeddings.tolist()}) == 16 + 24
+        assert step.recipe.bandwidth == 0.7
         assert torch.bincount(background_codes).tolist() == [8, 8, 8]
         assert float(log_weights.double().exp().sum()) == pytest.approx(240 - 16, rel=1e-6)
         left = np.bincount(labels, minlength=3) - np.bincount(query_codes.numpy(), minlength=3)

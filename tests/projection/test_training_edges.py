@@ -23,7 +23,7 @@ def test_a_query_that_may_see_nothing_gives_no_gradient_to_anybody():
     blocked[0] = True
 
     def losses(points):
-        return episode_losses(points, points, codes, codes, torch.zeros(4, dtype=torch.float64), blocked=blocked)
+        return episode_losses(points, points, codes, codes, torch.zeros(4, dtype=torch.float64), blocked=blocked)[0]
 
     assert losses(points)[0] == 0.0
     assert torch.autograd.gradcheck(losses, points.requires_grad_(), atol=1e-7)
@@ -47,7 +47,7 @@ def test_the_objective_does_not_depend_on_the_origin(offset):
     results = []
     for moved in (points, points + offset):
         moved.requires_grad_()
-        losses = episode_losses(moved, moved, codes, codes, log_weights, blocked=itself)
+        losses, _ = episode_losses(moved, moved, codes, codes, log_weights, blocked=itself)
         losses.sum().backward()
         results.append((losses.detach(), moved.grad))
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-4)
@@ -57,7 +57,7 @@ def test_a_second_derivative_is_not_offered():
     """The gradient is written by hand; differentiating it again would silently leave terms out."""
     points = torch.randn(5, 2, requires_grad=True, generator=torch.Generator().manual_seed(0))
     codes = torch.arange(5) % 2
-    losses = episode_losses(points, points, codes, codes, torch.zeros(5), blocked=torch.eye(5, dtype=torch.bool))
+    losses, _ = episode_losses(points, points, codes, codes, torch.zeros(5), blocked=torch.eye(5, dtype=torch.bool))
     (gradient,) = torch.autograd.grad(losses.sum(), points, create_graph=True)
     assert not gradient.requires_grad
 

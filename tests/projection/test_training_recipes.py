@@ -25,6 +25,17 @@ def test_the_paper_recipe_holds_the_papers_numbers():
     }
 
 
+def test_the_paper_recipe_knows_the_numbers_of_each_data_set():
+    for data_set in ("cifar10", "cifar100", "svhn", "iiic"):
+        assert PaperRecipe.for_data_set(data_set) == PaperRecipe()
+    for data_set in ("isruc", "pn2017"):
+        assert PaperRecipe.for_data_set(data_set) == PaperRecipe(learning_rate=1e-3)
+    imagenet = PaperRecipe.for_data_set("imagenet")
+    assert imagenet == PaperRecipe(learning_rate=5e-2, patience=15, largest_dimension=128)
+    with pytest.raises(InvalidInputError, match=r"^data_set must be one of .*mnist"):
+        PaperRecipe.for_data_set("mnist")
+
+
 @pytest.mark.parametrize(
     ("steps", "checkpoints", "marks"),
     [

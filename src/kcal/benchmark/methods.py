@@ -1,4 +1,4 @@
-"""The methods of the benchmark: every registered calibrator, KCal untrained, and networks trained with another loss.
+"""The methods of the benchmark: every registered calibrator, two more forms, and networks trained with another loss.
 
 A method sees the calibration rows of a split with their labels, then the test rows without, and nothing else.
 """
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.benchmark.tasks import Task
-from kcal.calibrators import METHODS, Calibrator, KCal, fit_on, predict_on
+from kcal.calibrators import METHODS, Calibrator, DirichletCalibration, KCal, fit_on, predict_on
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.registry import Method
 from kcal.datasets import COMPANIONS
@@ -29,6 +29,9 @@ COMPANION_CALIBRATORS = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
 """What calibrates the logits of a companion, by the loss that its network was trained with, as in the paper."""
 BENCHMARK_METHODS: dict[str, Method] = {
     **METHODS,
+    "dircal-odir": Method(
+        "dircal-odir", partial(DirichletCalibration, grid="odir"), "Dirichlet calibration, published penalty", cost=6
+    ),
     "kcal-untrained": Method("kcal-untrained", partial(KCal, projection="identity"), "KCal without a projection"),
     **{
         loss: replace(METHODS[calibrator], name=loss, title=f"network trained with the {loss} loss")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +14,12 @@ from kcal.benchmark.methods import (
     check_methods,
     is_available,
     projection_key,
-    train_for,
 )
 from kcal.benchmark.processes import in_parallel
 from kcal.benchmark.results import Result, ResultKey
 from kcal.benchmark.store import RESULTS_FILE, Stored, appending, origins_of, read_results, usable_results
 from kcal.benchmark.tasks import Task
+from kcal.benchmark.trainings import train
 from kcal.errors import InvalidInputError, KcalWarning, printable, warn
 from kcal.files import check_path, locked_folder
 from kcal.progress import Report
@@ -51,7 +50,8 @@ def run(tasks: Iterable[Task], plan: Plan, folder: str | Path, *, progress: Repo
 
     Stored results are used where data, the method's parameters, kcal's code and package versions are the same; others
     are measured again, and a warning counts them. A method that fails in training or on a split has the error in its
-    results, and is tried again in the next run. A task with too few groups is split by row only.
+    results, and is tried again in the next run. A projection that takes an hour to train is kept in the folder, and
+    serves later runs. A task with too few groups is split by row only.
 
     Raises
     ------
@@ -68,12 +68,18 @@ def run(tasks: Iterable[Task], plan: Plan, folder: str | Path, *, progress: Repo
                 if not isinstance(task, Task):
                     raise InvalidInputError("tasks", "must be kcal.benchmark.Task objects", got=shown(task))
                 for by_group in (False, True) if task.can_split_groups else (False,):
-                    results += _run_task(task, plan, by_group, stored, append, progress)
+                    results += _run_task(task, plan, by_group, stored, append, progress, place)
     return results
 
 
 def _run_task(
-    task: Task, plan: Plan, by_group: bool, stored: Stored, append: Callable[[Result], None], progress: Report
+    task: Task,
+    plan: Plan,
+    by_group: bool,
+    stored: Stored,
+    append: Callable[[Result], None],
+    progress: Report,
+    folder: Path,
 ) -> list[Result]:
     """Return the results of all methods on the splits of one task, by row or by group; measure those not stored."""
     title = f"{printable(task.name)}{', by group' if by_group else ''}"
@@ -90,7 +96,7 @@ def _run_task(
     def report(step: str) -> None:
         progress(f"{title}: {step}", len(done), len(keys))
 
-    methods = _prepare([key.method for key in missing], task, plan, by_group, report)
+    methods = _prepare([key.method for key in missing], task, plan, by_group, report, folder)
     missing.sort(key=lambda key: -BENCHMARK_METHODS[key.method].cost)  # no core is idle at the end
     small_task = replace(task, train=task.pool, out_of_scope=None)  # workers need no training data
     calls = [(small_task, splits[key.split], methods[key.method], by_group) for key in missing]
@@ -103,7 +109,7 @@ def _run_task(
 
 
 def _prepare(
-    names: Iterable[str], task: Task, plan: Plan, by_group: bool, report: Callable[[str], None]
+    names: Iterable[str], task: Task, plan: Plan, by_group: bool, report: Callable[[str], None], folder: Path
 ) -> dict[str, BenchmarkMethod]:
     """Return methods by name, those that learn a projection with a trained one; methods that learn alike share it."""
     methods = {name: BenchmarkMethod(name, plan.seed) for name in names}
@@ -114,21 +120,20 @@ def _prepare(
             sharing.setdefault(key, []).append(method)
     if sharing:
         report(f"preparing {', '.join(method.name for group in sharing.values() for method in group)}")
-    calls = [(group, task, by_group) for group in sharing.values()]
+    calls = [(group, task, by_group, folder) for group in sharing.values()]
     for trained in in_parallel(_train, calls, jobs=plan.jobs):
         methods |= {method.name: method for method in trained}
     return methods
 
 
-def _train(methods: Sequence[BenchmarkMethod], task: Task, by_group: bool) -> list[BenchmarkMethod]:
+def _train(methods: Sequence[BenchmarkMethod], task: Task, by_group: bool, folder: Path) -> list[BenchmarkMethod]:
     """Return methods that learn the same projection with the projection, or with the error of its training."""
-    start = time.perf_counter()
+    first = methods[0]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about shared arrays that cannot be written
-            projection = train_for(methods[0].name, task, seed=methods[0].seed, by_group=by_group)
+            projection, seconds = train(first.name, task, seed=first.seed, by_group=by_group, folder=folder)
     except Exception as error:  # whatever fails in one method, the others go on
         message = f"training the projection: {describe(error)}"
         return [replace(method, error=message) for method in methods]
-    seconds = time.perf_counter() - start
     return [replace(method, projection=projection, train_seconds=seconds) for method in methods]

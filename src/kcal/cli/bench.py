@@ -43,7 +43,7 @@ def bench(
 
     names: tuple[str, ...] = benchmark.DEFAULT_METHODS
     if methods is not None:
-        names = tuple(parse_methods(methods, tuple(benchmark.BENCHMARK_METHODS)))
+        names = tuple(parse_methods(methods, benchmark.BENCHMARK_METHODS))
     plan = benchmark.Plan(names, splits, seed, jobs or joblib.cpu_count())
     if tasks is not None:
         benchmark.check_tasks(tasks)

@@ -112,7 +112,11 @@ Projection = Annotated[Text, _parameter("NAME", "skip, linear, identity, unit, n
 Dimension = Annotated[Text, _parameter("D", "Of the projected space. (default: auto, at most 128; in the paper 32)")]
 RecipeName = Annotated[Text, _parameter("NAME", "Training of the projection: fast, paper. (default: fast)")]
 Bandwidth = Annotated[
-    Text, _parameter("B", "A number, cv for leave-one-out, or rule to scale an earlier one. (default: cv)")
+    Text,
+    _parameter(
+        "B",
+        "A number, cv for leave-one-out, published, or rule to scale an earlier one. (default: cv)",
+    ),
 ]
 BandwidthReference = Annotated[
     Text, _parameter("B,SIZE", "For the rule: an earlier bandwidth, and the size of the rarest class then.")

@@ -10,6 +10,7 @@ from typing import Any
 from typer import BadParameter
 
 from kcal.calibrators import METHODS, Calibrator, make_calibrator
+from kcal.calibrators.registry import SLOW, Method
 from kcal.cli.messages import OPTIONS, check_options, option_name
 from kcal.kernels import KERNELS
 from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED
@@ -19,12 +20,13 @@ NO_PROJECTION = "none"
 """The projection of a blend that is to learn no metric."""
 
 
-def parse_methods(text: str, names: Sequence[str] = tuple(METHODS)) -> list[str]:
-    """Return names of methods, each once; "all" means every method."""
-    chosen = list(names) if text.strip() == "all" else [name.strip() for name in text.split(",")]
+def parse_methods(text: str, methods: Mapping[str, Method] = METHODS) -> list[str]:
+    """Return names of methods, each once; "all" means every method that is not slow."""
+    quick = [name for name, method in methods.items() if method.cost < SLOW]
+    chosen = quick if text.strip() == "all" else [name.strip() for name in text.split(",")]
     for name in chosen:
-        if name not in names:
-            raise BadParameter(f"--methods: {name!r} is not one of all, {', '.join(names)}.")
+        if name not in methods:
+            raise BadParameter(f"--methods: {name!r} is not one of all, {', '.join(methods)}.")
         if chosen.count(name) > 1:
             raise BadParameter(f"--methods names {name} more than once.")
     return chosen

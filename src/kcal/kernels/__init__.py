@@ -9,6 +9,7 @@ from kcal.kernels.bandwidth import (
     size_of_rarest_class,
 )
 from kcal.kernels.direct import DirectSums
+from kcal.kernels.golden_section import LEAST_PROB, search_published
 from kcal.kernels.leave_out import (
     LeaveOutLoss,
     SampledLeaveOutLoss,
@@ -24,6 +25,7 @@ from kcal.kernels.support import SortedSupport, leave_out_rule, sort_support
 __all__ = [
     "INTERVAL",
     "KERNELS",
+    "LEAST_PROB",
     "BandwidthCurve",
     "BandwidthLaw",
     "ClassSums",
@@ -42,6 +44,7 @@ __all__ = [
     "leave_out_rule",
     "mean_log_loss",
     "search_bandwidth",
+    "search_published",
     "size_of_rarest_class",
     "sort_support",
 ]

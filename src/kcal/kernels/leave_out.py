@@ -44,9 +44,11 @@ def leave_out_posteriors(
     return support.in_original_order(rows)
 
 
-def mean_log_loss(log_probs: torch.Tensor, log_weights: torch.Tensor | None = None) -> float:
-    """Return the (weighted) mean of −log p, with p clipped at 1e-12."""
-    losses = -in_double(log_probs).clamp_min(log(ALMOST_ZERO))
+def mean_log_loss(
+    log_probs: torch.Tensor, log_weights: torch.Tensor | None = None, least_prob: float = ALMOST_ZERO
+) -> float:
+    """Return the (weighted) mean of −log p, with p clipped at ``least_prob``."""
+    losses = -in_double(log_probs).clamp_min(log(least_prob))
     if log_weights is None:
         return float(losses.mean())
     weights = in_double(log_weights).exp()
@@ -79,6 +81,8 @@ class LeaveOutLoss:
         Groups or folds of the samples, in the original order; default leave-one-out.
     memory_budget : int
         Bytes.
+    least_prob : float
+        Where probabilities are clipped.
     """
 
     def __init__(
@@ -88,8 +92,9 @@ class LeaveOutLoss:
         kernel: MotherKernel = KERNELS["rbf"],
         keys: torch.Tensor | None = None,
         memory_budget: int = MEMORY_BUDGET,
+        least_prob: float = ALMOST_ZERO,
     ) -> None:
-        self.support, self.kernel = support, kernel
+        self.support, self.kernel, self.least_prob = support, kernel, least_prob
         self._rule = leave_out_rule(support, keys)
         points = support.points[:0]
         unit = 1.0 / (support.extent or 1.0)  # squares neither overflow nor vanish in single precision
@@ -113,7 +118,7 @@ class LeaveOutLoss:
 
     def __call__(self, bandwidth: float) -> float:
         """Return the loss at a bandwidth."""
-        return mean_log_loss(self.own_shares(bandwidth).log_(), self.support.log_weights)
+        return mean_log_loss(self.own_shares(bandwidth).log_(), self.support.log_weights, self.least_prob)
 
     def standard_error(self, bandwidth: float) -> float:
         """Return the standard error of the loss at a bandwidth."""
@@ -215,8 +220,9 @@ class SampledLeaveOutLoss:
         kernel: MotherKernel = KERNELS["rbf"],
         keys: torch.Tensor | None = None,
         seed: int = 0,
+        least_prob: float = ALMOST_ZERO,
     ) -> None:
-        self.support, self.kernel = support, kernel
+        self.support, self.kernel, self.least_prob = support, kernel, least_prob
         chosen = torch.randperm(len(support), generator=torch.Generator().manual_seed(seed))[:n_predicted]
         self._chosen = chosen.sort().values.to(support.points.device)
         self._rule = leave_out_rule(support, keys).select(self._chosen)
@@ -225,7 +231,7 @@ class SampledLeaveOutLoss:
 
     def __call__(self, bandwidth: float) -> float:
         """Return the loss at a bandwidth."""
-        return mean_log_loss(self._own_shares(bandwidth).log(), self._log_weights)
+        return mean_log_loss(self._own_shares(bandwidth).log(), self._log_weights, self.least_prob)
 
     def standard_error(self, bandwidth: float) -> float:
         """Return the standard error of the loss at a bandwidth."""
@@ -245,8 +251,9 @@ def leave_out_loss(
     kernel: MotherKernel = KERNELS["rbf"],
     keys: torch.Tensor | None = None,
     max_predicted: int = MAX_PREDICTED,
+    least_prob: float = ALMOST_ZERO,
 ) -> LeaveOutLoss | SampledLeaveOutLoss:
     """Return the leave-out loss of all points or, if there are too many, of ``max_predicted`` random ones."""
     if len(support) <= max_predicted:
-        return LeaveOutLoss(support, kernel=kernel, keys=keys)
-    return SampledLeaveOutLoss(support, n_predicted=max_predicted, kernel=kernel, keys=keys)
+        return LeaveOutLoss(support, kernel=kernel, keys=keys, least_prob=least_prob)
+    return SampledLeaveOutLoss(support, n_predicted=max_predicted, kernel=kernel, keys=keys, least_prob=least_prob)

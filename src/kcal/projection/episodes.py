@@ -11,6 +11,8 @@ Index = NDArray[np.int64]
 
 SPARE_DRAWS = 12
 """Draws beyond m for each class, so that a class rarely has too few distinct ones."""
+DRAWN_AT_ONCE, MOST_STEPS = 200_000, 256
+"""Background samples, and steps, that are drawn at a time."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,7 @@ class ClassIndex:
         """Return the rows of class ``k``."""
         return self.rows[self.starts[k] : self.starts[k] + self.counts[k]]
 
-    def draw(
-        self, per_class: int | Index, generator: np.random.Generator, unavailable: NDArray[np.bool_] | None = None
-    ) -> tuple[Index, Index]:
+    def draw(self, per_class: int | Index, generator: np.random.Generator) -> tuple[Index, Index]:
         """Draw ``per_class`` distinct rows of each class (one number, or one per class), or all if a class has fewer.
 
         Return the rows, sorted by class, and the number drawn per class. Every class is sampled uniformly without
@@ -50,14 +50,11 @@ class ClassIndex:
         offsets = np.minimum(offsets, np.maximum(self.counts[:, None] - 1, 0))
         rows = self.rows[np.minimum(self.starts[:, None] + offsets, len(self.rows) - 1)]  # (n_classes, tries)
         good = _first_occurrences(offsets)
-        if unavailable is not None:
-            good &= ~unavailable[rows]
         good &= self.counts[:, None] > 0
         good &= np.cumsum(good, axis=1) <= wanted[:, None]
         drawn = good.sum(axis=1)
         for k in np.flatnonzero(drawn < np.minimum(wanted, self.counts)).tolist():
-            available = self.members(k) if unavailable is None else self.members(k)[~unavailable[self.members(k)]]
-            chosen = generator.permutation(available)[: wanted[k]]
+            chosen = generator.permutation(self.members(k))[: wanted[k]]
             drawn[k] = len(chosen)
             good[k] = np.arange(tries) < len(chosen)
             rows[k, : len(chosen)] = chosen
@@ -75,11 +72,27 @@ def _first_occurrences(values: Index) -> NDArray[np.bool_]:
     return result
 
 
+def draw_distinct(counts: Index, size: int, generator: np.random.Generator) -> Index:
+    """Return ``size`` distinct integers below each count, (n, size), every set equally likely: Floyd's algorithm.
+
+    Where a count is smaller than ``size``, all integers below it are drawn, and the other places hold −1.
+    """
+    chosen = np.empty((size, len(counts)), dtype=np.int64)
+    uniform = generator.random((size, len(counts)))
+    for place in range(size):
+        last = counts - size + place
+        candidate = (uniform[place] * (last + 1)).astype(np.int64)
+        known = (chosen[:place] == candidate).any(axis=0)
+        chosen[place] = np.where(known, last, candidate)
+        chosen[place][last < 0] = -1
+    return chosen.T
+
+
 class PaperEpisodes:
     """The paper's step: B prediction samples, and m other samples of each class as background.
 
     With groups, the prediction samples come from one group, drawn in proportion to its size, and the background
-    leaves that group out.
+    leaves that group out. Many steps are drawn at a time.
     """
 
     def __init__(
@@ -92,31 +105,60 @@ class PaperEpisodes:
         generator: np.random.Generator,
         groups: Index | None = None,
     ) -> None:
-        self.classes = ClassIndex(codes, n_classes)
         self.predictions, self.per_class, self.generator = predictions, per_class, generator
+        self.rows = np.argsort(codes, kind="stable") if groups is None else np.lexsort((groups, codes))
+        self.codes, self.counts = codes[self.rows], np.bincount(codes, minlength=n_classes)
         self.groups = None if groups is None else ClassIndex(groups, int(groups.max()) + 1)
-        self.unavailable = np.zeros(len(codes), dtype=bool)
+        self.n_steps = min(max(DRAWN_AT_ONCE // (n_classes * per_class), 1), MOST_STEPS)
+        self._ahead: list[Episode] = []
 
     def draw(self) -> Episode:
         """Return the rows of one step."""
-        queries, excluded = self._queries()
-        self.unavailable[excluded] = True
-        left = self.classes.counts - np.bincount(self.classes.codes[excluded], minlength=self.classes.n_classes)
-        background, drawn = self.classes.draw(self.per_class, self.generator, self.unavailable)
-        self.unavailable[excluded] = False
-        stands_for = left[drawn > 0] / drawn[drawn > 0]
-        return Episode(queries, background, np.repeat(np.log(stands_for), drawn[drawn > 0]))
+        if not self._ahead:
+            steps = self._steps() if self.groups is None else self._steps_by_group(self.groups)
+            self._ahead = [self._episode(*step) for step in zip(*steps, strict=True)]
+        return self._ahead.pop()
 
-    def _queries(self) -> tuple[Index, Index]:
-        n_rows = len(self.unavailable)
-        if self.groups is None:
-            size = min(self.predictions, max(n_rows // 2, 1))  # a tiny set keeps a background
-            queries = self.generator.choice(n_rows, size, replace=False, shuffle=False)
-            return queries, queries
-        group = self.groups.members(self.groups.codes[self.generator.integers(n_rows)])
-        if len(group) <= self.predictions:
-            return group, group
-        return self.generator.choice(group, self.predictions, replace=False, shuffle=False), group
+    def _episode(self, queries: Index, places: Index, left: Index) -> Episode:
+        """Return a step from its queries, the places of its background in ``rows``, and the numbers of samples left."""
+        drawn = np.minimum(left, self.per_class)
+        stands_for = np.maximum(left, 1) / np.maximum(drawn, 1)
+        return Episode(queries[queries >= 0], self.rows[places[places >= 0]], np.repeat(np.log(stands_for), drawn))
+
+    def _steps(self) -> tuple[Index, Index, Index]:
+        """Return queries, (n, B), places of the background, (n, K, m), and samples left by class, (n, K); −1 is none.
+
+        Drawn are places among the samples that are not queries; the number of queries before each leads to its place
+        among all. The i-th query, at p_i, is before a place g among the others if p_i − i ≤ g.
+        """
+        n_rows, n_classes, step = len(self.rows), len(self.counts), np.arange(self.n_steps)[:, None]
+        size = min(self.predictions, max(n_rows // 2, 1))  # a tiny set keeps a background
+        queries = np.sort(draw_distinct(np.full(self.n_steps, n_rows), size, self.generator), axis=1)
+        classes = (self.codes[queries] + n_classes * step).reshape(-1)
+        left = self.counts - np.bincount(classes, minlength=n_classes * self.n_steps).reshape(-1, n_classes)
+        drawn = draw_distinct(left.reshape(-1), self.per_class, self.generator).reshape(self.n_steps, -1)
+        starts = np.repeat(np.cumsum(left, axis=1) - left, self.per_class, axis=1)
+        others = drawn + starts + n_rows * step  # ascending from step to step
+        before = np.searchsorted((queries - np.arange(size) + n_rows * step).reshape(-1), others.reshape(-1), "right")
+        places = drawn + starts + before.reshape(drawn.shape) - size * step
+        return self.rows[queries], np.where(drawn < 0, -1, places), left
+
+    def _steps_by_group(self, groups: ClassIndex) -> tuple[Index, Index, Index]:
+        """Return the same with the queries of each step from one group, all of which its background leaves out.
+
+        ``rows`` are sorted by class and group: a group is one run of places in each class.
+        """
+        chosen = groups.codes[self.generator.integers(len(self.rows), size=self.n_steps)]
+        queries = draw_distinct(groups.counts[chosen], self.predictions, self.generator)
+        queries = np.where(queries < 0, -1, groups.rows[groups.starts[chosen][:, None] + queries])
+        keys = self.codes * groups.n_classes + groups.codes[self.rows]
+        wanted = np.arange(len(self.counts)) * groups.n_classes + chosen[:, None]  # (n, K)
+        first, end = np.searchsorted(keys, wanted, "left"), np.searchsorted(keys, wanted, "right")
+        left = self.counts - (end - first)
+        drawn = draw_distinct(left.reshape(-1), self.per_class, self.generator).reshape(*left.shape, -1)
+        places = drawn + (np.cumsum(self.counts) - self.counts)[:, None]
+        places += np.where(places >= first[..., None], (end - first)[..., None], 0)
+        return queries, np.where(drawn < 0, -1, places), left
 
 
 def proportional_counts(counts: Index, total: int) -> Index:

@@ -1,6 +1,8 @@
 """The log-loss that trains Π: every prediction sample given a weighted background, with an analytic gradient.
 
-e_ij = −‖q_i − z_j‖² / (2·d·b²) + log w_j        L = Σ_i v_i·(logsumexp_j e_ij − logsumexp_{j: y_j = y_i} e_ij)
+e_ij = −‖q_i − z_j‖² / (2·d·b²) + log w_j        L_i = logsumexp_j e_ij − logsumexp_{j: y_j = y_i} e_ij
+
+All in log space: however small the share of a sample's own class is, its loss is exact and has a gradient.
 """
 
 from __future__ import annotations
@@ -8,14 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.function import once_differentiable
 
-LEAST_SHARE = 1e-30
-"""A sample whose own class has less than this share of the mass gets no gradient in the step."""
+Gradients = tuple[torch.Tensor | None, ...]
+"""Gradients of the parameters of a module, in their order; None for one that is frozen or plays no part."""
 
 
 class _EpisodeLoss(torch.autograd.Function):
-    """One matrix product and one exponential forward, two products backward."""
+    """One matrix product and two softmaxes forward, two products backward."""
 
     @staticmethod
     def forward(
@@ -26,34 +29,39 @@ class _EpisodeLoss(torch.autograd.Function):
         same_class: torch.Tensor,
         blocked: torch.Tensor | None,
         bandwidth: float,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         factor = 1.0 / (queries.shape[1] * bandwidth**2)
         centre = background.mean(dim=0)  # distances stay, rounding errors shrink
         queries, background = queries - centre, background - centre
         bias = log_weights - 0.5 * factor * background.square().sum(dim=1)  # (n_background,) or (n_query, n_background)
-        shares = torch.addmm(bias, queries, background.T, alpha=factor)  # −‖q‖² is common to a row
+        exponents = torch.addmm(bias, queries, background.T, alpha=factor)  # −‖q‖² is common to a row
         if blocked is not None:
-            shares.masked_fill_(blocked, -torch.inf)
-        shares = torch.softmax(shares, dim=1)  # (n_query, n_background)
-        if blocked is not None and bool(blocked.all(dim=1).any()):
-            shares.nan_to_num_(nan=0.0)  # rows without any background
-        own_shares = shares * same_class
-        own = own_shares.sum(dim=1)  # (n_query,)
-        ctx.save_for_backward(queries, background, shares, own_shares, own)
+            exponents.masked_fill_(blocked, -torch.inf)
+        own_exponents = torch.where(same_class, exponents, -torch.inf)
+        shares, log_total = softmax_of_rows(exponents)
+        own_shares, log_own = softmax_of_rows(own_exponents)
+        counted = log_own > -torch.inf
+        slope = shares.sub_(own_shares)  # ∂L_i/∂e_ij
+        if not bool(counted.all()):
+            slope.masked_fill_(~counted[:, None], 0.0)
+        ctx.save_for_backward(queries, background, slope)
         ctx.factor = factor
-        return -torch.log(own.clamp_min(LEAST_SHARE))
+        ctx.mark_non_differentiable(counted)
+        return torch.where(counted, log_total - log_own, 0.0), counted
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        queries, background, shares, own_shares, own = ctx.saved_tensors
-        reached = own > LEAST_SHARE
-        gradient = gradients[0] * reached
-        slope = shares * gradient[:, None]  # ∂L/∂e
-        slope -= own_shares * (gradient / own.clamp_min(LEAST_SHARE))[:, None]
-        from_queries = ctx.factor * (slope @ background)
-        from_background = ctx.factor * (slope.T @ queries - slope.sum(dim=0)[:, None] * background)
-        return from_queries, from_background, None, None, None, None
+        queries, background, slope = ctx.saved_tensors
+        slope = slope * (ctx.factor * gradients[0])[:, None]
+        from_background = slope.T @ queries - slope.sum(dim=0)[:, None] * background
+        return slope @ background, from_background, None, None, None, None
+
+
+def softmax_of_rows(exponents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the softmax of each row and its log-sum-exp; NaN and −∞ for a row of −∞."""
+    shares, largest = torch.softmax(exponents, dim=1), exponents.amax(dim=1)
+    return shares, torch.where(largest > -torch.inf, largest - shares.amax(dim=1).log(), -torch.inf)
 
 
 def episode_losses(
@@ -65,16 +73,30 @@ def episode_losses(
     *,
     bandwidth: float = 1.0,
     blocked: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return −log p of each query's own class, (n_query,); 0, without gradient, where its class has no background.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return −log p of each query's own class, and whether it counts, as its class has background; (n_query,) each.
 
-    Queries (n_query, d) and background (n_background, d) may be one tensor if ``blocked``, (n_query, n_background),
-    hides each sample from itself. ``log_weights``, (n_background,) or (n_query, n_background), are the logarithms of
-    the numbers of samples that background samples represent. b is fixed in training, since Π can absorb its value.
+    The loss is 0, without gradient, where it does not count. Queries (n_query, d) and background (n_background, d) may
+    be one tensor if ``blocked``, (n_query, n_background), hides each sample from itself. ``log_weights``,
+    (n_background,) or (n_query, n_background), are the logarithms of the numbers of samples that background samples
+    represent. b is fixed in training, since Π can absorb its value.
     """
-    same_class = query_codes[:, None] == background_codes[None, :]
-    visible = same_class if blocked is None else same_class & ~blocked
-    losses: torch.Tensor = _EpisodeLoss.apply(  # type: ignore[no-untyped-call]
+    same_class = query_codes[:, None] == background_codes
+    losses, counted = _EpisodeLoss.apply(  # type: ignore[no-untyped-call]
         queries, background, log_weights, same_class, blocked, bandwidth
     )
-    return torch.where(visible.any(dim=1), losses, torch.zeros_like(losses))
+    return losses, counted
+
+
+def mean_loss(losses: torch.Tensor, counted: torch.Tensor, shares: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the mean of the losses that count, weighted by ``shares`` if given; 0 if none counts."""
+    weights = counted.to(losses.dtype) if shares is None else shares * counted
+    return (losses * weights).sum() / weights.sum().clamp_min(torch.finfo(losses.dtype).tiny)
+
+
+def gradients_of(loss: torch.Tensor, module: nn.Module) -> Gradients:
+    """Return the gradients of a loss by automatic differentiation."""
+    parameters = list(module.parameters())
+    learned = [parameter for parameter in parameters if parameter.requires_grad]
+    found = iter(torch.autograd.grad(loss, learned, allow_unused=True))
+    return tuple(next(found) if parameter.requires_grad else None for parameter in parameters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +18,8 @@ from kcal.modes import with_gradients
 from kcal.progress import progress_bar
 from kcal.projection.episodes import PaperEpisodes, StratifiedBatches
 from kcal.projection.modules import NormalisedReduction, build_projection, choose_dimension, seeded
-from kcal.projection.objective import episode_losses
+from kcal.projection.objective import episode_losses, gradients_of, mean_loss
+from kcal.projection.paper_loss import Step, paper_gradients
 from kcal.projection.recipes import FastRecipe, PaperRecipe, Recipe, get_recipe
 from kcal.validation import (
     check_groups,
@@ -203,28 +204,14 @@ def _train_paper(
         for _ in range(recipe.epochs):
             module.train()
             for _ in range(recipe.batches_per_epoch):
-                loss = _paper_loss(module, samples.embeddings, labels, episodes, recipe.bandwidth)
-                descent.step(loss)
+                step = Step.of(episodes.draw(), samples.embeddings, labels, recipe)
+                descent.step(*paper_gradients(module, step))
                 advance("")
             mean = descent.record()
             scheduler.step(monitor(module) if monitor is not None and recipe.monitor == "calibration" else mean)
             if descent.learning_rate < recipe.least_learning_rate:
                 break
     return Checkpoint(descent.n_steps, frozen_copy(module, samples.embeddings), descent.curve())
-
-
-def _paper_loss(
-    module: nn.Module, embeddings: torch.Tensor, labels: torch.Tensor, episodes: PaperEpisodes, bandwidth: float
-) -> torch.Tensor:
-    episode = episodes.draw()
-    rows = torch.from_numpy(np.concatenate([episode.queries, episode.background])).to(embeddings.device)
-    projected, codes = module(embeddings[rows]), labels[rows]  # one batch-norm call sees both
-    n_query = len(episode.queries)
-    log_weights = torch.as_tensor(episode.log_weights, device=projected.device, dtype=projected.dtype)
-    queries, background = torch.tensor_split(projected, [n_query])
-    return episode_losses(
-        queries, background, codes[:n_query], codes[n_query:], log_weights, bandwidth=bandwidth
-    ).mean()
 
 
 def _train_fast(
@@ -258,10 +245,11 @@ def _train_fast(
             if keys is not None:
                 blocked = keys[rows][:, None] == keys[rows]
             projected = module(embeddings[rows])
-            losses = episode_losses(
+            losses, counted = episode_losses(
                 projected, projected, labels, labels, log_weights, bandwidth=recipe.bandwidth, blocked=blocked
             )
-            descent.step((losses * shares).sum())
+            loss = mean_loss(losses, counted, shares)
+            descent.step(loss.detach(), gradients_of(loss, module))
             advance("")
             scheduler.step()
             if step in marks:
@@ -287,12 +275,12 @@ class _Descent:
     def learning_rate(self) -> float:
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def step(self, loss: torch.Tensor) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
+    def step(self, loss: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
+        for parameter, gradient in zip(self.optimizer.param_groups[0]["params"], gradients, strict=True):
+            parameter.grad = gradient
         self.optimizer.step()
         self.n_steps += 1
-        self.recent.append(loss.detach())
+        self.recent.append(loss)
 
     def record(self) -> float:
         mean = float(torch.stack(self.recent).mean())

@@ -10,6 +10,7 @@ import torch
 from kcal.errors import BandwidthWarning, InvalidInputError
 from kcal.kernels import (
     INTERVAL,
+    LEAST_PROB,
     BandwidthCurve,
     LeaveOutLoss,
     MotherKernel,
@@ -17,12 +18,16 @@ from kcal.kernels import (
     fit_bandwidth_law,
     leave_out_loss,
     search_bandwidth,
+    search_published,
 )
 from kcal.progress import progress_bar
 from kcal.projection import START_SPREAD
+from kcal.validation import ALMOST_ZERO
 
-TYPICAL_EVALUATIONS = 14
-"""Evaluations of a search, for the progress bar."""
+TYPICAL_EVALUATIONS = {"cv": 14, "published": 26}
+"""Evaluations of a search, for the progress bar, by the value of ``bandwidth`` that asks for it."""
+PUBLISHED_FOLDS = 20
+"""Folds of the published search."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class BandwidthChoice:
 
     def without_search(self, dimension: int) -> float | None:
         """Return the given bandwidth or that of the power law; None where a search has to find it."""
-        if self.bandwidth == "cv":
+        if self.bandwidth in TYPICAL_EVALUATIONS:
             return None
         if self.bandwidth == "rule":
             assert self.reference is not None
@@ -70,9 +75,15 @@ class BandwidthChoice:
                 got=str(n_keys),
                 remedy="Pass a number as the bandwidth.",
             )
-        loss = leave_out_loss(support, kernel=kernel, keys=keys)
-        with progress_bar("Choosing the bandwidth", TYPICAL_EVALUATIONS, show=progress) as advance:
-            curve = search_bandwidth(loss, interval=self._interval(support), after_each=advance)
+        published = self.bandwidth == "published"
+        least_prob = LEAST_PROB if published else ALMOST_ZERO
+        loss = leave_out_loss(support, kernel=kernel, keys=keys, least_prob=least_prob)
+        total = TYPICAL_EVALUATIONS[str(self.bandwidth)]
+        with progress_bar("Choosing the bandwidth", total, show=progress) as advance:
+            if published:
+                curve = search_published(loss, after_each=advance)
+            else:
+                curve = search_bandwidth(loss, interval=self._interval(support), after_each=advance)
         return curve.bandwidth, replace(curve, standard_error=loss.standard_error(curve.bandwidth))
 
     def _interval(self, support: SortedSupport) -> tuple[float, float]:

@@ -13,8 +13,8 @@ from torch import nn
 
 from kcal.calibrators.base import CalibratorState, encode_classes
 from kcal.calibrators.fit_warnings import are_few, warn_of_known_rows, warn_of_missing_classes, warn_of_sparse_support
-from kcal.calibrators.holdout import check_folds, fold_codes
-from kcal.calibrators.kcal.bandwidth import BandwidthChoice
+from kcal.calibrators.holdout import check_folds
+from kcal.calibrators.kcal.bandwidth import PUBLISHED_FOLDS, BandwidthChoice
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
 from kcal.calibrators.kcal.model import KCalModel
@@ -28,7 +28,7 @@ from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, size_of_rarest_class
 from kcal.modes import with_gradients
-from kcal.projection import Recipe, TrainedProjection, TrainingCurve
+from kcal.projection import PaperRecipe, Recipe, TrainedProjection, TrainingCurve
 from kcal.threads import threads_for
 from kcal.validation import ArrayKind, check_number, shown
 
@@ -51,10 +51,12 @@ class KCal(EmbeddingCalibrator):
         training: pass one in pipelines and cross-validation, where a training set cannot be passed to ``fit``.
     recipe : "fast", "paper", FastRecipe or PaperRecipe
         How Π is trained.
-    bandwidth : "cv", "rule" or float
+    bandwidth : "cv", "published", "rule" or float
         b. "cv" minimises the leave-one-out log-loss on the calibration set (leave-one-group-out with groups, or by
-        ``folds``). "rule" scales ``bandwidth_reference`` by the power law b ∝ m^(−1/(d+4)), m being the size of the
-        rarest class: its effective number of samples, (Σ w)²/Σ w², but no less than a tenth of the mean class.
+        ``folds``). "published" is the paper's search: golden section in the fixed interval [0.224, 2.236], over 20
+        folds unless ``folds`` says otherwise (as many as groups, if these are fewer). "rule" scales
+        ``bandwidth_reference`` by the power law b ∝ m^(−1/(d+4)), m being the size of the rarest class: its effective
+        number of samples, (Σ w)²/Σ w², but no less than a tenth of the mean class.
     prior : "uniform", sequence, mapping or None
         Class frequencies of deployment, where they differ from those of the calibration set.
     seed : int
@@ -153,6 +155,17 @@ class KCal(EmbeddingCalibrator):
         self.bandwidth_exponent = bandwidth_exponent
         self.smoothing = smoothing
 
+    @classmethod
+    def as_published(cls, data_set: str | None = None, **parameters: Any) -> Self:
+        """Return the paper's KCal: its projection, training and bandwidth search.
+
+        ``data_set`` is one of the paper's, for its learning rate (:meth:`PaperRecipe.for_data_set`); ``parameters``
+        are others of KCal. Training takes an hour or so. The paper's rule, by which the calibration set decides when
+        the learning rate is halved, applies to a training set that is passed to ``fit``.
+        """
+        recipe = PaperRecipe() if data_set is None else PaperRecipe.for_data_set(data_set)
+        return cls(**{"recipe": recipe, "bandwidth": "published", **parameters})
+
     @with_gradients()
     def fit(
         self,
@@ -195,19 +208,26 @@ class KCal(EmbeddingCalibrator):
         if training is None and self.uses_training_set:
             training, samples = hold_out_half(samples, self.seed)
         self._check_support(samples, training)
-        if self.folds is not None:
-            samples = replace(samples, folds=fold_codes(samples.codes, self.folds, samples.groups, self.seed))
+        folds = self._folds_for(samples)
+        if folds is not None:
+            samples = samples.in_folds(folds, self.seed)
         with threads_for(0):
             model, learned, curve = self._fit_model(samples, training)
         n_counted = int(np.count_nonzero(samples.weights))
         if are_few(n_counted, len(samples.classes)):
             warn_of_sparse_support(n_counted, len(samples.classes), *model.leave_one_out_score())
         self.classes_, self.support_indices_, self.ids_ = samples.classes, samples.indices, samples.ids
-        self.bandwidth_curve_ = None if curve is None else replace(curve, n_folds=self.folds)
+        self.bandwidth_curve_ = None if curve is None else replace(curve, n_folds=folds)
         self.training_curve_ = learned.curve
         self.checkpoint_step_, self.checkpoint_losses_ = learned.step, learned.checkpoint_losses
         self.model_ = model
         return self
+
+    def _folds_for(self, samples: Samples) -> int | None:
+        """Return the number of folds of the bandwidth search; None leaves out samples or groups one at a time."""
+        if self.folds is not None or self.bandwidth != "published":
+            return self.folds
+        return min(PUBLISHED_FOLDS, samples.n_parts) if samples.n_parts > 1 else None
 
     def _fit_model(
         self, samples: Samples, training: TrainingSet | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -72,8 +72,8 @@ def fit_projection(
         module = start_projection(projection, samples.embeddings, options.dimension, recipe, options.seed)
 
         def monitor(current: nn.Module) -> float:
-            support = calibration.support(current)
-            loss = LeaveOutLoss(support, kernel=options.kernel, keys=calibration.keys, memory_budget=0)
+            keys = replace(calibration, folds=None).keys  # the published rule leaves out one sample or group
+            loss = LeaveOutLoss(calibration.support(current), kernel=options.kernel, keys=keys, memory_budget=0)
             return loss(recipe.bandwidth)
 
         progress = options.progress

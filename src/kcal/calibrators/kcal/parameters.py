@@ -21,11 +21,11 @@ def check_learned_projection(projection: Any, dimension: Any) -> None:
 
 
 def check_bandwidth(bandwidth: Any, reference: Any) -> None:
-    """Raise if a bandwidth is not "cv", "rule" (which needs a reference) or a positive number."""
+    """Raise if a bandwidth is not "cv", "published", "rule" (which needs a reference) or a positive number."""
     if isinstance(bandwidth, str) and bandwidth == "rule" and reference is None:
         raise InvalidInputError("bandwidth", '"rule" needs bandwidth_reference=(b, size of the rarest class)')
-    if not (isinstance(bandwidth, str) and bandwidth in ("cv", "rule")):
-        expected = 'must be "cv", "rule" or a positive number'
+    if not (isinstance(bandwidth, str) and bandwidth in ("cv", "published", "rule")):
+        expected = 'must be "cv", "published", "rule" or a positive number'
         check_number(bandwidth, "bandwidth", minimum=sys.float_info.min, expected=expected)
 
 

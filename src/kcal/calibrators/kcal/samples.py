@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kcal.calibrators.fit_warnings import warn_of_held_out, warn_of_training_rows
-from kcal.calibrators.holdout import stratified_halves
+from kcal.calibrators.holdout import fold_codes, stratified_halves
 from kcal.errors import InvalidInputError
 from kcal.kernels import SortedSupport, sort_support
 from kcal.projection import TrainedProjection, TrainingSamples, needs_training, project
@@ -63,6 +63,19 @@ class Samples:
         if n_samples <= n:
             return np.arange(n_samples)
         return np.argsort(self.codes, kind="stable")[np.arange(n) * n_samples // n]
+
+    @property
+    def n_parts(self) -> int:
+        """Number of samples or groups of positive weight, which a cross-validation can leave out in turn."""
+        counted = self.weights > 0
+        return int(counted.sum()) if self.groups is None else len(np.unique(self.groups[counted]))
+
+    def in_folds(self, n_folds: int, seed: int) -> Samples:
+        """Return the samples with a fold each; one without weight plays no part in the choice of the others' folds."""
+        counted, folds = self.weights > 0, np.zeros(len(self.codes), dtype=np.int64)
+        groups = None if self.groups is None else self.groups[counted]
+        folds[counted] = fold_codes(self.codes[counted], n_folds, groups, seed)
+        return replace(self, folds=folds)
 
     @property
     def keys(self) -> torch.Tensor | None:

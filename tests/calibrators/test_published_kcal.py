@@ -1,0 +1,103 @@
+"""KCal as published: its parameters, and its search for the bandwidth over folds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kcal import KCal, PaperRecipe
+from kcal.calibrators import make_calibrator
+from kcal.calibrators.holdout import fold_codes
+from kcal.calibrators.kcal import learning
+from kcal.kernels import LeaveOutLoss, sort_support
+from kcal.projection import project
+from synthetic import make_problem
+
+
+@pytest.fixture(scope="module")
+def problem() -> Any:
+    return make_problem()
+
+
+def identity(**parameters: Any) -> KCal:
+    return KCal(projection="identity", **parameters)
+
+
+def loss_over(keys: Any, problem: Any) -> LeaveOutLoss:
+    support = sort_support(torch.from_numpy(problem.embeddings), torch.from_numpy(problem.labels), 3)
+    return LeaveOutLoss(support, keys=torch.from_numpy(keys))
+
+
+def test_as_published_is_the_papers_recipe_and_search() -> None:
+    calibrator = KCal.as_published()
+    assert calibrator.training_recipe() == PaperRecipe()
+    assert (calibrator.bandwidth, calibrator.projection, calibrator.dimension) == ("published", "skip", "auto")
+    assert calibrator.get_params() == make_calibrator("kcal-paper").set_params(recipe=PaperRecipe()).get_params()
+    assert KCal.as_published("isruc", folds=6, seed=3).get_params() == {
+        **calibrator.get_params(), "recipe": PaperRecipe(learning_rate=1e-3), "folds": 6, "seed": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("folds", [None, 3, 7])
+def test_the_published_search_is_over_20_folds_or_as_many_as_said(problem: Any, folds: int | None) -> None:
+    rows, labels = problem.embeddings, problem.labels
+    fitted = identity(bandwidth="published", folds=folds).fit(rows, labels)
+    n_folds = 20 if folds is None else folds
+    keys = fold_codes(labels, n_folds, None, 0)
+    assert len(np.unique(keys)) == n_folds
+    assert fitted.bandwidth_curve_.n_folds == n_folds
+    assert fitted.bandwidth_curve_.loss == pytest.approx(loss_over(keys, problem)(fitted.bandwidth_), rel=1e-9)
+    assert f"log-loss over {n_folds} folds" in fitted.summary()
+
+
+def test_the_published_search_leaves_out_groups_where_they_are_fewer_than_folds(problem: Any) -> None:
+    groups = np.arange(240) % 5
+    fitted = identity(bandwidth="published").fit(problem.embeddings, problem.labels, groups=groups)
+    assert fitted.bandwidth_curve_.n_folds == 5
+    assert fitted.bandwidth_curve_.loss == pytest.approx(loss_over(groups, problem)(fitted.bandwidth_), rel=1e-9)
+
+
+def test_folds_do_not_depend_on_samples_without_weight(problem: Any) -> None:
+    weights = np.tile([1.0, 0.0, 2.0], 80)
+    kept = weights > 0
+    whole = identity(folds=4).fit(problem.embeddings, problem.labels, sample_weight=weights)
+    part = identity(folds=4).fit(problem.embeddings[kept], problem.labels[kept], sample_weight=weights[kept])
+    assert whole.bandwidth_ == pytest.approx(part.bandwidth_, rel=1e-6)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_what_decides_about_the_learning_rate_is_the_leave_one_out_loss_on_the_calibration_set(
+    problem: Any, grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the bandwidth of the training, for the projection as it is then, and never by folds."""
+    seen = []
+    original = learning.train_checkpoints
+
+    def watching(module: Any, *rest: Any, monitor: Any, **options: Any) -> Any:
+        def watched(current: Any) -> float:
+            seen.append((project(current, torch.from_numpy(rows)).numpy(), monitor(current)))
+            return seen[-1][1]
+
+        return original(module, *rest, monitor=watched, **options)
+
+    monkeypatch.setattr(learning, "train_checkpoints", watching)
+    recipe = PaperRecipe(epochs=2, batches_per_epoch=5, learning_rate=1.0, bandwidth=0.7)
+    rows, labels = problem.embeddings[:40], problem.labels[:40]
+    groups = np.arange(40) % 8
+    KCal.as_published(recipe=recipe, folds=4).fit(
+        rows, labels, train_embeddings=problem.train_embeddings, train_labels=problem.train_labels,
+        **({"groups": groups, "train_groups": np.arange(400) % 9} if grouped else {}),
+    )  # fmt: skip
+    assert len(seen) == 2
+    assert seen[0][1] != seen[1][1]
+    points, found = seen[-1]
+    losses = []
+    for i in range(40):
+        others = groups != groups[i] if grouped else np.arange(40) != i
+        squares = ((points - points[i]) ** 2).sum(axis=1)
+        mass = np.exp(-squares / (2 * points.shape[1] * 0.7**2)) * others
+        losses.append(-np.log(mass[labels == labels[i]].sum() / mass.sum()))
+    assert found == pytest.approx(np.mean(losses), rel=1e-5)
