@@ -70,7 +70,7 @@ def test_train_shows_every_epoch_and_resumes_a_finished_run_at_once(folder: Path
 def test_embed_shows_the_task_and_scores_and_refuses_an_unfinished_run(folder: Path) -> None:
     data = folder / "data"
     text = command("embed", data, folder / "net.pt", "--out", folder / "again.npz")
-    assert "5% of them to calibrate" in text
+    assert "5% of the samples to calibrate" in text
     assert re.search(r"cross-entropy, pool: Evaluation\(accuracy=0\.\d+", text)
     settings = settings_for("pn2017", short=True, network="signal-resnet", epochs=3)
     train(read_prepared(data), settings, folder / "begun.pt", until=1)
