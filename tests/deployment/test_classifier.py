@@ -153,7 +153,7 @@ def test_a_file_without_a_network_is_loaded_too(trained: Trained, tmp_path: Path
 
 
 def test_a_damaged_reference_is_refused(model: CalibratedClassifier, trained: Trained, tmp_path: Path) -> None:
-    from kcal.deployment.reference import checksum
+    from kcal.embeddings.digests import checksum
 
     for head in ({"name": 3}, {"name": "fc", "logits_key": None, "call_index": "0", "gives_logits": True}, "fc"):
         reference = {"class": "Network", "checksum": checksum(trained.network), "head": head}
