@@ -87,7 +87,7 @@ def test_arrays_and_tuples_of_batches_are_read(model: CalibratedClassifier, trai
     points, labels = trained.points.numpy(), trained.labels.numpy()
     halves = ((trained.points[:25], trained.labels[:25]), [trained.points[25:], trained.labels[25:]])
     by_name = ({"points": trained.points[:25]}, {"points": trained.points[25:]})
-    for data in ([points, labels], (points, labels), (points, labels.tolist()), halves, by_name, iter(halves)):
+    for data in (points, [points, labels], (points, labels), (points, labels.tolist()), halves, by_name, iter(halves)):
         np.testing.assert_allclose(model.predict_proba(data), expected, atol=1e-6)
     batches = tuple(trained.calibration)
     again = CalibratedClassifier(trained.network).fit(batches)

@@ -298,11 +298,11 @@ class CalibratedClassifier(nn.Module):
         return self.calibrator, self.calibrated_head
 
     def _embeddings_and_logits(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Outputs:
-        arguments, eager = network_inputs(inputs, named), not torch.compiler.is_compiling()
+        arguments = network_inputs(inputs, named)
         self.locate_head(arguments)
         assert self._head is not None
         with evaluation_mode(self.network):
-            outputs = self._head.outputs(self.network, arguments, verify=eager)
-        if eager:
+            outputs = self._head.outputs(self.network, arguments)
+        if not torch.compiler.is_compiling():
             check_widths(self._fitted()[0], *outputs)
         return outputs

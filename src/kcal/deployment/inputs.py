@@ -72,7 +72,7 @@ def is_batch(data: Any) -> bool:
         return labels.ndim == 1 and inputs.ndim > 1 and len(inputs) == len(labels)
     if isinstance(data, tuple):
         return not data or not all(map(_holds_arrays, data))
-    return isinstance(data, torch.Tensor | Mapping)
+    return isinstance(data, (*ARRAYS, Mapping))
 
 
 def _holds_arrays(part: Any) -> bool:

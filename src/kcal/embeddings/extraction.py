@@ -163,7 +163,7 @@ class BatchReader:
             if self.head is None:
                 self.head, outputs = get_head(self._given_head, self.network, inputs)
             else:
-                outputs = self.head.outputs(self.network, inputs, verify=True)
+                outputs = self.head.outputs(self.network, inputs)
         embeddings, logits = (part.detach().float().cpu().numpy() for part in outputs)
         logits = np.where(np.isneginf(logits), np.finfo(np.float32).min, logits)  # a class that is masked out
         arrays = {"embeddings": embeddings, "logits": logits}

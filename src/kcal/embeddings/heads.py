@@ -31,8 +31,8 @@ Outputs = tuple[torch.Tensor, torch.Tensor]
 class Head(Protocol):
     """A way to the embeddings and logits of a network."""
 
-    def outputs(self, network: nn.Module, inputs: Any, *, verify: bool = False) -> Outputs:
-        """Return the embeddings and logits of a batch; ``verify`` compares what the head gives with the logits."""
+    def outputs(self, network: nn.Module, inputs: Any) -> Outputs:
+        """Return the embeddings and logits of a batch."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,11 @@ class LayerHead:
     call_index: int = 0
     gives_logits: bool = True
 
-    def outputs(self, network: nn.Module, inputs: Any, *, verify: bool = False) -> Outputs:
-        """Return the embeddings and logits of a batch; ``verify`` compares the layer's output with the logits."""
+    def outputs(self, network: nn.Module, inputs: Any) -> Outputs:
+        """Return the embeddings and logits of a batch; raise if the layer no longer gives the logits.
+
+        Compiled and exported code cannot compare them.
+        """
         with recorded({self.name: network.get_submodule(self.name)}) as calls:
             logits = logits_in(run_network(network, inputs)).get(self.logits_key)
         made = next((call for call in calls[self.name] if call.place == self.call_index), None)
@@ -65,7 +68,7 @@ class LayerHead:
             raise InvalidInputError("head", "must be called for every batch, as for the first", got=self.name)
         if not self.gives_logits:
             require_one_position(self.name, made, logits)
-        if verify and self.gives_logits and not made.gives(logits):
+        if self.gives_logits and not torch.compiler.is_compiling() and not made.gives(logits):
             expected, remedy = "must give the logits of every batch", f"Pass another layer, {FUNCTION_REMEDY}"
             raise InvalidInputError("head", expected, got=f"{self.name}, whose output differs", remedy=remedy)
         return made.embeddings(logits), logits
@@ -77,7 +80,7 @@ class FunctionHead:
 
     function: Callable[[Any], Outputs]
 
-    def outputs(self, network: nn.Module, inputs: Any, *, verify: bool = False) -> Outputs:
+    def outputs(self, network: nn.Module, inputs: Any) -> Outputs:
         """Return the embeddings and logits of a batch."""
         result = self.function(inputs)
         is_pair = isinstance(result, tuple | list) and len(result) == 2
@@ -105,7 +108,7 @@ def get_head(head: Any, network: nn.Module, inputs: Any) -> tuple[Head, Outputs]
             expected = "must be the name of a layer, a layer of the network, or a function"
             raise InvalidInputError("head", expected, got=shown(head))
         head = FunctionHead(head)
-    return head, head.outputs(network, inputs, verify=True)
+    return head, head.outputs(network, inputs)
 
 
 def find_head(network: nn.Module, inputs: Any) -> tuple[LayerHead, Outputs]:
