@@ -70,10 +70,10 @@ def verdict(network: nn.Module, images: torch.Tensor) -> tuple[str, str]:
     network.eval()
     known, embeddings = network.default_cfg.get("classifier", ""), torch.from_numpy(outputs.embeddings)
     with torch.inference_mode():
-        head = find_head(network, images).name
+        head = find_head(network, images)[0].name
         features = network.forward_head(network.forward_features(images), pre_logits=True).flatten(1)
         layer, logits = network.get_submodule(head), network(images)
-        weight = layer.get_parameter("weight").flatten(1)
+        weight = torch.as_tensor(layer.weight).flatten(1)
         again = nn.functional.linear(embeddings, weight, layer.bias)
     is_named = head == known or head.startswith(f"{known}.")
     is_head = torch.allclose(again, logits, rtol=1e-3, atol=1e-4)

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
+from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from torch import nn
@@ -228,8 +229,17 @@ def drop_last_column(rows: Any) -> Any:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_scikit_learn_calibrates_it_further(problem: Problem, frozen: bool) -> None:
     inner = FrozenEstimator(fitted()) if frozen else quick()
-    outer = CalibratedClassifierCV(inner, cv=2).fit(problem.train_embeddings, problem.train_labels)
-    assert outer.predict_proba(problem.test_embeddings).shape == (600, 3)
+    rows, labels = problem.train_embeddings, problem.train_labels
+    splits = list(StratifiedKFold(2).split(rows, labels))
+    outer = CalibratedClassifierCV(inner, cv=splits, method="isotonic").fit(rows, labels)
+    parts = []
+    for train, test in [(None, slice(None))] if frozen else splits:
+        blend = fitted() if train is None else quick().fit(rows[train], labels[train])
+        held_out, new = blend.predict_proba(rows[test]), blend.predict_proba(problem.test_embeddings)
+        maps = [IsotonicRegression(out_of_bounds="clip").fit(held_out[:, k], labels[test] == k) for k in range(3)]
+        scores = np.column_stack([part.predict(new[:, k]) for k, part in enumerate(maps)])
+        parts.append(scores / scores.sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(outer.predict_proba(problem.test_embeddings), np.mean(parts, axis=0), atol=1e-6)
 
 
 def test_parameters_are_stored_as_given() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import shutil
 import threading
 import warnings
 from dataclasses import replace
@@ -129,6 +130,15 @@ def test_the_calibrated_head_compiles_in_one_graph(model: CalibratedClassifier, 
     torch.testing.assert_close(compiled(*rows), model(trained.points), rtol=0, atol=1e-6)
 
 
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore")  # of torch's own parts
+def test_the_calibrated_head_runs_as_compiled_code(trained: Trained) -> None:
+    fitted = CalibratedClassifier(trained.network, "ts").fit(trained.calibration)
+    logits = torch.from_numpy(kcal.extract(trained.network, [trained.points]).logits)
+    compiled = torch.compile(fitted.calibrated_head, fullgraph=True)  # kept in torch's cache for the next run
+    torch.testing.assert_close(compiled(None, logits), fitted(trained.points), rtol=0, atol=1e-6)
+
+
 def test_a_file_holds_the_calibrator_and_a_reference(
     model: CalibratedClassifier, trained: Trained, tmp_path: Path
 ) -> None:
@@ -153,7 +163,7 @@ def test_a_file_without_a_network_is_loaded_too(trained: Trained, tmp_path: Path
 
 
 def test_a_damaged_reference_is_refused(model: CalibratedClassifier, trained: Trained, tmp_path: Path) -> None:
-    from kcal.deployment.reference import checksum
+    from kcal.embeddings.digests import checksum
 
     for head in ({"name": 3}, {"name": "fc", "logits_key": None, "call_index": "0", "gives_logits": True}, "fc"):
         reference = {"class": "Network", "checksum": checksum(trained.network), "head": head}

@@ -49,7 +49,7 @@ def test_embeddings_are_the_features_before_the_classifier_of_timm(name: str, ti
     outputs = extract(network, [(images, torch.arange(3))])
     network.eval()
     with torch.no_grad():
-        assert find_head(network, images).name == layer
+        assert find_head(network, images)[0].name == layer
         features = network.forward_head(network.forward_features(images), pre_logits=True).flatten(1)
         logits = network(images)
     np.testing.assert_allclose(outputs.embeddings, features.numpy(), rtol=1e-4, atol=1e-5)

@@ -15,7 +15,10 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     RandomSampler,
+    Sampler,
+    SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -167,23 +170,31 @@ def test_a_network_that_caches_can_be_trained_afterwards() -> None:
     assert list(network.state_dict()) == ["body.weight", "body.bias", "fc.weight", "fc.bias"]
 
 
-def test_dropout_is_off_and_inference_mode_is_on() -> None:
+def test_dropout_and_gradients_are_off() -> None:
     modes: list[tuple[bool, bool]] = []
 
     class Watching(Returning):
         def forward(self, x: torch.Tensor) -> Any:
-            modes.append((self.training, torch.is_inference_mode_enabled()))
+            modes.append((self.training, torch.is_grad_enabled()))
             return super().forward(x)
 
     extract(Watching(lambda features, logits: logits).train(), [X])
-    assert set(modes) == {(False, True)}
+    assert set(modes) == {(False, False)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_networks_of_other_precisions_give_float32(dtype: torch.dtype, network: nn.Module) -> None:
+    exact = sequential().double().eval()
+    exact.load_state_dict(network.state_dict())
+    with torch.no_grad():
+        embeddings = exact[:4](X.double()).numpy()
+        logits = exact[4](torch.from_numpy(embeddings)).numpy()
     outputs = extract(network.to(dtype), [X.to(dtype)])
     assert outputs.embeddings.dtype == outputs.logits.dtype == np.float32
     assert next(network.parameters()).dtype == dtype
+    error = 4 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+    np.testing.assert_allclose(outputs.embeddings, embeddings, rtol=0, atol=error * np.abs(embeddings).max())
+    np.testing.assert_allclose(outputs.logits, logits, rtol=0, atol=error * np.abs(embeddings).max())
 
 
 def test_autocast_is_an_option(network: nn.Module) -> None:
@@ -249,6 +260,9 @@ def test_a_loader_that_shuffles_or_drops_warns(network: nn.Module) -> None:
         extract(network, DataLoader(TensorDataset(X, Y), batch_size=20, shuffle=True))
     with pytest.warns(LoaderWarning, match="drops the last batch"):
         extract(network, DataLoader(TensorDataset(X, Y), batch_size=15, drop_last=True))
+    full = BatchSampler(SequentialSampler(X), 15, drop_last=True)
+    with pytest.warns(LoaderWarning, match="drops the last batch"):
+        extract(network, DataLoader(TensorDataset(X, Y), batch_sampler=full))
 
 
 def test_outputs_that_look_like_probabilities_warn() -> None:
@@ -264,14 +278,39 @@ def test_progress_is_shown_on_request(network: nn.Module, capfd: pytest.CaptureF
     assert "Running the network" in capfd.readouterr().err
 
 
+class Drawing(Sampler[int]):
+    """Draws the order with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __iter__(self) -> Any:
+        return iter(torch.randperm(20, generator=self.generator).tolist())
+
+    def __len__(self) -> int:
+        return 20
+
+
 def test_other_samplers_that_shuffle_warn(network: nn.Module) -> None:
     data = TensorDataset(X, Y)
     samplers = (SubsetRandomSampler(range(20)), WeightedRandomSampler([1.0] * 20, 20))
     loaders = [DataLoader(data, sampler=sampler, batch_size=10) for sampler in samplers]
     loaders.append(DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 10, drop_last=False)))
+    loaders.append(DataLoader(data, sampler=Drawing(), batch_size=10))
+    loaders.append(DataLoader(data, sampler=DistributedSampler(data, num_replicas=1, rank=0), batch_size=10))
     for loader in loaders:
         with pytest.warns(LoaderWarning, match="The loader shuffles"):
             extract(network, loader)
+
+
+def test_samplers_that_keep_the_order_do_not_warn(network: nn.Module) -> None:
+    data = TensorDataset(X, Y)
+    in_order = DistributedSampler(data, num_replicas=1, rank=0, shuffle=False)
+    for sampler in (SequentialSampler(data), in_order):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            outputs = extract(network, DataLoader(data, sampler=sampler, batch_size=7))
+        np.testing.assert_array_equal(outputs.labels, Y.numpy())
 
 
 def test_tensors_that_a_data_set_caches_can_be_trained_on(network: nn.Module) -> None:
@@ -338,10 +377,11 @@ def test_tensors_that_a_network_caches_in_containers_can_be_trained_on() -> None
     class Caching(Returning):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if not hasattr(self, "cache"):
-                self.cache = {"scales": [torch.linspace(1, 2, 6)]}
-            return super().forward(x * self.cache["scales"][0])
+                self.cache: dict[str, Any] = {"scales": ([torch.linspace(1, 2, 6)],)}
+                self.cache["itself"] = self.cache
+            return super().forward(x * self.cache["scales"][0][0])
 
     network = Caching(lambda features, logits: logits)
     extract(network, [X])
     network(X.clone().requires_grad_()).sum().backward()
-    assert not network.cache["scales"][0].is_inference()
+    assert not network.cache["scales"][0][0].is_inference()

@@ -21,7 +21,7 @@ def _seeded() -> None:
 
 def applied(layer: nn.Module, embeddings: np.ndarray) -> np.ndarray:
     """Apply a linear layer by a double loop over samples and classes."""
-    weight = layer.get_parameter("weight").detach().flatten(1).double().numpy()
+    weight = torch.as_tensor(layer.weight).detach().flatten(1).double().numpy()
     bias = np.zeros(len(weight)) if layer.bias is None else layer.bias.detach().double().numpy()
     rows = [[bias[k] + sum(weight[k] * row) for k in range(len(weight))] for row in embeddings.astype(float)]
     return np.array(rows)
@@ -46,7 +46,7 @@ def test_the_layer_applied_to_the_embeddings_gives_the_logits(name: str) -> None
     network, batch = make(), inputs()
     outputs = extract(network, [batch])
     network.eval()
-    assert find_head(network, batch).name == layer
+    assert find_head(network, batch)[0].name == layer
     np.testing.assert_allclose(applied(network.get_submodule(layer), outputs.embeddings), outputs.logits, atol=1e-5)
     assert outputs.logits.dtype == outputs.embeddings.dtype == np.float32
 
@@ -187,7 +187,7 @@ def test_a_layer_that_is_called_twice_counts_where_it_gives_the_logits() -> None
             return self.fc(torch.relu(self.fc(x)))
 
     network, inputs = Twice(), torch.randn(3, 5)
-    assert find_head(network, inputs) == LayerHead("fc", None, call_index=1)
+    assert find_head(network, inputs)[0] == LayerHead("fc", None, call_index=1)
     outputs = extract(network, [inputs])
     np.testing.assert_allclose(applied(network.fc, outputs.embeddings), outputs.logits, atol=1e-6)
 
@@ -257,3 +257,61 @@ def test_positions_of_a_chosen_layer_are_checked_in_every_batch() -> None:
 
     with pytest.raises(InvalidInputError, match=r"one embedding per sample; got head.*\(2, 25, 3\)"):
         extract(Pooling(), [torch.randn(2, 3, 1, 1), torch.randn(2, 3, 5, 5)], head="head")
+
+
+def test_layers_of_wrapped_networks_have_both_names() -> None:
+    network, inputs = ResNet(), torch.randn(4, 3, 8, 8)
+    expected = extract(network, [inputs]).embeddings
+    wrapped = {"module.fc": nn.DataParallel(network), "_orig_mod.fc": torch.compile(network, backend="eager")}
+    for name, wrapper in wrapped.items():
+        for head in (name, "fc", network.fc):
+            np.testing.assert_array_equal(extract(wrapper, [inputs], head=head).embeddings, expected)
+    with pytest.raises(InvalidInputError, match=r"head must be a layer of the network; got 'module\.fc'"):
+        extract(network, [inputs], head="module.fc")
+
+
+def test_a_layer_with_two_names_is_known_by_both() -> None:
+    class Aliased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, N_CLASSES)
+            self.alias = self.fc
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.alias(x)
+
+    network, inputs = Aliased(), torch.randn(3, 6)
+    for head in (None, "fc", "alias"):
+        np.testing.assert_array_equal(extract(network, [inputs], head=head).embeddings, inputs.numpy())
+
+
+def test_weights_may_be_computed_from_others() -> None:
+    found, refused = Returning(lambda f, z: z), Returning(lambda f, z: 2 * z)
+    for network in (found, refused):
+        nn.utils.parametrizations.weight_norm(network.fc)
+    outputs = extract(found, [torch.randn(3, 6)])
+    np.testing.assert_allclose(applied(found.fc, outputs.embeddings), outputs.logits, atol=1e-6)
+    with pytest.raises(InvalidInputError, match=r"head is needed.*fc \(8 → 5, input \(3, 1, 8\)\)"):
+        extract(refused, [torch.randn(3, 6)])
+
+
+def test_the_input_of_a_layer_may_be_named() -> None:
+    class Named(Returning):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(input=torch.relu(self.body(x)))
+
+    network, inputs = Named(None), torch.randn(3, 6)
+    for head in (None, "fc"):
+        outputs = extract(network, [inputs], head=head)
+        np.testing.assert_allclose(applied(network.fc, outputs.embeddings), outputs.logits, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "n_runs"), [("resnet", 1), ("ecg", 1), ("tokens", 2)])
+def test_a_head_is_found_in_the_pass_that_gives_the_first_outputs(name: str, n_runs: int) -> None:
+    make, layer, inputs = TENSORS[name]
+    network, runs = make(), []
+    network.register_forward_hook(lambda *_: runs.append(1))
+    extract(network, [inputs()])
+    assert len(runs) == n_runs  # two for a layer with many positions, whose copies are not held in the first
+    extract(network, [inputs()], head=layer)
+    assert len(runs) == n_runs + 1

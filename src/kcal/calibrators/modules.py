@@ -43,6 +43,12 @@ class PredictionModule(nn.Module, ABC):
         """Return the share of calibration samples with less evidence than each row, (n,)."""
         raise InvalidInputError("module", "is of a method without evidence", remedy="Use KCal or KCalBlend.")
 
+    def with_evidence(
+        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return calibrated probabilities, (n, n_classes), and evidence, (n,)."""
+        return self(embeddings, logits), self.evidence(embeddings, logits)
+
     @property
     def evidence_step(self) -> float:
         """Difference that one calibration sample more or less makes to the evidence, at most; 0 without evidence."""

@@ -18,10 +18,12 @@ from torch import nn
 
 from kcal.calibrators import Calibrator, PredictionModule, fit_on, make_calibrator, predict_on
 from kcal.deployment.export import export_program, metadata_of, write_onnx
+from kcal.deployment.inputs import check_widths, is_batch, network_inputs, with_names
 from kcal.deployment.predictors import NetworkPredictor, calibrator_predictions
 from kcal.deployment.reference import (
     check_network,
     check_outputs,
+    check_state,
     head_from_reference,
     head_reference,
     network_reference,
@@ -29,7 +31,7 @@ from kcal.deployment.reference import (
 from kcal.deployment.verification import TOLERANCE
 from kcal.embeddings import BatchReader, ClassifierOutputs, Head, check_order, extract_batches, get_head, read_outputs
 from kcal.embeddings.batches import SplitBatch
-from kcal.embeddings.heads import Outputs
+from kcal.embeddings.heads import Outputs, layer_name
 from kcal.embeddings.undisturbed import device_of, evaluation_mode, undisturbed, unwrap
 from kcal.errors import InvalidInputError
 from kcal.modes import with_gradients, without_autocast
@@ -89,7 +91,7 @@ class CalibratedClassifier(nn.Module):
             raise InvalidInputError("method", "must be the name of a method or a calibrator", got=shown(method))
         self.network = unwrap(network)
         self.method = method
-        # In a mapping, so that a head that is a layer does not become a submodule twice.
+        head = layer_name(head, network) if isinstance(head, str | nn.Module) else head
         self.options = {"head": head, "batch": batch, "autocast": autocast}
         self.progress = progress
         self.calibrator = self.calibrated_head = self._head = None
@@ -150,7 +152,7 @@ class CalibratedClassifier(nn.Module):
         """Return calibrated probabilities, (n, n_classes), and evidence, (n,), of inputs that the network takes."""
         module, outputs = self._fitted()[1], self._embeddings_and_logits(inputs, named_inputs)
         with without_autocast():
-            return module(*outputs), module.evidence(*outputs)
+            return module.with_evidence(*outputs)
 
     def predict_proba(self, data: Source) -> NDArray[np.float32]:
         """Return calibrated probabilities, (n, n_classes), of a loader, a batch, outputs or a folder of them.
@@ -158,7 +160,6 @@ class CalibratedClassifier(nn.Module):
         A batch is a tensor, a tuple or a mapping. The network runs in evaluation mode and stays as it was.
         """
         calibrator, _ = self._fitted()
-        check_order(data)
         probs: NDArray[np.float32] = predict_on(calibrator, self.outputs(data, labelled=False))
         return probs
 
@@ -180,12 +181,17 @@ class CalibratedClassifier(nn.Module):
         return shares
 
     def outputs(self, data: Source, *, labelled: bool = True) -> ClassifierOutputs:
-        """Return embeddings, logits and, if ``labelled``, labels; ``data`` as in :meth:`predict_proba`."""
+        """Return embeddings, logits and, if ``labelled``, labels; ``data`` as in :meth:`predict_proba`.
+
+        Without labels the order of the rows matters: a loader that shuffles warns.
+        """
         if isinstance(data, ClassifierOutputs | str | os.PathLike):
             computed = data if isinstance(data, ClassifierOutputs) else read_outputs(data)
             if self.options["head"] is None:
                 check_outputs(computed, self.network)
             return computed
+        if not labelled:
+            check_order(data)
         loader = [data] if is_batch(data) else data
         options = self.options | ({"head": self._head} if self._head else {})
         reader = BatchReader(self.network, labelled=labelled, **options)
@@ -202,6 +208,7 @@ class CalibratedClassifier(nn.Module):
     def load(cls, path: str | os.PathLike[str], network: nn.Module, **options: Any) -> Self:
         """Return the classifier that :meth:`save` wrote, with its ``network``, which must be the same.
 
+        Weights and buffers are compared with those of the fit, but not the code that computes with them.
         ``options`` are those of the constructor; a ``head`` that is a function has to be given again.
         """
         reference, calibrator = read_network_reference(path), load_calibrator(path)
@@ -254,8 +261,8 @@ class CalibratedClassifier(nn.Module):
     def locate_head(self, inputs: Any) -> None:
         """Find the last layer by the inputs of a batch, if it is not known yet."""
         if self._head is None:
-            with undisturbed(self.network), torch.inference_mode():
-                self._head = get_head(self.options["head"], self.network, inputs)
+            with undisturbed(self.network), torch.no_grad():
+                self._head, _ = get_head(self.options["head"], self.network, inputs)
 
     def get_extra_state(self) -> Any:
         """Return the calibrator as the bytes of its file, so that a state dictionary is complete."""
@@ -265,11 +272,20 @@ class CalibratedClassifier(nn.Module):
         return {"calibrator": content, "head": head_reference(self._head)}
 
     def set_extra_state(self, state: Any) -> None:
-        """Restore the calibrator from a state dictionary."""
-        if state is not None:
-            if self.options["head"] is None:
-                self._head = head_from_reference(state["head"])
-            self._hold(from_bytes(state["calibrator"].cpu().numpy().tobytes()))
+        """Restore the calibrator from a state dictionary; that of an unfitted classifier has none."""
+        if state is None:
+            self.calibrator = self.calibrated_head = self._head = None
+            return
+        calibrator = from_bytes(state["calibrator"].cpu().numpy().tobytes())
+        if self.options["head"] is None:
+            self._head = head_from_reference(state["head"])
+        self._hold(calibrator)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Restore network and calibrator; raise if the state is of another network, before anything is changed."""
+        given = {key.removeprefix("network."): part for key, part in state_dict.items() if key.startswith("network.")}
+        check_state(self.network, given, strict=strict)
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     @with_gradients()  # of the module: tensors made in inference mode would have none
     def _hold(self, calibrator: Calibrator) -> None:
@@ -282,35 +298,11 @@ class CalibratedClassifier(nn.Module):
         return self.calibrator, self.calibrated_head
 
     def _embeddings_and_logits(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Outputs:
-        if inputs and named:
-            expected = "must be either positional or keyword arguments"
-            raise InvalidInputError("inputs", expected, got="both", remedy="Pass all of them as keywords.")
-        arguments = named or (inputs[0] if len(inputs) == 1 else inputs)
+        arguments = network_inputs(inputs, named)
         self.locate_head(arguments)
         assert self._head is not None
         with evaluation_mode(self.network):
-            return self._head.outputs(self.network, arguments)
-
-
-def with_names(outputs: ClassifierOutputs, classes: Any) -> ClassifierOutputs:
-    """Return outputs with names of classes as labels in place of column indices; without ``classes``, as they are."""
-    labels = np.asarray(outputs.labels)
-    if classes is None or labels.dtype.kind not in "iu":
+            outputs = self._head.outputs(self.network, arguments)
+        if not torch.compiler.is_compiling():
+            check_widths(self._fitted()[0], *outputs)
         return outputs
-    names = np.asarray(classes)
-    if names.ndim != 1 or (outputs.logits is not None and len(names) != outputs.logits.shape[1]):
-        expected = f"must name every column of the logits ({outputs.logits.shape[1]})"
-        raise InvalidInputError("classes", expected, got=shown(classes))
-    wrong = (labels < 0) | (labels >= len(names))
-    if wrong.any():
-        expected, row = f"must be from 0 to {len(names) - 1}, columns of the logits", int(np.argmax(wrong))
-        raise InvalidInputError("labels", expected, got=f"{labels[row]} at row {row}")
-    return replace(outputs, labels=names[labels])
-
-
-def is_batch(data: Any) -> bool:
-    """Return whether data are a batch: a tensor, a tuple, a mapping, or a list of inputs and labels."""
-    if isinstance(data, list) and len(data) == 2 and all(isinstance(part, torch.Tensor) for part in data):
-        inputs, labels = data
-        return labels.ndim == 1 and inputs.ndim > 1 and len(inputs) == len(labels)
-    return isinstance(data, torch.Tensor | tuple | Mapping)

@@ -59,8 +59,7 @@ class HeadPredictor(Predictor):
     def forward(self, *inputs: torch.Tensor) -> Outputs:
         """Return probabilities, (n, n_classes), and evidence, (n,)."""
         rows = self._embeddings_and_logits(inputs)
-        probs = self.head(*rows)
-        return (probs, self.head.evidence(*rows)) if self.has_evidence else (probs,)
+        return self.head.with_evidence(*rows) if self.has_evidence else (self.head(*rows),)
 
     def expected(self, *inputs: torch.Tensor) -> Outputs:
         """Return the predictions of the calibrator itself."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from kcal.embeddings import ClassifierOutputs, Head, LayerHead
-from kcal.embeddings.heads import linear_layers
+from kcal.embeddings.digests import checksum
+from kcal.embeddings.heads import MAX_LISTED, linear_layers
 from kcal.embeddings.undisturbed import undisturbed
 from kcal.errors import FileFormatError, InvalidInputError
 
@@ -70,15 +71,27 @@ def check_network(reference: dict[str, Any], network: nn.Module, path: str | os.
         )
 
 
+def check_state(network: nn.Module, state: Mapping[str, Any], *, strict: bool) -> None:
+    """Raise if a state dictionary has tensors of other shapes than a network or, if ``strict``, of other names."""
+    own = network.state_dict()
+    shapes, given = ({name: getattr(part, "shape", None) for name, part in parts.items()} for parts in (own, state))
+    wrong = set(own) ^ set(state) if strict else set()
+    wrong |= {name for name in set(own) & set(state) if shapes[name] != given[name]}
+    if wrong:
+        expected = f"must hold the tensors of this network, a {type(network).__qualname__}, in their shapes"
+        raise InvalidInputError("state_dict", expected, got=f"others for {', '.join(sorted(wrong)[:MAX_LISTED])}")
+
+
 def check_outputs(outputs: ClassifierOutputs, network: nn.Module) -> None:
     """Raise if no linear layer of the network leads from the embeddings to the logits."""
     if outputs.embeddings is None or outputs.logits is None:
         return
     matrices = (outputs.embeddings, outputs.logits)
     embeddings, logits = (torch.as_tensor(rows[:COMPARED_ROWS]).float() for rows in matrices)
-    with undisturbed(network), torch.inference_mode():
+    with undisturbed(network), torch.no_grad():
         for layer in linear_layers(network).values():
-            weight = layer.get_parameter("weight")
+            weight = layer.weight
+            assert isinstance(weight, torch.Tensor)
             if weight.shape[:2] != (logits.shape[1], embeddings.shape[1]):
                 continue
             rows = embeddings.to(weight).reshape(*embeddings.shape, *[1] * (weight.ndim - 2))  # positions: one
@@ -91,13 +104,3 @@ def check_outputs(outputs: ClassifierOutputs, network: nn.Module) -> None:
         got="embeddings and logits that none of its linear layers connects",
         remedy="Extract them with this network and these weights, or pass the head= that extracted them.",
     )
-
-
-def checksum(network: nn.Module) -> str:
-    """Return the SHA-256 of the names, types, shapes and values of a network's parameters and buffers."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(network.state_dict().items()):
-        if isinstance(tensor, torch.Tensor):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

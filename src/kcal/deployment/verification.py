@@ -11,17 +11,18 @@ import torch
 
 from kcal.deployment.predictors import Predictor
 from kcal.errors import ExportError, KcalError
+from kcal.kernels.numerics import RESOLUTION
 
 BATCH_SIZES = (1, 2, 7, 256)
 """Numbers of rows with which an export is verified."""
 MAX_ROWS = 256
 """Rows of an example that are used, at most: they bound the memory."""
 FAR_FACTORS = (10.0, 100.0)
-"""Factors of the rows of the example that make rows far from all calibration samples."""
+"""Factors of the rows of the example that make rows far from all calibration samples; of numbers, not of token ids."""
 TOLERANCE = 1e-5
-MODULE_TOLERANCE = 1e-4
-"""Difference of a probability of the module from the calibrator's, whose kernel sums round exponents by as much where
-they are computed in single precision (``kcal.kernels.numerics.RESOLUTION``); the module computes them in double."""
+MODULE_TOLERANCE = 0.5 * RESOLUTION
+"""Difference of a probability of the module from the calibrator's. In single precision the calibrator's log odds are
+off by 2·``RESOLUTION`` at most, and a probability by a quarter of that; the module computes exponents in double."""
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -72,7 +73,11 @@ def verify_program(program: Any, predictor: Predictor, example: Sequence[torch.T
 
 
 def verification_batches(example: Sequence[torch.Tensor]) -> list[Tensors]:
-    """Return batches of several sizes with rows of the example, and with multiples of it."""
+    """Return batches of several sizes with rows of the example, and with multiples of it.
+
+    Integers, such as token ids, have no multiples: an export of a network that takes only integers is not verified far
+    from the calibration set.
+    """
     example = first_rows(example)
     n_rows = len(example[0])
     batches = [tuple(part[torch.arange(size) % n_rows] for part in example) for size in BATCH_SIZES]

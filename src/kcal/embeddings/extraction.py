@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sized
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
@@ -22,8 +20,9 @@ from kcal.embeddings.batches import (
     split_batch,
     to_device,
 )
-from kcal.embeddings.folder import OutputsWriter, open_array, outputs_writer, read_outputs
-from kcal.embeddings.heads import Head, get_head
+from kcal.embeddings.digests import chained_digest, checksum
+from kcal.embeddings.folder import Arrays, OutputsWriter, outputs_writer, read_outputs
+from kcal.embeddings.heads import Head, get_head, layer_name
 from kcal.embeddings.outputs import ClassifierOutputs
 from kcal.embeddings.undisturbed import device_of, undisturbed, unwrap
 from kcal.errors import InvalidInputError, LoaderWarning, RepresentationWarning, warn
@@ -31,11 +30,8 @@ from kcal.progress import progress_bar
 from kcal.validation import look_like_probabilities, shown
 
 SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-RESUME_REMEDY = "Choose another folder, or delete this one. A loader that shuffles cannot resume."
 ROWS_TO_CHECK = 1_000
 """Rows by which probabilities are recognised."""
-Arrays = dict[str, NDArray[Any]]
-"""Embeddings, logits and, if there are any, labels, by name."""
 
 
 def extract(
@@ -70,7 +66,9 @@ def extract(
     autocast : torch.dtype, optional
         Run in mixed precision with this type, such as ``torch.bfloat16``. Results are float32.
     to : path, optional
-        Write the outputs to this folder, chunk by chunk, and return memory maps. A run that was stopped resumes.
+        Write the outputs to this folder, chunk by chunk, and return memory maps. A run that was stopped resumes. What
+        the folder holds must be of the same network (its weights) and batches (their inputs and labels): all of them
+        are read again and compared, but not run. :func:`kcal.read_outputs` reads a complete folder without a loader.
     progress : bool, optional
         Show a progress bar; by default in a terminal only.
 
@@ -112,7 +110,9 @@ def extract_batches(
             write_batches(reader, loader, writer, progress=progress)
         return read_outputs(to)
     parts: list[Arrays] = []
-    run_batches(reader, loader, parts.append, progress=progress)
+    visit_batches(
+        reader.network, loader, lambda index, batch: parts.append(reader.read(batch, index)), progress=progress
+    )
     return ClassifierOutputs(**join(parts))
 
 
@@ -147,21 +147,23 @@ class BatchReader:
             raise InvalidInputError("autocast", expected, got=shown(autocast))
         self.network = unwrap(network)
         self.autocast, self.labelled = autocast, labelled
-        self.split = split_batch if batch is None else batch
         self.head: Head | None = None
-        self._given_head = head
+        self._batch = split_batch if batch is None else batch
+        self._given_head = layer_name(head, network) if isinstance(head, str | nn.Module) else head
 
     def read(self, batch: Any, index: int) -> Arrays:
         """Return the outputs of a batch, on the CPU; ``index`` is that of the batch, for messages."""
-        inputs, labels = self._split(batch)
+        inputs, labels = self.split(batch)
         if count_rows(inputs) == 0:
             raise InvalidInputError("batches", "must hold at least one sample", got=f"none in batch {index}")
         device = device_of(self.network)
         inputs = to_device(inputs, device)
-        with torch.inference_mode(), self._mixed_precision(device):
+        # Not in inference mode: autograd would refuse the tensors that the network caches ever after.
+        with torch.no_grad(), self._mixed_precision(device):
             if self.head is None:
-                self.head = get_head(self._given_head, self.network, inputs)
-            outputs = self.head.outputs(self.network, inputs, verify=True)
+                self.head, outputs = get_head(self._given_head, self.network, inputs)
+            else:
+                outputs = self.head.outputs(self.network, inputs)
         embeddings, logits = (part.detach().float().cpu().numpy() for part in outputs)
         logits = np.where(np.isneginf(logits), np.finfo(np.float32).min, logits)  # a class that is masked out
         arrays = {"embeddings": embeddings, "logits": logits}
@@ -174,14 +176,9 @@ class BatchReader:
             arrays["labels"] = check_batch_labels(labels, index, *logits.shape)
         return arrays
 
-    def count(self, batch: Any) -> int:
-        """Return the number of samples in a batch, without running the network."""
-        inputs, labels = self._split(batch)
-        count = count_rows(inputs) if labels is None else len(labels)
-        return count or 0
-
-    def _split(self, batch: Any) -> tuple[Any, Any]:
-        pair = self.split(batch)
+    def split(self, batch: Any) -> tuple[Any, Any]:
+        """Return the inputs and the labels of a batch."""
+        pair = self._batch(batch)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InvalidInputError("batch", "must return a tuple (inputs, labels)", got=shown(pair))
         return pair
@@ -192,79 +189,47 @@ class BatchReader:
         return torch.autocast(device.type, dtype=self.autocast)
 
 
-def run_batches(
-    reader: BatchReader,
-    loader: Iterable[Any],
-    consume: Callable[[Arrays], None],
-    *,
-    skip: int = 0,
-    skipped_rows: int = 0,
-    progress: bool | None = None,
-) -> None:
-    """Call ``consume`` with the outputs of the first batch and of those after the ``skip`` first ones.
-
-    The batches that are skipped must hold ``skipped_rows`` samples.
-    """
-    total = length_of(loader)
-    n_batches, counted = 0, 0
-    with undisturbed(reader.network), progress_bar("Running the network", total, show=progress) as advance:
-        for index, batch in enumerate(loader):
-            if index < skip:
-                counted += reader.count(batch)
-            elif counted != skipped_rows:
-                break
-            if index == 0 or index >= skip:
-                consume(reader.read(batch, index))
+def visit_batches(
+    network: nn.Module, loader: Iterable[Any], visit: Callable[[int, Any], None], *, progress: bool | None = None
+) -> int:
+    """Call ``visit`` with the index of every batch and the batch, in evaluation mode; return how many there were."""
+    n_batches = 0
+    with undisturbed(network), progress_bar("Running the network", length_of(loader), show=progress) as advance:
+        for batch in loader:
+            visit(n_batches, batch)
             n_batches += 1
             advance("")
     if n_batches == 0:
         raise InvalidInputError("loader", "must yield at least one batch", got="none")
-    if n_batches < skip or counted != skipped_rows:
-        expected = f"must begin with the {skip} batches of before, {skipped_rows:,} rows"
-        raise InvalidInputError("loader", expected, got=f"{n_batches} batches, {counted:,} rows", remedy=RESUME_REMEDY)
+    return n_batches
 
 
 def write_batches(
     reader: BatchReader, loader: Iterable[Any], writer: OutputsWriter, *, progress: bool | None = None
 ) -> None:
     """Append the outputs of the batches that a folder does not hold yet; those that it holds must be the same."""
-    skip, rows = writer.batches, writer.rows
+    held, digest = writer.batches, ""
+    writer.check_network(checksum(reader.network))
 
-    def consume(arrays: Arrays) -> None:
-        if skip and writer.batches == skip and not checked:
-            checked.append(True)
-            require_same(arrays, writer)
-        else:
-            writer.append(arrays)
+    def visit(index: int, batch: Any) -> None:
+        nonlocal digest
+        digest = chained_digest(digest, reader.split(batch))
+        if index >= held:
+            writer.append(reader.read(batch, index), digest)
+        elif index == 0:
+            writer.check_first(reader.read(batch, index))
+        if index == held - 1:
+            writer.check_digest(digest)
 
-    checked: list[bool] = []
-    if writer.complete:
-        run_batches(reader, islice(loader, 1), consume, progress=progress)
-        total = length_of(loader)
-        if total is not None and total != skip:
-            expected, got = f"must yield the {skip} batches that {writer.place} holds", str(total)
-            raise InvalidInputError("loader", expected, got=got, remedy=RESUME_REMEDY)
-        return
     try:
-        run_batches(reader, loader, consume, skip=skip, skipped_rows=rows, progress=progress)
+        n_batches = visit_batches(reader.network, loader, visit, progress=progress)
+        writer.check_count(n_batches)
     except BaseException:
-        if writer.batches > skip:
+        if writer.batches > held:
             writer.commit(complete=False)
         raise
-    writer.commit(complete=True)
-
-
-def require_same(arrays: Arrays, writer: OutputsWriter) -> None:
-    """Raise if the first batch is not the one in a folder."""
-    differs = [] if list(arrays) == writer.arrays else ["parts"]
-    for name in () if differs else writer.arrays:
-        stored = open_array(writer.place, name, writer.first)
-        if stored.shape != arrays[name].shape or not np.allclose(stored, arrays[name], rtol=1e-3, atol=1e-4):
-            differs.append(name)
-    if differs:
-        expected = "must be a new folder, or one with outputs of the same network and loader"
-        got = f"{writer.place}, whose first {' and '.join(differs)} differ"
-        raise InvalidInputError("to", expected, got=got, remedy=RESUME_REMEDY)
+    if not writer.complete:
+        writer.commit(complete=True)
 
 
 def length_of(loader: Iterable[Any]) -> int | None:
@@ -276,15 +241,20 @@ def length_of(loader: Iterable[Any]) -> int | None:
 
 
 def check_order(loader: Any) -> None:
-    """Warn if a DataLoader does not yield every sample in the order of its data set."""
+    """Warn if a DataLoader is known not to yield every sample in the order of its data set."""
     if not isinstance(loader, DataLoader):
         return
-    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-    if any(isinstance(sampler, SHUFFLING) or getattr(sampler, "shuffle", False) is True for sampler in samplers):
+    if any(map(shuffles, (loader.sampler, getattr(loader.batch_sampler, "sampler", None)))):
         warn(
             "The loader shuffles: embeddings, logits and labels belong together, but not to the order of the data set.",
             LoaderWarning,
             remedy="Pass shuffle=False.",
         )
-    if loader.drop_last:
+    if loader.drop_last or getattr(loader.batch_sampler, "drop_last", False) is True:
         warn("The loader drops the last batch if it is not full.", LoaderWarning, remedy="Pass drop_last=False.")
+
+
+def shuffles(sampler: Any) -> bool:
+    """Return whether a sampler is known to shuffle: by its type, a ``shuffle`` that is true, or a random generator."""
+    drawing = isinstance(getattr(sampler, "generator", None), torch.Generator)
+    return drawing or isinstance(sampler, SHUFFLING) or getattr(sampler, "shuffle", False) is True

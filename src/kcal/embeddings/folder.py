@@ -1,7 +1,7 @@
 """Outputs of a classifier in a folder: one .npy file per array, written chunk by chunk, and read as memory maps.
 
-``outputs.json`` says how many rows and batches are complete. Files may be longer, if a run was killed: what is beyond
-is overwritten by the next.
+``outputs.json`` says how many rows and batches are complete, and from which network and batches they were computed.
+Files may be longer, if a run was killed: what is beyond is overwritten by the next.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,20 @@ RECORD = "outputs.json"
 FORMAT_VERSION = 1
 ROWS_PER_COMMIT = 8_192
 """Rows after which what was written is made durable."""
+RESUME_REMEDY = "Choose another folder, or delete this one. A loader that shuffles cannot resume."
+Arrays = dict[str, NDArray[Any]]
+"""Embeddings, logits and, if there are any, labels, by name."""
+FIELDS = {
+    "format_version": int,
+    "rows": int,
+    "batches": int,
+    "first": int,
+    "complete": bool,
+    "arrays": list,
+    "network": str,
+    "digest": str,
+}
+"""Types of the fields of the record."""
 
 
 def read_outputs(folder: str | os.PathLike[str]) -> ClassifierOutputs:
@@ -49,12 +63,13 @@ def read_record(place: Path) -> dict[str, Any]:
         raise InvalidInputError("folder", f"must hold {RECORD}", got=str(place), remedy=remedy) from error
     except (OSError, ValueError) as error:
         raise FileFormatError(f"{place / RECORD} cannot be read: {error}") from error
-    fields = {"format_version": int, "rows": int, "batches": int, "first": int, "complete": bool, "arrays": list}
-    if not isinstance(record, dict) or any(type(record.get(name)) is not kind for name, kind in fields.items()):
+    version = record.get("format_version") if isinstance(record, dict) else None
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        raise FileFormatError(f"{place / RECORD} has version {version}, this kcal reads {FORMAT_VERSION}.")
+    if version is None or any(type(record.get(name)) is not kind for name, kind in FIELDS.items()):
         raise FileFormatError(f"{place / RECORD} is damaged.")
-    if record["format_version"] != FORMAT_VERSION:
-        raise FileFormatError(f"{place / RECORD} has version {record['format_version']}, this kcal reads 1.")
-    return record
+    fields: dict[str, Any] = record
+    return fields
 
 
 def open_array(place: Path, name: str, n_rows: int) -> NDArray[Any]:
@@ -83,6 +98,10 @@ class OutputsWriter:
         Whether it holds all batches of a loader.
     arrays : list of str
         Names of the arrays.
+    network : str
+        Checksum of the network that the outputs are of.
+    digest : str
+        Digest of the inputs and labels of all batches.
     """
 
     def __init__(self, place: Path) -> None:
@@ -93,12 +112,41 @@ class OutputsWriter:
         self.first: int = record.get("first", 0)
         self.complete: bool = record.get("complete", False)
         self.arrays: list[str] = record.get("arrays", [])
+        self.network: str = record.get("network", "")
+        self.digest: str = record.get("digest", "")
         self._committed = self.rows
         self._files: dict[str, BinaryIO] = {}
         self._empty: dict[str, NDArray[Any]] = {}  # arrays without rows, for their types and widths
 
-    def append(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Append the rows of a batch to every array."""
+    def check_network(self, checksum: str) -> None:
+        """Raise if the outputs are of a network with another checksum; a new folder takes it."""
+        self.network = self.network or checksum
+        if self.network != checksum:
+            self._refuse("whose outputs are of another network, or of other weights")
+
+    def check_first(self, arrays: Arrays) -> None:
+        """Raise if the outputs of the first batch are others: those of another head, or of other code."""
+        if list(arrays) != self.arrays:
+            self._refuse(f"which holds {', '.join(self.arrays)}, not {', '.join(arrays)}")
+        for name, rows in arrays.items():
+            stored = open_array(self.place, name, self.first)
+            if stored.shape != rows.shape or not np.allclose(stored, rows, rtol=1e-3, atol=1e-4):
+                self._refuse(f"where the {name} of the first batch are others")
+
+    def check_digest(self, digest: str) -> None:
+        """Raise if the batches that the folder holds had other inputs or labels."""
+        if digest != self.digest:
+            self._refuse(f"where the inputs or labels of the first {self.batches} batches were others")
+
+    def check_count(self, n_batches: int) -> None:
+        """Raise if the folder holds more batches than there are."""
+        if n_batches < self.batches:
+            self._refuse(f"which holds {self.batches} batches, not {n_batches}")
+
+    def append(self, arrays: Arrays, digest: str) -> None:
+        """Append the rows of a batch to every array; ``digest`` is that of all batches up to it."""
+        if self.complete:
+            self._refuse(f"which is complete with {self.batches} batches")
         if not self._files:
             self._open(arrays)
         shapes = {name: rows.shape[1:] for name, rows in arrays.items()}
@@ -108,7 +156,7 @@ class OutputsWriter:
         for name, rows in arrays.items():
             self._files[name].write(np.ascontiguousarray(rows).data)
         self.first = self.first or len(arrays["logits"])
-        self.rows, self.batches = self.rows + len(arrays["logits"]), self.batches + 1
+        self.rows, self.batches, self.digest = self.rows + len(arrays["logits"]), self.batches + 1, digest
         if self.rows - self._committed >= ROWS_PER_COMMIT:
             self.commit(complete=False)
 
@@ -128,6 +176,8 @@ class OutputsWriter:
             "first": self.first,
             "complete": complete,
             "arrays": self.arrays,
+            "network": self.network,
+            "digest": self.digest,
         }
         write_whole(self.place / RECORD, json.dumps(record).encode())
         self._committed = self.rows
@@ -137,7 +187,11 @@ class OutputsWriter:
         for file in self._files.values():
             file.close()
 
-    def _open(self, arrays: dict[str, NDArray[Any]]) -> None:
+    def _refuse(self, difference: str) -> NoReturn:
+        expected = "must be a new folder, or one with outputs of the same network and loader"
+        raise InvalidInputError("to", expected, got=f"{self.place}, {difference}", remedy=RESUME_REMEDY)
+
+    def _open(self, arrays: Arrays) -> None:
         """Open the files behind the last complete row; the record is written first, so that files belong to one."""
         self.arrays = list(arrays)
         if not self.rows:
@@ -156,16 +210,18 @@ def outputs_writer(folder: str | os.PathLike[str]) -> Iterator[OutputsWriter]:
     place = check_path(folder, "to")
     if place.exists() and not place.is_dir():
         raise InvalidInputError("to", "must be a folder", got=f"the file {place}")
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        foreign = [] if (place / RECORD).exists() else [path.name for path in place.glob("*.npy")]
-    except OSError as error:
-        got = f"{place}: {error.strerror}"
-        raise InvalidInputError("to", "must be a folder that can be written", got=got) from error
-    if foreign:
-        got = f"{place}, which holds {', '.join(sorted(foreign))}"
-        raise InvalidInputError("to", "must be a new folder, or one that extract wrote", got=got)
-    with locked_folder(place):
+    with ExitStack() as stack:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            foreign = [] if (place / RECORD).exists() else [path.name for path in place.glob("*.npy")]
+            if not foreign:
+                stack.enter_context(locked_folder(place))
+        except OSError as error:
+            got = f"{place}: {error.strerror}"
+            raise InvalidInputError("to", "must be a folder that can be written", got=got) from error
+        if foreign:
+            got = f"{place}, which holds {', '.join(sorted(foreign))}"
+            raise InvalidInputError("to", "must be a new folder, or one that extract wrote", got=got)
         writer = OutputsWriter(place)
         try:
             yield writer

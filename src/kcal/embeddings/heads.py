@@ -6,20 +6,19 @@ any order, and a network may have several heads, or select one of many tokens af
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from kcal.embeddings.batches import run_network
+from kcal.embeddings.batches import count_rows, run_network
+from kcal.embeddings.layer_calls import CONVOLUTIONS, LayerCall, equal, recorded
+from kcal.embeddings.undisturbed import unwrap
 from kcal.errors import InvalidInputError
 from kcal.validation import look_like_probabilities, shown
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 MAX_LISTED = 12
 """Layers that an error message lists."""
 FUNCTION_REMEDY = "or a function that returns (embeddings, logits) of the inputs of a batch."
@@ -32,36 +31,8 @@ Outputs = tuple[torch.Tensor, torch.Tensor]
 class Head(Protocol):
     """A way to the embeddings and logits of a network."""
 
-    def outputs(self, network: nn.Module, inputs: Any, *, verify: bool = False) -> Outputs:
-        """Return the embeddings and logits of a batch; ``verify`` compares what the head gives with the logits."""
-
-
-class LayerCall(NamedTuple):
-    """The tensors of one call of a layer, by sample and position (token or pixel)."""
-
-    inputs: torch.Tensor  # (n, n_positions, h)
-    outputs: torch.Tensor  # (n, n_positions, n_classes)
-
-    def gives(self, logits: torch.Tensor) -> bool:
-        """Return whether the output is the logits, (n, n_classes), at one position of each sample.
-
-        Where several positions have the same output, their inputs must be the same, too.
-        """
-        if self.outputs.shape[::2] != logits.shape:
-            return False
-        equal = self._gives_at(logits)
-        same = _equal(self.inputs, self.embeddings(logits)[:, None]).all(dim=2)
-        return bool((equal.any(dim=1)[:, None] & (same | ~equal)).all())
-
-    def embeddings(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the input, (n, h), at the only position or at the first one whose output is the logits."""
-        if self.inputs.shape[1] == 1:
-            return self.inputs[:, 0]
-        first = self._gives_at(logits).int().argmax(dim=1)
-        return self.inputs[torch.arange(first.shape[0], device=first.device), first]
-
-    def _gives_at(self, logits: torch.Tensor) -> torch.Tensor:
-        return _equal(self.outputs.to(logits.dtype), logits[:, None]).all(dim=2)  # (n, n_positions)
+    def outputs(self, network: nn.Module, inputs: Any) -> Outputs:
+        """Return the embeddings and logits of a batch."""
 
 
 @dataclass(frozen=True)
@@ -85,16 +56,19 @@ class LayerHead:
     call_index: int = 0
     gives_logits: bool = True
 
-    def outputs(self, network: nn.Module, inputs: Any, *, verify: bool = False) -> Outputs:
-        """Return the embeddings and logits of a batch; ``verify`` compares the layer's output with the logits."""
+    def outputs(self, network: nn.Module, inputs: Any) -> Outputs:
+        """Return the embeddings and logits of a batch; raise if the layer no longer gives the logits.
+
+        Compiled and exported code cannot compare them.
+        """
         with recorded({self.name: network.get_submodule(self.name)}) as calls:
             logits = logits_in(run_network(network, inputs)).get(self.logits_key)
-        if logits is None or len(calls[self.name]) <= self.call_index:
+        made = next((call for call in calls[self.name] if call.place == self.call_index), None)
+        if logits is None or made is None:
             raise InvalidInputError("head", "must be called for every batch, as for the first", got=self.name)
-        made = calls[self.name][self.call_index]
         if not self.gives_logits:
             require_one_position(self.name, made, logits)
-        if verify and self.gives_logits and not made.gives(logits):
+        if self.gives_logits and not torch.compiler.is_compiling() and not made.gives(logits):
             expected, remedy = "must give the logits of every batch", f"Pass another layer, {FUNCTION_REMEDY}"
             raise InvalidInputError("head", expected, got=f"{self.name}, whose output differs", remedy=remedy)
         return made.embeddings(logits), logits
@@ -106,7 +80,7 @@ class FunctionHead:
 
     function: Callable[[Any], Outputs]
 
-    def outputs(self, network: nn.Module, inputs: Any, *, verify: bool = False) -> Outputs:
+    def outputs(self, network: nn.Module, inputs: Any) -> Outputs:
         """Return the embeddings and logits of a batch."""
         result = self.function(inputs)
         is_pair = isinstance(result, tuple | list) and len(result) == 2
@@ -120,85 +94,113 @@ class FunctionHead:
         return embeddings, logits
 
 
-def get_head(head: Any, network: nn.Module, inputs: Any) -> Head:
-    """Return a head: found in the network if ``head`` is None, or given as a name, a layer or a function.
+def get_head(head: Any, network: nn.Module, inputs: Any) -> tuple[Head, Outputs]:
+    """Return a head with its outputs for the inputs of a batch.
 
-    ``inputs`` are those of any batch, on which the network runs once or twice.
+    The head is found in the network if ``head`` is None, or given as a name, a layer or a function.
     """
     if head is None:
         return find_head(network, inputs)
-    if isinstance(head, LayerHead | FunctionHead):
-        return head
     if isinstance(head, str | nn.Module):
         return named_head(head, network, inputs)
-    if callable(head):
-        return FunctionHead(head)
-    expected = "must be the name of a layer, a layer of the network, or a function"
-    raise InvalidInputError("head", expected, got=shown(head))
+    if not isinstance(head, LayerHead | FunctionHead):
+        if not callable(head):
+            expected = "must be the name of a layer, a layer of the network, or a function"
+            raise InvalidInputError("head", expected, got=shown(head))
+        head = FunctionHead(head)
+    return head, head.outputs(network, inputs)
 
 
-def find_head(network: nn.Module, inputs: Any) -> LayerHead:
+def find_head(network: nn.Module, inputs: Any) -> tuple[LayerHead, Outputs]:
     """Return the one layer whose output is the network's, up to the choice of a position (a token) of each sample.
+
+    The network runs once; twice if its last layer has more than one position per sample. Its outputs for the inputs
+    are returned, too.
 
     Raises
     ------
     InvalidInputError
         If there is no such layer, or more than one; the message lists the candidates.
     """
-    widths = {logits.shape[1] for logits in logits_in(run_network(network, inputs)).values()}
     layers = linear_layers(network)
-    wide = {name: layer for name, layer in layers.items() if n_outputs(layer) in widths}
-    with recorded(wide) as calls:
+    # Copies of all positions of all layers would need as much memory as training.
+    with recorded(layers, n_rows=count_rows(inputs) or 0) as calls:
         logits = logits_in(run_network(network, inputs))
-    heads = [head for name in wide for head in matching_heads(name, calls[name], logits)]
-    if len(logits) > 1:
-        heads = [head for head in heads if _explains(head, calls[head.name][head.call_index], logits)]
-    if len(heads) == 1:
-        return heads[0]
+    found = candidates(calls, logits)
+    wide = {name: layer for name, layer in layers.items() if n_features(layer)[1] in widths_of(logits)}
+    if not found:
+        with recorded(wide) as calls:
+            logits = logits_in(run_network(network, inputs))
+        found = candidates(calls, logits)
+    if len(found) == 1:
+        head, made = found[0]
+        values = logits[head.logits_key]
+        return head, (made.embeddings(values), values)
     reason = "is needed: no linear layer of the network has the network's output as its own"
-    if heads:
+    if found:
         reason = "is needed: several layers have the network's output as their own"
     elif len(logits) > 1:
         reason = f"is needed: the network has several outputs, {', '.join(map(repr, logits))}"
-    names = [head.name for head in heads] or list(wide) or list(layers)
+    names = [head.name for head, _ in found] or list(wide) or list(layers)
     remedy = f"Pass head= with the name of the layer, {FUNCTION_REMEDY}"
-    if not heads and any(look_like_probabilities(values) for values in logits.values()):
+    if not found and any(look_like_probabilities(values) for values in logits.values()):
         remedy += " The output looks like probabilities: return the logits if you can."
     raise InvalidInputError("head", reason, got=_listed(names, layers, calls), remedy=remedy)
 
 
-def named_head(head: str | nn.Module, network: nn.Module, inputs: Any) -> LayerHead:
-    """Return the head that the user has named."""
-    modules = dict(network.named_modules())
-    name = head if isinstance(head, str) else next((key for key, part in modules.items() if part is head), None)
-    if name is None or name not in modules:
-        got = shown(head) if isinstance(head, str) else f"a {type(head).__name__}"
-        near = ", ".join(list(linear_layers(network))[-MAX_LISTED:])
-        remedy = f"Its last linear layers: {near}." if near else ""
-        raise InvalidInputError("head", "must be a layer of the network", got=got, remedy=remedy)
-    layer = modules[name]
+def named_head(head: str | nn.Module, network: nn.Module, inputs: Any) -> tuple[LayerHead, Outputs]:
+    """Return the head that the user has named, with its outputs for the inputs."""
+    name = layer_name(head, network)
+    layer = network.get_submodule(name)
     if not is_linear(layer):
         expected = "must be a linear layer or a 1 × 1 convolution, whose input is the embedding"
         got, remedy = f"{name}, a {type(layer).__name__}", f"Pass a linear layer, {FUNCTION_REMEDY}"
         raise InvalidInputError("head", expected, got=got, remedy=remedy)
     with recorded({name: layer}) as calls:
         logits = logits_in(run_network(network, inputs))
-    heads = matching_heads(name, calls[name], logits)
-    return heads[0] if heads else chosen_head(name, calls[name], logits)
+    found = matching_heads(name, calls[name], logits)
+    chosen, made = found[0] if found else chosen_head(name, calls[name], logits)
+    values = logits[chosen.logits_key]
+    return chosen, (made.embeddings(values), values)
 
 
-def matching_heads(name: str, calls: list[LayerCall], logits: Logits) -> list[LayerHead]:
+def layer_name(head: str | nn.Module, network: nn.Module) -> str:
+    """Return the name of a layer in the network that ``network`` is or wraps; raise if it is none of its layers.
+
+    A name may be that in the wrapped network or in the wrapper ("module.fc"), or a second name of a layer.
+    """
+    own = unwrap(network)
+    chosen: nn.Module | None = None if isinstance(head, str) else head
+    if isinstance(head, str):
+        known = (dict(root.named_modules(remove_duplicate=False)) for root in (own, network))
+        chosen = next((layers[head] for layers in known if head in layers), None)
+    name: str | None = next((name for name, layer in own.named_modules() if layer is chosen), None)
+    if name is None:
+        got = shown(head) if isinstance(head, str) else f"a {type(head).__name__}"
+        near = ", ".join(list(linear_layers(own))[-MAX_LISTED:])
+        remedy = f"Its last linear layers: {near}." if near else ""
+        raise InvalidInputError("head", "must be a layer of the network", got=got, remedy=remedy)
+    return name
+
+
+def candidates(calls: Mapping[str, list[LayerCall]], logits: Logits) -> list[tuple[LayerHead, LayerCall]]:
+    """Return the layers whose output is the network's, as heads, each with the call that gave it."""
+    found = [pair for name, made in calls.items() for pair in matching_heads(name, made, logits)]
+    return found if len(logits) == 1 else [pair for pair in found if _explains(*pair, logits)]
+
+
+def matching_heads(name: str, calls: list[LayerCall], logits: Logits) -> list[tuple[LayerHead, LayerCall]]:
     """Return the heads that a layer is: one for each matrix of the network's output that is the layer's own."""
     heads = {
-        key: LayerHead(name, key, index)
+        key: (LayerHead(name, key, made.place), made)
         for key, values in logits.items()
-        for index, made in enumerate(calls)
+        for made in calls
         if made.gives(values)
     }
     return list(heads.values())
 
 
-def chosen_head(name: str, calls: list[LayerCall], logits: Logits) -> LayerHead:
+def chosen_head(name: str, calls: list[LayerCall], logits: Logits) -> tuple[LayerHead, LayerCall]:
     """Return the head of a layer that the user named, though its output is not the network's."""
     remedy = f"Pass another layer, {FUNCTION_REMEDY}"
     if len(calls) != 1 or len(logits) != 1:
@@ -207,7 +209,7 @@ def chosen_head(name: str, calls: list[LayerCall], logits: Logits) -> LayerHead:
         raise InvalidInputError("head", expected, got=got, remedy=remedy)
     key, values = next(iter(logits.items()))
     require_one_position(name, calls[0], values)
-    return LayerHead(name, key, gives_logits=False)
+    return LayerHead(name, key, gives_logits=False), calls[0]
 
 
 def require_one_position(name: str, made: LayerCall, logits: torch.Tensor) -> None:
@@ -232,10 +234,15 @@ def linear_layers(network: nn.Module) -> dict[str, nn.Module]:
     return {name: layer for name, layer in network.named_modules() if is_linear(layer)}
 
 
-def n_outputs(layer: nn.Module) -> int:
-    """Return the number of output features of a linear layer."""
-    width = getattr(layer, "out_channels" if isinstance(layer, CONVOLUTIONS) else "out_features")
-    return int(width)
+def n_features(layer: nn.Module) -> tuple[int, int]:
+    """Return the numbers of input and output features of a linear layer."""
+    kind = "channels" if isinstance(layer, CONVOLUTIONS) else "features"
+    return int(getattr(layer, f"in_{kind}")), int(getattr(layer, f"out_{kind}"))
+
+
+def widths_of(logits: Logits) -> set[int]:
+    """Return the numbers of columns of the matrices in the output of a network."""
+    return {values.shape[1] for values in logits.values()}
 
 
 def logits_in(output: Any) -> Logits:
@@ -271,54 +278,18 @@ def logits_in(output: Any) -> Logits:
     raise InvalidInputError("network", expected, got=got or f"a {type(output).__name__}", remedy=remedy)
 
 
-@contextmanager
-def recorded(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[LayerCall]]]:
-    """Record the calls of some layers in this thread, by name; the hooks are removed at the end."""
-    calls: dict[str, list[LayerCall]] = {name: [] for name in layers}
-    thread = threading.get_ident()
-
-    def hook(name: str) -> Callable[[nn.Module, Any, torch.Tensor], None]:
-        def record(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            if threading.get_ident() == thread and inputs:
-                spatial = isinstance(layer, CONVOLUTIONS)
-                # Copies: what follows may change the tensors in place.
-                rows = (by_position(part, spatial).clone() for part in (inputs[0], output))
-                calls[name].append(LayerCall(*rows))
-
-        return record
-
-    with ExitStack() as stack:
-        for name, layer in layers.items():
-            stack.callback(layer.register_forward_hook(hook(name)).remove)
-        yield calls
-
-
-def by_position(tensor: torch.Tensor, spatial: bool) -> torch.Tensor:
-    """Return a tensor as (n, n_positions, n_features); the features of a convolution are the second axis."""
-    if spatial:
-        return tensor.flatten(2).transpose(1, 2)
-    if tensor.ndim <= 2:
-        return tensor.unsqueeze(-2) if tensor.ndim == 2 else tensor[None, None]
-    return tensor.flatten(1, -2)
-
-
 def _explains(head: LayerHead, made: LayerCall, logits: Logits) -> bool:
     """Return whether all other matrices in the output of a network are the embeddings of the head."""
     embeddings = made.embeddings(logits[head.logits_key])
     others = [values for key, values in logits.items() if key != head.logits_key]
-    return all(values.shape == embeddings.shape and bool(_equal(values, embeddings).all()) for values in others)
+    return all(values.shape == embeddings.shape and bool(equal(values, embeddings).all()) for values in others)
 
 
 def _listed(names: list[str], layers: Mapping[str, nn.Module], calls: Mapping[str, list[LayerCall]]) -> str:
     """Return the candidates with their shapes; the last ones if there are many."""
     lines = []
     for name in names[-MAX_LISTED:]:
-        weight = layers[name].get_parameter("weight")
-        shapes = [f"input {tuple(made.inputs.shape)}" for made in calls.get(name, [])]
-        lines.append(f"{name} ({weight.shape[1]} → {weight.shape[0]}{''.join(f', {shape}' for shape in shapes)})")
+        width, n_outputs = n_features(layers[name])
+        shapes = "".join(f", input {tuple(made.inputs.shape)}" for made in calls.get(name, []))
+        lines.append(f"{name} ({width} → {n_outputs}{shapes})")
     return "these candidates: " + "; ".join(lines) if lines else "a network without linear layers"
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return where two tensors are equal; NaN equals NaN, so that the caller can say which batch has some."""
-    return (one == other) | (one.isnan() & other.isnan())

@@ -35,14 +35,10 @@ def device_of(network: nn.Module) -> torch.device:
 def undisturbed(network: nn.Module) -> Iterator[None]:
     """Run the block in evaluation mode; restore the modes of all modules and the random states after it.
 
-    What is compiled runs uncompiled, so that hooks see every layer. The block may run the network in inference mode:
-    tensors that the network caches there are replaced at the end.
+    What is compiled runs uncompiled, so that hooks see every layer.
     """
     with _random_states(), _uncompiled(), evaluation_mode(network):
-        try:
-            yield
-        finally:
-            _release_inference_tensors(network)
+        yield
 
 
 @contextmanager
@@ -81,16 +77,3 @@ def _uncompiled() -> AbstractContextManager[Any]:
         return nullcontext()  # nothing was compiled, or torch is older than 2.6
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance
-
-
-def _release_inference_tensors(network: nn.Module) -> None:
-    """Replace what the network has cached in inference mode: autograd refuses such tensors ever after."""
-    for module in network.modules():
-        containers: list[Any] = [vars(module)]
-        while containers:
-            values = containers.pop()
-            for key, value in list(values.items() if isinstance(values, dict) else enumerate(values)):
-                if isinstance(value, torch.Tensor) and value.is_inference():
-                    values[key] = value.clone()
-                elif isinstance(value, dict | list) and key not in ("_modules", "_parameters"):
-                    containers.append(value)

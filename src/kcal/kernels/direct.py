@@ -67,15 +67,6 @@ class DirectSums(nn.Module):
 
     def forward(self, queries: torch.Tensor) -> ClassSums:
         """Return the class sums of queries in two parts, in the precision of the support."""
-        return self._sums_at(queries, self.rates)
-
-    def log_densities(self, queries: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the log density of the support at queries, (n_query,), for one of the bandwidths."""
-        sums = self._sums_at(queries, self.rates[index : index + 1])
-        return sums.log_densities(self.log_volumes[index].to(self.weights))[0]
-
-    def _sums_at(self, queries: torch.Tensor, rates: torch.Tensor) -> ClassSums:
-        """Return the class sums at some of the bandwidths."""
         centred = queries.double() - self.centre
         products = torch.addmm(self.half_squares, centred, self.points.T)  # (n_query, n_support)
         largest = products.amax(dim=1, keepdim=True)
@@ -83,11 +74,16 @@ class DirectSums(nn.Module):
         below, nearest = products - largest, (largest - 0.5 * lengths.square()).clamp_max(0.0)
         # the largest rate at which rounding moves no exponent by more than the resolution
         finest = numerics.RESOLUTION / torch.finfo(torch.float64).eps / self.radius / (lengths + self.radius)
-        exponents, offsets = self._exponents(below, nearest, finest, rates[:, None, None])
+        exponents, offsets = self._exponents(below, nearest, finest, self.rates[:, None, None])
         # exponentials that are not normal numbers are many times slower
         lowest = numerics.lowest_exponent(self.weights.dtype)
         values = torch.threshold_(exponents.to(self.weights), lowest, -torch.inf).exp_()
         return ClassSums(self._by_class(values).transpose(1, 2), offsets[..., 0].to(self.weights))
+
+    def log_densities(self, sums: ClassSums, index: int) -> torch.Tensor:
+        """Return the log density of the support at queries, (n_query,), for one of the bandwidths, from their sums."""
+        chosen = ClassSums(sums.sums[index : index + 1], sums.offsets[index : index + 1])
+        return chosen.log_densities(self.log_volumes[index].to(self.weights))[0]
 
     def _exponents(
         self, below: torch.Tensor, nearest: torch.Tensor, finest: torch.Tensor, rates: torch.Tensor

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kcal.calibrators.model_state import StoredModel, tensor
-from kcal.embeddings.heads import CONVOLUTIONS
+from kcal.embeddings.layer_calls import CONVOLUTIONS
 from kcal.errors import InvalidInputError
 from kcal.validation import LARGEST, shown, to_numbers
 

@@ -13,6 +13,7 @@ from kcal.calibrators.class_scores import network_log_probs
 from kcal.calibrators.kcal.module import EstimateModule, as_embeddings
 from kcal.calibrators.model_state import StoredModel, tensor
 from kcal.calibrators.modules import ModelTensors, PredictionModule, required
+from kcal.kernels import ClassSums
 from kcal.validation import unchecked_logits
 
 ModelT = TypeVar("ModelT", bound=StoredModel)
@@ -63,23 +64,38 @@ class BlendModule(PredictionModule):
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes), of embeddings (n, h) and logits (n, n_classes)."""
-        rows, formula = as_embeddings(embeddings), self.formula.model()
-        sums = tuple([expert(rows) for expert in self.experts])
-        log_probs = None
-        if self.has_network:
-            logits = required(logits, "logits") if formula.head is None else formula.head.logits(rows)
-            scores = unchecked_logits(logits, self.representation)
-            log_probs = network_log_probs(scores, self.representation)
-        return torch.exp(formula.log_probs(formula.inputs_of(sums, log_probs))).to(rows.dtype)
+        rows = as_embeddings(embeddings)
+        return self._probs(self._sums(rows), rows, logits)
 
     def evidence(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each row, (n,), in the first metric."""
-        return self._first.evidence(as_embeddings(embeddings))
+        rows = as_embeddings(embeddings)
+        return self._first.evidence(rows, self._first(rows))
+
+    def with_evidence(
+        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return probabilities, (n, n_classes), and evidence, (n,), from the same class sums."""
+        rows = as_embeddings(embeddings)
+        sums = self._sums(rows)
+        evidence = self._first.evidence(rows, sums[0])  # first: the formula scales the sums in place
+        return self._probs(sums, rows, logits), evidence
 
     @property
     def evidence_step(self) -> float:
         """Difference that one calibration sample more or less makes to the evidence, at most."""
         return self._first.evidence_step
+
+    def _sums(self, rows: torch.Tensor) -> tuple[ClassSums, ...]:
+        return tuple([expert(rows) for expert in self.experts])
+
+    def _probs(self, sums: tuple[ClassSums, ...], rows: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor:
+        formula, log_probs = self.formula.model(), None
+        if self.has_network:
+            logits = required(logits, "logits") if formula.head is None else formula.head.logits(rows)
+            scores = unchecked_logits(logits, self.representation)
+            log_probs = network_log_probs(scores, self.representation)
+        return torch.exp(formula.log_probs(formula.inputs_of(sums, log_probs))).to(rows.dtype)
 
     @property
     def _first(self) -> EstimateModule:

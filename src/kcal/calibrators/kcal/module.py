@@ -29,9 +29,9 @@ class EstimateModule(nn.Module):
         sums: ClassSums = self.sums(self.projection(embeddings.to(self.dtype)))
         return sums
 
-    def evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return the share of calibration samples with less evidence than each embedding, (n,)."""
-        log_densities = self.sums.log_densities(self.projection(embeddings.to(self.dtype)), self.middle)
+    def evidence(self, embeddings: torch.Tensor, sums: ClassSums) -> torch.Tensor:
+        """Return the share of calibration samples with less evidence than each embedding, (n,), by its class sums."""
+        log_densities = self.sums.log_densities(sums, self.middle)
         shares: torch.Tensor = self.reference.model().shares(log_densities, embeddings)
         return shares.to(embeddings.dtype)
 
@@ -57,12 +57,20 @@ class KCalModule(PredictionModule):
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes), of embeddings (n, h)."""
         rows = self.embeddings_of(embeddings, logits)
-        posteriors = self.estimate(rows).posteriors()[0]
-        return smooth(apply_prior(posteriors, self.prior, self.frequencies), self.smoothing).to(rows.dtype)
+        return self._probs(self.estimate(rows)).to(rows.dtype)
 
     def evidence(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each row, (n,)."""
-        return self.estimate.evidence(self.embeddings_of(embeddings, logits))
+        rows = self.embeddings_of(embeddings, logits)
+        return self.estimate.evidence(rows, self.estimate(rows))
+
+    def with_evidence(
+        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return probabilities, (n, n_classes), and evidence, (n,), from the same class sums."""
+        rows = self.embeddings_of(embeddings, logits)
+        sums = self.estimate(rows)
+        return self._probs(sums).to(rows.dtype), self.estimate.evidence(rows, sums)
 
     @property
     def evidence_step(self) -> float:
@@ -72,6 +80,9 @@ class KCalModule(PredictionModule):
     def embeddings_of(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor:
         """Return what the projection works on, (n, h)."""
         return as_embeddings(embeddings)
+
+    def _probs(self, sums: ClassSums) -> torch.Tensor:
+        return smooth(apply_prior(sums.posteriors()[0], self.prior, self.frequencies), self.smoothing)
 
 
 def as_embeddings(embeddings: torch.Tensor | None) -> torch.Tensor:
