@@ -48,6 +48,7 @@ EXPORTED = {
     "HeldOutWarning",
     "LeakageWarning",
     "LoaderWarning",
+    "NetworkWarning",
     "MissingClassWarning",
     "RepresentationWarning",
     "PaperRecipe",

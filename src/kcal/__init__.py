@@ -22,6 +22,7 @@ from kcal.errors import (
     LoaderWarning,
     MissingClassWarning,
     MissingExtraError,
+    NetworkWarning,
     RepresentationWarning,
 )
 
@@ -91,6 +92,7 @@ __all__ = [
     "Method",
     "MissingClassWarning",
     "MissingExtraError",
+    "NetworkWarning",
     "OrderPreservingCalibration",
     "PaperRecipe",
     "PlattScaling",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import warnings
 from pathlib import Path
 
-_PACKAGE = f"{Path(__file__).parent}{os.sep}"
+_SKIPPED = (f"{Path(__file__).parent}{os.sep}", contextlib.__file__)
+"""Files that a warning does not point at: those of the package, and the wrapper of context managers that decorate."""
 
 
 class KcalError(Exception):
@@ -95,6 +97,10 @@ class LoaderWarning(KcalWarning):
     """A loader does not yield every sample in the order of its data set."""
 
 
+class NetworkWarning(KcalWarning):
+    """A calibrator may not belong to the network that it is used with."""
+
+
 class BandwidthWarning(KcalWarning):
     """The bandwidth search ended at the edge of its interval."""
 
@@ -106,7 +112,7 @@ class ConvergenceWarning(KcalWarning):
 def warn(message: str, category: type[Warning], *, remedy: str = "") -> None:
     """Issue a warning that points at the first caller outside the package; ``remedy`` is for users of Python only."""
     frame, stacklevel = inspect.currentframe(), 1
-    while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED):
         frame, stacklevel = frame.f_back, stacklevel + 1
     warning = category(message, remedy=remedy) if issubclass(category, KcalWarning) else category(message)
     warnings.warn(warning, stacklevel=stacklevel)

@@ -156,7 +156,9 @@ def test_a_file_holds_the_calibrator_and_a_reference(
 def test_a_file_without_a_network_is_loaded_too(trained: Trained, tmp_path: Path) -> None:
     outputs = kcal.extract(trained.network, trained.calibration)
     ts = kcal.TemperatureScaling().fit(outputs.logits, outputs.labels)
-    loaded = CalibratedClassifier.load(kcal.save(ts, tmp_path / "ts.kcal"), trained.network)
+    path = kcal.save(ts, tmp_path / "ts.kcal")
+    with pytest.warns(kcal.NetworkWarning, match="does not say which network it belongs to"):
+        loaded = CalibratedClassifier.load(path, trained.network)
     np.testing.assert_allclose(
         loaded(trained.points).detach().numpy(), loaded.predict_proba(trained.points), rtol=0, atol=1e-6
     )
@@ -331,8 +333,9 @@ def test_the_order_of_training_and_calibration_plays_no_part(trained: Trained) -
     shuffled = DataLoader(trained.calibration.dataset, batch_size=50, shuffle=True)
     fitted = CalibratedClassifier(trained.network, "ts").fit(shuffled)  # no warning
     np.testing.assert_allclose(fitted(trained.points).detach().sum(dim=1), 1, atol=1e-5)
-    with pytest.warns(kcal.LoaderWarning, match="shuffles"):
-        CalibratedClassifier(trained.network, "ts").fit(shuffled, sample_weight=np.ones(240))
+    for name, values in {"groups": np.arange(240) % 5, "sample_weight": np.ones(240)}.items():
+        with pytest.raises(InvalidInputError, match=f"{name} must be in the order of the loader's batches"):
+            CalibratedClassifier(trained.network, "ts").fit(shuffled, **{name: values})
 
 
 def test_labels_of_given_outputs_are_checked(trained: Trained) -> None:
@@ -365,3 +368,26 @@ def test_predictions_ignore_labels(model: CalibratedClassifier, trained: Trained
     expected = model.predict_proba(trained.points)
     np.testing.assert_array_equal(model.predict_proba([(trained.points, -torch.ones(60))]), expected)
     np.testing.assert_array_equal(model.predict_proba([(trained.points, ["?"] * 60)]), expected)
+
+
+def test_weights_that_changed_since_the_fit_are_told_when_saving(trained: Trained, tmp_path: Path) -> None:
+    fitted = CalibratedClassifier(copy.deepcopy(trained.network), "ts").fit(trained.calibration)
+    fitted.save(tmp_path / "model.kcal")
+    with torch.no_grad():
+        fitted.network.fc.weight.mul_(2)
+    with pytest.warns(kcal.NetworkWarning, match="have changed since the fit"):
+        fitted.save(tmp_path / "model.kcal")
+
+
+def test_a_second_input_is_not_taken_for_labels(model: CalibratedClassifier, trained: Trained) -> None:
+    with pytest.raises(InvalidInputError, match="got a second part with fractions in batch 0"):
+        model.predict_proba((trained.points, torch.rand(60, 1)))
+    assert model.predict_proba((trained.points, torch.full((60,), -1))).shape == (60, 4)
+
+
+def test_warnings_of_the_calibrator_point_at_the_caller(trained: Trained) -> None:
+    outputs = kcal.extract(trained.network, trained.calibration)
+    calibrator = kcal.KCal(projection="identity").fit(outputs.embeddings, outputs.labels)
+    with pytest.warns(kcal.LeakageWarning) as caught:
+        calibrator.predict_proba(outputs.embeddings)
+    assert {warning.filename for warning in caught} == {__file__}

@@ -315,3 +315,26 @@ def test_a_head_is_found_in_the_pass_that_gives_the_first_outputs(name: str, n_r
     assert len(runs) == n_runs  # two for a layer with many positions, whose copies are not held in the first
     extract(network, [inputs()], head=layer)
     assert len(runs) == n_runs + 1
+
+
+class MaskedTransformer(nn.Module):
+    """In evaluation mode torch computes it with nested tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+        self.embed, self.encoder, self.fc = nn.Embedding(20, 8), nn.TransformerEncoder(layer, 1), nn.Linear(8, 8)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.fc(self.encoder(self.embed(ids), src_key_padding_mask=mask)[:, 0])
+        return logits
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_within_a_network_are_passed_over() -> None:
+    torch.manual_seed(0)
+    network = MaskedTransformer().eval()
+    mask = torch.zeros(6, 5, dtype=torch.bool)
+    mask[3:, 4:] = True
+    with torch.no_grad():
+        assert find_head(network, (torch.randint(0, 20, (6, 5)), mask))[0].name == "fc"

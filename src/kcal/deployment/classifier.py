@@ -31,9 +31,10 @@ from kcal.deployment.reference import (
 from kcal.deployment.verification import TOLERANCE
 from kcal.embeddings import BatchReader, ClassifierOutputs, Head, check_order, extract_batches, get_head, read_outputs
 from kcal.embeddings.batches import SplitBatch
+from kcal.embeddings.digests import checksum
 from kcal.embeddings.heads import Outputs, layer_name
 from kcal.embeddings.undisturbed import device_of, evaluation_mode, undisturbed, unwrap
-from kcal.errors import InvalidInputError
+from kcal.errors import InvalidInputError, NetworkWarning, warn
 from kcal.modes import with_gradients, without_autocast
 from kcal.persistence import from_bytes, load_calibrator, read_network_reference, save, to_bytes
 from kcal.validation import shown
@@ -95,6 +96,7 @@ class CalibratedClassifier(nn.Module):
         self.options = {"head": head, "batch": batch, "autocast": autocast}
         self.progress = progress
         self.calibrator = self.calibrated_head = self._head = None
+        self._checksum: str | None = None  # of the network at the fit
 
     def fit(
         self,
@@ -121,9 +123,9 @@ class CalibratedClassifier(nn.Module):
         """
         calibrator = make_calibrator(self.method) if isinstance(self.method, str) else clone(self.method)
         calibration = self.outputs(loader)
-        given = {"groups": groups, "weights": sample_weight}
-        if any(values is not None for values in given.values()):
-            check_order(loader)
+        if groups is not None or sample_weight is not None:
+            check_order(loader, beside="sample_weight" if groups is None else "groups")
+            given = {"groups": groups, "weights": sample_weight}
             calibration = replace(calibration, **{name: part for name, part in given.items() if part is not None})
         if calibration.labels is None:
             remedy = "Yield (inputs, labels), or pass batch= to CalibratedClassifier."
@@ -134,6 +136,7 @@ class CalibratedClassifier(nn.Module):
         if classes is None and calibration.logits is not None and calibrator.inputs == "embeddings":
             classes = np.arange(calibration.logits.shape[1])  # a column for each logit, also without samples
         self._hold(fit_on(calibrator, with_names(calibration, classes), training, classes=classes))
+        self._checksum = checksum(self.network)
         return self
 
     @property
@@ -202,7 +205,13 @@ class CalibratedClassifier(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the calibrator, the name of the head and a checksum of the network to one file; not the network."""
         calibrator, _ = self._fitted()
-        return save(calibrator, path, network=network_reference(self.network, self._head))
+        reference = network_reference(self.network, self._head)
+        if self._checksum not in (None, reference["checksum"]):
+            message = (
+                "The weights of the network have changed since the fit: its probabilities may no longer be calibrated."
+            )
+            warn(message, NetworkWarning, remedy="Fit again.")
+        return save(calibrator, path, network=reference)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], network: nn.Module, **options: Any) -> Self:
@@ -213,7 +222,10 @@ class CalibratedClassifier(nn.Module):
         """
         reference, calibrator = read_network_reference(path), load_calibrator(path)
         classifier = cls(network, calibrator, **options)
-        if reference is not None:
+        if reference is None:
+            message = f"{path} does not say which network it belongs to, so that a wrong one is not noticed."
+            warn(message, NetworkWarning, remedy="Write it with CalibratedClassifier.save.")
+        else:
             check_network(reference, classifier.network, path)
             if classifier.options["head"] is None:
                 classifier._head = head_from_reference(reference.get("head"))

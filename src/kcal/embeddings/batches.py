@@ -89,7 +89,7 @@ def check_batch_labels(labels: Any, index: int, n_samples: int, n_classes: int) 
         expected = f"must be one class index for each of the {n_samples} samples of a batch"
         remedy = "One-hot labels become class indices by labels.argmax(dim=1)."
         raise InvalidInputError("labels", expected, got=f"shape {tuple(values.shape)} {where}", remedy=remedy)
-    if values.is_floating_point() and bool((values != values.round()).any()):
+    if has_fractions(values):
         raise InvalidInputError("labels", "must be class indices", got=f"fractions {where}")
     codes: NDArray[np.int64] = values.detach().cpu().to(torch.int64).numpy()
     wrong = np.flatnonzero((codes < 0) | (codes >= n_classes))
@@ -97,6 +97,11 @@ def check_batch_labels(labels: Any, index: int, n_samples: int, n_classes: int) 
         expected = f"must be from 0 to {n_classes - 1}, columns of the logits"
         raise InvalidInputError("labels", expected, got=f"{codes[wrong[0]]} {where}")
     return codes
+
+
+def has_fractions(values: Any) -> bool:
+    """Return whether a tensor holds numbers that are not whole."""
+    return isinstance(values, torch.Tensor) and values.is_floating_point() and bool((values != values.round()).any())
 
 
 def _tensor(labels: Any, where: str) -> torch.Tensor:

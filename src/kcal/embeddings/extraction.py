@@ -17,6 +17,7 @@ from kcal.embeddings.batches import (
     SplitBatch,
     check_batch_labels,
     count_rows,
+    has_fractions,
     split_batch,
     to_device,
 )
@@ -174,6 +175,9 @@ class BatchReader:
                 raise InvalidInputError("network", "must give finite numbers", got=got)
         if labels is not None and self.labelled:
             arrays["labels"] = check_batch_labels(labels, index, *logits.shape)
+        elif has_fractions(labels):
+            expected, got = "must be (inputs, labels)", f"a second part with fractions in batch {index}"
+            raise InvalidInputError("batches", expected, got=got, remedy=BATCH_REMEDY)
         return arrays
 
     def split(self, batch: Any) -> tuple[Any, Any]:
@@ -240,11 +244,19 @@ def length_of(loader: Iterable[Any]) -> int | None:
         return None
 
 
-def check_order(loader: Any) -> None:
-    """Warn if a DataLoader is known not to yield every sample in the order of its data set."""
+def check_order(loader: Any, *, beside: str = "") -> None:
+    """Warn if a DataLoader is known not to yield every sample in the order of its data set.
+
+    Raise if it shuffles and ``beside`` names arrays that are given in the order of the data set.
+    """
     if not isinstance(loader, DataLoader):
         return
     if any(map(shuffles, (loader.sampler, getattr(loader.batch_sampler, "sampler", None)))):
+        if beside:
+            expected = "must be in the order of the loader's batches"
+            raise InvalidInputError(
+                beside, expected, got="a loader that shuffles", remedy="Use a loader that does not."
+            )
         warn(
             "The loader shuffles: embeddings, logits and labels belong together, but not to the order of the data set.",
             LoaderWarning,

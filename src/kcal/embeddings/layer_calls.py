@@ -55,8 +55,8 @@ def recorded(layers: Mapping[str, nn.Module], *, n_rows: int | None = None) -> I
     def hook(name: str) -> Callable[..., None]:
         def record(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: torch.Tensor) -> None:
             rows = inputs[0] if inputs else named.get("input")
-            if threading.get_ident() != thread or rows is None:
-                return
+            if threading.get_ident() != thread or rows is None or rows.is_nested or output.is_nested:
+                return  # a head gives one row per sample, never a nested tensor
             spatial = isinstance(layer, CONVOLUTIONS)
             parts = [by_position(part, spatial) for part in (rows, output)]
             if n_rows is None or parts[0].shape[:2] == (n_rows, 1):
