@@ -37,9 +37,11 @@ DIFFERENCES = {
         "Segments are cut by the paper's rule and are as many, 20,153. Training, validation and pool are split by "
         "recording, 65%, 10% and 25%, so that no recording stands on both sides; the paper trains on 75% and does not "
         "say whether by recording.",
-        "Beside MINA there is a one-dimensional residual network of the same cost per step.",
-        "Both were trained with the short settings: 16 epochs, AdamW, cosine, mixed precision, and the epoch of the "
-        "best validation macro-F1; the paper has 100 epochs, SGD and a plateau rule.",
+        "Beside MINA there is a one-dimensional residual network of the same cost per step. The paper's MINA is right "
+        "in 54.67% of the segments.",
+        "Networks have the short settings: AdamW, cosine, mixed precision, and the epoch of the best validation "
+        "macro-F1, after 16 epochs of 13,060 segments (residual network), 10 (MINA) and 8 (companions); the paper has "
+        "100 epochs, SGD and a plateau rule.",
         "Classes are drawn with shares ∝ √n; the paper oversamples rare classes and does not say how far.",
         "Signals are augmented in training: scale, sign, tempo, position and noise.",
         "Training embeddings, from which KCal learns its projection, are those of the segments without the "

@@ -14,13 +14,14 @@ MISSING = "–"
 def comparison_tables(results: Results, data_set: str) -> list[Table]:
     """Return a table for each main metric: the paper's row, then those of tasks whose names begin with the data set.
 
-    Columns are the paper's methods in its order, then the others.
+    Columns are the paper's methods in its order, then the others that were run.
     """
     rows = [row for row in results.rows if row.task.startswith(data_set)]
     if data_set not in PUBLISHED or not rows:
         expected = f"must be one of {', '.join(PUBLISHED)}, with tasks whose names begin with it"
         raise InvalidInputError("data_set", expected, got=repr(data_set))
-    methods = (*PAPER_COLUMNS, *(method for method in results.methods if method not in PAPER_COLUMNS))
+    run = [method for method in results.methods if any(results.of_method(row, method) for row in rows)]
+    methods = (*PAPER_COLUMNS, *(method for method in run if method not in PAPER_COLUMNS))
     return [_table(results, data_set, metric, methods, rows) for metric in MAIN_METRICS]
 
 

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "embed", place / "data", place / "net.pt", "--companion", place / "focal.pt", "--by-group", "--share", "0.4",
         "--out", place / "tasks" / "pn2017-toy.npz",
     )  # fmt: skip
-    plan = Plan(("uncal", "ts", "focal", "vector"), 2, 0, 1)
+    plan = Plan(("uncal", "ts", "focal", "vector", "smooth"), 2, 0, 1)
     results = Results.of(run(read_tasks(place / "tasks"), plan, place / "bench"), plan.methods)
     (place / "bench" / "results.json").write_text(json.dumps(as_json(results, plan)))
     return place
@@ -85,6 +85,8 @@ def test_results_stand_beside_the_paper_s_rows(folder: Path, tmp_path: Path) -> 
     assert "| method | paper, MINA | pn2017-toy | pn2017-toy (by group) |" in text
     assert "| uncal | 54.67±0.14 |" in text
     assert "| vector | – |" in text
+    assert "| mmce | 51.90±0.07 | – | – |" in text
+    assert "smooth |" not in text  # not in the paper, not run
     assert all(line in text for line in DIFFERENCES["pn2017"])
     assert "60.36±0.61" in shown
     results, _ = Results.read(folder / "bench" / "results.json")

@@ -57,6 +57,26 @@ def test_the_beat_level_of_mina_is_a_convolution_of_every_piece() -> None:
     torch.testing.assert_close(network.beats(pieces.unfold(2, 32, 2)), expected)
 
 
+def test_mina_equals_its_formula_piece_by_piece() -> None:
+    network, signals = MINA(3, n_filters=5, n_hidden=3, dropout=0.0).eval(), torch.randn(2, 1, 150)
+    for signal, logits in zip(signals[:, 0], network(signals), strict=True):
+        features, powers = [], []
+        for band, part in zip(split_bands(signal[None], 300.0)[0], network.networks, strict=True):
+            steps = torch.cat([torch.zeros(1), (band[1:] - band[:-1]).abs()])
+            sequence, spreads = [], []
+            for start in (0, 50, 100):
+                places = [slice(start + shift, start + shift + 32) for shift in range(0, 19, 2)]
+                beats = torch.stack([part.beats(band[place]) for place in places])
+                sharpness = torch.stack([part.sharpness(steps[place]) for place in places])
+                sequence.append(part.beat_attention(beats, sharpness))
+                spreads.append(band[start : start + 50].numpy().std())
+            states = part.rhythm(torch.stack(sequence)[None])[0][0]
+            features.append(part.features(part.rhythm_attention(states, torch.tensor(spreads)[:, None])))
+            powers.append(band.square().sum() / 150)
+        pooled = network.attention(torch.stack(features), torch.stack(powers).log()[:, None])
+        torch.testing.assert_close(logits, network.head(pooled))
+
+
 def test_mina_sees_every_band_and_its_sizes_are_the_published_ones() -> None:
     network = MINA(4).eval()
     n_parameters = sum(parameter.numel() for parameter in network.parameters())
