@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from calibrator_checks import fit, quick
-from kcal.calibrators import Calibrator
+from kcal.calibrators import METHODS, Calibrator
 from kcal.calibrators.modules import PredictionModule
 from synthetic import Problem, make_problem
 
@@ -17,6 +17,9 @@ CHEAP: dict[str, dict[str, Any]] = {
     "iop": {"form": "op", "width": 2, "epochs": 1, "folds": 2},
 }
 """Parameters beyond those of ``quick``."""
+
+WITH_OWN_MODULE = [name for name in METHODS if name != "kcal-paper"]
+"""Methods whose module may differ from that of another: KCal as published differs in its fit alone."""
 
 Inputs = tuple[torch.Tensor | None, torch.Tensor | None]
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from kcal import METHODS
 from kcal.calibrators.modules import PredictionModule
-from module_cases import first_rows, fitted, inputs_of, module_of, query_rows
+from module_cases import WITH_OWN_MODULE, first_rows, fitted, inputs_of, module_of, query_rows
 
 STEPS = ("histogram", "scaling-binning", "imax")
 """Methods whose probabilities are step functions."""
@@ -27,7 +26,7 @@ class Evidence(nn.Module):
         return self.module.evidence(embeddings, logits)
 
 
-MODULES = [*((name, False) for name in METHODS), ("kcal-logits", True), ("kcal-blend", True)]
+MODULES = [*((name, False) for name in WITH_OWN_MODULE), ("kcal-logits", True), ("kcal-blend", True)]
 """Names of methods, and whether it is their evidence."""
 
 
@@ -52,7 +51,7 @@ def test_a_module_exports_with_any_number_of_rows(name: str, evidence: bool) -> 
         torch.testing.assert_close(program(*first_rows(inputs, size)), module(*first_rows(inputs, size)))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", WITH_OWN_MODULE)
 def test_its_tensors_survive_copies_states_and_precisions(name: str) -> None:
     module, inputs = fitted(name).as_module(), inputs_of(fitted(name), *query_rows())
     expected, state = module(*inputs), {key: value.clone() for key, value in module.state_dict().items()}
@@ -69,7 +68,7 @@ def test_its_tensors_survive_copies_states_and_precisions(name: str) -> None:
         }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", WITH_OWN_MODULE)
 def test_replaced_tensors_count_at_once(name: str) -> None:
     module, inputs = fitted(name).as_module(), inputs_of(fitted(name), *query_rows())
     expected = module(*inputs)
@@ -80,7 +79,7 @@ def test_replaced_tensors_count_at_once(name: str) -> None:
     torch.testing.assert_close(module(*inputs), through_call, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", WITH_OWN_MODULE)
 def test_a_module_moves_to_a_device_as_a_whole(name: str) -> None:
     meta = [rows.to("meta") for rows in query_rows()]
     module = deepcopy(module_of(name)).to("meta")
@@ -89,7 +88,7 @@ def test_a_module_moves_to_a_device_as_a_whole(name: str) -> None:
         assert module.evidence(*inputs_of(fitted(name), *meta)).device.type == "meta"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", WITH_OWN_MODULE)
 def test_a_module_has_tensors_of_its_own(name: str) -> None:
     calibrator = fitted(name)
     inputs, module = inputs_of(calibrator, *query_rows()), calibrator.as_module()
@@ -99,7 +98,7 @@ def test_a_module_has_tensors_of_its_own(name: str) -> None:
     assert torch.equal(calibrator.as_module()(*inputs), expected)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", WITH_OWN_MODULE)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_is_computed_in_single_precision(name: str, dtype: torch.dtype) -> None:
     half = tuple(rows.to(dtype) for rows in query_rows())
@@ -107,7 +106,7 @@ def test_half_precision_is_computed_in_single_precision(name: str, dtype: torch.
     assert torch.equal(found, module_of(name)(*inputs_of(fitted(name), *(rows.float() for rows in half))))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", WITH_OWN_MODULE)
 def test_gradients_flow_to_the_inputs(name: str) -> None:
     rows = tuple(part[:5].requires_grad_() for part in query_rows())
     inputs = inputs_of(fitted(name), *rows)

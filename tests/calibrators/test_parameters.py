@@ -21,9 +21,9 @@ NAN, INFINITY = float("nan"), float("inf")
         (
             "bandwidth",
             np.array([1.0, 2.0]),
-            r'bandwidth must be "cv", "rule" or a positive number; got ndarray of shape \(2,\)',
+            r'bandwidth must be "cv", "published", "rule" or a positive number; got ndarray of shape \(2,\)',
         ),
-        ("bandwidth", 10**400, 'bandwidth must be "cv", "rule" or a positive number'),
+        ("bandwidth", 10**400, 'bandwidth must be "cv", "published", "rule" or a positive number'),
         ("dimension", np.array([1, 2]), "dimension must be"),
         ("projection", np.array([1, 2]), "projection must be"),
         ("bandwidth_interval", ("a", "b"), "bandwidth_interval must be a pair of two positive, finite numbers; got"),

@@ -9,9 +9,8 @@ import onnxruntime
 import pytest
 import torch
 
-from kcal import METHODS
 from kcal.deployment import HeadPredictor, metadata_of, write_onnx
-from module_cases import fitted, inputs_of, query_rows
+from module_cases import WITH_OWN_MODULE, fitted, inputs_of, query_rows
 
 WITH_PROJECTION = ("kcal", "kcal-linear", "kcal-logits", "kcal-blend")
 
@@ -34,7 +33,7 @@ def check_file(name: str, dtype: torch.dtype, path: Path) -> None:
         np.testing.assert_allclose(found[1], calibrator.evidence(queries[0]), atol=2e-6)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", WITH_OWN_MODULE)
 def test_a_file_predicts_as_its_calibrator(name: str, tmp_path: Path) -> None:
     check_file(name, torch.float32, tmp_path / "head.onnx")
 

@@ -31,7 +31,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "kcal-logits": {"projection": "identity", "bandwidth": 0.7},
     "imax": {"bins": 4},
 }
-LEFT_OUT = {"gp", "dircal", "iop", "kcal-linear"}
+LEFT_OUT = {"gp", "dircal", "iop", "kcal-linear", "kcal-paper"}
 """Methods whose fit takes long and whose border is that of the others."""
 
 

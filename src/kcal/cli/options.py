@@ -95,7 +95,7 @@ LogitColumns = Annotated[Text, _column("PATTERN", "Logits, such as 'z_*', if the
 
 _METHODS = (
     "uncal, ts, ets, vector, matrix, svs, sms, platt, beta, isotonic, histogram, scaling-binning, dircal, imax, "
-    "spline, gp, iop, kcal, kcal-linear, kcal-logits, kcal-blend"
+    "spline, gp, iop, kcal, kcal-paper, kcal-linear, kcal-logits, kcal-blend"
 )
 _KERNELS = "rbf, laplace, matern32, matern52, epanechnikov, biweight, triweight"
 Method = Annotated[
