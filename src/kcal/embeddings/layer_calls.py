@@ -53,10 +53,13 @@ def recorded(layers: Mapping[str, nn.Module], *, n_rows: int | None = None) -> I
     thread = threading.get_ident()
 
     def hook(name: str) -> Callable[..., None]:
-        def record(layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: torch.Tensor) -> None:
+        def record(layer: nn.Module, inputs: tuple[Any, ...], *more: Any) -> None:
+            if threading.get_ident() != thread:  # torch may leave out ``named`` if this thread just removes the hook
+                return
+            named, output = more
             rows = inputs[0] if inputs else named.get("input")
-            if threading.get_ident() != thread or rows is None or rows.is_nested or output.is_nested:
-                return  # a head gives one row per sample, never a nested tensor
+            if rows is None or rows.is_nested or output.is_nested:  # a head gives one row per sample
+                return
             spatial = isinstance(layer, CONVOLUTIONS)
             parts = [by_position(part, spatial) for part in (rows, output)]
             if n_rows is None or parts[0].shape[:2] == (n_rows, 1):
