@@ -93,6 +93,7 @@ def embed(
     for other in runs[1:]:
         console.print(f"companion {embedding.embed_companion(other, prepared, out)}", markup=False)
     for checkpoint in runs:
+        console.print(f"{checkpoint.description['loss']}: {checkpoint.summary}", markup=False)
         network = checkpoint.chosen_network(prepared)
         for part in ("validation", "pool"):
             scores = evaluate_part(network, prepared, checkpoint.settings, part)
