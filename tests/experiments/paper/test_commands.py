@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command("train", place / "data", "--out", place / f"{name}.pt", "--loss", loss, *NETWORK)
     (place / "tasks").mkdir()
     command(
-        "embed", place / "data", place / "net.pt", "--companion", place / "focal.pt", "--by-group", "--share", "0.4",
+        "embed", place / "data", place / "net.pt", "--companion", place / "focal.pt", "--share", "0.4",
         "--out", place / "tasks" / "pn2017-toy.npz",
     )  # fmt: skip
     plan = Plan(("uncal", "ts", "focal", "vector", "dircal", "kcal"), 2, 0, 1)
@@ -74,6 +74,7 @@ def test_embed_shows_the_task_and_scores_and_refuses_an_unfinished_run(folder: P
     data = folder / "data"
     text = command("embed", data, folder / "net.pt", "--out", folder / "again.npz")
     assert "5% of the samples to calibrate" in text
+    assert "18 groups (20% of them to calibrate)" in text
     assert re.search(r"cross-entropy, pool: Evaluation\(accuracy=0\.\d+", text)
     assert "cross-entropy: signal-resnet after epoch 1 of 1 (adamw, cosine, balance 0.5)" in text
     settings = settings_for("pn2017", short=True, network="signal-resnet", epochs=3)

@@ -72,7 +72,7 @@ def test_a_network_trains_resumes_and_becomes_a_task(network: str, tmp_path: Pat
     assert len(resumed.history) == 3
     assert the_same(whole, resumed)
     assert the_same(whole, read_checkpoint(tmp_path / "parts.pt"))
-    task = embed(resumed, data, tmp_path / "task.npz", by_group=True)
+    task = embed(resumed, data, tmp_path / "task.npz")
     pool = data.rows("pool")
     np.testing.assert_array_equal(task.pool.labels, data.labels[pool])
     np.testing.assert_array_equal(task.pool.groups, data.groups[pool])
@@ -89,11 +89,9 @@ def test_a_task_with_companions_runs_in_the_benchmark(tmp_path: Path) -> None:
     runs = {loss: train(data, settings, tmp_path / f"{loss}.pt", loss=loss) for loss in ("focal", "mmce")}
     embed(train(data, settings, tmp_path / "net.pt"), data, place, share=0.4)
     assert [embed_companion(one, data, place).name for one in runs.values()] == ["toy@focal.npz", "toy@mmce.npz"]
-    task = read_task(place)
-    assert task.pool.groups is None
-    results = list(run([task], Plan(("uncal", "focal", "mmce"), 1, 0, 1), tmp_path / "bench"))
-    assert [result.error for result in results] == [None] * 3
-    assert len({result.metrics["negative_log_likelihood"] for result in results}) == 3
+    results = list(run([read_task(place)], Plan(("uncal", "focal", "mmce"), 1, 0, 1), tmp_path / "bench"))
+    assert [result.error for result in results] == [None] * 6  # by row and by group
+    assert len({result.metrics["negative_log_likelihood"] for result in results}) == 6
     with pytest.raises(InvalidInputError, match="focal or mmce"):
         embed_companion(read_checkpoint(tmp_path / "net.pt"), data, place)
 
@@ -255,15 +253,19 @@ def test_oversampled_samples_are_not_embedded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(task.train.labels, data.labels[(data.parts == 0) & ~oversampled])
 
 
-def test_the_share_to_calibrate_is_the_paper_s_or_that_of_the_fixed_calibration_samples(tmp_path: Path) -> None:
+def test_the_shares_to_calibrate_are_the_paper_s_or_that_of_the_data_set(tmp_path: Path) -> None:
     data, checkpoint = toy_data(), train(toy_data(), toy_settings("signal-resnet", epochs=0), tmp_path / "run.pt")
-    assert embed(checkpoint, data, tmp_path / "t.npz").calibration_share == 0.05
-    assert embed(checkpoint, data, tmp_path / "t.npz", by_group=True).calibration_share == 0.2
-    fixed = np.isin(np.arange(48), data.rows("pool")[:6])
-    task = embed(checkpoint, replace(data, calibration=fixed), tmp_path / "t.npz")
-    assert task.calibration_share == 6 / len(data.rows("pool"))
-    with pytest.raises(InvalidInputError, match="without groups"):
-        embed(checkpoint, replace(data, groups=None), tmp_path / "t.npz", by_group=True)
+
+    def shares(changed: PreparedData, **options: float) -> tuple[float, float | None]:
+        embed(checkpoint, changed, tmp_path / "t.npz", **options)
+        task = read_task(tmp_path / "t.npz")
+        assert (task.pool.groups is None) == (task.train.groups is None) == (changed.groups is None)
+        return task.calibration_share, task.group_calibration_share
+
+    assert shares(data) == (0.05, 0.2)
+    assert shares(data, share=0.3) == (0.3, 0.2)
+    assert shares(replace(data, groups=None)) == (0.05, None)
+    assert shares(replace(data, groups=None, calibration_share=0.5)) == (0.5, None)
 
 
 def test_a_run_of_other_settings_is_refused(tmp_path: Path) -> None:
