@@ -132,6 +132,25 @@ def test_results_are_what_the_library_gives(task: Task, tmp_path: Path) -> None:
                 assert (result.reliability is not None) == (split.index == 0)
 
 
+def test_the_stored_bins_of_a_class_hold_every_test_sample(task: Task, tmp_path: Path) -> None:
+    result = next(one for one in run([task], Plan(("uncal",), n_splits=1, jobs=1), tmp_path) if not one.key.by_group)
+    rows = task.splits(1, 0)[0].test
+    logits, labels = task.pool.logits[rows].astype(np.float64), task.pool.labels[rows]
+    probs = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert result.reliability is not None
+    for k in range(3):
+        stored = result.reliability[str(k)]
+        expected = metrics.reliability(probs, labels, of=k, bins=10, adaptive=False, threshold=0)
+        places = np.ceil(10 * probs[:, k]).astype(int) - 1  # right-closed
+        assert stored["counts"] == expected.counts.tolist() == np.bincount(places, minlength=10).tolist()
+        assert sum(stored["counts"]) == len(rows)
+        assert (probs[:, k] < 1 / 3).sum() > 10  # which the class-wise threshold would leave out
+        found = [np.nan if value is None else value for value in stored["observed_frequency"]]
+        np.testing.assert_allclose(found, expected.observed_frequency, equal_nan=True)
+        means = [np.nan if value is None else value for value in stored["mean_prediction"]]
+        np.testing.assert_allclose(means, expected.mean_prediction, equal_nan=True, rtol=1e-5)
+
+
 @pytest.mark.usefixtures("briefly")
 @pytest.mark.parametrize("lowest", [None, -1e30], ids=["plain", "masked"])
 def test_the_projection_of_kcal_on_logits_is_the_method_s_own(task: Task, lowest: float | None) -> None:

@@ -60,6 +60,22 @@ def test_the_published_search_leaves_out_groups_where_they_are_fewer_than_folds(
     assert fitted.bandwidth_curve_.loss == pytest.approx(loss_over(groups, problem)(fitted.bandwidth_), rel=1e-9)
 
 
+def test_the_only_member_of_a_class_costs_the_published_clip(problem: Any) -> None:
+    """Brute force over the folds, with probabilities of at least 1e-10; the member is predicted without its class."""
+    rows, labels = problem.embeddings[:60].astype(np.float64), problem.labels[:60].copy()
+    labels[0] = 7
+    fitted = identity(bandwidth="published").fit(rows, labels)
+    keys = fold_codes(np.unique(labels, return_inverse=True)[1], 20, None, 0)
+    losses = []
+    for i in range(60):
+        squares = ((rows - rows[i]) ** 2).sum(axis=1)
+        mass = np.exp(-squares / (2 * rows.shape[1] * fitted.bandwidth_**2)) * (keys != keys[i])
+        losses.append(-np.log(max(mass[labels == labels[i]].sum() / mass.sum(), 1e-10)))
+    assert losses[0] == pytest.approx(23.03, abs=0.01)
+    assert max(losses[1:]) < 23
+    assert fitted.bandwidth_curve_.loss == pytest.approx(np.mean(losses), rel=1e-9)
+
+
 def test_folds_do_not_depend_on_samples_without_weight(problem: Any) -> None:
     weights = np.tile([1.0, 0.0, 2.0], 80)
     kept = weights > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,44 @@ def test_the_beat_level_of_mina_is_a_convolution_of_every_piece() -> None:
     convolution.weight.data, convolution.bias.data = layer.weight.data[:, None], layer.bias.data
     expected = torch.relu(convolution(pieces.reshape(8, 1, 50))).mT.reshape(2, 4, 10, 5)
     torch.testing.assert_close(network.beats(pieces.unfold(2, 32, 2)), expected)
+
+
+def test_the_knowledge_of_mina_is_steps_spread_and_log_power_of_every_band() -> None:
+    """Absolute steps within and across pieces, the deviation of each piece, the logarithm of the mean square."""
+    network, signals = MINA(3, n_filters=4, n_hidden=3).eval(), 3 * torch.randn(2, 1, 200)
+    steps: list[np.ndarray] = []
+    spreads: list[np.ndarray] = []
+    powers: list[np.ndarray] = []
+    for band in network.networks:
+        band.sharpness.register_forward_pre_hook(lambda _, given: steps.append(given[0].numpy()))
+        band.rhythm_attention.register_forward_pre_hook(lambda _, given: spreads.append(given[1].numpy()))
+    network.attention.register_forward_pre_hook(lambda _, given: powers.append(given[1].numpy()))
+    with torch.no_grad():
+        network(signals)
+    bands = split_bands(signals[:, 0], 300.0).double().numpy()  # (2, 4, 200)
+    for sample in range(2):
+        for number in range(4):
+            values = bands[sample, number]
+            rises = [0.0] + [abs(after - before) for before, after in pairwise(values)]
+            for piece in range(4):
+                start = 50 * piece
+                for window in range(10):
+                    expected = rises[start + 2 * window : start + 2 * window + 32]
+                    np.testing.assert_allclose(steps[number][sample, piece, window], expected, atol=1e-5)
+                of_piece = values[start : start + 50]
+                spread = np.sqrt(sum((of_piece - sum(of_piece) / 50) ** 2) / 50)
+                assert spreads[number][sample, piece, 0] == pytest.approx(spread, rel=1e-4)
+            power = np.log(sum(values**2) / 200)
+            assert powers[0][sample, number, 0] == pytest.approx(power, abs=1e-4)
+
+
+def test_a_silent_signal_has_the_smallest_power() -> None:
+    network, powers = MINA(3, n_filters=4, n_hidden=3).eval(), []
+    network.attention.register_forward_pre_hook(lambda _, given: powers.append(given[1]))
+    with torch.no_grad():
+        logits = network(torch.zeros(1, 1, 200))
+    assert torch.isfinite(logits).all()
+    assert powers[0].flatten().tolist() == pytest.approx([np.log(1e-6)] * 4)
 
 
 def test_mina_sees_every_band_and_its_sizes_are_the_published_ones() -> None:
