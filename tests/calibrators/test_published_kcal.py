@@ -41,6 +41,17 @@ def test_as_published_is_the_papers_recipe_and_search() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("n_classes", "dimension"), [(999, 32), (1_000, 128)])
+def test_a_thousand_classes_have_the_larger_dimension(n_classes: int, dimension: int) -> None:
+    rows = np.random.default_rng(0).normal(size=(2 * n_classes, 130)).astype(np.float32)
+    labels, recipe = np.arange(n_classes), PaperRecipe(epochs=1, batches_per_epoch=1, background_per_class=1)
+    fitted = KCal(recipe=recipe, bandwidth=1.0).fit(
+        rows[:n_classes], labels, train_embeddings=rows[n_classes:], train_labels=labels
+    )
+    assert fitted.dimension_ == dimension
+
+
 @pytest.mark.parametrize("folds", [None, 3, 7])
 def test_the_published_search_is_over_20_folds_or_as_many_as_said(problem: Any, folds: int | None) -> None:
     rows, labels = problem.embeddings, problem.labels
