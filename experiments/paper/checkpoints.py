@@ -57,6 +57,13 @@ class Checkpoint:
         """Whether all epochs are done."""
         return len(self.history) >= self.settings.all_epochs
 
+    @property
+    def summary(self) -> str:
+        """The network, the epoch of its weights, and how it was trained."""
+        settings = self.settings
+        how = f"{settings.optimizer}, {settings.schedule}, balance {settings.balance}"
+        return f"{settings.network} after epoch {self.chosen_epoch} of {settings.all_epochs} ({how})"
+
     def chosen_network(self, data: PreparedData) -> torch.nn.Module:
         """Return the network with the chosen weights; raise if the data set is not that of the run."""
         if data.name != self.description["data"]:

@@ -75,8 +75,7 @@ def embed(
     companion: Annotated[
         list[Path] | None, typer.Option(metavar="RUN", help="Runs with the losses focal and mmce.")
     ] = None,
-    by_group: Annotated[bool, typer.Option(help="With groups, and 20% of the pool to calibrate, not 5%.")] = False,
-    share: Annotated[float | None, typer.Option(help="Another share of the pool to calibrate with.")] = None,
+    share: Annotated[float | None, typer.Option(help="Another share of the samples to calibrate with.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Write the outputs of trained networks as a task that kcal bench reads."""
@@ -88,11 +87,12 @@ def embed(
     prepared = read_prepared(data)
     console = Console(highlight=False, soft_wrap=True, quiet=quiet)
     runs = [finished(read_checkpoint(path), path) for path in (run, *(companion or ()))]
-    task = embedding.embed(runs[0], prepared, out, by_group=by_group, share=share)
+    task = embedding.embed(runs[0], prepared, out, share=share)
     console.print(printable(task), markup=False)
     for other in runs[1:]:
         console.print(f"companion {embedding.embed_companion(other, prepared, out)}", markup=False)
     for checkpoint in runs:
+        console.print(f"{checkpoint.description['loss']}: {checkpoint.summary}", markup=False)
         network = checkpoint.chosen_network(prepared)
         for part in ("validation", "pool"):
             scores = evaluate_part(network, prepared, checkpoint.settings, part)

@@ -16,11 +16,11 @@ from kcal.benchmark.task_files import HALF_LOGIT_ERROR, in_least_precision
 from kcal.errors import InvalidInputError
 from kcal.files import write_whole
 
-SHARE_BY_ROW, SHARE_BY_GROUP = 0.05, 0.20
-"""Shares of the pool that calibrate, as in the paper."""
+CALIBRATION_SHARE, GROUP_CALIBRATION_SHARE = 0.05, 0.20
+"""Shares of the samples and of the groups of the pool that calibrate, as in the paper."""
 
 
-def outputs_of(checkpoint: Checkpoint, data: PreparedData, part: str, *, groups: bool = True) -> ClassifierOutputs:
+def outputs_of(checkpoint: Checkpoint, data: PreparedData, part: str) -> ClassifierOutputs:
     """Return the outputs of a trained network on "train", without the oversampled samples, or on another part."""
     rows = data.rows(part)
     if data.oversampled is not None:
@@ -28,14 +28,12 @@ def outputs_of(checkpoint: Checkpoint, data: PreparedData, part: str, *, groups:
     if not len(rows):
         raise InvalidInputError("data", f"must have samples in {part}", got="none")
     outputs = extract(checkpoint.chosen_network(data), Batches(data, rows, checkpoint.settings))
-    of_rows = data.groups[rows] if groups and data.groups is not None else None
+    of_rows = None if data.groups is None else data.groups[rows]
     return ClassifierOutputs(outputs.embeddings, outputs.logits, outputs.labels, of_rows)
 
 
-def embed(
-    checkpoint: Checkpoint, data: PreparedData, path: str | Path, *, by_group: bool = False, share: float | None = None
-) -> Task:
-    """Write a task of the outputs of a network trained with cross-entropy.
+def embed(checkpoint: Checkpoint, data: PreparedData, path: str | Path, *, share: float | None = None) -> Task:
+    """Write a task of the outputs of a network trained with cross-entropy, with the groups if there are any.
 
     Parameters
     ----------
@@ -43,20 +41,17 @@ def embed(
     data : PreparedData
     path : path
         NAME.npz.
-    by_group : bool
-        With the groups, so that the benchmark splits by group too, and 20% of them to calibrate instead of 5%.
     share : float, optional
-        Another share of the pool to calibrate with. Where the data set fixes its calibration samples, the default is
-        their share.
+        Share of the samples that calibrate in a split by row; by default that of the data set, or 5%. In a split by
+        group, 20% of the groups calibrate.
     """
-    if by_group and data.groups is None:
-        raise InvalidInputError("by_group", "must be False for data without groups", got="True")
-    train, pool = (outputs_of(checkpoint, data, part, groups=by_group) for part in ("train", "pool"))
+    train, pool = (outputs_of(checkpoint, data, part) for part in ("train", "pool"))
     if share is None:
-        share = SHARE_BY_GROUP if by_group else SHARE_BY_ROW
-        if data.calibration is not None:
-            share = float(data.calibration[data.rows("pool")].mean())
-    return write_task(path, train, pool, calibration_share=share, classes=data.classes)
+        share = CALIBRATION_SHARE if data.calibration_share is None else data.calibration_share
+    group_share = None if data.groups is None else GROUP_CALIBRATION_SHARE
+    return write_task(
+        path, train, pool, calibration_share=share, group_calibration_share=group_share, classes=data.classes
+    )
 
 
 def embed_companion(checkpoint: Checkpoint, data: PreparedData, path: str | Path) -> Path:

@@ -69,11 +69,8 @@ def count_table(data: PreparedData) -> Table:
 
 
 def part_masks(data: PreparedData) -> dict[str, NDArray[np.bool_]]:
-    """Return where each part is; a pool with a fixed calibration set is shown as calibration and test."""
+    """Return where each part is, with a part of its own for the samples that were added to the training set."""
     masks = {part: np.asarray(data.parts == number) for number, part in enumerate(PARTS)}
     if data.oversampled is not None:
         masks = {"train": masks.pop("train"), "added to train": np.asarray(data.oversampled), **masks}
-    if data.calibration is not None:
-        pool = masks.pop("pool")
-        masks |= {"calibration": pool & data.calibration, "test": pool & ~data.calibration}
     return masks

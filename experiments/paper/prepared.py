@@ -40,9 +40,8 @@ class PreparedData:
         Patient or recording.
     targets : (n, n_classes) float32 array, optional
         Distribution of the experts' votes, where the data set has one; the network is then trained on it.
-    calibration : (n,) bool array, optional
-        Samples of the pool that are the calibration set, where the data set fixes it because the test set is an
-        official one; without it, the pool is split at random.
+    calibration_share : float, optional
+        Share of the pool that calibrates in the paper, where its numbers are not those of the other data sets.
     oversampled : (n,) bool array, optional
         Samples that were added to the training set so that rare classes are seen more often.
     root : str, optional
@@ -57,7 +56,7 @@ class PreparedData:
     parts: NDArray[np.int8]
     groups: NDArray[np.int64] | None = None
     targets: NDArray[np.float32] | None = None
-    calibration: NDArray[np.bool_] | None = None
+    calibration_share: float | None = None
     oversampled: NDArray[np.bool_] | None = None
     root: str | None = None
 
@@ -66,7 +65,7 @@ class PreparedData:
         return np.flatnonzero(self.parts == PARTS.index(part))
 
 
-ARRAYS = ("inputs", "labels", "parts", "groups", "targets", "calibration", "oversampled")
+ARRAYS = ("inputs", "labels", "parts", "groups", "targets", "oversampled")
 DESCRIPTION = "prepared.json"
 
 
@@ -97,7 +96,7 @@ def write_prepared(data: PreparedData, folder: str | Path) -> Path:
             values.flush()
         else:
             np.save(path, values, allow_pickle=False)
-    fields = {"name": data.name, "kind": data.kind, "classes": list(data.classes), "root": data.root}
+    fields = {name: getattr(data, name) for name in ("name", "kind", "classes", "calibration_share", "root")}
     write_whole(description, json.dumps(fields, indent=1).encode())
     return target
 

@@ -17,9 +17,12 @@ from kcal import metrics
 from kcal.benchmark import BENCHMARK_METHODS, Plan, Result, ResultKey, Task, run
 from kcal.benchmark.methods import BenchmarkMethod, is_available, train_for
 from kcal.benchmark.store import RESULTS_FILE
-from kcal.calibrators import METHODS, KCalLogits, OrderPreservingCalibration, TemperatureScaling
+from kcal.calibrators import METHODS, DirichletCalibration, KCalLogits, OrderPreservingCalibration, TemperatureScaling
+from kcal.calibrators.dirichlet import training as dirichlet_training
 from kcal.calibrators.gaussian_process import estimator as gaussian_process
 from kcal.calibrators.order_preserving import training as order_training
+from kcal.calibrators.registry import SLOW
+from kcal.cli.parameters import parse_methods
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
 from kcal.projection import RECIPES, FastRecipe, PaperRecipe
 
@@ -35,11 +38,22 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RECIPES, "paper", partial(PaperRecipe, epochs=1, batches_per_epoch=3))
     monkeypatch.setattr(gaussian_process, "MAX_ITERATIONS", 3)
     monkeypatch.setattr(order_training, "MAX_ITERATIONS", 3)
-    monkeypatch.setitem(
-        BENCHMARK_METHODS,
-        "iop",
-        replace(METHODS["iop"], factory=partial(OrderPreservingCalibration, form="diag", folds=2, epochs=1)),
-    )
+    monkeypatch.setattr(dirichlet_training, "EPOCHS", 2)
+    factories = {
+        "iop": partial(OrderPreservingCalibration, form="diag", folds=2, epochs=1),
+        "dircal-paper": partial(DirichletCalibration, grid=[(1.0, 1.0)], training="published"),
+    }
+    for name, factory in factories.items():
+        monkeypatch.setitem(BENCHMARK_METHODS, name, replace(BENCHMARK_METHODS[name], factory=factory))
+
+
+def test_dirichlet_calibration_of_the_paper_is_the_published_one_and_runs_only_if_named() -> None:
+    method = BENCHMARK_METHODS["dircal-paper"]
+    published = DirichletCalibration(grid="published", training="published", seed=4)
+    assert method.factory(seed=4).get_params() == published.get_params()
+    assert method.cost >= SLOW
+    assert "dircal-paper" not in parse_methods("all", BENCHMARK_METHODS)
+    assert {"dircal", "kcal-untrained"} <= set(parse_methods("all", BENCHMARK_METHODS))
 
 
 @pytest.mark.usefixtures("briefly")
@@ -116,6 +130,25 @@ def test_results_are_what_the_library_gives(task: Task, tmp_path: Path) -> None:
                     expected.classwise_calibration_error
                 )
                 assert (result.reliability is not None) == (split.index == 0)
+
+
+def test_the_stored_bins_of_a_class_hold_every_test_sample(task: Task, tmp_path: Path) -> None:
+    result = next(one for one in run([task], Plan(("uncal",), n_splits=1, jobs=1), tmp_path) if not one.key.by_group)
+    rows = task.splits(1, 0)[0].test
+    logits, labels = task.pool.logits[rows].astype(np.float64), task.pool.labels[rows]
+    probs = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert result.reliability is not None
+    for k in range(3):
+        stored = result.reliability[str(k)]
+        expected = metrics.reliability(probs, labels, of=k, bins=10, adaptive=False, threshold=0)
+        places = np.ceil(10 * probs[:, k]).astype(int) - 1  # right-closed
+        assert stored["counts"] == expected.counts.tolist() == np.bincount(places, minlength=10).tolist()
+        assert sum(stored["counts"]) == len(rows)
+        assert (probs[:, k] < 1 / 3).sum() > 10  # which the class-wise threshold would leave out
+        found = [np.nan if value is None else value for value in stored["observed_frequency"]]
+        np.testing.assert_allclose(found, expected.observed_frequency, equal_nan=True)
+        means = [np.nan if value is None else value for value in stored["mean_prediction"]]
+        np.testing.assert_allclose(means, expected.mean_prediction, equal_nan=True, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("briefly")

@@ -41,6 +41,17 @@ def test_as_published_is_the_papers_recipe_and_search() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("n_classes", "dimension"), [(999, 32), (1_000, 128)])
+def test_a_thousand_classes_have_the_larger_dimension(n_classes: int, dimension: int) -> None:
+    rows = np.random.default_rng(0).normal(size=(2 * n_classes, 130)).astype(np.float32)
+    labels, recipe = np.arange(n_classes), PaperRecipe(epochs=1, batches_per_epoch=1, background_per_class=1)
+    fitted = KCal(recipe=recipe, bandwidth=1.0).fit(
+        rows[:n_classes], labels, train_embeddings=rows[n_classes:], train_labels=labels
+    )
+    assert fitted.dimension_ == dimension
+
+
 @pytest.mark.parametrize("folds", [None, 3, 7])
 def test_the_published_search_is_over_20_folds_or_as_many_as_said(problem: Any, folds: int | None) -> None:
     rows, labels = problem.embeddings, problem.labels
@@ -58,6 +69,22 @@ def test_the_published_search_leaves_out_groups_where_they_are_fewer_than_folds(
     fitted = identity(bandwidth="published").fit(problem.embeddings, problem.labels, groups=groups)
     assert fitted.bandwidth_curve_.n_folds == 5
     assert fitted.bandwidth_curve_.loss == pytest.approx(loss_over(groups, problem)(fitted.bandwidth_), rel=1e-9)
+
+
+def test_the_only_member_of_a_class_costs_the_published_clip(problem: Any) -> None:
+    """Brute force over the folds, with probabilities of at least 1e-10; the member is predicted without its class."""
+    rows, labels = problem.embeddings[:60].astype(np.float64), problem.labels[:60].copy()
+    labels[0] = 7
+    fitted = identity(bandwidth="published").fit(rows, labels)
+    keys = fold_codes(np.unique(labels, return_inverse=True)[1], 20, None, 0)
+    losses = []
+    for i in range(60):
+        squares = ((rows - rows[i]) ** 2).sum(axis=1)
+        mass = np.exp(-squares / (2 * rows.shape[1] * fitted.bandwidth_**2)) * (keys != keys[i])
+        losses.append(-np.log(max(mass[labels == labels[i]].sum() / mass.sum(), 1e-10)))
+    assert losses[0] == pytest.approx(23.03, abs=0.01)
+    assert max(losses[1:]) < 23
+    assert fitted.bandwidth_curve_.loss == pytest.approx(np.mean(losses), rel=1e-9)
 
 
 def test_folds_do_not_depend_on_samples_without_weight(problem: Any) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from kcal.projection import PaperRecipe, SkipProjection
+from kcal.projection import PaperRecipe, SkipProjection, paper_loss
 from kcal.projection.episodes import Episode
 from kcal.projection.paper_loss import Step, paper_gradients
 
@@ -52,6 +52,47 @@ def test_loss_gradients_and_statistics_are_those_of_automatic_differentiation(st
             torch.testing.assert_close(gradient, other, rtol=1e-9, atol=1e-12)
     for (name, value), other in zip(by_hand.named_buffers(), differentiated.buffers(), strict=True):
         torch.testing.assert_close(value, other, msg=name)
+
+
+class Doubled(nn.BatchNorm1d):
+    """A batch norm of another kind."""
+
+    def forward(self, rows):
+        return 2 * super().forward(rows)
+
+
+NORMS = {
+    "plain": lambda: nn.BatchNorm1d(5),
+    "another momentum": lambda: nn.BatchNorm1d(5, momentum=0.4, eps=0.1),
+    "not affine": lambda: nn.BatchNorm1d(5, affine=False),
+    "no running statistics": lambda: nn.BatchNorm1d(5, track_running_stats=False),
+    "cumulative mean": lambda: nn.BatchNorm1d(5, momentum=None),
+    "subclass": lambda: Doubled(5),
+    "another module": lambda: nn.LayerNorm(5),
+    "evaluation mode": lambda: nn.BatchNorm1d(5).eval(),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_every_norm_has_the_loss_gradients_and_statistics_of_automatic_differentiation(name, monkeypatch):
+    by_hand, differentiated = modules()
+    for module in (by_hand, differentiated):
+        module.norm = NORMS[name]().double()
+        for parameter in module.norm.parameters():
+            nn.init.uniform_(parameter.data, 0.5, 2.0, generator=torch.Generator().manual_seed(6))
+    calls = []
+    plain = paper_loss._skip_gradients
+    monkeypatch.setattr(paper_loss, "_skip_gradients", lambda *given: (calls.append(1), plain(*given))[1])
+    for _ in range(2):
+        (loss, gradients), (other_loss, other_gradients) = (
+            paper_gradients(module, FULL) for module in (by_hand, differentiated)
+        )
+        torch.testing.assert_close(loss, other_loss, rtol=1e-12, atol=0)
+        for gradient, other in zip(gradients, other_gradients, strict=True):
+            torch.testing.assert_close(gradient, other, rtol=1e-9, atol=1e-12)
+    assert len(calls) == (2 if name in ("plain", "another momentum") else 0)
+    for (buffer, value), other in zip(by_hand.named_buffers(), differentiated.buffers(), strict=True):
+        torch.testing.assert_close(value, other, msg=buffer)
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["by hand", "differentiated"])

@@ -66,7 +66,7 @@ def same_bits(one, other):
 @pytest.mark.parametrize("projection", ["skip", "linear"])
 def test_training_lowers_the_loss_on_fresh_samples(recipe, projection):
     rows, labels = split_problem()
-    start = start_projection(projection, torch.from_numpy(rows), 4, recipe, 0)
+    start = start_projection(projection, torch.from_numpy(rows), 4, recipe, 0, n_classes=3)
     if recipe is FAST:
         start.start_from(torch.from_numpy(rows))
     else:
@@ -171,12 +171,12 @@ def test_the_fast_checkpoints_are_a_path_that_more_checkpoints_only_sample_more_
 
 def test_the_first_fast_checkpoint_is_the_start():
     rows, labels = problem(dtype=np.float64)
-    start = start_projection("skip", torch.from_numpy(rows), 3, FAST, 0)
+    start = start_projection("skip", torch.from_numpy(rows), 3, FAST, 0, n_classes=3)
     start.start_from(torch.from_numpy(rows))
     trained = train_projection(rows, labels, dimension=3, recipe=FEW_STEPS)
     assert same_bits(start.state_dict(), trained.checkpoints[0].state_dict())
     random = train_projection(rows, labels, dimension=3, recipe=FastRecipe(steps=4, batch_size=60, start="random"))
-    untouched = start_projection("skip", torch.from_numpy(rows), 3, FAST, 0)
+    untouched = start_projection("skip", torch.from_numpy(rows), 3, FAST, 0, n_classes=3)
     assert same_bits(untouched.state_dict(), random.checkpoints[0].state_dict())
 
 

@@ -4,9 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from kcal.errors import InvalidInputError
-from kcal.projection import RECIPES, FastRecipe, PaperRecipe, get_recipe
+from kcal.projection import RECIPES, FastRecipe, PaperRecipe, get_recipe, start_projection, train_projection
 
 
 def test_the_paper_recipe_holds_the_papers_numbers():
@@ -21,7 +22,7 @@ def test_the_paper_recipe_holds_the_papers_numbers():
         "patience": 10,
         "least_learning_rate": 1e-5,
         "monitor": "calibration",
-        "largest_dimension": 32,
+        "largest_dimension": "auto",
     }
 
 
@@ -31,9 +32,26 @@ def test_the_paper_recipe_knows_the_numbers_of_each_data_set():
     for data_set in ("isruc", "pn2017"):
         assert PaperRecipe.for_data_set(data_set) == PaperRecipe(learning_rate=1e-3)
     imagenet = PaperRecipe.for_data_set("imagenet")
-    assert imagenet == PaperRecipe(learning_rate=5e-2, patience=15, largest_dimension=128)
+    assert imagenet == PaperRecipe(learning_rate=5e-2, patience=15)
     with pytest.raises(InvalidInputError, match=r"^data_set must be one of .*mnist"):
         PaperRecipe.for_data_set("mnist")
+
+
+@pytest.mark.parametrize(("n_classes", "dimension"), [(2, 32), (999, 32), (1_000, 128), (5_000, 128)])
+def test_the_papers_dimension_is_32_and_128_from_1000_classes_on(n_classes, dimension):
+    rows, limits = torch.zeros(1, 200), PaperRecipe(largest_dimension=7)
+    for recipe, expected in ((PaperRecipe(), dimension), (limits, 7), (FastRecipe(), 128)):
+        module = start_projection("linear", rows, "auto", recipe, 0, n_classes=n_classes)
+        assert module(torch.zeros(2, 200)).shape == (2, expected)
+
+
+def test_a_training_counts_its_classes():
+    labels = np.arange(1_001)
+    rows = np.random.default_rng(0).normal(size=(1_001, 130)).astype(np.float32)
+    recipe = PaperRecipe(epochs=1, batches_per_epoch=1, background_per_class=1)
+    for n_classes, dimension in ((999, 32), (1_001, 128)):
+        trained = train_projection(rows, labels % n_classes, recipe=recipe, progress=False)
+        assert trained.module(torch.from_numpy(rows[:2])).shape == (2, dimension)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +142,7 @@ def test_a_number_out_of_its_range_is_named_with_the_range(recipe, name, expecte
         (FastRecipe, "largest_dimension"),
         (PaperRecipe, "epochs"),
         (PaperRecipe, "predictions"),
+        (PaperRecipe, "largest_dimension"),
     ],
 )
 def test_a_number_that_would_exhaust_time_or_memory_is_refused(recipe, name):

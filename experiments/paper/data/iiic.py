@@ -1,7 +1,7 @@
 """IIIC: patterns of the ictal-interictal-injury continuum in EEG, from experts' votes.
 
-The data of the Massachusetts General Hospital are had from their owners on request, in no one form. This module reads
-a layout of ours, so that any form can be brought here: a folder with
+The data of the Massachusetts General Hospital are available from their owners on request, in no one form. This module
+reads a layout of ours, so that any form can be brought here: a folder with
 
 - ``signals.npy``: (n, channels, samples) float32 or int16, EEG segments at 200 Hz (the paper: 16 channels, 10 s), and
 - ``segments.csv``: a line for each segment with a header of these names: ``patient``, any text; ``spread``, 1 if the

@@ -1,4 +1,8 @@
-"""Image data sets with an official test set: 10% of the training images are the calibration set."""
+"""Image data sets with an official test set: 10% of the training images join it in the pool.
+
+The benchmark draws as many calibration samples from the pool as there are of these, again in every split, like the
+paper.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ from experiments.paper.data.sources import unreadable
 from experiments.paper.data.splitting import POOL, TRAIN, reserved
 from experiments.paper.prepared import PreparedData, new_inputs, write_prepared
 
-CALIBRATION_SHARE = 0.1
-"""Of the official training set; drawn without regard to classes, which gives the paper's numbers exactly."""
+HELD_OUT = 0.1
+"""Share of the official training set; drawn without regard to classes, which gives the paper's numbers exactly."""
 
 Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """(n, height, width, 3) images and their labels."""
@@ -21,13 +25,13 @@ Images = tuple[NDArray[np.uint8], NDArray[np.int64]]
 def write_image_set(
     name: str, classes: tuple[str, ...], train: Images, test: Images, out: Path, *, seed: int
 ) -> PreparedData:
-    """Write both official sets: training images without the calibration set, then the pool."""
-    is_calibration = reserved(len(train[1]), CALIBRATION_SHARE, seed=seed)
-    n_test = len(test[1])
-    inputs = new_inputs(out, (len(is_calibration) + n_test, *train[0].shape[1:]), np.uint8)
-    inputs[: len(is_calibration)] = train[0]
-    inputs[len(is_calibration) :] = test[0]
-    parts = np.where(is_calibration, POOL, TRAIN)
+    """Write both official sets; the pool is the test set and the training images that are held out."""
+    is_held_out = reserved(len(train[1]), HELD_OUT, seed=seed)
+    n_held_out, n_test = int(is_held_out.sum()), len(test[1])
+    inputs = new_inputs(out, (len(is_held_out) + n_test, *train[0].shape[1:]), np.uint8)
+    inputs[: len(is_held_out)] = train[0]
+    inputs[len(is_held_out) :] = test[0]
+    parts = np.where(is_held_out, POOL, TRAIN)
     data = PreparedData(
         name=name,
         kind="images",
@@ -35,7 +39,7 @@ def write_image_set(
         inputs=inputs,
         labels=np.concatenate((train[1], test[1])),
         parts=np.concatenate((parts, np.full(n_test, POOL))).astype(np.int8),
-        calibration=np.concatenate((is_calibration, np.zeros(n_test, np.bool_))),
+        calibration_share=n_held_out / (n_held_out + n_test),
     )
     write_prepared(data, out)
     return data

@@ -33,6 +33,8 @@ LAYOUT = Layout(
     ),
 )
 SUFFIXES = {".jpeg", ".jpg"}
+CALIBRATION_SHARE = 0.5
+"""25,000 of the 50,000 validation images."""
 
 
 def prepare(source: Path, out: Path, *, seed: int = 0, show: bool | None = None) -> PreparedData:
@@ -54,6 +56,7 @@ def prepare(source: Path, out: Path, *, seed: int = 0, show: bool | None = None)
         inputs=np.array(names + more_names),
         labels=np.array(labels + more_labels, np.int64),
         parts=np.repeat(np.array([TRAIN, POOL], np.int8), [len(names), len(more_names)]),
+        calibration_share=CALIBRATION_SHARE,
         root=str(source.resolve()),
     )
     write_prepared(data, out)

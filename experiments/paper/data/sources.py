@@ -55,7 +55,7 @@ class MissingDataError(KcalError):
 
     def __init__(self, source: Path, what: str, layout: Layout) -> None:
         super().__init__(
-            f"{source} has no {what}. {layout.title} is had at {layout.home}.\n"
+            f"{source} has no {what}. {layout.title} is available from {layout.home}.\n"
             f"The folder looks like this:\n{layout.tree}"
         )
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kcal.benchmark.tasks import Task
 from kcal.calibrators import METHODS, Calibrator, DirichletCalibration, KCal, fit_on, predict_on
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
-from kcal.calibrators.registry import Method
+from kcal.calibrators.registry import SLOW, Method
 from kcal.datasets import COMPANIONS
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
@@ -29,8 +29,11 @@ COMPANION_CALIBRATORS = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
 """What calibrates the logits of a companion, by the loss that its network was trained with, as in the paper."""
 BENCHMARK_METHODS: dict[str, Method] = {
     **METHODS,
-    "dircal-odir": Method(
-        "dircal-odir", partial(DirichletCalibration, grid="odir"), "Dirichlet calibration, published penalty", cost=6
+    "dircal-paper": Method(
+        "dircal-paper",
+        partial(DirichletCalibration, grid="published", training="published"),
+        "Dirichlet calibration as published",
+        cost=SLOW,
     ),
     "kcal-untrained": Method("kcal-untrained", partial(KCal, projection="identity"), "KCal without a projection"),
     **{

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ def paper_gradients(module: nn.Module, step: Step) -> tuple[torch.Tensor, Gradie
 
     One batch-norm call sees all rows.
     """
-    if type(module) is SkipProjection and not module.unit_length:
+    if _is_papers(module):
         return _skip_gradients(module, step)
     projected, n_query = module(step.embeddings), len(step.query_codes)
     losses, counted = episode_losses(
@@ -47,6 +48,15 @@ def paper_gradients(module: nn.Module, step: Step) -> tuple[torch.Tensor, Gradie
     )  # fmt: skip
     loss = mean_loss(losses, counted)
     return loss.detach(), gradients_of(loss, module)
+
+
+def _is_papers(module: nn.Module) -> TypeGuard[SkipProjection]:
+    """Return whether a module is the paper's Π with its own batch norm, whose gradients are known by hand."""
+    if type(module) is not SkipProjection or module.unit_length:
+        return False
+    norm = module.norm
+    plain = type(norm) is nn.BatchNorm1d and norm.affine and norm.track_running_stats and norm.momentum is not None
+    return plain and norm.training and type(module.reduce) is type(module.bend) is nn.Linear
 
 
 @torch.no_grad()
@@ -58,8 +68,8 @@ def _skip_gradients(module: SkipProjection, step: Step) -> tuple[torch.Tensor, G
     norm, weight, bend = module.norm, module.reduce.weight, module.bend.weight
     running = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
     norm.get_buffer("num_batches_tracked").add_(1)
-    momentum = 0.0 if norm.momentum is None else norm.momentum
-    rows, _, _ = torch.native_batch_norm(step.embeddings, None, None, *running, True, momentum, norm.eps)  # x̂
+    assert norm.momentum is not None
+    rows, _, _ = torch.native_batch_norm(step.embeddings, None, None, *running, True, norm.momentum, norm.eps)  # x̂
     reduced = torch.addmm(torch.addmv(module.reduce.bias, weight, norm.bias), rows, (weight * norm.weight).T)
     curved = nn.functional.elu(reduced)
     loss, to_points = _loss_and_gradient(torch.addmm(reduced, curved, bend.T), step)

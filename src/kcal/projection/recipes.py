@@ -17,11 +17,13 @@ LARGEST = 1e12
 MAX_STEPS, MAX_SAMPLES = 10**7, 10**5
 AUTO_PASSES, MIN_AUTO_STEPS, MAX_AUTO_STEPS = 40, 20, 400
 """Passes over the training set, and bounds of the steps, of ``steps="auto"``."""
+USUAL_DIMENSION, MANY_CLASSES_DIMENSION, MANY_CLASSES = 32, 128, 1_000
+"""The paper's dimensions, and the number of classes from which on the larger one is taken."""
 PUBLISHED_CHANGES: dict[str, dict[str, Any]] = {
     "cifar10": {},
     "cifar100": {},
     "svhn": {},
-    "imagenet": {"learning_rate": 5e-2, "patience": 15, "largest_dimension": 128},
+    "imagenet": {"learning_rate": 5e-2, "patience": 15},
     "isruc": {"learning_rate": 1e-3},
     "iiic": {},
     "pn2017": {"learning_rate": 1e-3},
@@ -66,6 +68,8 @@ class PaperRecipe(CheckedFields):
     After every epoch the log-loss on the set named by ``monitor`` decides whether the learning rate is multiplied by
     ``factor``; training ends with the last epoch or when the rate falls below ``least_learning_rate``.
 
+    A dimension of "auto" is at most ``largest_dimension``, of which "auto" is 32, and 128 from 1,000 classes on.
+
     With fewer than 2·``predictions`` samples half of them are predicted, so that a background is left; a sample whose
     class has no background in a step is left out of that step.
 
@@ -84,7 +88,13 @@ class PaperRecipe(CheckedFields):
     patience: int = integer(10, 0, MAX_STEPS)
     least_learning_rate: float = number(1e-5)
     monitor: str = option("calibration", "training")
-    largest_dimension: int = integer(32, 1, MAX_DIMENSION)
+    largest_dimension: int | str = parameter("auto", check_integer, minimum=1, maximum=MAX_DIMENSION)
+
+    def dimension_limit(self, n_classes: int) -> int:
+        """Return the largest d of a dimension of "auto"."""
+        if not isinstance(self.largest_dimension, str):
+            return self.largest_dimension
+        return MANY_CLASSES_DIMENSION if n_classes >= MANY_CLASSES else USUAL_DIMENSION
 
     @classmethod
     def for_data_set(cls, data_set: str) -> Self:
@@ -132,6 +142,10 @@ class FastRecipe(CheckedFields):
     sampling: str = option("equal", "proportional")
     largest_dimension: int = integer(128, 1, MAX_DIMENSION)
     class_weights: str | None = option(None, "balanced")
+
+    def dimension_limit(self, n_classes: int) -> int:
+        """Return the largest d of a dimension of "auto", whatever the number of classes."""
+        return self.largest_dimension
 
     def takes_directions(self, n_features: int) -> bool:
         """Return whether embeddings with this number of features are divided by their length."""

@@ -114,7 +114,7 @@ def train_projection(
     projection : "skip", "linear" or nn.Module
         What to train; a module is copied first.
     dimension : int or "auto"
-        d; for "auto" min(h, 128), or min(h, 32) with the paper's recipe.
+        d; for "auto" min(h, 128), or with the paper's recipe min(h, 32) below 1,000 classes.
     recipe : "fast", "paper", FastRecipe or PaperRecipe
         How to train it. The paper's recipe monitors the training loss here, since there is no calibration set.
     groups : (n,) array, optional
@@ -133,7 +133,7 @@ def train_projection(
     known = collect_classes([names], classes)
     codes = encode_labels(names, known)
     keys = None if groups is None else check_groups(groups, rows.shape[0])
-    module = start_projection(projection, rows, dimension, numbers, seed)
+    module = start_projection(projection, rows, dimension, numbers, seed, n_classes=len(known))
     if isinstance(numbers, PaperRecipe):
         numbers = replace(numbers, monitor="training")  # there is no calibration set
     samples = TrainingSamples(rows, codes, len(known), keys)
@@ -143,14 +143,20 @@ def train_projection(
 
 
 def start_projection(
-    projection: str | nn.Module, embeddings: torch.Tensor, dimension: int | str, recipe: Recipe, seed: int
+    projection: str | nn.Module,
+    embeddings: torch.Tensor,
+    dimension: int | str,
+    recipe: Recipe,
+    seed: int,
+    *,
+    n_classes: int,
 ) -> nn.Module:
     """Return the initial module, on the device and in the precision of the embeddings."""
     if isinstance(projection, nn.Module):
         module = deepcopy(projection)
     else:
         n_features = embeddings.shape[1]
-        chosen = choose_dimension(dimension, n_features, recipe.largest_dimension)
+        chosen = choose_dimension(dimension, n_features, recipe.dimension_limit(n_classes))
         module = build_projection(projection, n_features, chosen, seed)
         if isinstance(recipe, FastRecipe) and isinstance(module, NormalisedReduction):
             module.unit_length.fill_(recipe.takes_directions(n_features))

@@ -15,11 +15,14 @@ from experiments.paper.checkpoints import read_checkpoint
 from experiments.paper.prepared import read_prepared, write_prepared
 from experiments.paper.published import DIFFERENCES, PAPER_COLUMNS, PUBLISHED
 from experiments.paper.results import comparison_tables
-from experiments.paper.settings import settings_for
+from experiments.paper.settings import SETTINGS, SHORT, settings_for
 from experiments.paper.training import train
 from kcal.benchmark import PAPER_METHODS, Plan, Results, read_tasks, run
 from kcal.benchmark.output import as_json
 from kcal.errors import InvalidInputError
+from kcal.losses.mmce import COEFFICIENT
+from kcal.metrics.registry import METRICS
+from kcal.projection import PaperRecipe
 from toy_data import toy_data
 
 NETWORK = ("--short", "--network", "signal-resnet", "--epochs", "1")
@@ -34,10 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command("train", place / "data", "--out", place / f"{name}.pt", "--loss", loss, *NETWORK)
     (place / "tasks").mkdir()
     command(
-        "embed", place / "data", place / "net.pt", "--companion", place / "focal.pt", "--by-group", "--share", "0.4",
+        "embed", place / "data", place / "net.pt", "--companion", place / "focal.pt", "--share", "0.4",
         "--out", place / "tasks" / "pn2017-toy.npz",
     )  # fmt: skip
-    plan = Plan(("uncal", "ts", "focal", "vector", "smooth"), 2, 0, 1)
+    plan = Plan(("uncal", "ts", "focal", "vector", "dircal", "kcal", "smooth"), 2, 0, 1)
     results = Results.of(run(read_tasks(place / "tasks"), plan, place / "bench"), plan.methods)
     (place / "bench" / "results.json").write_text(json.dumps(as_json(results, plan)))
     return place
@@ -71,7 +74,9 @@ def test_embed_shows_the_task_and_scores_and_refuses_an_unfinished_run(folder: P
     data = folder / "data"
     text = command("embed", data, folder / "net.pt", "--out", folder / "again.npz")
     assert "5% of the samples to calibrate" in text
+    assert "18 groups (20% of them to calibrate)" in text
     assert re.search(r"cross-entropy, pool: Evaluation\(accuracy=0\.\d+", text)
+    assert "cross-entropy: signal-resnet after epoch 1 of 1 (adamw, cosine, balance 0.5)" in text
     settings = settings_for("pn2017", short=True, network="signal-resnet", epochs=3)
     train(read_prepared(data), settings, folder / "begun.pt", until=1)
     message = refused("embed", data, folder / "begun.pt", "--out", folder / "begun.npz")
@@ -84,25 +89,45 @@ def test_results_stand_beside_the_paper_s_rows(folder: Path, tmp_path: Path) -> 
     text = page.read_text()
     assert "| method | paper, MINA | pn2017-toy | pn2017-toy (by group) |" in text
     assert "| uncal | 54.67±0.14 |" in text
-    assert "| vector | – |" in text
+    assert all(f"| {method} | – |" in text for method in ("kcal", "dircal", "vector"))
     assert "| mmce | 51.90±0.07 | – | – |" in text
     assert "smooth |" not in text  # not in the paper, not run
     assert all(line in text for line in DIFFERENCES["pn2017"])
     assert "60.36±0.61" in shown
     results, _ = Results.read(folder / "bench" / "results.json")
-    accuracy = comparison_tables(results, "pn2017")[0].transposed()
-    ours = {row[0].text: row[2].text for row in accuracy.rows}
-    values = results.values(results.rows[0], "accuracy", "focal")
-    assert values is not None
-    assert ours["focal"].startswith(f"{100 * np.mean(values):.2f}")
-    assert ours["kcal"] == "–"
+    tables = comparison_tables(results, "pn2017")
+    for table, metric in ((tables[0], "accuracy"), (tables[1], "classwise_calibration_error_min")):
+        ours = {row[0].text: row[2].text for row in table.transposed().rows}
+        values = results.values(results.rows[0], metric, "focal")
+        assert values is not None
+        assert ours["focal"].startswith(f"{100 * np.mean(values):.2f}")
+        assert ours["kcal-paper"] == "–"
+        assert ours["kcal"] != "–"
+        assert table.title.startswith(METRICS[metric].title)
     with pytest.raises(InvalidInputError, match="tasks whose names begin with it"):
         comparison_tables(results, "cifar10")
 
 
 def test_published_rows_are_complete() -> None:
-    assert set(PAPER_COLUMNS) == set(PAPER_METHODS)
+    as_published = {"dircal": "dircal-paper", "kcal": "kcal-paper"}
+    assert tuple(as_published.get(method, method) for method in PAPER_METHODS) == PAPER_COLUMNS
     rows = PUBLISHED["pn2017"]
     assert len(rows) == 5
     assert all(re.fullmatch(r"\d+\.\d\d±\d\.\d\d", entry) for row in rows.values() for entry in row.values())
-    assert rows["classwise_calibration_error"]["kcal"] == "4.25±1.26"
+    assert rows["classwise_calibration_error_min"]["kcal-paper"] == "4.25±1.26"
+    assert rows["expected_calibration_error"]["dircal-paper"] == "5.64±0.75"
+
+
+def test_what_differs_holds_for_every_run() -> None:
+    text = " ".join(DIFFERENCES["pn2017"])
+    assert f"λ = {COEFFICIENT}" in text
+    assert "short settings" not in text
+    probs, label = np.array([[1.0, 0.0]]), [1]
+    assert METRICS["negative_log_likelihood"](probs, label) == pytest.approx(-np.log(1e-12))
+    assert "clips probabilities at 1e-12" in text
+    assert f"is {PaperRecipe().learning_rate:.0e}".replace("e-0", "e-") in text
+    assert f"is {PaperRecipe.for_data_set('pn2017').learning_rate:.0e}".replace("e-0", "e-") in text
+    for settings in (SETTINGS["pn2017"], SHORT["pn2017"]):
+        assert settings.augment
+        assert settings.balance is not None
+        assert settings.balance > 0

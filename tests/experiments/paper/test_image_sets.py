@@ -35,11 +35,9 @@ def test_cifar10_has_its_pixels_labels_and_official_test_set(tmp_path: Path, bin
     np.testing.assert_array_equal(data.labels, labels)
     for image, row, column, channel in ((0, 0, 0, 0), (5, 3, 17, 1), (47, 31, 31, 2)):
         assert data.inputs[image, row, column, channel] == pixels[image, 1024 * channel + 32 * row + column]
-    assert data.calibration is not None
-    is_train, is_test = data.parts == 0, (data.parts == 2) & ~data.calibration
-    np.testing.assert_array_equal(np.flatnonzero(is_test), np.arange(40, 48))
-    assert (is_train.sum(), data.calibration.sum(), (data.parts == 1).sum()) == (36, 4, 0)
-    assert not (is_train & data.calibration).any()
+    assert [len(data.rows(part)) for part in ("train", "validation", "pool")] == [36, 0, 4 + 8]
+    assert set(range(40, 48)) < set(data.rows("pool").tolist())
+    assert data.calibration_share == 4 / 12
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -92,8 +90,7 @@ def test_svhn_label_10_is_the_digit_0(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.inputs[11], images[..., 11])
     np.testing.assert_array_equal(data.inputs[39], test_images[..., 9])
     assert data.classes[0] == "0"
-    assert data.calibration is not None
-    assert (data.calibration.sum(), len(data.rows("train")), len(data.rows("pool"))) == (3, 27, 13)
+    assert (len(data.rows("train")), len(data.rows("pool")), data.calibration_share) == (27, 13, 3 / 13)
 
 
 def test_svhn_of_another_shape_or_format_is_refused(tmp_path: Path) -> None:
@@ -143,6 +140,7 @@ def test_imagenet_validation_images_have_their_class(tmp_path: Path, flat: bool)
     assert [label for _, label in train] == [0, 1, 1, 2, 2, 2]
     pool = {Path(str(data.inputs[row])).stem[-1]: data.classes[data.labels[row]] for row in data.rows("pool")}
     assert pool == {"1": "n02", "2": "n03", "3": "n01", "4": "n02"}
+    assert data.calibration_share == 25_000 / 50_000
     assert data.root is not None
     assert all((Path(data.root) / str(name)).is_file() for name in data.inputs)
 

@@ -77,6 +77,15 @@ def test_mina_equals_its_formula_piece_by_piece() -> None:
         torch.testing.assert_close(logits, network.head(pooled))
 
 
+def test_a_silent_signal_has_the_smallest_power() -> None:
+    network, powers = MINA(3, n_filters=4, n_hidden=3).eval(), []
+    network.attention.register_forward_pre_hook(lambda _, given: powers.append(given[1]))
+    with torch.no_grad():
+        logits = network(torch.zeros(1, 1, 200))
+    assert torch.isfinite(logits).all()
+    assert powers[0].flatten().tolist() == pytest.approx([np.log(1e-6)] * 4)
+
+
 def test_mina_sees_every_band_and_its_sizes_are_the_published_ones() -> None:
     network = MINA(4).eval()
     n_parameters = sum(parameter.numel() for parameter in network.parameters())

@@ -27,7 +27,7 @@ def small(inputs: np.ndarray) -> PreparedData:
         labels=np.array([0, 1, 1, 0]),
         parts=np.array([0, 0, 2, 2], np.int8),
         groups=np.array([5, 5, 6, 7]),
-        calibration=np.array([False, False, True, False]),
+        calibration_share=0.25,
         oversampled=np.array([False, True, False, False]),
     )
 
@@ -41,10 +41,11 @@ def test_inputs_are_filled_in_place_and_read_back(tmp_path: Path) -> None:
     data = read_prepared(tmp_path)
     assert (tmp_path / "inputs.npy").stat().st_ino == before
     np.testing.assert_array_equal(data.inputs, np.repeat(np.arange(4.0), 3).reshape(4, 1, 3))
-    np.testing.assert_array_equal(data.calibration, [False, False, True, False])
+    assert (data.calibration_share, data.classes, data.root) == (0.25, ("cat", "dog"), None)
     np.testing.assert_array_equal(data.oversampled, [False, True, False, False])
-    write_prepared(replace(small(np.zeros((4, 1))), calibration=None), tmp_path)
-    assert read_prepared(tmp_path).calibration is None
+    write_prepared(replace(small(np.zeros((4, 1))), oversampled=None, calibration_share=None), tmp_path)
+    assert read_prepared(tmp_path).oversampled is None
+    assert read_prepared(tmp_path).calibration_share is None
 
 
 def test_folder_is_incomplete_from_the_first_new_input_on(tmp_path: Path) -> None:
@@ -75,18 +76,18 @@ def test_splits_depend_on_the_seed_alone() -> None:
 
 def test_table_counts_parts_classes_and_groups() -> None:
     table = count_table(small(np.zeros((4, 1, 3))))
-    assert table.heading == ("samples", "train", "added to train", "validation", "calibration", "test")
+    assert table.heading == ("samples", "train", "added to train", "validation", "pool")
     assert [[entry.text for entry in row] for row in table.rows] == [
-        ["cat", "1", "0", "0", "0", "1"],
-        ["dog", "1", "1", "0", "1", "0"],
-        ["all", "2", "1", "0", "1", "1"],
-        ["groups", "1", "1", "0", "1", "1"],
+        ["cat", "1", "0", "0", "1"],
+        ["dog", "1", "1", "0", "1"],
+        ["all", "2", "1", "0", "2"],
+        ["groups", "1", "1", "0", "2"],
     ]
 
 
 def test_table_of_many_classes_shows_the_smallest_and_the_largest() -> None:
     data = small(np.zeros((4, 1)))
-    data = replace(data, classes=tuple(map(str, range(30))), groups=None, oversampled=None, calibration=None)
+    data = replace(data, classes=tuple(map(str, range(30))), groups=None, oversampled=None)
     table = count_table(data)
     assert table.heading == ("samples", "train", "validation", "pool")
     assert [[entry.text for entry in row] for row in table.rows] == [
@@ -104,9 +105,9 @@ def test_command_prepares_and_shows_the_table(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert "cifar10: 10 classes, images of shape (32, 32, 3)" in result.stdout
-    assert ["samples", "train", "validation", "calibration", "test"] in lines
-    assert ["all", "45", "0", "5", "10"] in lines
+    assert "cifar10: 10 classes, images of shape (32, 32, 3)" in " ".join(result.stdout.split())
+    assert ["samples", "train", "validation", "pool"] in lines
+    assert ["all", "45", "0", "15"] in lines
     assert result.stdout.splitlines()[-1] == f"cifar10 is in {tmp_path / 'out'}"
     assert len(read_prepared(tmp_path / "out").labels) == 60
     quiet = CliRunner().invoke(app, [*words, "--quiet"])
@@ -120,6 +121,7 @@ def test_missing_data_are_answered_by_their_home_and_a_tree(name: str, tmp_path:
         assert result.exit_code == 1
         lines = result.stderr.splitlines()
         assert lines[0].startswith("error: ")
+        assert f"{DATA_SETS[name].layout.title} is available from " in lines[0]
         assert "http" in lines[0]
         assert lines[1] == "The folder looks like this:"
         assert "\n".join(lines[2:]) == DATA_SETS[name].layout.tree

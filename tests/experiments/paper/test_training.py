@@ -17,10 +17,11 @@ from experiments.paper.evaluation import Evaluation
 from experiments.paper.inputs import Batches, drawn_rows
 from experiments.paper.networks import NETWORKS, build_network, pretrained
 from experiments.paper.prepared import PreparedData
-from experiments.paper.settings import SETTINGS, Settings, settings_for
-from experiments.paper.training import Training, cosine_rate, train
+from experiments.paper.settings import SETTINGS, SHORT, Settings, settings_for
+from experiments.paper.training import Training, cosine_rate, new_optimizer, train
 from kcal.benchmark import Plan, read_task, run
 from kcal.errors import FileFormatError, InvalidInputError
+from kcal.losses import mmce, mmce_loss
 from toy_data import toy_data, toy_settings
 
 KINDS = {
@@ -72,7 +73,7 @@ def test_a_network_trains_resumes_and_becomes_a_task(network: str, tmp_path: Pat
     assert len(resumed.history) == 3
     assert the_same(whole, resumed)
     assert the_same(whole, read_checkpoint(tmp_path / "parts.pt"))
-    task = embed(resumed, data, tmp_path / "task.npz", by_group=True)
+    task = embed(resumed, data, tmp_path / "task.npz")
     pool = data.rows("pool")
     np.testing.assert_array_equal(task.pool.labels, data.labels[pool])
     np.testing.assert_array_equal(task.pool.groups, data.groups[pool])
@@ -89,11 +90,9 @@ def test_a_task_with_companions_runs_in_the_benchmark(tmp_path: Path) -> None:
     runs = {loss: train(data, settings, tmp_path / f"{loss}.pt", loss=loss) for loss in ("focal", "mmce")}
     embed(train(data, settings, tmp_path / "net.pt"), data, place, share=0.4)
     assert [embed_companion(one, data, place).name for one in runs.values()] == ["toy@focal.npz", "toy@mmce.npz"]
-    task = read_task(place)
-    assert task.pool.groups is None
-    results = list(run([task], Plan(("uncal", "focal", "mmce"), 1, 0, 1), tmp_path / "bench"))
-    assert [result.error for result in results] == [None] * 3
-    assert len({result.metrics["negative_log_likelihood"] for result in results}) == 3
+    results = list(run([read_task(place)], Plan(("uncal", "focal", "mmce"), 1, 0, 1), tmp_path / "bench"))
+    assert [result.error for result in results] == [None] * 6  # by row and by group
+    assert len({result.metrics["negative_log_likelihood"] for result in results}) == 6
     with pytest.raises(InvalidInputError, match="focal or mmce"):
         embed_companion(read_checkpoint(tmp_path / "net.pt"), data, place)
 
@@ -129,6 +128,8 @@ def test_the_paper_s_settings() -> None:
     assert (ecg.epochs, ecg.schedule, ecg.network) == (100, "plateau", "mina")
     assert (eeg.optimizer, eeg.weight_decay, eeg.schedule) == ("adamw", 1e-5, "constant")
     assert {SETTINGS[name].batch_size for name in names} == {128}
+    assert {name: SETTINGS[name].balance for name in names if SETTINGS[name].balance is not None} == {"pn2017": 1.0}
+    assert SHORT["pn2017"].balance == 0.5
     assert (training.PLATEAU_PATIENCE, training.PLATEAU_FACTOR) == (10, 0.5)
     with pytest.raises(InvalidInputError, match="cifar10, cifar100"):
         settings_for("mnist")
@@ -143,6 +144,42 @@ def test_the_cosine_is_that_of_timm() -> None:
     for epoch in range(60):
         reference.step(epoch)
         assert cosine_rate(epoch, settings) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+
+
+def test_a_run_follows_the_cosine_with_every_batch(tmp_path: Path) -> None:
+    data = toy_data()
+    changes: dict[str, Any] = {"epochs": 4, "warmup_epochs": 1, "cooldown_epochs": 2, "learning_rate": 0.01}
+    settings = toy_settings("signal-resnet", balance=None, **changes)  # 24 samples, 3 batches an epoch
+    found = [record["learning_rate"] for record in train(data, settings, tmp_path / "run.pt").history]
+    falling = [1e-5 + (0.01 - 1e-5) * (1 + np.cos(np.pi * (epoch + 2 / 3) / 4)) / 2 for epoch in (1, 2, 3)]
+    assert found == pytest.approx([1e-5 + (0.01 - 1e-5) * 2 / 3, *falling, 1e-5, 1e-5], rel=1e-12)
+
+
+def test_sgd_has_momentum_and_decay() -> None:
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(module.weight, 2.0)
+    settings = replace(SETTINGS["pn2017"], learning_rate=0.1, weight_decay=0.5)
+    optimizer = new_optimizer(module, settings)
+    weight, speed = 2.0, 0.0
+    for gradient in (1.0, -0.5, 0.25):
+        module.weight.grad = torch.full((1, 1), gradient)
+        optimizer.step()
+        speed = 0.9 * speed + gradient + 0.5 * weight
+        weight -= 0.1 * speed
+        assert module.weight.item() == pytest.approx(weight, rel=1e-6)
+
+
+def test_an_epoch_draws_by_the_balance_of_the_settings() -> None:
+    data = toy_data(n=240)
+    rare = replace(data, labels=np.array([2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])[np.arange(240) % 12])
+    sizes = np.bincount(rare.labels[rare.rows("train")])
+    assert sizes.max() > 3 * sizes.min()
+    drawn = [
+        np.bincount(rare.labels[Training(rare, toy_settings("mina", balance=balance), "focal", 0).epoch_rows()])
+        for balance in (None, 1.0)
+    ]
+    np.testing.assert_array_equal(drawn[0], sizes)
+    assert drawn[1].max() < 1.5 * drawn[1].min()
 
 
 def test_a_plateau_halves_the_rate_also_after_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +246,10 @@ def test_losses_are_those_of_timm_and_of_the_library(loss: str) -> None:
         p = torch.softmax(logits, dim=1)[torch.arange(6), labels]
         torch.testing.assert_close(value, (-((1 - p) ** torch.where(p < 0.2, 5, 3)) * p.log()).mean())
     else:
-        assert value > torch.nn.functional.cross_entropy(logits, labels)
+        torch.testing.assert_close(value, mmce_loss(logits, labels), rtol=0, atol=0)
+        term = mmce(logits, labels)
+        assert term > 0.01
+        torch.testing.assert_close(value, torch.nn.functional.cross_entropy(logits, labels) + 0.2 * term)
 
 
 def test_votes_are_the_targets_of_the_cross_entropy_without_smoothing() -> None:
@@ -255,15 +295,19 @@ def test_oversampled_samples_are_not_embedded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(task.train.labels, data.labels[(data.parts == 0) & ~oversampled])
 
 
-def test_the_share_to_calibrate_is_the_paper_s_or_that_of_the_fixed_calibration_samples(tmp_path: Path) -> None:
+def test_the_shares_to_calibrate_are_the_paper_s_or_that_of_the_data_set(tmp_path: Path) -> None:
     data, checkpoint = toy_data(), train(toy_data(), toy_settings("signal-resnet", epochs=0), tmp_path / "run.pt")
-    assert embed(checkpoint, data, tmp_path / "t.npz").calibration_share == 0.05
-    assert embed(checkpoint, data, tmp_path / "t.npz", by_group=True).calibration_share == 0.2
-    fixed = np.isin(np.arange(48), data.rows("pool")[:6])
-    task = embed(checkpoint, replace(data, calibration=fixed), tmp_path / "t.npz")
-    assert task.calibration_share == 6 / len(data.rows("pool"))
-    with pytest.raises(InvalidInputError, match="without groups"):
-        embed(checkpoint, replace(data, groups=None), tmp_path / "t.npz", by_group=True)
+
+    def shares(changed: PreparedData, **options: float) -> tuple[float, float | None]:
+        embed(checkpoint, changed, tmp_path / "t.npz", **options)
+        task = read_task(tmp_path / "t.npz")
+        assert (task.pool.groups is None) == (task.train.groups is None) == (changed.groups is None)
+        return task.calibration_share, task.group_calibration_share
+
+    assert shares(data) == (0.05, 0.2)
+    assert shares(data, share=0.3) == (0.3, 0.2)
+    assert shares(replace(data, groups=None)) == (0.05, None)
+    assert shares(replace(data, groups=None, calibration_share=0.5)) == (0.5, None)
 
 
 def test_a_run_of_other_settings_is_refused(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ class KCal(EmbeddingCalibrator):
     Parameters
     ----------
     dimension : int or "auto"
-        d, the dimension of the projected space; for "auto" min(h, 128), or min(h, 32) with the paper's recipe.
+        d, the dimension of the projected space; for "auto" min(h, 128), or with the paper's recipe min(h, 32) below
+        1,000 classes.
     kernel : str
         A mother kernel: "rbf", "laplace", "matern32", "matern52", "epanechnikov", "biweight", "triweight". The
         projection is always trained with "rbf".

@@ -69,7 +69,8 @@ def fit_projection(
     if training is not None:
         assert not isinstance(projection, TrainedProjection)
         samples = training.encoded(calibration.classes)
-        module = start_projection(projection, samples.embeddings, options.dimension, recipe, options.seed)
+        embeddings, n_classes = samples.embeddings, len(calibration.classes)
+        module = start_projection(projection, embeddings, options.dimension, recipe, options.seed, n_classes=n_classes)
 
         def monitor(current: nn.Module) -> float:
             keys = replace(calibration, folds=None).keys  # the published rule leaves out one sample or group
