@@ -93,7 +93,8 @@ def search_bandwidth(
         best = _refine(loss_at, (grid[middle - 1], best, grid[middle + 1]), tolerance)
     order = sorted(seen)
     losses = np.array([seen[log_bandwidth] for log_bandwidth in order])
-    return BandwidthCurve(np.exp(order), losses, exp(best), seen[best], at_edge)
+    bandwidths = np.array([exp(log_bandwidth) for log_bandwidth in order])
+    return BandwidthCurve(bandwidths, losses, exp(best), seen[best], at_edge)
 
 
 def _scan(loss: Callable[[float], float], grid: list[float]) -> tuple[list[float], float]:
