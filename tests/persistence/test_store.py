@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
-import textwrap
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 import kcal
 from kcal import ClassifierOutputs
+from kcal.calibrators import make_calibrator
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.persistence import CalibrationStore
 
@@ -43,7 +44,7 @@ def store(tmp_path: Path) -> Any:
 
 def test_everything_comes_back_in_order_and_in_chunks(store: CalibrationStore) -> None:
     first = outputs(7, groups=np.arange(7) % 2, weights=np.linspace(1, 2, 7))
-    second = outputs(5, seed=1, groups=np.arange(5), weights=np.ones(5))
+    second = outputs(5, seed=1, groups=np.arange(5), weights=np.full(5, 0.5))
     ids = store.append(first, times=np.arange(7.0)) + store.append(second)
     assert len(store) == 12
     stored = store.samples()
@@ -81,16 +82,14 @@ def test_a_fit_from_the_store_is_a_fit_from_the_arrays(store: CalibrationStore) 
     rows = outputs(60, weights=np.linspace(1, 3, 60))
     store.append(rows)
     blend = store.fit(kcal.KCalBlend())
-    expected = kcal.KCalBlend().fit(
-        rows.embeddings, rows.labels, logits=rows.logits, sample_weight=rows.weights, ids=rows.ids
-    )
+    expected = kcal.KCalBlend().fit(rows.embeddings, rows.labels, logits=rows.logits, sample_weight=rows.weights)
     new = outputs(9, seed=3)
     one, other = (each.predict_proba(new.embeddings, logits=new.logits) for each in (blend, expected))
     np.testing.assert_array_equal(one, other)
-    scaled = store.fit(kcal.make_calibrator("ts"))
+    scaled = store.fit(make_calibrator("ts"))
     np.testing.assert_array_equal(
         scaled.predict_proba(new.logits),
-        kcal.make_calibrator("ts").fit(rows.logits, rows.labels, sample_weight=rows.weights).predict_proba(new.logits),
+        make_calibrator("ts").fit(rows.logits, rows.labels, sample_weight=rows.weights).predict_proba(new.logits),
     )
 
 
@@ -144,7 +143,7 @@ def test_bad_input_changes_nothing(store: CalibrationStore, call: Any, message: 
 def test_foreign_files_are_refused_and_not_changed(tmp_path: Path) -> None:
     text, other = tmp_path / "text.db", tmp_path / "other.db"
     text.write_text("no database at all, " * 100)
-    with sqlite3.connect(other) as database:
+    with closing(sqlite3.connect(other)) as database:
         database.execute("CREATE TABLE mine (x)")
     for path, message in ((text, "is not a calibration store"), (other, "is a database, but not a calibration store")):
         before = path.read_bytes()
@@ -174,59 +173,57 @@ def contents(path: Path) -> list[bytes]:
     return [file.read_bytes() for file in path.parent.glob(f"{path.name}*")]
 
 
-def test_threads_and_processes_write_without_losing_a_sample(store: CalibrationStore) -> None:
-    script = textwrap.dedent(
-        """
-        import sys
-        import numpy as np
-        from kcal import ClassifierOutputs
-        from kcal.persistence import CalibrationStore
-        with CalibrationStore(sys.argv[1]) as store:
-            for i in range(30):
-                store.append(ClassifierOutputs(np.ones((2, 4)), np.ones((2, 3)), [0, 1]))
-        """
-    )
-    others = [subprocess.Popen([sys.executable, "-c", script, str(store.path)]) for _ in range(2)]
-    rows = [outputs(2, seed=seed) for seed in range(40)]
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(store.append, rows))
-    assert [other.wait() for other in others] == [0, 0]
-    assert len(store) == 2 * 40 + 2 * 2 * 30
-    assert store.last_change == len(store)
+def append_many(path: Path, seeds: range) -> None:
+    with CalibrationStore(path) as store:
+        for seed in seeds:
+            store.append(outputs(2, seed=seed))
 
 
-WRITER = textwrap.dedent(
-    """
-    import struct, sys
-    import numpy as np
-    from kcal.embeddings import ClassifierOutputs
-    from kcal.persistence import CalibrationStore
-    store = CalibrationStore(sys.argv[1])
-    number = len(store) // 3
-    print("open", flush=True)
-    while True:
-        ids = [f"{number}-{i}" for i in range(3)]
-        store.append(ClassifierOutputs(np.full((3, 16), number, np.float32), labels=[number] * 3, ids=ids))
-        print(number, flush=True)  # acknowledged
-        number += 1
-    """
-)
+def test_threads_and_processes_write_without_losing_a_sample(tmp_path: Path) -> None:
+    path, context = tmp_path / "store.db", get_context("fork")
+    ranges = (range(100, 130), range(200, 230))
+    others = [context.Process(target=append_many, args=(path, seeds)) for seeds in ranges]
+    for other in others:
+        other.start()
+    with CalibrationStore(path) as store:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda seed: store.append(outputs(2, seed=seed)), range(40)))
+        for other in others:
+            other.join()
+        assert [other.exitcode for other in others] == [0, 0]
+        assert len(store) == store.last_change == 2 * (40 + 30 + 30)
 
 
-@pytest.mark.parametrize("seed", [0])
-def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path, seed: int) -> None:
-    path, generator, acknowledged = tmp_path / "store.db", np.random.default_rng(seed), -1
-    for _ in range(8):
-        process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-        for _ in range(int(generator.integers(0, 12))):
-            acknowledged = int(process.stdout.readline())
-        process.send_signal(signal.SIGKILL)
-        rest = process.stdout.read().split("\n")
-        acknowledged = max([acknowledged, *(int(line) for line in rest[:-1])])
-        process.wait()
-        check_whole(path, acknowledged)
+def write_until_killed(path: Path, acknowledged: Connection) -> None:
+    """Append batches of three samples and tell the number of each after it is acknowledged."""
+    with CalibrationStore(path) as store:
+        number = len(store) // 3
+        while True:
+            ids = [f"{number}-{place}" for place in range(3)]
+            store.append(ClassifierOutputs(np.full((3, 16), number, np.float32), labels=[number] * 3, ids=ids))
+            acknowledged.send(number)
+            number += 1
+
+
+def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    path, generator, context = tmp_path / "store.db", np.random.default_rng(0), get_context("fork")
+    last = -1
+    for trial in range(200):
+        receiver, sender = context.Pipe(duplex=False)
+        writer = context.Process(target=write_until_killed, args=(path, sender))
+        writer.start()
+        sender.close()
+        if trial % 4:  # otherwise it may be killed while it opens the file
+            last = receiver.recv()
+        time.sleep(generator.uniform(0.0, 0.02))
+        writer.kill()
+        writer.join()
+        with suppress(EOFError):
+            while True:
+                last = receiver.recv()
+        receiver.close()
+        check_whole(path, last)
+    assert last > 100
 
 
 def check_whole(path: Path, acknowledged: int) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kcal.calibrators import Calibrator, fit_on
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import check_path
@@ -179,14 +180,11 @@ class CalibrationStore:
             after = records[-1][0]
             yield as_samples(records)
 
-    def fit(self, calibrator: Any, **options: Any) -> Any:
-        """Fit a calibrator on the labelled samples and return it; ``options`` are those of its ``fit``."""
-        outputs = self.samples().outputs
-        given = {"groups": outputs.groups, "sample_weight": outputs.weights, "ids": outputs.ids}
-        if calibrator.inputs == "both" and calibrator.uses_logits:
-            given["logits"] = outputs.logits
-        known = {name: part for name, part in given.items() if part is not None and name in calibrator.fit_options}
-        return calibrator.fit(outputs.matrix(calibrator.inputs), outputs.labels, **known, **options)
+    def fit(
+        self, calibrator: Calibrator, training: ClassifierOutputs | None = None, *, classes: Any = None
+    ) -> Calibrator:
+        """Fit a calibrator on the labelled samples and return it; the rest as in :func:`kcal.fit_on`."""
+        return fit_on(calibrator, self.samples().outputs, training, classes=classes)
 
     @property
     def last_change(self) -> int:
@@ -314,7 +312,7 @@ def as_samples(records: Sequence[tuple[Any, ...]]) -> StoredSamples:
         logits=_matrix(logits),
         labels=None if any(label is None for label in labels) else np.array(labels),
         groups=None if any(group is None for group in groups) else np.array(groups),
-        weights=np.array(weights),
+        weights=None if set(weights) == {1.0} else np.array(weights),
         ids=np.array(ids),
     )
     return StoredSamples(outputs, np.array(rows, dtype=np.int64), np.array(times), np.array(versions))
