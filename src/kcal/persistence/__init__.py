@@ -1,5 +1,15 @@
-"""Files of calibrators: safetensors and JSON, no pickle."""
+"""Files of calibrators (safetensors and JSON, no pickle), and the store of calibration samples (SQLite)."""
 
 from kcal.persistence.archive import from_bytes, load, load_calibrator, read_network_reference, save, to_bytes
+from kcal.persistence.store import CalibrationStore, StoredSamples
 
-__all__ = ["from_bytes", "load", "load_calibrator", "read_network_reference", "save", "to_bytes"]
+__all__ = [
+    "CalibrationStore",
+    "StoredSamples",
+    "from_bytes",
+    "load",
+    "load_calibrator",
+    "read_network_reference",
+    "save",
+    "to_bytes",
+]

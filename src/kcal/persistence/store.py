@@ -1,0 +1,342 @@
+"""A durable store of labelled samples in one SQLite file: what a calibrator is fitted on, and follows.
+
+    samples   row, id, embedding, logits, label, group, weight, time, model version
+    changes   number, row: every sample that was added, corrected or deleted, in order
+
+A call that changes the store returns when the change is on disk (write-ahead log, ``synchronous=FULL``); a process that
+is killed leaves all of it or nothing. Several processes may use one store.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.calibrators import Calibrator, fit_on
+from kcal.embeddings import ClassifierOutputs
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.files import check_path
+from kcal.validation import check_groups, check_ids, check_labels, check_matrix, check_weights, shown
+
+FORMAT = 1
+APPLICATION = 0x6B63616C  # "kcal"
+BUSY_SECONDS = 30.0
+"""How long a call waits for another process that writes."""
+CHUNK = 10_000
+SCHEMA = """
+CREATE TABLE samples (
+    row INTEGER PRIMARY KEY AUTOINCREMENT,
+    id NOT NULL UNIQUE,
+    embedding BLOB,
+    logits BLOB,
+    label,
+    "group",
+    weight REAL NOT NULL,
+    time REAL NOT NULL,
+    version TEXT NOT NULL
+);
+CREATE TABLE changes (number INTEGER PRIMARY KEY AUTOINCREMENT, row INTEGER NOT NULL);
+CREATE TABLE widths (name TEXT PRIMARY KEY, width INTEGER NOT NULL);
+CREATE TRIGGER added AFTER INSERT ON samples BEGIN INSERT INTO changes (row) VALUES (new.row); END;
+CREATE TRIGGER corrected AFTER UPDATE ON samples BEGIN INSERT INTO changes (row) VALUES (new.row); END;
+CREATE TRIGGER deleted AFTER DELETE ON samples BEGIN INSERT INTO changes (row) VALUES (old.row); END;
+"""
+COLUMNS = 'row, id, embedding, logits, label, "group", weight, time, version'
+
+
+@dataclass(frozen=True, eq=False)
+class StoredSamples:
+    """Samples of a store: the outputs with their ids, groups and weights, and what the store adds."""
+
+    outputs: ClassifierOutputs
+    rows: NDArray[np.int64]
+    times: NDArray[np.float64]
+    versions: NDArray[Any] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class CalibrationStore:
+    """A durable home of labelled samples in one file.
+
+    Parameters
+    ----------
+    path : path
+        The file; it is created if it does not exist. SQLite keeps two more beside it while it is in use, PATH-wal and
+        PATH-shm.
+    version : str
+        Version of the network whose outputs are appended; stored with every sample.
+
+    Examples
+    --------
+    >>> with CalibrationStore("ward.db") as store:  # doctest: +SKIP
+    ...     store.append(kcal.extract(network, loader))
+    ...     store.correct(["eeg-17"], ["seizure"])
+    ...     calibrator = store.fit(kcal.KCalBlend())
+    """
+
+    def __init__(self, path: str | Path, *, version: str = "") -> None:
+        self.path = check_path(path)
+        if not isinstance(version, str):
+            raise InvalidInputError("version", "must be text", got=shown(version))
+        self.version = version
+        self._lock = threading.RLock()
+        if not self.path.parent.is_dir():
+            raise InvalidInputError("path", "must lie in an existing folder", got=str(self.path))
+        try:
+            self._database = sqlite3.connect(
+                self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._open()
+        except sqlite3.DatabaseError as error:
+            raise FileFormatError(f"{self.path} is not a calibration store, or cannot be opened ({error}).") from error
+
+    def _open(self) -> None:
+        self._run("PRAGMA journal_mode = WAL")
+        self._run("PRAGMA synchronous = FULL")
+        self._run("PRAGMA secure_delete = ON")
+        with self._transaction():
+            application, found = (self._number(f"PRAGMA {name}") for name in ("application_id", "user_version"))
+            tables = self._number("SELECT count(*) FROM sqlite_master")
+            if tables == 0:
+                for statement in SCHEMA.strip().split(";\n"):
+                    self._run(statement)
+                self._run(f"PRAGMA application_id = {APPLICATION}")
+                self._run(f"PRAGMA user_version = {FORMAT}")
+            elif application != APPLICATION:
+                raise FileFormatError(f"{self.path} is a database, but not a calibration store.")
+            elif found != FORMAT:
+                raise FileFormatError(f"{self.path} has the format {found}; this version of kcal reads {FORMAT}.")
+
+    def append(self, outputs: ClassifierOutputs, *, times: Any = None) -> list[Any]:
+        """Add samples and return their ids, those of ``outputs`` or new ones; labels may follow by :meth:`correct`.
+
+        Parameters
+        ----------
+        outputs : ClassifierOutputs
+            Embeddings, logits or both; labels, groups, weights and ids as far as they are known.
+        times : (n,) array, optional
+            When the samples were taken, in seconds since 1970; by default now.
+        """
+        records = list(self._records(outputs, times))
+        with self._transaction():
+            self._check_widths(outputs)
+            for record in records:
+                try:
+                    self._run(f"INSERT INTO samples ({COLUMNS.removeprefix('row, ')}) VALUES (?,?,?,?,?,?,?,?)", record)
+                except sqlite3.IntegrityError:
+                    expected, remedy = "must be new", "Change labels with correct()."
+                    raise InvalidInputError("ids", expected, got=f"{record[0]!r} again", remedy=remedy) from None
+        return [record[0] for record in records]
+
+    def correct(self, ids: Sequence[Any], labels: Any) -> None:
+        """Replace the labels of samples, or add late ones."""
+        names = check_ids(ids, len(ids)).tolist()
+        new = plain_labels(labels, len(names))
+        with self._transaction():
+            self._check_labels(new)
+            for name, label in zip(names, new, strict=True):
+                if self._run("UPDATE samples SET label = ? WHERE id = ?", (label, name)).rowcount == 0:
+                    raise unknown_id(name)
+
+    def delete(self, ids: Sequence[Any]) -> None:
+        """Delete samples; :meth:`vacuum` then removes the last of their bytes from the file."""
+        with self._transaction():
+            for name in check_ids(ids, len(ids)).tolist():
+                if self._run("DELETE FROM samples WHERE id = ?", (name,)).rowcount == 0:
+                    raise unknown_id(name)
+
+    def vacuum(self) -> None:
+        """Rewrite the file, so that it holds no byte of deleted samples and is as small as possible."""
+        with self._lock:
+            self._run("VACUUM")
+            if self._number("PRAGMA wal_checkpoint(TRUNCATE)"):
+                expected = "must not be read by another process during vacuum"
+                raise InvalidInputError("path", expected, got=str(self.path), remedy="Call vacuum again later.")
+
+    def __len__(self) -> int:
+        """Return the number of samples, with and without labels."""
+        return self._number("SELECT count(*) FROM samples")
+
+    def samples(self, *, labelled: bool = True) -> StoredSamples:
+        """Return all samples in the order of their arrival; by default those with labels."""
+        return as_samples(self._select(labelled, after=0))
+
+    def chunks(self, size: int = CHUNK, *, labelled: bool = True) -> Iterator[StoredSamples]:
+        """Yield the samples in the order of their arrival, ``size`` at a time; those that arrive meanwhile included."""
+        after = 0
+        while records := self._select(labelled, after, limit=size):
+            after = records[-1][0]
+            yield as_samples(records)
+
+    def fit(
+        self, calibrator: Calibrator, training: ClassifierOutputs | None = None, *, classes: Any = None
+    ) -> Calibrator:
+        """Fit a calibrator on the labelled samples and return it; the rest as in :func:`kcal.fit_on`."""
+        return fit_on(calibrator, self.samples().outputs, training, classes=classes)
+
+    @property
+    def last_change(self) -> int:
+        """Number of the last change; it grows with every sample that is added, corrected or deleted."""
+        return self._number("SELECT coalesce(max(number), 0) FROM changes")
+
+    def changes(self, since: int = 0) -> tuple[StoredSamples | None, NDArray[np.int64], int]:
+        """Return what changed after the change number ``since``.
+
+        Returns
+        -------
+        samples : StoredSamples or None
+            Labelled samples that were added or corrected, as they are now; None if there are none.
+        deleted : (n,) array
+            Rows of samples that are no longer there.
+        last : int
+            Number of the last change, for the next call.
+        """
+        with self._transaction("DEFERRED"):
+            last = self.last_change
+            rows = [row for (row,) in self._run("SELECT DISTINCT row FROM changes WHERE number > ?", (since,))]
+            changed = "row IN (SELECT row FROM changes WHERE number > ?)"
+            records = self._run(f"SELECT {COLUMNS} FROM samples WHERE {changed} ORDER BY row", (since,)).fetchall()
+        deleted = np.array(sorted(set(rows) - {record[0] for record in records}), dtype=np.int64)
+        labelled = [record for record in records if record[4] is not None]
+        return (as_samples(labelled) if labelled else None), deleted, last
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"CalibrationStore({str(self.path)!r})"
+
+    def _run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        with self._lock:
+            return self._database.execute(statement, values)
+
+    def _number(self, statement: str) -> int:
+        return int(self._run(statement).fetchone()[0])
+
+    @contextmanager
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+        """Do all or nothing, alone among writers."""
+        with self._lock:
+            self._run(f"BEGIN {kind}")
+            try:
+                yield
+                self._run("COMMIT")
+            except BaseException:
+                self._run("ROLLBACK")
+                raise
+
+    def _select(self, labelled: bool, after: int, limit: int = -1) -> list[tuple[Any, ...]]:
+        where = "AND label IS NOT NULL" if labelled else ""
+        statement = f"SELECT {COLUMNS} FROM samples WHERE row > ? {where} ORDER BY row LIMIT ?"
+        return self._run(statement, (after, limit)).fetchall()
+
+    def _records(self, outputs: ClassifierOutputs, times: Any) -> Iterator[tuple[Any, ...]]:
+        """Yield the values of the columns from the id on, one record per sample."""
+        if not isinstance(outputs, ClassifierOutputs):
+            raise InvalidInputError("outputs", "must be a kcal.ClassifierOutputs", got=shown(outputs))
+        matrices = {name: part for name in ("embeddings", "logits") if (part := getattr(outputs, name)) is not None}
+        if not matrices:
+            raise InvalidInputError("outputs", "must have embeddings or logits", got="neither")
+        blobs = {name: matrix_of(part, f"outputs.{name}", logits=name == "logits") for name, part in matrices.items()}
+        n_samples = len(next(iter(blobs.values())))
+        for name, matrix in blobs.items():
+            if len(matrix) != n_samples:
+                raise InvalidInputError(f"outputs.{name}", f"must have {n_samples:,} rows", got=f"{len(matrix):,}")
+        none = [None] * n_samples
+        ids = [uuid.uuid4().hex for _ in none] if outputs.ids is None else check_ids(outputs.ids, n_samples).tolist()
+        labels = none if outputs.labels is None else plain_labels(outputs.labels, n_samples)
+        self._check_labels(labels)
+        groups: list[Any] = none
+        if outputs.groups is not None:
+            check_groups(outputs.groups, n_samples)
+            groups = np.asarray(outputs.groups).tolist()
+        weights = np.ones(n_samples)
+        if outputs.weights is not None:
+            check_weights(outputs.weights, n_samples)  # scaled there, as given here
+            weights = np.asarray(outputs.weights, dtype=np.float64)
+        moments = np.full(n_samples, time.time()) if times is None else np.asarray(times, dtype=np.float64)
+        if moments.shape != (n_samples,) or not np.isfinite(moments).all():
+            raise InvalidInputError("times", f"must be {n_samples:,} finite numbers", got=shown(times))
+        for place, name in enumerate(ids):
+            rows = [blobs[part][place].tobytes() if part in blobs else None for part in ("embeddings", "logits")]
+            values = (labels[place], groups[place], float(weights[place]), float(moments[place]), self.version)
+            yield (name, *rows, *values)
+
+    def _check_widths(self, outputs: ClassifierOutputs) -> None:
+        """Raise if embeddings or logits have other columns than those in the store."""
+        for name in ("embeddings", "logits"):
+            matrix = getattr(outputs, name)
+            width = 0 if matrix is None else np.shape(matrix)[1]
+            self._run("INSERT OR IGNORE INTO widths VALUES (?, ?)", (name, width))
+            known = self._run("SELECT width FROM widths WHERE name = ?", (name,)).fetchone()[0]
+            if width != known:
+                expected = f"must have {known:,} columns, as in the store" if known else "must be left out, as before"
+                raise InvalidInputError(f"outputs.{name}", expected, got=f"{width:,}" if width else "None")
+
+    def _check_labels(self, labels: Sequence[Any]) -> None:
+        """Raise if labels are text in the store and numbers now, or the other way round."""
+        new = {isinstance(label, str) for label in labels if label is not None}
+        known = self._run("SELECT typeof(label) FROM samples WHERE label IS NOT NULL LIMIT 1").fetchone()
+        if known is not None and new and new != {known[0] == "text"}:
+            kinds = ("text", "numbers") if known[0] == "text" else ("numbers", "text")
+            raise InvalidInputError("labels", f"must be {kinds[0]}, as in the store", got=kinds[1])
+
+
+def as_samples(records: Sequence[tuple[Any, ...]]) -> StoredSamples:
+    """Return records of the table as arrays."""
+    if not records:
+        raise InvalidInputError("store", "must hold samples with labels", got="none")
+    rows, ids, embeddings, logits, labels, groups, weights, times, versions = zip(*records, strict=True)
+    outputs = ClassifierOutputs(
+        embeddings=_matrix(embeddings),
+        logits=_matrix(logits),
+        labels=None if any(label is None for label in labels) else np.array(labels),
+        groups=None if any(group is None for group in groups) else np.array(groups),
+        weights=None if set(weights) == {1.0} else np.array(weights),
+        ids=np.array(ids),
+    )
+    return StoredSamples(outputs, np.array(rows, dtype=np.int64), np.array(times), np.array(versions))
+
+
+def _matrix(blobs: Sequence[bytes | None]) -> NDArray[np.float32] | None:
+    present = [blob for blob in blobs if blob is not None]
+    if len(present) < len(blobs):
+        return None
+    return np.frombuffer(b"".join(present), dtype="<f4").reshape(len(present), -1).astype(np.float32)
+
+
+def matrix_of(values: Any, name: str, *, logits: bool) -> NDArray[np.float32]:
+    """Return a checked matrix in single precision, as it is stored."""
+    checked = check_matrix(values, name, logits=logits).detach().cpu().float().numpy()
+    return np.ascontiguousarray(checked, dtype="<f4")
+
+
+def plain_labels(labels: Any, n_samples: int) -> list[Any]:
+    """Return labels as Python's text or numbers; truth values become 0 and 1."""
+    checked = check_labels(labels, n_samples, "labels")
+    return list((checked.astype(np.int64) if checked.dtype.kind == "b" else checked).tolist())
+
+
+def unknown_id(name: Any) -> InvalidInputError:
+    """Return the error for an id that no sample has."""
+    return InvalidInputError("ids", "must be ids of samples in the store", got=repr(name))

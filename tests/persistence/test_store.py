@@ -1,0 +1,267 @@
+"""The calibration store: what it returns is what was put in, and what it acknowledged is on disk."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kcal
+from kcal import ClassifierOutputs
+from kcal.calibrators import make_calibrator
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.persistence import CalibrationStore
+
+
+def outputs(n: int = 20, *, seed: int = 0, **parts: Any) -> ClassifierOutputs:
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 3, n)
+    embeddings = (generator.normal(size=(n, 4)) + labels[:, None]).astype(np.float32)
+    logits = generator.normal(size=(n, 3)).astype(np.float32)
+    given: dict[str, Any] = {
+        "embeddings": embeddings,
+        "logits": logits,
+        "labels": labels,
+        "ids": [f"s{seed}-{i}" for i in range(n)],
+    }
+    return ClassifierOutputs(**(given | parts))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with CalibrationStore(tmp_path / "store.db") as opened:
+        yield opened
+
+
+def test_everything_comes_back_in_order_and_in_chunks(store: CalibrationStore) -> None:
+    first = outputs(7, groups=np.arange(7) % 2, weights=np.linspace(1, 2, 7))
+    second = outputs(5, seed=1, groups=np.arange(5), weights=np.full(5, 0.5))
+    ids = store.append(first, times=np.arange(7.0)) + store.append(second)
+    assert len(store) == 12
+    stored = store.samples()
+    for name in ("embeddings", "logits", "labels", "groups", "weights", "ids"):
+        expected = np.concatenate([np.asarray(getattr(part, name)) for part in (first, second)])
+        np.testing.assert_array_equal(getattr(stored.outputs, name), expected)
+        chunks = [getattr(chunk.outputs, name) for chunk in store.chunks(5)]
+        assert [len(chunk) for chunk in chunks] == [5, 5, 2]
+        np.testing.assert_array_equal(np.concatenate(chunks), expected)
+    assert stored.outputs.ids.tolist() == ids
+    assert stored.times[:7].tolist() == list(range(7))
+
+
+def test_a_reopened_store_has_the_same_samples(store: CalibrationStore) -> None:
+    store.append(outputs())
+    with CalibrationStore(store.path, version="2") as other:
+        other.append(outputs(3, seed=1))
+        np.testing.assert_array_equal(other.samples().outputs.embeddings, store.samples().outputs.embeddings)
+        assert store.samples().versions.tolist() == [""] * 20 + ["2"] * 3
+
+
+def test_labels_may_come_late_and_be_corrected(store: CalibrationStore) -> None:
+    store.append(outputs(4, labels=None, ids=[10, 11, 12, 13]))
+    assert len(store) == 4
+    with pytest.raises(InvalidInputError, match="store must hold samples with labels; got none"):
+        store.samples()
+    assert store.samples(labelled=False).outputs.labels is None
+    store.correct([12, 10], ["seizure", "normal"])
+    store.correct([10], ["discharge"])
+    assert store.samples().outputs.ids.tolist() == [10, 12]
+    assert store.samples().outputs.labels.tolist() == ["discharge", "seizure"]
+
+
+def test_a_fit_from_the_store_is_a_fit_from_the_arrays(store: CalibrationStore) -> None:
+    rows = outputs(60, weights=np.linspace(1, 3, 60))
+    store.append(rows)
+    blend = store.fit(kcal.KCalBlend())
+    expected = kcal.KCalBlend().fit(rows.embeddings, rows.labels, logits=rows.logits, sample_weight=rows.weights)
+    new = outputs(9, seed=3)
+    one, other = (each.predict_proba(new.embeddings, logits=new.logits) for each in (blend, expected))
+    np.testing.assert_array_equal(one, other)
+    scaled = store.fit(make_calibrator("ts"))
+    np.testing.assert_array_equal(
+        scaled.predict_proba(new.logits),
+        make_calibrator("ts").fit(rows.logits, rows.labels, sample_weight=rows.weights).predict_proba(new.logits),
+    )
+
+
+def test_changes_name_what_is_new_corrected_and_gone(store: CalibrationStore) -> None:
+    store.append(outputs(5))
+    samples, deleted, last = store.changes()
+    assert samples is not None
+    assert (len(samples), deleted.tolist(), last) == (5, [], store.last_change)
+    assert store.changes(last)[::2] == (None, last)
+    store.correct(["s0-3"], [0])
+    store.append(outputs(1, seed=1))
+    store.append(outputs(1, seed=2, labels=None))
+    store.delete(["s0-1", "s1-0"])
+    samples, deleted, last = store.changes(last)
+    assert samples is not None
+    assert samples.outputs.ids.tolist() == ["s0-3"]
+    assert deleted.tolist() == [2, 6]
+    assert last == store.last_change
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.append(outputs(2)), "ids must be new; got 's0-0' again. Change labels with correct"),
+        (lambda s: s.append(outputs(2, seed=1, ids=["a", "a"])), "ids must be unique"),
+        (lambda s: s.append(np.zeros((2, 4))), "outputs must be a kcal.ClassifierOutputs"),
+        (lambda s: s.append(ClassifierOutputs(labels=[1])), "outputs must have embeddings or logits"),
+        (lambda s: s.append(outputs(2, seed=1, embeddings=np.zeros((2, 5)))), "outputs.embeddings must have 4 columns"),
+        (lambda s: s.append(outputs(2, seed=1, embeddings=None)), "outputs.embeddings must have 4 columns"),
+        (lambda s: s.append(outputs(2, seed=1, logits=np.zeros((3, 3)))), "outputs.logits must have 2 rows; got 3"),
+        (lambda s: s.append(outputs(2, seed=1, embeddings=np.full((2, 4), np.nan))), "outputs.embeddings"),
+        (
+            lambda s: s.append(outputs(2, seed=1, labels=["a", "b"])),
+            "labels must be numbers, as in the store",
+        ),
+        (lambda s: s.append(outputs(2, seed=1), times=[1.0]), "times must be 2 finite numbers"),
+        (lambda s: s.correct(["s0-0", "nobody"], [1, 1]), "ids must be ids of samples in the store; got 'nobody'"),
+        (lambda s: s.correct(["s0-0"], ["x"]), "labels must be numbers, as in the store"),
+        (lambda s: s.delete(["s0-0", "nobody"]), "ids must be ids of samples in the store; got 'nobody'"),
+    ],
+)
+def test_bad_input_changes_nothing(store: CalibrationStore, call: Any, message: str) -> None:
+    store.append(outputs())
+    before, change = store.samples().outputs, store.last_change
+    with pytest.raises(InvalidInputError, match=message):
+        call(store)
+    assert store.last_change == change
+    np.testing.assert_array_equal(store.samples().outputs.labels, before.labels)
+
+
+def test_foreign_files_are_refused_and_not_changed(tmp_path: Path) -> None:
+    text, other = tmp_path / "text.db", tmp_path / "other.db"
+    text.write_text("no database at all, " * 100)
+    with closing(sqlite3.connect(other)) as database:
+        database.execute("CREATE TABLE mine (x)")
+    for path, message in ((text, "is not a calibration store"), (other, "is a database, but not a calibration store")):
+        before = path.read_bytes()
+        with pytest.raises(FileFormatError, match=message):
+            CalibrationStore(path)
+        if path is text:
+            assert path.read_bytes() == before
+    with pytest.raises(InvalidInputError, match="path must lie in an existing folder"):
+        CalibrationStore(tmp_path / "nowhere" / "store.db")
+
+
+def test_nothing_of_an_erased_sample_stays_in_the_file(store: CalibrationStore) -> None:
+    secret = outputs(1, seed=9, ids=["patient-4711"], labels=None, groups=["ward-xyzzy"])
+    store.append(outputs(50, groups=np.repeat("ward-1", 50), labels=np.repeat("normal", 50)))
+    store.append(secret)
+    store.correct(["patient-4711"], ["plugh"])
+    store.append(outputs(50, seed=1, groups=np.repeat("ward-1", 50), labels=np.repeat("normal", 50)))
+    traces = [b"patient-4711", b"ward-xyzzy", b"plugh", secret.embeddings.tobytes(), secret.logits.tobytes()]
+    assert all(any(trace in content for content in contents(store.path)) for trace in traces)
+    store.delete(["patient-4711"])
+    store.vacuum()
+    assert not any(trace in content for trace in traces for content in contents(store.path))
+    assert len(store) == 100
+
+
+def contents(path: Path) -> list[bytes]:
+    return [file.read_bytes() for file in path.parent.glob(f"{path.name}*")]
+
+
+def append_many(path: Path, seeds: range) -> None:
+    with CalibrationStore(path) as store:
+        for seed in seeds:
+            store.append(outputs(2, seed=seed))
+
+
+def test_threads_and_processes_write_without_losing_a_sample(tmp_path: Path) -> None:
+    path, context = tmp_path / "store.db", get_context("fork")
+    ranges = (range(100, 130), range(200, 230))
+    others = [context.Process(target=append_many, args=(path, seeds)) for seeds in ranges]
+    for other in others:
+        other.start()
+    with CalibrationStore(path) as store:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda seed: store.append(outputs(2, seed=seed)), range(40)))
+        for other in others:
+            other.join()
+        assert [other.exitcode for other in others] == [0, 0]
+        assert len(store) == store.last_change == 2 * (40 + 30 + 30)
+
+
+def write_until_killed(path: Path, acknowledged: Connection) -> None:
+    """Append batches of three samples and tell the number of each after it is acknowledged."""
+    with CalibrationStore(path) as store:
+        number = len(store) // 3
+        while True:
+            ids = [f"{number}-{place}" for place in range(3)]
+            store.append(ClassifierOutputs(np.full((3, 16), number, np.float32), labels=[number] * 3, ids=ids))
+            acknowledged.send(number)
+            number += 1
+
+
+def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    path, generator, context = tmp_path / "store.db", np.random.default_rng(0), get_context("fork")
+    last = -1
+    for trial in range(200):
+        receiver, sender = context.Pipe(duplex=False)
+        writer = context.Process(target=write_until_killed, args=(path, sender))
+        writer.start()
+        sender.close()
+        if trial % 4:  # otherwise it may be killed while it opens the file
+            last = receiver.recv()
+        time.sleep(generator.uniform(0.0, 0.02))
+        writer.kill()
+        writer.join()
+        with suppress(EOFError):
+            while True:
+                last = receiver.recv()
+        receiver.close()
+        check_whole(path, last)
+    assert last > 100
+
+
+def check_whole(path: Path, acknowledged: int) -> None:
+    """Every acknowledged batch is there, and no batch in part."""
+    with CalibrationStore(path) as store:
+        if acknowledged < 0 and len(store) == 0:
+            return
+        stored = store.samples().outputs
+    batches, counts = np.unique(stored.labels, return_counts=True)
+    assert (counts == 3).all()
+    assert batches.tolist() == list(range(len(batches)))
+    assert len(batches) - 1 >= acknowledged
+    np.testing.assert_array_equal(stored.embeddings, np.repeat(stored.labels[:, None], 16, axis=1))
+
+
+def test_a_truncated_log_ends_with_a_whole_batch(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = CalibrationStore(path)
+    for number in range(12):
+        store.append(ClassifierOutputs(np.full((3, 16), number, np.float32), labels=[number] * 3))
+    log = path.with_name("store.db-wal").read_bytes()
+    page = 4096 + 24  # a frame: header and page
+    ends = {len(log) - page * back + shift for back in range(8) for shift in (-1, 0, 1, 12, 24, 2048)}
+    ends |= {32 + page * frame for frame in range(len(log) // page)} | set(range(len(log) - 40, len(log) + 1))
+    seen = set()
+    for number, end in enumerate(sorted(end for end in ends if 0 <= end <= len(log))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        shutil.copy(path, folder / "store.db")
+        (folder / "store.db-wal").write_bytes(log[:end])
+        with CalibrationStore(folder / "store.db") as shorter:
+            n_samples = len(shorter)
+            assert n_samples % 3 == 0
+            if n_samples:
+                stored = shorter.samples().outputs
+                assert stored.labels.tolist() == np.repeat(np.arange(n_samples // 3), 3).tolist()
+                np.testing.assert_array_equal(stored.embeddings, np.repeat(stored.labels[:, None], 16, axis=1))
+        seen.add(n_samples)
+    store.close()
+    assert len(seen) > 5
+    assert max(seen) == 36
