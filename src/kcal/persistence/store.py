@@ -103,7 +103,7 @@ class CalibrationStore:
             raise FileFormatError(f"{self.path} is not a calibration store, or cannot be opened ({error}).") from error
 
     def _open(self) -> None:
-        self._run("PRAGMA journal_mode = WAL")
+        self._begin_write_ahead_log()
         self._run("PRAGMA synchronous = FULL")
         self._run("PRAGMA secure_delete = ON")
         with self._transaction():
@@ -118,6 +118,18 @@ class CalibrationStore:
                 raise FileFormatError(f"{self.path} is a database, but not a calibration store.")
             elif found != FORMAT:
                 raise FileFormatError(f"{self.path} has the format {found}; this version of kcal reads {FORMAT}.")
+
+    def _begin_write_ahead_log(self) -> None:
+        """Switch to the write-ahead log; SQLite does not wait by itself where two processes create one file."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                self._run("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
     def append(self, outputs: ClassifierOutputs, *, times: Any = None) -> list[Any]:
         """Add samples and return their ids, those of ``outputs`` or new ones; labels may follow by :meth:`correct`.
@@ -147,14 +159,14 @@ class CalibrationStore:
         with self._transaction():
             self._check_labels(new)
             for name, label in zip(names, new, strict=True):
-                if self._run("UPDATE samples SET label = ? WHERE id = ?", (label, name)).rowcount == 0:
+                if self._run("UPDATE samples SET label = ? WHERE id = ?", (label, name)) == 0:
                     raise unknown_id(name)
 
     def delete(self, ids: Sequence[Any]) -> None:
         """Delete samples; :meth:`vacuum` then removes the last of their bytes from the file."""
         with self._transaction():
             for name in check_ids(ids, len(ids)).tolist():
-                if self._run("DELETE FROM samples WHERE id = ?", (name,)).rowcount == 0:
+                if self._run("DELETE FROM samples WHERE id = ?", (name,)) == 0:
                     raise unknown_id(name)
 
     def vacuum(self) -> None:
@@ -205,9 +217,9 @@ class CalibrationStore:
         """
         with self._transaction("DEFERRED"):
             last = self.last_change
-            rows = [row for (row,) in self._run("SELECT DISTINCT row FROM changes WHERE number > ?", (since,))]
+            rows = [row for (row,) in self._rows("SELECT DISTINCT row FROM changes WHERE number > ?", (since,))]
             changed = "row IN (SELECT row FROM changes WHERE number > ?)"
-            records = self._run(f"SELECT {COLUMNS} FROM samples WHERE {changed} ORDER BY row", (since,)).fetchall()
+            records = self._rows(f"SELECT {COLUMNS} FROM samples WHERE {changed} ORDER BY row", (since,))
         deleted = np.array(sorted(set(rows) - {record[0] for record in records}), dtype=np.int64)
         labelled = [record for record in records if record[4] is not None]
         return (as_samples(labelled) if labelled else None), deleted, last
@@ -226,12 +238,22 @@ class CalibrationStore:
     def __repr__(self) -> str:
         return f"CalibrationStore({str(self.path)!r})"
 
-    def _run(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+    def _run(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Run a statement and return the number of rows that it changed."""
         with self._lock:
-            return self._database.execute(statement, values)
+            return self._database.execute(statement, values).rowcount
 
-    def _number(self, statement: str) -> int:
-        return int(self._run(statement).fetchone()[0])
+    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a query, read before another thread may use the connection.
+
+        A query that is still open holds the state of the file that it began with, and no transaction can begin on it
+        once another process has written.
+        """
+        with self._lock:
+            return self._database.execute(query, values).fetchall()
+
+    def _number(self, query: str) -> int:
+        return int(self._rows(query)[0][0])
 
     @contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
@@ -248,7 +270,7 @@ class CalibrationStore:
     def _select(self, labelled: bool, after: int, limit: int = -1) -> list[tuple[Any, ...]]:
         where = "AND label IS NOT NULL" if labelled else ""
         statement = f"SELECT {COLUMNS} FROM samples WHERE row > ? {where} ORDER BY row LIMIT ?"
-        return self._run(statement, (after, limit)).fetchall()
+        return self._rows(statement, (after, limit))
 
     def _records(self, outputs: ClassifierOutputs, times: Any) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the columns from the id on, one record per sample."""
@@ -288,7 +310,7 @@ class CalibrationStore:
             matrix = getattr(outputs, name)
             width = 0 if matrix is None else np.shape(matrix)[1]
             self._run("INSERT OR IGNORE INTO widths VALUES (?, ?)", (name, width))
-            known = self._run("SELECT width FROM widths WHERE name = ?", (name,)).fetchone()[0]
+            known = self._rows("SELECT width FROM widths WHERE name = ?", (name,))[0][0]
             if width != known:
                 expected = f"must have {known:,} columns, as in the store" if known else "must be left out, as before"
                 raise InvalidInputError(f"outputs.{name}", expected, got=f"{width:,}" if width else "None")
@@ -296,9 +318,10 @@ class CalibrationStore:
     def _check_labels(self, labels: Sequence[Any]) -> None:
         """Raise if labels are text in the store and numbers now, or the other way round."""
         new = {isinstance(label, str) for label in labels if label is not None}
-        known = self._run("SELECT typeof(label) FROM samples WHERE label IS NOT NULL LIMIT 1").fetchone()
-        if known is not None and new and new != {known[0] == "text"}:
-            kinds = ("text", "numbers") if known[0] == "text" else ("numbers", "text")
+        known = self._rows("SELECT typeof(label) FROM samples WHERE label IS NOT NULL LIMIT 1")
+        text = bool(known) and known[0][0] == "text"
+        if known and new and new != {text}:
+            kinds = ("text", "numbers") if text else ("numbers", "text")
             raise InvalidInputError("labels", f"must be {kinds[0]}, as in the store", got=kinds[1])
 
 
