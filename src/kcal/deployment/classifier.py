@@ -310,7 +310,7 @@ class CalibratedClassifier(nn.Module):
         return self.calibrator, self.calibrated_head
 
     def _embeddings_and_logits(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Outputs:
-        arguments = network_inputs(inputs, named)
+        arguments = network_inputs(self.network, inputs, named)
         self.locate_head(arguments)
         assert self._head is not None
         with evaluation_mode(self.network):
