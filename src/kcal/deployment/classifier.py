@@ -249,7 +249,8 @@ class CalibratedClassifier(nn.Module):
             Largest difference of a probability or of the evidence; :func:`kcal.deployment.write_onnx` has the details.
         """
         predictor, parts = self._predictor(example)
-        return write_onnx(predictor, parts, path, metadata=metadata_of(self._fitted()[0]), tolerance=tolerance)
+        metadata = metadata_of(self._fitted()[0])
+        return write_onnx(predictor, parts, path, metadata=metadata, tolerance=tolerance, progress=self.progress)
 
     def to_exported(self, example: Any) -> torch.export.ExportedProgram:
         """Return the program of ``torch.export``, with any number of rows; ``example`` as in :meth:`to_onnx`.
