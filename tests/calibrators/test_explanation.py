@@ -289,6 +289,7 @@ def test_printed_columns_sum_to_the_probabilities(small: Explanation) -> None:
     text = str(small)
     assert text.count("probability") == 5
     assert text.endswith("and 2 more")
+    assert repr(small) == "Explanation(7 predictions of 3 classes by 2 samples each)"
     assert "\x1b" not in str(replace(small, classes=np.array(["\x1b[31ma", "b" * 99, "c"])))
 
 

@@ -37,7 +37,7 @@ class LogOdds:
         return _pandas().DataFrame(columns | dict(zip(self.terms, self.contributions.T, strict=True)))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
     """The k calibration samples that carry each of n predictions most, those with the largest shares first.
 
@@ -167,6 +167,10 @@ class Explanation:
         heading = [f"log-odds of {short(odds.first[row])} against {short(odds.second[row])}", ""]
         terms = [[name, f"{value:+.4f}"] for name, value in zip(odds.terms, odds.contributions[row], strict=True)]
         return [heading, *terms, ["sum", f"{odds.total[row]:+.4f}"]]
+
+    def __repr__(self) -> str:
+        n, k = self.codes.shape
+        return f"Explanation({n:,} predictions of {len(self.classes):,} classes by {k:,} samples each)"
 
     def __str__(self) -> str:
         lines = []
