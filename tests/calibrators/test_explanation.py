@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from copy import copy
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from kcal import KCal, KCalBlend, KCalLogits, load, save
 from kcal.calibrators import Explanation
 from kcal.calibrators.kcal import attribution
 from kcal.errors import FewSamplesWarning, HeldOutWarning, InvalidInputError, LeakageWarning, MissingExtraError
+from kcal.kernels import sort_support
 from quick_blend import QUICK, blend_of
 from synthetic import Problem
 
@@ -324,3 +326,37 @@ def test_tensors_in_half_precision_are_explained(problem: Problem) -> None:
     assert isinstance(explanation.shares, np.ndarray)
     np.testing.assert_allclose(whole(explanation), model.predict_proba(queries).double(), rtol=1e-6)
     assert explanation.metrics[0] == attribution.METRIC
+
+
+def test_points_that_are_no_samples_are_named_by_number(problem: Problem) -> None:
+    model = KCal(projection="identity").fit(problem.embeddings, problem.labels, ids=np.arange(240) + 1000)
+    few = sort_support(torch.from_numpy(problem.embeddings[::4] + 0.1), torch.from_numpy(problem.labels[::4]), 3)
+    model.model_ = replace(model.model_, support=few)
+    explanation = model.explain(problem.test_embeddings[QUERIES], k=3)
+    np.testing.assert_allclose(whole(explanation), model.predict_proba(problem.test_embeddings[QUERIES]), rtol=1e-12)
+    assert (explanation.rows == -1).all()
+    np.testing.assert_array_equal(problem.labels[::4][explanation.ids], explanation.labels)
+
+
+@pytest.mark.parametrize("all_merged", [False, True])
+def test_estimates_over_merged_points_are_a_part_of_their_own(
+    problem: Problem, blend: KCalBlend, all_merged: bool
+) -> None:
+    model, (first, second) = copy(blend), blend.model_.experts
+    few = sort_support(second.support.points[::4] + 0.1, second.support.codes[::4], 3)
+    merged = replace(second, support=few, metric="merged learned")
+    experts = (first, merged)
+    if all_merged:  # with as many points in each metric
+        few = sort_support(first.support.points[::4], first.support.codes[::4], 3)
+        experts = (replace(first, support=few), merged)
+    model.model_ = replace(blend.model_, experts=experts)
+    queries, logits = problem.test_embeddings[QUERIES], problem.test_logits[QUERIES]
+    explanation = model.explain(queries, logits=logits)
+    assert explanation.metrics == ("identity",)
+    assert (explanation.rows == -1).all() == all_merged
+    assert (explanation.parts["merged"] > 0).any()
+    np.testing.assert_allclose(whole(explanation), model.predict_proba(queries, logits=logits), rtol=1e-12)
+    odds = explanation.log_odds
+    assert odds is not None
+    assert "merged learned × 1" in odds.terms
+    np.testing.assert_allclose(odds.contributions.sum(axis=1), odds.total, rtol=1e-12, atol=1e-12)

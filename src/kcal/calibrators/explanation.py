@@ -52,8 +52,10 @@ class Explanation:
     The probabilities of a :class:`KCalBlend` are a product of powers, which has no unique shares. Here every part of
     the pool has the share of its absolute weight: |g·w_j| for an estimate, |g·v_i| for a network calibrator, 1 − g for
     the fallback, over their sum. The share of an estimate is divided among samples and background as its mass for the
-    class is. The parts are "network", "background" and "fallback". Whether something speaks for or against a class is
-    in ``log_odds``.
+    class is. The parts are "network", "background", "fallback" and "merged" (estimates over points that stand for
+    several samples). Whether something speaks for or against a class is in ``log_odds``.
+
+    Where all support points stand for several samples, these points take the place of samples, by number.
 
     An integer index, a slice or an array of them gives the explanation of these predictions.
     """
@@ -61,7 +63,7 @@ class Explanation:
     classes: NDArray[Any]  # (n_classes,), labels in the order of the columns
     probabilities: Floats  # (n, n_classes)
     ids: NDArray[Any]  # (n, k), identifiers of the samples; row numbers if the fit was given none
-    rows: NDArray[np.int64]  # (n, k), rows of the calibration set
+    rows: NDArray[np.int64]  # (n, k), rows of the calibration set; −1 for points that are no samples
     codes: NDArray[np.int64]  # (n, k), positions of the samples' labels in classes
     shares: Floats  # (n, k), of the probability of the sample's class
     distances: Floats  # (n, k, n_metrics), in the projected space

@@ -26,9 +26,19 @@ from kcal.kernels import ClassSums, Contributions
 
 
 def attribute_blend(
-    model: BlendModel, embeddings: torch.Tensor, logits: torch.Tensor | None, probs: torch.Tensor, k: int
+    model: BlendModel,
+    embeddings: torch.Tensor,
+    logits: torch.Tensor | None,
+    probs: torch.Tensor,
+    k: int,
+    *,
+    n_samples: int,
 ) -> Attribution:
-    """Return the attribution of ``probs``, (n, n_classes) in float64, of embeddings, (n, h), and logits."""
+    """Return the attribution of ``probs``, (n, n_classes) in float64, of embeddings, (n, h), and logits.
+
+    A support of ``n_samples`` points has the samples, in the same order in every metric. The points of another one
+    stand for several samples; they are explained in the first metric only.
+    """
     contributions = [Contributions(expert.prepared, expert.project(embeddings)) for expert in model.experts]
     class_sums = [part.class_sums() for part in contributions]
     log_probs = None if logits is None else to_log_probs(logits, model.representation)
@@ -44,14 +54,17 @@ def attribute_blend(
         "background": (estimates - carried).sum(dim=0).masked_fill(missing, 0.0),
         "fallback": weights[-1][:, None] * probs + torch.where(missing, estimates.sum(dim=0), 0.0),
     }
+    metrics, by_samples = {}, torch.zeros_like(probs)
     by_metric = torch.split(carried, [len(part.sums) for part in class_sums])
-    factors = [
-        torch.where(own.sums > 0, part.transpose(1, 2).to(own.sums) / own.sums, 0.0)
-        for part, own in zip(by_metric, class_sums, strict=True)
-    ]
+    for expert, part, own, share in zip(model.experts, contributions, class_sums, by_metric, strict=True):
+        has_samples = len(expert.support) == len(model.experts[0].support) == n_samples
+        if has_samples or expert is model.experts[0]:
+            metrics[expert.metric] = part, torch.where(own.sums > 0, share.transpose(1, 2).to(own.sums) / own.sums, 0.0)
+            by_samples += share.sum(dim=0)
+    parts["merged"] = carried.sum(dim=0) - by_samples
     top = top_two(probs)
     terms, total = log_odds_terms(model, pooled, within, top), difference(model.log_probs(inputs), top)
-    return attribution(contributions, factors, k, carried.sum(dim=0), parts, terms=terms, log_odds=total)
+    return attribution(metrics, k, by_samples, parts, terms=terms, log_odds=total)
 
 
 def sample_shares(model: BlendModel, inputs: BlendInputs, pooled: PoolInputs) -> torch.Tensor:

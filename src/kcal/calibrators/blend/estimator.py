@@ -351,13 +351,10 @@ class KCalBlend(EmbeddingCalibrator):
         warn_of_probabilities(scores, representation, "logits")
         return scores
 
-    @property
-    def _metrics(self) -> tuple[str, ...]:
-        return tuple(self.model_.bandwidths)
-
     def _attribute(self, inputs: Any, block: slice, probs: torch.Tensor, k: int) -> Attribution:
         rows, scores = inputs
-        return attribute_blend(self.model_, rows[block], None if scores is None else scores[block], probs, k)
+        own, n_samples = None if scores is None else scores[block], len(self.support_indices_)
+        return attribute_blend(self.model_, rows[block], own, probs, k, n_samples=n_samples)
 
     def _log_probabilities(self, inputs: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
         rows, scores = inputs

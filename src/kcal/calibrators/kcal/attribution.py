@@ -37,6 +37,7 @@ class Attribution:
     codes: torch.Tensor  # (n, k), their classes
     shares: torch.Tensor  # (n, k)
     distances: torch.Tensor  # (n, k, n_metrics)
+    metrics: tuple[str, ...]
     rest: torch.Tensor  # (n, n_classes), of all other samples
     parts: Mapping[str, torch.Tensor]  # (n, n_classes) each, of what is no sample
     terms: Mapping[str, torch.Tensor]  # (n,) each, contributions to the log-odds of the top two classes; of a blend
@@ -56,12 +57,11 @@ def attribute_kcal(model: KCalModel, embeddings: torch.Tensor, probs: torch.Tens
     contributions = Contributions(model.prepared, points)
     sums = contributions.class_sums().sums  # (1, n_classes, n)
     factors = torch.where(sums > 0, carried.T.to(sums) / sums, 0.0)
-    return attribution([contributions], [factors], k, carried, parts)
+    return attribution({METRIC: (contributions, factors)}, k, carried, parts)
 
 
 def attribution(
-    contributions: list[Contributions],
-    factors: list[torch.Tensor],
+    metrics: Mapping[str, tuple[Contributions, torch.Tensor]],
     k: int,
     carried: torch.Tensor,
     parts: Mapping[str, torch.Tensor],
@@ -71,16 +71,19 @@ def attribution(
 ) -> Attribution:
     """Return the attribution by the samples of the largest shares.
 
-    ``factors`` turn what a sample contributes to class sums into its share, ``carried`` is the probability that all
-    samples carry together, (n, n_classes). ``terms`` and ``log_odds`` are as in :class:`Attribution`.
+    ``metrics`` are what samples contribute to class sums, by name of the metric, with the factors that make shares of
+    it; ``carried`` is the probability that all samples carry together, (n, n_classes). The others are as in
+    :class:`Attribution`.
     """
-    positions, shares = largest_contributions(contributions, factors, k)
+    contributions = [pair[0] for pair in metrics.values()]
+    positions, shares = largest_contributions(contributions, [pair[1] for pair in metrics.values()], k)
     distances = torch.stack([part.distances(positions).cpu() for part in contributions], dim=2)
     support = contributions[0].prepared.support
     places = positions.to(support.codes.device)
     codes, shares = support.codes[places].cpu(), shares.cpu()
     rest = (carried - torch.zeros_like(carried).scatter_add_(1, codes, shares)).clamp_min(0.0)
-    return Attribution(support.order[places].cpu(), codes, shares, distances, rest, parts, terms or {}, log_odds)
+    order = support.order[places].cpu()
+    return Attribution(order, codes, shares, distances, tuple(metrics), rest, parts, terms or {}, log_odds)
 
 
 def to_explanation(
@@ -88,9 +91,8 @@ def to_explanation(
     probs: torch.Tensor,
     classes: NDArray[Any],
     *,
-    metrics: tuple[str, ...],
     rows: NDArray[np.int64],
-    ids: NDArray[Any] | None,
+    ids: NDArray[Any],
 ) -> Explanation:
     """Return blocks of attributions as one explanation of ``probs``; ``rows`` and ``ids`` are those of the samples."""
 
@@ -112,12 +114,12 @@ def to_explanation(
     return Explanation(
         classes=classes,
         probabilities=probs.numpy(),
-        ids=rows[positions] if ids is None else ids[positions],
+        ids=ids[positions],
         rows=rows[positions],
         codes=joined(lambda block: block.codes),
         shares=joined(lambda block: block.shares),
         distances=joined(lambda block: block.distances),
-        metrics=metrics,
+        metrics=first.metrics,
         rest=joined(lambda block: block.rest),
         parts={name: part for name, part in parts.items() if part.any()},
         log_odds=log_odds,

@@ -111,20 +111,19 @@ class EmbeddingCalibrator(Calibrator):
         inputs, _ = self._check_inputs(X, logits)
         check_integer(k, "k", minimum=1, maximum=10**9)
         probs = self._probabilities(inputs).cpu().double()
-        step = max(min(BLOCK_ROWS, BLOCK_NUMBERS // (min(k, len(self.support_indices_)) * self.n_features_in_)), 1)
+        n_points = len(self.first_estimate.support)
+        step = max(min(BLOCK_ROWS, BLOCK_NUMBERS // (min(k, n_points) * self.n_features_in_)), 1)
         blocks = [slice(start, start + step) for start in range(0, len(probs), step)]
         attributions = []
         with progress_bar("Explaining", len(blocks), show=self.progress if len(blocks) > 1 else False) as advance:
             for block in blocks:
                 attributions.append(self._attribute(inputs, block, probs[block], k))
                 advance("")
-        metrics, rows = self._metrics, self.support_indices_
-        return to_explanation(attributions, probs, self.classes_, metrics=metrics, rows=rows, ids=self.ids_)
-
-    @property
-    @abstractmethod
-    def _metrics(self) -> tuple[str, ...]:
-        """Names of the projected spaces."""
+        rows = self.support_indices_
+        ids = rows if self.ids_ is None else self.ids_
+        if len(rows) != n_points:  # the points are no samples, but stand for several
+            rows, ids = np.full(n_points, -1), np.arange(n_points)
+        return to_explanation(attributions, probs, self.classes_, rows=rows, ids=ids)
 
     @abstractmethod
     def _attribute(self, inputs: Any, block: slice, probs: torch.Tensor, k: int) -> Attribution:

@@ -13,7 +13,7 @@ from torch import nn
 from kcal.calibrators.base import CalibratorState, encode_classes
 from kcal.calibrators.fit_warnings import are_few, warn_of_known_rows, warn_of_missing_classes, warn_of_sparse_support
 from kcal.calibrators.holdout import check_folds
-from kcal.calibrators.kcal.attribution import METRIC, Attribution, attribute_kcal
+from kcal.calibrators.kcal.attribution import Attribution, attribute_kcal
 from kcal.calibrators.kcal.bandwidth import PUBLISHED_FOLDS, BandwidthChoice
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
@@ -315,10 +315,6 @@ class KCal(EmbeddingCalibrator):
     def _probabilities(self, inputs: torch.Tensor) -> torch.Tensor:
         warn_of_known_rows(self._knows(inputs), "Or use leave_one_out_proba_.")
         return self.model_.probs(self.as_embeddings(inputs))
-
-    @property
-    def _metrics(self) -> tuple[str, ...]:
-        return (METRIC,)
 
     def _attribute(self, inputs: torch.Tensor, block: slice, probs: torch.Tensor, k: int) -> Attribution:
         return attribute_kcal(self.model_, self.as_embeddings(inputs[block]), probs, k)
