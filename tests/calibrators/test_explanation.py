@@ -152,6 +152,7 @@ def test_shares_and_terms_of_a_blend_are_those_of_a_loop(problem: Problem, blend
     logits = problem.test_logits[QUERIES]
     explanation, gates = blend.explain(queries, k=3, logits=logits), blend.gate(queries)
     assert explanation.metrics == ("identity", "learned")
+    assert list(explanation.parts) == ["network", "background", "fallback"]
     for row, (query, gate) in enumerate(zip(queries, gates, strict=True)):
         masses = masses_of(blend, problem.embeddings, problem.labels, query)
         total = gate * sum(abs(weight) for weight in blend.weights_.values()) + 1 - gate

@@ -45,26 +45,38 @@ def attribute_blend(
     copies = tuple(ClassSums(part.sums.cpu().clone(), part.offsets.cpu()) for part in class_sums)
     inputs = model.inputs_of(copies, log_probs)  # which scales the sums in place
     pooled = model.pool_inputs(inputs)
-    within, weights = sample_shares(model, inputs, pooled), pool_shares(model, pooled)
-    n_estimates, missing = len(within), model.sample_frequencies == 0
-    estimates = weights[:n_estimates, :, None] * probs  # (n_estimates, n, n_classes)
+    within = sample_shares(model, inputs, pooled)
+    carried, parts = divide(model, pooled, within, probs)
+    metrics, n_first = {}, len(model.experts[0].support)
+    by_samples, by_merged = torch.zeros_like(probs), torch.zeros_like(probs)
+    by_metric = torch.split(carried, [len(part.sums) for part in class_sums])
+    for expert, part, own, share in zip(model.experts, contributions, class_sums, by_metric, strict=True):
+        if expert is model.experts[0] or len(expert.support) == n_first == n_samples:
+            metrics[expert.metric] = part, torch.where(own.sums > 0, share.transpose(1, 2).to(own.sums) / own.sums, 0.0)
+            by_samples += share.sum(dim=0)
+        else:
+            by_merged += share.sum(dim=0)
+    top = top_two(probs)
+    terms, total = log_odds_terms(model, pooled, within, top), difference(model.log_probs(inputs), top)
+    return attribution(metrics, k, by_samples, parts | {"merged": by_merged}, terms=terms, log_odds=total)
+
+
+def divide(
+    model: BlendModel, pooled: PoolInputs, within: torch.Tensor, probs: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return what the samples of each estimate carry of ``probs``, (n_estimates, n, n_classes), and the other parts.
+
+    ``within`` is the share of the samples in the masses of the estimates.
+    """
+    weights, missing, n_estimates = pool_shares(model, pooled), model.sample_frequencies == 0, len(within)
+    estimates = weights[:n_estimates, :, None] * probs
     carried = estimates * within
     parts = {
         "network": weights[n_estimates:-1].sum(dim=0)[:, None] * probs,
         "background": (estimates - carried).sum(dim=0).masked_fill(missing, 0.0),
         "fallback": weights[-1][:, None] * probs + torch.where(missing, estimates.sum(dim=0), 0.0),
     }
-    metrics, by_samples = {}, torch.zeros_like(probs)
-    by_metric = torch.split(carried, [len(part.sums) for part in class_sums])
-    for expert, part, own, share in zip(model.experts, contributions, class_sums, by_metric, strict=True):
-        has_samples = len(expert.support) == len(model.experts[0].support) == n_samples
-        if has_samples or expert is model.experts[0]:
-            metrics[expert.metric] = part, torch.where(own.sums > 0, share.transpose(1, 2).to(own.sums) / own.sums, 0.0)
-            by_samples += share.sum(dim=0)
-    parts["merged"] = carried.sum(dim=0) - by_samples
-    top = top_two(probs)
-    terms, total = log_odds_terms(model, pooled, within, top), difference(model.log_probs(inputs), top)
-    return attribution(metrics, k, by_samples, parts, terms=terms, log_odds=total)
+    return carried, parts
 
 
 def sample_shares(model: BlendModel, inputs: BlendInputs, pooled: PoolInputs) -> torch.Tensor:
@@ -81,10 +93,8 @@ def pool_shares(model: BlendModel, pooled: PoolInputs) -> torch.Tensor:
     """Return the share of each estimate, network calibrator and, last, of the fallback, (n_experts + 1, n)."""
     gate = pooled.gate[:, 0]
     sizes = torch.cat([model.pool.weights.abs()[:, None] * gate, 1.0 - gate[None]])
-    total = sizes.sum(dim=0)
-    shares = sizes / torch.where(total > 0, total, 1.0)
-    shares[-1] = 1.0 - shares[:-1].sum(dim=0)
-    return shares
+    sizes[-1] = torch.where(sizes.sum(dim=0) > 0, sizes[-1], 1.0)  # without any weight there are only biases
+    return sizes / sizes.sum(dim=0)
 
 
 def log_odds_terms(
