@@ -196,13 +196,15 @@ def test_a_flipped_bit_is_noticed_in_the_file_of_every_method(name: str, saved: 
 
 
 def test_every_one_of_a_thousand_flipped_bits_is_noticed(fitted_content: bytes, tmp_path: Path) -> None:
-    """Anywhere in the file, and in particular in the length of its header, in the header and in its padding."""
+    """Anywhere in the file; and in the length of its header, in the header, in its padding and in the checksum."""
     path, generator = tmp_path / "model.kcal", np.random.default_rng(3)
     path.write_bytes(fitted_content)
     end = header_end(fitted_content)
     assert_flips_are_noticed(path, generator.choice(8 * len(fitted_content), 1000, replace=False))
     assert_flips_are_noticed(path, generator.choice(8 * end, 300, replace=False))
     assert_flips_are_noticed(path, np.r_[np.arange(64), 8 * end - 1 - np.arange(64)])
+    case_bits = 8 * (fitted_content.index(b'"kcal":"') + 8 + np.arange(64)) + 5  # of hexadecimal digits
+    assert_flips_are_noticed(path, case_bits)
     assert load(path).ids_.tolist() == list(range(1000, 1240))
 
 
