@@ -109,7 +109,10 @@ def test_coloured_pictures_and_a_figure_of_the_caller_are_used(explained: Explan
 def test_many_samples_are_drawn_as_other_samples(problem: Problem) -> None:
     model = KCal(projection="identity").fit(problem.embeddings, problem.labels)
     many = model.explain(problem.test_embeddings[:1], k=100)
-    (ax,) = draw(many)
+    ax, *pictures = draw(many, images=IMAGES)
+    assert [picture.get_title() for picture in pictures] == [
+        f"{row}\n{label}" for row, label in zip(many.ids[0, :12], many.labels[0, :12], strict=True)
+    ]
     bars = widths(ax)
     assert bars.shape == (3, 13)
     np.testing.assert_allclose(bars.sum(axis=1), np.sort(many.probabilities[0])[::-1], rtol=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 DRAWN_CLASSES, DRAWN_SAMPLES = 4, 12
 """Classes with a colour of their own, and samples with a bar and a picture, at most."""
 OTHERS = "#B0B0B0"
+QUERY = "to explain"
+PICTURES_PER_ROW = 6
+INCHES_PER_LETTER = 0.085  # of the names above pictures
 
 
 def explanation(
@@ -63,12 +67,14 @@ def explanation(
     row = check_integer(row, "row", minimum=0, maximum=len(explanation) - 1)
     one = explanation[row]
     n_samples = min(one.ids.shape[1], DRAWN_SAMPLES)
-    pictures = [] if query is None else [("to explain", _picture(query, "query"))]
+    pictures: list[tuple[tuple[Any, ...], NDArray[Any]]] = []
+    if query is not None:
+        pictures.append(((QUERY,), _picture(query, "query")))
     if images is not None:
         found = _pictures(images, one.rows[0, :n_samples])
-        pictures += [(f"{_text(one.ids[0, i])}\n{_text(one.labels[0, i])}", found[i]) for i in range(n_samples)]
-    n_panels = 1 if one.log_odds is None else 2
-    bars_height, pictures_height = 1.4 + 0.3 * (n_samples + 2 + len(one.parts)), 1.7 if pictures else 0.0
+        pictures += [((one.ids[0, i], one.labels[0, i]), found[i]) for i in range(n_samples)]
+    n_panels, n_picture_rows = 1 if one.log_odds is None else 2, ceil(len(pictures) / PICTURES_PER_ROW)
+    bars_height, pictures_height = 1.4 + 0.3 * (n_samples + 2 + len(one.parts)), 1.7 * n_picture_rows
     if figure is None:
         figure = Figure(figsize=(6.8 if n_panels == 1 else 11.0, bars_height + pictures_height), layout="constrained")
     heights = [pictures_height, bars_height] if pictures else [bars_height]
@@ -106,7 +112,7 @@ def _draw_shares(ax: Axes, one: Explanation, n_samples: int) -> None:
         ax.annotate(_share(share), (share, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     ax.set_yticks(places, names, fontsize=8)
     ax.set_ylim(len(rows) - 0.5, -0.5)
-    ax.set_xlim(0, 1.14 * max(starts.max(), 1e-12))
+    ax.set_xlim(0, 1.2 * max(starts.max(), 1e-12))
     ax.axhline(n_samples - 0.5, color=COUNTS, linewidth=0.6, linestyle=":")
     ax.set_xlabel("share of the probability")
     ax.grid(axis="x", alpha=0.25)
@@ -119,7 +125,7 @@ def _draw_log_odds(ax: Axes, odds: LogOdds) -> None:
     """Draw a bar for each contribution, to the right if it is for the first class; infinite ones reach the edge."""
     values, places = odds.contributions[0], np.arange(len(odds.terms))
     finite = np.where(np.isfinite(values), values, 0.0)
-    reach = 1.35 * max(np.abs(finite).max(), 1e-3)
+    reach = 1.7 * max(np.abs(finite).max(), 1e-3)
     widths = np.clip(values, -reach, reach)
     ax.barh(places, widths, color=np.where(values >= 0, OBSERVED_EDGE, GAP), height=0.75)
     for place, (value, width) in enumerate(zip(values, widths, strict=True)):
@@ -138,15 +144,20 @@ def _draw_log_odds(ax: Axes, odds: LogOdds) -> None:
     ax.set_title(f"log-odds of {first}\nagainst {second}: {odds.total[0]:+.2f}", fontsize=9)
 
 
-def _draw_pictures(panel: SubFigure, pictures: list[tuple[str, NDArray[Any]]]) -> NDArray[Any]:
-    axes = panel.subplots(1, len(pictures), squeeze=False)[0]
-    for ax, (name, picture) in zip(axes, pictures, strict=True):
+def _draw_pictures(panel: SubFigure, pictures: list[tuple[tuple[Any, ...], NDArray[Any]]]) -> list[Axes]:
+    """Draw pictures in rows, each below its names."""
+    n_columns = min(len(pictures), PICTURES_PER_ROW)
+    grid = panel.subplots(ceil(len(pictures) / n_columns), n_columns, squeeze=False)
+    width = max(int(panel.get_figure(root=True).get_figwidth() / n_columns / INCHES_PER_LETTER), 6)
+    for ax, (names, picture) in zip(grid.flat, pictures, strict=False):
         ax.imshow(picture, cmap="gray", interpolation="nearest")
-        ax.set_title(name, fontsize=8)
+        ax.set_title("\n".join(wrap_label(str(name), width=width, lines=1) for name in names), fontsize=8)
         ax.set(xticks=[], yticks=[])
-        if name == "to explain":
+        if names == (QUERY,):
             ax.spines[:].set(color=GAP, linewidth=2)
-    return np.asarray(axes)
+    for ax in grid.flat[len(pictures) :]:
+        ax.set_axis_off()
+    return list(grid.flat[: len(pictures)])
 
 
 def _pictures(images: Any, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
