@@ -58,6 +58,13 @@ Before = Annotated[File, _main("FILE", "Probabilities to compare with, in place 
 Pictures = Annotated[Integer, _main("N", "Classes with pictures in the report. (default: 20)", min=1, max=10_000)]
 AllowOverlap = Annotated[bool, _main(None, "Accept rows that the model was fitted on.", "--allow-overlap")]
 
+ExplainedRows = Annotated[list[int] | None, _main("N", "Row to explain, from 0; repeatable.", "--row", min=0)]
+ExplainedIds = Annotated[list[str] | None, _main("ID", "Sample to explain by its id; repeatable.", "--id")]
+SampleCount = Annotated[int, _main("K", "Calibration samples per row. (default: 5)", "-k", min=1, max=1_000_000)]
+Plot = Annotated[File, _main("FILE", "Draw the first of these rows; ends in .png, .pdf or .svg.")]
+Csv = Annotated[File, _main("FILE", "Write all shares as a table; ends in .csv.")]
+ExplanationJson = Annotated[Text, _main("FILE", "Write everything; - for standard output only.", "--json")]
+
 _PAPER_METHODS = "uncal,ts,dircal,imax,focal,spline,iop,gp,mmce,kcal"
 BenchMethods = Annotated[Text, _main("A,B,C", f"Methods, or all. (default: {_PAPER_METHODS},kcal-blend)")]
 Splits = Annotated[int, _main("N", "Splits of each pool into calibration and test. (default: 10)", min=1)]

@@ -8,6 +8,7 @@ from kcal.errors import MissingExtraError
 
 try:
     from kcal.plots.curves import bandwidth_curve, rank_plot, rejection_curve, training_curve
+    from kcal.plots.explanations import explanation
     from kcal.plots.reliability import reliability_diagram
     from kcal.plots.reliability_grids import class_reliability_grid, reliability_grid
     from kcal.plots.simplex import simplex_plot
@@ -21,6 +22,7 @@ except ModuleNotFoundError as error:
 __all__ = [
     "bandwidth_curve",
     "class_reliability_grid",
+    "explanation",
     "rank_plot",
     "rejection_curve",
     "reliability_diagram",

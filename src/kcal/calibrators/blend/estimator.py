@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import EXAMPLE_ROWS, CalibratorState, example_logits
+from kcal.calibrators.blend.attribution import attribute_blend
 from kcal.calibrators.blend.experts import Expert, check_factors, fit_experts
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.head import LinearHead
@@ -24,8 +25,10 @@ from kcal.calibrators.fit_warnings import (
     warn_of_missing_classes,
 )
 from kcal.calibrators.holdout import check_folds
+from kcal.calibrators.kcal.attribution import Attribution
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, warn_of_shared_rows
+from kcal.calibrators.kcal.state import read_indices
 from kcal.calibrators.logit_base import encode_columns, fitted, to_log_probs
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.prior import check_prior
@@ -108,6 +111,8 @@ class KCalBlend(EmbeddingCalibrator):
         Best single bandwidth of each metric.
     frequencies_ : array, (n_classes,)
         Class frequencies that the probabilities assume: those of the calibration set, without sampling noise.
+    support_indices_ : array
+        Rows of ``X`` that are support: those of positive weight.
     logit_names_in_ : array
         Names of the columns of the logits, if they were a table; otherwise empty.
 
@@ -215,6 +220,7 @@ class KCalBlend(EmbeddingCalibrator):
             model = self._fit_model(samples, training, None if scores is None else scores[samples.indices])
         self._remember(rows)
         self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)
+        self.support_indices_ = samples.indices
         self.model_ = replace(model, representation=self.representation, prior=prior, head=head)
         return self
 
@@ -280,10 +286,12 @@ class KCalBlend(EmbeddingCalibrator):
 
     def _model_state(self) -> tuple[dict[str, Any], Tensors]:
         values, tensors = super()._model_state()
+        tensors |= {"support.indices": torch.from_numpy(self.support_indices_)}
         return values | {"logit_names": self.logit_names_in_}, tensors
 
     def _restore(self, state: CalibratorState) -> Self:
         self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
+        self.support_indices_ = read_indices(state, len(self.first_estimate.support))[0]
         if (head := self.model_.head) is not None:
             self.head = (head.weight.numpy().copy(), None if head.bias is None else head.bias.numpy().copy())
         return super()._restore(state)
@@ -342,6 +350,11 @@ class KCalBlend(EmbeddingCalibrator):
             raise InvalidInputError("logits", expected, got=f"{len(scores):,}")
         warn_of_probabilities(scores, representation, "logits")
         return scores
+
+    def _attribute(self, inputs: Any, block: slice, probs: torch.Tensor, k: int) -> Attribution:
+        rows, scores = inputs
+        own, n_samples = None if scores is None else scores[block], len(self.support_indices_)
+        return attribute_blend(self.model_, rows[block], own, probs, k, n_samples=n_samples)
 
     def _log_probabilities(self, inputs: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
         rows, scores = inputs

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from kcal.calibrators.base import EXAMPLE_ROWS, Calibrator, CalibratorState, check_at_least_two, refuse_extra
+from kcal.calibrators.explanation import Explanation
+from kcal.calibrators.kcal.attribution import BLOCK_NUMBERS, BLOCK_ROWS, Attribution, to_explanation
 from kcal.calibrators.kcal.example_rows import example_rows
 from kcal.calibrators.kcal.learning import EstimateOptions
 from kcal.calibrators.kcal.model import KernelEstimate
@@ -19,8 +24,9 @@ from kcal.calibrators.kcal.state import read_parameters, refuse_unused_projectio
 from kcal.calibrators.model_state import Stored, StoredModel, Tensors
 from kcal.errors import InvalidInputError
 from kcal.modes import without_autocast
+from kcal.progress import progress_bar
 from kcal.projection import Recipe, get_recipe, needs_training
-from kcal.validation import check_device, column_names
+from kcal.validation import check_device, check_integer, column_names
 
 
 class EmbeddingCalibrator(Calibrator):
@@ -31,8 +37,11 @@ class EmbeddingCalibrator(Calibrator):
 
     columns_are_classes: ClassVar[bool] = False
     has_evidence: ClassVar[bool] = True
+    has_explanations: ClassVar[bool] = True
     model_class: ClassVar[type[StoredModel]]
     """Class of ``model_``."""
+    support_indices_: NDArray[np.int64]
+    ids_: NDArray[Any] | None = None  # of the support samples, if the fit was given some
 
     def __init__(
         self, *, projection: Any, dimension: int | str, recipe: Any, prior: Any, seed: int, progress: bool | None
@@ -83,6 +92,42 @@ class EmbeddingCalibrator(Calibrator):
         """
         rows, kind = self._check_rows(X)
         return kind.give_back(self.model_.evidence(self.as_embeddings(rows)))
+
+    @without_autocast()
+    def explain(self, X: Any, k: int = 5, *, logits: Any = None) -> Explanation:
+        """Return the ``k`` calibration samples that carry each prediction most, with their shares and distances.
+
+        Shares of the samples, of all other samples and of what is no sample sum to the probabilities of
+        :meth:`predict_proba`; :class:`~kcal.calibrators.Explanation` says how they are defined. Of a blend there are
+        also the contributions of its parts to the log-odds of the two most probable classes.
+
+        Parameters
+        ----------
+        X, logits
+            As in :meth:`predict_proba`. Rows of the calibration set are carried by themselves.
+        k : int
+            Number of samples; fewer if the calibration set has fewer.
+        """
+        inputs, _ = self._check_inputs(X, logits)
+        check_integer(k, "k", minimum=1, maximum=10**9)
+        probs = self._probabilities(inputs).cpu().double()
+        n_points = len(self.first_estimate.support)
+        step = max(min(BLOCK_ROWS, BLOCK_NUMBERS // (min(k, n_points) * self.n_features_in_)), 1)
+        blocks = [slice(start, start + step) for start in range(0, len(probs), step)]
+        attributions = []
+        with progress_bar("Explaining", len(blocks), show=self.progress if len(blocks) > 1 else False) as advance:
+            for block in blocks:
+                attributions.append(self._attribute(inputs, block, probs[block], k))
+                advance("")
+        rows = self.support_indices_
+        ids = rows if self.ids_ is None else self.ids_
+        if len(rows) != n_points:  # the points are no samples, but stand for several
+            rows, ids = np.full(n_points, -1), np.arange(n_points)
+        return to_explanation(attributions, probs, self.classes_, rows=rows, ids=ids)
+
+    @abstractmethod
+    def _attribute(self, inputs: Any, block: slice, probs: torch.Tensor, k: int) -> Attribution:
+        """Return the attribution of some rows of checked inputs, of the probabilities ``probs``."""
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up rows like those of the calibration set; their projections lie among the support points."""

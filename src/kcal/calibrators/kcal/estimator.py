@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from kcal.calibrators.base import CalibratorState, encode_classes
 from kcal.calibrators.fit_warnings import are_few, warn_of_known_rows, warn_of_missing_classes, warn_of_sparse_support
 from kcal.calibrators.holdout import check_folds
+from kcal.calibrators.kcal.attribution import Attribution, attribute_kcal
 from kcal.calibrators.kcal.bandwidth import PUBLISHED_FOLDS, BandwidthChoice
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
@@ -124,8 +124,6 @@ class KCal(EmbeddingCalibrator):
     training_curve_: TrainingCurve | None
     checkpoint_step_: int | None
     checkpoint_losses_: tuple[float, ...]
-    support_indices_: NDArray[np.int64]
-    ids_: NDArray[Any] | None
     _kind: ArrayKind  # of the rows that fit was given
 
     def __init__(
@@ -317,6 +315,9 @@ class KCal(EmbeddingCalibrator):
     def _probabilities(self, inputs: torch.Tensor) -> torch.Tensor:
         warn_of_known_rows(self._knows(inputs), "Or use leave_one_out_proba_.")
         return self.model_.probs(self.as_embeddings(inputs))
+
+    def _attribute(self, inputs: torch.Tensor, block: slice, probs: torch.Tensor, k: int) -> Attribution:
+        return attribute_kcal(self.model_, self.as_embeddings(inputs[block]), probs, k)
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

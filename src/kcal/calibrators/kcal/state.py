@@ -139,7 +139,7 @@ def read_curves(values: dict[str, Any]) -> tuple[BandwidthCurve | None, Training
 
 def read_indices(state: CalibratorState, n_support: int) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
     """Return the rows of ``X`` that are support, and their identifiers."""
-    indices, ids = state.tensors["support.indices"].numpy(), state.values["ids"]
+    indices, ids = state.tensors["support.indices"].numpy(), state.values.get("ids")
     names = None if ids is None else decode_classes(ids)
     if len(indices) != n_support or (names is not None and len(names) != n_support):
         raise FileFormatError("the stored row numbers or identifiers do not fit the support.")
