@@ -11,6 +11,7 @@ from kcal.calibrators.imax.estimator import IMaxBinning
 from kcal.calibrators.kcal.estimator import KCal
 from kcal.calibrators.kcal.logits import KCalLogits
 from kcal.calibrators.modules import PredictionModule
+from kcal.calibrators.online import BandwidthRecord, Updates
 from kcal.calibrators.order_preserving.estimator import OrderPreservingCalibration
 from kcal.calibrators.outputs import fit_on, predict_on
 from kcal.calibrators.registry import METHODS, Method, calibrator_class, make_calibrator
@@ -27,6 +28,7 @@ from kcal.calibrators.uncalibrated import Uncalibrated
 
 __all__ = [
     "METHODS",
+    "BandwidthRecord",
     "BetaCalibration",
     "Calibrator",
     "CalibratorState",
@@ -50,6 +52,7 @@ __all__ = [
     "StructuredVectorScaling",
     "TemperatureScaling",
     "Uncalibrated",
+    "Updates",
     "VectorScaling",
     "calibrator_class",
     "fit_on",

@@ -20,6 +20,8 @@ from kcal.validation import check_choice, check_matrix, check_scores, check_seed
 
 REPRESENTATIONS = ("logits", "probabilities")
 EXAMPLE_ROWS = 64
+FITTED_PRIVATELY = ("_fingerprints", "_records", "_stream", "_compares_lengths", "_lives")
+"""Results of a fit whose names do not end in an underscore."""
 
 
 class LoadArgumentError(InvalidInputError):
@@ -162,7 +164,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _begin_fit(self) -> None:
         """Delete the results of an earlier fit and check the parameters; every ``fit`` begins here."""
-        for name in [name for name in vars(self) if name.endswith("_") or name == "_fingerprints"]:
+        for name in [name for name in vars(self) if name.endswith("_") or name in FITTED_PRIVATELY]:
             delattr(self, name)
         self._check_parameters()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import copysign, exp, inf, isfinite, isnan, log, sqrt
 
@@ -19,6 +19,8 @@ FLAT = 1e-9
 """Losses that differ by less count as equal."""
 LARGEST_WIDENING = 1e3
 """The interval is widened at most by this factor on either side."""
+NEAR_TOLERANCE = 0.02
+"""Relative precision of a search around an expected bandwidth."""
 SCANNED = 5
 """Bandwidths of the scan, before it is widened."""
 STEEPEST = -0.25
@@ -94,6 +96,42 @@ def search_bandwidth(
     order = sorted(seen)
     losses = np.array([seen[log_bandwidth] for log_bandwidth in order])
     bandwidths = np.array([exp(log_bandwidth) for log_bandwidth in order])
+    return BandwidthCurve(bandwidths, losses, exp(best), seen[best], at_edge)
+
+
+def search_near(loss: Callable[[Sequence[float]], Sequence[float]], expected: float) -> BandwidthCurve:
+    """Minimise ``loss`` over log b near an expected bandwidth: three in steps of √2, then the vertex of their parabola.
+
+    ``loss`` maps several bandwidths to their losses; the first three share their distances. While the lowest is at an
+    end, the search goes on beyond it, by at most ``LARGEST_WIDENING``.
+    """
+    seen: dict[float, float] = {}
+
+    def evaluate(log_bandwidths: Sequence[float]) -> None:
+        values = loss([exp(entry) for entry in log_bandwidths])
+        seen.update(
+            (entry, inf if isnan(value) else value) for entry, value in zip(log_bandwidths, values, strict=True)
+        )
+
+    middle, step = log(expected), 0.5 * log(2.0)
+    evaluate([middle - step, middle, middle + step])
+    best = min(seen, key=seen.__getitem__)
+    while best in (min(seen), max(seen)) and abs(best - middle) < log(LARGEST_WIDENING):
+        outwards = best - step if best == min(seen) else best + step
+        evaluate([outwards])
+        if not seen[outwards] < seen[best]:
+            break
+        best = outwards
+    at_edge = best in (min(seen), max(seen))
+    if not at_edge:
+        place = sorted(seen).index(best)
+        low, _, high = sorted(seen)[place - 1 : place + 2]
+        vertex = _vertex((low, best, high), seen.__getitem__)
+        if abs(vertex - best) > NEAR_TOLERANCE:
+            evaluate([vertex])
+            best = min(best, vertex, key=seen.__getitem__)
+    order = sorted(seen)
+    losses, bandwidths = np.array([seen[entry] for entry in order]), np.exp(order)
     return BandwidthCurve(bandwidths, losses, exp(best), seen[best], at_edge)
 
 
