@@ -195,7 +195,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Logits of one column, of a classifier with two classes, are returned as those of both.
         """
-        if not fitting:
+        if not fitting and not self.__sklearn_is_fitted__():  # asked first, since scikit-learn takes its time
             check_is_fitted(self)
         columns = None if fitting else self.n_features_in_
         logits = self.inputs == "logits"

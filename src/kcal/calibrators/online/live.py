@@ -223,6 +223,8 @@ class LiveCalibrator(Calibrator):
 
     def _begun_stream(self) -> Stream[Any]:
         """Return the stream; at the first update it takes over the samples of the fit."""
+        if "_stream" in vars(self):
+            return self._stream
         check_is_fitted(self)
         with _starting:
             if "_stream" not in vars(self):

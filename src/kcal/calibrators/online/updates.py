@@ -77,6 +77,9 @@ class Updates:
         return fit_bandwidth_law(*_columns(searches[-RECENT_SEARCHES:]), exponent=exponent, dimension=dimension)
 
 
+DEFAULT = Updates()
+
+
 @dataclass(frozen=True)
 class BandwidthRecord:
     """A bandwidth in use, and how it was chosen.
@@ -120,7 +123,7 @@ def with_record(history: Sequence[BandwidthRecord], record: BandwidthRecord) -> 
 def check_updates(updates: Any) -> Updates:
     """Return the options of updates, by default those of ``Updates()``."""
     if updates is None:
-        return Updates()
+        return DEFAULT
     if not isinstance(updates, Updates):
         raise InvalidInputError("updates", "must be a kcal.Updates or None", got=shown(updates))
     return updates
