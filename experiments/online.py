@@ -30,7 +30,8 @@ METRICS = {"directions": "unit", "learned": "identity"}
 
 def sizes_of(n_calibration: int) -> list[int]:
     """Return the sizes at which both are compared, in equal steps of their logarithm."""
-    return np.unique(np.geomspace(min(SMALLEST, n_calibration), n_calibration, N_SIZES).round().astype(int)).tolist()
+    steps = np.geomspace(min(SMALLEST, n_calibration), n_calibration, N_SIZES)
+    return [int(size) for size in np.unique(steps.round())]
 
 
 class Arrivals:

@@ -13,7 +13,7 @@ from kcal.calibrators.kcal.logits import KCalLogits
 from kcal.calibrators.modules import PredictionModule
 from kcal.calibrators.online import BandwidthRecord, Updates
 from kcal.calibrators.order_preserving.estimator import OrderPreservingCalibration
-from kcal.calibrators.outputs import fit_on, predict_on
+from kcal.calibrators.outputs import fit_on, predict_on, update_on
 from kcal.calibrators.registry import METHODS, Method, calibrator_class, make_calibrator
 from kcal.calibrators.scaling.ensemble_temperature import EnsembleTemperatureScaling
 from kcal.calibrators.scaling.linear import (
@@ -58,4 +58,5 @@ __all__ = [
     "fit_on",
     "make_calibrator",
     "predict_on",
+    "update_on",
 ]

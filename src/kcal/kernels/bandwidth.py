@@ -19,8 +19,6 @@ FLAT = 1e-9
 """Losses that differ by less count as equal."""
 LARGEST_WIDENING = 1e3
 """The interval is widened at most by this factor on either side."""
-NEAR_TOLERANCE = 0.02
-"""Relative precision of a search around an expected bandwidth."""
 SCANNED = 5
 """Bandwidths of the scan, before it is widened."""
 STEEPEST = -0.25
@@ -99,40 +97,42 @@ def search_bandwidth(
     return BandwidthCurve(bandwidths, losses, exp(best), seen[best], at_edge)
 
 
-def search_near(loss: Callable[[Sequence[float]], Sequence[float]], expected: float) -> BandwidthCurve:
-    """Minimise ``loss`` over log b near an expected bandwidth: three in steps of √2, then the vertex of their parabola.
+def search_near(
+    loss: Callable[[Sequence[float]], Sequence[float]], expected: float, *, pull: float = 0.0
+) -> BandwidthCurve:
+    """Minimise ``loss`` over log b near an expected bandwidth: three in steps of √2, and the vertex of their parabola.
 
-    ``loss`` maps several bandwidths to their losses; the first three share their distances. While the lowest is at an
-    end, the search goes on beyond it, by at most ``LARGEST_WIDENING``.
+    ``loss`` maps several bandwidths to their losses; the three share their distances. While the lowest is at an end,
+    the search goes on beyond it, by at most ``LARGEST_WIDENING``. The loss of the result is that of the parabola.
+
+    With few samples the minimum is uncertain, and what earlier searches say counts: ``pull``·(log b − log expected)²/2
+    is added to the loss before it is minimised.
     """
     seen: dict[float, float] = {}
+    middle, step = log(expected), 0.5 * log(2.0)
 
     def evaluate(log_bandwidths: Sequence[float]) -> None:
-        values = loss([exp(entry) for entry in log_bandwidths])
-        seen.update(
-            (entry, inf if isnan(value) else value) for entry, value in zip(log_bandwidths, values, strict=True)
-        )
+        for entry, value in zip(log_bandwidths, loss([exp(entry) for entry in log_bandwidths]), strict=True):
+            seen[entry] = inf if isnan(value) else value
 
-    middle, step = log(expected), 0.5 * log(2.0)
+    def penalised(entry: float) -> float:
+        return seen[entry] + 0.5 * pull * (entry - middle) ** 2
+
     evaluate([middle - step, middle, middle + step])
-    best = min(seen, key=seen.__getitem__)
+    best = min(seen, key=penalised)
     while best in (min(seen), max(seen)) and abs(best - middle) < log(LARGEST_WIDENING):
         outwards = best - step if best == min(seen) else best + step
         evaluate([outwards])
-        if not seen[outwards] < seen[best]:
+        if not penalised(outwards) < penalised(best):
             break
         best = outwards
-    at_edge = best in (min(seen), max(seen))
-    if not at_edge:
-        place = sorted(seen).index(best)
-        low, _, high = sorted(seen)[place - 1 : place + 2]
-        vertex = _vertex((low, best, high), seen.__getitem__)
-        if abs(vertex - best) > NEAR_TOLERANCE:
-            evaluate([vertex])
-            best = min(best, vertex, key=seen.__getitem__)
     order = sorted(seen)
     losses, bandwidths = np.array([seen[entry] for entry in order]), np.exp(order)
-    return BandwidthCurve(bandwidths, losses, exp(best), seen[best], at_edge)
+    place = order.index(best)
+    if place in (0, len(order) - 1):
+        return BandwidthCurve(bandwidths, losses, exp(best), seen[best], at_edge=True)
+    vertex = _vertex((order[place - 1], best, order[place + 1]), penalised)
+    return BandwidthCurve(bandwidths, losses, exp(vertex), float(np.interp(vertex, order, losses)), at_edge=False)
 
 
 def _scan(loss: Callable[[float], float], grid: list[float]) -> tuple[list[float], float]:

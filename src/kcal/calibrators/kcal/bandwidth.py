@@ -29,8 +29,10 @@ from kcal.validation import ALMOST_ZERO
 
 TYPICAL_EVALUATIONS = {"cv": 14, "published": 26}
 """Evaluations of a search, for the progress bar, by the value of ``bandwidth`` that asks for it."""
-NEAR_SAMPLES = 500
+NEAR_SAMPLES = 1_000
 """Samples that a search around an expected bandwidth predicts, at most."""
+EXPECTED_SPREAD = 0.07
+"""Standard deviation of log b around the power law of earlier searches, as far as it is known before a search."""
 PUBLISHED_FOLDS = 20
 """Folds of the published search."""
 
@@ -103,8 +105,8 @@ class BandwidthChoice:
         least_prob = LEAST_PROB if self.bandwidth == "published" else ALMOST_ZERO
         options: dict[str, Any] = {"kernel": kernel, "keys": keys, "least_prob": least_prob}
         loss = SampledLeaveOutLoss(support, n_predicted=NEAR_SAMPLES, **options)
-        curve = search_near(loss.at, expected)
-        return replace(curve, standard_error=loss.standard_error(curve.bandwidth))
+        n_predicted = min(len(support.counted), NEAR_SAMPLES)
+        return search_near(loss.at, expected, pull=1.0 / (n_predicted * EXPECTED_SPREAD**2))
 
     def _interval(self, support: SortedSupport) -> tuple[float, float]:
         """Return the interval of the search: by default the published one, in units of the spread of the samples."""

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from functools import wraps
 from math import log
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,7 @@ class LiveCalibrator(Calibrator):
     makes snapshots: fitted calibrators of the same class that no update changes, and that all attributes come from.
     """
 
+    learns_online: ClassVar[bool] = True
     updates: Updates | None
     model_ = latest(complete=True)
     classes_ = latest()
@@ -109,6 +110,23 @@ class LiveCalibrator(Calibrator):
     def snapshot(self) -> Self:
         """Return a fitted calibrator with the present samples that later updates do not change."""
         return self.frozen()
+
+    @property
+    def has_groups_(self) -> bool:
+        """Whether the samples have groups, so that new ones need them too."""
+        check_is_fitted(self)
+        if "_stream" in vars(self):
+            return self._stream.has_groups
+        return self._records.group_codes is not None
+
+    @property
+    def current_ids_(self) -> list[Any]:
+        """Identifiers of the samples after all updates, without waiting for a snapshot."""
+        check_is_fitted(self)
+        if "_stream" in vars(self):
+            return list(self._stream.ids)
+        ids: list[Any] = (self.support_indices_ if self.ids_ is None else self.ids_).tolist()
+        return ids
 
     def frozen(self, *, complete: bool = True) -> Self:
         """Return the latest snapshot; without ``complete``, as far as predictions need it."""

@@ -73,6 +73,17 @@ class Stream(Generic[Frozen]):
         """The fitted calibrator without samples."""
         return self._published.base
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether the samples have groups."""
+        return self._published.rows.groups is not None
+
+    @property
+    def ids(self) -> list[Any]:
+        """Identifiers of the samples."""
+        names: list[Any] = self._published.rows.names().tolist()
+        return names
+
     @contextmanager
     def update(self) -> Iterator[SampleLog]:
         """Change the log; readers see all of it afterwards, or nothing if an error is raised before a change."""

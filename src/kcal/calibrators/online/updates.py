@@ -14,8 +14,6 @@ from kcal.validation import check_flag, check_integer, check_number, checked_par
 MAX_COUNT = 10**12
 NEGLIGIBLE_HALVINGS = 30
 """Half-lives after which a sample leaves: its weight is below 1e-9 of a new one."""
-RECENT_SEARCHES = 3
-"""Searches that the constant of the power law is fitted to: the latest ones."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,8 @@ class Updates:
     def law(self, history: Sequence[BandwidthRecord], *, dimension: int, exponent: float | None) -> BandwidthLaw | None:
         """Return the power law of the earlier searches; None without any.
 
-        The constant is fitted to the latest searches. With ``fit_exponent`` the exponent is fitted to all of them,
+        The constant is that of the latest search, in which those before have their part: each begins with the law of
+        its predecessors, and is pulled towards it. With ``fit_exponent`` the exponent is fitted to all searches,
         otherwise it is ``exponent`` or, if that is None, that of the theory.
         """
         searches = [record for record in history if record.source == "search"]
@@ -74,7 +73,7 @@ class Updates:
             return None
         if self.fit_exponent and len({record.size for record in searches}) > 1:
             exponent = fit_bandwidth_law(*_columns(searches)).exponent
-        return fit_bandwidth_law(*_columns(searches[-RECENT_SEARCHES:]), exponent=exponent, dimension=dimension)
+        return fit_bandwidth_law(*_columns(searches[-1:]), exponent=exponent, dimension=dimension)
 
 
 DEFAULT = Updates()
