@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         StructuredVectorScaling,
         TemperatureScaling,
         Uncalibrated,
+        Updates,
         VectorScaling,
         fit_on,
         predict_on,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from kcal.deployment import CalibratedClassifier
     from kcal.embeddings import ClassifierOutputs, extract, read_outputs
     from kcal.metrics import evaluate
-    from kcal.persistence import load, save
+    from kcal.persistence import CalibrationStore, load, save
     from kcal.projection import FastRecipe, PaperRecipe, TrainedProjection, train_projection
 
 __version__ = _version("kcal")
@@ -67,6 +68,7 @@ __all__ = [
     "BandwidthWarning",
     "BetaCalibration",
     "CalibratedClassifier",
+    "CalibrationStore",
     "ClassifierOutputs",
     "ConvergenceWarning",
     "DirichletCalibration",
@@ -104,6 +106,7 @@ __all__ = [
     "TemperatureScaling",
     "TrainedProjection",
     "Uncalibrated",
+    "Updates",
     "VectorScaling",
     "__version__",
     "evaluate",

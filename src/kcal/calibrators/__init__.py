@@ -12,8 +12,9 @@ from kcal.calibrators.imax.estimator import IMaxBinning
 from kcal.calibrators.kcal.estimator import KCal
 from kcal.calibrators.kcal.logits import KCalLogits
 from kcal.calibrators.modules import PredictionModule
+from kcal.calibrators.online import BandwidthRecord, Updates
 from kcal.calibrators.order_preserving.estimator import OrderPreservingCalibration
-from kcal.calibrators.outputs import fit_on, predict_on
+from kcal.calibrators.outputs import fit_on, predict_on, update_on
 from kcal.calibrators.registry import METHODS, Method, calibrator_class, make_calibrator
 from kcal.calibrators.scaling.ensemble_temperature import EnsembleTemperatureScaling
 from kcal.calibrators.scaling.linear import (
@@ -28,6 +29,7 @@ from kcal.calibrators.uncalibrated import Uncalibrated
 
 __all__ = [
     "METHODS",
+    "BandwidthRecord",
     "BetaCalibration",
     "Calibrator",
     "CalibratorState",
@@ -53,9 +55,11 @@ __all__ = [
     "StructuredVectorScaling",
     "TemperatureScaling",
     "Uncalibrated",
+    "Updates",
     "VectorScaling",
     "calibrator_class",
     "fit_on",
     "make_calibrator",
     "predict_on",
+    "update_on",
 ]

@@ -20,6 +20,8 @@ from kcal.validation import check_choice, check_matrix, check_scores, check_seed
 
 REPRESENTATIONS = ("logits", "probabilities")
 EXAMPLE_ROWS = 64
+FITTED_PRIVATELY = ("_fingerprints", "_records", "_stream", "_compares_lengths", "_lives")
+"""Results of a fit whose names do not end in an underscore."""
 
 
 class LoadArgumentError(InvalidInputError):
@@ -60,6 +62,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Whether ``evidence`` and ``log_evidence`` tell how close a query is to the calibration set."""
     has_explanations: ClassVar[bool] = False
     """Whether ``explain`` names the calibration samples that carry a prediction."""
+    learns_online: ClassVar[bool] = False
+    """Whether samples may be added, corrected and forgotten after the fit: ``partial_fit``, ``correct``, ``forget``."""
     columns_are_classes: ClassVar[bool] = True
     """Whether ``X`` has one column per class, as logits have and embeddings have not."""
     seed: int
@@ -164,7 +168,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _begin_fit(self) -> None:
         """Delete the results of an earlier fit and check the parameters; every ``fit`` begins here."""
-        for name in [name for name in vars(self) if name.endswith("_") or name == "_fingerprints"]:
+        for name in [name for name in vars(self) if name.endswith("_") or name in FITTED_PRIVATELY]:
             delattr(self, name)
         self._check_parameters()
 
@@ -195,7 +199,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Logits of one column, of a classifier with two classes, are returned as those of both.
         """
-        if not fitting:
+        if not fitting and not self.__sklearn_is_fitted__():  # asked first, since scikit-learn takes its time
             check_is_fitted(self)
         columns = None if fitting else self.n_features_in_
         logits = self.inputs == "logits"

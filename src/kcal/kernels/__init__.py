@@ -6,6 +6,7 @@ from kcal.kernels.bandwidth import (
     BandwidthLaw,
     fit_bandwidth_law,
     search_bandwidth,
+    search_near,
     size_of_rarest_class,
 )
 from kcal.kernels.contributions import Contributions, largest_contributions
@@ -47,6 +48,7 @@ __all__ = [
     "leave_out_rule",
     "mean_log_loss",
     "search_bandwidth",
+    "search_near",
     "search_published",
     "size_of_rarest_class",
     "sort_support",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import copysign, exp, inf, isfinite, isnan, log, sqrt
 
@@ -95,6 +95,44 @@ def search_bandwidth(
     losses = np.array([seen[log_bandwidth] for log_bandwidth in order])
     bandwidths = np.array([exp(log_bandwidth) for log_bandwidth in order])
     return BandwidthCurve(bandwidths, losses, exp(best), seen[best], at_edge)
+
+
+def search_near(
+    loss: Callable[[Sequence[float]], Sequence[float]], expected: float, *, pull: float = 0.0
+) -> BandwidthCurve:
+    """Minimise ``loss`` over log b near an expected bandwidth: three in steps of √2, and the vertex of their parabola.
+
+    ``loss`` maps several bandwidths to their losses; the three share their distances. While the lowest is at an end,
+    the search goes on beyond it, by at most ``LARGEST_WIDENING``. The loss of the result is that of the parabola.
+
+    With few samples the minimum is uncertain, and what earlier searches say counts: ``pull``·(log b − log expected)²/2
+    is added to the loss before it is minimised.
+    """
+    seen: dict[float, float] = {}
+    middle, step = log(expected), 0.5 * log(2.0)
+
+    def evaluate(log_bandwidths: Sequence[float]) -> None:
+        for entry, value in zip(log_bandwidths, loss([exp(entry) for entry in log_bandwidths]), strict=True):
+            seen[entry] = inf if isnan(value) else value
+
+    def penalised(entry: float) -> float:
+        return seen[entry] + 0.5 * pull * (entry - middle) ** 2
+
+    evaluate([middle - step, middle, middle + step])
+    best = min(seen, key=penalised)
+    while best in (min(seen), max(seen)) and abs(best - middle) < log(LARGEST_WIDENING):
+        outwards = best - step if best == min(seen) else best + step
+        evaluate([outwards])
+        if not penalised(outwards) < penalised(best):
+            break
+        best = outwards
+    order = sorted(seen)
+    losses, bandwidths = np.array([seen[entry] for entry in order]), np.exp(order)
+    place = order.index(best)
+    if place in (0, len(order) - 1):
+        return BandwidthCurve(bandwidths, losses, exp(best), seen[best], at_edge=True)
+    vertex = _vertex((order[place - 1], best, order[place + 1]), penalised)
+    return BandwidthCurve(bandwidths, losses, exp(vertex), float(np.interp(vertex, order, losses)), at_edge=False)
 
 
 def _scan(loss: Callable[[float], float], grid: list[float]) -> tuple[list[float], float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import log, sqrt
 
 import torch
@@ -13,7 +13,7 @@ from kcal.kernels.ladder import KernelLadder
 from kcal.kernels.mother import KERNELS, MotherKernel
 from kcal.kernels.numerics import in_double
 from kcal.kernels.reducers import PairMass
-from kcal.kernels.sums import class_posteriors
+from kcal.kernels.sums import PreparedSupport, class_posteriors
 from kcal.kernels.support import SortedSupport, leave_out_rule
 from kcal.threads import map_blocks
 from kcal.validation import ALMOST_ZERO
@@ -231,18 +231,27 @@ class SampledLeaveOutLoss:
 
     def __call__(self, bandwidth: float) -> float:
         """Return the loss at a bandwidth."""
-        return mean_log_loss(self._own_shares(bandwidth).log(), self._log_weights, self.least_prob)
+        return self.at([bandwidth])[0]
+
+    def at(self, bandwidths: Sequence[float]) -> list[float]:
+        """Return the losses at several bandwidths, from one pass over the distances."""
+        self._compute([bandwidth for bandwidth in bandwidths if bandwidth not in self._shares])
+        shares = [self._shares[bandwidth] for bandwidth in bandwidths]
+        return [mean_log_loss(part.log(), self._log_weights, self.least_prob) for part in shares]
 
     def standard_error(self, bandwidth: float) -> float:
         """Return the standard error of the loss at a bandwidth."""
-        return log_loss_error(self._own_shares(bandwidth).log(), self._log_weights)
+        self._compute([] if bandwidth in self._shares else [bandwidth])
+        return log_loss_error(self._shares[bandwidth].log(), self._log_weights)
 
-    def _own_shares(self, bandwidth: float) -> torch.Tensor:
-        if bandwidth not in self._shares:
-            points, codes = self.support.points[self._chosen], self.support.codes[self._chosen]
-            posteriors = class_posteriors(points, self.support, bandwidth, kernel=self.kernel, leave_out=self._rule)
-            self._shares[bandwidth] = posteriors.gather(1, codes[:, None]).squeeze(1)
-        return self._shares[bandwidth]
+    def _compute(self, bandwidths: Sequence[float]) -> None:
+        """Keep the probability of each point's own class at some bandwidths."""
+        if not bandwidths:
+            return
+        points, codes = self.support.points[self._chosen], self.support.codes[self._chosen]
+        posteriors = PreparedSupport(self.support, bandwidths, self.kernel).posteriors(points, leave_out=self._rule)
+        for bandwidth, part in zip(bandwidths, posteriors, strict=True):
+            self._shares[bandwidth] = part.gather(1, codes[:, None]).squeeze(1)
 
 
 def leave_out_loss(

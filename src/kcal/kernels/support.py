@@ -88,6 +88,12 @@ class SortedSupport:
             self.n_classes,
         )
 
+    def empty(self) -> SortedSupport:
+        """Return a support without points, of the same device, precision and classes."""
+        none = self.points.new_empty(0, self.dimension)
+        nothing = torch.empty(0, dtype=torch.int64, device=self.points.device)
+        return SortedSupport(none, nothing, None, nothing, self.n_classes)
+
     def in_original_order(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``rows``, one per sorted support point, in the order of the original points."""
         result = torch.empty_like(rows)

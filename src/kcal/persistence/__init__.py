@@ -1,10 +1,12 @@
 """Files of calibrators (safetensors and JSON, no pickle), and the store of calibration samples (SQLite)."""
 
 from kcal.persistence.archive import from_bytes, load, load_calibrator, read_network_reference, save, to_bytes
+from kcal.persistence.follow import Follower
 from kcal.persistence.store import CalibrationStore, StoredSamples
 
 __all__ = [
     "CalibrationStore",
+    "Follower",
     "StoredSamples",
     "from_bytes",
     "load",

@@ -26,6 +26,7 @@ from kcal.calibrators import Calibrator, fit_on
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import check_path
+from kcal.persistence.follow import Follower
 from kcal.validation import check_groups, check_ids, check_labels, check_matrix, check_weights, shown
 
 FORMAT = 1
@@ -197,6 +198,17 @@ class CalibrationStore:
     ) -> Calibrator:
         """Fit a calibrator on the labelled samples and return it; the rest as in :func:`kcal.fit_on`."""
         return fit_on(calibrator, self.samples().outputs, training, classes=classes)
+
+    def follow(self, calibrator: Calibrator, *, every: float | None = None) -> Follower:
+        """Return a follower whose ``update()`` brings what changed here to a KCal or a KCalBlend.
+
+        With ``every``, ``with store.follow(calibrator, every=60):`` does so from a thread, every so many seconds.
+        """
+        return Follower(self, calibrator, every)
+
+    def ids(self) -> list[Any]:
+        """Return the ids of all labelled samples, in the order of their arrival."""
+        return [name for (name,) in self._rows("SELECT id FROM samples WHERE label IS NOT NULL ORDER BY row")]
 
     @property
     def last_change(self) -> int:

@@ -14,6 +14,8 @@ from kcal.threads import map_blocks
 from kcal.validation import check_integer, shown
 
 ROWS_AT_ONCE = 16_384
+FEW_ROWS = 64
+"""Rows that are projected at once, without threads."""
 START_SPREAD = 40.0
 """Mean squared distance per dimension at the start; the best bandwidth is then near 1 on real networks."""
 MAX_DIMENSION = 16_384
@@ -192,7 +194,10 @@ def project(module: nn.Module, embeddings: torch.Tensor) -> torch.Tensor:
         part.training = False
     try:
         with torch.no_grad():
-            parts = map_blocks(module, torch.split(embeddings, ROWS_AT_ONCE), embeddings.device)
+            if len(embeddings) <= FEW_ROWS:
+                parts = [module(embeddings)]
+            else:
+                parts = map_blocks(module, torch.split(embeddings, ROWS_AT_ONCE), embeddings.device)
     except RuntimeError as error:
         raise InvalidInputError(
             "projection", f"must take embeddings of {embeddings.shape[1]} features", got=f"this error from it: {error}"
@@ -200,7 +205,7 @@ def project(module: nn.Module, embeddings: torch.Tensor) -> torch.Tensor:
     finally:
         for part in training:
             part.training = True
-    projected = torch.cat(parts)
+    projected = parts[0] if len(parts) == 1 else torch.cat(parts)
     if projected.ndim != 2 or projected.shape[0] != embeddings.shape[0]:
         raise InvalidInputError(
             "projection",

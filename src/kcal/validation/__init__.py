@@ -3,12 +3,14 @@
 Only numpy is imported; torch is loaded where a tensor is passed in or asked for.
 """
 
-from kcal.validation.arrays import refuse_where, to_numbers
+from kcal.validation.arrays import refuse_where, to_array, to_numbers
 from kcal.validation.labels import (
+    LARGEST_WEIGHT_RATIO,
     check_columns,
     check_groups,
     check_ids,
     check_labels,
+    check_nonnegative,
     check_weights,
     collect_classes,
     column_names,
@@ -44,6 +46,7 @@ from kcal.validation.scalars import (
 __all__ = [
     "ALMOST_ZERO",
     "LARGEST",
+    "LARGEST_WEIGHT_RATIO",
     "SUM_TOLERANCE",
     "ArrayKind",
     "check_choice",
@@ -55,6 +58,7 @@ __all__ = [
     "check_integer",
     "check_labels",
     "check_matrix",
+    "check_nonnegative",
     "check_number",
     "check_probs",
     "check_scores",
@@ -73,6 +77,7 @@ __all__ = [
     "row_fingerprints",
     "shown",
     "table_classes",
+    "to_array",
     "to_numbers",
     "unchecked_logits",
     "warn_of_probabilities",

@@ -139,7 +139,10 @@ def _nullable_numbers(values: Any, array: NDArray[Any]) -> NDArray[Any]:
 
 def _refuse_text_and_times(array: NDArray[Any], name: str) -> None:
     """Raise unless the entries are real numbers; text that reads as numbers is refused too."""
-    kind, got = array.dtype.kind, str(array.dtype)
+    kind = array.dtype.kind
+    if kind in "biuf":
+        return
+    got = str(array.dtype)
     if kind in "USO":
         text = next((value for value in array.flat if isinstance(value, str | bytes)), None)
         if text is None:
@@ -147,10 +150,8 @@ def _refuse_text_and_times(array: NDArray[Any], name: str) -> None:
         got, remedy = f"text, {str(text)[:60]!r}", f"Convert it with {name}.astype(float), or leave such columns out."
     elif kind == "c":
         remedy = f"Complex data not supported: pass {name}.real, or real and imaginary parts side by side."
-    elif kind in "MmV":
-        remedy = "Convert it to numbers."
     else:
-        return
+        remedy = "Convert it to numbers."
     raise InvalidInputError(name, "must be real numbers", got=got, remedy=remedy)
 
 

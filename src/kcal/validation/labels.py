@@ -85,9 +85,7 @@ def check_weights(weights: Any, n_samples: int, name: str = "sample_weight") -> 
     Weights have no unit: c times the weights are the same weights, and equal weights are exactly 1. A sample of
     weight 0 counts as absent.
     """
-    array = to_numbers(weights, name).astype(np.float64)
-    require_vector(array, n_samples, name, remedy="Pass one weight per sample.")
-    refuse_where(~(np.isfinite(array) & (array >= 0)), array, name, "must be finite and not negative")
+    array = check_nonnegative(weights, n_samples, name)
     positive = array > 0
     if not positive.any():
         raise InvalidInputError(name, "must not be zero for every sample")
@@ -100,6 +98,14 @@ def check_weights(weights: Any, n_samples: int, name: str = "sample_weight") -> 
     expected = f"must be 0 or within a factor of {LARGEST_WEIGHT_RATIO:g} of the mean of the positive weights"
     refuse_where(extreme, array, name, expected, "Set negligible weights to 0.")
     return relative
+
+
+def check_nonnegative(weights: Any, n_samples: int, name: str) -> NDArray[np.float64]:
+    """Return weights as they are given, finite and not negative, one per sample."""
+    array = to_numbers(weights, name).astype(np.float64)
+    require_vector(array, n_samples, name, remedy="Pass one weight per sample.")
+    refuse_where(~(np.isfinite(array) & (array >= 0)), array, name, "must be finite and not negative")
+    return array
 
 
 def check_ids(ids: Any, n_samples: int) -> NDArray[Any]:

@@ -12,9 +12,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import EXAMPLE_ROWS, CalibratorState, example_logits
 from kcal.calibrators.blend.attribution import attribute_blend
-from kcal.calibrators.blend.experts import Expert, check_factors, fit_experts
+from kcal.calibrators.blend.experts import Expert, at_best_bandwidth, check_factors, fit_experts
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.head import LinearHead
+from kcal.calibrators.blend.live import LiveBlend, bandwidth_records
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.blend.module import BlendModule
 from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
@@ -26,13 +27,15 @@ from kcal.calibrators.fit_warnings import (
 )
 from kcal.calibrators.holdout import check_folds
 from kcal.calibrators.kcal.attribution import Attribution
-from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, warn_of_shared_rows
-from kcal.calibrators.kcal.state import read_indices
 from kcal.calibrators.logit_base import encode_columns, fitted, to_log_probs
 from kcal.calibrators.model_state import Tensors
+from kcal.calibrators.online.live import on_latest, on_snapshot
+from kcal.calibrators.online.records import SampleRecords
+from kcal.calibrators.online.updates import Updates
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
+from kcal.kernels import SortedSupport
 from kcal.modes import with_gradients
 from kcal.projection import ARCHITECTURES, TrainedProjection
 from kcal.threads import threads_for
@@ -53,7 +56,7 @@ MIN_BACKGROUND = 1e-20
 """Smallest background that single precision can spread over classes, however rare."""
 
 
-class KCalBlend(EmbeddingCalibrator):
+class KCalBlend(LiveBlend):
     """KCal that keeps the information of the network's logits.
 
     Kernel density estimates over the calibration set (of the embeddings' directions and, where there is a training
@@ -92,7 +95,7 @@ class KCalBlend(EmbeddingCalibrator):
         ``GridSearchCV`` work. It is copied by ``fit``, in any precision and from any device.
     representation : "logits" or "probabilities"
         What ``logits`` holds; it is never guessed.
-    prior, seed, progress
+    prior, seed, progress, updates
         As in :class:`KCal`; the probabilities assume ``frequencies_``.
 
     Attributes
@@ -109,6 +112,8 @@ class KCalBlend(EmbeddingCalibrator):
         Information of a sample relative to an independent one, estimated from the groups; 1 without groups.
     bandwidths_ : dict
         Best single bandwidth of each metric.
+    bandwidth_history_ : tuple of BandwidthRecord
+        Bandwidth of each metric at the fit, and at every later one that updates led to.
     frequencies_ : array, (n_classes,)
         Class frequencies that the probabilities assume: those of the calibration set, without sampling noise.
     support_indices_ : array
@@ -126,7 +131,7 @@ class KCalBlend(EmbeddingCalibrator):
     inputs: ClassVar[str] = "both"
     method: ClassVar[str] = "kcal-blend"
     fit_options: ClassVar[frozenset[str]] = frozenset(
-        {"logits", "train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes"}
+        {"logits", "train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes", "ids"}
     )
 
     model_class = BlendModel
@@ -158,9 +163,16 @@ class KCalBlend(EmbeddingCalibrator):
         prior: Any = None,
         seed: int = 0,
         progress: bool | None = None,
+        updates: Updates | None = None,
     ) -> None:
         super().__init__(
-            projection=projection, dimension=dimension, recipe=recipe, prior=prior, seed=seed, progress=progress
+            projection=projection,
+            dimension=dimension,
+            recipe=recipe,
+            prior=prior,
+            seed=seed,
+            progress=progress,
+            updates=updates,
         )
         self.bandwidth_factors = bandwidth_factors
         self.network_calibrator = network_calibrator
@@ -185,12 +197,13 @@ class KCalBlend(EmbeddingCalibrator):
         train_groups: Any = None,
         sample_weight: Any = None,
         classes: Any = None,
+        ids: Any = None,
     ) -> Self:
         """Fit metrics, bandwidths and weights to the calibration set.
 
         Parameters
         ----------
-        X, y, train_embeddings, train_labels, train_groups, groups, sample_weight, classes
+        X, y, train_embeddings, train_labels, train_groups, groups, sample_weight, classes, ids
             As in :meth:`KCal.fit`, but without a training set no projection is learned. With logits, integers in ``y``
             are columns, truth values the two of them; text needs ``classes``, all of them in the order of the columns,
             unless the logits are a table whose columns are the classes.
@@ -204,7 +217,7 @@ class KCalBlend(EmbeddingCalibrator):
         scores = self._check_logits(logits, rows, self.representation, head)
         if scores is not None:
             classes = encode_columns(y, logits, scores.shape, classes)[1]
-        options = {"classes": classes, "groups": groups, "sample_weight": sample_weight}
+        options = {"classes": classes, "groups": groups, "sample_weight": sample_weight, "ids": ids}
         samples, training = self._check_fit_data(rows, y, train_embeddings, train_labels, train_groups, **options)
         prior = check_prior(self.prior, samples.classes)
         samples = samples.rows(np.flatnonzero(samples.weights))
@@ -216,30 +229,69 @@ class KCalBlend(EmbeddingCalibrator):
             warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
         elif are_few(len(samples.codes), len(samples.classes)):
             warn_of_few_samples(len(samples.codes), len(samples.classes))
+        scores = None if scores is None else scores[samples.indices]
         with threads_for(0 if scores is None else scores.numel() * scores.shape[1]):
-            model = self._fit_model(samples, training, None if scores is None else scores[samples.indices])
-        self._remember(rows)
+            model = self._fit_model(samples, training, scores)
+        self._remember(rows[samples.indices])
+        self._remember_samples(rows, samples, groups, sample_weight, scores)
+        self.support_indices_, self.ids_ = samples.indices, samples.ids
+        self.bandwidth_history_ = bandwidth_records(model, samples, len(samples.codes))
         self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)
-        self.support_indices_ = samples.indices
         self.model_ = replace(model, representation=self.representation, prior=prior, head=head)
         return self
 
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        logits: Any = None,
+        classes: Any = None,
+        ids: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+    ) -> Self:
+        """Add samples to the supports; the projections stay as they are. Without a fit before, this is :meth:`fit`.
+
+        On the schedule of :class:`Updates` the next prediction fits everything else anew: bandwidths, the network's
+        calibrators, class frequencies, background, gate, weights and sharpness, as ``fit`` would. Between two fits they
+        stay fixed, and the supports grow. For this the projected embeddings, their lengths, labels, weights, groups,
+        ids and logits of all samples are kept. Files have the logits if ``updates`` is set or once updates have begun.
+
+        Parameters
+        ----------
+        X, y, logits, groups, sample_weight
+            New samples, as in :meth:`fit`. With logits or a head, labels are of the known classes.
+        classes, ids
+            As in :meth:`KCal.partial_fit`.
+        """
+        given = {"classes": classes, "ids": ids, "groups": groups, "sample_weight": sample_weight, "logits": logits}
+        return self._add(X, y, **given) if self.__sklearn_is_fitted__() else self.fit(X, y, **given)
+
     def _fit_model(self, samples: Samples, training: TrainingSet | None, scores: torch.Tensor | None) -> BlendModel:
         """Return the model of the samples, without a prior."""
+        options, factors = self.estimate_options(), check_factors(self.bandwidth_factors)
+        experts = fit_experts(samples, training, options, projection=self.projection, factors=factors)
+        return self._fit_weights(samples, experts, scores).with_reference(samples.embeddings, samples.keys)
+
+    def _fit_weights(self, samples: Samples, experts: tuple[Expert, ...], scores: torch.Tensor | None) -> BlendModel:
         network = NetworkFit()
         if scores is not None:
             log_probs, choice = to_log_probs(scores, self.representation), self.network_calibrator
             network = cross_fit_network(log_probs, samples, choice=choice, folds=self.folds, seed=self.seed)
-        factors = check_factors(self.bandwidth_factors)
-        experts = fit_experts(samples, training, self.estimate_options(), projection=self.projection, factors=factors)
         tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
-        return fit_blend(samples, experts, network, **tuning).with_reference(samples.embeddings, samples.keys)
+        return fit_blend(samples, experts, network, **tuning)
 
+    def _fit_expert(self, expert: Expert, support: SortedSupport, samples: Samples) -> Expert:
+        return at_best_bandwidth(replace(expert, support=support), samples, self.estimate_options())
+
+    @on_snapshot
     def as_module(self) -> BlendModule:
         """Return the prediction as a torch module of embeddings and, if it was fitted with them, logits."""
         check_is_fitted(self)
         return BlendModule(self.model_)
 
+    @on_snapshot
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up rows like those of the calibration set and, if it was fitted with them, random logits."""
         rows = super().example_inputs(n_rows)
@@ -252,6 +304,7 @@ class KCalBlend(EmbeddingCalibrator):
         """The kernel density estimate by which the evidence is measured: that of the first metric."""
         return self.model_.experts[0]
 
+    @on_latest
     def gate(self, X: Any) -> Any:
         """Return g, (n,): near 1 where calibration samples lie, near 0 where the fallback decides.
 
@@ -272,6 +325,7 @@ class KCalBlend(EmbeddingCalibrator):
         """Whether ``fit``, with the present parameters, takes logits: without a head."""
         return self.head is None
 
+    @on_snapshot
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
         check_is_fitted(self)
@@ -286,12 +340,15 @@ class KCalBlend(EmbeddingCalibrator):
 
     def _model_state(self) -> tuple[dict[str, Any], Tensors]:
         values, tensors = super()._model_state()
-        tensors |= {"support.indices": torch.from_numpy(self.support_indices_)}
         return values | {"logit_names": self.logit_names_in_}, tensors
+
+    def _stored_records(self) -> SampleRecords:
+        records = super()._stored_records()
+        return records if self._lives or self.updates is not None else replace(records, scores=None)
 
     def _restore(self, state: CalibratorState) -> Self:
         self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
-        self.support_indices_ = read_indices(state, len(self.first_estimate.support))[0]
+        self._lives = self._records.scores is not None
         if (head := self.model_.head) is not None:
             self.head = (head.weight.numpy().copy(), None if head.bias is None else head.bias.numpy().copy())
         return super()._restore(state)

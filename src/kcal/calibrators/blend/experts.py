@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,13 +82,26 @@ def fit_experts(
         support = samples.support(module)
         if experts and is_same_metric(experts[0].support, support):
             continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BandwidthWarning)  # a pool combines several bandwidths
-            bandwidth = options.choose_bandwidth(support, samples.keys)[0]
-        estimate = KernelEstimate(projection=module, support=support, bandwidth=bandwidth, kernel=options.kernel.name)
         evidence = torch.zeros_like(factors)  # the fit of the blend measures it
-        experts.append(Expert(**vars(estimate), metric=metric, factors=factors, median_evidence=evidence))
+        expert = Expert(
+            projection=module,
+            support=support,
+            bandwidth=1.0,
+            kernel=options.kernel.name,
+            metric=metric,
+            factors=factors,
+            median_evidence=evidence,
+        )
+        experts.append(at_best_bandwidth(expert, samples, options))
     return tuple(experts)
+
+
+def at_best_bandwidth(expert: Expert, samples: Samples, options: EstimateOptions) -> Expert:
+    """Return an expert with the single bandwidth of the lowest leave-one-out loss."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BandwidthWarning)  # a pool combines several bandwidths
+        bandwidth = options.choose_bandwidth(expert.support, samples.keys)[0]
+    return replace(expert, bandwidth=bandwidth)
 
 
 def is_same_metric(one: SortedSupport, other: SortedSupport) -> bool:

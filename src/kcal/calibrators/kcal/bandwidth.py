@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -14,10 +15,12 @@ from kcal.kernels import (
     BandwidthCurve,
     LeaveOutLoss,
     MotherKernel,
+    SampledLeaveOutLoss,
     SortedSupport,
     fit_bandwidth_law,
     leave_out_loss,
     search_bandwidth,
+    search_near,
     search_published,
 )
 from kcal.progress import progress_bar
@@ -26,6 +29,10 @@ from kcal.validation import ALMOST_ZERO
 
 TYPICAL_EVALUATIONS = {"cv": 14, "published": 26}
 """Evaluations of a search, for the progress bar, by the value of ``bandwidth`` that asks for it."""
+NEAR_SAMPLES = 1_000
+"""Samples that a search around an expected bandwidth predicts, at most."""
+EXPECTED_SPREAD = 0.07
+"""Standard deviation of log b around the power law of earlier searches, as far as it is known before a search."""
 PUBLISHED_FOLDS = 20
 """Folds of the published search."""
 
@@ -50,6 +57,11 @@ class BandwidthChoice:
             law = fit_bandwidth_law([bandwidth], [size], exponent=self.exponent, dimension=dimension)
             return law(self.size)
         return float(self.bandwidth)
+
+    @property
+    def fixed_source(self) -> str:
+        """Where a bandwidth without a search comes from."""
+        return "law" if self.bandwidth == "rule" else "given"
 
     def lowest_loss(self, loss: LeaveOutLoss) -> float:
         """Return the leave-out loss at the chosen bandwidth, found roughly where it is searched for."""
@@ -85,6 +97,16 @@ class BandwidthChoice:
             else:
                 curve = search_bandwidth(loss, interval=self._interval(support), after_each=advance)
         return curve.bandwidth, replace(curve, standard_error=loss.standard_error(curve.bandwidth))
+
+    def choose_near(
+        self, expected: float, support: SortedSupport, *, kernel: MotherKernel, keys: torch.Tensor | None
+    ) -> BandwidthCurve:
+        """Return a quick search around an expected bandwidth, on at most ``NEAR_SAMPLES`` samples given all others."""
+        least_prob = LEAST_PROB if self.bandwidth == "published" else ALMOST_ZERO
+        options: dict[str, Any] = {"kernel": kernel, "keys": keys, "least_prob": least_prob}
+        loss = SampledLeaveOutLoss(support, n_predicted=NEAR_SAMPLES, **options)
+        n_predicted = min(len(support.counted), NEAR_SAMPLES)
+        return search_near(loss.at, expected, pull=1.0 / (n_predicted * EXPECTED_SPREAD**2))
 
     def _interval(self, support: SortedSupport) -> tuple[float, float]:
         """Return the interval of the search: by default the published one, in units of the spread of the samples."""

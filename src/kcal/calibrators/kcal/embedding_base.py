@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,24 +13,48 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.base import EXAMPLE_ROWS, Calibrator, CalibratorState, check_at_least_two, refuse_extra
+from kcal.calibrators.base import (
+    EXAMPLE_ROWS,
+    CalibratorState,
+    check_at_least_two,
+    encode_classes,
+    refuse_extra,
+)
 from kcal.calibrators.explanation import Explanation
 from kcal.calibrators.kcal.attribution import BLOCK_NUMBERS, BLOCK_ROWS, Attribution, to_explanation
+from kcal.calibrators.kcal.evidence import log_lengths
 from kcal.calibrators.kcal.example_rows import example_rows
 from kcal.calibrators.kcal.learning import EstimateOptions
 from kcal.calibrators.kcal.model import KernelEstimate
 from kcal.calibrators.kcal.parameters import check_learned_projection
-from kcal.calibrators.kcal.samples import Samples, TrainingSet, check_samples, check_training_set, known_labels
-from kcal.calibrators.kcal.state import read_parameters, refuse_unused_projection, stored_parameters
+from kcal.calibrators.kcal.samples import (
+    Samples,
+    TrainingSet,
+    check_samples,
+    check_training_set,
+    known_labels,
+    relative_weights,
+)
+from kcal.calibrators.kcal.state import (
+    read_history,
+    read_indices,
+    read_parameters,
+    refuse_unused_projection,
+    stored_parameters,
+)
 from kcal.calibrators.model_state import Stored, StoredModel, Tensors
+from kcal.calibrators.online.live import LiveCalibrator, copy_with, on_latest, on_snapshot
+from kcal.calibrators.online.records import SampleRecords, log_given_weights, named_groups, records_of
+from kcal.calibrators.online.rows import SampleRows
+from kcal.calibrators.online.updates import check_updates
 from kcal.errors import InvalidInputError
 from kcal.modes import without_autocast
 from kcal.progress import progress_bar
 from kcal.projection import Recipe, get_recipe, needs_training
-from kcal.validation import check_device, check_integer, column_names
+from kcal.validation import check_device, check_integer, column_names, row_fingerprints
 
 
-class EmbeddingCalibrator(Calibrator):
+class EmbeddingCalibrator(LiveCalibrator):
     """Base class of the methods with kernel density estimates over projected embeddings.
 
     A method names its ``model_class`` and adds what it stores beside the model to ``_model_state`` and ``_restore``.
@@ -40,11 +65,18 @@ class EmbeddingCalibrator(Calibrator):
     has_explanations: ClassVar[bool] = True
     model_class: ClassVar[type[StoredModel]]
     """Class of ``model_``."""
-    support_indices_: NDArray[np.int64]
-    ids_: NDArray[Any] | None = None  # of the support samples, if the fit was given some
+    _compares_lengths: bool  # of a calibrator without samples: whether the projection ignores lengths
 
     def __init__(
-        self, *, projection: Any, dimension: int | str, recipe: Any, prior: Any, seed: int, progress: bool | None
+        self,
+        *,
+        projection: Any,
+        dimension: int | str,
+        recipe: Any,
+        prior: Any,
+        seed: int,
+        progress: bool | None,
+        updates: Any,
     ) -> None:
         self.projection = projection
         self.dimension = dimension
@@ -52,6 +84,7 @@ class EmbeddingCalibrator(Calibrator):
         self.prior = prior
         self.seed = seed
         self.progress = progress
+        self.updates = updates
 
     @property
     def uses_training_set(self) -> bool:
@@ -70,6 +103,7 @@ class EmbeddingCalibrator(Calibrator):
         """Return how kernel density estimates are fitted; ``options`` are the kernel and the bandwidth."""
         return EstimateOptions(self.dimension, self.training_recipe(), self.seed, self.progress, **options)
 
+    @on_latest
     @without_autocast()
     def log_evidence(self, X: Any) -> Any:
         """Return the log density of the calibration set (in the first metric of a blend) at each row, (n,).
@@ -79,6 +113,7 @@ class EmbeddingCalibrator(Calibrator):
         rows, kind = self._check_rows(X)
         return kind.give_back(self.model_.log_evidence(self.as_embeddings(rows)))
 
+    @on_snapshot
     @without_autocast()
     def evidence(self, X: Any) -> Any:
         """Return the share of calibration samples that have less evidence than each row, (n,), from 0 to 1.
@@ -93,6 +128,7 @@ class EmbeddingCalibrator(Calibrator):
         rows, kind = self._check_rows(X)
         return kind.give_back(self.model_.evidence(self.as_embeddings(rows)))
 
+    @on_snapshot
     @without_autocast()
     def explain(self, X: Any, k: int = 5, *, logits: Any = None) -> Explanation:
         """Return the ``k`` calibration samples that carry each prediction most, with their shares and distances.
@@ -129,6 +165,7 @@ class EmbeddingCalibrator(Calibrator):
     def _attribute(self, inputs: Any, block: slice, probs: torch.Tensor, k: int) -> Attribution:
         """Return the attribution of some rows of checked inputs, of the probabilities ``probs``."""
 
+    @on_snapshot
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up rows like those of the calibration set; their projections lie among the support points."""
         check_is_fitted(self)
@@ -147,9 +184,14 @@ class EmbeddingCalibrator(Calibrator):
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
         check_is_fitted(self)
-        self.model_ = self.model_.to(check_device(device))
+        place = check_device(device)
+        if "_stream" in vars(self):
+            self._stream.change_base(lambda base: copy_with(base, model_=base.model_.to(place)))
+        else:
+            self.model_ = self.model_.to(place)
         return self
 
+    @on_snapshot
     def state(self) -> CalibratorState:
         """Return the content of the fitted calibrator."""
         check_is_fitted(self)
@@ -159,7 +201,18 @@ class EmbeddingCalibrator(Calibrator):
 
     def _model_state(self) -> tuple[dict[str, Any], Tensors]:
         values, tensors = self.model_.to_state()
-        return values, tensors
+        records, own = self._stored_records().to_state()
+        values |= {
+            "ids": None if self.ids_ is None else encode_classes(self.ids_),
+            "records": records,
+            "bandwidth_history": [asdict(record) for record in self.bandwidth_history_],
+        }
+        tensors |= {"support.indices": torch.from_numpy(self.support_indices_)}
+        return values, tensors | {f"records.{name}": part for name, part in own.items()}
+
+    def _stored_records(self) -> SampleRecords:
+        """Return the records that a file gets."""
+        return self._records
 
     @classmethod
     def from_state(cls, state: CalibratorState, *, projection: nn.Module | None = None, **extra: Any) -> Self:
@@ -174,11 +227,20 @@ class EmbeddingCalibrator(Calibrator):
         model = cls.model_class.from_state(stored)
         calibrator = cls(**read_parameters(state.parameters, model))
         calibrator.model_ = model
+        calibrator._records = SampleRecords.from_state(stored.part("records", values["records"]))
         return cls._restore(calibrator, state)
+
+    def _restore(self, state: CalibratorState) -> Self:
+        n_support = len(self._supports()[0])
+        self._records.check(n_support)
+        self.support_indices_, self.ids_ = read_indices(state, n_support)
+        self.bandwidth_history_ = read_history(state.values["bandwidth_history"])
+        return super()._restore(state)
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
         get_recipe(self.recipe)
+        check_updates(self.updates)
         self._check_projection()
 
     def _check_projection(self) -> None:
@@ -199,3 +261,70 @@ class EmbeddingCalibrator(Calibrator):
         samples = check_samples(self.as_embeddings(rows), y, known_labels=known, **options)
         check_at_least_two(samples.classes, type(self).__name__)
         return samples, training
+
+    def _remember_samples(
+        self, rows: torch.Tensor, samples: Samples, groups: Any, sample_weight: Any, scores: torch.Tensor | None = None
+    ) -> None:
+        """Keep what updates need of the samples of a fit, beside the support."""
+        names = named_groups(groups, len(rows))
+        group_names, codes = (None, None)
+        if names is not None:
+            group_names, codes = np.unique(names[samples.indices], return_inverse=True)
+        integers = samples.ids is not None and samples.ids.dtype.kind in "iu"
+        self._records = SampleRecords(
+            fingerprints=torch.from_numpy(row_fingerprints(rows)[samples.indices].view(np.int64)),
+            log_lengths=log_lengths(samples.embeddings).cpu(),
+            log_weights=log_given_weights(sample_weight, samples.indices),
+            group_codes=None if codes is None else torch.from_numpy(codes.reshape(-1).astype(np.int64)),
+            group_names=group_names,
+            scores=None if scores is None else scores.detach().cpu().clone(),
+            n_updates=len(samples.codes),
+            next_id=max(len(rows), int(samples.ids.max()) + 1 if integers and samples.ids is not None else 0),
+        )
+
+    def _as_base(self, model: Any) -> Self:
+        """Return a copy with a model without samples, and the fingerprints of rows that are no samples."""
+        samples = self._records.fingerprints.numpy().view(np.uint64)
+        others = np.setdiff1d(self._fingerprints, samples)
+        compares_lengths = self.first_estimate.reference.log_lengths is not None
+        base: Self = copy_with(self, model_=model, _fingerprints=others, _compares_lengths=compares_lengths)
+        for name in ("ids_", "support_indices_", "_records"):
+            base.__dict__.pop(name, None)
+        return base
+
+    def _columns_of_rows(self, rows: torch.Tensor, estimates: Sequence[KernelEstimate]) -> dict[str, NDArray[Any]]:
+        """Return fingerprints, lengths and projected points of checked rows."""
+        embeddings = self.as_embeddings(rows)
+        points = {f"points.{place}": part.project(embeddings).cpu().numpy() for place, part in enumerate(estimates)}
+        lengths = log_lengths(embeddings).cpu().numpy()
+        return {"fingerprints": row_fingerprints(rows), "log_lengths": lengths, **points}
+
+    def _samples_of(self, rows: SampleRows) -> Samples:
+        """Return the samples of a view; their embeddings are the points of the first metric."""
+        like, codes = self.first_estimate.support.points, rows.codes()
+        names = rows.group_names()
+        return Samples(
+            torch.from_numpy(rows.column("points.0")).to(like.device),
+            rows.classes[codes],
+            codes,
+            rows.classes,
+            relative_weights(rows.column("log_weights")),
+            None if names is None else np.unique(names, return_inverse=True)[1].reshape(-1).astype(np.int64),
+            None,
+            np.arange(len(codes)),
+        )
+
+    def _known_fingerprints(self, rows: SampleRows) -> NDArray[np.uint64]:
+        return np.sort(np.concatenate([self._fingerprints, rows.column("fingerprints")]))
+
+    def _reference_lengths(self, rows: SampleRows) -> torch.Tensor | None:
+        """Return the lengths that the evidence compares; None if the projection does not ignore lengths."""
+        return torch.from_numpy(rows.column("log_lengths")) if self._compares_lengths else None
+
+    def _finished(self, rows: SampleRows, model: Any) -> Self:
+        """Return a snapshot with its complete model, ids and records."""
+        indices = np.arange(len(rows))
+        finished: Self = copy_with(
+            self, model_=model, ids_=rows.names(), support_indices_=indices, _records=records_of(rows)
+        )
+        return finished

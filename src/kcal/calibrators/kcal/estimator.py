@@ -10,20 +10,22 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.base import CalibratorState, encode_classes
+from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.fit_warnings import are_few, warn_of_known_rows, warn_of_missing_classes, warn_of_sparse_support
 from kcal.calibrators.holdout import check_folds
 from kcal.calibrators.kcal.attribution import Attribution, attribute_kcal
 from kcal.calibrators.kcal.bandwidth import PUBLISHED_FOLDS, BandwidthChoice
-from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
+from kcal.calibrators.kcal.live import LiveKCal
 from kcal.calibrators.kcal.model import KCalModel
 from kcal.calibrators.kcal.module import KCalModule
 from kcal.calibrators.kcal.parameters import check_bandwidth, check_pair
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, hold_out_half, warn_of_shared_rows
-from kcal.calibrators.kcal.state import read_curves, read_indices
+from kcal.calibrators.kcal.state import read_curves
 from kcal.calibrators.logit_base import fitted
 from kcal.calibrators.model_state import Tensors
+from kcal.calibrators.online.live import latest, on_snapshot
+from kcal.calibrators.online.updates import BandwidthRecord, Updates
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, size_of_rarest_class
@@ -33,7 +35,7 @@ from kcal.threads import threads_for
 from kcal.validation import ArrayKind, check_number, shown
 
 
-class KCal(EmbeddingCalibrator):
+class KCal(LiveKCal):
     """Calibrated probabilities for every class, from the embeddings of a trained network.
 
     p_k(x) = Σ_{i: y_i = k} w_i·φ_b(Π(x_i) − Π(x)) / Σ_i w_i·φ_b(Π(x_i) − Π(x)), the sums over the calibration set.
@@ -78,6 +80,8 @@ class KCal(EmbeddingCalibrator):
         probability 0.
     progress : bool, optional
         Progress bars; by default only in a terminal.
+    updates : Updates, optional
+        How ``partial_fit`` follows a stream: when the bandwidth is searched again, which samples are kept.
 
     Attributes
     ----------
@@ -90,7 +94,9 @@ class KCal(EmbeddingCalibrator):
     bandwidth_reference_ : (float, float)
         b in use and the size of the rarest class, the reference for a later fit by the rule.
     bandwidth_curve_ : BandwidthCurve or None
-        Every bandwidth tried, with its loss.
+        Every bandwidth tried by the latest search, with its loss; None between searches.
+    bandwidth_history_ : tuple of BandwidthRecord
+        Every search, and the bandwidth in use: whether it is of a search, of the power law, or given.
     projection_ : nn.Module
         Π in use.
     dimension_ : int
@@ -98,7 +104,10 @@ class KCal(EmbeddingCalibrator):
     training_curve_ : TrainingCurve or None
         Loss of the projection's training.
     support_indices_ : array
-        Rows of ``X`` that became support: all of them, unless a part was held out to learn the projection.
+        Rows of ``X`` that became support: all of them, unless a part was held out to learn the projection. After
+        updates 0, 1, …, in the order of arrival.
+    ids_ : array or None
+        Identifiers of the support rows; after updates those that ``correct`` and ``forget`` take.
     leave_one_out_proba_ : array
         Probabilities of each support row given the others, as ``predict_proba`` would return them; with groups, given
         the samples of other groups. Rows as in ``support_indices_``.
@@ -120,7 +129,7 @@ class KCal(EmbeddingCalibrator):
     bandwidth_ = fitted("bandwidth")
     projection_ = fitted("projection")
     dimension_ = fitted("dimension")
-    bandwidth_curve_: BandwidthCurve | None
+    bandwidth_curve_: BandwidthCurve | None = latest()
     training_curve_: TrainingCurve | None
     checkpoint_step_: int | None
     checkpoint_losses_: tuple[float, ...]
@@ -142,9 +151,16 @@ class KCal(EmbeddingCalibrator):
         bandwidth_exponent: float | None = None,
         smoothing: float = 0.0,
         progress: bool | None = None,
+        updates: Updates | None = None,
     ) -> None:
         super().__init__(
-            projection=projection, dimension=dimension, recipe=recipe, prior=prior, seed=seed, progress=progress
+            projection=projection,
+            dimension=dimension,
+            recipe=recipe,
+            prior=prior,
+            seed=seed,
+            progress=progress,
+            updates=updates,
         )
         self.kernel = kernel
         self.bandwidth = bandwidth
@@ -207,7 +223,7 @@ class KCal(EmbeddingCalibrator):
         if training is None and self.uses_training_set:
             training, samples = hold_out_half(samples, self.seed)
         self._check_support(samples, training)
-        folds = self._folds_for(samples)
+        folds = self.folds_for(samples)
         if folds is not None:
             samples = samples.in_folds(folds, self.seed)
         with threads_for(0):
@@ -219,10 +235,47 @@ class KCal(EmbeddingCalibrator):
         self.bandwidth_curve_ = None if curve is None else replace(curve, n_folds=folds)
         self.training_curve_ = learned.curve
         self.checkpoint_step_, self.checkpoint_losses_ = learned.step, learned.checkpoint_losses
+        self._remember_samples(rows, samples, groups, sample_weight)
+        self.bandwidth_history_ = (self._first_record(samples, model, curve),)
         self.model_ = model
         return self
 
-    def _folds_for(self, samples: Samples) -> int | None:
+    def partial_fit(
+        self, X: Any, y: Any, *, classes: Any = None, ids: Any = None, groups: Any = None, sample_weight: Any = None
+    ) -> Self:
+        """Add samples to the support; the projection stays as it is. Without a fit before, this is :meth:`fit`.
+
+        It takes time O(d) per sample. The next prediction sorts the support anew and, where :class:`Updates` says so,
+        searches for the bandwidth; between searches the bandwidth follows the power law. Other threads may predict
+        meanwhile: they never see a part of an update.
+
+        Parameters
+        ----------
+        X, y, groups, sample_weight
+            New samples, as in :meth:`fit`. A label that is new adds a class. Groups are needed if ``fit`` had them.
+            Weights count relative to those before; samples without weights have 1.
+        classes : sequence, optional
+            All classes, for the first call.
+        ids : (n,) array, optional
+            Identifiers; a sample with a known one replaces the earlier sample. By default the next integers.
+        """
+        given = {"classes": classes, "ids": ids, "groups": groups, "sample_weight": sample_weight}
+        return self._add(X, y, **given) if self.__sklearn_is_fitted__() else self.fit(X, y, **given)
+
+    def _first_record(self, samples: Samples, model: KCalModel, curve: BandwidthCurve | None) -> BandwidthRecord:
+        """Return how the bandwidth of a fit was chosen."""
+        size = size_of_rarest_class(samples.codes, samples.weights, len(samples.classes))
+        source = "search" if curve is not None else self.bandwidth_choice(size).fixed_source
+        loss, n = None if curve is None else curve.loss, len(samples.codes)
+        return BandwidthRecord(model.bandwidth, source, loss, n, size, samples.n_classes_seen, n)
+
+    def bandwidth_choice(self, size: float) -> BandwidthChoice:
+        """Return how the bandwidth is chosen, for a rarest class of ``size`` samples."""
+        return BandwidthChoice(
+            self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, self.bandwidth_exponent, size
+        )
+
+    def folds_for(self, samples: Samples) -> int | None:
         """Return the number of folds of the bandwidth search; None leaves out samples or groups one at a time."""
         if self.folds is not None or self.bandwidth != "published":
             return self.folds
@@ -234,10 +287,7 @@ class KCal(EmbeddingCalibrator):
         """Return the model, how its projection was found, and the bandwidths that were tried."""
         kernel, frequencies = get_kernel(self.kernel), samples.frequencies()
         size = size_of_rarest_class(samples.codes, samples.weights, len(samples.classes))
-        choice = BandwidthChoice(
-            self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, self.bandwidth_exponent, size
-        )
-        options = self.estimate_options(kernel=kernel, bandwidth=choice)
+        options = self.estimate_options(kernel=kernel, bandwidth=self.bandwidth_choice(size))
         learned = fit_projection(self.projection, training, samples, options)
         support = samples.support(learned.module)
         bandwidth, curve = options.choose_bandwidth(support, samples.keys)
@@ -257,11 +307,12 @@ class KCal(EmbeddingCalibrator):
     def bandwidth_reference_(self) -> tuple[float, float]:
         """B in use and the size of the rarest class, the reference for a later fit by the rule."""
         check_is_fitted(self)
-        support = self.model_.support
+        model = self.model_
+        support = model.support
         weights = (
             np.ones(len(support)) if support.log_weights is None else support.log_weights.cpu().double().exp().numpy()
         )
-        return self.bandwidth_, size_of_rarest_class(support.codes.cpu().numpy(), weights, support.n_classes)
+        return model.bandwidth, size_of_rarest_class(support.codes.cpu().numpy(), weights, support.n_classes)
 
     @property
     def leave_one_out_proba_(self) -> Any:
@@ -269,6 +320,7 @@ class KCal(EmbeddingCalibrator):
         check_is_fitted(self)
         return self._kind.give_back(self.model_.leave_one_out_probs)
 
+    @on_snapshot
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
         check_is_fitted(self)
@@ -287,6 +339,7 @@ class KCal(EmbeddingCalibrator):
         name = "leave-one-out log-loss" if model.groups is None else "leave-one-group-out log-loss"
         return {name: f"{model.leave_one_out_score()[1] if curve is None else curve.loss:.4f}"}
 
+    @on_snapshot
     def as_module(self) -> KCalModule:
         """Return the prediction as a torch module of embeddings."""
         check_is_fitted(self)
@@ -299,15 +352,13 @@ class KCal(EmbeddingCalibrator):
             "training_curve": None if self.training_curve_ is None else asdict(self.training_curve_),
             "checkpoint_step": self.checkpoint_step_,
             "checkpoint_losses": self.checkpoint_losses_,
-            "ids": None if self.ids_ is None else encode_classes(self.ids_),
         }
-        return values, tensors | {"support.indices": torch.from_numpy(self.support_indices_)}
+        return values, tensors
 
     def _restore(self, state: CalibratorState) -> Self:
         points = self.model_.support.points
         self._kind = ArrayKind(is_torch=False, device=points.device, dtype=points.dtype)
         self.bandwidth_curve_, self.training_curve_ = read_curves(state.values)
-        self.support_indices_, self.ids_ = read_indices(state, len(points))
         self.checkpoint_step_ = state.values["checkpoint_step"]
         self.checkpoint_losses_ = tuple(state.values["checkpoint_losses"])
         return super()._restore(state)

@@ -17,7 +17,7 @@ from torch import nn
 
 from kcal.calibrators.model_state import StoredModel, tensor
 from kcal.calibrators.piecewise import places
-from kcal.kernels import PreparedSupport, leave_out_rule
+from kcal.kernels import PreparedSupport, SortedSupport, leave_out_rule
 from kcal.projection import project
 
 MAX_REFERENCES = 1_000
@@ -54,23 +54,34 @@ def _share_below(ascending: torch.Tensor, values: torch.Tensor, *, or_equal: boo
     return counts.to(ascending.dtype) / max(len(ascending), 1)
 
 
+def reference_rows(support: SortedSupport) -> torch.Tensor:
+    """Return the positions of the support points that queries are compared with."""
+    shuffled = torch.randperm(len(support.counted), generator=torch.Generator().manual_seed(0))
+    return support.counted[shuffled[:MAX_REFERENCES]].to(support.points.device)
+
+
 def evidence_reference(
-    prepared: PreparedSupport, place: int, module: nn.Module, embeddings: torch.Tensor, groups: torch.Tensor | None
+    prepared: PreparedSupport, place: int, lengths: torch.Tensor | None, groups: torch.Tensor | None
 ) -> EvidenceReference:
     """Return the reference of a support at one of its bandwidths: its samples given the others (other groups).
 
-    ``module`` is the projection; ``embeddings`` and ``groups`` of the samples are in their original order.
+    ``lengths``, if they are compared, are the log lengths of the embeddings, and like ``groups`` in the original order.
     """
     support = prepared.support
-    shuffled = torch.randperm(len(support.counted), generator=torch.Generator().manual_seed(0))
-    chosen = support.counted[shuffled[:MAX_REFERENCES]].to(support.points.device)
+    chosen = reference_rows(support)
     if groups is not None and len(torch.unique(groups)) < 2:
         groups = None  # no other group is left
     rule = leave_out_rule(support, groups).select(chosen)
     densities = prepared.log_densities(support.points[chosen], leave_out=rule)[place].cpu().double().sort().values
-    rows = embeddings[support.order[chosen].to(embeddings.device)]
-    lengths = log_lengths(rows.cpu()).sort().values if ignores_length(module, rows[:COMPARED_ROWS]) else None
+    if lengths is not None:
+        lengths = lengths[support.order[chosen].to(lengths.device)].cpu().sort().values
     return EvidenceReference(log_densities=densities, log_lengths=lengths)
+
+
+def compared_lengths(support: SortedSupport, module: nn.Module, embeddings: torch.Tensor) -> torch.Tensor | None:
+    """Return the log lengths of embeddings, in their order, if the projection ignores them; otherwise None."""
+    some = support.order[reference_rows(support)[:COMPARED_ROWS]].to(embeddings.device)
+    return log_lengths(embeddings) if ignores_length(module, embeddings[some]) else None
 
 
 def log_lengths(embeddings: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from kcal.calibrators.kcal.estimator import KCal
 from kcal.calibrators.kcal.module import KCalModule
 from kcal.calibrators.modules import required
+from kcal.calibrators.online.live import on_snapshot
 from kcal.projection import FastRecipe, Recipe
 from kcal.validation import unchecked_logits
 
@@ -42,6 +43,7 @@ class KCalLogits(KCal):
         """Return the log-softmax of logits, (n, n_columns), bounded below."""
         return bounded_log_softmax(rows)
 
+    @on_snapshot
     def as_module(self) -> KCalLogitsModule:
         """Return the prediction as a torch module of logits."""
         check_is_fitted(self)

@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from kcal.calibrators.kcal.evidence import EvidenceReference, evidence_reference
+from kcal.calibrators.kcal.evidence import EvidenceReference, compared_lengths, evidence_reference
 from kcal.calibrators.kcal.state import projection_state, read_projection, read_support, support_state
 from kcal.calibrators.model_state import StoredModel, custom, nested, tensor
 from kcal.calibrators.prior import apply_prior, smooth
@@ -82,8 +82,11 @@ class KernelEstimate(StoredModel):
 
     def with_reference(self, embeddings: torch.Tensor, groups: torch.Tensor | None) -> Self:
         """Return the estimate with the evidence of its samples, given by their ``embeddings`` in the original order."""
-        reference = evidence_reference(self.prepared, self.middle, self.projection, embeddings, groups)
-        return replace(self, reference=reference)
+        return self.with_reference_lengths(compared_lengths(self.support, self.projection, embeddings), groups)
+
+    def with_reference_lengths(self, lengths: torch.Tensor | None, groups: torch.Tensor | None) -> Self:
+        """Return the estimate with the evidence of its samples, given by the log lengths of embeddings, if compared."""
+        return replace(self, reference=evidence_reference(self.prepared, self.middle, lengths, groups))
 
     def to(self, device: str | torch.device) -> Self:
         """Return the estimate on another device."""

@@ -17,6 +17,7 @@ from kcal.errors import InvalidInputError
 from kcal.kernels import SortedSupport, sort_support
 from kcal.projection import TrainedProjection, TrainingSamples, needs_training, project
 from kcal.validation import (
+    LARGEST_WEIGHT_RATIO,
     check_groups,
     check_ids,
     check_labels,
@@ -85,10 +86,18 @@ class Samples:
 
     def support(self, module: nn.Module) -> SortedSupport:
         """Return the projected samples as support of the kernel sums."""
-        like = self.embeddings
-        codes = torch.as_tensor(self.codes, device=like.device)
-        weights = torch.as_tensor(self.weights / self.weights.max()).to(like)  # sums in single precision stay small
-        return sort_support(project(module, like), codes, len(self.classes), weights)
+        return self.sorted(project(module, self.embeddings))
+
+    def sorted(self, points: torch.Tensor) -> SortedSupport:
+        """Return points, one per sample, as support of the kernel sums."""
+        codes = torch.as_tensor(self.codes, device=points.device)
+        weights = torch.as_tensor(self.weights / self.weights.max()).to(points)  # sums in single precision stay small
+        return sort_support(points, codes, len(self.classes), weights)
+
+    @property
+    def n_classes_seen(self) -> int:
+        """Number of classes with samples of positive weight."""
+        return int(np.count_nonzero(self.class_weights()))
 
     def class_weights(self) -> Floats:
         """Return the total weight of each class, (n_classes,)."""
@@ -112,6 +121,18 @@ class Samples:
             raise InvalidInputError("sample_weight", "must not be 0 for every sample of the support")
         frequencies: Floats = totals / totals.sum()
         return frequencies
+
+
+def relative_weights(log_weights: Floats) -> Floats:
+    """Return weights of mean 1 over the positive ones; those that are negligible beside the largest become 0."""
+    if len(log_weights) == 0 or log_weights.max() == -np.inf:
+        raise InvalidInputError("sample_weight", "leaves no sample of positive weight", remedy="Add samples.")
+    weights: Floats = np.exp(log_weights - log_weights.max())
+    weights[weights < 1 / LARGEST_WEIGHT_RATIO] = 0.0
+    positive = weights > 0
+    if (weights[positive] == 1).all():
+        return weights
+    return np.asarray(weights / weights[positive].mean())
 
 
 def check_samples(

@@ -17,6 +17,7 @@ from torch import nn
 
 from kcal.calibrators.base import CalibratorState, LoadArgumentError, decode_classes
 from kcal.calibrators.model_state import Stored, Tensors
+from kcal.calibrators.online.updates import BandwidthRecord, Updates
 from kcal.calibrators.prior import check_prior
 from kcal.errors import FileFormatError
 from kcal.kernels import BandwidthCurve, SortedSupport
@@ -97,6 +98,8 @@ def stored_parameters(parameters: dict[str, Any], classes: NDArray[Any]) -> dict
         stored["projection"] = OWN_MODULE
     if not isinstance(stored["recipe"], str):
         stored["recipe"] = stored_recipe(stored["recipe"])
+    if stored["updates"] is not None:
+        stored["updates"] = asdict(stored["updates"])
     prior = check_prior(stored["prior"], classes)
     if prior is not None and not isinstance(stored["prior"], str):
         stored["prior"] = prior.tolist()  # a mapping would need text as keys
@@ -121,6 +124,8 @@ def read_parameters(stored: dict[str, Any], model: Any) -> dict[str, Any]:
     parameters = stored | {name: tuple(stored[name]) for name in sequences if isinstance(stored.get(name), list)}
     if not isinstance(stored["recipe"], str):
         parameters["recipe"] = read_recipe(stored["recipe"])
+    if stored["updates"] is not None:
+        parameters["updates"] = Updates(**stored["updates"])
     if stored["projection"] == OWN_MODULE:
         parameters["projection"] = getattr(model, "projection", "skip")  # a blend has several
     return parameters
@@ -135,6 +140,18 @@ def read_curves(values: dict[str, Any]) -> tuple[BandwidthCurve | None, Training
     if training is not None:
         training = TrainingCurve(**{name: tuple(entries) for name, entries in training.items()})
     return search, training
+
+
+def read_history(stored: list[dict[str, Any]]) -> tuple[BandwidthRecord, ...]:
+    """Return the records of the bandwidths."""
+    history = tuple(BandwidthRecord(**record) for record in stored)
+    for record in history:
+        counts = (record.n_samples, record.n_classes, record.n_updates)
+        numbers = (record.bandwidth, record.size)
+        valid = all(type(count) is int for count in counts) and all(type(number) in (int, float) for number in numbers)
+        if not valid or min(*counts, *numbers) < 0 or record.source not in ("search", "law", "given"):
+            raise FileFormatError("the stored history of the bandwidth is damaged.")
+    return history
 
 
 def read_indices(state: CalibratorState, n_support: int) -> tuple[NDArray[np.int64], NDArray[Any] | None]:

@@ -1,0 +1,114 @@
+"""A KCal that lives on: its support grows, and its bandwidth follows by searches and a power law between them."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+from numpy.typing import NDArray
+
+from kcal.calibrators.kcal.bandwidth import BandwidthChoice
+from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
+from kcal.calibrators.kcal.model import NO_REFERENCE, KCalModel
+from kcal.calibrators.kcal.samples import Samples
+from kcal.calibrators.online.live import copy_with, on_base
+from kcal.calibrators.online.rows import SampleRows
+from kcal.calibrators.online.stream import Snapshot
+from kcal.calibrators.online.updates import BandwidthRecord, check_updates, with_record
+from kcal.calibrators.prior import check_prior
+from kcal.errors import BandwidthWarning
+from kcal.kernels import BandwidthCurve, SortedSupport, get_kernel, size_of_rarest_class
+from kcal.modes import with_gradients
+
+
+class LiveKCal(EmbeddingCalibrator):
+    """What updates need of a KCal."""
+
+    model_: KCalModel
+
+    def _supports(self) -> list[SortedSupport]:
+        return [self.model_.support]
+
+    def _without_samples(self) -> Self:
+        model = replace(self.model_, support=self.model_.support.empty(), groups=None, reference=NO_REFERENCE)
+        return self._as_base(model)
+
+    @on_base
+    def _columns_of(self, X: Any, logits: Any) -> dict[str, NDArray[Any]]:
+        rows, _ = self._check_rows(X)
+        return self._columns_of_rows(rows, [self.model_])
+
+    @on_base
+    def _check_new_classes(self, rows: SampleRows, changes: dict[str, Any], name: str) -> None:
+        if "classes" in changes:
+            check_prior(self.prior, changes["classes"])
+
+    @with_gradients()
+    def _make_snapshot(self, rows: SampleRows) -> Snapshot[Self]:
+        samples = self._samples_of(rows)
+        support = samples.sorted(samples.embeddings)
+        record, curve = self._bandwidth_of(samples, support, rows)
+        model = replace(
+            self.model_,
+            support=support,
+            bandwidth=record.bandwidth,
+            frequencies=torch.from_numpy(samples.frequencies()),
+            prior=check_prior(self.prior, samples.classes),
+            groups=None if samples.groups is None else torch.from_numpy(samples.groups).to(support.points.device),
+        )
+        history = with_record(self.bandwidth_history_, record)
+        results = {"bandwidth_history_": history, "classes_": samples.classes, "bandwidth_curve_": curve}
+        calibrator = copy_with(self, model_=model, _fingerprints=self._known_fingerprints(rows), **results)
+        return Snapshot(calibrator, copy_with(self, bandwidth_history_=history))
+
+    @with_gradients()
+    def _finish(self, rows: SampleRows) -> Self:
+        lengths = self._reference_lengths(rows)
+        model = self.model_.with_reference_lengths(lengths, self.model_.groups)
+        return self._finished(rows, model)
+
+    def _bandwidth_of(
+        self, samples: Samples, support: SortedSupport, rows: SampleRows
+    ) -> tuple[BandwidthRecord, BandwidthCurve | None]:
+        """Return the bandwidth: given, by the power law of earlier searches, or by a new search around it."""
+        size = size_of_rarest_class(samples.codes, samples.weights, len(samples.classes))
+        counts: dict[str, Any] = {
+            "n_samples": len(rows),
+            "size": size,
+            "n_classes": samples.n_classes_seen,
+            "n_updates": rows.n_updates,
+        }
+        choice, history = self.bandwidth_choice(size), self.bandwidth_history_
+        fixed = choice.without_search(support.dimension)
+        if fixed is not None:
+            return BandwidthRecord(fixed, choice.fixed_source, None, **counts), None
+        if history and history[-1].n_updates == rows.n_updates:
+            return history[-1], self.bandwidth_curve_
+        updates = check_updates(self.updates)
+        law = updates.law(history, dimension=support.dimension, exponent=self.bandwidth_exponent)
+        expected = None if law is None else law(size)
+        if expected is None or updates.is_due(history, rows.n_updates, samples.n_classes_seen):
+            curve = self._search(choice, samples, support, expected)
+            if curve is not None:
+                return BandwidthRecord(curve.bandwidth, "search", curve.loss, **counts), curve
+        bandwidth = history[-1].bandwidth if expected is None else expected
+        return BandwidthRecord(bandwidth, "law", None, **counts), None
+
+    def _search(
+        self, choice: BandwidthChoice, samples: Samples, support: SortedSupport, expected: float | None
+    ) -> BandwidthCurve | None:
+        """Return a search around the expected bandwidth, or of the usual interval; None if too few samples are left."""
+        if samples.n_parts < 2:
+            return None
+        folds = self.folds_for(samples)
+        samples = samples if folds is None else samples.in_folds(folds, self.seed)
+        kernel = get_kernel(self.kernel)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BandwidthWarning)
+            if expected is None:
+                curve = choice.choose(support, kernel=kernel, keys=samples.keys, progress=False)[1]
+            else:
+                curve = choice.choose_near(expected, support, kernel=kernel, keys=samples.keys)
+        return None if curve is None else replace(curve, n_folds=folds)

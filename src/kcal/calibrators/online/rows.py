@@ -1,0 +1,205 @@
+"""The samples of a calibrator that lives on: rows that only grow, and frozen views of them.
+
+A row that a view shows is never written again: new rows come behind it, and what changes gets an array of its own.
+So a view can be read without a lock while the log goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.errors import InvalidInputError
+from kcal.validation import collect_classes, encode_labels
+
+Index = NDArray[np.int64]
+Columns = Mapping[str, NDArray[Any]]
+
+MIN_ROWS = 64
+"""Rows of the smallest array."""
+
+
+@dataclass(frozen=True, eq=False)
+class SampleRows:
+    """Samples at one moment; ``columns`` are arrays whose first ``n_rows`` rows are those of the view."""
+
+    columns: Columns
+    ids: list[Any]
+    n_rows: int
+    alive: NDArray[np.bool_] | None  # (n_rows,), rows that count; None for all of them
+    classes: NDArray[Any]  # labels in the order of the columns of probabilities
+    labels: tuple[Any, ...]  # label of each class code, in the order of their appearance
+    groups: tuple[Any, ...] | None  # name of each group code; None without groups
+    n_updates: int = 0  # samples added, corrected or removed so far
+    next_id: int = 0
+    clock: int = 0  # samples that have arrived
+    n_erasures: int = 0
+
+    def __len__(self) -> int:
+        return self.n_rows if self.alive is None else int(np.count_nonzero(self.alive))
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a column of the samples that count, in the order of their arrival."""
+        rows = self.columns[name][: self.n_rows]
+        return rows if self.alive is None else rows[self.alive]
+
+    def codes(self) -> Index:
+        """Return the position of the label of each sample in ``classes``, (n,)."""
+        position = encode_labels(np.array(self.labels), self.classes)
+        codes: Index = position[self.column("codes")]
+        return codes
+
+    def names(self) -> NDArray[Any]:
+        """Return the id of each sample, (n,)."""
+        names = self.ids[: self.n_rows]
+        return np.array(names if self.alive is None else [names[row] for row in np.flatnonzero(self.alive)])
+
+    def group_names(self) -> NDArray[Any] | None:
+        """Return the group of each sample, (n,); None without groups."""
+        return None if self.groups is None else np.array(self.groups)[self.column("groups")]
+
+
+class SampleLog:
+    """The rows behind the views. One thread at a time may change it; every change returns a new view."""
+
+    def __init__(self, rows: SampleRows) -> None:
+        self.view = rows
+        self._rows_of = {name: row for row, name in enumerate(rows.ids)}
+        self._code_of = {label: code for code, label in enumerate(rows.labels)}
+        self._group_of = None if rows.groups is None else {name: code for code, name in enumerate(rows.groups)}
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self._rows_of
+
+    def rows_of(self, ids: Sequence[Any]) -> Index:
+        """Return the rows of some ids; raise if one is unknown."""
+        unknown = next((name for name in ids if name not in self._rows_of), None)
+        if unknown is not None:
+            raise InvalidInputError("ids", "must be ids of samples of this calibrator", got=repr(unknown))
+        return np.array([self._rows_of[name] for name in ids], dtype=np.int64)
+
+    def class_codes(self, labels: NDArray[Any]) -> tuple[Index, dict[str, Any]]:
+        """Return the class codes of labels, and what a view needs to know of new classes."""
+        codes, new = encode(labels, self._code_of)
+        if not new:
+            return codes, {}
+        return codes, {"classes": self._with_classes(np.array(new)), "labels": (*self.view.labels, *new)}
+
+    def _with_classes(self, new: NDArray[Any]) -> NDArray[Any]:
+        """Return the classes with new ones: in their order, or behind the others if these are in one of their own."""
+        known = self.view.classes
+        union = collect_classes([known, new])
+        if np.array_equal(known, np.sort(known)):
+            return union
+        return np.concatenate([known, np.sort(new)])
+
+    def group_codes(self, groups: NDArray[Any]) -> tuple[Index, dict[str, Any]]:
+        """Return the codes of groups, and what a view needs to know of new ones."""
+        assert self._group_of is not None
+        assert self.view.groups is not None
+        codes, new = encode(groups, self._group_of)
+        return codes, {"groups": (*self.view.groups, *new)} if new else {}
+
+    def new_ids(self, n: int) -> list[Any]:
+        """Return ids for new samples: the next integers, as text if the other ids are text."""
+        text = bool(self.view.ids) and isinstance(self.view.ids[-1], str)
+        ids: list[Any] = []
+        number = self.view.next_id
+        while len(ids) < n:
+            name = str(number) if text else number
+            number += 1
+            if name not in self._rows_of:
+                ids.append(name)
+        return ids
+
+    def append(self, columns: Columns, ids: Sequence[Any], changes: dict[str, Any]) -> None:
+        """Add samples; one with a known id replaces the earlier sample."""
+        view, n_new = self.view, len(ids)
+        replaced = [self._rows_of[name] for name in ids if name in self._rows_of]
+        start, stop = view.n_rows, view.n_rows + n_new
+        arrays = dict(view.columns)
+        for name, array in arrays.items():
+            if len(array) < stop:
+                arrays[name] = grown(array, start, max(2 * len(array), stop, MIN_ROWS))
+            arrays[name][start:stop] = columns[name]
+        view.ids.extend(ids)
+        alive = None if view.alive is None else np.concatenate([view.alive, np.ones(n_new, dtype=np.bool_)])
+        if replaced:
+            alive = np.ones(stop, dtype=np.bool_) if alive is None else alive
+            alive[replaced] = False
+        self._rows_of.update(zip(ids, range(start, stop), strict=True))
+        integers = [name for name in ids if isinstance(name, int)]
+        numbers: dict[str, Any] = {
+            "n_updates": view.n_updates + n_new,
+            "clock": view.clock + n_new,
+            "next_id": max([view.next_id + n_new, *(name + 1 for name in integers)]),
+        }
+        self._publish(replace(view, columns=arrays, n_rows=stop, alive=alive, **numbers, **changes))
+
+    def relabel(self, rows: Index, codes: Index, changes: dict[str, Any]) -> None:
+        """Give some rows other class codes."""
+        view = self.view
+        new = grown(view.columns["codes"], view.n_rows, len(view.columns["codes"]))
+        new[rows] = codes
+        counted = view.n_updates + len(rows)
+        self._publish(replace(view, columns={**view.columns, "codes": new}, n_updates=counted, **changes))
+
+    def evict(self, rows: Index) -> None:
+        """Let some rows no longer count; their memory is freed once they are the majority."""
+        if len(rows) == 0:
+            return
+        view = self.view
+        alive = np.ones(view.n_rows, dtype=np.bool_) if view.alive is None else view.alive.copy()
+        alive[rows] = False
+        for row in rows.tolist():
+            self._rows_of.pop(view.ids[row], None)
+        self._publish(replace(view, alive=alive))
+        if 2 * np.count_nonzero(alive) < view.n_rows - MIN_ROWS:
+            self.compact()
+
+    def compact(self) -> None:
+        """Copy the samples that count to new arrays, so that nothing of the others is left."""
+        view = self.view
+        n_rows, ids = len(view), view.names().tolist()
+        columns = {name: grown(view.column(name), n_rows, max(n_rows, MIN_ROWS)) for name in view.columns}
+        groups = view.groups
+        if groups is not None:
+            present, codes = np.unique(view.column("groups"), return_inverse=True)
+            groups = tuple(groups[code] for code in present.tolist())
+            columns["groups"][:n_rows] = codes.reshape(-1)
+            self._group_of = {name: code for code, name in enumerate(groups)}
+        self._rows_of = {name: row for row, name in enumerate(ids)}
+        self.view = replace(view, columns=columns, ids=ids, n_rows=n_rows, alive=None, groups=groups)
+
+    def erase(self, rows: Index) -> None:
+        """Remove some rows, and every trace of them and of those that were evicted or replaced before."""
+        self.evict(rows)
+        self.compact()
+        view = self.view
+        self.view = replace(view, n_updates=view.n_updates + len(rows), n_erasures=view.n_erasures + 1)
+
+    def _publish(self, view: SampleRows) -> None:
+        if view.labels is not self.view.labels:
+            self._code_of = {label: code for code, label in enumerate(view.labels)}
+        if view.groups is not self.view.groups and view.groups is not None:
+            self._group_of = {name: code for code, name in enumerate(view.groups)}
+        self.view = view
+
+
+def encode(values: NDArray[Any], known: Mapping[Any, int]) -> tuple[Index, list[Any]]:
+    """Return the code of each value, and the values that are new: they get the next codes."""
+    names = values.tolist()
+    new = [name for name in dict.fromkeys(names) if name not in known]
+    codes = known if not new else {**known, **{name: len(known) + place for place, name in enumerate(new)}}
+    return np.array([codes[name] for name in names], dtype=np.int64), new
+
+
+def grown(array: NDArray[Any], n_rows: int, capacity: int) -> NDArray[Any]:
+    """Return a copy of the first rows with room for more, which holds zeros: no memory of others shows through."""
+    copy = np.zeros((capacity, *array.shape[1:]), dtype=array.dtype)
+    copy[:n_rows] = array[:n_rows]
+    return copy

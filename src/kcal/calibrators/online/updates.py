@@ -1,0 +1,132 @@
+"""How a calibrator follows a stream of samples, and what it notes of its bandwidths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Any
+
+from kcal.errors import InvalidInputError
+from kcal.kernels import BandwidthLaw, fit_bandwidth_law
+from kcal.validation import check_flag, check_integer, check_number, checked_parameters, parameter, shown
+
+MAX_COUNT = 10**12
+NEGLIGIBLE_HALVINGS = 30
+"""Half-lives after which a sample leaves: its weight is below 1e-9 of a new one."""
+
+
+@dataclass(frozen=True)
+class Updates:
+    """How a calibrator follows a stream: when it searches again, and which samples it keeps.
+
+    Parameters
+    ----------
+    growth : float
+        A new search (of a blend: a new fit of everything but the projections) follows once the samples that were
+        added, corrected or removed since the last one are (growth − 1) times those that it saw; 1.5 for half as many.
+        A class that appears leads to one at once.
+    fit_exponent : bool
+        Whether the exponent of the power law by which bandwidths shrink between searches is fitted to the earlier
+        searches, and not only the constant.
+    window : int, optional
+        Samples that are kept at most; the oldest leave.
+    half_life : float, optional
+        Samples after whose arrival a weight has halved.
+    max_per_class : int, optional
+        Samples of a class that are kept at most; its oldest leave.
+    """
+
+    growth: float = parameter(1.5, check_number, minimum=1, maximum=1e9, exclusive=True)
+    fit_exponent: bool = parameter(False, check_flag)
+    window: int | None = parameter(None, check_integer, minimum=1, maximum=MAX_COUNT)
+    half_life: float | None = parameter(None, check_number, minimum=0, maximum=MAX_COUNT, exclusive=True)
+    max_per_class: int | None = parameter(None, check_integer, minimum=1, maximum=MAX_COUNT)
+
+    def __post_init__(self) -> None:
+        for name, value in checked_parameters(self).items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def most_samples(self) -> float:
+        """Number of samples that are kept at most."""
+        lasting = inf if self.half_life is None else ceil(NEGLIGIBLE_HALVINGS * self.half_life)
+        return min(self.window or inf, lasting)
+
+    def is_due(self, history: Sequence[BandwidthRecord], n_updates: int, n_classes: int) -> bool:
+        """Return whether a search is due, by the earlier bandwidths and the present counts."""
+        last = next((record for record in reversed(history) if record.source == "search"), None)
+        if last is None:
+            return True
+        changes = n_updates - last.n_updates
+        return n_classes > last.n_classes or changes >= (self.growth - 1.0) * last.n_samples
+
+    def law(self, history: Sequence[BandwidthRecord], *, dimension: int, exponent: float | None) -> BandwidthLaw | None:
+        """Return the power law of the earlier searches; None without any.
+
+        The constant is that of the latest search, in which those before have their part: each begins with the law of
+        its predecessors, and is pulled towards it. With ``fit_exponent`` the exponent is fitted to all searches,
+        otherwise it is ``exponent`` or, if that is None, that of the theory.
+        """
+        searches = [record for record in history if record.source == "search"]
+        if not searches:
+            return None
+        if self.fit_exponent and len({record.size for record in searches}) > 1:
+            exponent = fit_bandwidth_law(*_columns(searches)).exponent
+        return fit_bandwidth_law(*_columns(searches[-1:]), exponent=exponent, dimension=dimension)
+
+
+DEFAULT = Updates()
+
+
+@dataclass(frozen=True)
+class BandwidthRecord:
+    """A bandwidth in use, and how it was chosen.
+
+    Attributes
+    ----------
+    bandwidth : float
+        b.
+    source : "search", "law" or "given"
+        A search on the samples, the power law between searches (or that of ``bandwidth="rule"``), or a given number.
+    loss : float or None
+        Leave-out log-loss at b; None where it was not searched for.
+    n_samples : int
+        Samples at that time.
+    size : float
+        Size of the rarest class, by which the power law scales.
+    n_classes : int
+        Classes that had samples.
+    n_updates : int
+        Samples added, corrected or removed until then, those of the fit included.
+    metric : str
+        Metric of a blend; empty for KCal.
+    """
+
+    bandwidth: float
+    source: str
+    loss: float | None
+    n_samples: int
+    size: float
+    n_classes: int
+    n_updates: int
+    metric: str = ""
+
+
+def with_record(history: Sequence[BandwidthRecord], record: BandwidthRecord) -> tuple[BandwidthRecord, ...]:
+    """Return the history with one more record; of those between two searches only the latest is kept."""
+    earlier = [entry for entry in history if entry.source == "search"]
+    return (*earlier, record)
+
+
+def check_updates(updates: Any) -> Updates:
+    """Return the options of updates, by default those of ``Updates()``."""
+    if updates is None:
+        return DEFAULT
+    if not isinstance(updates, Updates):
+        raise InvalidInputError("updates", "must be a kcal.Updates or None", got=shown(updates))
+    return updates
+
+
+def _columns(records: Sequence[BandwidthRecord]) -> tuple[list[float], list[float]]:
+    return [record.bandwidth for record in records], [record.size for record in records]

@@ -1,0 +1,147 @@
+"""A blend that lives on: after a scheduled fit it is the blend of a fresh fit; between fits only its supports grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kcal import InvalidInputError, KCalBlend, Updates, load, save
+
+pytestmark = pytest.mark.filterwarnings("ignore::kcal.FewSamplesWarning")
+
+GENERATOR = np.random.default_rng(0)
+LABELS = GENERATOR.integers(0, 3, 300)
+ROWS = GENERATOR.normal(size=(300, 20))
+ROWS[np.arange(300), LABELS] += 3.0
+LOGITS = GENERATOR.normal(size=(300, 3))
+LOGITS[np.arange(300), LABELS] += 2.0
+GROUPS = np.arange(300) % 15
+WEIGHTS = np.linspace(0.5, 2.0, 300)
+QUERIES, QUERY_LOGITS = GENERATOR.normal(size=(9, 20)), GENERATOR.normal(size=(9, 3))
+
+
+def part(start: int, stop: int, *, full: bool = True) -> tuple[tuple[Any, Any], dict[str, Any]]:
+    rows = slice(start, stop)
+    extra = {"groups": GROUPS[rows], "sample_weight": WEIGHTS[rows], "ids": np.arange(start, stop)} if full else {}
+    return (ROWS[rows], LABELS[rows]), {"logits": LOGITS[rows], **extra}
+
+
+def blend(**parameters: Any) -> KCalBlend:
+    return KCalBlend(projection=None, progress=False, **parameters)
+
+
+def fitted(start: int, stop: int, calibrator: KCalBlend | None = None) -> KCalBlend:
+    arguments, options = part(start, stop)
+    return (calibrator or blend()).fit(*arguments, **options)
+
+
+@pytest.fixture(scope="module")
+def fresh() -> KCalBlend:
+    return fitted(0, 240)
+
+
+def probabilities(calibrator: KCalBlend) -> Any:
+    return calibrator.predict_proba(QUERIES, logits=QUERY_LOGITS)
+
+
+def test_after_a_scheduled_fit_it_is_the_blend_of_a_fresh_fit(fresh: KCalBlend) -> None:
+    live = fitted(0, 120)
+    for start in range(120, 240, 40):
+        arguments, options = part(start, start + 40)
+        live.partial_fit(*arguments, **options)
+    np.testing.assert_allclose(probabilities(live), probabilities(fresh), atol=1e-9)
+    np.testing.assert_allclose(live.evidence(QUERIES), fresh.evidence(QUERIES), atol=1e-9)
+    np.testing.assert_allclose(live.gate(QUERIES), fresh.gate(QUERIES), atol=1e-9)
+    assert live.weights_ == pytest.approx(fresh.weights_)
+    assert live.group_efficiency_ == pytest.approx(fresh.group_efficiency_)
+    assert [record.n_samples for record in live.bandwidth_history_] == [120, 240]
+    assert live.bandwidth_history_[-1].metric == "unit"
+
+
+def test_between_fits_only_the_supports_grow(fresh: KCalBlend) -> None:
+    live = fitted(0, 240)
+    arguments, options = part(240, 300)
+    live.partial_fit(*arguments, **options)
+    assert len(live.bandwidth_history_) == 1
+    assert live.weights_ == fresh.weights_
+    assert live.bandwidths_ == fresh.bandwidths_
+    np.testing.assert_array_equal(live.frequencies_, fresh.frequencies_)
+    assert len(live.model_.experts[0].support) == 300
+    assert not np.allclose(probabilities(live), probabilities(fresh), atol=1e-6)
+
+
+def test_twice_the_same_samples_between_fits_change_nothing(fresh: KCalBlend) -> None:
+    """Masses double, and so does what they are compared with."""
+    live = fitted(0, 240, blend(updates=Updates(growth=10.0)))
+    arguments, options = part(0, 240)
+    live.partial_fit(*arguments, **options | {"ids": np.arange(1000, 1240)})
+    np.testing.assert_allclose(probabilities(live), probabilities(fresh), atol=1e-9)
+
+
+def test_corrected_and_forgotten_samples_count_towards_the_next_fit() -> None:
+    live = fitted(0, 240)
+    live.correct(np.arange(60), LABELS[:60])
+    live.forget(np.arange(60))
+    expected = fitted(60, 240)
+    np.testing.assert_allclose(probabilities(live), probabilities(expected), atol=1e-9)
+    np.testing.assert_array_equal(live.ids_, expected.ids_)
+
+
+def test_with_a_head_no_logits_are_needed() -> None:
+    weight, bias = GENERATOR.normal(size=(3, 20)), GENERATOR.normal(size=3)
+    make = lambda: KCalBlend(projection=None, progress=False, head=(weight, bias))  # noqa: E731
+    live = make().fit(ROWS[:100], LABELS[:100]).partial_fit(ROWS[100:200], LABELS[100:200])
+    expected = make().fit(ROWS[:200], LABELS[:200])
+    np.testing.assert_allclose(live.predict_proba(QUERIES), expected.predict_proba(QUERIES), atol=1e-9)
+    with pytest.raises(InvalidInputError, match="the head computes them"):
+        live.partial_fit(ROWS[:1], LABELS[:1], logits=LOGITS[:1])
+
+
+def test_a_class_may_appear_only_without_logits() -> None:
+    live = fitted(0, 120)
+    (row, _), options = part(120, 121)
+    with pytest.raises(
+        InvalidInputError, match="y must be one of the 3 classes that the logits have columns for; got 3"
+    ):
+        live.partial_fit(row, [3], **options)
+    with pytest.raises(InvalidInputError, match="labels must be one of the 3"):
+        live.correct([0], [3])
+    without = blend().fit(ROWS[:100], LABELS[:100]).partial_fit(ROWS[100:130], LABELS[100:130] + 1)
+    expected = blend().fit(ROWS[:130], [*LABELS[:100], *(LABELS[100:130] + 1)])
+    assert without.classes_.tolist() == [0, 1, 2, 3]
+    np.testing.assert_allclose(without.predict_proba(QUERIES), expected.predict_proba(QUERIES), atol=1e-9)
+
+
+def test_a_file_has_the_logits_of_the_samples_where_updates_are_wanted(tmp_path: Path) -> None:
+    plain = load(save(fitted(0, 120), tmp_path / "plain.kcal"))
+    arguments, options = part(120, 240)
+    with pytest.raises(InvalidInputError, match="without the logits of its samples"):
+        plain.partial_fit(*arguments, **options)
+    np.testing.assert_array_equal(probabilities(plain), probabilities(fitted(0, 120)))
+    wanted = load(save(fitted(0, 120, blend(updates=Updates())), tmp_path / "wanted.kcal"))
+    begun = fitted(0, 120)
+    begun.partial_fit(*part(120, 130)[0], **part(120, 130)[1])
+    begun = load(save(begun, tmp_path / "begun.kcal"))
+    for live, start in ((wanted, 120), (begun, 130)):
+        arguments, options = part(start, 240)
+        live.partial_fit(*arguments, **options)
+    np.testing.assert_allclose(probabilities(wanted), probabilities(begun), atol=1e-9)
+    assert "records.scores.values" not in fitted(0, 120).state().tensors
+
+
+def test_tensors_come_back_as_tensors() -> None:
+    (rows, labels), options = part(0, 120, full=False)
+    live = blend().fit(torch.from_numpy(rows), labels, logits=torch.from_numpy(options["logits"]))
+    live.partial_fit(ROWS[120:130], LABELS[120:130], logits=LOGITS[120:130])
+    with torch.inference_mode():
+        probs = live.predict_proba(torch.from_numpy(QUERIES), logits=torch.from_numpy(QUERY_LOGITS))
+    assert isinstance(probs, torch.Tensor)
+    np.testing.assert_array_equal(probs.numpy(), probabilities(live))
+    module = live.as_module()
+    np.testing.assert_allclose(
+        module(torch.from_numpy(QUERIES), torch.from_numpy(QUERY_LOGITS)).numpy(), probs.numpy(), atol=1e-9
+    )

@@ -1,0 +1,115 @@
+"""A calibrator that follows a store has its samples, whoever changes them."""
+
+from __future__ import annotations
+
+import time
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kcal import CalibrationStore, ClassifierOutputs, InvalidInputError, KCal, KCalBlend, TemperatureScaling
+from kcal.calibrators import predict_on
+
+GENERATOR = np.random.default_rng(0)
+LABELS = GENERATOR.integers(0, 3, 200)
+ROWS = GENERATOR.normal(size=(200, 4)).astype(np.float32)
+ROWS[np.arange(200), LABELS] += 2.0
+LOGITS = (GENERATOR.normal(size=(200, 3)) + 2.0 * np.eye(3)[LABELS]).astype(np.float32)
+QUERIES = ClassifierOutputs(ROWS[:20] + 0.3, LOGITS[:20])
+IDS = np.array([f"patient-{row}" for row in range(200)])
+
+
+def outputs(start: int, stop: int, *, labelled: bool = True) -> ClassifierOutputs:
+    rows = slice(start, stop)
+    labels = LABELS[rows] if labelled else None
+    weights = np.linspace(0.5, 2.0, 200)[rows]
+    return ClassifierOutputs(ROWS[rows], LOGITS[rows], labels, np.arange(200)[rows] % 9, weights, IDS[rows])
+
+
+def change_store(path: Path) -> None:
+    """Append, label late, correct and delete, as another process does."""
+    with CalibrationStore(path) as store:
+        store.append(outputs(120, 140))
+        store.append(outputs(140, 150, labelled=False))
+        store.correct(IDS[140:145].tolist(), LABELS[140:145])
+        store.correct(IDS[:3].tolist(), (LABELS[:3] + 1) % 3)
+        store.delete(IDS[50:60].tolist())
+        store.append(outputs(150, 151))
+        store.delete(IDS[150:151].tolist())
+
+
+def kcal() -> KCal:
+    return KCal(projection="identity", bandwidth=0.6, progress=False)
+
+
+def in_another_process(path: Path) -> None:
+    process = get_context("spawn").Process(target=change_store, args=(path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_what_another_process_changes_reaches_the_calibrator(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with CalibrationStore(path) as store:
+        store.append(outputs(0, 120))
+        followers = [store.follow(kcal()), store.follow(KCalBlend(projection=None, progress=False))]
+        assert [follower.update() for follower in followers] == [120, 120]
+        assert [follower.update() for follower in followers] == [0, 0]
+        in_another_process(path)
+        assert [follower.update() for follower in followers] == [20 + 5 + 3 + 10] * 2
+        live = followers[0].calibrator
+        fresh = store.fit(kcal())
+        np.testing.assert_allclose(predict_on(live, QUERIES), predict_on(fresh, QUERIES), atol=1e-6)
+        assert sorted(live.ids_.tolist()) == sorted(fresh.ids_.tolist()) == sorted(store.ids())
+        blend: Any = followers[1].calibrator
+        assert sorted(blend.ids_.tolist()) == sorted(store.ids())
+        assert len(predict_on(blend, QUERIES)) == 20
+        again = store.follow(live)  # as after a restart: what the calibrator knows is not added twice
+        again.update()
+        np.testing.assert_allclose(predict_on(live, QUERIES), predict_on(fresh, QUERIES), atol=1e-6)
+
+
+def test_a_thread_follows_while_the_context_lasts(tmp_path: Path) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 100))
+        with store.follow(kcal(), every=0.01) as follower:
+            store.append(outputs(100, 110))
+            store.delete(IDS[:2].tolist())
+            deadline = time.monotonic() + 20.0
+            while len(follower.calibrator.current_ids_) != 108 and time.monotonic() < deadline:
+                time.sleep(0.01)
+        np.testing.assert_allclose(
+            predict_on(follower.calibrator, QUERIES), predict_on(store.fit(kcal()), QUERIES), atol=1e-6
+        )
+        store.append(outputs(110, 120))
+        time.sleep(0.05)
+        assert len(follower.calibrator.current_ids_) == 108
+
+
+def test_an_error_of_the_thread_is_raised_where_the_context_ends(tmp_path: Path) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 100))
+        follower = store.follow(kcal(), every=0.01)
+        follower.__enter__()
+        store.append(ClassifierOutputs(ROWS[100:101], LOGITS[100:101], LABELS[100:101]))
+        follower._thread.join(20.0)
+        with pytest.raises(InvalidInputError, match="groups"):
+            follower.__exit__(None, None, None)
+
+
+def test_only_a_calibrator_that_learns_online_can_follow(tmp_path: Path) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        for wrong in (TemperatureScaling(), None):
+            with pytest.raises(InvalidInputError, match="learns online"):
+                store.follow(wrong)
+        with pytest.raises(InvalidInputError, match="every"):
+            store.follow(kcal(), every=0.0)
+        follower = store.follow(kcal())
+        assert follower.update() == 0  # nothing to fit on yet
+        store.append(outputs(0, 30))
+        assert follower.update() == 30
+        assert len(follower.calibrator.ids_) == 30
