@@ -15,6 +15,7 @@ from kcal.errors import (
     FewSamplesWarning,
     FileFormatError,
     HeldOutWarning,
+    IdentifiabilityWarning,
     InvalidInputError,
     KcalError,
     KcalWarning,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from kcal.deployment import CalibratedClassifier
     from kcal.embeddings import ClassifierOutputs, extract, read_outputs
     from kcal.metrics import evaluate
+    from kcal.monitoring import CalibrationMonitor, estimate_performance, estimate_prior
     from kcal.persistence import load, save
     from kcal.projection import FastRecipe, PaperRecipe, TrainedProjection, train_projection
 
@@ -67,6 +69,7 @@ __all__ = [
     "BandwidthWarning",
     "BetaCalibration",
     "CalibratedClassifier",
+    "CalibrationMonitor",
     "ClassifierOutputs",
     "ConvergenceWarning",
     "DirichletCalibration",
@@ -79,6 +82,7 @@ __all__ = [
     "HeldOutWarning",
     "HistogramBinning",
     "IMaxBinning",
+    "IdentifiabilityWarning",
     "InvalidInputError",
     "IsotonicCalibration",
     "KCal",
@@ -106,6 +110,8 @@ __all__ = [
     "Uncalibrated",
     "VectorScaling",
     "__version__",
+    "estimate_performance",
+    "estimate_prior",
     "evaluate",
     "extract",
     "fit_on",
@@ -119,6 +125,7 @@ __all__ = [
 
 _MODULES = (
     "kcal.metrics",
+    "kcal.monitoring",
     "kcal.embeddings",
     "kcal.projection",
     "kcal.calibrators",
