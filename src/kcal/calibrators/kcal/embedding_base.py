@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
@@ -17,6 +20,7 @@ from kcal.calibrators.kcal.parameters import check_learned_projection
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, check_samples, check_training_set, known_labels
 from kcal.calibrators.kcal.state import read_parameters, refuse_unused_projection, stored_parameters
 from kcal.calibrators.model_state import Stored, StoredModel, Tensors
+from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import InvalidInputError
 from kcal.modes import without_autocast
 from kcal.projection import Recipe, get_recipe, needs_training
@@ -83,6 +87,36 @@ class EmbeddingCalibrator(Calibrator):
         """
         rows, kind = self._check_rows(X)
         return kind.give_back(self.model_.evidence(self.as_embeddings(rows)))
+
+    @property
+    def prior_(self) -> NDArray[np.float64]:
+        """Class frequencies that the probabilities assume: the prior, or those of the calibration set."""
+        check_is_fitted(self)
+        assumed = self.model_.frequencies if self.model_.prior is None else self.model_.prior
+        frequencies: NDArray[np.float64] = assumed.cpu().numpy().copy()
+        return frequencies
+
+    def with_prior(self, prior: Any) -> Self:
+        """Return a calibrator for other class frequencies of deployment, without a new fit; this one stays as it is.
+
+        ``prior`` is "uniform", a sequence, a mapping, or None for the frequencies of the calibration set.
+        """
+        check_is_fitted(self)
+        checked = check_prior(prior, self.classes_)
+        check_prior_reaches(checked, self.model_.frequencies)
+        other = copy(self)
+        other.prior, other.model_ = prior, replace(self.model_, prior=checked)
+        return other
+
+    @property
+    def calibration_log_evidence_(self) -> NDArray[np.float64]:
+        """The log evidence of calibration samples given the others (other groups), ascending: at most 1,000 of them.
+
+        New rows like the calibration set have a :meth:`log_evidence` of the same distribution.
+        """
+        check_is_fitted(self)
+        log_densities: NDArray[np.float64] = self.first_estimate.reference.log_densities.cpu().numpy().copy()
+        return log_densities
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up rows like those of the calibration set; their projections lie among the support points."""

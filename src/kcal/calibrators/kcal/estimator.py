@@ -24,7 +24,7 @@ from kcal.calibrators.kcal.samples import Samples, TrainingSet, hold_out_half, w
 from kcal.calibrators.kcal.state import read_curves, read_indices
 from kcal.calibrators.logit_base import fitted
 from kcal.calibrators.model_state import Tensors
-from kcal.calibrators.prior import check_prior
+from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, size_of_rarest_class
 from kcal.modes import with_gradients
@@ -336,9 +336,8 @@ class KCal(EmbeddingCalibrator):
 
     def _check_support(self, samples: Samples, training: TrainingSet | None) -> None:
         """Check the prior against the classes of the support; warn of missing classes and of training rows."""
-        frequencies, prior = samples.frequencies(), check_prior(self.prior, samples.classes)
-        if prior is not None and not prior[frequencies > 0].any():
-            raise InvalidInputError("prior", "gives nothing to the classes that have calibration samples")
+        frequencies = samples.frequencies()
+        check_prior_reaches(check_prior(self.prior, samples.classes), torch.from_numpy(frequencies))
         if self.smoothing == 0:
             warn_of_missing_classes(
                 samples.classes, frequencies, "Or pass smoothing=1e-3 to give them some probability."
