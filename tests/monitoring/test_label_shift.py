@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import softmax
-from scipy.stats import kstest, norm
+from scipy.stats import binomtest, kstest, norm
 
 from kcal import IdentifiabilityWarning, InvalidInputError, estimate_prior
 from kcal.monitoring import adjust_prior
@@ -81,8 +81,7 @@ def test_two_classes_and_a_test_of_known_errors_have_a_closed_form():
     found = estimate_prior(second, reference=[1 - prevalence, prevalence], strength=0)
     share, youden = n_positive / n, sensitivity + specificity - 1
     assert found.prior[1] == pytest.approx((share + specificity - 1) / youden, abs=1e-7)
-    error = np.sqrt(share * (1 - share) / n) / youden
-    assert found.high[1] - found.prior[1] == pytest.approx(norm.ppf(0.975) * error, rel=1e-5)
+    np.testing.assert_allclose(found.covariance[1, 1], share * (1 - share) / n / youden**2, rtol=1e-5)
     assert found.converged
 
 
@@ -94,6 +93,8 @@ def test_certain_predictions_are_counted_like_labels():
     assert found.condition == pytest.approx(1)
     covariance = (np.diag(found.prior) - np.outer(found.prior, found.prior)) / 100
     np.testing.assert_allclose(found.covariance, covariance, atol=1e-12)
+    for count, low, high in zip([50, 30, 20], found.low, found.high, strict=True):
+        np.testing.assert_allclose((low, high), binomtest(count, 100).proportion_ci(method="wilson"), rtol=1e-6)
 
 
 def test_the_curvature_is_the_second_derivative_of_the_likelihood():

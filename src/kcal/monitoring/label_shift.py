@@ -132,8 +132,9 @@ def estimate_prior(
     strength
         Weight of the reference, in samples: one per class if None; 0 for maximum likelihood.
     confidence
-        Of the intervals: normal ones, from the curvature of the likelihood, for the sampling of the rows and, with
-        calibration predictions, that of the calibration set.
+        Of the intervals. Their variance is from the curvature of the likelihood, for the sampling of the rows and, with
+        calibration predictions, that of the calibration set; their ends are Wilson's for as many labels as have this
+        variance.
 
     Warns
     -----
@@ -161,12 +162,12 @@ def estimate_prior(
         )
     _warn(fit, information, weakest, n_samples, names)
     covariance, of_change = _covariances(tested, calibrated, assumed, known)
-    reach = float(ndtri(0.5 + confidence / 2)) * np.sqrt(np.diag(covariance))
+    low, high = _wilson_intervals(fit.prior, np.diag(covariance), n_samples, float(ndtri(0.5 + confidence / 2)))
     shrunken, p_value = _shrunken(fit.prior, assumed, of_change)
     return PriorEstimate(
         prior=fit.prior,
-        low=np.clip(fit.prior - reach, 0.0, 1.0),
-        high=np.clip(fit.prior + reach, 0.0, 1.0),
+        low=low,
+        high=high,
         shrunken=shrunken,
         p_value=p_value,
         covariance=covariance,
@@ -265,6 +266,18 @@ def _covariances(
     counted = (np.eye(len(reference))[known[1]] - reference) / len(known[1])
     differences = calibrated - counted
     return of_rows + calibrated.T @ calibrated, of_rows + differences.T @ differences
+
+
+def _wilson_intervals(prior: Floats, variances: Floats, n_samples: int, quantile: float) -> tuple[Floats, Floats]:
+    """Return Wilson's intervals of frequencies, for the numbers of labels that would have these variances."""
+    spread = prior * (1.0 - prior)
+    labels = np.divide(
+        spread, variances, out=np.full(len(prior), float(n_samples)), where=(variances > 0) & (spread > 0)
+    )
+    excess = quantile**2 / labels
+    reach = np.sqrt(excess * spread + excess**2 / 4)
+    centre = prior + excess / 2
+    return np.clip((centre - reach) / (1 + excess), 0.0, 1.0), np.clip((centre + reach) / (1 + excess), 0.0, 1.0)
 
 
 def _shrunken(prior: Floats, reference: Floats, covariance: Floats) -> tuple[Floats, float]:
