@@ -205,7 +205,7 @@ def watch(stream: PatientStream, step: Callable[[str], None]) -> tuple[Figure, T
     """Return the figure of the stream, what the monitors found, and what each patient's predictions were."""
     classes = range(stream.probs.shape[1])
     reports = {}
-    for tolerance in (0.0, 0.02, 0.05):
+    for tolerance in (0.0, 0.01, 0.02):
         monitor = CalibrationMonitor(classes, tolerance=tolerance)
         reports[f"labels, tolerance {tolerance:g}"] = monitor.update(stream.probs, stream.labels, stream.patients)
         step(f"tolerance {tolerance:g}")
@@ -215,7 +215,7 @@ def watch(stream: PatientStream, step: Callable[[str], None]) -> tuple[Figure, T
     alarms = {name: report.alarm_at for name, report in reports.items()} | {"no labels, evidence": drift.alarm_at}
     rows = tuple((Entry(name), Entry(NO_VALUE if at is None else f"{at:,}")) for name, at in alarms.items())
     found = Table("stream", "First alarm", ("monitor", "sample"), rows, f"The patients change after {stream.change:,}.")
-    parts = reports["labels, tolerance 0.02"].groups
+    parts = reports["labels, tolerance 0.01"].groups
     named = tuple(
         (
             Entry(f"patient {part.name}"),
@@ -227,7 +227,7 @@ def watch(stream: PatientStream, step: Callable[[str], None]) -> tuple[Figure, T
         for part in parts
     )
     heading = ("", "samples", "confidence, %", "accuracy, %", "named after")
-    return _figure(stream, paths), found, Table("patients", "Patients, tolerance 0.02", heading, named)
+    return _figure(stream, paths), found, Table("patients", "Patients, tolerance 0.01", heading, named)
 
 
 def _figure(stream: PatientStream, paths: Mapping[str, Floats]) -> Figure:

@@ -76,7 +76,7 @@ def test_a_stream_of_other_patients_raises_every_alarm_after_the_change(patients
     figure, found, named = alarms.watch(stream, lambda note: None)
     assert len(figure.axes) == 2
     at = {row[0].text: row[1].text for row in found.rows}
-    for name in ("labels, tolerance 0.05", "no labels, evidence"):
+    for name in ("labels, tolerance 0.02", "no labels, evidence"):
         assert stream.change < int(at[name].replace(",", "")) < stream.change + 300, name
     by_patient = {row[0].text: row[-1].text for row in named.rows}
     assert by_patient["patient 0"] == by_patient["patient 1"] == "–"
