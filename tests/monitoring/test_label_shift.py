@@ -220,6 +220,10 @@ def test_the_table_names_the_classes():
         ({"reference": [0.5, 0.5], "method": "best"}, "method must be one of"),
         ({"reference": [0.5, 0.5], "strength": -1}, "strength must be a number of at least 0"),
         ({"calibration_labels": [0, 1]}, "calibration_probs must be passed too"),
+        (
+            {"reference": [0.5, 0.5], "calibration_labels": [0], "calibration_probs": [[0.5, 0.5]]},
+            "reference must not be passed with calibration predictions",
+        ),
         ({"calibration_labels": [0], "calibration_probs": [[0.2, 0.3, 0.5]]}, "must have the columns of probs"),
         ({"reference": [0.5, 0.5], "classes": ["a"]}, "classes must name every column of probs"),
     ],

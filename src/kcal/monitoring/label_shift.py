@@ -7,11 +7,20 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import chdtrc, ndtri
+from scipy.special import ndtri
 
 from kcal.errors import ConvergenceWarning, IdentifiabilityWarning, InvalidInputError, warn
-from kcal.monitoring.bias_correction import BiasCorrection, fit_bias_correction, log_of
-from kcal.monitoring.mixture import Floats, MixtureFit, Scores, fit_mixture, match_moments, scores_at, weakest_direction
+from kcal.monitoring.bias_correction import fit_bias_correction
+from kcal.monitoring.frequency_estimates import (
+    FrequencyFit,
+    Labelled,
+    by_mixture,
+    by_moments,
+    covariances,
+    shrunken_to,
+    wilson_intervals,
+)
+from kcal.monitoring.mixture import Floats
 from kcal.validation import (
     SUM_TOLERANCE,
     check_choice,
@@ -24,10 +33,6 @@ from kcal.validation import (
     encode_labels,
     to_numbers,
 )
-
-Found = tuple[MixtureFit, Floats, Floats | None, float, Floats]
-"""A fit, the influence on it of each sample (or group) and of each calibration sample, (m, n_classes), the information
-of a prediction in units of a label, and the direction in which it is smallest."""
 
 METHODS = ("auto", "em", "corrected-em", "moments")
 FEW_LABELS = 10.0
@@ -116,7 +121,7 @@ def estimate_prior(
         Calibrated probabilities of the unlabelled samples, (n_samples, n_classes).
     reference
         Class frequencies that ``probs`` assume: ``prior_`` of a KCal or its blend, or the frequencies of the
-        calibration set. Not used, and not needed, with calibration predictions.
+        calibration set. With calibration predictions it is left out: their labels have the frequencies.
     calibration_probs, calibration_labels
         Predictions for labelled samples that the calibrator was not fitted on, such as ``leave_one_out_proba_`` of a
         KCal with its labels. A temperature and a bias per class are fitted to them first: predictions that are biased
@@ -151,19 +156,18 @@ def estimate_prior(
     codes = np.arange(n_samples) if groups is None else check_groups(groups, n_samples)
     known = _check_calibration(calibration_probs, calibration_labels, names, classes is not None)
     method = _choose(check_choice(method, "method", METHODS), with_calibration=known is not None)
-    assumed = _check_reference(reference, n_classes) if known is None else _frequencies(*known)
+    assumed = _check_reference(reference, n_classes, known)
     if method == "moments":
         assert known is not None
-        fit, tested, calibrated, information, weakest = _by_moments(checked, *known, codes)
+        found = by_moments(checked, *known, codes)
     else:
         correction = fit_bias_correction(*known) if method == "corrected-em" and known is not None else None
-        fit, tested, calibrated, information, weakest = _by_mixture(
-            checked, assumed, correction, known, codes, float(strength)
-        )
-    _warn(fit, information, weakest, n_samples, names)
-    covariance, of_change = _covariances(tested, calibrated, assumed, known)
-    low, high = _wilson_intervals(fit.prior, np.diag(covariance), n_samples, float(ndtri(0.5 + confidence / 2)))
-    shrunken, p_value = _shrunken(fit.prior, assumed, of_change)
+        found = by_mixture(checked, assumed, correction, known, codes, float(strength))
+    fit = found.fit
+    _warn(found, n_samples, names)
+    covariance, of_change = covariances(found.tested, found.calibrated, assumed, known)
+    low, high = wilson_intervals(fit.prior, np.diag(covariance), n_samples, float(ndtri(0.5 + confidence / 2)))
+    shrunken, p_value = shrunken_to(fit.prior, assumed, of_change)
     return PriorEstimate(
         prior=fit.prior,
         low=low,
@@ -178,7 +182,7 @@ def estimate_prior(
         n_samples=n_samples,
         n_iterations=fit.n_iterations,
         converged=fit.converged,
-        information=information,
+        information=found.information,
     )
 
 
@@ -198,109 +202,6 @@ def adjust_prior(probs: ArrayLike, prior: ArrayLike, reference: ArrayLike) -> Fl
     return np.asarray(np.divide(weighted, sums, out=np.broadcast_to(new, weighted.shape).copy(), where=sums > 0))
 
 
-def _by_mixture(
-    probs: Floats,
-    reference: Floats,
-    correction: BiasCorrection | None,
-    known: tuple[Floats, NDArray[np.intp]] | None,
-    groups: NDArray[np.int64],
-    strength: float,
-) -> Found:
-    """Return the estimate by expectation maximisation, its influences, the information, its weakest direction."""
-    corrected = probs if correction is None else correction.apply(probs)
-    ratios = np.divide(corrected, reference, out=np.zeros(probs.shape), where=reference > 0)
-    told = ratios.any(axis=1)
-    ratios, groups = ratios[told], groups[told]
-    if not len(ratios):
-        raise InvalidInputError("reference", "gives nothing to the classes of the predictions")
-    fit = fit_mixture(ratios, reference, strength=strength)
-    scores = scores_at(ratios, fit.prior, reference, strength)
-    tested = scores.influence(_sum_by_group(scores.gradients - 1.0, groups))
-    if correction is None or known is None:
-        return fit, tested, None, scores.information, scores.weakest
-    changes = _calibration_scores(scores, log_of(probs[told]), correction, reference, known[1])
-    return fit, tested, scores.influence(changes), scores.information, scores.weakest
-
-
-def _calibration_scores(
-    scores: Scores, logs: Floats, correction: BiasCorrection, reference: Floats, labels: NDArray[np.intp]
-) -> Floats:
-    """Return how each calibration sample changes the score, (n_calibration, n_kept), by correction and reference.
-
-    ∂(q_k/π_k)/∂b_j = (q_k/π_k)·(δ_jk − q_j), likewise for the exponent with log p in place of δ; the logarithm of the
-    reference has the opposite sign of the bias.
-    """
-    kept, posteriors, gradients = scores.kept, scores.posteriors, scores.gradients
-    by_bias = np.diag(gradients.sum(axis=0)) - gradients.T @ posteriors
-    own = logs[:, kept]
-    by_exponent = (gradients * (own - (posteriors * own).sum(axis=1, keepdims=True))).sum(axis=0)
-    counted = np.eye(len(reference))[labels][:, kept]
-    by_reference = (counted / reference[kept] - 1.0) / len(labels)
-    bias_changes = correction.changes[:, 1:][:, kept] - by_reference
-    return np.asarray(bias_changes @ by_bias.T + np.outer(correction.changes[:, 0], by_exponent))
-
-
-def _by_moments(probs: Floats, known: Floats, labels: NDArray[np.intp], groups: NDArray[np.int64]) -> Found:
-    """Return the estimate by moments, its influences, the information, its weakest direction."""
-    n_classes = probs.shape[1]
-    counts = np.bincount(labels, minlength=n_classes)
-    spread = (np.eye(n_classes)[labels].T @ known + known.mean(axis=0)) / (counts + 1.0)[:, None]  # one sample shrunken
-    by_class = spread.T
-    prior = match_moments(probs.mean(axis=0), by_class)
-    inverse = np.linalg.pinv(by_class)
-    tested = _sum_by_group(probs - by_class @ prior, groups) @ inverse.T / len(probs)
-    weights = np.divide(prior, counts, out=np.zeros(n_classes), where=counts > 0)
-    calibrated = ((known - spread[labels]) * weights[labels][:, None]) @ inverse.T
-    of_means = by_class.T @ np.linalg.pinv(np.cov(probs.T), hermitian=True) @ by_class
-    information, weakest = weakest_direction(of_means, (prior + counts / len(labels)) / 2)
-    return MixtureFit(prior, 1, True), tested, calibrated, information, weakest
-
-
-def _covariances(
-    tested: Floats, calibrated: Floats | None, reference: Floats, known: tuple[Floats, NDArray[np.intp]] | None
-) -> tuple[Floats, Floats]:
-    """Return the covariance of the estimate, and that of its difference from the counted reference."""
-    of_rows = tested.T @ tested
-    if calibrated is None or known is None:
-        return of_rows, of_rows
-    counted = (np.eye(len(reference))[known[1]] - reference) / len(known[1])
-    differences = calibrated - counted
-    return of_rows + calibrated.T @ calibrated, of_rows + differences.T @ differences
-
-
-def _wilson_intervals(prior: Floats, variances: Floats, n_samples: int, quantile: float) -> tuple[Floats, Floats]:
-    """Return Wilson's intervals of frequencies, for the numbers of labels that would have these variances."""
-    spread = prior * (1.0 - prior)
-    labels = np.divide(
-        spread, variances, out=np.full(len(prior), float(n_samples)), where=(variances > 0) & (spread > 0)
-    )
-    excess = quantile**2 / labels
-    reach = np.sqrt(excess * spread + excess**2 / 4)
-    centre = prior + excess / 2
-    return np.clip((centre - reach) / (1 + excess), 0.0, 1.0), np.clip((centre + reach) / (1 + excess), 0.0, 1.0)
-
-
-def _shrunken(prior: Floats, reference: Floats, covariance: Floats) -> tuple[Floats, float]:
-    """Return reference + c·(prior − reference) with c of James and Stein, and the p-value of an unchanged reference.
-
-    d² = (prior − reference)ᵀ·Σ⁻¹·(prior − reference) is χ² of m degrees of freedom if nothing has changed, Σ being the
-    covariance; c = 1 − (m − 2)/d², but no less than 0.
-    """
-    change = prior - reference
-    freedom = int((prior > 0).sum()) - 1
-    distance = float(change @ np.linalg.pinv(covariance, rcond=1e-10, hermitian=True) @ change)
-    share = max(0.0, 1.0 - max(freedom - 2, 0) / distance) if distance > 0 else 0.0
-    return reference + share * change, float(chdtrc(freedom, distance)) if freedom > 0 else 1.0
-
-
-def _sum_by_group(rows: Floats, groups: NDArray[np.int64]) -> Floats:
-    """Return the sums of the rows of each group, (n_groups, n_columns)."""
-    places = np.unique(groups, return_inverse=True)[1]
-    sums = np.zeros((int(places.max()) + 1, rows.shape[1]))
-    np.add.at(sums, places, rows)
-    return sums
-
-
 def _choose(method: str, *, with_calibration: bool) -> str:
     if method == "auto":
         return "corrected-em" if with_calibration else "em"
@@ -310,9 +211,7 @@ def _choose(method: str, *, with_calibration: bool) -> str:
     return method
 
 
-def _check_calibration(
-    probs: Any, labels: Any, names: NDArray[Any], named: bool
-) -> tuple[Floats, NDArray[np.intp]] | None:
+def _check_calibration(probs: Any, labels: Any, names: NDArray[Any], named: bool) -> Labelled | None:
     """Return calibration predictions and the columns of their labels, or None without them."""
     if probs is None and labels is None:
         return None
@@ -329,11 +228,13 @@ def _check_calibration(
     return checked, encode_labels(check_labels(labels, len(checked), "calibration_labels"), names).astype(np.intp)
 
 
-def _frequencies(probs: Floats, labels: NDArray[np.intp]) -> Floats:
-    return np.asarray(np.bincount(labels, minlength=probs.shape[1]) / len(labels))
-
-
-def _check_reference(reference: Any, n_classes: int) -> Floats:
+def _check_reference(reference: Any, n_classes: int, known: Labelled | None) -> Floats:
+    """Return the class frequencies that predictions assume: as given, or those of the calibration labels."""
+    if known is not None and reference is not None:
+        expected = "must not be passed with calibration predictions, whose labels have the frequencies"
+        raise InvalidInputError("reference", expected, remedy="Leave it out.")
+    if known is not None:
+        return np.asarray(np.bincount(known[1], minlength=n_classes) / len(known[1]))
     if reference is None:
         remedy = "Pass the class frequencies of the calibration set, or its predictions and labels."
         raise InvalidInputError("reference", "is needed without calibration predictions", remedy=remedy)
@@ -350,14 +251,16 @@ def _check_frequencies(values: Any, name: str, n_classes: int) -> Floats:
     return np.asarray(array / array.sum())
 
 
-def _warn(fit: MixtureFit, information: float, weakest: Floats, n_samples: int, names: NDArray[Any]) -> None:
-    if not fit.converged:
-        warn(f"Expectation maximisation did not converge in {fit.n_iterations:,} iterations.", ConvergenceWarning)
-    if information * n_samples < FEW_LABELS:
-        more, less = names[int(weakest.argmax())], names[int(weakest.argmin())]
+def _warn(found: FrequencyFit, n_samples: int, names: NDArray[Any]) -> None:
+    """Warn if the maximum was not reached, or if predictions say too little of some frequencies."""
+    if not found.fit.converged:
+        warn(f"Expectation maximisation did not converge in {found.fit.n_iterations:,} iterations.", ConvergenceWarning)
+    n_labels = found.information * n_samples
+    if n_labels < FEW_LABELS:
+        more, less = names[int(found.weakest.argmax())], names[int(found.weakest.argmin())]
         warn(
             f"The predictions hardly distinguish the frequencies of {more!s} and {less!s}: {n_samples:,} of them tell "
-            f"as much as {information * n_samples:.2g} labels.",
+            f"as much as {n_labels:.2g} labels.",
             IdentifiabilityWarning,
             remedy="Label some samples, merge these classes, or shrink the estimate with a larger strength.",
         )
