@@ -12,6 +12,7 @@ try:
     from kcal.plots.reliability import reliability_diagram
     from kcal.plots.reliability_grids import class_reliability_grid, reliability_grid
     from kcal.plots.simplex import simplex_plot
+    from kcal.plots.wealth import wealth_curves
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "matplotlib":
         raise
@@ -29,4 +30,5 @@ __all__ = [
     "reliability_grid",
     "simplex_plot",
     "training_curve",
+    "wealth_curves",
 ]

@@ -47,6 +47,7 @@ from kcal.calibrators.online.live import LiveCalibrator, copy_with, on_latest, o
 from kcal.calibrators.online.records import SampleRecords, log_given_weights, named_groups, records_of
 from kcal.calibrators.online.rows import SampleRows
 from kcal.calibrators.online.updates import check_updates
+from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import InvalidInputError
 from kcal.modes import without_autocast
 from kcal.progress import progress_bar
@@ -164,6 +165,36 @@ class EmbeddingCalibrator(LiveCalibrator):
     @abstractmethod
     def _attribute(self, inputs: Any, block: slice, probs: torch.Tensor, k: int) -> Attribution:
         """Return the attribution of some rows of checked inputs, of the probabilities ``probs``."""
+
+    @property
+    def prior_(self) -> NDArray[np.float64]:
+        """Class frequencies that the probabilities assume: the prior, or those of the calibration set."""
+        check_is_fitted(self)
+        assumed = self.model_.frequencies if self.model_.prior is None else self.model_.prior
+        frequencies: NDArray[np.float64] = assumed.cpu().numpy().copy()
+        return frequencies
+
+    @on_snapshot
+    def with_prior(self, prior: Any) -> Self:
+        """Return a calibrator for other class frequencies of deployment, without a new fit; this one stays as it is.
+
+        ``prior`` is "uniform", a sequence, a mapping, or None for the frequencies of the calibration set.
+        """
+        check_is_fitted(self)
+        checked = check_prior(prior, self.classes_)
+        check_prior_reaches(checked, self.model_.frequencies)
+        other: Self = copy_with(self, prior=prior, model_=replace(self.model_, prior=checked))
+        return other
+
+    @property
+    def calibration_log_evidence_(self) -> NDArray[np.float64]:
+        """The log evidence of calibration samples given the others (other groups), ascending: at most 1,000 of them.
+
+        New rows like the calibration set have a :meth:`log_evidence` of the same distribution.
+        """
+        check_is_fitted(self)
+        log_densities: NDArray[np.float64] = self.first_estimate.reference.log_densities.cpu().numpy().copy()
+        return log_densities
 
     @on_snapshot
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:

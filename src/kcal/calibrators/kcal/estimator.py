@@ -26,7 +26,7 @@ from kcal.calibrators.logit_base import fitted
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.online.live import latest, on_snapshot
 from kcal.calibrators.online.updates import BandwidthRecord, Updates
-from kcal.calibrators.prior import check_prior
+from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, size_of_rarest_class
 from kcal.modes import with_gradients
@@ -388,9 +388,8 @@ class KCal(LiveKCal):
 
     def _check_support(self, samples: Samples, training: TrainingSet | None) -> None:
         """Check the prior against the classes of the support; warn of missing classes and of training rows."""
-        frequencies, prior = samples.frequencies(), check_prior(self.prior, samples.classes)
-        if prior is not None and not prior[frequencies > 0].any():
-            raise InvalidInputError("prior", "gives nothing to the classes that have calibration samples")
+        frequencies = samples.frequencies()
+        check_prior_reaches(check_prior(self.prior, samples.classes), torch.from_numpy(frequencies))
         if self.smoothing == 0:
             warn_of_missing_classes(
                 samples.classes, frequencies, "Or pass smoothing=1e-3 to give them some probability."
