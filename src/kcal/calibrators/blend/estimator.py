@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import EXAMPLE_ROWS, CalibratorState, example_logits
+from kcal.calibrators.blend.compression import compress_blend
 from kcal.calibrators.blend.experts import Expert, check_factors, fit_experts
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.head import LinearHead
@@ -24,6 +25,7 @@ from kcal.calibrators.fit_warnings import (
     warn_of_missing_classes,
 )
 from kcal.calibrators.holdout import check_folds
+from kcal.calibrators.kcal.compression import CompressionOptions, FindSize
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, warn_of_shared_rows
 from kcal.calibrators.logit_base import encode_columns, fitted, to_log_probs
@@ -36,6 +38,7 @@ from kcal.threads import threads_for
 from kcal.validation import (
     ArrayKind,
     check_choice,
+    check_groups,
     check_matrix,
     check_number,
     check_scores,
@@ -228,6 +231,11 @@ class KCalBlend(EmbeddingCalibrator):
         experts = fit_experts(samples, training, self.estimate_options(), projection=self.projection, factors=factors)
         tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
         return fit_blend(samples, experts, network, **tuning).with_reference(samples.embeddings, samples.keys)
+
+    def _compressed(self, find_size: FindSize, options: CompressionOptions, groups: Any) -> dict[str, Any]:
+        n_samples = len(self.model_.experts[0].support)
+        keys = None if groups is None else check_groups(groups, n_samples)
+        return {"model_": compress_blend(self.model_, keys, find_size, options)}
 
     def as_module(self) -> BlendModule:
         """Return the prediction as a torch module of embeddings and, if it was fitted with them, logits."""

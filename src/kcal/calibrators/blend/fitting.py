@@ -20,6 +20,7 @@ from kcal.calibrators.kcal.samples import Samples
 from kcal.kernels import ClassSums
 
 Index = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 BACKGROUNDS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Background masses, relative to the median mass at a calibration sample; tried upwards while the loss falls."""
@@ -127,7 +128,8 @@ def with_leave_out_sums(model: BlendModel, samples: Samples, index: Index) -> tu
 
     def with_sums(expert: Expert) -> tuple[Expert, ClassSums]:
         sums = expert.leave_out_sums(samples.keys, index)
-        sums = model.at_estimated_frequencies(whole_class_sums(sums, samples, index))
+        sums = whole_class_sums(sums, samples.class_weights(), weights_left(samples, index))
+        sums = model.at_estimated_frequencies(sums)
         masses = [total_log_mass(sums, place) for place in range(len(expert.factors))]
         medians = [mass[torch.isfinite(mass)].median() for mass in masses]
         return replace(expert, median_evidence=torch.stack(medians)), sums
@@ -143,20 +145,21 @@ def with_leave_out_sums(model: BlendModel, samples: Samples, index: Index) -> tu
     return replace(model, experts=tuple(experts)), tuple(sums)
 
 
-def weights_left(samples: Samples, index: Index) -> NDArray[np.float64]:
+def weights_left(samples: Samples, index: Index) -> Floats:
     """Return the weight of each class that is left without some samples or their groups, (n_index, n_classes)."""
     totals = samples.class_weights()
     left = totals - samples.left_out_weights(index)
     return np.where(left > EMPTY * totals, left, 0.0)
 
 
-def whole_class_sums(sums: ClassSums, samples: Samples, index: Index) -> ClassSums:
+def whole_class_sums(sums: ClassSums, weights: Floats, weights_left: Floats) -> ClassSums:
     """Return leave-out class sums, (n_factors, n_classes, n_index), scaled up to the whole weight of each class.
 
-    Otherwise the class that lacks a sample would reveal the sample's own class, the more clearly the fewer samples
-    classes have. A class of which nothing is left gets its share of the sum over the other classes.
+    ``weights`` are those of the classes, (n_classes,), and ``weights_left`` what each sample sees of them, (n_index,
+    n_classes). Otherwise the class that lacks a sample would reveal the sample's own class, the more clearly the fewer
+    samples classes have. A class of which nothing is left gets its share of the sum over the other classes.
     """
-    totals, left = torch.from_numpy(samples.class_weights())[:, None], torch.from_numpy(weights_left(samples, index)).T
+    totals, left = torch.from_numpy(weights)[:, None], torch.from_numpy(weights_left).T
     gone = left == 0  # (n_classes, n)
     whole = sums.sums * torch.where(gone, 1.0, totals / left)
     if bool(gone.any()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from copy import copy
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -10,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from kcal.calibrators.base import EXAMPLE_ROWS, Calibrator, CalibratorState, check_at_least_two, refuse_extra
+from kcal.calibrators.kcal.compression import CompressionOptions, FindSize, check_target
 from kcal.calibrators.kcal.example_rows import example_rows
 from kcal.calibrators.kcal.learning import EstimateOptions
 from kcal.calibrators.kcal.model import KernelEstimate
@@ -20,6 +23,7 @@ from kcal.calibrators.model_state import Stored, StoredModel, Tensors
 from kcal.errors import InvalidInputError
 from kcal.modes import without_autocast
 from kcal.projection import Recipe, get_recipe, needs_training
+from kcal.threads import threads_for
 from kcal.validation import check_device, column_names
 
 
@@ -98,6 +102,55 @@ class EmbeddingCalibrator(Calibrator):
         """The kernel density estimate by which the evidence is measured."""
         estimate: KernelEstimate = self.model_
         return estimate
+
+    def compress(
+        self,
+        size: int | float | None = None,
+        *,
+        max_loss_increase: float | None = None,
+        method: str = "kmeans",
+        min_cluster_size: int = 1,
+        groups: Any = None,
+    ) -> Self:
+        """Return a fitted calibrator with fewer support points, in each metric of a blend; this one stays as it is.
+
+        Size and bandwidth are chosen by out-of-fold predictions: samples are predicted from the smaller support of the
+        other folds, since a merged support contains every sample. The pool weights of a blend stay. With as many points
+        as there are samples, nothing changes.
+
+        Merged points are means, which store no single sample's embedding, with limits: a cluster of one sample is that
+        sample, one of few samples is close to each (``compression.fewest`` of the model is the smallest, and
+        ``min_cluster_size`` bounds it), and fingerprints of the rows stay, by which a known embedding can be recognised
+        as one of the calibration set. The other methods keep samples as they are.
+
+        Parameters
+        ----------
+        size : int or float
+            Number of support points, at least one per class, or their share of the samples.
+        max_loss_increase : float
+            In place of a size: the smallest one is taken whose out-of-fold log-loss is higher than that of all samples
+            by at most this share, such as 0.005.
+        method : "kmeans", "kernel-thinning", "herding" or "random"
+            Merge points into weighted centroids within each class, or keep some of the points: those that preserve the
+            kernel mean of their class, or random ones. Merging is the most accurate at every size.
+        min_cluster_size : int
+            Samples that a centroid stands for at least, where its class has as many.
+        groups : (n,) array, optional
+            Groups of the calibration samples of positive weight, in the order of the fit; a KCal has its own.
+        """
+        check_is_fitted(self)
+        find_size = check_target(size, max_loss_increase)
+        options = CompressionOptions(method, min_cluster_size, self.seed, self.progress).checked()
+        with threads_for(0):
+            attributes = self._compressed(find_size, options, groups)
+        result = copy(self)
+        for name, value in attributes.items():
+            setattr(result, name, value)
+        return result
+
+    @abstractmethod
+    def _compressed(self, find_size: FindSize, options: CompressionOptions, groups: Any) -> dict[str, Any]:
+        """Return the fitted attributes that a smaller support changes."""
 
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
