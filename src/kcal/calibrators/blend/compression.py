@@ -13,7 +13,7 @@ from kcal.calibrators.blend.fitting import whole_class_sums
 from kcal.calibrators.blend.model import BlendModel, total_log_mass
 from kcal.calibrators.kcal.compression import CompressionOptions, FindSize, compress_estimate
 from kcal.calibrators.kcal.out_of_fold import FoldedSupport
-from kcal.kernels import ClassSums, get_kernel
+from kcal.kernels import get_kernel
 
 Index = NDArray[np.int64]
 
@@ -42,9 +42,8 @@ def compress_blend(
 
 def log_masses(model: BlendModel, expert: Expert, folded: FoldedSupport) -> list[torch.Tensor]:
     """Return the log mass of all classes at out-of-fold samples, (n_predicted,), at each bandwidth of an expert."""
-    result = folded.class_sums(expert.bandwidths)
-    sums = ClassSums(result.sums.cpu().double(), result.offsets.cpu().double())
-    whole = whole_class_sums(sums, folded.samples.class_weights, folded.weights_left())
+    sums = folded.class_sums(expert.bandwidths)
+    whole = whole_class_sums(sums, folded.samples.class_weights, folded.weights_left)
     scaled = model.at_estimated_frequencies(whole)
     return [total_log_mass(scaled, place) for place in range(len(expert.factors))]
 

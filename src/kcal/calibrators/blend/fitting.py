@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from kcal.calibrators.blend.network import NetworkFit
 from kcal.calibrators.blend.pool import Pool, PoolProblem
 from kcal.calibrators.blend.sharpness import Sharpness, fit_sharpness
 from kcal.calibrators.fit_warnings import warn_without_out_of_fold
+from kcal.calibrators.kcal.out_of_fold import FoldedSupport
 from kcal.calibrators.kcal.samples import Samples
 from kcal.kernels import ClassSums
 
@@ -77,8 +80,12 @@ def fit_blend(
     background: str | float,
     fallback_quantile: float,
     sharpness: float,
+    merged: Mapping[str, FoldedSupport] = MappingProxyType({}),
 ) -> BlendModel:
-    """Fit gate, background, pool and sharpness on out-of-fold inputs; keywords are parameters of ``KCalBlend``."""
+    """Fit gate, background, pool and sharpness on out-of-fold inputs; keywords are parameters of ``KCalBlend``.
+
+    ``merged`` are the out-of-fold supports of the experts whose points are no samples, by the name of the metric.
+    """
     totals = samples.class_weights()
     model = BlendModel(
         experts=experts,
@@ -90,8 +97,8 @@ def fit_blend(
         background=BACKGROUNDS[0],
         min_log_prob=network.min_log_prob,
     )
-    index = samples.spread_index(MAX_ENTRIES // len(samples.classes))
-    model, sums = with_leave_out_sums(model, samples, index)
+    index = predicted_index(samples)
+    model, sums = with_leave_out_sums(model, samples, index, merged)
     if fallback_quantile > 0:
         log_mass = total_log_mass(sums[0], model.experts[0].middle)
         threshold = np.quantile(log_mass[torch.isfinite(log_mass)].numpy(), fallback_quantile)
@@ -119,7 +126,14 @@ def prior_pool(experts: tuple[Expert, ...], network: tuple[object, ...]) -> Pool
     return Pool(weights=weights, bias=torch.zeros(n_classes, dtype=torch.float64), loss=float(np.log(n_classes)))
 
 
-def with_leave_out_sums(model: BlendModel, samples: Samples, index: Index) -> tuple[BlendModel, tuple[ClassSums, ...]]:
+def predicted_index(samples: Samples) -> Index:
+    """Return the positions of the samples whose out-of-fold predictions the blend is fitted on."""
+    return samples.spread_index(MAX_ENTRIES // len(samples.classes))
+
+
+def with_leave_out_sums(
+    model: BlendModel, samples: Samples, index: Index, merged: Mapping[str, FoldedSupport]
+) -> tuple[BlendModel, tuple[ClassSums, ...]]:
     """Return the model with the median evidence of its experts, and class sums at some samples from all others.
 
     A bandwidth is widened where the median evidence is too low: with few samples the leave-one-out loss may prefer one
@@ -127,8 +141,14 @@ def with_leave_out_sums(model: BlendModel, samples: Samples, index: Index) -> tu
     """
 
     def with_sums(expert: Expert) -> tuple[Expert, ClassSums]:
-        sums = expert.leave_out_sums(samples.keys, index)
-        sums = whole_class_sums(sums, samples.class_weights(), weights_left(samples, index))
+        folded = merged.get(expert.metric)
+        if folded is None:
+            sums = expert.leave_out_sums(samples.keys, index)
+            sums = whole_class_sums(sums, samples.class_weights(), weights_left(samples, index))
+        else:
+            sums = whole_class_sums(
+                folded.class_sums(expert.bandwidths), folded.samples.class_weights, folded.weights_left
+            )
         sums = model.at_estimated_frequencies(sums)
         masses = [total_log_mass(sums, place) for place in range(len(expert.factors))]
         medians = [mass[torch.isfinite(mass)].median() for mass in masses]

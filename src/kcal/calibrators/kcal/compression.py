@@ -31,7 +31,8 @@ GRID_STEP = 2.0
 """Ratio of the sizes that are tried, at most."""
 REFINEMENTS = 3
 """Halvings, on a logarithmic scale, of the interval in which the smallest size is."""
-MOST_POINTS = int(np.iinfo(np.int64).max)
+TINY = np.finfo(np.float64).tiny
+MOST_POINTS = 10**12
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +160,7 @@ def check_target(size: Any, max_loss_increase: Any) -> FindSize:
         return partial(of_loss_within, check_number(max_loss_increase, "max_loss_increase", minimum=0))
     if isinstance(size, float | np.floating):
         expected = "must be an integer, or a share of the samples above 0 and at most 1"
-        share = check_number(float(size), "size", minimum=0, maximum=1, exclusive=True, expected=expected)
-        return partial(of_share, share)
+        return partial(of_share, check_number(float(size), "size", minimum=TINY, maximum=1, expected=expected))
     return partial(of_size, check_integer(size, "size", minimum=1, maximum=MOST_POINTS))
 
 

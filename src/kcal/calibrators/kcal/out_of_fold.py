@@ -66,32 +66,38 @@ class FoldedSupport:
         """All samples."""
         return self.folded.samples
 
-    @cached_property
+    @property
     def predicted(self) -> Index:
         """Positions of the predicted samples, in the order of the results."""
-        return np.concatenate([left_out for _, left_out in self.parts])
+        return self.folded.predicted
 
     def class_sums(self, bandwidths: list[float]) -> ClassSums:
-        """Return class sums at the predicted samples, (n_bandwidths, n_classes, n_predicted)."""
-        sums = [self._prepared(part, bandwidths).class_sums(self._points(rows)) for part, rows in self.parts]
-        return ClassSums(torch.cat([part.sums for part in sums], 2), torch.cat([part.offsets for part in sums], 1))
+        """Return class sums at the predicted samples, (n_bandwidths, n_classes, n_predicted), in float64 on the CPU."""
+        parts = [self._prepared(part, bandwidths).class_sums(self._points(rows)) for part, rows in self.parts]
+        sums = torch.cat([part.sums for part in parts], dim=2)[..., self._order].cpu().double()
+        return ClassSums(sums, torch.cat([part.offsets for part in parts], dim=1)[:, self._order].cpu().double())
 
     def log_densities(self, bandwidth: float) -> torch.Tensor:
         """Return the log density of the other folds at the predicted samples, (n_predicted,), in float64."""
-        parts = [
-            self._prepared(part, [bandwidth]).log_densities(self._points(rows))[0].cpu() for part, rows in self.parts
-        ]
-        return torch.cat(parts).double()
+        parts = [self._prepared(part, [bandwidth]).log_densities(self._points(rows))[0] for part, rows in self.parts]
+        return torch.cat(parts)[self._order].cpu().double()
 
+    @cached_property
     def weights_left(self) -> Floats:
-        """Return the weight of each class that a predicted sample sees, (n_predicted, n_classes)."""
+        """Weight of each class that a predicted sample sees, (n_predicted, n_classes)."""
         left = [WeightedPoints.of(part).class_weights for part, _ in self.parts]
-        return np.repeat(left, [len(rows) for _, rows in self.parts], axis=0)
+        return np.repeat(left, [len(rows) for _, rows in self.parts], axis=0)[self._order]
+
+    @cached_property
+    def _order(self) -> Index:
+        """Places of the predicted samples in the concatenation of the parts."""
+        places = np.concatenate([rows for _, rows in self.parts])
+        return np.argsort(places)[np.argsort(np.argsort(self.predicted))]
 
     def loss(self, bandwidth: float) -> float:
         """Return the mean log-loss of the predicted samples."""
         codes = torch.from_numpy(self.samples.codes[self.predicted])
-        posteriors = self.class_sums([bandwidth]).posteriors()[0].cpu()
+        posteriors = self.class_sums([bandwidth]).posteriors()[0]
         own = posteriors.gather(1, codes[:, None]).squeeze(1).log()
         return mean_log_loss(own, torch.from_numpy(np.log(self.samples.weights[self.predicted])))
 
@@ -102,17 +108,28 @@ class FoldedSupport:
         return self.samples.points[torch.from_numpy(rows).to(self.samples.points.device)]
 
 
-def in_folds(samples: WeightedPoints, groups: Index | None, *, n_folds: int = FOLDS, seed: int = 0) -> FoldedSamples:
-    """Return samples with folds, stratified by class or of whole groups, and at most ``MAX_PREDICTED`` to predict."""
+def in_folds(
+    samples: WeightedPoints,
+    groups: Index | None,
+    *,
+    n_folds: int = FOLDS,
+    seed: int = 0,
+    predicted: Index | None = None,
+) -> FoldedSamples:
+    """Return samples with folds, stratified by class or of whole groups, and the samples to predict.
+
+    By default these are at most ``MAX_PREDICTED`` and, of very many samples, those of one fold.
+    """
     n = len(samples)
     if groups is not None and len(np.unique(groups)) < 2:
         groups = None  # no other group is left
-    if n > MANY_SAMPLES and groups is None:
-        n_folds = n // MAX_PREDICTED
+    one_fold = predicted is None and n > MANY_SAMPLES
     if groups is None:
-        folds = stratified_folds(samples.codes, min(n_folds, n), seed)
+        n_folds = n // MAX_PREDICTED if one_fold else min(n_folds, n)
+        folds = stratified_folds(samples.codes, n_folds, seed)
     else:
         folds = fold_codes(samples.codes, min(n_folds, len(np.unique(groups))), groups, seed)
-    candidates = np.flatnonzero(folds == 0) if n > MANY_SAMPLES else np.arange(n)
-    predicted = np.random.default_rng([seed, 3]).permutation(candidates)[:MAX_PREDICTED]
-    return FoldedSamples(samples, folds, np.sort(predicted))
+    if predicted is None:
+        candidates = np.flatnonzero(folds == 0) if one_fold else np.arange(n)
+        predicted = np.sort(np.random.default_rng([seed, 3]).permutation(candidates)[:MAX_PREDICTED])
+    return FoldedSamples(samples, folds, predicted)
