@@ -80,11 +80,11 @@ def fit_blend(
     background: str | float,
     fallback_quantile: float,
     sharpness: float,
-    merged: Mapping[str, FoldedSupport] = MappingProxyType({}),
+    folded: Mapping[str, FoldedSupport] = MappingProxyType({}),
 ) -> BlendModel:
     """Fit gate, background, pool and sharpness on out-of-fold inputs; keywords are parameters of ``KCalBlend``.
 
-    ``merged`` are the out-of-fold supports of the experts whose points are no samples, by the name of the metric.
+    ``folded`` are the out-of-fold supports of the experts whose points are no samples, by the name of the metric.
     """
     totals = samples.class_weights()
     model = BlendModel(
@@ -98,7 +98,7 @@ def fit_blend(
         min_log_prob=network.min_log_prob,
     )
     index = predicted_index(samples)
-    model, sums = with_leave_out_sums(model, samples, index, merged)
+    model, sums = with_leave_out_sums(model, samples, index, folded)
     if fallback_quantile > 0:
         log_mass = total_log_mass(sums[0], model.experts[0].middle)
         threshold = np.quantile(log_mass[torch.isfinite(log_mass)].numpy(), fallback_quantile)
@@ -132,7 +132,7 @@ def predicted_index(samples: Samples) -> Index:
 
 
 def with_leave_out_sums(
-    model: BlendModel, samples: Samples, index: Index, merged: Mapping[str, FoldedSupport]
+    model: BlendModel, samples: Samples, index: Index, folded: Mapping[str, FoldedSupport]
 ) -> tuple[BlendModel, tuple[ClassSums, ...]]:
     """Return the model with the median evidence of its experts, and class sums at some samples from all others.
 
@@ -141,14 +141,13 @@ def with_leave_out_sums(
     """
 
     def with_sums(expert: Expert) -> tuple[Expert, ClassSums]:
-        folded = merged.get(expert.metric)
-        if folded is None:
+        supports = folded.get(expert.metric)
+        if supports is None:
             sums = expert.leave_out_sums(samples.keys, index)
             sums = whole_class_sums(sums, samples.class_weights(), weights_left(samples, index))
         else:
-            sums = whole_class_sums(
-                folded.class_sums(expert.bandwidths), folded.samples.class_weights, folded.weights_left
-            )
+            sums = supports.class_sums(expert.bandwidths)
+            sums = whole_class_sums(sums, supports.samples.class_weights, supports.weights_left)
         sums = model.at_estimated_frequencies(sums)
         masses = [total_log_mass(sums, place) for place in range(len(expert.factors))]
         medians = [mass[torch.isfinite(mass)].median() for mass in masses]

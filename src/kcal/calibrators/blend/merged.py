@@ -8,16 +8,26 @@ import torch
 
 from kcal.calibrators.blend.experts import Expert
 from kcal.calibrators.blend.fitting import predicted_index
-from kcal.calibrators.kcal.compression import CompressionOptions, Trials, of_lowest_loss
-from kcal.calibrators.kcal.model import NO_REFERENCE, Compression
+from kcal.calibrators.kcal.compression import CompressionOptions, Trials, of_lowest_loss, summary_of
+from kcal.calibrators.kcal.model import NO_REFERENCE
 from kcal.calibrators.kcal.out_of_fold import FoldedSupport, in_folds
 from kcal.calibrators.kcal.samples import Samples
 from kcal.support import WeightedPoints
 
 
-def merged_expert(
-    expert: Expert, samples: Samples, options: CompressionOptions, factors: torch.Tensor
-) -> tuple[Expert, FoldedSupport] | None:
+def merge_experts(
+    experts: tuple[Expert, ...], samples: Samples, options: CompressionOptions
+) -> tuple[tuple[Expert, ...], dict[str, FoldedSupport]]:
+    """Return an expert with a merged support for each metric, and its out-of-fold supports by the name of the metric.
+
+    A metric is left out where all samples are better than any smaller number of points.
+    """
+    pairs = [merged_expert(expert, samples, options) for expert in experts]
+    merged = [pair for pair in pairs if pair is not None]
+    return tuple(expert for expert, _ in merged), {expert.metric: folded for expert, folded in merged}
+
+
+def merged_expert(expert: Expert, samples: Samples, options: CompressionOptions) -> tuple[Expert, FoldedSupport] | None:
     """Return the expert of the same metric with a merged support, and its out-of-fold supports.
 
     None where all samples are better than any smaller number of points.
@@ -29,20 +39,15 @@ def merged_expert(
     trial = of_lowest_loss(Trials(folded, reduction, expert.bandwidth))
     if trial.size >= len(weighted):
         return None
-    reduced, loss = reduction(weighted, trial.size), trial.curve.loss
-    fewest, name = int(reduced.members.min()), f"merged {expert.metric}"
-    summary = Compression(method=options.method, n_samples=len(weighted), fewest=fewest, loss=loss)
+    reduced = reduction(weighted, trial.size)
     merged = replace(
         expert,
-        metric=name,
+        metric=f"merged {expert.metric}",
         support=reduced.support(),
         bandwidth=trial.curve.bandwidth,
-        factors=factors,
-        median_evidence=torch.zeros_like(factors),
+        median_evidence=torch.zeros_like(expert.factors),  # the fit of the blend measures it
         reference=NO_REFERENCE,
-        compression=summary,
+        compression=summary_of(reduced, len(weighted), trial, options),
     )
-    all_folds = in_folds(
-        weighted, samples.groups, n_folds=options.n_folds, seed=options.seed, predicted=predicted_index(samples)
-    )
-    return merged, all_folds.reduced(reduction, trial.size)
+    predicted = replace(folded, predicted=predicted_index(samples))
+    return merged, predicted.reduced(reduction, trial.size)

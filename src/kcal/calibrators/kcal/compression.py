@@ -19,7 +19,7 @@ from kcal.calibrators.kcal.out_of_fold import FOLDS, FoldedSamples, FoldedSuppor
 from kcal.errors import BandwidthWarning, InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, search_bandwidth
 from kcal.progress import progress_bar
-from kcal.support import REDUCTIONS, Reduction, WeightedPoints
+from kcal.support import REDUCTIONS, ReducedPoints, Reduction, WeightedPoints
 from kcal.validation import check_choice, check_integer, check_number, shown
 
 Index = NDArray[np.int64]
@@ -216,16 +216,21 @@ def compress_estimate(
     if trial.size >= n_samples and options.min_cluster_size == 1:
         return estimate, trial
     reduced = reduction(samples.samples, trial.size)
-    fewest, loss = int(reduced.members.min()), trial.curve.loss
     compressed = replace(
         estimate,
         projection=deepcopy(estimate.projection),
         support=reduced.support(),
         bandwidth=trial.curve.bandwidth,
         reference=new_reference(estimate.reference, trial),
-        compression=Compression(method=options.method, n_samples=n_samples, fewest=fewest, loss=loss),
+        compression=summary_of(reduced, n_samples, trial, options),
     )
     return compressed, trial
+
+
+def summary_of(reduced: ReducedPoints, n_samples: int, trial: Trial, options: CompressionOptions) -> Compression:
+    """Return how the support was made of samples, and its loss."""
+    fewest, loss = int(reduced.members.min()), trial.curve.loss
+    return Compression(method=options.method, n_samples=n_samples, fewest=fewest, loss=loss)
 
 
 def new_reference(reference: EvidenceReference, trial: Trial) -> EvidenceReference:

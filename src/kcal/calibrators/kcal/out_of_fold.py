@@ -108,28 +108,18 @@ class FoldedSupport:
         return self.samples.points[torch.from_numpy(rows).to(self.samples.points.device)]
 
 
-def in_folds(
-    samples: WeightedPoints,
-    groups: Index | None,
-    *,
-    n_folds: int = FOLDS,
-    seed: int = 0,
-    predicted: Index | None = None,
-) -> FoldedSamples:
-    """Return samples with folds, stratified by class or of whole groups, and the samples to predict.
+def in_folds(samples: WeightedPoints, groups: Index | None, *, n_folds: int = FOLDS, seed: int = 0) -> FoldedSamples:
+    """Return samples with folds, stratified by class or of whole groups, and at most ``MAX_PREDICTED`` to predict.
 
-    By default these are at most ``MAX_PREDICTED`` and, of very many samples, those of one fold.
+    Of very many samples, those to predict are of one fold.
     """
     n = len(samples)
     if groups is not None and len(np.unique(groups)) < 2:
         groups = None  # no other group is left
-    one_fold = predicted is None and n > MANY_SAMPLES
     if groups is None:
-        n_folds = n // MAX_PREDICTED if one_fold else min(n_folds, n)
-        folds = stratified_folds(samples.codes, n_folds, seed)
+        folds = stratified_folds(samples.codes, min(n_folds, n), seed)
     else:
         folds = fold_codes(samples.codes, min(n_folds, len(np.unique(groups))), groups, seed)
-    if predicted is None:
-        candidates = np.flatnonzero(folds == 0) if one_fold else np.arange(n)
-        predicted = np.sort(np.random.default_rng([seed, 3]).permutation(candidates)[:MAX_PREDICTED])
-    return FoldedSamples(samples, folds, predicted)
+    candidates = np.flatnonzero(folds == 0) if n > MANY_SAMPLES else np.arange(n)
+    predicted = np.random.default_rng([seed, 3]).permutation(candidates)[:MAX_PREDICTED]
+    return FoldedSamples(samples, folds, np.sort(predicted))
