@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import pairwise_distances_argmin
@@ -87,6 +88,5 @@ def _centroids(points: Points, weights: Floats, labels: Index) -> tuple[Points, 
     """Return centroids, weights and numbers of points of the clusters that have points."""
     kept, labels = np.unique(labels, return_inverse=True)
     totals: Floats = np.bincount(labels, weights=weights).astype(np.float64)
-    sums = np.zeros((len(kept), points.shape[1]))
-    np.add.at(sums, labels, weights[:, None] * points)
+    sums = csr_array((weights, (labels, np.arange(len(labels)))), shape=(len(kept), len(labels))) @ points
     return (sums / totals[:, None]).astype(points.dtype), totals, np.bincount(labels).astype(np.int64)
