@@ -13,6 +13,7 @@ from experiments.output import LOG_LOSS, floats, level_line, metric_entry, metri
 from experiments.study import Fitted, Measured, Measurements, Study, StudyOutput, TaskSetting, Values, Variant
 from kcal import KCal
 from kcal.benchmark.methods import pool_outputs
+from kcal.benchmark.results import TABLE_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
 from kcal.calibrators import predict_on
@@ -103,13 +104,14 @@ def table_of(label: str, by_variant: Mapping[str, Measured]) -> Table:
 
 
 def panel_of(label: str, by_variant: Mapping[str, Measured], metric: str) -> Panel:
+    scale = TABLE_METRICS[metric].scale
     lines = [
-        spread_line(method, SHARES, [by_variant[name_of(method, share)][metric] for share in SHARES])
+        spread_line(method, SHARES, [by_variant[name_of(method, share)][metric] for share in SHARES], scale)
         for method in REDUCTIONS
     ]
-    lines.append(level_line(ALL, SHARES, by_variant[ALL][metric].mean()))
-    title = metric_label(metric).partition(",")[0]
-    return Panel(label, "support points per sample", title, tuple(lines), x_log=True, x_ticks=floats(SHARES))
+    lines.append(level_line(ALL, SHARES, scale * by_variant[ALL][metric].mean()))
+    axis = "support points per sample"
+    return Panel(label, axis, metric_label(metric), tuple(lines), x_log=True, x_ticks=floats(SHARES))
 
 
 STUDY = Study("compression", "A smaller support", variants, show, max_splits=2)
