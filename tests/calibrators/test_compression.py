@@ -155,6 +155,35 @@ def test_merging_at_the_fit_takes_the_size_of_the_lowest_loss(fitted: KCal, prob
     assert of_merged < of_all  # places with noise around them are what merging is for
 
 
+def test_all_samples_stay_where_merging_is_no_clear_gain() -> None:
+    generator = np.random.default_rng(3)
+    angles = generator.uniform(0, 2 * np.pi, 200)  # two rings: their means are the same
+    labels = generator.integers(0, 2, 200)
+    x = (1.0 + labels[:, None]) * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    kept = KCal(projection="identity", support="merged").fit(x, labels)
+    assert kept.compression_ is None
+    assert kept.support_size_ == 200
+    assert kept.leave_one_out_proba_.shape == (200, 2)
+    merged = KCal(projection="identity", support="merged", min_cluster_size=3).fit(x, labels)
+    assert 20 < merged.support_size_ <= 66
+
+
+def test_the_error_of_a_gain_is_that_of_independent_groups(problem: Any) -> None:
+    from kcal.calibrators.kcal.compression import CompressionOptions
+
+    values = np.random.default_rng(0).normal(size=260)
+    for groups in (None, problem.groups):
+        model = KCal(projection="unit", bandwidth=0.1).fit(problem.x, problem.y, groups=groups).model_
+        folded = CompressionOptions().folded(model, groups)
+        mean, error = folded.reduced(CompressionOptions().reduction(model), 30).mean_and_error(values)
+        assert mean == pytest.approx(values.mean())
+        deviations = values - mean
+        if groups is not None:
+            ordered = groups[model.support.order.numpy()]
+            deviations = np.array([deviations[ordered == group].sum() for group in np.unique(groups)])
+        assert error == pytest.approx(np.sqrt((deviations**2).sum()) / 260)
+
+
 def test_merging_keeps_a_given_bandwidth(problem: Any) -> None:
     merged = KCal(projection="unit", support="merged", bandwidth=0.11).fit(problem.x, problem.y)
     assert merged.bandwidth_ == 0.11

@@ -43,6 +43,11 @@ class Trial:
     folded: FoldedSupport
     curve: BandwidthCurve
 
+    @property
+    def own_log_probs(self) -> torch.Tensor:
+        """Out-of-fold log probability of the own class of each predicted sample, (n_predicted,)."""
+        return self.folded.own_log_probs(self.curve.bandwidth)
+
 
 class Trials:
     """The trial of every size that is asked for, made once.
@@ -131,6 +136,20 @@ def of_share(share: float, trials: Trials) -> Trial:
 def of_lowest_loss(trials: Trials) -> Trial:
     """Return the trial of the lowest loss."""
     return min((trials[size] for size in trials.grid), key=lambda trial: trial.curve.loss)
+
+
+def of_clear_gain(trials: Trials) -> Trial:
+    """Return the trial of the lowest loss, but that of all samples if no loss is lower by more than a standard error.
+
+    Where clusters have a smallest size, all samples are no choice.
+    """
+    best = of_lowest_loss(trials)
+    if trials.reduction.min_cluster_size > 1 or best.size == trials.n_samples:
+        return best
+    every = trials[trials.n_samples]
+    gains = best.own_log_probs - every.own_log_probs
+    gain, error = best.folded.mean_and_error(gains.numpy())
+    return best if gain > error else every
 
 
 def of_loss_within(increase: float, trials: Trials) -> Trial:

@@ -20,7 +20,7 @@ from kcal.calibrators.kcal.compression import (
     CompressionOptions,
     FindSize,
     compress_estimate,
-    of_lowest_loss,
+    of_clear_gain,
 )
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
@@ -86,8 +86,9 @@ class KCal(EmbeddingCalibrator):
         probability 0.
     support : "all" or "merged"
         What the sums are over: all calibration samples, or weighted means of clusters of samples of a class, as many as
-        give the lowest out-of-fold log-loss (from one per class to all samples). Merging removes noise where classes
-        are compact, makes predictions faster, and stores no sample's embedding; see :meth:`compress` for its limits.
+        give the lowest out-of-fold log-loss. Merging removes noise where classes are compact, makes predictions faster,
+        and stores no sample's embedding; see :meth:`compress` for its limits. All samples stay where no smaller number
+        of points is better by more than a standard error, unless ``min_cluster_size`` is above 1.
     min_cluster_size : int
         Samples that a mean stands for at least, where its class has as many.
     progress : bool, optional
@@ -262,7 +263,7 @@ class KCal(EmbeddingCalibrator):
             fixed_bandwidth=self.bandwidth != "cv",
         )
         with threads_for(0):
-            return self._compressed(of_lowest_loss, options, None)
+            return self._compressed(of_clear_gain, options, None)
 
     def _compressed(self, find_size: FindSize, options: CompressionOptions, groups: Any) -> dict[str, Any]:
         if groups is not None:

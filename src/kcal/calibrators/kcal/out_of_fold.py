@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.kernels import ClassSums, MotherKernel, PreparedSupport, SortedSupport, mean_log_loss
 from kcal.support import Reduction, WeightedPoints
+from kcal.validation import ALMOST_ZERO
 
 Index = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -35,6 +36,7 @@ class FoldedSamples:
     samples: WeightedPoints
     folds: Index  # (n,)
     predicted: Index
+    groups: Index | None = None  # (n,)
 
     def reduced(self, reduction: Reduction, size: int) -> FoldedSupport:
         """Return the supports without each fold, reduced to the share that ``size`` is of all samples."""
@@ -94,12 +96,32 @@ class FoldedSupport:
         places = np.concatenate([rows for _, rows in self.parts])
         return np.argsort(places)[np.argsort(np.argsort(self.predicted))]
 
-    def loss(self, bandwidth: float) -> float:
-        """Return the mean log-loss of the predicted samples."""
+    def own_log_probs(self, bandwidth: float) -> torch.Tensor:
+        """Return the log probability of the own class of each predicted sample, (n_predicted,), at least about −23."""
         codes = torch.from_numpy(self.samples.codes[self.predicted])
         posteriors = self.class_sums([bandwidth]).posteriors()[0]
-        own = posteriors.gather(1, codes[:, None]).squeeze(1).log()
-        return mean_log_loss(own, torch.from_numpy(np.log(self.samples.weights[self.predicted])))
+        return posteriors.gather(1, codes[:, None]).squeeze(1).clamp_min(ALMOST_ZERO).log()
+
+    def loss(self, bandwidth: float) -> float:
+        """Return the mean log-loss of the predicted samples."""
+        return mean_log_loss(self.own_log_probs(bandwidth), torch.from_numpy(np.log(self._weights)))
+
+    def mean_and_error(self, values: Floats) -> tuple[float, float]:
+        """Return the weighted mean of values of the predicted samples, and its standard error.
+
+        Samples of a group are not independent: with groups, it is that of the group means.
+        """
+        shares = self._weights / self._weights.sum()
+        mean = float(shares @ values)
+        deviations = shares * (values - mean)
+        if self.folded.groups is not None:
+            groups = np.unique(self.folded.groups[self.predicted], return_inverse=True)[1]
+            deviations = np.bincount(groups, weights=deviations)
+        return mean, float(np.sqrt((deviations**2).sum()))
+
+    @property
+    def _weights(self) -> Floats:
+        return self.samples.weights[self.predicted]
 
     def _prepared(self, support: SortedSupport, bandwidths: list[float]) -> PreparedSupport:
         return PreparedSupport(support, bandwidths, self.kernel)
@@ -122,4 +144,4 @@ def in_folds(samples: WeightedPoints, groups: Index | None, *, n_folds: int = FO
         folds = fold_codes(samples.codes, min(n_folds, len(np.unique(groups))), groups, seed)
     candidates = np.flatnonzero(folds == 0) if n > MANY_SAMPLES else np.arange(n)
     predicted = np.random.default_rng([seed, 3]).permutation(candidates)[:MAX_PREDICTED]
-    return FoldedSamples(samples, folds, np.sort(predicted))
+    return FoldedSamples(samples, folds, np.sort(predicted), groups)
