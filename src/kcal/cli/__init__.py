@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kcal.cli.bench import bench, task
+from kcal.cli.compress import compress
 from kcal.cli.demo import demo
 from kcal.cli.evaluate import evaluate
 from kcal.cli.explain import explain
@@ -85,7 +86,7 @@ def _help(command: Any) -> dict[str, Any]:
 
 
 app.callback(**_help(kcal))(kcal)
-for _command in (demo, fit, predict, evaluate, explain, export, bench, task):
+for _command in (demo, fit, predict, evaluate, explain, export, compress, bench, task):
     app.command(cls=Command, **_help(_command))(_command)
 
 

@@ -43,6 +43,14 @@ Tasks = Annotated[File, _argument("TASKS", "A folder of tasks, NAME.npz; the emb
 Out = Annotated[Path, _main("FILE", "File to write.", "--out", "-o")]
 ModelOut = Annotated[Path, _main("FILE", "Model to write; ends in .kcal or .safetensors.", "--out", "-o")]
 OnnxOut = Annotated[Path, _main("FILE", "ONNX file to write; ends in .onnx.", "--out", "-o")]
+SupportSize = Annotated[Text, _main("N|SHARE", "Support points: a number, or a share of the samples such as 0.1.")]
+MaxLossIncrease = Annotated[
+    Number, _main("X", "In place of a size: allowed relative increase of the log-loss, such as 0.005.", min=0)
+]
+Reduction = Annotated[
+    str, _main("NAME", "kmeans, kernel-thinning, herding or random. (default: kmeans)", "--method", "-m")
+]
+MinClusterSize = Annotated[int, _main("N", "Samples that a mean stands for at least. (default: 1)", min=1)]
 VerifyData = Annotated[File, _main("DATA", "Rows to verify the file with, an npz, npy, parquet or csv file.")]
 Tolerance = Annotated[Number, _main("X", "Largest difference of a probability. (default: 1e-5)", min=1e-12, max=1)]
 DemoOut = Annotated[Path, _main("FOLDER", "Folder of the output. (default: kcal-demo)", "--out", "-o")]

@@ -22,6 +22,7 @@ from kcal.calibrators.base import (
 )
 from kcal.calibrators.explanation import Explanation
 from kcal.calibrators.kcal.attribution import BLOCK_NUMBERS, BLOCK_ROWS, Attribution, to_explanation
+from kcal.calibrators.kcal.compression import CompressionOptions, FindSize, check_target
 from kcal.calibrators.kcal.evidence import log_lengths
 from kcal.calibrators.kcal.example_rows import example_rows
 from kcal.calibrators.kcal.learning import EstimateOptions
@@ -52,6 +53,7 @@ from kcal.errors import InvalidInputError
 from kcal.modes import without_autocast
 from kcal.progress import progress_bar
 from kcal.projection import Recipe, get_recipe, needs_training
+from kcal.threads import threads_for
 from kcal.validation import check_device, check_integer, column_names, row_fingerprints
 
 
@@ -212,6 +214,54 @@ class EmbeddingCalibrator(LiveCalibrator):
         estimate: KernelEstimate = self.model_
         return estimate
 
+    @on_snapshot
+    def compress(
+        self,
+        size: int | float | None = None,
+        *,
+        max_loss_increase: float | None = None,
+        method: str = "kmeans",
+        min_cluster_size: int = 1,
+        groups: Any = None,
+    ) -> Self:
+        """Return a fitted calibrator with fewer support points, in each metric of a blend; this one stays as it is.
+
+        Size and bandwidth are chosen by out-of-fold predictions: samples are predicted from the smaller support of the
+        other folds, since a merged support contains every sample. The pool weights of a blend stay. With as many points
+        as there are samples, nothing changes.
+
+        Merged points are means, which store no single sample's embedding, with limits: a cluster of one sample is that
+        sample, one of few samples is close to each (``compression.fewest`` of the model is the smallest, and
+        ``min_cluster_size`` bounds it), and fingerprints of the rows stay, by which a known embedding can be recognised
+        as one of the calibration set. The other methods keep samples as they are.
+
+        Parameters
+        ----------
+        size : int or float
+            Number of support points, at least one per class, or their share of the samples.
+        max_loss_increase : float
+            In place of a size: the smallest one is taken whose out-of-fold log-loss is higher than that of all samples
+            by at most this share, such as 0.005.
+        method : "kmeans", "kernel-thinning", "herding" or "random"
+            Merge points into weighted centroids within each class, or keep some of the points: those that preserve the
+            kernel mean of their class, or random ones. Merging is the most accurate at every size.
+        min_cluster_size : int
+            Samples that a centroid stands for at least, where its class has as many.
+        groups : (n,) array, optional
+            Groups of the calibration samples of positive weight, in the order of the fit; a KCal has its own.
+        """
+        check_is_fitted(self)
+        find_size = check_target(size, max_loss_increase)
+        options = CompressionOptions(method, min_cluster_size, self.seed, self.progress).checked()
+        with threads_for(0):
+            attributes = self._compressed(find_size, options, groups)
+        compressed: Self = copy_with(self, **attributes)
+        return compressed
+
+    @abstractmethod
+    def _compressed(self, find_size: FindSize, options: CompressionOptions, groups: Any) -> dict[str, Any]:
+        """Return the fitted attributes that a smaller support changes."""
+
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
         check_is_fitted(self)
@@ -232,16 +282,18 @@ class EmbeddingCalibrator(LiveCalibrator):
 
     def _model_state(self) -> tuple[dict[str, Any], Tensors]:
         values, tensors = self.model_.to_state()
-        records, own = self._stored_records().to_state()
+        kept = self._stored_records()
+        records, own = (None, {}) if kept is None else kept.to_state()
         values |= {
             "ids": None if self.ids_ is None else encode_classes(self.ids_),
             "records": records,
             "bandwidth_history": [asdict(record) for record in self.bandwidth_history_],
         }
-        tensors |= {"support.indices": torch.from_numpy(self.support_indices_)}
+        if kept is not None:
+            tensors["support.indices"] = torch.from_numpy(self.support_indices_)
         return values, tensors | {f"records.{name}": part for name, part in own.items()}
 
-    def _stored_records(self) -> SampleRecords:
+    def _stored_records(self) -> SampleRecords | None:
         """Return the records that a file gets."""
         return self._records
 
@@ -258,12 +310,14 @@ class EmbeddingCalibrator(LiveCalibrator):
         model = cls.model_class.from_state(stored)
         calibrator = cls(**read_parameters(state.parameters, model))
         calibrator.model_ = model
-        calibrator._records = SampleRecords.from_state(stored.part("records", values["records"]))
+        records = values["records"]
+        calibrator._records = None if records is None else SampleRecords.from_state(stored.part("records", records))
         return cls._restore(calibrator, state)
 
     def _restore(self, state: CalibratorState) -> Self:
         n_support = len(self._supports()[0])
-        self._records.check(n_support)
+        if self._records is not None:
+            self._records.check(n_support)
         self.support_indices_, self.ids_ = read_indices(state, n_support)
         self.bandwidth_history_ = read_history(state.values["bandwidth_history"])
         return super()._restore(state)
@@ -315,7 +369,7 @@ class EmbeddingCalibrator(LiveCalibrator):
 
     def _as_base(self, model: Any) -> Self:
         """Return a copy with a model without samples, and the fingerprints of rows that are no samples."""
-        samples = self._records.fingerprints.numpy().view(np.uint64)
+        samples = self._checked_records().fingerprints.numpy().view(np.uint64)
         others = np.setdiff1d(self._fingerprints, samples)
         compares_lengths = self.first_estimate.reference.log_lengths is not None
         base: Self = copy_with(self, model_=model, _fingerprints=others, _compares_lengths=compares_lengths)
@@ -359,3 +413,8 @@ class EmbeddingCalibrator(LiveCalibrator):
             self, model_=model, ids_=rows.names(), support_indices_=indices, _records=records_of(rows)
         )
         return finished
+
+
+def without_samples() -> dict[str, Any]:
+    """Return the fitted attributes of a calibrator whose support points are no samples."""
+    return {"support_indices_": np.empty(0, dtype=np.int64), "ids_": None, "_records": None}

@@ -96,7 +96,7 @@ class LiveCalibrator(Calibrator):
     support_indices_ = latest(complete=True)
     bandwidth_history_: tuple[BandwidthRecord, ...] = latest()
     _fingerprints = latest()
-    _records: SampleRecords = latest(complete=True)
+    _records: SampleRecords | None = latest(complete=True)  # None where no sample can be added any more
     _stream: Stream[Any]
 
     predict_proba = on_latest(Calibrator.predict_proba)
@@ -117,7 +117,7 @@ class LiveCalibrator(Calibrator):
         check_is_fitted(self)
         if "_stream" in vars(self):
             return self._stream.has_groups
-        return self._records.group_codes is not None
+        return self._records is not None and self._records.group_codes is not None
 
     @property
     def current_ids_(self) -> list[Any]:
@@ -258,6 +258,12 @@ class LiveCalibrator(Calibrator):
 
     def _checked_records(self) -> SampleRecords:
         """Return the records of the fit; raise if they do not suffice for updates."""
+        if self._records is None:
+            raise InvalidInputError(
+                "calibrator",
+                "has a merged or compressed support, to which no samples can be added",
+                remedy="Update the calibrator with all samples, and compress it again.",
+            )
         return self._records
 
     @abstractmethod
