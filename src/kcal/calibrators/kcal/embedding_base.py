@@ -254,7 +254,8 @@ class EmbeddingCalibrator(LiveCalibrator):
         """Return fingerprints, lengths and projected points of checked rows."""
         embeddings = self.as_embeddings(rows)
         points = {f"points.{place}": part.project(embeddings).cpu().numpy() for place, part in enumerate(estimates)}
-        lengths = log_lengths(embeddings).cpu().numpy()
+        with np.errstate(divide="ignore"):
+            lengths = np.log(np.linalg.norm(embeddings.cpu().numpy().astype(np.float64), axis=1))
         return {"fingerprints": row_fingerprints(rows), "log_lengths": lengths, **points}
 
     def _samples_of(self, rows: SampleRows) -> Samples:
