@@ -338,13 +338,15 @@ class KCalBlend(LiveBlend):
         values, tensors = super()._model_state()
         return values | {"logit_names": self.logit_names_in_}, tensors
 
-    def _stored_records(self) -> SampleRecords:
+    def _stored_records(self) -> SampleRecords | None:
         records = super()._stored_records()
-        return records if self._lives or self.updates is not None else replace(records, scores=None)
+        if records is None or self._lives or self.updates is not None:
+            return records
+        return replace(records, scores=None)
 
     def _restore(self, state: CalibratorState) -> Self:
         self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
-        self._lives = self._records.scores is not None
+        self._lives = self._records is not None and self._records.scores is not None
         if (head := self.model_.head) is not None:
             self.head = (head.weight.numpy().copy(), None if head.bias is None else head.bias.numpy().copy())
         return super()._restore(state)

@@ -49,13 +49,14 @@ class LiveBlend(EmbeddingCalibrator):
         return [expert.support for expert in self.model_.experts]
 
     def _checked_records(self) -> SampleRecords:
-        if self.model_.network and self._records.scores is None:
+        records = super()._checked_records()
+        if self.model_.network and records.scores is None:
             raise InvalidInputError(
                 "calibrator",
                 "was saved without the logits of its samples, which updates need",
                 remedy="Save one that was made with KCalBlend(updates=kcal.Updates()), or fit it again.",
             )
-        return self._records
+        return records
 
     def _without_samples(self) -> Self:
         log_weight = self.model_.experts[0].support.log_total_weight

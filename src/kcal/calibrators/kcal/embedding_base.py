@@ -159,7 +159,8 @@ class EmbeddingCalibrator(LiveCalibrator):
 
     def _model_state(self) -> tuple[dict[str, Any], Tensors]:
         values, tensors = self.model_.to_state()
-        records, own = self._stored_records().to_state()
+        kept = self._stored_records()
+        records, own = (None, {}) if kept is None else kept.to_state()
         values |= {
             "ids": None if self.ids_ is None else encode_classes(self.ids_),
             "records": records,
@@ -168,7 +169,7 @@ class EmbeddingCalibrator(LiveCalibrator):
         tensors |= {"support.indices": torch.from_numpy(self.support_indices_)}
         return values, tensors | {f"records.{name}": part for name, part in own.items()}
 
-    def _stored_records(self) -> SampleRecords:
+    def _stored_records(self) -> SampleRecords | None:
         """Return the records that a file gets."""
         return self._records
 
@@ -185,12 +186,14 @@ class EmbeddingCalibrator(LiveCalibrator):
         model = cls.model_class.from_state(stored)
         calibrator = cls(**read_parameters(state.parameters, model))
         calibrator.model_ = model
-        calibrator._records = SampleRecords.from_state(stored.part("records", values["records"]))
+        records = values["records"]
+        calibrator._records = None if records is None else SampleRecords.from_state(stored.part("records", records))
         return cls._restore(calibrator, state)
 
     def _restore(self, state: CalibratorState) -> Self:
         n_support = len(self._supports()[0])
-        self._records.check(n_support)
+        if self._records is not None:
+            self._records.check(n_support)
         self.support_indices_, self.ids_ = read_indices(state, n_support)
         self.bandwidth_history_ = read_history(state.values["bandwidth_history"])
         return super()._restore(state)
@@ -242,7 +245,7 @@ class EmbeddingCalibrator(LiveCalibrator):
 
     def _as_base(self, model: Any) -> Self:
         """Return a copy with a model without samples, and the fingerprints of rows that are no samples."""
-        samples = self._records.fingerprints.numpy().view(np.uint64)
+        samples = self._checked_records().fingerprints.numpy().view(np.uint64)
         others = np.setdiff1d(self._fingerprints, samples)
         compares_lengths = self.first_estimate.reference.log_lengths is not None
         base: Self = copy_with(self, model_=model, _fingerprints=others, _compares_lengths=compares_lengths)

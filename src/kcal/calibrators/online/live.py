@@ -96,7 +96,7 @@ class LiveCalibrator(Calibrator):
     support_indices_ = latest(complete=True)
     bandwidth_history_: tuple[BandwidthRecord, ...] = latest()
     _fingerprints = latest()
-    _records: SampleRecords = latest(complete=True)
+    _records: SampleRecords | None = latest(complete=True)  # None if the support is not made of single samples
     _stream: Stream[Any]
 
     predict_proba = on_latest(Calibrator.predict_proba)
@@ -117,7 +117,7 @@ class LiveCalibrator(Calibrator):
         check_is_fitted(self)
         if "_stream" in vars(self):
             return self._stream.has_groups
-        return self._records.group_codes is not None
+        return self._checked_records().group_codes is not None
 
     @property
     def current_ids_(self) -> list[Any]:
@@ -258,6 +258,12 @@ class LiveCalibrator(Calibrator):
 
     def _checked_records(self) -> SampleRecords:
         """Return the records of the fit; raise if they do not suffice for updates."""
+        if self._records is None:
+            raise InvalidInputError(
+                "calibrator",
+                "has a support that is not made of single samples, so that they cannot be updated",
+                remedy="Update the calibrator that it was made from.",
+            )
         return self._records
 
     @abstractmethod
