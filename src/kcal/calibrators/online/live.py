@@ -21,7 +21,7 @@ from kcal.calibrators.online.updates import BandwidthRecord, Updates, check_upda
 from kcal.errors import InvalidInputError
 from kcal.kernels import SortedSupport
 from kcal.modes import without_autocast
-from kcal.validation import check_ids, check_labels, check_nonnegative, shown
+from kcal.validation import check_groups, check_ids, check_labels, check_nonnegative, shown
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _starting = threading.Lock()
@@ -185,7 +185,10 @@ class LiveCalibrator(Calibrator):
         n_new = len(columns["fingerprints"])
         labels = check_labels(y, n_new)
         names = None if ids is None else check_ids(ids, n_new).tolist()
-        group_names = named_groups(groups, n_new)
+        group_names = None
+        if groups is not None:
+            check_groups(groups, n_new)
+            group_names = named_groups(groups)
         columns["log_weights"] = self._log_weights(sample_weight, n_new)
         with stream.update() as log:
             columns["codes"], changes = log.class_codes(labels)
