@@ -19,6 +19,7 @@ from benchmarks import (
     latency,
     methods,
     metrics,
+    online,
     recipes,
     storage,
 )
@@ -30,8 +31,8 @@ SECTIONS = {
     "storage": storage.main,
     "latency": latency.main,
 }
-ON_REQUEST = {"deployment": deployment.main, "heads": heads.main}
-"""Sections that run only if they are named: minutes, and packages that only the tests need."""
+ON_REQUEST = {"deployment": deployment.main, "heads": heads.main, "online": online.main}
+"""Sections that run only if they are named: minutes, or packages that only the tests need."""
 LONG_ON_TASKS = {"compression": compression.main}
 """Sections on tasks that run only if they are named: minutes."""
 ON_TASKS = {"recipes": recipes.main, "methods": methods.main, "blend": blend.main}
@@ -42,7 +43,7 @@ def main(
         list[str] | None,
         typer.Argument(
             help="sums, search, metrics, storage, latency, recipes, methods, blend: all by default; deployment, heads, "
-            "compression."
+            "online, compression."
         ),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes, methods and blend.")] = None,

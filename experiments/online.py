@@ -108,17 +108,10 @@ def show(measured: Measurements) -> StudyOutput:
             excess = stream["loss"] / fresh["loss"] - 1.0  # (n_splits, n_sizes)
             share = float(stream["seconds"].sum() / fresh["seconds"].sum())
             later = float(stream["seconds"][:, 1:].sum() / fresh["seconds"][:, 1:].sum())
-            texts = (
-                f"{label}, {metric}",
-                f"{stream['searches'].mean():.1f}",
-                f"{excess.max():+.2%}",
-                f"{excess.min():+.2%}",
-                f"{excess.mean():+.2%}",
-                f"{fresh['seconds'].sum(axis=1).mean():.2f} s",
-                f"{share:.1%}",
-                f"{later:.1%}",
-            )
-            rows.append(tuple(Entry(text.replace("-", "−")) for text in texts))
+            changes = [f"{value:+.2%}".replace("-", "−") for value in (excess.max(), excess.min(), excess.mean())]
+            times = (f"{fresh['seconds'].sum(axis=1).mean():.2f} s", f"{share:.1%}", f"{later:.1%}")
+            texts = (f"{label}, {metric}", f"{stream['searches'].mean():.1f}", *changes, *times)
+            rows.append(tuple(Entry(text) for text in texts))
             panels.append(loss_panel(f"{label}, {metric}", stream, fresh))
     heading = (
         "task, metric", "searches", "worst", "best", "mean", "time of fresh fits", "time of the stream",

@@ -76,6 +76,27 @@ def test_a_given_bandwidth_stays() -> None:
     assert (record.source, record.bandwidth, record.n_samples) == ("given", 0.3, 400)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "grouped", "n_folds"),
+    [
+        ({"folds": 4}, False, 4),
+        ({"bandwidth": "published"}, False, 20),
+        ({"bandwidth": "published"}, True, 10),
+        ({}, True, None),
+    ],
+)
+def test_folds_and_groups_are_left_out_in_the_searches_of_a_stream(
+    parameters: dict[str, Any], grouped: bool, n_folds: int | None
+) -> None:
+    groups = np.arange(600) % 10
+    live = kcal(**parameters).fit(ROWS[:200], LABELS[:200], groups=groups[:200] if grouped else None)
+    live.partial_fit(ROWS[200:400], LABELS[200:400], groups=groups[200:400] if grouped else None)
+    assert live.bandwidth_history_[-1].source == "search"
+    assert live.bandwidth_curve_.n_folds == n_folds
+    whole = kcal(**parameters).fit(ROWS[:400], LABELS[:400], groups=groups[:400] if grouped else None)
+    assert live.bandwidth_ == pytest.approx(whole.bandwidth_, rel=0.15)
+
+
 def test_searches_of_a_stream_come_close_to_whole_searches() -> None:
     live = kcal().fit(ROWS[:50], LABELS[:50])
     for start in range(50, 600, 50):

@@ -178,9 +178,11 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if "representation" in self.get_params(deep=False):
             check_choice(self.representation, "representation", REPRESENTATIONS)
 
-    def _remember(self, rows: torch.Tensor) -> None:
-        """Keep fingerprints of the rows of the fit."""
-        self._fingerprints = np.sort(row_fingerprints(rows))
+    def _remember(self, rows: torch.Tensor) -> NDArray[np.uint64]:
+        """Keep fingerprints of the rows of the fit, and return them in the order of the rows."""
+        prints = row_fingerprints(rows)
+        self._fingerprints = np.sort(prints)
+        return prints
 
     def _knows(self, rows: torch.Tensor) -> NDArray[np.bool_]:
         prints = row_fingerprints(rows)

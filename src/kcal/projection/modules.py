@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from typing import Any
 
 import torch
@@ -212,7 +213,7 @@ def project(module: nn.Module, embeddings: torch.Tensor) -> torch.Tensor:
             f"must map (n, {embeddings.shape[1]}) to (n, d)",
             got=f"{tuple(embeddings.shape)} mapped to {tuple(projected.shape)}",
         )
-    if not bool(torch.isfinite(projected).all()):
+    if projected.numel() and not all(isfinite(float(end)) for end in torch.aminmax(projected)):  # NaN if there is any
         raise InvalidInputError(
             "projection", "must give finite numbers", got="NaN or infinity", remedy="Train it with a smaller rate."
         )

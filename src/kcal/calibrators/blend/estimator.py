@@ -243,8 +243,8 @@ class KCalBlend(LiveBlend):
         scores = None if scores is None else scores[samples.indices]
         with threads_for(0 if scores is None else scores.numel() * scores.shape[1]):
             model = self._fit_model(samples, training, scores)
-        self._remember(rows[samples.indices])
-        self._remember_samples(rows, samples, groups, sample_weight, scores)
+        prints = self._remember(rows[samples.indices])
+        self._remember_samples(prints, samples, groups, sample_weight, scores)
         self.support_indices_, self.ids_ = samples.indices, samples.ids
         self.bandwidth_history_ = bandwidth_records(model, samples, len(samples.codes))
         self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)

@@ -348,23 +348,27 @@ class EmbeddingCalibrator(LiveCalibrator):
         return samples, training
 
     def _remember_samples(
-        self, rows: torch.Tensor, samples: Samples, groups: Any, sample_weight: Any, scores: torch.Tensor | None = None
+        self,
+        fingerprints: NDArray[np.uint64],
+        samples: Samples,
+        groups: Any,
+        sample_weight: Any,
+        scores: torch.Tensor | None = None,
     ) -> None:
-        """Keep what updates need of the samples of a fit, beside the support."""
-        names = named_groups(groups, len(rows))
-        group_names, codes = (None, None)
-        if names is not None:
-            group_names, codes = np.unique(names[samples.indices], return_inverse=True)
-        integers = samples.ids is not None and samples.ids.dtype.kind in "iu"
+        """Keep what updates need of the samples of a fit, beside the support; groups and weights are of all rows."""
+        names, codes = None, None
+        if groups is not None:
+            names, codes = np.unique(named_groups(groups)[samples.indices], return_inverse=True)
+        ids = samples.indices if samples.ids is None else samples.ids
         self._records = SampleRecords(
-            fingerprints=torch.from_numpy(row_fingerprints(rows)[samples.indices].view(np.int64)),
+            fingerprints=torch.from_numpy(fingerprints.view(np.int64)),
             log_lengths=log_lengths(samples.embeddings).cpu(),
             log_weights=log_given_weights(sample_weight, samples.indices),
             group_codes=None if codes is None else torch.from_numpy(codes.reshape(-1).astype(np.int64)),
-            group_names=group_names,
+            group_names=names,
             scores=None if scores is None else scores.detach().cpu().clone(),
             n_updates=len(samples.codes),
-            next_id=max(len(rows), int(samples.ids.max()) + 1 if integers and samples.ids is not None else 0),
+            next_id=int(ids.max()) + 1 if ids.dtype.kind in "iu" else len(ids),
         )
 
     def _as_base(self, model: Any) -> Self:
@@ -381,7 +385,8 @@ class EmbeddingCalibrator(LiveCalibrator):
         """Return fingerprints, lengths and projected points of checked rows."""
         embeddings = self.as_embeddings(rows)
         points = {f"points.{place}": part.project(embeddings).cpu().numpy() for place, part in enumerate(estimates)}
-        lengths = log_lengths(embeddings).cpu().numpy()
+        with np.errstate(divide="ignore"):
+            lengths = np.log(np.linalg.norm(embeddings.cpu().numpy().astype(np.float64), axis=1))
         return {"fingerprints": row_fingerprints(rows), "log_lengths": lengths, **points}
 
     def _samples_of(self, rows: SampleRows) -> Samples:

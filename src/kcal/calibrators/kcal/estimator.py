@@ -242,7 +242,7 @@ class KCal(LiveKCal):
         """
         self._begin_fit()
         rows, self._kind = self._check_rows(X, fitting=True)
-        self._remember(rows)
+        prints = self._remember(rows)
         options = {"classes": classes, "groups": groups, "sample_weight": sample_weight, "ids": ids}
         samples, training = self._check_fit_data(rows, y, train_embeddings, train_labels, train_groups, **options)
         if training is None and self.uses_training_set:
@@ -260,7 +260,7 @@ class KCal(LiveKCal):
         self.bandwidth_curve_ = None if curve is None else replace(curve, n_folds=folds)
         self.training_curve_ = learned.curve
         self.checkpoint_step_, self.checkpoint_losses_ = learned.step, learned.checkpoint_losses
-        self._remember_samples(rows, samples, groups, sample_weight)
+        self._remember_samples(prints[samples.indices], samples, groups, sample_weight)
         self.bandwidth_history_ = (self._first_record(samples, model, curve),)
         self.model_ = model
         if self.support == "merged":

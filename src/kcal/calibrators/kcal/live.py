@@ -61,7 +61,7 @@ class LiveKCal(EmbeddingCalibrator):
         history = with_record(self.bandwidth_history_, record)
         results = {"bandwidth_history_": history, "classes_": samples.classes, "bandwidth_curve_": curve}
         calibrator = copy_with(self, model_=model, _fingerprints=self._known_fingerprints(rows), **results)
-        return Snapshot(calibrator, copy_with(self, bandwidth_history_=history))
+        return Snapshot(calibrator, copy_with(self, bandwidth_history_=history, bandwidth_curve_=curve))
 
     @with_gradients()
     def _finish(self, rows: SampleRows) -> Self:

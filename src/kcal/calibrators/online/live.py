@@ -21,7 +21,7 @@ from kcal.calibrators.online.updates import BandwidthRecord, Updates, check_upda
 from kcal.errors import InvalidInputError
 from kcal.kernels import SortedSupport
 from kcal.modes import without_autocast
-from kcal.validation import check_ids, check_labels, check_nonnegative, shown
+from kcal.validation import check_groups, check_ids, check_labels, check_nonnegative, shown
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _starting = threading.Lock()
@@ -96,7 +96,7 @@ class LiveCalibrator(Calibrator):
     support_indices_ = latest(complete=True)
     bandwidth_history_: tuple[BandwidthRecord, ...] = latest()
     _fingerprints = latest()
-    _records: SampleRecords | None = latest(complete=True)  # None where no sample can be added any more
+    _records: SampleRecords | None = latest(complete=True)  # None if the support is not made of single samples
     _stream: Stream[Any]
 
     predict_proba = on_latest(Calibrator.predict_proba)
@@ -117,7 +117,7 @@ class LiveCalibrator(Calibrator):
         check_is_fitted(self)
         if "_stream" in vars(self):
             return self._stream.has_groups
-        return self._records is not None and self._records.group_codes is not None
+        return self._checked_records().group_codes is not None
 
     @property
     def current_ids_(self) -> list[Any]:
@@ -185,7 +185,10 @@ class LiveCalibrator(Calibrator):
         n_new = len(columns["fingerprints"])
         labels = check_labels(y, n_new)
         names = None if ids is None else check_ids(ids, n_new).tolist()
-        group_names = named_groups(groups, n_new)
+        group_names = None
+        if groups is not None:
+            check_groups(groups, n_new)
+            group_names = named_groups(groups)
         columns["log_weights"] = self._log_weights(sample_weight, n_new)
         with stream.update() as log:
             columns["codes"], changes = log.class_codes(labels)
@@ -261,8 +264,8 @@ class LiveCalibrator(Calibrator):
         if self._records is None:
             raise InvalidInputError(
                 "calibrator",
-                "has a merged or compressed support, to which no samples can be added",
-                remedy="Update the calibrator with all samples, and compress it again.",
+                "has a support that is not made of single samples, so that they cannot be updated",
+                remedy="Update the calibrator that it was made from.",
             )
         return self._records
 

@@ -15,7 +15,7 @@ from kcal.calibrators.model_state import Stored, StoredModel, Tensors, custom, t
 from kcal.calibrators.online.rows import SampleRows
 from kcal.errors import FileFormatError
 from kcal.kernels import SortedSupport
-from kcal.validation import check_groups, to_array
+from kcal.validation import to_array
 
 
 def _write_names(names: NDArray[Any] | None) -> tuple[Any, Tensors]:
@@ -72,11 +72,8 @@ def log_given_weights(sample_weight: Any, rows: NDArray[np.int64]) -> torch.Tens
         return torch.from_numpy(np.log(weights))
 
 
-def named_groups(groups: Any, n_samples: int) -> NDArray[Any] | None:
-    """Return the groups of samples as text, numbers or truth values; None without groups."""
-    if groups is None:
-        return None
-    check_groups(groups, n_samples)
+def named_groups(groups: Any) -> NDArray[Any]:
+    """Return checked groups as text, numbers or truth values."""
     names = to_array(groups, "groups")
     return names if names.dtype.kind in "biufU" else names.astype(str)
 

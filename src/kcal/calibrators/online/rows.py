@@ -67,8 +67,9 @@ class SampleLog:
     """The rows behind the views. One thread at a time may change it; every change returns a new view."""
 
     def __init__(self, rows: SampleRows) -> None:
-        self.view = rows
-        self._rows_of = {name: row for row, name in enumerate(rows.ids)}
+        self.view = replace(rows, ids=rows.ids[: rows.n_rows])
+        alive = range(rows.n_rows) if rows.alive is None else np.flatnonzero(rows.alive).tolist()
+        self._rows_of = {rows.ids[row]: row for row in alive}
         self._code_of = {label: code for code, label in enumerate(rows.labels)}
         self._group_of = None if rows.groups is None else {name: code for code, name in enumerate(rows.groups)}
 

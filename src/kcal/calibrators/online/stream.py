@@ -161,9 +161,13 @@ class Stream(Generic[Frozen]):
             self._published = Published(published.rows, published.author, change(published.base))
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._writing:
-            return {name: value for name, value in vars(self).items() if name not in ("_writing", "_making")}
+        """Return the samples of one moment without snapshots, which are made again."""
+        published = self._published
+        bare = Published(published.rows, published.author, published.base)
+        return {"_published": bare, "_make": self._make, "_finish": self._finish}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._begin()
+        self._log = SampleLog(self._published.rows)
+        self._published = replace(self._published, rows=self._log.view)
