@@ -24,7 +24,6 @@ from kcal.monitoring.mixture import Floats
 from kcal.validation import (
     SUM_TOLERANCE,
     check_choice,
-    check_columns,
     check_groups,
     check_labels,
     check_number,
@@ -154,7 +153,7 @@ def estimate_prior(
     confidence = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
     strength = n_classes if strength is None else check_number(strength, "strength", minimum=0)
     codes = np.arange(n_samples) if groups is None else check_groups(groups, n_samples)
-    known = _check_calibration(calibration_probs, calibration_labels, names, classes is not None)
+    known = _check_calibration(calibration_probs, calibration_labels, names)
     method = _choose(check_choice(method, "method", METHODS), with_calibration=known is not None)
     assumed = _check_reference(reference, n_classes, known)
     if method == "moments":
@@ -211,7 +210,7 @@ def _choose(method: str, *, with_calibration: bool) -> str:
     return method
 
 
-def _check_calibration(probs: Any, labels: Any, names: NDArray[Any], named: bool) -> Labelled | None:
+def _check_calibration(probs: Any, labels: Any, names: NDArray[Any]) -> Labelled | None:
     """Return calibration predictions and the columns of their labels, or None without them."""
     if probs is None and labels is None:
         return None
@@ -223,9 +222,8 @@ def _check_calibration(probs: Any, labels: Any, names: NDArray[Any], named: bool
         raise InvalidInputError(
             "calibration_probs", f"must have the columns of probs ({len(names)})", got=f"{checked.shape[1]}"
         )
-    if not named:
-        return checked, check_columns(labels, len(checked), len(names))
-    return checked, encode_labels(check_labels(labels, len(checked), "calibration_labels"), names).astype(np.intp)
+    known = check_labels(labels, len(checked), "calibration_labels")
+    return checked, encode_labels(known, names, "calibration_labels").astype(np.intp)
 
 
 def _check_reference(reference: Any, n_classes: int, known: Labelled | None) -> Floats:
