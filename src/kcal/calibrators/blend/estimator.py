@@ -34,8 +34,8 @@ from kcal.calibrators.kcal.embedding_base import without_samples
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, warn_of_shared_rows
 from kcal.calibrators.logit_base import encode_columns, fitted, to_log_probs
 from kcal.calibrators.model_state import Tensors
-from kcal.calibrators.online.live import on_latest, on_snapshot
 from kcal.calibrators.online.records import SampleRecords
+from kcal.calibrators.online.snapshots import on_latest, on_snapshot
 from kcal.calibrators.online.updates import Updates
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
@@ -250,34 +250,6 @@ class KCalBlend(LiveBlend):
         self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)
         self.model_ = replace(model, representation=self.representation, prior=prior, head=head)
         return self
-
-    def partial_fit(
-        self,
-        X: Any,
-        y: Any,
-        *,
-        logits: Any = None,
-        classes: Any = None,
-        ids: Any = None,
-        groups: Any = None,
-        sample_weight: Any = None,
-    ) -> Self:
-        """Add samples to the supports; the projections stay as they are. Without a fit before, this is :meth:`fit`.
-
-        On the schedule of :class:`Updates` the next prediction fits everything else anew: bandwidths, the network's
-        calibrators, class frequencies, background, gate, weights and sharpness, as ``fit`` would. Between two fits they
-        stay fixed, and the supports grow. For this the projected embeddings, their lengths, labels, weights, groups,
-        ids and logits of all samples are kept. Files have the logits if ``updates`` is set or once updates have begun.
-
-        Parameters
-        ----------
-        X, y, logits, groups, sample_weight
-            New samples, as in :meth:`fit`. With logits or a head, labels are of the known classes.
-        classes, ids
-            As in :meth:`KCal.partial_fit`.
-        """
-        given = {"classes": classes, "ids": ids, "groups": groups, "sample_weight": sample_weight, "logits": logits}
-        return self._add(X, y, **given) if self.__sklearn_is_fitted__() else self.fit(X, y, **given)
 
     def _fit_model(self, samples: Samples, training: TrainingSet | None, scores: torch.Tensor | None) -> BlendModel:
         """Return the model of the samples, without a prior."""

@@ -17,9 +17,9 @@ from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.model import NO_REFERENCE
 from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import to_log_probs
-from kcal.calibrators.online.live import copy_with, on_base
 from kcal.calibrators.online.records import SampleRecords
 from kcal.calibrators.online.rows import SampleRows
+from kcal.calibrators.online.snapshots import copy_with, on_base
 from kcal.calibrators.online.stream import Snapshot
 from kcal.calibrators.online.updates import BandwidthRecord, check_updates
 from kcal.calibrators.prior import check_prior
@@ -36,6 +36,34 @@ class LiveBlend(EmbeddingCalibrator):
     _log_weight: float  # of a calibrator without samples: log total weight of those that it was fitted on
     _n_erasures: int  # until that fit
     _lives: bool = False  # whether there were updates
+
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        logits: Any = None,
+        classes: Any = None,
+        ids: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+    ) -> Self:
+        """Add samples to the supports; the projections stay as they are. Without a fit before, this is :meth:`fit`.
+
+        On the schedule of :class:`Updates` the next prediction fits everything else anew: bandwidths, the network's
+        calibrators, class frequencies, background, gate, weights and sharpness, as ``fit`` would. Between two fits they
+        stay fixed, and the supports grow. For this the projected embeddings, their lengths, labels, weights, groups,
+        ids and logits of all samples are kept. Files have the logits if ``updates`` is set or once updates have begun.
+
+        Parameters
+        ----------
+        X, y, logits, groups, sample_weight
+            New samples, as in :meth:`fit`. With logits or a head, labels are of the known classes.
+        classes, ids
+            As in :meth:`KCal.partial_fit`.
+        """
+        given = {"classes": classes, "ids": ids, "groups": groups, "sample_weight": sample_weight, "logits": logits}
+        return self._add(X, y, **given) if self.__sklearn_is_fitted__() else self.fit(X, y, **given)
 
     @abstractmethod
     def _fit_weights(self, samples: Samples, experts: tuple[Expert, ...], scores: torch.Tensor | None) -> BlendModel:

@@ -44,9 +44,10 @@ from kcal.calibrators.kcal.state import (
     stored_parameters,
 )
 from kcal.calibrators.model_state import Stored, StoredModel, Tensors
-from kcal.calibrators.online.live import LiveCalibrator, copy_with, on_latest, on_snapshot
+from kcal.calibrators.online.live import LiveCalibrator
 from kcal.calibrators.online.records import SampleRecords, log_given_weights, named_groups, records_of
 from kcal.calibrators.online.rows import SampleRows
+from kcal.calibrators.online.snapshots import copy_with, on_latest, on_snapshot
 from kcal.calibrators.online.updates import check_updates
 from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import InvalidInputError

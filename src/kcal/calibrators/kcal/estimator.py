@@ -14,7 +14,7 @@ from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.fit_warnings import are_few, warn_of_known_rows, warn_of_missing_classes, warn_of_sparse_support
 from kcal.calibrators.holdout import check_folds
 from kcal.calibrators.kcal.attribution import Attribution, attribute_kcal
-from kcal.calibrators.kcal.bandwidth import PUBLISHED_FOLDS, BandwidthChoice
+from kcal.calibrators.kcal.bandwidth import PUBLISHED_FOLDS
 from kcal.calibrators.kcal.compression import (
     MOST_POINTS,
     CompressionOptions,
@@ -33,8 +33,8 @@ from kcal.calibrators.kcal.samples import Samples, TrainingSet, hold_out_half, w
 from kcal.calibrators.kcal.state import read_curves
 from kcal.calibrators.logit_base import fitted
 from kcal.calibrators.model_state import Tensors
-from kcal.calibrators.online.live import latest, on_snapshot
-from kcal.calibrators.online.updates import BandwidthRecord, Updates
+from kcal.calibrators.online.snapshots import latest, on_snapshot
+from kcal.calibrators.online.updates import Updates
 from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, size_of_rarest_class
@@ -295,41 +295,6 @@ class KCal(LiveKCal):
             "bandwidth_curve_": trial.curve,
             **without_samples(),
         }
-
-    def partial_fit(
-        self, X: Any, y: Any, *, classes: Any = None, ids: Any = None, groups: Any = None, sample_weight: Any = None
-    ) -> Self:
-        """Add samples to the support; the projection stays as it is. Without a fit before, this is :meth:`fit`.
-
-        It takes time O(d) per sample. The next prediction sorts the support anew and, where :class:`Updates` says so,
-        searches for the bandwidth; between searches the bandwidth follows the power law. Other threads may predict
-        meanwhile: they never see a part of an update.
-
-        Parameters
-        ----------
-        X, y, groups, sample_weight
-            New samples, as in :meth:`fit`. A label that is new adds a class. Groups are needed if ``fit`` had them.
-            Weights count relative to those before; samples without weights have 1.
-        classes : sequence, optional
-            All classes, for the first call.
-        ids : (n,) array, optional
-            Identifiers; a sample with a known one replaces the earlier sample. By default the next integers.
-        """
-        given = {"classes": classes, "ids": ids, "groups": groups, "sample_weight": sample_weight}
-        return self._add(X, y, **given) if self.__sklearn_is_fitted__() else self.fit(X, y, **given)
-
-    def _first_record(self, samples: Samples, model: KCalModel, curve: BandwidthCurve | None) -> BandwidthRecord:
-        """Return how the bandwidth of a fit was chosen."""
-        size = size_of_rarest_class(samples.codes, samples.weights, len(samples.classes))
-        source = "search" if curve is not None else self.bandwidth_choice(size).fixed_source
-        loss, n = None if curve is None else curve.loss, len(samples.codes)
-        return BandwidthRecord(model.bandwidth, source, loss, n, size, samples.n_classes_seen, n)
-
-    def bandwidth_choice(self, size: float) -> BandwidthChoice:
-        """Return how the bandwidth is chosen, for a rarest class of ``size`` samples."""
-        return BandwidthChoice(
-            self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, self.bandwidth_exponent, size
-        )
 
     def folds_for(self, samples: Samples) -> int | None:
         """Return the number of folds of the bandwidth search; None leaves out samples or groups one at a time."""

@@ -13,8 +13,8 @@ from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.model import NO_REFERENCE, KCalModel
 from kcal.calibrators.kcal.samples import Samples
-from kcal.calibrators.online.live import copy_with, on_base
 from kcal.calibrators.online.rows import SampleRows
+from kcal.calibrators.online.snapshots import copy_with, on_base
 from kcal.calibrators.online.stream import Snapshot
 from kcal.calibrators.online.updates import BandwidthRecord, check_updates, with_record
 from kcal.calibrators.prior import check_prior
@@ -27,6 +27,41 @@ class LiveKCal(EmbeddingCalibrator):
     """What updates need of a KCal."""
 
     model_: KCalModel
+
+    def partial_fit(
+        self, X: Any, y: Any, *, classes: Any = None, ids: Any = None, groups: Any = None, sample_weight: Any = None
+    ) -> Self:
+        """Add samples to the support; the projection stays as it is. Without a fit before, this is :meth:`fit`.
+
+        It takes time O(d) per sample. The next prediction sorts the support anew and, where :class:`Updates` says so,
+        searches for the bandwidth; between searches the bandwidth follows the power law. Other threads may predict
+        meanwhile: they never see a part of an update.
+
+        Parameters
+        ----------
+        X, y, groups, sample_weight
+            New samples, as in :meth:`fit`. A label that is new adds a class. Groups are needed if ``fit`` had them.
+            Weights count relative to those before; samples without weights have 1.
+        classes : sequence, optional
+            All classes, for the first call.
+        ids : (n,) array, optional
+            Identifiers; a sample with a known one replaces the earlier sample. By default the next integers.
+        """
+        given = {"classes": classes, "ids": ids, "groups": groups, "sample_weight": sample_weight}
+        return self._add(X, y, **given) if self.__sklearn_is_fitted__() else self.fit(X, y, **given)
+
+    def _first_record(self, samples: Samples, model: KCalModel, curve: BandwidthCurve | None) -> BandwidthRecord:
+        """Return how the bandwidth of a fit was chosen."""
+        size = size_of_rarest_class(samples.codes, samples.weights, len(samples.classes))
+        source = "search" if curve is not None else self.bandwidth_choice(size).fixed_source
+        loss, n = None if curve is None else curve.loss, len(samples.codes)
+        return BandwidthRecord(model.bandwidth, source, loss, n, size, samples.n_classes_seen, n)
+
+    def bandwidth_choice(self, size: float) -> BandwidthChoice:
+        """Return how the bandwidth is chosen, for a rarest class of ``size`` samples."""
+        return BandwidthChoice(
+            self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, self.bandwidth_exponent, size
+        )
 
     def _supports(self) -> list[SortedSupport]:
         return [self.model_.support]

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from kcal.calibrators.kcal.estimator import KCal
 from kcal.calibrators.kcal.module import KCalModule
 from kcal.calibrators.modules import required
-from kcal.calibrators.online.live import on_snapshot
+from kcal.calibrators.online.snapshots import on_snapshot
 from kcal.projection import FastRecipe, Recipe
 from kcal.validation import unchecked_logits
 

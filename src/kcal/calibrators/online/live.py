@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable
-from functools import wraps
 from math import log
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from kcal.calibrators.base import Calibrator
 from kcal.calibrators.online.records import SampleRecords, logged_rows, named_groups
 from kcal.calibrators.online.rows import SampleLog, SampleRows
+from kcal.calibrators.online.snapshots import LatestAttribute, copy_with, latest, on_latest
 from kcal.calibrators.online.stream import Snapshot, Stream
 from kcal.calibrators.online.updates import BandwidthRecord, Updates, check_updates
 from kcal.errors import InvalidInputError
@@ -23,62 +22,7 @@ from kcal.kernels import SortedSupport
 from kcal.modes import without_autocast
 from kcal.validation import check_groups, check_ids, check_labels, check_nonnegative, shown
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 _starting = threading.Lock()
-
-
-class LatestAttribute:
-    """A fitted attribute: the calibrator's own or, once it lives on, that of its latest snapshot."""
-
-    def __init__(self, *, complete: bool) -> None:
-        self.complete = complete
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, calibrator: Any, owner: type | None = None) -> Any:
-        if calibrator is None:
-            return self
-        stream = vars(calibrator).get("_stream")
-        if stream is None:
-            raise AttributeError(f"{type(calibrator).__name__!r} object has no attribute {self.name!r}")
-        return getattr(stream.complete() if self.complete else stream.latest(), self.name)
-
-
-def latest(*, complete: bool = False) -> Any:
-    """Declare a fitted attribute that updates change; ``complete`` for one that predictions do not need."""
-    return LatestAttribute(complete=complete)
-
-
-def on_latest(method: Method) -> Method:
-    """Let a method compute with the latest snapshot from its beginning to its end: what predictions need."""
-
-    @wraps(method)
-    def call(calibrator: Any, *args: Any, **options: Any) -> Any:
-        return method(calibrator.frozen(complete=False), *args, **options)
-
-    return call  # type: ignore[return-value]
-
-
-def on_snapshot(method: Method) -> Method:
-    """Let a method compute with the latest snapshot from its beginning to its end."""
-
-    @wraps(method)
-    def call(calibrator: Any, *args: Any, **options: Any) -> Any:
-        return method(calibrator.snapshot(), *args, **options)
-
-    return call  # type: ignore[return-value]
-
-
-def on_base(method: Method) -> Method:
-    """Let a method compute with the calibrator without samples, which has all that a fit fixed for good."""
-
-    @wraps(method)
-    def call(calibrator: Any, *args: Any, **options: Any) -> Any:
-        stream = vars(calibrator).get("_stream")
-        return method(calibrator if stream is None else stream.base, *args, **options)
-
-    return call  # type: ignore[return-value]
 
 
 class LiveCalibrator(Calibrator):
@@ -295,14 +239,6 @@ class LiveCalibrator(Calibrator):
 
 
 log_of_two = log(2.0)
-
-
-def copy_with(calibrator: Any, **attributes: Any) -> Any:
-    """Return a calibrator with the same attributes, but for those that are given."""
-    copy = object.__new__(type(calibrator))
-    vars(copy).update(vars(calibrator))  # in one step, whatever other threads do
-    vars(copy).update(attributes)
-    return copy
 
 
 def _length(ids: Any) -> int:
