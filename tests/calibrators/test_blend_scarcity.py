@@ -11,7 +11,7 @@ import torch
 
 from kcal import KCalBlend, TemperatureScaling
 from kcal.calibrators.blend import fitting
-from kcal.calibrators.blend.fitting import MIN_MEDIAN_EVIDENCE, whole_class_sums
+from kcal.calibrators.blend.fitting import MIN_MEDIAN_EVIDENCE, weights_left, whole_class_sums
 from kcal.calibrators.kcal.samples import check_samples
 from kcal.datasets import load_example
 from kcal.errors import FewSamplesWarning
@@ -91,7 +91,8 @@ def test_what_is_left_of_a_class_stands_for_all_of_it() -> None:
     np.testing.assert_allclose(1.5 * totals, [4, 4, 1, 0])
     np.testing.assert_allclose(left.sum(dim=1), samples.weights)
     sums = ClassSums((totals - left).T[None], torch.zeros(1, 6, dtype=torch.float64))
-    found = 1.5 * whole_class_sums(sums, samples, np.arange(len(samples.codes))).sums[0].T.numpy()
+    weights_seen = weights_left(samples, np.arange(len(samples.codes)))
+    found = 1.5 * whole_class_sums(sums, samples.class_weights(), weights_seen).sums[0].T.numpy()
     np.testing.assert_allclose(found[:5, :3], np.tile([4, 4, 1], (5, 1)))
     np.testing.assert_allclose(found[5, :3], [4, 4, 8 / 8])  # nothing of class 2 is left: its share of the sum
     assert (found[:, 3] == 0).all()

