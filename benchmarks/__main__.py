@@ -13,6 +13,7 @@ from benchmarks import (
     bandwidth_search,
     blend,
     class_sums,
+    compression,
     deployment,
     heads,
     latency,
@@ -32,6 +33,8 @@ SECTIONS = {
 }
 ON_REQUEST = {"deployment": deployment.main, "heads": heads.main, "online": online.main}
 """Sections that run only if they are named: minutes, or packages that only the tests need."""
+LONG_ON_TASKS = {"compression": compression.main}
+"""Sections on tasks that run only if they are named: minutes."""
 ON_TASKS = {"recipes": recipes.main, "methods": methods.main, "blend": blend.main}
 
 
@@ -40,7 +43,7 @@ def main(
         list[str] | None,
         typer.Argument(
             help="sums, search, metrics, storage, latency, recipes, methods, blend: all by default; deployment, heads, "
-            "online."
+            "online, compression."
         ),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes, methods and blend.")] = None,
@@ -49,12 +52,12 @@ def main(
     console = Console(width=120)
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
     for name in sections or [*SECTIONS, *ON_TASKS]:
-        if name in ON_TASKS:
-            ON_TASKS[name](console, tasks)
+        if name in ON_TASKS | LONG_ON_TASKS:
+            (ON_TASKS | LONG_ON_TASKS)[name](console, tasks)
         elif name in SECTIONS | ON_REQUEST:
             (SECTIONS | ON_REQUEST)[name](console)
         else:
-            known = ", ".join([*SECTIONS, *ON_TASKS, *ON_REQUEST])
+            known = ", ".join([*SECTIONS, *ON_TASKS, *ON_REQUEST, *LONG_ON_TASKS])
             raise typer.BadParameter(f"no section is called {name!r}; there are {known}.")
 
 

@@ -49,7 +49,7 @@ NOTES = {
     TIED: f"{TIED}: not significantly worse than the best mean (pooled t-test, p = 0.01).",
 }
 NOWHERE = "Nowhere."
-SUMMARY_METHODS = ("uncal", "ts", "dircal", "sms", "kcal", "kcal-blend")
+SUMMARY_METHODS = ("uncal", "ts", "sms", "dircal", "dircal-odir", "kcal", "kcal-paper", "kcal-blend")
 """Methods of the summary table."""
 SMALL_TABLE = 12
 """Rows of a table that the short page shows."""
@@ -112,6 +112,7 @@ def results_pages(
             for method in ("kcal", "kcal-blend")
             if method in results.methods and any(row.task in TUNED_ON for row in results.rows)
         ),
+        *(text_of(f"about-{method}") for method in ("kcal-paper", "dircal-odir") if method in results.methods),
         *_noted(rank_table(results).transposed()),
         *_noted(summary_table(results)),
         group_note(results),

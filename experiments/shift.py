@@ -15,6 +15,7 @@ from experiments.study import Fitted, Measurements, Study, StudyOutput, TaskSett
 from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
+from kcal.monitoring import adjust_prior
 
 METHODS = ("uncal", "ts", "dircal", "kcal", "kcal-blend")
 DRAWN = ("ts", "kcal", "kcal-blend")
@@ -82,16 +83,6 @@ def thinned(labels: NDArray[np.int64], ratio: float, n_classes: int, seed: int |
     return np.sort(np.concatenate(drawn))
 
 
-def with_prior(
-    probs: NDArray[np.float64], prior: NDArray[np.float64], frequencies: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return p_k · prior_k / frequency_k, normalised: Bayes' rule for class frequencies that have changed."""
-    ratio = np.divide(prior, frequencies, out=np.zeros(len(prior)), where=frequencies > 0)
-    weighted = probs * ratio
-    sums = weighted.sum(axis=1, keepdims=True)
-    return np.asarray(np.divide(weighted, sums, out=np.broadcast_to(prior, weighted.shape).copy(), where=sums > 0))
-
-
 def estimated_prior(
     probs: NDArray[Any], frequencies: NDArray[np.float64], *, tolerance: float = 1e-5, rounds: int = 1000
 ) -> NDArray[np.float64]:
@@ -118,8 +109,8 @@ def by_prior(
     wide = probs.astype(np.float64)
     return {
         "": wide,
-        KNOWN: with_prior(wide, truth, frequencies),
-        ESTIMATED: with_prior(wide, estimated_prior(wide, frequencies), frequencies),
+        KNOWN: adjust_prior(wide, truth, frequencies),
+        ESTIMATED: adjust_prior(wide, estimated_prior(wide, frequencies), frequencies),
     }
 
 

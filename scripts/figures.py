@@ -1,26 +1,29 @@
-"""Draw the pictures of README.md and write its table of results, from what the code computes on the embedded example.
+"""Draw the pictures of the documents and write the table of README.md, from what the code computes on the example.
 
     python -m scripts.figures                      # README.md and docs/pictures
     python -m scripts.figures --results FOLDER     # also docs/results.md, from a folder of kcal bench and of studies
 
-The picture and the table are those of ``kcal demo``.
+The first picture and the table are those of ``kcal demo``; the other is an explanation, as in docs/guide.md.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 import typer
 
+from kcal import KCalBlend, plots
 from kcal.benchmark.results import MAIN_METRICS
 from kcal.cli.demonstration import draw, evaluate_test, run_methods
 from kcal.cli.tables import method_title
-from kcal.datasets import load_example
+from kcal.datasets import Example, load_example
 from kcal.files import write_whole
 from kcal.metrics import METRICS, Evaluation
 
 ROOT = Path(__file__).parents[1]
+EXPLAINED_ROW = 14
 START, END = "<!-- written by make figures -->\n", "<!-- end -->\n"
 
 
@@ -50,6 +53,15 @@ def with_content(text: str, content: str) -> str:
     return f"{before}{START}{content}{END}{rest.partition(END)[2]}"
 
 
+def draw_explanation(example: Example, row: int, path: Path) -> None:
+    """Draw what carries the prediction of a test image by a blend, as in docs/guide.md."""
+    cal, test, names = example.calibration, example.test, np.array(example.classes)
+    blend = KCalBlend().fit(cal.embeddings, names[cal.labels], logits=cal.logits, classes=example.classes)
+    explanation = blend.explain(test.embeddings[[row]], logits=test.logits[[row]])
+    axes = plots.explanation(explanation, images=cal.images, query=test.images[row])
+    axes[0].get_figure(root=True).savefig(path, dpi=120)
+
+
 def main(
     results: Annotated[
         Path | None, typer.Option(help="A folder of kcal bench and of studies; docs/results.md is written from it.")
@@ -61,6 +73,7 @@ def main(
     probs = run_methods(example, quiet=True).probs
     readme = ROOT / "README.md"
     draw(example, probs, ROOT / "docs/pictures/reliability.png")
+    draw_explanation(example, EXPLAINED_ROW, ROOT / "docs/pictures/explanation.png")
     table = results_table(evaluate_test(probs, example))
     write_whole(readme, with_content(readme.read_text(encoding="utf-8"), table).encode())
     if results is not None:

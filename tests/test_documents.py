@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,22 @@ def test_the_code_of_the_guide_runs(monkeypatch):
     for code in code_of("docs/guide.md"):
         exec(code, names)
     assert names["probs"].shape == (600, 10)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_code_of_the_page_on_monitoring_runs(capsys):
+    names: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", kcal.IdentifiabilityWarning)  # of 600 rows
+        for code in code_of("docs/monitoring.md"):
+            exec(code, names)
+    assert names["report"].alarm
+    frequencies = np.bincount(names["test"].labels[names["field"]], minlength=10) / len(names["field"])
+    before = np.bincount(names["cal"].labels, minlength=10) / len(names["cal"].labels)
+    assert np.abs(names["estimate"].prior - frequencies).sum() < 0.5 * np.abs(before - frequencies).sum()
+    printed = capsys.readouterr().out
+    assert "samples without labels, 10 classes" in printed
+    assert "ALARM after" in printed
 
 
 def test_writing_a_table_changes_nothing_else():

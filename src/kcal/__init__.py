@@ -15,6 +15,7 @@ from kcal.errors import (
     FewSamplesWarning,
     FileFormatError,
     HeldOutWarning,
+    IdentifiabilityWarning,
     InvalidInputError,
     KcalError,
     KcalWarning,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from kcal.deployment import CalibratedClassifier
     from kcal.embeddings import ClassifierOutputs, extract, read_outputs
     from kcal.metrics import evaluate
+    from kcal.monitoring import CalibrationMonitor, estimate_performance, estimate_prior
     from kcal.persistence import CalibrationStore, load, save
     from kcal.projection import FastRecipe, PaperRecipe, TrainedProjection, train_projection
 
@@ -68,6 +70,7 @@ __all__ = [
     "BandwidthWarning",
     "BetaCalibration",
     "CalibratedClassifier",
+    "CalibrationMonitor",
     "CalibrationStore",
     "ClassifierOutputs",
     "ConvergenceWarning",
@@ -81,6 +84,7 @@ __all__ = [
     "HeldOutWarning",
     "HistogramBinning",
     "IMaxBinning",
+    "IdentifiabilityWarning",
     "InvalidInputError",
     "IsotonicCalibration",
     "KCal",
@@ -109,6 +113,8 @@ __all__ = [
     "Updates",
     "VectorScaling",
     "__version__",
+    "estimate_performance",
+    "estimate_prior",
     "evaluate",
     "extract",
     "fit_on",
@@ -122,6 +128,7 @@ __all__ = [
 
 _MODULES = (
     "kcal.metrics",
+    "kcal.monitoring",
     "kcal.embeddings",
     "kcal.projection",
     "kcal.calibrators",

@@ -93,6 +93,10 @@ class RepresentationWarning(KcalWarning):
     """What was passed as logits looks like probabilities."""
 
 
+class IdentifiabilityWarning(KcalWarning):
+    """Predictions say too little of the class frequencies that are estimated from them."""
+
+
 class LoaderWarning(KcalWarning):
     """A loader does not yield every sample in the order of its data set."""
 

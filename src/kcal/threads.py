@@ -37,7 +37,7 @@ def allowed_threads() -> int:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Limit everything in the calling thread to one thread."""
-    with _limited(1), _blas_libraries(len(sys.modules)).limit(limits=1):
+    with _limited(1), _libraries("blas", len(sys.modules)).limit(limits=1):
         yield
 
 
@@ -50,14 +50,22 @@ def threads_for(multiplications: float) -> Iterator[None]:
     if multiplications >= LARGE_OPERATION:
         yield
         return
-    with _limited(allowed_threads()), _blas_libraries(len(sys.modules)).limit(limits=1):
+    with _limited(allowed_threads()), _libraries("blas", len(sys.modules)).limit(limits=1):
         yield
 
 
-@lru_cache(maxsize=1)
-def _blas_libraries(n_modules: int) -> ThreadpoolController:
-    """Return the linear algebra libraries of this process: imports load them, so they are sought again after one."""
-    return ThreadpoolController().select(user_api="blas")
+@contextmanager
+def openmp_threads_for(multiplications: float) -> Iterator[None]:
+    """Limit the loops of scikit-learn to one thread if they have too few multiplications, else to those allowed."""
+    n_threads = 1 if multiplications < LARGE_OPERATION else allowed_threads()
+    with _libraries("openmp", len(sys.modules)).limit(limits=n_threads):
+        yield
+
+
+@lru_cache(maxsize=2)
+def _libraries(kind: str, n_modules: int) -> ThreadpoolController:
+    """Return the libraries of a kind in this process: imports load them, so they are sought again after one."""
+    return ThreadpoolController().select(user_api=kind)
 
 
 @contextmanager

@@ -202,7 +202,7 @@ def test_inputs_by_name_and_gradients(model: CalibratedClassifier, trained: Trai
     model(points)[:, 0].sum().backward()
     assert points.grad is not None
     assert float(points.grad.abs().max()) > 0
-    with pytest.raises(InvalidInputError, match="inputs must be either positional or keyword arguments; got both"):
+    with pytest.raises(InvalidInputError, match="inputs must be arguments of the network, each once"):
         model(trained.points, points=trained.points)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kcal
-from kcal import CalibratedClassifier, InvalidInputError
+from kcal import CalibratedClassifier, InvalidInputError, NetworkWarning
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,37 @@ def test_a_head_that_no_longer_gives_the_logits_is_refused_everywhere(trained: T
 def test_a_head_of_another_width_is_refused(model: CalibratedClassifier, trained: Trained, tmp_path: Path) -> None:
     path = model.save(tmp_path / "model.kcal")
     loaded = CalibratedClassifier.load(path, trained.network, head="body.0")
+    with pytest.warns(NetworkWarning, match=r"body\.0 is not the last"):
+        loaded.locate_head(trained.points)
     for call in (loaded, loaded.with_evidence):
         with pytest.raises(InvalidInputError, match=r"embeddings with the 16 columns of the fit; got 6.*head="):
             call(trained.points)
+
+
+def test_positional_and_keyword_inputs_can_be_mixed() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, points: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.fc(points * mask)
+            return logits
+
+    torch.manual_seed(0)
+    points, mask = torch.randn(60, 4), (torch.rand(60, 4) > 0.3).float()
+    batch = {"points": points, "mask": mask, "labels": torch.arange(60) % 3}
+    model = CalibratedClassifier(Masked(), "uncal").fit([batch])
+    torch.testing.assert_close(model(points, mask=mask), model(points, mask), rtol=0, atol=0)
+    with pytest.raises(InvalidInputError, match="inputs must be arguments of the network, each once; got 1 positional"):
+        model(points, points=points)
+
+
+def test_an_error_of_the_network_names_the_batch(trained: Trained) -> None:
+    wrong = [trained.points[:4], trained.points[:4, :-1]]
+    with pytest.raises(RuntimeError) as raised:
+        kcal.extract(trained.network, wrong)
+    assert raised.value.__notes__ == ["The network was run on batch 1 of the loader."]
 
 
 def test_logits_of_another_width_are_refused(trained: Trained) -> None:

@@ -16,7 +16,7 @@ from scipy.stats import norm
 from experiments import shift
 from experiments.output import LOG_LOSS
 from experiments.runner import run_study
-from experiments.shift import KNOWN, RATIOS, UNIFORM, estimated_prior, presumed_frequencies, thinned, with_prior
+from experiments.shift import KNOWN, RATIOS, UNIFORM, estimated_prior, presumed_frequencies, thinned
 from experiments.study import Measurements, TaskSetting
 from kcal import metrics
 from kcal.benchmark import Task
@@ -24,6 +24,7 @@ from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.tasks import row_splits
 from kcal.calibrators import TemperatureScaling
 from kcal.embeddings import ClassifierOutputs
+from kcal.monitoring import adjust_prior
 
 MEANS = np.array([-1.0, 0.3, 1.5])
 BEFORE, AFTER = np.array([0.3, 0.3, 0.4]), np.array([0.7, 0.1, 0.2])
@@ -91,14 +92,14 @@ def test_another_seed_keeps_other_samples() -> None:
 
 
 def test_bayes_rule_equals_a_computation_by_hand() -> None:
-    found = with_prior(np.array([[0.5, 0.3, 0.2]]), np.array([0.6, 0.3, 0.1]), np.array([0.2, 0.3, 0.5]))
+    found = adjust_prior(np.array([[0.5, 0.3, 0.2]]), np.array([0.6, 0.3, 0.1]), np.array([0.2, 0.3, 0.5]))
     # 0.5·3, 0.3·1 and 0.2·0.2: 1.5, 0.3 and 0.04, together 1.84
     np.testing.assert_allclose(found, [[1.5 / 1.84, 0.3 / 1.84, 0.04 / 1.84]])
 
 
 def test_bayes_rule_recovers_the_posterior_after_a_shift() -> None:
     points = np.linspace(-4, 4, 101)
-    found = with_prior(posterior(points, BEFORE), AFTER, BEFORE)
+    found = adjust_prior(posterior(points, BEFORE), AFTER, BEFORE)
     np.testing.assert_allclose(found, posterior(points, AFTER), atol=1e-12)
     assert np.abs(posterior(points, BEFORE) - posterior(points, AFTER)).max() > 0.3
 
@@ -113,7 +114,7 @@ def test_the_correction_of_the_study_is_the_parameter_prior(method: str, task: T
         own = setting.fit(setting.calibrator(method, prior=prior.tolist()), split)
     labels = task.pool.labels[split.calibration]
     presumed = presumed_frequencies(plain, labels, 3)
-    np.testing.assert_allclose(with_prior(plain.probs.astype(np.float64), prior, presumed), own.probs, atol=1e-6)
+    np.testing.assert_allclose(adjust_prior(plain.probs.astype(np.float64), prior, presumed), own.probs, atol=1e-6)
     assert np.abs(plain.probs - own.probs).max() > 0.01
     differs = np.abs(presumed - np.bincount(labels) / len(labels)).max() > 1e-3
     assert differs == (method == "kcal-blend")  # the blend shrinks small differences
@@ -124,7 +125,7 @@ def test_the_estimated_prior_is_the_true_one_within_sampling_error() -> None:
     found = estimated_prior(posterior(points, BEFORE), BEFORE, tolerance=1e-8)
     np.testing.assert_allclose(found, AFTER, atol=0.02)
     assert found.sum() == pytest.approx(1)
-    corrected = with_prior(posterior(points, BEFORE), found, BEFORE)
+    corrected = adjust_prior(posterior(points, BEFORE), found, BEFORE)
     np.testing.assert_allclose(corrected.mean(axis=0), found, atol=1e-5)  # where it comes to rest
     assert np.abs(np.bincount(labels) / len(labels) - BEFORE).max() > 0.3
 

@@ -19,8 +19,6 @@ from safetensors.torch import save as write_tensors
 
 from calibrator_checks import quick
 from kcal import METHODS, KCal, TemperatureScaling, load, save
-from kcal.calibrators import predict_on
-from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, KcalError
 from kcal.persistence.archive import checksum
 
@@ -175,24 +173,39 @@ def test_the_checksum_depends_on_names_types_shapes_and_bytes() -> None:
     assert len({checksum(*variant) for variant in variants}) == len(variants)
 
 
+def assert_flips_are_noticed(path: Path, bits: Any) -> None:
+    """Flip one bit of the file after the other, each in the sound file."""
+    content = path.read_bytes()
+    with path.open("r+b", buffering=0) as file:
+        for place, mask in zip((bits // 8).tolist(), (1 << bits % 8).tolist(), strict=True):
+            file.seek(place)
+            file.write(bytes([content[place] ^ mask]))
+            with pytest.raises(FileFormatError):
+                load(path)
+            file.seek(place)
+            file.write(content[place : place + 1])
+    assert path.read_bytes() == content
+
+
 @pytest.mark.parametrize("name", METHODS)
-def test_a_flipped_bit_is_refused_or_changes_no_prediction(
-    name: str, problem: Any, saved: Callable[[str], Path]
-) -> None:
-    path = saved(name)
-    outputs = ClassifierOutputs(problem.test_embeddings[:20], problem.test_logits[:20])
-    expected, content = predict_on(load(path), outputs), path.read_bytes()
-    generator = np.random.default_rng(17)
+def test_a_flipped_bit_is_noticed_in_the_file_of_every_method(name: str, saved: Callable[[str], Path]) -> None:
+    path, generator = saved(name), np.random.default_rng(17)
+    content = path.read_bytes()
     for end in (len(content), header_end(content)):
-        for bit in generator.integers(8 * end, size=15).tolist():
-            damaged = bytearray(content)
-            damaged[bit // 8] ^= 1 << bit % 8
-            path.write_bytes(damaged)
-            try:
-                loaded = load(path)
-            except FileFormatError:
-                continue
-            np.testing.assert_array_equal(predict_on(loaded, outputs), expected)
+        assert_flips_are_noticed(path, generator.integers(8 * end, size=15))
+
+
+def test_every_one_of_a_thousand_flipped_bits_is_noticed(fitted_content: bytes, tmp_path: Path) -> None:
+    """Anywhere in the file; and in the length of its header, in the header, in its padding and in the checksum."""
+    path, generator = tmp_path / "model.kcal", np.random.default_rng(3)
+    path.write_bytes(fitted_content)
+    end = header_end(fitted_content)
+    assert_flips_are_noticed(path, generator.choice(8 * len(fitted_content), 1000, replace=False))
+    assert_flips_are_noticed(path, generator.choice(8 * end, 300, replace=False))
+    assert_flips_are_noticed(path, np.r_[np.arange(64), 8 * end - 1 - np.arange(64)])
+    case_bits = 8 * (fitted_content.index(b'"kcal":"') + 8 + np.arange(64)) + 5  # of hexadecimal digits
+    assert_flips_are_noticed(path, case_bits)
+    assert load(path).ids_.tolist() == list(range(1000, 1240))
 
 
 def test_a_temperature_that_is_no_number_is_refused(problem: Any, tmp_path: Path) -> None:

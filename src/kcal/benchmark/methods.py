@@ -29,6 +29,9 @@ COMPANION_CALIBRATORS = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
 """What calibrates the logits of a companion, by the loss that its network was trained with, as in the paper."""
 BENCHMARK_METHODS: dict[str, Method] = {
     **METHODS,
+    "dircal-odir": Method(
+        "dircal-odir", partial(DirichletCalibration, grid="odir"), "Dirichlet calibration with the published penalties"
+    ),
     "dircal-paper": Method(
         "dircal-paper",
         partial(DirichletCalibration, grid="published", training="published"),

@@ -6,6 +6,7 @@ from kcal.calibrators.binary.isotonic import IsotonicCalibration
 from kcal.calibrators.binary.logistic import BetaCalibration, PlattScaling
 from kcal.calibrators.blend.estimator import KCalBlend
 from kcal.calibrators.dirichlet.estimator import DirichletCalibration
+from kcal.calibrators.explanation import Explanation, LogOdds
 from kcal.calibrators.gaussian_process.estimator import GaussianProcessCalibration
 from kcal.calibrators.imax.estimator import IMaxBinning
 from kcal.calibrators.kcal.estimator import KCal
@@ -34,6 +35,7 @@ __all__ = [
     "CalibratorState",
     "DirichletCalibration",
     "EnsembleTemperatureScaling",
+    "Explanation",
     "GaussianProcessCalibration",
     "HistogramBinning",
     "IMaxBinning",
@@ -41,6 +43,7 @@ __all__ = [
     "KCal",
     "KCalBlend",
     "KCalLogits",
+    "LogOdds",
     "MatrixScaling",
     "Method",
     "OrderPreservingCalibration",

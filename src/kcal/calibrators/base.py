@@ -60,6 +60,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Whether classes always rank as their logits do, equal ones equal: accuracy and top-k accuracy cannot change."""
     has_evidence: ClassVar[bool] = False
     """Whether ``evidence`` and ``log_evidence`` tell how close a query is to the calibration set."""
+    has_explanations: ClassVar[bool] = False
+    """Whether ``explain`` names the calibration samples that carry a prediction."""
     learns_online: ClassVar[bool] = False
     """Whether samples may be added, corrected and forgotten after the fit: ``partial_fit``, ``correct``, ``forget``."""
     columns_are_classes: ClassVar[bool] = True

@@ -39,6 +39,12 @@ def check_prior(prior: Any, classes: NDArray[Any]) -> torch.Tensor | None:
     return torch.from_numpy(values / values.sum())
 
 
+def check_prior_reaches(prior: torch.Tensor | None, frequencies: torch.Tensor) -> None:
+    """Raise if the prior excludes every class that has calibration samples."""
+    if prior is not None and not bool(prior[frequencies > 0].any()):
+        raise InvalidInputError("prior", "gives nothing to the classes that have calibration samples")
+
+
 def _numbers(prior: Any, classes: NDArray[Any]) -> Floats:
     """Return the entries of a sequence or mapping as an array."""
     if hasattr(prior, "to_dict"):  # a pandas Series is read by its index

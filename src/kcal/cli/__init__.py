@@ -17,8 +17,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kcal.cli.bench import bench, task
+from kcal.cli.compress import compress
 from kcal.cli.demo import demo
 from kcal.cli.evaluate import evaluate
+from kcal.cli.explain import explain
 from kcal.cli.export import export
 from kcal.cli.fit import fit
 from kcal.cli.messages import EXIT_CODES, readable_messages, stop_says_what_is_kept
@@ -44,7 +46,7 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        outputs = [ctx.params.get(name) for name in ("out", "json_file", "report", "path")]
+        outputs = [ctx.params.get(name) for name in ("out", "json_file", "report", "path", "csv", "plot")]
         with stop_says_what_is_kept([Path(path) for path in outputs if path not in (None, "-")]):
             return super().invoke(ctx)
 
@@ -84,7 +86,7 @@ def _help(command: Any) -> dict[str, Any]:
 
 
 app.callback(**_help(kcal))(kcal)
-for _command in (demo, fit, predict, evaluate, export, bench, task):
+for _command in (demo, fit, predict, evaluate, explain, export, compress, bench, task):
     app.command(cls=Command, **_help(_command))(_command)
 
 

@@ -41,7 +41,8 @@ def export(
         samples = load_to_predict(calibrator, Source.from_options(data, {}, prefixes=("", "test_")))
         rows = {name: torch.as_tensor(getattr(samples, name)) for name in predictor.names}
     example = [rows[name].float() for name in predictor.names]
-    write_onnx(predictor, example, out, metadata=metadata_of(calibrator), tolerance=tolerance or TOLERANCE)
+    metadata, show = metadata_of(calibrator), False if quiet else None
+    write_onnx(predictor, example, out, metadata=metadata, tolerance=tolerance or TOLERANCE, progress=show)
     if not quiet:
         signature = f"{', '.join(predictor.names)} to {', '.join(predictor.output_names)}"
         text = f"{out}: {signature}, verified with onnxruntime, {decimal(out.stat().st_size)}"

@@ -22,8 +22,8 @@ EXIT_CODES = (
 )
 
 OPTIONS = (
-    "bandwidth", "bandwidth_reference", "confidence", "dimension", "folds", "kernel", "prior", "projection", "recipe",
-    "representation", "resamples", "seed", "smoothing",
+    "bandwidth", "bandwidth_reference", "confidence", "dimension", "folds", "kernel", "max_loss_increase", "prior",
+    "projection", "recipe", "representation", "resamples", "seed", "size", "smoothing",
 )  # fmt: skip
 """Parameters of the library that are options of the same name."""
 

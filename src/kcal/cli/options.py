@@ -43,6 +43,14 @@ Tasks = Annotated[File, _argument("TASKS", "A folder of tasks, NAME.npz; the emb
 Out = Annotated[Path, _main("FILE", "File to write.", "--out", "-o")]
 ModelOut = Annotated[Path, _main("FILE", "Model to write; ends in .kcal or .safetensors.", "--out", "-o")]
 OnnxOut = Annotated[Path, _main("FILE", "ONNX file to write; ends in .onnx.", "--out", "-o")]
+SupportSize = Annotated[Text, _main("N|SHARE", "Support points: a number, or a share of the samples such as 0.1.")]
+MaxLossIncrease = Annotated[
+    Number, _main("X", "In place of a size: allowed relative increase of the log-loss, such as 0.005.", min=0)
+]
+Reduction = Annotated[
+    str, _main("NAME", "kmeans, kernel-thinning, herding or random. (default: kmeans)", "--method", "-m")
+]
+MinClusterSize = Annotated[int, _main("N", "Samples that a mean stands for at least. (default: 1)", min=1)]
 VerifyData = Annotated[File, _main("DATA", "Rows to verify the file with, an npz, npy, parquet or csv file.")]
 Tolerance = Annotated[Number, _main("X", "Largest difference of a probability. (default: 1e-5)", min=1e-12, max=1)]
 DemoOut = Annotated[Path, _main("FOLDER", "Folder of the output. (default: kcal-demo)", "--out", "-o")]
@@ -57,6 +65,13 @@ Json = Annotated[Text, _main("FILE", "Write all figures; - for standard output o
 Before = Annotated[File, _main("FILE", "Probabilities to compare with, in place of the network's.")]
 Pictures = Annotated[Integer, _main("N", "Classes with pictures in the report. (default: 20)", min=1, max=10_000)]
 AllowOverlap = Annotated[bool, _main(None, "Accept rows that the model was fitted on.", "--allow-overlap")]
+
+ExplainedRows = Annotated[list[int] | None, _main("N", "Row to explain, from 0; repeatable.", "--row", min=0)]
+ExplainedIds = Annotated[list[str] | None, _main("ID", "Sample to explain by its id; repeatable.", "--id")]
+SampleCount = Annotated[int, _main("K", "Calibration samples per row. (default: 5)", "-k", min=1, max=1_000_000)]
+Plot = Annotated[File, _main("FILE", "Draw the first of these rows; ends in .png, .pdf or .svg.")]
+Csv = Annotated[File, _main("FILE", "Write all shares as a table; ends in .csv.")]
+ExplanationJson = Annotated[Text, _main("FILE", "Write everything; - for standard output only.", "--json")]
 
 _PAPER_METHODS = "uncal,ts,dircal,imax,focal,spline,iop,gp,mmce,kcal"
 BenchMethods = Annotated[Text, _main("A,B,C", f"Methods, or all. (default: {_PAPER_METHODS},kcal-blend)")]

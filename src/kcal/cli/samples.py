@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.calibrators import Calibrator, fit_on, predict_on
+from kcal.calibrators import Calibrator, Explanation, fit_on, predict_on
 from kcal.cli.data import Dataset, Request, Source, load
 from kcal.cli.files import ArrayFile, open_file, shorten
 from kcal.cli.messages import OverlapError, check_options, errors_about, remedies_for
@@ -94,6 +94,14 @@ def predict_dataset(calibrator: Calibrator, data: Dataset) -> Any:
     """Return the probabilities of a fitted model."""
     with errors_about(data.name):
         return predict_on(calibrator, data)
+
+
+def explain_dataset(calibrator: Calibrator, data: Dataset, rows: NDArray[np.int64], k: int) -> Explanation:
+    """Return the explanation of some rows by a fitted model."""
+    logits = {"logits": data.logits[rows]} if calibrator.inputs == "both" and calibrator.needs_logits_ else {}
+    with errors_about(data.name):
+        explanation: Explanation = calibrator.explain(data.matrix(calibrator.inputs)[rows], k, **logits)
+    return explanation
 
 
 def load_task_parts(*sources: Source) -> tuple[list[Dataset], list[str]]:

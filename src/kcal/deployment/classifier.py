@@ -249,7 +249,8 @@ class CalibratedClassifier(nn.Module):
             Largest difference of a probability or of the evidence; :func:`kcal.deployment.write_onnx` has the details.
         """
         predictor, parts = self._predictor(example)
-        return write_onnx(predictor, parts, path, metadata=metadata_of(self._fitted()[0]), tolerance=tolerance)
+        metadata = metadata_of(self._fitted()[0])
+        return write_onnx(predictor, parts, path, metadata=metadata, tolerance=tolerance, progress=self.progress)
 
     def to_exported(self, example: Any) -> torch.export.ExportedProgram:
         """Return the program of ``torch.export``, with any number of rows; ``example`` as in :meth:`to_onnx`.
@@ -310,7 +311,7 @@ class CalibratedClassifier(nn.Module):
         return self.calibrator, self.calibrated_head
 
     def _embeddings_and_logits(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Outputs:
-        arguments = network_inputs(inputs, named)
+        arguments = network_inputs(self.network, inputs, named)
         self.locate_head(arguments)
         assert self._head is not None
         with evaluation_mode(self.network):

@@ -30,6 +30,7 @@ from kcal.deployment.verification import (
 )
 from kcal.errors import MissingExtraError
 from kcal.files import atomic_path, check_path
+from kcal.progress import progress_bar
 from kcal.validation import check_number
 
 EXTERNAL_BYTES = 10**9
@@ -54,6 +55,7 @@ def write_onnx(
     *,
     metadata: Mapping[str, str],
     tolerance: float = TOLERANCE,
+    progress: bool | None = None,
 ) -> Path:
     """Write an ONNX file with any number of rows, if it is right; otherwise raise, and write nothing.
 
@@ -75,21 +77,32 @@ def write_onnx(
     tolerance : float
         Largest difference of a probability, or of the evidence. The evidence may also differ by 2/n, n the number of
         calibration samples that it refers to, 1,000 at most: rounding decides whether a sample counts.
+    progress : bool, optional
+        Show a progress bar; by default in a terminal only.
     """
     onnx, runtime = _require_onnx()
     target = check_path(path)
     check_number(tolerance, "tolerance", minimum=0, exclusive=True)
     data = None
     try:
-        with atomic_path(target) as graph, TemporaryDirectory(prefix=graph.name, dir=graph.parent) as folder:
+        with (
+            atomic_path(target) as graph,
+            TemporaryDirectory(prefix=graph.name, dir=graph.parent) as folder,
+            progress_bar("Writing the ONNX file", 4, show=progress) as advance,
+        ):
             verify_module(predictor, example, tolerance)
+            advance("tracing")
             beside = Path(os.path.realpath(target))
             written = Path(folder) / _data_name(beside).removesuffix(".data")
-            _to_onnx(_trace(predictor, example), predictor, written)
+            program = _trace(predictor, example)
+            advance("converting")
+            _to_onnx(program, predictor, written)
             _add_metadata(onnx, written, metadata)
+            advance("verifying")
             with export_errors("onnxruntime does not load the file", RUNTIME_REMEDY):
                 session = runtime.InferenceSession(written, providers=["CPUExecutionProvider"])
             verify_onnx(session, predictor, example, tolerance)
+            advance("")
             del session  # it may hold the file open
             weights = written.with_name(f"{written.name}.data")
             if weights.exists():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from kcal.calibrators import Calibrator
 from kcal.embeddings import ClassifierOutputs
@@ -18,11 +20,10 @@ from kcal.validation import shown
 ARRAYS = (torch.Tensor, np.ndarray)
 
 
-def network_inputs(positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Return the inputs of a call as those of a batch; raise if they are mixed, arrays, or without a sample."""
+def network_inputs(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Return the inputs of a call as those of a batch; raise if they are arrays, or without a sample."""
     if positional and named:
-        expected = "must be either positional or keyword arguments"
-        raise InvalidInputError("inputs", expected, got="both", remedy="Pass all of them as keywords.")
+        positional, named = (), _by_name(network, positional, named)
     arrays = [part for part in (*positional, *named.values()) if isinstance(part, np.ndarray)]
     if arrays:
         remedy = "Convert it with torch.from_numpy, or call predict_proba."
@@ -31,6 +32,16 @@ def network_inputs(positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
     if not torch.compiler.is_compiling() and count_rows(inputs) == 0:
         raise InvalidInputError("inputs", "must hold at least one sample", got="none")
     return inputs
+
+
+def _by_name(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """Return all inputs of a call as keyword arguments of a network."""
+    parameters = signature(network.forward).parameters.values()
+    names = [one.name for one in parameters if one.kind is Parameter.POSITIONAL_OR_KEYWORD][: len(positional)]
+    if len(names) < len(positional) or set(names) & set(named):
+        got = f"{len(positional)} positional arguments, and {', '.join(named)}"
+        raise InvalidInputError("inputs", "must be arguments of the network, each once", got=got)
+    return dict(zip(names, positional, strict=True)) | named
 
 
 def check_widths(calibrator: Calibrator, embeddings: torch.Tensor, logits: torch.Tensor) -> None:

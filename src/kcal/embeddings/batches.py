@@ -108,4 +108,7 @@ def _tensor(labels: Any, where: str) -> torch.Tensor:
     try:
         return torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidInputError("labels", "must be class indices", got=f"{shown(labels)} {where}") from error
+        remedy = "Give the columns of the logits as labels, and their names as classes= of fit."
+        raise InvalidInputError(
+            "labels", "must be class indices", got=f"{shown(labels)} {where}", remedy=remedy
+        ) from error

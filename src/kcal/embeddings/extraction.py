@@ -23,7 +23,7 @@ from kcal.embeddings.batches import (
 )
 from kcal.embeddings.digests import chained_digest, checksum
 from kcal.embeddings.folder import Arrays, OutputsWriter, outputs_writer, read_outputs
-from kcal.embeddings.heads import Head, get_head, layer_name
+from kcal.embeddings.heads import Head, Outputs, get_head, layer_name
 from kcal.embeddings.outputs import ClassifierOutputs
 from kcal.embeddings.undisturbed import device_of, undisturbed, unwrap
 from kcal.errors import InvalidInputError, LoaderWarning, RepresentationWarning, warn
@@ -159,12 +159,11 @@ class BatchReader:
             raise InvalidInputError("batches", "must hold at least one sample", got=f"none in batch {index}")
         device = device_of(self.network)
         inputs = to_device(inputs, device)
-        # Not in inference mode: autograd would refuse the tensors that the network caches ever after.
-        with torch.no_grad(), self._mixed_precision(device):
-            if self.head is None:
-                self.head, outputs = get_head(self._given_head, self.network, inputs)
-            else:
-                outputs = self.head.outputs(self.network, inputs)
+        try:
+            outputs = self._run(inputs, device)
+        except Exception as error:
+            error.add_note(f"The network was run on batch {index} of the loader.")
+            raise
         embeddings, logits = (part.detach().float().cpu().numpy() for part in outputs)
         logits = np.where(np.isneginf(logits), np.finfo(np.float32).min, logits)  # a class that is masked out
         arrays = {"embeddings": embeddings, "logits": logits}
@@ -186,6 +185,14 @@ class BatchReader:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise InvalidInputError("batch", "must return a tuple (inputs, labels)", got=shown(pair))
         return pair
+
+    def _run(self, inputs: Any, device: torch.device) -> Outputs:
+        """Return embeddings and logits; not in inference mode: autograd would refuse what the network caches there."""
+        with torch.no_grad(), self._mixed_precision(device):
+            if self.head is not None:
+                return self.head.outputs(self.network, inputs)
+            self.head, outputs = get_head(self._given_head, self.network, inputs)
+            return outputs
 
     def _mixed_precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.autocast is None:

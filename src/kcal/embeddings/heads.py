@@ -16,7 +16,7 @@ from torch import nn
 from kcal.embeddings.batches import count_rows, run_network
 from kcal.embeddings.layer_calls import CONVOLUTIONS, LayerCall, equal, recorded
 from kcal.embeddings.undisturbed import unwrap
-from kcal.errors import InvalidInputError
+from kcal.errors import InvalidInputError, NetworkWarning, warn
 from kcal.validation import look_like_probabilities, shown
 
 MAX_LISTED = 12
@@ -209,6 +209,9 @@ def chosen_head(name: str, calls: list[LayerCall], logits: Logits) -> tuple[Laye
         raise InvalidInputError("head", expected, got=got, remedy=remedy)
     key, values = next(iter(logits.items()))
     require_one_position(name, calls[0], values)
+    if calls[0].outputs.shape[-1] != values.shape[1]:
+        message = f"The layer {name} is not the last: it has another number of outputs than there are classes."
+        warn(message, NetworkWarning, remedy="Leave out head= to take the input of the last layer.")
     return LayerHead(name, key, gives_logits=False), calls[0]
 
 

@@ -9,6 +9,7 @@ from kcal.kernels.bandwidth import (
     search_near,
     size_of_rarest_class,
 )
+from kcal.kernels.contributions import Contributions, largest_contributions
 from kcal.kernels.direct import DirectSums
 from kcal.kernels.golden_section import LEAST_PROB, search_published
 from kcal.kernels.leave_out import (
@@ -30,6 +31,7 @@ __all__ = [
     "BandwidthCurve",
     "BandwidthLaw",
     "ClassSums",
+    "Contributions",
     "DirectSums",
     "LeaveOutLoss",
     "MotherKernel",
@@ -40,6 +42,7 @@ __all__ = [
     "fit_bandwidth_law",
     "get_kernel",
     "in_double",
+    "largest_contributions",
     "leave_out_loss",
     "leave_out_posteriors",
     "leave_out_rule",

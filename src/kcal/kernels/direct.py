@@ -42,7 +42,7 @@ class DirectSums(nn.Module):
     ) -> None:
         super().__init__()
         self.kernel, self.dimension, self.n_classes = kernel, support.dimension, support.n_classes
-        self.radius = max(support.radius, torch.finfo(torch.float64).tiny ** 0.5)
+        self.radius = support.radius
         counted, centre = support.counted.to(support.points.device), in_double(support.centre).clone()
         points = in_double(support.points[counted]) - centre
         codes = support.codes[counted].to(points.device)
@@ -72,9 +72,10 @@ class DirectSums(nn.Module):
         largest = products.amax(dim=1, keepdim=True)
         lengths = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
         below, nearest = products - largest, (largest - 0.5 * lengths.square()).clamp_max(0.0)
-        # the largest rate at which rounding moves no exponent by more than the resolution
-        finest = numerics.RESOLUTION / torch.finfo(torch.float64).eps / self.radius / (lengths + self.radius)
-        exponents, offsets = self._exponents(below, nearest, finest, self.rates[:, None, None])
+        finest, rates = finest_rates(lengths, self.radius), self.rates[:, None, None]
+        exponents, offsets = shifted_exponents(
+            self.kernel, self.dimension, below, nearest, finest, rates, dtype=self.weights.dtype
+        )
         # exponentials that are not normal numbers are many times slower
         lowest = numerics.lowest_exponent(self.weights.dtype)
         values = torch.threshold_(exponents.to(self.weights), lowest, -torch.inf).exp_()
@@ -85,25 +86,43 @@ class DirectSums(nn.Module):
         chosen = ClassSums(sums.sums[index : index + 1], sums.offsets[index : index + 1])
         return chosen.log_densities(self.log_volumes[index].to(self.weights))[0]
 
-    def _exponents(
-        self, below: torch.Tensor, nearest: torch.Tensor, finest: torch.Tensor, rates: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return exponents less those of the nearest points, (n_bandwidths, n_query, n_support), and these, (…, 1).
-
-        ``below`` is −½‖z − q‖² less that of the nearest point, ``nearest``. Where a profile reaches no point, or is not
-        resolved, only the nearest points count.
-        """
-        if self.kernel.log_linear:
-            return below.to(self.weights) * torch.minimum(rates, finest).to(self.weights), nearest * rates
-        profile = self.kernel.log_profile(-2.0 * rates * (below + nearest), self.dimension)
-        offsets = self.kernel.log_profile(-2.0 * rates * nearest, self.dimension)
-        is_reached = torch.isfinite(offsets)
-        shifted = profile - torch.where(is_reached, offsets, 0.0)
-        return torch.where(is_reached & (rates <= finest), shifted, below * finest), offsets
-
     def _by_class(self, values: torch.Tensor) -> torch.Tensor:
         """Return Σ w_i·φ of each class, (n_bandwidths, n_query, n_classes), from kernel values."""
         if self.weights.ndim == 2:
             return values @ self.weights
         sums = values.new_zeros(*values.shape[:2], self.n_classes)
         return sums.scatter_add(2, self.codes.expand(values.shape), values * self.weights)
+
+
+def finest_rates(lengths: torch.Tensor, radius: float) -> torch.Tensor:
+    """Return the largest rates 1/(d·b²) at which rounding in float64 moves no exponent by more than the resolution.
+
+    ``lengths`` are the distances of queries from the centre of the support, ``radius`` is that of its points.
+    """
+    radius = max(radius, torch.finfo(torch.float64).tiny ** 0.5)
+    return numerics.RESOLUTION / torch.finfo(torch.float64).eps / radius / (lengths + radius)
+
+
+def shifted_exponents(
+    kernel: MotherKernel,
+    dimension: int,
+    below: torch.Tensor,
+    nearest: torch.Tensor,
+    finest: torch.Tensor,
+    rates: torch.Tensor,
+    *,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log φ of points and queries less that of the nearest points, and the latter.
+
+    ``below`` is −½‖z − q‖² less that of the nearest point, ``nearest``; both and ``finest`` are broadcast. ``rates``
+    are 1/(d·b²), (n_bandwidths, 1, 1). Where a profile reaches no point, or a rate is beyond ``finest``, only the
+    nearest points count. ``dtype`` is the precision of the exponents of a log-linear kernel.
+    """
+    if kernel.log_linear:
+        return below.to(dtype) * torch.minimum(rates, finest).to(dtype), nearest * rates
+    profile = kernel.log_profile(-2.0 * rates * (below + nearest), dimension)
+    offsets = kernel.log_profile(-2.0 * rates * nearest, dimension)
+    is_reached = torch.isfinite(offsets)
+    shifted = profile - torch.where(is_reached, offsets, 0.0)
+    return torch.where(is_reached & (rates <= finest), shifted, below * finest), offsets

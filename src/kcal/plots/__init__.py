@@ -8,9 +8,11 @@ from kcal.errors import MissingExtraError
 
 try:
     from kcal.plots.curves import bandwidth_curve, rank_plot, rejection_curve, training_curve
+    from kcal.plots.explanations import explanation
     from kcal.plots.reliability import reliability_diagram
     from kcal.plots.reliability_grids import class_reliability_grid, reliability_grid
     from kcal.plots.simplex import simplex_plot
+    from kcal.plots.wealth import wealth_curves
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "matplotlib":
         raise
@@ -21,10 +23,12 @@ except ModuleNotFoundError as error:
 __all__ = [
     "bandwidth_curve",
     "class_reliability_grid",
+    "explanation",
     "rank_plot",
     "rejection_curve",
     "reliability_diagram",
     "reliability_grid",
     "simplex_plot",
     "training_curve",
+    "wealth_curves",
 ]

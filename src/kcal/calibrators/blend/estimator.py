@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import EXAMPLE_ROWS, CalibratorState, example_logits
+from kcal.calibrators.blend.attribution import attribute_blend
+from kcal.calibrators.blend.compression import compress_blend
 from kcal.calibrators.blend.experts import Expert, at_best_bandwidth, check_factors, fit_experts
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.head import LinearHead
 from kcal.calibrators.blend.live import LiveBlend, bandwidth_records
+from kcal.calibrators.blend.merged import merge_experts
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.blend.module import BlendModule
 from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
@@ -25,6 +28,9 @@ from kcal.calibrators.fit_warnings import (
     warn_of_missing_classes,
 )
 from kcal.calibrators.holdout import check_folds
+from kcal.calibrators.kcal.attribution import Attribution
+from kcal.calibrators.kcal.compression import CompressionOptions, FindSize
+from kcal.calibrators.kcal.embedding_base import without_samples
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, warn_of_shared_rows
 from kcal.calibrators.logit_base import encode_columns, fitted, to_log_probs
 from kcal.calibrators.model_state import Tensors
@@ -40,6 +46,8 @@ from kcal.threads import threads_for
 from kcal.validation import (
     ArrayKind,
     check_choice,
+    check_flag,
+    check_groups,
     check_matrix,
     check_number,
     check_scores,
@@ -85,6 +93,9 @@ class KCalBlend(LiveBlend):
         others slightly worse.
     sharpness : float
         Prior standard deviation of the change of the log temperature with the entropy of the prediction; 0 for none.
+    merged : bool
+        Whether every metric has a second estimate, over weighted means of clusters of samples of a class: as many as
+        give the lowest out-of-fold log-loss.
     folds : int
         For the out-of-fold predictions of the network.
     head : nn.Linear, 1×1 convolution or pair of arrays, optional
@@ -114,6 +125,8 @@ class KCalBlend(LiveBlend):
         Bandwidth of each metric at the fit, and at every later one that updates led to.
     frequencies_ : array, (n_classes,)
         Class frequencies that the probabilities assume: those of the calibration set, without sampling noise.
+    support_indices_ : array
+        Rows of ``X`` that are support: those of positive weight.
     logit_names_in_ : array
         Names of the columns of the logits, if they were a table; otherwise empty.
 
@@ -153,6 +166,7 @@ class KCalBlend(LiveBlend):
         background: str | float = "cv",
         fallback_quantile: float = 0.01,
         sharpness: float = 0.5,
+        merged: bool = False,
         folds: int = 5,
         head: Any = None,
         representation: str = "logits",
@@ -176,6 +190,7 @@ class KCalBlend(LiveBlend):
         self.background = background
         self.fallback_quantile = fallback_quantile
         self.sharpness = sharpness
+        self.merged = merged
         self.folds = folds
         self.head = head
         self.representation = representation
@@ -247,8 +262,17 @@ class KCalBlend(LiveBlend):
         if scores is not None:
             log_probs, choice = to_log_probs(scores, self.representation), self.network_calibrator
             network = cross_fit_network(log_probs, samples, choice=choice, folds=self.folds, seed=self.seed)
+        merging = CompressionOptions(seed=self.seed, progress=self.progress)
+        merged, folded = merge_experts(experts if self.merged else (), samples, merging)
         tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
-        return fit_blend(samples, experts, network, **tuning)
+        return fit_blend(samples, (*experts, *merged), network, folded=folded, **tuning)
+
+    def _compressed(self, find_size: FindSize, options: CompressionOptions, groups: Any) -> dict[str, Any]:
+        n_samples = len(self.model_.experts[0].support)
+        keys = None if groups is None else check_groups(groups, n_samples)
+        model = compress_blend(self.model_, keys, find_size, options)
+        unchanged = all(one is other for one, other in zip(model.experts, self.model_.experts, strict=True))
+        return {} if unchanged else {"model_": model, **without_samples()}
 
     def _fit_expert(self, expert: Expert, support: SortedSupport, samples: Samples) -> Expert:
         return at_best_bandwidth(replace(expert, support=support), samples, self.estimate_options())
@@ -328,6 +352,7 @@ class KCalBlend(LiveBlend):
         check_factors(self.bandwidth_factors)
         check_choice(self.network_calibrator, "network_calibrator", ("auto", "ts", "svs", "sms"))
         check_folds(self.folds)
+        check_flag(self.merged, "merged")
         check_number(self.bias, "bias", minimum=0, maximum=MAX_SPREAD)
         check_number(self.sharpness, "sharpness", minimum=0, maximum=MAX_SPREAD)
         check_number(self.fallback_quantile, "fallback_quantile", minimum=0, maximum=0.999)
@@ -377,6 +402,11 @@ class KCalBlend(LiveBlend):
             raise InvalidInputError("logits", expected, got=f"{len(scores):,}")
         warn_of_probabilities(scores, representation, "logits")
         return scores
+
+    def _attribute(self, inputs: Any, block: slice, probs: torch.Tensor, k: int) -> Attribution:
+        rows, scores = inputs
+        own, n_samples = None if scores is None else scores[block], len(self.support_indices_)
+        return attribute_blend(self.model_, rows[block], own, probs, k, n_samples=n_samples)
 
     def _log_probabilities(self, inputs: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
         rows, scores = inputs

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -16,10 +18,12 @@ from kcal.calibrators.blend.network import NetworkFit
 from kcal.calibrators.blend.pool import Pool, PoolProblem
 from kcal.calibrators.blend.sharpness import Sharpness, fit_sharpness
 from kcal.calibrators.fit_warnings import warn_without_out_of_fold
+from kcal.calibrators.kcal.out_of_fold import FoldedSupport
 from kcal.calibrators.kcal.samples import Samples
 from kcal.kernels import ClassSums
 
 Index = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 BACKGROUNDS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Background masses, relative to the median mass at a calibration sample; tried upwards while the loss falls."""
@@ -76,8 +80,12 @@ def fit_blend(
     background: str | float,
     fallback_quantile: float,
     sharpness: float,
+    folded: Mapping[str, FoldedSupport] = MappingProxyType({}),
 ) -> BlendModel:
-    """Fit gate, background, pool and sharpness on out-of-fold inputs; keywords are parameters of ``KCalBlend``."""
+    """Fit gate, background, pool and sharpness on out-of-fold inputs; keywords are parameters of ``KCalBlend``.
+
+    ``folded`` are the out-of-fold supports of the experts whose points are no samples, by the name of the metric.
+    """
     totals = samples.class_weights()
     model = BlendModel(
         experts=experts,
@@ -89,8 +97,8 @@ def fit_blend(
         background=BACKGROUNDS[0],
         min_log_prob=network.min_log_prob,
     )
-    index = samples.spread_index(MAX_ENTRIES // len(samples.classes))
-    model, sums = with_leave_out_sums(model, samples, index)
+    index = predicted_index(samples)
+    model, sums = with_leave_out_sums(model, samples, index, folded)
     if fallback_quantile > 0:
         log_mass = total_log_mass(sums[0], model.experts[0].middle)
         threshold = np.quantile(log_mass[torch.isfinite(log_mass)].numpy(), fallback_quantile)
@@ -118,7 +126,14 @@ def prior_pool(experts: tuple[Expert, ...], network: tuple[object, ...]) -> Pool
     return Pool(weights=weights, bias=torch.zeros(n_classes, dtype=torch.float64), loss=float(np.log(n_classes)))
 
 
-def with_leave_out_sums(model: BlendModel, samples: Samples, index: Index) -> tuple[BlendModel, tuple[ClassSums, ...]]:
+def predicted_index(samples: Samples) -> Index:
+    """Return the positions of the samples whose out-of-fold predictions the blend is fitted on."""
+    return samples.spread_index(MAX_ENTRIES // len(samples.classes))
+
+
+def with_leave_out_sums(
+    model: BlendModel, samples: Samples, index: Index, folded: Mapping[str, FoldedSupport]
+) -> tuple[BlendModel, tuple[ClassSums, ...]]:
     """Return the model with the median evidence of its experts, and class sums at some samples from all others.
 
     A bandwidth is widened where the median evidence is too low: with few samples the leave-one-out loss may prefer one
@@ -126,8 +141,14 @@ def with_leave_out_sums(model: BlendModel, samples: Samples, index: Index) -> tu
     """
 
     def with_sums(expert: Expert) -> tuple[Expert, ClassSums]:
-        sums = expert.leave_out_sums(samples.keys, index)
-        sums = model.at_estimated_frequencies(whole_class_sums(sums, samples, index))
+        supports = folded.get(expert.metric)
+        if supports is None:
+            sums = expert.leave_out_sums(samples.keys, index)
+            sums = whole_class_sums(sums, samples.class_weights(), weights_left(samples, index))
+        else:
+            sums = supports.class_sums(expert.bandwidths)
+            sums = whole_class_sums(sums, supports.samples.class_weights, supports.weights_left)
+        sums = model.at_estimated_frequencies(sums)
         masses = [total_log_mass(sums, place) for place in range(len(expert.factors))]
         medians = [mass[torch.isfinite(mass)].median() for mass in masses]
         return replace(expert, median_evidence=torch.stack(medians)), sums
@@ -143,20 +164,21 @@ def with_leave_out_sums(model: BlendModel, samples: Samples, index: Index) -> tu
     return replace(model, experts=tuple(experts)), tuple(sums)
 
 
-def weights_left(samples: Samples, index: Index) -> NDArray[np.float64]:
+def weights_left(samples: Samples, index: Index) -> Floats:
     """Return the weight of each class that is left without some samples or their groups, (n_index, n_classes)."""
     totals = samples.class_weights()
     left = totals - samples.left_out_weights(index)
     return np.where(left > EMPTY * totals, left, 0.0)
 
 
-def whole_class_sums(sums: ClassSums, samples: Samples, index: Index) -> ClassSums:
+def whole_class_sums(sums: ClassSums, weights: Floats, weights_left: Floats) -> ClassSums:
     """Return leave-out class sums, (n_factors, n_classes, n_index), scaled up to the whole weight of each class.
 
-    Otherwise the class that lacks a sample would reveal the sample's own class, the more clearly the fewer samples
-    classes have. A class of which nothing is left gets its share of the sum over the other classes.
+    ``weights`` are those of the classes, (n_classes,), and ``weights_left`` what each sample sees of them, (n_index,
+    n_classes). Otherwise the class that lacks a sample would reveal the sample's own class, the more clearly the fewer
+    samples classes have. A class of which nothing is left gets its share of the sum over the other classes.
     """
-    totals, left = torch.from_numpy(samples.class_weights())[:, None], torch.from_numpy(weights_left(samples, index)).T
+    totals, left = torch.from_numpy(weights)[:, None], torch.from_numpy(weights_left).T
     gone = left == 0  # (n_classes, n)
     whole = sums.sums * torch.where(gone, 1.0, totals / left)
     if bool(gone.any()):

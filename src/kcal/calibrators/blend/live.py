@@ -78,6 +78,8 @@ class LiveBlend(EmbeddingCalibrator):
 
     def _checked_records(self) -> SampleRecords:
         records = super()._checked_records()
+        if any(expert.compression is not None for expert in self.model_.experts):
+            raise InvalidInputError("calibrator", "has merged metrics, to which no samples can be added")
         if self.model_.network and records.scores is None:
             raise InvalidInputError(
                 "calibrator",
@@ -153,12 +155,9 @@ class LiveBlend(EmbeddingCalibrator):
 
     @with_gradients()
     def _finish(self, rows: SampleRows) -> Self:
-        samples = self._samples_of(rows)
-        counted = np.flatnonzero(samples.weights)
-        lengths = self._reference_lengths(rows)
+        rows = rows.some(np.flatnonzero(self._samples_of(rows).weights))  # the support has no others
         first, *others = self.model_.experts
-        lengths = None if lengths is None else lengths[torch.from_numpy(counted)]
-        first = first.with_reference_lengths(lengths, samples.rows(counted).keys)
+        first = first.with_reference_lengths(self._reference_lengths(rows), self._samples_of(rows).keys)
         return self._finished(rows, replace(self.model_, experts=(first, *others)))
 
 

@@ -220,11 +220,20 @@ def log_mass_with_background(sums: ClassSums, median_evidence: torch.Tensor, flo
 
     ``floor`` is ε·π, (n_classes, 1) or (n_classes, n).
     """
-    above = sums.offsets - median_evidence.to(sums.offsets)[:, None]  # (n_factors, n)
-    high = above.clamp_min(0.0)  # so that nothing overflows
-    masses = sums.sums * torch.exp(above - high)[:, None]
-    masses.addcmul_(floor.expand(masses.shape[1:])[None], torch.exp(-high)[:, None])
+    of_sums, of_floor = mass_factors(sums.offsets, median_evidence)
+    masses = sums.sums * of_sums[:, None]
+    masses.addcmul_(floor.expand(masses.shape[1:])[None], of_floor[:, None])
     return masses.clamp_min_(torch.finfo(masses.dtype).tiny).log_()
+
+
+def mass_factors(offsets: torch.Tensor, median_evidence: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the factors of class sums and of the background, (n_factors, n), that make them one mass.
+
+    They are exp(offset)/m and 1 over the larger of the two, so that nothing overflows.
+    """
+    above = offsets - median_evidence.to(offsets)[:, None]
+    high = above.clamp_min(0.0)
+    return torch.exp(above - high), torch.exp(-high)
 
 
 def fill_missing_classes(log_masses: torch.Tensor, missing: torch.Tensor, fallback: torch.Tensor) -> torch.Tensor:

@@ -41,11 +41,20 @@ class Sharpness(StoredModel):
             return log_probs
         return sharpened(log_probs, gate, self.level, self.slope, self.middle)
 
+    def exponents(self, log_probs: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Return the exponents of predictions, (n, 1): 1 where nothing is sharpened."""
+        return exponents(log_probs, gate, self.level, self.slope, self.middle)
+
 
 def sharpened(log_probs: torch.Tensor, gate: torch.Tensor, level: Number, slope: Number, middle: float) -> torch.Tensor:
     """Return the documented formula, (n, n_classes)."""
+    return torch.log_softmax(exponents(log_probs, gate, level, slope, middle) * log_probs, dim=1)
+
+
+def exponents(log_probs: torch.Tensor, gate: torch.Tensor, level: Number, slope: Number, middle: float) -> torch.Tensor:
+    """Return the factors of log probabilities in the documented formula, (n, 1)."""
     deviations = (relative_entropy(log_probs) - middle)[:, None]
-    return torch.log_softmax(torch.exp(gate * (level + slope * deviations)) * log_probs, dim=1)
+    return torch.exp(gate * (level + slope * deviations))
 
 
 def relative_entropy(log_probs: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, Self
@@ -19,6 +20,9 @@ from kcal.calibrators.base import (
     encode_classes,
     refuse_extra,
 )
+from kcal.calibrators.explanation import Explanation
+from kcal.calibrators.kcal.attribution import BLOCK_NUMBERS, BLOCK_ROWS, Attribution, to_explanation
+from kcal.calibrators.kcal.compression import CompressionOptions, FindSize, check_target
 from kcal.calibrators.kcal.evidence import log_lengths
 from kcal.calibrators.kcal.example_rows import example_rows
 from kcal.calibrators.kcal.learning import EstimateOptions
@@ -45,10 +49,13 @@ from kcal.calibrators.online.records import SampleRecords, log_given_weights, na
 from kcal.calibrators.online.rows import SampleRows
 from kcal.calibrators.online.snapshots import copy_with, on_latest, on_snapshot
 from kcal.calibrators.online.updates import check_updates
+from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import InvalidInputError
 from kcal.modes import without_autocast
+from kcal.progress import progress_bar
 from kcal.projection import Recipe, get_recipe, needs_training
-from kcal.validation import check_device, column_names, row_fingerprints
+from kcal.threads import threads_for
+from kcal.validation import check_device, check_integer, column_names, row_fingerprints
 
 
 class EmbeddingCalibrator(LiveCalibrator):
@@ -59,6 +66,7 @@ class EmbeddingCalibrator(LiveCalibrator):
 
     columns_are_classes: ClassVar[bool] = False
     has_evidence: ClassVar[bool] = True
+    has_explanations: ClassVar[bool] = True
     model_class: ClassVar[type[StoredModel]]
     """Class of ``model_``."""
     _compares_lengths: bool  # of a calibrator without samples: whether the projection ignores lengths
@@ -125,6 +133,73 @@ class EmbeddingCalibrator(LiveCalibrator):
         return kind.give_back(self.model_.evidence(self.as_embeddings(rows)))
 
     @on_snapshot
+    @without_autocast()
+    def explain(self, X: Any, k: int = 5, *, logits: Any = None) -> Explanation:
+        """Return the ``k`` calibration samples that carry each prediction most, with their shares and distances.
+
+        Shares of the samples, of all other samples and of what is no sample sum to the probabilities of
+        :meth:`predict_proba`; :class:`~kcal.calibrators.Explanation` says how they are defined. Of a blend there are
+        also the contributions of its parts to the log-odds of the two most probable classes.
+
+        Parameters
+        ----------
+        X, logits
+            As in :meth:`predict_proba`. Rows of the calibration set are carried by themselves.
+        k : int
+            Number of samples; fewer if the calibration set has fewer.
+        """
+        inputs, _ = self._check_inputs(X, logits)
+        check_integer(k, "k", minimum=1, maximum=10**9)
+        probs = self._probabilities(inputs).cpu().double()
+        n_points = len(self.first_estimate.support)
+        step = max(min(BLOCK_ROWS, BLOCK_NUMBERS // (min(k, n_points) * self.n_features_in_)), 1)
+        blocks = [slice(start, start + step) for start in range(0, len(probs), step)]
+        attributions = []
+        with progress_bar("Explaining", len(blocks), show=self.progress if len(blocks) > 1 else False) as advance:
+            for block in blocks:
+                attributions.append(self._attribute(inputs, block, probs[block], k))
+                advance("")
+        rows = self.support_indices_
+        ids = rows if self.ids_ is None else self.ids_
+        if len(rows) != n_points:  # the points are no samples, but stand for several
+            rows, ids = np.full(n_points, -1), np.arange(n_points)
+        return to_explanation(attributions, probs, self.classes_, rows=rows, ids=ids)
+
+    @abstractmethod
+    def _attribute(self, inputs: Any, block: slice, probs: torch.Tensor, k: int) -> Attribution:
+        """Return the attribution of some rows of checked inputs, of the probabilities ``probs``."""
+
+    @property
+    def prior_(self) -> NDArray[np.float64]:
+        """Class frequencies that the probabilities assume: the prior, or those of the calibration set."""
+        check_is_fitted(self)
+        assumed = self.model_.frequencies if self.model_.prior is None else self.model_.prior
+        frequencies: NDArray[np.float64] = assumed.cpu().numpy().copy()
+        return frequencies
+
+    @on_snapshot
+    def with_prior(self, prior: Any) -> Self:
+        """Return a calibrator for other class frequencies of deployment, without a new fit; this one stays as it is.
+
+        ``prior`` is "uniform", a sequence, a mapping, or None for the frequencies of the calibration set.
+        """
+        check_is_fitted(self)
+        checked = check_prior(prior, self.classes_)
+        check_prior_reaches(checked, self.model_.frequencies)
+        other: Self = copy_with(self, prior=prior, model_=replace(self.model_, prior=checked))
+        return other
+
+    @property
+    def calibration_log_evidence_(self) -> NDArray[np.float64]:
+        """The log evidence of calibration samples given the others (other groups), ascending: at most 1,000 of them.
+
+        New rows like the calibration set have a :meth:`log_evidence` of the same distribution.
+        """
+        check_is_fitted(self)
+        log_densities: NDArray[np.float64] = self.first_estimate.reference.log_densities.cpu().numpy().copy()
+        return log_densities
+
+    @on_snapshot
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up rows like those of the calibration set; their projections lie among the support points."""
         check_is_fitted(self)
@@ -139,6 +214,54 @@ class EmbeddingCalibrator(LiveCalibrator):
         """The kernel density estimate by which the evidence is measured."""
         estimate: KernelEstimate = self.model_
         return estimate
+
+    @on_snapshot
+    def compress(
+        self,
+        size: int | float | None = None,
+        *,
+        max_loss_increase: float | None = None,
+        method: str = "kmeans",
+        min_cluster_size: int = 1,
+        groups: Any = None,
+    ) -> Self:
+        """Return a fitted calibrator with fewer support points, in each metric of a blend; this one stays as it is.
+
+        Size and bandwidth are chosen by out-of-fold predictions: samples are predicted from the smaller support of the
+        other folds, since a merged support contains every sample. The pool weights of a blend stay. With as many points
+        as there are samples, nothing changes.
+
+        Merged points are means, which store no single sample's embedding, with limits: a cluster of one sample is that
+        sample, one of few samples is close to each (``compression.fewest`` of the model is the smallest, and
+        ``min_cluster_size`` bounds it), and fingerprints of the rows stay, by which a known embedding can be recognised
+        as one of the calibration set. The other methods keep samples as they are.
+
+        Parameters
+        ----------
+        size : int or float
+            Number of support points, at least one per class, or their share of the samples.
+        max_loss_increase : float
+            In place of a size: the smallest one is taken whose out-of-fold log-loss is higher than that of all samples
+            by at most this share, such as 0.005.
+        method : "kmeans", "kernel-thinning", "herding" or "random"
+            Merge points into weighted centroids within each class, or keep some of the points: those that preserve the
+            kernel mean of their class, or random ones. Merging is the most accurate at every size.
+        min_cluster_size : int
+            Samples that a centroid stands for at least, where its class has as many.
+        groups : (n,) array, optional
+            Groups of the calibration samples of positive weight, in the order of the fit; a KCal has its own.
+        """
+        check_is_fitted(self)
+        find_size = check_target(size, max_loss_increase)
+        options = CompressionOptions(method, min_cluster_size, self.seed, self.progress).checked()
+        with threads_for(0):
+            attributes = self._compressed(find_size, options, groups)
+        compressed: Self = copy_with(self, **attributes)
+        return compressed
+
+    @abstractmethod
+    def _compressed(self, find_size: FindSize, options: CompressionOptions, groups: Any) -> dict[str, Any]:
+        """Return the fitted attributes that a smaller support changes."""
 
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
@@ -167,7 +290,8 @@ class EmbeddingCalibrator(LiveCalibrator):
             "records": records,
             "bandwidth_history": [asdict(record) for record in self.bandwidth_history_],
         }
-        tensors |= {"support.indices": torch.from_numpy(self.support_indices_)}
+        if kept is not None:
+            tensors["support.indices"] = torch.from_numpy(self.support_indices_)
         return values, tensors | {f"records.{name}": part for name, part in own.items()}
 
     def _stored_records(self) -> SampleRecords | None:
@@ -295,3 +419,8 @@ class EmbeddingCalibrator(LiveCalibrator):
             self, model_=model, ids_=rows.names(), support_indices_=indices, _records=records_of(rows)
         )
         return finished
+
+
+def without_samples() -> dict[str, Any]:
+    """Return the fitted attributes of a calibrator whose support points are no samples."""
+    return {"support_indices_": np.empty(0, dtype=np.int64), "ids_": None, "_records": None}

@@ -13,11 +13,21 @@ from torch import nn
 from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.fit_warnings import are_few, warn_of_known_rows, warn_of_missing_classes, warn_of_sparse_support
 from kcal.calibrators.holdout import check_folds
+from kcal.calibrators.kcal.attribution import Attribution, attribute_kcal
 from kcal.calibrators.kcal.bandwidth import PUBLISHED_FOLDS
+from kcal.calibrators.kcal.compression import (
+    MOST_POINTS,
+    CompressionOptions,
+    FindSize,
+    compress_estimate,
+    of_clear_gain,
+)
+from kcal.calibrators.kcal.embedding_base import without_samples
 from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
 from kcal.calibrators.kcal.live import LiveKCal
 from kcal.calibrators.kcal.model import KCalModel
 from kcal.calibrators.kcal.module import KCalModule
+from kcal.calibrators.kcal.out_of_fold import FOLDS
 from kcal.calibrators.kcal.parameters import check_bandwidth, check_pair
 from kcal.calibrators.kcal.samples import Samples, TrainingSet, hold_out_half, warn_of_shared_rows
 from kcal.calibrators.kcal.state import read_curves
@@ -25,13 +35,13 @@ from kcal.calibrators.logit_base import fitted
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.online.snapshots import latest, on_snapshot
 from kcal.calibrators.online.updates import Updates
-from kcal.calibrators.prior import check_prior
+from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, size_of_rarest_class
 from kcal.modes import with_gradients
 from kcal.projection import PaperRecipe, Recipe, TrainedProjection, TrainingCurve
 from kcal.threads import threads_for
-from kcal.validation import ArrayKind, check_number, shown
+from kcal.validation import ArrayKind, check_choice, check_integer, check_number, shown
 
 
 class KCal(LiveKCal):
@@ -77,6 +87,13 @@ class KCal(LiveKCal):
     smoothing : float
         Share of the probability spread evenly over all classes; with 0, a class without calibration samples gets
         probability 0.
+    support : "all" or "merged"
+        What the sums are over: all calibration samples, or weighted means of clusters of samples of a class, as many as
+        give the lowest out-of-fold log-loss. Merging removes noise where classes are compact, makes predictions faster,
+        and stores no sample's embedding; see :meth:`compress` for its limits. All samples stay where no smaller number
+        of points is better by more than a standard error, unless ``min_cluster_size`` is above 1.
+    min_cluster_size : int
+        Samples that a mean stands for at least, where its class has as many.
     progress : bool, optional
         Progress bars; by default only in a terminal.
     updates : Updates, optional
@@ -102,14 +119,18 @@ class KCal(LiveKCal):
         Dimension of the projected space.
     training_curve_ : TrainingCurve or None
         Loss of the projection's training.
+    support_size_ : int
+        Number of support points.
+    compression_ : Compression or None
+        How the samples became fewer support points, with the out-of-fold loss and the smallest cluster.
     support_indices_ : array
-        Rows of ``X`` that became support: all of them, unless a part was held out to learn the projection. After
-        updates 0, 1, …, in the order of arrival.
+        Rows of ``X`` that became support: all of them, unless a part was held out to learn the projection; none if the
+        support was merged or compressed. After updates 0, 1, …, in the order of arrival.
     ids_ : array or None
         Identifiers of the support rows; after updates those that ``correct`` and ``forget`` take.
     leave_one_out_proba_ : array
         Probabilities of each support row given the others, as ``predict_proba`` would return them; with groups, given
-        the samples of other groups. Rows as in ``support_indices_``.
+        the samples of other groups. Rows as in ``support_indices_``. A merged or compressed support has none.
 
     Examples
     --------
@@ -128,6 +149,7 @@ class KCal(LiveKCal):
     bandwidth_ = fitted("bandwidth")
     projection_ = fitted("projection")
     dimension_ = fitted("dimension")
+    compression_ = fitted("compression")
     bandwidth_curve_: BandwidthCurve | None = latest()
     training_curve_: TrainingCurve | None
     checkpoint_step_: int | None
@@ -149,6 +171,8 @@ class KCal(LiveKCal):
         bandwidth_reference: tuple[float, float] | None = None,
         bandwidth_exponent: float | None = None,
         smoothing: float = 0.0,
+        support: str = "all",
+        min_cluster_size: int = 1,
         progress: bool | None = None,
         updates: Updates | None = None,
     ) -> None:
@@ -168,6 +192,8 @@ class KCal(LiveKCal):
         self.bandwidth_reference = bandwidth_reference
         self.bandwidth_exponent = bandwidth_exponent
         self.smoothing = smoothing
+        self.support = support
+        self.min_cluster_size = min_cluster_size
 
     @classmethod
     def as_published(cls, data_set: str | None = None, **parameters: Any) -> Self:
@@ -230,14 +256,45 @@ class KCal(LiveKCal):
         n_counted = int(np.count_nonzero(samples.weights))
         if are_few(n_counted, len(samples.classes)):
             warn_of_sparse_support(n_counted, len(samples.classes), *model.leave_one_out_score())
-        self.classes_, self.support_indices_, self.ids_ = samples.classes, samples.indices, samples.ids
+        self.support_indices_, self.ids_ = samples.indices, samples.ids
         self.bandwidth_curve_ = None if curve is None else replace(curve, n_folds=folds)
         self.training_curve_ = learned.curve
         self.checkpoint_step_, self.checkpoint_losses_ = learned.step, learned.checkpoint_losses
         self._remember_samples(prints[samples.indices], samples, groups, sample_weight)
         self.bandwidth_history_ = (self._first_record(samples, model, curve),)
         self.model_ = model
+        if self.support == "merged":
+            for name, value in self._merged().items():
+                setattr(self, name, value)
+        self.classes_ = samples.classes
         return self
+
+    def _merged(self) -> dict[str, Any]:
+        """Return the fitted attributes that the best merged support changes."""
+        options = CompressionOptions(
+            min_cluster_size=self.min_cluster_size,
+            seed=self.seed,
+            progress=self.progress,
+            n_folds=self.folds or FOLDS,
+            fixed_bandwidth=self.bandwidth != "cv",
+        )
+        with threads_for(0):
+            return self._compressed(of_clear_gain, options, None)
+
+    def _compressed(self, find_size: FindSize, options: CompressionOptions, groups: Any) -> dict[str, Any]:
+        if groups is not None:
+            raise InvalidInputError("groups", "must be left out: a KCal has those of its fit")
+        known = self.model_.groups
+        model, trial = compress_estimate(
+            self.model_, None if known is None else known.cpu().numpy(), find_size, options
+        )
+        if model is self.model_:
+            return {}
+        return {
+            "model_": replace(model, groups=None),
+            "bandwidth_curve_": trial.curve,
+            **without_samples(),
+        }
 
     def folds_for(self, samples: Samples) -> int | None:
         """Return the number of folds of the bandwidth search; None leaves out samples or groups one at a time."""
@@ -279,9 +336,19 @@ class KCal(LiveKCal):
         return model.bandwidth, size_of_rarest_class(support.codes.cpu().numpy(), weights, support.n_classes)
 
     @property
+    def support_size_(self) -> int:
+        """Number of support points."""
+        check_is_fitted(self)
+        return len(self.model_.support)
+
+    @property
     def leave_one_out_proba_(self) -> Any:
         """Probabilities of each support row given the others, (n, n_classes), in the order of ``support_indices_``."""
         check_is_fitted(self)
+        if self.compression_ is not None:
+            raise AttributeError(
+                "a merged or compressed support has no leave_one_out_proba_: its points are no samples"
+            )
         return self._kind.give_back(self.model_.leave_one_out_probs)
 
     @on_snapshot
@@ -289,7 +356,7 @@ class KCal(LiveKCal):
         """Return the main results of the fit for display, label to text."""
         check_is_fitted(self)
         return {
-            "support": f"{len(self.support_indices_):,} samples",
+            "support": f"{self.support_size_:,} {self.compression_ or 'samples'}",
             "dimension": f"{self.n_features_in_:,} → {self.dimension_:,}",
             "bandwidth": f"{self.bandwidth_:.4g}",
             **self._loss_summary(),
@@ -331,6 +398,9 @@ class KCal(LiveKCal):
         warn_of_known_rows(self._knows(inputs), "Or use leave_one_out_proba_.")
         return self.model_.probs(self.as_embeddings(inputs))
 
+    def _attribute(self, inputs: torch.Tensor, block: slice, probs: torch.Tensor, k: int) -> Attribution:
+        return attribute_kcal(self.model_, self.as_embeddings(inputs[block]), probs, k)
+
     def _check_parameters(self) -> None:
         super()._check_parameters()
         get_kernel(self.kernel)
@@ -338,6 +408,10 @@ class KCal(LiveKCal):
             raise InvalidInputError("smoothing", "must be less than 1", got="1")
         if self.folds is not None:
             check_folds(self.folds)
+        check_choice(self.support, "support", ("all", "merged"))
+        check_integer(self.min_cluster_size, "min_cluster_size", minimum=1, maximum=MOST_POINTS)
+        if self.support == "merged" and isinstance(self.bandwidth, str) and self.bandwidth == "published":
+            raise InvalidInputError("support", 'must be "all" with bandwidth="published"', got='"merged"')
         check_bandwidth(self.bandwidth, self.bandwidth_reference)
         check_pair(self.bandwidth_reference, "bandwidth_reference")
         if self.bandwidth_exponent is not None:
@@ -349,9 +423,8 @@ class KCal(LiveKCal):
 
     def _check_support(self, samples: Samples, training: TrainingSet | None) -> None:
         """Check the prior against the classes of the support; warn of missing classes and of training rows."""
-        frequencies, prior = samples.frequencies(), check_prior(self.prior, samples.classes)
-        if prior is not None and not prior[frequencies > 0].any():
-            raise InvalidInputError("prior", "gives nothing to the classes that have calibration samples")
+        frequencies = samples.frequencies()
+        check_prior_reaches(check_prior(self.prior, samples.classes), torch.from_numpy(frequencies))
         if self.smoothing == 0:
             warn_of_missing_classes(
                 samples.classes, frequencies, "Or pass smoothing=1e-3 to give them some probability."

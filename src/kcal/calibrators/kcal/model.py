@@ -33,6 +33,19 @@ SCORED_ROWS = 1_000
 """Samples by which the leave-one-out accuracy is estimated, at most."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compression(StoredModel):
+    """How a smaller support was made of the samples, and what it is worth."""
+
+    method: str  # one of kcal.support.REDUCTIONS
+    n_samples: int  # of positive weight, before
+    fewest: int  # samples behind a point, at least: 1 if a point may be a single sample
+    loss: float  # out-of-fold log-loss, at the bandwidth in use
+
+    def __str__(self) -> str:
+        return f"points for {self.n_samples:,} samples ({self.method}), each for {self.fewest} or more"
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KernelEstimate(StoredModel):
     """A kernel density estimate over projected calibration samples."""
@@ -42,6 +55,7 @@ class KernelEstimate(StoredModel):
     bandwidth: float  # b
     kernel: str  # name of the mother kernel φ
     reference: EvidenceReference = nested(EvidenceReference, default=NO_REFERENCE)  # of the evidence, if it is measured
+    compression: Compression | None = nested(Compression, default=None)  # None if every sample is a support point
 
     def __post_init__(self) -> None:
         check_number(self.bandwidth, "bandwidth", minimum=0, exclusive=True)

@@ -155,8 +155,10 @@ def read_history(stored: list[dict[str, Any]]) -> tuple[BandwidthRecord, ...]:
 
 
 def read_indices(state: CalibratorState, n_support: int) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
-    """Return the rows of ``X`` that are support, and their identifiers."""
-    indices, ids = state.tensors["support.indices"].numpy(), state.values["ids"]
+    """Return the rows of ``X`` that are support, and their identifiers; none if the support was compressed."""
+    if state.values["records"] is None:
+        return np.empty(0, dtype=np.int64), None
+    indices, ids = state.tensors["support.indices"].numpy(), state.values.get("ids")
     names = None if ids is None else decode_classes(ids)
     if len(indices) != n_support or (names is not None and len(names) != n_support):
         raise FileFormatError("the stored row numbers or identifiers do not fit the support.")

@@ -1,0 +1,220 @@
+"""Explanations: the calibration samples that carry each prediction, and what the parts of a blend contribute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.errors import MissingExtraError, printable
+from kcal.validation import check_integer
+
+if TYPE_CHECKING:
+    import pandas
+
+Floats = NDArray[np.float64]
+
+SHOWN_ROWS, SHOWN_CLASSES, LABEL_WIDTH = 5, 3, 24
+"""Rows, classes and characters of a label that a printed explanation shows, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class LogOdds:
+    """The log-odds of the two most probable classes of each prediction, as a sum of contributions."""
+
+    first: NDArray[Any]  # (n,), label of the most probable class
+    second: NDArray[Any]  # (n,), label of the next one
+    total: Floats  # (n,), log p_first − log p_second
+    terms: tuple[str, ...]
+    contributions: Floats  # (n, n_terms), which sum to the total
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return a pandas DataFrame with one row per prediction: the two classes, the total and a column per term."""
+        columns = {"first": self.first, "second": self.second, "total": self.total}
+        return _pandas().DataFrame(columns | dict(zip(self.terms, self.contributions.T, strict=True)))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation:
+    """The k calibration samples that carry each of n predictions most, those with the largest shares first.
+
+    Each sample has a share of the probability of its own class. With the shares of all other samples (``rest``) and
+    what no sample carries (``parts``) they sum to the probabilities:
+
+    p_k = Σ_{i: label_i = k} shares_i + rest_k + Σ_name parts[name]_k
+
+    A :class:`KCal` has shares (1 − smoothing)·p⁰_k·w_i·φ_i / S_k, p⁰ being corrected for the prior, and the parts
+    "smoothing" and "prior" (where only the prior is left, because all mass is on classes that it excludes).
+
+    The probabilities of a :class:`KCalBlend` are a product of powers, which has no unique shares. Here every part of
+    the pool has the share of its absolute weight: |g·w_j| for an estimate, |g·v_i| for a network calibrator, 1 − g for
+    the fallback, over their sum. The share of an estimate is divided among samples and background as its mass for the
+    class is. The parts are "network", "background", "fallback" and "merged" (estimates over points that stand for
+    several samples). Whether something speaks for or against a class is in ``log_odds``.
+
+    Where all support points stand for several samples, these points take the place of samples, by number.
+
+    An integer index, a slice or an array of them gives the explanation of these predictions.
+    """
+
+    classes: NDArray[Any]  # (n_classes,), labels in the order of the columns
+    probabilities: Floats  # (n, n_classes)
+    ids: NDArray[Any]  # (n, k), identifiers of the samples; row numbers if the fit was given none
+    rows: NDArray[np.int64]  # (n, k), rows of the calibration set; −1 for points that are no samples
+    codes: NDArray[np.int64]  # (n, k), positions of the samples' labels in classes
+    shares: Floats  # (n, k), of the probability of the sample's class
+    distances: Floats  # (n, k, n_metrics), in the projected space
+    metrics: tuple[str, ...]  # names of the projected spaces
+    rest: Floats  # (n, n_classes), shares of all other samples
+    parts: Mapping[str, Floats]  # (n, n_classes) each: what no sample carries
+    log_odds: LogOdds | None = None  # of a blend
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """Labels of the samples, (n, k)."""
+        labels: NDArray[Any] = self.classes[self.codes]
+        return labels
+
+    @property
+    def predictions(self) -> NDArray[Any]:
+        """The most probable class of each prediction, (n,)."""
+        labels: NDArray[Any] = self.classes[self.probabilities.argmax(axis=1)]
+        return labels
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
+
+    def __iter__(self) -> Iterator[Explanation]:
+        return (self[row] for row in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Explanation:
+        chosen = np.atleast_1d(np.arange(len(self))[index])
+        names = ("probabilities", "ids", "rows", "codes", "shares", "distances", "rest")
+        values: dict[str, Any] = {name: getattr(self, name)[chosen] for name in names}
+        values["parts"] = {name: part[chosen] for name, part in self.parts.items()}
+        if self.log_odds is not None:
+            arrays = {name: getattr(self.log_odds, name)[chosen] for name in _LOG_ODDS_ARRAYS}
+            values["log_odds"] = replace(self.log_odds, **arrays)
+        return replace(self, **values)
+
+    def sample_shares(self) -> Floats:
+        """Return the shares of the k samples summed by class, (n, n_classes)."""
+        sums = np.zeros_like(self.probabilities)
+        np.add.at(sums, (np.arange(len(self))[:, None], self.codes), self.shares)
+        return sums
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return a table as columns by name: one row per prediction and sample, and per part of a class.
+
+        "row" is the prediction, "part" is "sample", "rest" or one of ``parts``; a part has neither id nor distance.
+        Parts without a share are left out. The shares of a row and class sum to its probability.
+        """
+        n, k = self.codes.shape
+        names = ["distance"] if len(self.metrics) == 1 else [f"distance_{name}" for name in self.metrics]
+        pieces: dict[str, list[Any]] = {
+            "row": [np.repeat(np.arange(n), k)],
+            "part": [np.full(n * k, "sample", dtype=object)],
+            "id": [self.ids.astype(object).ravel()],
+            "class": [self.labels.ravel()],
+            "share": [self.shares.ravel()],
+        }
+        for name, part in {"rest": self.rest, **self.parts}.items():
+            rows, codes = part.nonzero()
+            pieces["row"].append(rows)
+            pieces["part"].append(np.full(len(rows), name, dtype=object))
+            pieces["id"].append(np.full(len(rows), None, dtype=object))
+            pieces["class"].append(self.classes[codes])
+            pieces["share"].append(part[rows, codes])
+        order = np.argsort(np.concatenate(pieces["row"]), kind="stable")
+        missing = np.full(len(order) - n * k, np.nan)
+        for place, name in enumerate(names):
+            pieces[name] = [self.distances[:, :, place].ravel(), missing]
+        return {name: np.concatenate(parts)[order] for name, parts in pieces.items()}
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return a pandas DataFrame of the :meth:`columns`."""
+        return _pandas().DataFrame(self.columns())
+
+    def cells(self, row: int = 0) -> list[list[str]]:
+        """Return the table of one prediction as text, line by line: a heading, the samples, the parts, their sum.
+
+        There is a column for each of the most probable classes, and one for all others; each sums to its probability.
+        """
+        check_integer(row, "row", minimum=0, maximum=len(self) - 1)
+        top = np.argsort(-self.probabilities[row], kind="stable")[:SHOWN_CLASSES]
+        groups = [np.array([code]) for code in top]
+        others = np.setdiff1d(np.arange(len(self.classes)), top)
+        groups += [others] if len(others) else []
+        titles = [short(self.classes[code]) for code in top] + (["others"] if len(others) else [])
+        lines = [["sample", "label", *_distance_titles(self.metrics), *titles]]
+        for place, code in enumerate(self.codes[row]):
+            shares = [number(self.shares[row, place]) if code in group else "" for group in groups]
+            distances = [f"{distance:.4g}" for distance in self.distances[row, place]]
+            lines.append([short(self.ids[row, place]), short(self.classes[code]), *distances, *shares])
+        blank = [""] * (1 + len(self.metrics))
+        sums = {"other samples": self.rest, **self.parts, "probability": self.probabilities}
+        return lines + [
+            [name, *blank, *(number(part[row, group].sum()) for group in groups)] for name, part in sums.items()
+        ]
+
+    def log_odds_cells(self, row: int = 0) -> list[list[str]]:
+        """Return the contributions to the log-odds of one prediction as text, line by line; none without a blend."""
+        if self.log_odds is None:
+            return []
+        check_integer(row, "row", minimum=0, maximum=len(self) - 1)
+        odds = self.log_odds
+        heading = [f"log-odds of {short(odds.first[row])} against {short(odds.second[row])}", ""]
+        terms = [[name, f"{value:+.4f}"] for name, value in zip(odds.terms, odds.contributions[row], strict=True)]
+        return [heading, *terms, ["sum", f"{odds.total[row]:+.4f}"]]
+
+    def __repr__(self) -> str:
+        n, k = self.codes.shape
+        return f"Explanation({n:,} predictions of {len(self.classes):,} classes by {k:,} samples each)"
+
+    def __str__(self) -> str:
+        lines = []
+        for row in range(min(len(self), SHOWN_ROWS)):
+            lines += [f"prediction {row}: {short(self.predictions[row])}", *aligned(self.cells(row))]
+            lines += [*aligned(self.log_odds_cells(row)), ""]
+        left = len(self) - SHOWN_ROWS
+        return "\n".join([*lines, f"and {left:,} more"] if left > 0 else lines[:-1])
+
+
+_LOG_ODDS_ARRAYS = tuple(entry.name for entry in fields(LogOdds) if entry.name != "terms")
+
+
+def number(share: float) -> str:
+    """Return a share as text, a small one not as 0."""
+    return f"{share:.4f}" if share == 0 or share >= 0.00005 else f"{share:.0e}"
+
+
+def short(name: object) -> str:
+    """Return a label or an identifier on one line, cut in the middle if it is long."""
+    text = printable(name)
+    half = LABEL_WIDTH // 2
+    return text if len(text) <= LABEL_WIDTH else f"{text[: half - 1]}…{text[-half:]}"
+
+
+def aligned(lines: list[list[str]]) -> list[str]:
+    """Return lines of text with columns of equal width; all but the first are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    first = widths[0] if widths else 0
+    return [
+        "  ".join([f"{line[0]:<{first}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
+        for line in lines
+    ]
+
+
+def _distance_titles(metrics: tuple[str, ...]) -> list[str]:
+    return ["distance"] if len(metrics) == 1 else [f"distance, {name}" for name in metrics]
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("to_frame needs pandas, which is not installed. Run: pip install pandas") from error
+    return pandas

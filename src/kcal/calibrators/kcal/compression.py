@@ -1,0 +1,263 @@
+"""A kernel density estimate with a smaller support, whose size and bandwidth out-of-fold predictions choose."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kcal.calibrators.kcal.evidence import EvidenceReference
+from kcal.calibrators.kcal.model import Compression, KernelEstimate
+from kcal.calibrators.kcal.out_of_fold import FOLDS, FoldedSamples, FoldedSupport, in_folds
+from kcal.errors import BandwidthWarning, InvalidInputError
+from kcal.kernels import BandwidthCurve, get_kernel, search_bandwidth
+from kcal.progress import progress_bar
+from kcal.support import REDUCTIONS, ReducedPoints, Reduction, WeightedPoints
+from kcal.validation import check_choice, check_integer, check_number, shown
+
+Index = NDArray[np.int64]
+EstimateT = TypeVar("EstimateT", bound=KernelEstimate)
+
+SEARCHED = 2.0
+"""The search for the bandwidth starts within this factor of that of all samples, on both sides."""
+GRID_STEP = 2.0
+"""Ratio of the sizes that are tried, at most."""
+REFINEMENTS = 3
+"""Halvings, on a logarithmic scale, of the interval in which the smallest size is."""
+TINY = np.finfo(np.float64).tiny
+MOST_POINTS = 10**12
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A size of the support, with its out-of-fold predictions and the bandwidths that were tried."""
+
+    size: int
+    folded: FoldedSupport
+    curve: BandwidthCurve
+
+    @property
+    def own_log_probs(self) -> torch.Tensor:
+        """Out-of-fold log probability of the own class of each predicted sample, (n_predicted,)."""
+        return self.folded.own_log_probs(self.curve.bandwidth)
+
+
+class Trials:
+    """The trial of every size that is asked for, made once.
+
+    Parameters
+    ----------
+    samples : FoldedSamples
+        Samples of the support, with folds.
+    reduction : Reduction
+        How they are made fewer.
+    bandwidth : float
+        That of all samples, near which the search begins; with ``fixed`` that of every size.
+    """
+
+    def __init__(
+        self,
+        samples: FoldedSamples,
+        reduction: Reduction,
+        bandwidth: float,
+        *,
+        fixed: bool = False,
+        after_each: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.samples, self.reduction, self.bandwidth, self.fixed = samples, reduction, bandwidth, fixed
+        self._after_each, self._trials = after_each, dict[int, Trial]()
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples, the largest size."""
+        return len(self.samples.samples)
+
+    @property
+    def smallest(self) -> int:
+        """One point for each class that has samples."""
+        return self.samples.samples.n_present
+
+    @cached_property
+    def full_loss(self) -> float:
+        """Out-of-fold loss with all samples of the other folds, at their bandwidth."""
+        return self.samples.unreduced(self.reduction.kernel).loss(self.bandwidth)
+
+    @property
+    def grid(self) -> list[int]:
+        """Sizes from the smallest to the largest, each at most ``GRID_STEP`` times the one before."""
+        ratio = self.n_samples / self.smallest
+        n_steps = int(np.ceil(np.log(ratio) / np.log(GRID_STEP)))
+        sizes = np.round(self.smallest * ratio ** np.linspace(0.0, 1.0, n_steps + 1))
+        return [int(size) for size in np.unique(sizes)]
+
+    def __getitem__(self, size: int) -> Trial:
+        if size not in self._trials:
+            self._trials[size] = self._try(size)
+            self._after_each(f"{size:,} points, loss {self._trials[size].curve.loss:.4f}")
+        return self._trials[size]
+
+    def _try(self, size: int) -> Trial:
+        unreduced = size == self.n_samples and self.reduction.min_cluster_size == 1
+        folded = self.samples.reduced(self.reduction, size)
+        if self.fixed or unreduced:
+            loss = folded.loss(self.bandwidth)
+            curve = BandwidthCurve(np.array([self.bandwidth]), np.array([loss]), self.bandwidth, loss, at_edge=False)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", BandwidthWarning)  # the search with all samples has warned
+                interval = (self.bandwidth / SEARCHED, self.bandwidth * SEARCHED)
+                curve = search_bandwidth(folded.loss, interval=interval)
+        return Trial(size, folded, replace(curve, n_folds=len(folded.parts)))
+
+
+FindSize = Callable[[Trials], Trial]
+
+
+def of_size(size: int, trials: Trials) -> Trial:
+    """Return the trial of a number of points."""
+    if size < trials.smallest:
+        expected = f"must be at least {trials.smallest:,}, one point for each class that has samples"
+        raise InvalidInputError("size", expected, got=str(size))
+    return trials[min(size, trials.n_samples)]
+
+
+def of_share(share: float, trials: Trials) -> Trial:
+    """Return the trial of a share of the samples, but at least one point per class."""
+    return trials[max(round(share * trials.n_samples), trials.smallest)]
+
+
+def of_lowest_loss(trials: Trials) -> Trial:
+    """Return the trial of the lowest loss."""
+    return min((trials[size] for size in trials.grid), key=lambda trial: trial.curve.loss)
+
+
+def of_clear_gain(trials: Trials) -> Trial:
+    """Return the trial of the lowest loss, but that of all samples if no loss is lower by more than a standard error.
+
+    Where clusters have a smallest size, all samples are no choice.
+    """
+    best = of_lowest_loss(trials)
+    if trials.reduction.min_cluster_size > 1 or best.size == trials.n_samples:
+        return best
+    every = trials[trials.n_samples]
+    gains = best.own_log_probs - every.own_log_probs
+    gain, error = best.folded.mean_and_error(gains.numpy())
+    return best if gain > error else every
+
+
+def of_loss_within(increase: float, trials: Trials) -> Trial:
+    """Return the trial of the smallest size whose loss is at most 1 + ``increase`` times that of all samples."""
+    bound = (1.0 + increase) * trials.full_loss
+    too_small, enough = 0, trials.n_samples
+    for size in trials.grid:
+        if trials[size].curve.loss <= bound:
+            enough = size
+            break
+        too_small = size
+    for _ in range(REFINEMENTS if too_small else 0):
+        middle = round((too_small * enough) ** 0.5)
+        if trials[middle].curve.loss <= bound:
+            enough = middle
+        else:
+            too_small = middle
+    return trials[enough]
+
+
+def check_target(size: Any, max_loss_increase: Any) -> FindSize:
+    """Return how the size is found; raise unless exactly one of both is given, and valid."""
+    if (size is None) == (max_loss_increase is None):
+        expected = "or max_loss_increase must be given, and not both"
+        raise InvalidInputError("size", expected, remedy="Pass size=0.1, for example.")
+    if size is None:
+        return partial(of_loss_within, check_number(max_loss_increase, "max_loss_increase", minimum=0))
+    if isinstance(size, float | np.floating):
+        expected = "must be an integer, or a share of the samples above 0 and at most 1"
+        return partial(of_share, check_number(float(size), "size", minimum=TINY, maximum=1, expected=expected))
+    return partial(of_size, check_integer(size, "size", minimum=1, maximum=MOST_POINTS))
+
+
+@dataclass(frozen=True)
+class CompressionOptions:
+    """How an estimate gets a smaller support: parameters of ``compress``."""
+
+    method: str = "kmeans"
+    min_cluster_size: int = 1
+    seed: int = 0
+    progress: bool | None = None
+    n_folds: int = FOLDS
+    fixed_bandwidth: bool = False
+
+    def checked(self) -> CompressionOptions:
+        """Return the options; raise if they are invalid."""
+        check_choice(self.method, "method", tuple(REDUCTIONS))
+        check_integer(self.min_cluster_size, "min_cluster_size", minimum=1, maximum=MOST_POINTS)
+        if self.min_cluster_size > 1 and self.method != "kmeans":
+            got = shown(self.min_cluster_size)
+            raise InvalidInputError("min_cluster_size", 'applies to method="kmeans" only', got=got)
+        return self
+
+    def reduction(self, estimate: KernelEstimate) -> Reduction:
+        """Return how the support of an estimate is made smaller."""
+        kernel = get_kernel(estimate.kernel)
+        return Reduction(self.method, self.seed, self.min_cluster_size, kernel, estimate.bandwidth)
+
+    def folded(self, estimate: KernelEstimate, groups: Index | None) -> FoldedSamples:
+        """Return the samples of an estimate with folds; ``groups`` are those of its points in the original order."""
+        if estimate.compression is not None:
+            expected = "must not have been compressed before: its points are no samples"
+            raise InvalidInputError("support", expected, remedy="Compress the calibrator with all samples.")
+        support = estimate.support
+        if groups is not None:
+            groups = groups[support.order.cpu().numpy()][support.counted.numpy()]
+        return in_folds(WeightedPoints.of(support), groups, n_folds=self.n_folds, seed=self.seed)
+
+
+def compress_estimate(
+    estimate: EstimateT, groups: Index | None, find_size: FindSize, options: CompressionOptions
+) -> tuple[EstimateT, Trial]:
+    """Return the estimate with the support that ``find_size`` chooses, and its trial.
+
+    ``groups`` are those of the points in the original order. Where no smaller support is chosen, the estimate is
+    returned as it is.
+    """
+    samples, reduction = options.folded(estimate, groups), options.reduction(estimate)
+    with progress_bar("Compressing the support", None, show=options.progress) as advance:
+        bandwidth, fixed = estimate.bandwidth, options.fixed_bandwidth
+        trial = find_size(Trials(samples, reduction, bandwidth, fixed=fixed, after_each=advance))
+    n_samples = len(samples.samples)
+    if trial.size >= n_samples and options.min_cluster_size == 1:
+        return estimate, trial
+    reduced = reduction(samples.samples, trial.size)
+    compressed = replace(
+        estimate,
+        projection=deepcopy(estimate.projection),
+        support=reduced.support(),
+        bandwidth=trial.curve.bandwidth,
+        reference=new_reference(estimate.reference, trial),
+        compression=summary_of(reduced, n_samples, trial, options),
+    )
+    return compressed, trial
+
+
+def summary_of(reduced: ReducedPoints, n_samples: int, trial: Trial, options: CompressionOptions) -> Compression:
+    """Return how the support was made of samples, and its loss."""
+    fewest, loss = int(reduced.members.min()), trial.curve.loss
+    return Compression(method=options.method, n_samples=n_samples, fewest=fewest, loss=loss)
+
+
+def new_reference(reference: EvidenceReference, trial: Trial) -> EvidenceReference:
+    """Return the reference of the evidence with out-of-fold densities; the lengths of the samples stay."""
+    n = len(reference.log_densities)
+    if n == 0:
+        return reference
+    densities = trial.folded.log_densities(trial.curve.bandwidth).numpy()
+    levels = (np.arange(n) + 0.5) / n
+    quantiles = np.quantile(densities, levels, method="inverted_cdf")
+    return replace(reference, log_densities=torch.from_numpy(quantiles))

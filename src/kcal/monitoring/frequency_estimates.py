@@ -1,0 +1,134 @@
+"""Estimates of class frequencies, how each sample changes them, and what follows: covariances, intervals, shrinkage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import chdtrc
+
+from kcal.errors import InvalidInputError
+from kcal.monitoring.bias_correction import BiasCorrection, log_of
+from kcal.monitoring.mixture import Floats, MixtureFit, Scores, fit_mixture, match_moments, scores_at, weakest_direction
+
+Labelled = tuple[Floats, NDArray[np.intp]]
+"""Predictions for calibration samples, (n, n_classes), and the columns of their labels, (n,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrequencyFit:
+    """An estimate, the changes of it that each sample and each calibration sample brings, and its information.
+
+    ``tested``, (m, n_classes), has a row per sample or group; ``calibrated`` is None without calibration predictions.
+    ``information`` of a prediction is in units of a label, in the direction ``weakest`` in which it is smallest.
+    """
+
+    fit: MixtureFit
+    tested: Floats
+    calibrated: Floats | None
+    information: float
+    weakest: Floats
+
+
+def by_mixture(
+    probs: Floats,
+    reference: Floats,
+    correction: BiasCorrection | None,
+    known: Labelled | None,
+    groups: NDArray[np.int64],
+    strength: float,
+) -> FrequencyFit:
+    """Return the estimate by expectation maximisation, its influences, the information, its weakest direction."""
+    corrected = probs if correction is None else correction.apply(probs)
+    ratios = np.divide(corrected, reference, out=np.zeros(probs.shape), where=reference > 0)
+    told = ratios.any(axis=1)
+    ratios, groups = ratios[told], groups[told]
+    if not len(ratios):
+        raise InvalidInputError("reference", "gives nothing to the classes of the predictions")
+    fit = fit_mixture(ratios, reference, strength=strength)
+    scores = scores_at(ratios, fit.prior, reference, strength)
+    tested = scores.influence(_sum_by_group(scores.gradients - 1.0, groups))
+    if correction is None or known is None:
+        return FrequencyFit(fit, tested, None, scores.information, scores.weakest)
+    changes = _calibration_scores(scores, log_of(probs[told]), correction, reference, known[1])
+    return FrequencyFit(fit, tested, scores.influence(changes), scores.information, scores.weakest)
+
+
+def _calibration_scores(
+    scores: Scores, logs: Floats, correction: BiasCorrection, reference: Floats, labels: NDArray[np.intp]
+) -> Floats:
+    """Return how each calibration sample changes the score, (n_calibration, n_kept), by correction and reference.
+
+    ∂(q_k/π_k)/∂b_j = (q_k/π_k)·(δ_jk − q_j), likewise for the exponent with log p in place of δ; the logarithm of the
+    reference has the opposite sign of the bias.
+    """
+    kept, posteriors, gradients = scores.kept, scores.posteriors, scores.gradients
+    by_bias = np.diag(gradients.sum(axis=0)) - gradients.T @ posteriors
+    own = logs[:, kept]
+    by_exponent = (gradients * (own - (posteriors * own).sum(axis=1, keepdims=True))).sum(axis=0)
+    counted = np.eye(len(reference))[labels][:, kept]
+    by_reference = (counted / reference[kept] - 1.0) / len(labels)
+    bias_changes = correction.changes[:, 1:][:, kept] - by_reference
+    return np.asarray(bias_changes @ by_bias.T + np.outer(correction.changes[:, 0], by_exponent))
+
+
+def by_moments(probs: Floats, known: Floats, labels: NDArray[np.intp], groups: NDArray[np.int64]) -> FrequencyFit:
+    """Return the estimate by moments, its influences, the information, its weakest direction."""
+    n_classes = probs.shape[1]
+    counts = np.bincount(labels, minlength=n_classes)
+    spread = (np.eye(n_classes)[labels].T @ known + known.mean(axis=0)) / (counts + 1.0)[:, None]  # one sample shrunken
+    by_class = spread.T
+    prior = match_moments(probs.mean(axis=0), by_class)
+    inverse = np.linalg.pinv(by_class)
+    tested = _sum_by_group(probs - by_class @ prior, groups) @ inverse.T / len(probs)
+    weights = np.divide(prior, counts, out=np.zeros(n_classes), where=counts > 0)
+    calibrated = ((known - spread[labels]) * weights[labels][:, None]) @ inverse.T
+    of_means = by_class.T @ np.linalg.pinv(np.cov(probs.T), hermitian=True) @ by_class
+    information, weakest = weakest_direction(of_means, (prior + counts / len(labels)) / 2)
+    return FrequencyFit(MixtureFit(prior, 1, True), tested, calibrated, information, weakest)
+
+
+def covariances(
+    tested: Floats, calibrated: Floats | None, reference: Floats, known: Labelled | None
+) -> tuple[Floats, Floats]:
+    """Return the covariance of the estimate, and that of its difference from the counted reference."""
+    of_rows = tested.T @ tested
+    if calibrated is None or known is None:
+        return of_rows, of_rows
+    counted = (np.eye(len(reference))[known[1]] - reference) / len(known[1])
+    differences = calibrated - counted
+    return of_rows + calibrated.T @ calibrated, of_rows + differences.T @ differences
+
+
+def wilson_intervals(prior: Floats, variances: Floats, n_samples: int, quantile: float) -> tuple[Floats, Floats]:
+    """Return Wilson's intervals of frequencies, for the numbers of labels that would have these variances."""
+    spread = prior * (1.0 - prior)
+    labels = np.divide(
+        spread, variances, out=np.full(len(prior), float(n_samples)), where=(variances > 0) & (spread > 0)
+    )
+    excess = quantile**2 / labels
+    reach = np.sqrt(excess * spread + excess**2 / 4)
+    centre = prior + excess / 2
+    return np.clip((centre - reach) / (1 + excess), 0.0, 1.0), np.clip((centre + reach) / (1 + excess), 0.0, 1.0)
+
+
+def shrunken_to(prior: Floats, reference: Floats, covariance: Floats) -> tuple[Floats, float]:
+    """Return reference + c·(prior − reference) with c of James and Stein, and the p-value of an unchanged reference.
+
+    d² = (prior − reference)ᵀ·Σ⁻¹·(prior − reference) is χ² of m degrees of freedom if nothing has changed, Σ being the
+    covariance; c = 1 − (m − 2)/d², but no less than 0.
+    """
+    change = prior - reference
+    freedom = int((prior > 0).sum()) - 1
+    distance = float(change @ np.linalg.pinv(covariance, rcond=1e-10, hermitian=True) @ change)
+    share = max(0.0, 1.0 - max(freedom - 2, 0) / distance) if distance > 0 else 0.0
+    return reference + share * change, float(chdtrc(freedom, distance)) if freedom > 0 else 1.0
+
+
+def _sum_by_group(rows: Floats, groups: NDArray[np.int64]) -> Floats:
+    """Return the sums of the rows of each group, (n_groups, n_columns)."""
+    places = np.unique(groups, return_inverse=True)[1]
+    sums = np.zeros((int(places.max()) + 1, rows.shape[1]))
+    np.add.at(sums, places, rows)
+    return sums

@@ -1,0 +1,181 @@
+"""Performance on unlabelled samples, as calibrated probabilities expect it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
+
+from kcal.errors import InvalidInputError
+from kcal.metrics import METRICS
+from kcal.validation import ALMOST_ZERO, check_choice, check_number, check_probs, collect_classes
+
+if TYPE_CHECKING:
+    import pandas
+
+Floats = NDArray[np.float64]
+
+MAX_SHOWN = 20
+TITLES = {name: METRICS[name].description for name in ("accuracy", "negative_log_likelihood", "multiclass_brier_loss")}
+
+
+class Estimate(NamedTuple):
+    """An expected value and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class PerformanceEstimate:
+    """Expected performance on unlabelled samples.
+
+    Attributes
+    ----------
+    accuracy, negative_log_likelihood, multiclass_brier_loss : Estimate
+        Expected value and interval.
+    recall, precision : array, (n_classes, 3)
+        Of each class: expected value, low and high end. Without predictions of a class its precision is nan, without
+        any probability its recall.
+    counts : array, (n_classes,)
+        Expected number of samples of each class.
+    """
+
+    accuracy: Estimate
+    negative_log_likelihood: Estimate
+    multiclass_brier_loss: Estimate
+    recall: Floats = field(repr=False)
+    precision: Floats = field(repr=False)
+    counts: Floats = field(repr=False)
+    classes: NDArray[Any] = field(repr=False)
+    n_samples: int
+    confidence: float
+    target: str
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return a pandas DataFrame with one row per metric, and per class for recall and precision."""
+        import pandas
+
+        rows: dict[tuple[str, Any], Any] = {(name, ""): getattr(self, name) for name in TITLES}
+        for name in ("recall", "precision"):
+            rows |= {(name, label): row for label, row in zip(self.classes.tolist(), getattr(self, name), strict=True)}
+        index = pandas.MultiIndex.from_tuples(rows, names=["metric", "class"])
+        return pandas.DataFrame([tuple(row) for row in rows.values()], index=index, columns=["value", "low", "high"])
+
+    def __str__(self) -> str:
+        width = max(map(len, TITLES.values()))
+        percent = f"{100 * self.confidence:.6g} %"
+        lines = [f"{self.n_samples:,} samples without labels, {len(self.classes):,} classes"]
+        lines.append(f"{'':<{width}}  {'expected':>9}  {percent} interval")
+        for name, title in TITLES.items():
+            lines.append("{:<{}}  {:>9.5f}  [{:.5f}, {:.5f}]".format(title, width, *getattr(self, name)))
+        names = [str(name) for name in self.classes[:MAX_SHOWN]]
+        width = max(5, *map(len, names))
+        lines.append(f"{'class':<{width}}  {'samples':>9}  {'recall':>8} {'':<16}  {'precision':>9}")
+        for name, count, recall, precision in zip(names, self.counts, self.recall, self.precision, strict=False):
+            shown = "{:>8.4f} [{:.4f}, {:.4f}]  {:>9.4f} [{:.4f}, {:.4f}]".format(*recall, *precision)
+            lines.append(f"{name:<{width}}  {count:>9,.1f}  {shown}")
+        if len(self.classes) > MAX_SHOWN:
+            lines.append(f"… and {len(self.classes) - MAX_SHOWN} more classes")
+        return "\n".join(lines)
+
+
+def estimate_performance(
+    probs: ArrayLike, *, classes: ArrayLike | None = None, target: str = "rows", confidence: float = 0.95
+) -> PerformanceEstimate:
+    """Estimate accuracy, log-loss, Brier loss, recall and precision of unlabelled samples from calibrated predictions.
+
+    If probabilities are calibrated, the labels of the rows are as if drawn from them, and every metric has a known
+    expectation and variance: a row of predictions p is right with probability max p, its log-loss is −Σ p·log p on
+    average, its Brier loss (1 − Σ p²)/K, the mean over K
+    classes. Where class frequencies have changed, correct the predictions first
+    (:func:`estimate_prior`, ``with_prior``). What changes otherwise, predictions cannot tell.
+
+    Parameters
+    ----------
+    probs
+        Calibrated probabilities, (n_samples, n_classes).
+    classes
+        The label of every column, for display.
+    target : "rows" or "population"
+        What the intervals are to contain: the value that the labels of these rows would give, or that of the
+        population which the rows are drawn from, independently. Neither includes the error of the calibration.
+    confidence
+        Of the intervals, which are normal ones.
+    """
+    checked = np.asarray(check_probs(probs), dtype=np.float64)
+    names = np.arange(checked.shape[1]) if classes is None else collect_classes([], classes)
+    if len(names) != checked.shape[1]:
+        raise InvalidInputError("classes", f"must name every column of probs ({checked.shape[1]})", got=f"{len(names)}")
+    check_choice(target, "target", ("rows", "population"))
+    confidence = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
+    quantile = float(ndtri(0.5 + confidence / 2))
+    means, variances = row_moments(checked)
+    overall = {
+        name: _estimate(means[name], variances[name], target, quantile, highest=1.0 if name == "accuracy" else np.inf)
+        for name in TITLES
+    }
+    recall, precision = _by_class(checked, target, quantile)
+    counts = checked.sum(axis=0)
+    return PerformanceEstimate(
+        **overall,
+        recall=recall,
+        precision=precision,
+        counts=counts,
+        classes=names,
+        n_samples=len(checked),
+        confidence=confidence,
+        target=target,
+    )
+
+
+def row_moments(probs: Floats) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Return mean and variance of each metric over the labels of each row, (n_samples,), by name."""
+    n_classes, top, squares = probs.shape[1], probs.max(axis=1), (probs**2).sum(axis=1)
+    logs = np.log(np.maximum(probs, ALMOST_ZERO))
+    entropies = -(probs * logs).sum(axis=1)
+    means = {
+        "accuracy": top,
+        "negative_log_likelihood": entropies,
+        "multiclass_brier_loss": (1.0 - squares) / n_classes,
+    }
+    variances = {
+        "accuracy": top * (1.0 - top),
+        "negative_log_likelihood": (probs * logs**2).sum(axis=1) - entropies**2,
+        "multiclass_brier_loss": 4.0 * ((probs**3).sum(axis=1) - squares**2) / n_classes**2,
+    }
+    return means, variances
+
+
+def _estimate(means: Floats, variances: Floats, target: str, quantile: float, *, highest: float) -> Estimate:
+    spread = variances.sum() if target == "rows" else ((means - means.mean()) ** 2).sum()
+    reach = quantile * float(np.sqrt(max(spread, 0.0))) / len(means)
+    value = float(means.mean())
+    return Estimate(value, max(value - reach, 0.0), min(value + reach, highest))
+
+
+def _by_class(probs: Floats, target: str, quantile: float) -> tuple[Floats, Floats]:
+    """Return recall and precision of each class, (n_classes, 3): a ratio of sums and the delta method.
+
+    With c = 1 where class k is predicted, recall is Σ c·y / Σ y and precision Σ c·y / Σ c: a row changes them by
+    (c − recall)·y / Σ p and c·(y − precision) / Σ c.
+    """
+    predicted = np.eye(probs.shape[1])[probs.argmax(axis=1)]
+    hits, counts, n_predicted = (predicted * probs).sum(axis=0), probs.sum(axis=0), predicted.sum(axis=0)
+    noise = probs * (1.0 - probs) if target == "rows" else None
+    results = []
+    for totals, is_recall in ((counts, True), (n_predicted, False)):
+        value = np.divide(hits, totals, out=np.full(len(totals), np.nan), where=totals > 0)
+        factors = predicted - np.nan_to_num(value) if is_recall else predicted
+        if noise is not None:
+            spread = (factors**2 * noise).sum(axis=0)
+        else:
+            centre = 0.0 if is_recall else np.nan_to_num(value)
+            spread = ((factors * (probs - centre)) ** 2).sum(axis=0)
+        reach = quantile * np.divide(np.sqrt(spread), totals, out=np.full(len(totals), np.nan), where=totals > 0)
+        results.append(np.column_stack([value, np.maximum(value - reach, 0.0), np.minimum(value + reach, 1.0)]))
+    return results[0], results[1]

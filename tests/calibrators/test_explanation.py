@@ -1,0 +1,363 @@
+"""Explanations: shares, distances and log-odds against loops over samples, and sums that leave nothing out."""
+
+from __future__ import annotations
+
+import builtins
+from copy import copy
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from kcal import KCal, KCalBlend, KCalLogits, load, save
+from kcal.calibrators import Explanation
+from kcal.calibrators.kcal import attribution
+from kcal.errors import FewSamplesWarning, HeldOutWarning, InvalidInputError, LeakageWarning, MissingExtraError
+from kcal.kernels import sort_support
+from quick_blend import QUICK, blend_of
+from synthetic import Problem
+
+QUERIES = slice(0, 12)
+
+
+def whole(explanation: Explanation) -> Any:
+    """Return the sum of all shares, (n, n_classes)."""
+    return explanation.sample_shares() + explanation.rest + sum(explanation.parts.values(), 0.0)
+
+
+def slow_shares(model: KCal, rows: Any, labels: Any, query: Any, weights: Any) -> Any:
+    """Return the share of every sample in the probability of its class, and its distance, by the formula alone."""
+    distances = [float(np.sqrt(((row - query) ** 2).sum())) for row in rows]
+    b, d = model.bandwidth_, rows.shape[1]
+    values = [w * np.exp(-(t**2) / (2 * d * b * b)) for w, t in zip(weights, distances, strict=True)]
+    ratios = [1.0 if model.prior is None else model.prior[k] / np.average(labels == k, weights=weights) for k in labels]
+    corrected = [value * ratio for value, ratio in zip(values, ratios, strict=True)]
+    return (1 - model.smoothing) * np.array(corrected) / sum(corrected), np.array(distances)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "weighted"),
+    [({}, False), ({"smoothing": 0.1}, False), ({"prior": [0.2, 0.3, 0.5], "smoothing": 0.02}, True)],
+)
+def test_samples_and_shares_of_kcal_are_those_of_a_loop(
+    problem: Problem, parameters: dict[str, Any], weighted: bool
+) -> None:
+    weights = np.random.default_rng(0).uniform(0, 2, 240) * (np.arange(240) % 5 > 0) if weighted else np.ones(240)
+    ids = np.array([f"patient {i}" for i in range(240)])
+    options = {"sample_weight": weights, "ids": ids}
+    model = KCal(projection="identity", **parameters).fit(problem.embeddings, problem.labels, **options)
+    queries = problem.test_embeddings[QUERIES]
+    explanation, probs = model.explain(queries, k=4), model.predict_proba(queries)
+    np.testing.assert_array_equal(explanation.probabilities, probs)
+    np.testing.assert_allclose(whole(explanation), probs, rtol=1e-12)
+    for row, query in enumerate(queries):
+        shares, distances = slow_shares(model, problem.embeddings, problem.labels, query, weights)
+        largest = np.argsort(-shares)[:4]
+        assert explanation.ids[row].tolist() == ids[largest].tolist()
+        assert explanation.rows[row].tolist() == largest.tolist()
+        assert explanation.labels[row].tolist() == problem.labels[largest].tolist()
+        np.testing.assert_allclose(explanation.shares[row], shares[largest], rtol=1e-9)
+        np.testing.assert_allclose(explanation.distances[row, :, 0], distances[largest], rtol=1e-12)
+        shares[largest] = 0.0
+        np.testing.assert_allclose(
+            explanation.rest[row], np.bincount(problem.labels, weights=shares), rtol=1e-8, atol=1e-14
+        )
+    assert list(explanation.parts) == (["smoothing"] if parameters else [])
+    assert explanation.log_odds is None
+
+
+def test_all_samples_leave_no_rest_and_blocks_change_nothing(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = KCal(projection="identity", kernel="matern32").fit(problem.embeddings, problem.labels)
+    queries = problem.test_embeddings[QUERIES]
+    explanation = model.explain(queries, k=1000)
+    assert explanation.ids.shape == (12, 240)
+    assert explanation.rest.max() < 1e-14
+    monkeypatch.setattr("kcal.calibrators.kcal.embedding_base.BLOCK_ROWS", 5)
+    again = model.explain(queries, k=1000)
+    assert again.ids.tolist() == explanation.ids.tolist()
+    np.testing.assert_allclose(again.shares, explanation.shares, rtol=1e-9)
+
+
+def test_where_the_prior_excludes_all_mass_the_prior_itself_is_the_explanation() -> None:
+    rows = np.array([[0.0, 0.0], [0.1, 0.0], [90.0, 0.0], [90.1, 0.0]])
+    model = KCal(projection="identity", bandwidth=0.5, prior=[0.0, 1.0], smoothing=0.1)
+    with pytest.warns(FewSamplesWarning):
+        model.fit(rows, [0, 0, 1, 1])
+    explanation = model.explain(rows + 0.01, k=2)
+    np.testing.assert_allclose(whole(explanation), explanation.probabilities, rtol=1e-12)
+    np.testing.assert_allclose(explanation.parts["prior"][:2], [[0, 0.9], [0, 0.9]], rtol=1e-12)
+    assert not explanation.shares[:2].any()
+    np.testing.assert_allclose(explanation.shares[2:].sum(axis=1), 0.9)
+    assert explanation.rows[:2].tolist() == [[0, 1], [1, 0]]  # without shares, the nearest
+
+
+def test_rows_are_those_of_the_calibration_set_where_half_was_held_out(problem: Problem) -> None:
+    with pytest.warns(HeldOutWarning):
+        model = KCal(recipe=QUICK).fit(problem.embeddings, problem.labels)
+    explanation = model.explain(problem.test_embeddings[QUERIES])
+    assert set(explanation.rows.ravel()) <= set(model.support_indices_)
+    np.testing.assert_array_equal(problem.labels[explanation.rows], explanation.labels)
+
+
+def test_logits_are_explained_in_the_space_of_their_log_softmax(problem: Problem) -> None:
+    model = KCalLogits(projection="identity").fit(problem.logits, problem.labels)
+    explanation = model.explain(problem.test_logits[QUERIES], k=1)
+    points, queries = (torch.log_softmax(torch.from_numpy(rows), 1) for rows in (problem.logits, problem.test_logits))
+    distances, nearest = torch.cdist(queries[QUERIES], points).min(dim=1)
+    assert explanation.rows[:, 0].tolist() == nearest.tolist()
+    np.testing.assert_allclose(explanation.distances[:, 0, 0], distances, rtol=1e-9)
+
+
+def masses_of(blend: KCalBlend, rows: Any, labels: Any, query: Any) -> dict[str, Any]:
+    """Return by name of the estimate the mass of each sample and of the background of each class; sample by sample."""
+    model, masses = blend.model_, {}
+    factors = model.frequency_factors[:, 0].numpy()
+    for expert in model.experts:
+        points, place = (expert.project(torch.from_numpy(part)).numpy() for part in (rows, query[None]))
+        for factor, median in zip(expert.factors.tolist(), expert.median_evidence.tolist(), strict=True):
+            b, d = expert.bandwidth * factor, points.shape[1]
+            exponents = -((points - place) ** 2).sum(axis=1) / (2 * d * b * b) - median
+            background = model.background * model.frequencies.numpy()
+            masses[f"{expert.metric} × {factor:.3g}"] = (np.exp(exponents) * factors[labels], background)
+    return masses
+
+
+@pytest.fixture(scope="module")
+def blend(problem: Problem) -> KCalBlend:
+    return blend_of(problem, network_calibrator="sms", prior=[0.5, 0.3, 0.2])
+
+
+def test_the_log_odds_of_a_blend_are_the_sum_of_its_terms(problem: Problem, blend: KCalBlend) -> None:
+    """Also far from all samples, where the fallback decides."""
+    far = np.linspace(0, 1, 600)[:, None] ** 4 * 30
+    queries = problem.test_embeddings + far
+    explanation = blend.explain(queries, logits=problem.test_logits)
+    log_probs = blend.predict_log_proba(queries, logits=problem.test_logits)
+    top = np.sort(log_probs, axis=1)[:, ::-1]
+    odds = explanation.log_odds
+    assert odds is not None
+    assert odds.terms == (*blend.weights_, "bias", "background", "fallback", "sharpness", "prior")
+    np.testing.assert_allclose(odds.total, top[:, 0] - top[:, 1], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(odds.contributions.sum(axis=1), odds.total, rtol=1e-12, atol=1e-12)
+    assert (np.abs(odds.contributions[:, odds.terms.index("fallback")]) > 0.1).any()
+    np.testing.assert_allclose(whole(explanation), np.exp(log_probs), rtol=1e-12, atol=1e-300)
+
+
+def test_shares_and_terms_of_a_blend_are_those_of_a_loop(problem: Problem, blend: KCalBlend) -> None:
+    model, queries = blend.model_, problem.test_embeddings[QUERIES]
+    logits = problem.test_logits[QUERIES]
+    explanation, gates = blend.explain(queries, k=3, logits=logits), blend.gate(queries)
+    assert explanation.metrics == ("identity", "learned")
+    assert list(explanation.parts) == ["network", "background", "fallback"]
+    for row, (query, gate) in enumerate(zip(queries, gates, strict=True)):
+        masses = masses_of(blend, problem.embeddings, problem.labels, query)
+        total = gate * sum(abs(weight) for weight in blend.weights_.values()) + 1 - gate
+        shares, background = np.zeros(240), np.zeros(3)
+        first, second = np.argsort(-explanation.probabilities[row])[:2]
+        for name, (samples, floor) in masses.items():
+            sums = np.bincount(problem.labels, weights=samples)
+            of_pool = gate * abs(blend.weights_[name]) / total * explanation.probabilities[row]
+            shares += of_pool[problem.labels] * samples / (sums + floor)[problem.labels]
+            background += of_pool * floor / (sums + floor)
+            mass = (sums + floor)[[first, second]]
+            mean = (mass[0] - mass[1]) / np.log(mass[0] / mass[1])
+            expected = gate * blend.weights_[name] * (sums[first] - sums[second]) / mean
+            odds = explanation.log_odds
+            assert odds is not None
+            np.testing.assert_allclose(odds.contributions[row, odds.terms.index(name)], expected, rtol=1e-7)
+        largest = np.argsort(-shares)[:3]
+        assert explanation.rows[row].tolist() == largest.tolist()
+        np.testing.assert_allclose(explanation.shares[row], shares[largest], rtol=1e-8)
+        np.testing.assert_allclose(explanation.parts["background"][row], background, rtol=1e-6, atol=1e-15)
+        network = gate * sum(abs(blend.weights_[name]) for name in ("ts", "sms")) / total
+        np.testing.assert_allclose(explanation.parts["network"][row], network * explanation.probabilities[row])
+        for place, expert in enumerate(model.experts):
+            points = [expert.project(torch.from_numpy(part)) for part in (problem.embeddings[largest], query[None])]
+            np.testing.assert_allclose(explanation.distances[row, :, place], torch.cdist(*points)[:, 0], rtol=1e-9)
+
+
+def test_a_blend_without_weight_on_some_rows_names_rows_of_the_calibration_set(
+    problem: Problem, tmp_path: Path
+) -> None:
+    """After loading too; in single precision the shares still sum to the probabilities that are predicted."""
+    weights = (np.arange(240) % 3 > 0).astype(float)
+    rows, queries = problem.embeddings.astype(np.float32), problem.test_embeddings.astype(np.float32)
+    fitted = KCalBlend(projection=None).fit(rows, problem.labels, sample_weight=weights)
+    for model in (fitted, load(save(fitted, tmp_path / "blend.kcal"))):
+        explanation = model.explain(queries)
+        assert weights[explanation.rows].all()
+        np.testing.assert_array_equal(explanation.labels, problem.labels[explanation.rows])
+        distances = np.linalg.norm(rows[explanation.rows].astype(float) - queries[:, None], axis=2)
+        np.testing.assert_allclose(explanation.distances[:, :, 0], distances, rtol=1e-9)
+        np.testing.assert_allclose(whole(explanation), model.predict_proba(queries), rtol=1e-7)
+        assert explanation.log_odds is not None
+        assert not explanation.parts.keys() & {"network"}
+
+
+def test_a_masked_second_class_is_named(problem: Problem) -> None:
+    two = problem.labels < 2
+    fitted = KCalBlend(projection=None).fit(
+        problem.embeddings[two], problem.labels[two], logits=problem.logits[two][:, :2]
+    )
+    logits = problem.test_logits[QUERIES, :2].copy()
+    logits[:6, 1] = -1e9
+    explanation = fitted.explain(problem.test_embeddings[QUERIES], logits=logits)
+    odds = explanation.log_odds
+    assert odds is not None
+    assert odds.terms[-1] == "masked"
+    assert np.isposinf(odds.total[:6]).all()
+    assert np.isposinf(odds.contributions[:6, -1]).all()
+    assert np.isfinite(odds.contributions[:, :-1]).all()
+    np.testing.assert_allclose(odds.contributions[6:].sum(axis=1), odds.total[6:], rtol=1e-12)
+
+
+def test_a_class_without_samples_is_carried_by_the_network(problem: Problem) -> None:
+    seen = problem.labels < 2
+    fitted = KCalBlend(projection=None).fit(problem.embeddings[seen], problem.labels[seen], logits=problem.logits[seen])
+    explanation = fitted.explain(problem.test_embeddings, logits=problem.test_logits)
+    np.testing.assert_allclose(whole(explanation), explanation.probabilities, rtol=1e-12)
+    assert not explanation.rest[:, 2].any()
+    assert not explanation.parts["background"][:, 2].any()
+    assert (explanation.parts["fallback"][:, 2] > 0).all()
+    odds = explanation.log_odds
+    assert odds is not None
+    assert (odds.first == 2).any()
+    np.testing.assert_allclose(odds.contributions.sum(axis=1), odds.total, rtol=1e-11, atol=1e-12)
+
+
+@pytest.fixture
+def small(problem: Problem) -> Explanation:
+    model = KCal(projection="identity", smoothing=0.03).fit(
+        problem.embeddings, np.array(["a", "b", "c"])[problem.labels]
+    )
+    return model.explain(problem.test_embeddings[:7], k=2)
+
+
+def test_an_index_gives_the_explanation_of_these_predictions(small: Explanation, problem: Problem, blend: KCalBlend):
+    assert len(small) == 7
+    parts = list(small)
+    assert [part.ids.tolist() for part in parts] == [[ids] for ids in small.ids.tolist()]
+    assert small[-1].probabilities.tolist() == small.probabilities[6:].tolist()
+    assert small[[4, 2]].parts["smoothing"].shape == (2, 3)
+    explained = blend.explain(problem.test_embeddings[:7], logits=problem.test_logits[:7])
+    assert explained[2:4].log_odds.total.tolist() == explained.log_odds.total[2:4].tolist()
+    with pytest.raises(IndexError):
+        small[7]
+    with pytest.raises(FrozenInstanceError):
+        small.shares = None
+
+
+def test_a_frame_has_all_shares(small: Explanation, problem: Problem, blend: KCalBlend) -> None:
+    frame = small.to_frame()
+    assert list(frame) == ["row", "part", "id", "class", "share", "distance"]
+    sums = frame.groupby(["row", "class"])["share"].sum().unstack()
+    np.testing.assert_allclose(sums, small.probabilities, rtol=1e-12)
+    samples = frame[frame["part"] == "sample"]
+    assert samples["id"].tolist() == small.ids.ravel().tolist()
+    assert samples["distance"].notna().all()
+    assert frame.loc[frame["part"] != "sample", ["id", "distance"]].isna().all(axis=None)
+    explained = blend.explain(problem.test_embeddings[:7], logits=problem.test_logits[:7])
+    assert list(explained.to_frame())[-2:] == ["distance_identity", "distance_learned"]
+    terms = explained.log_odds.to_frame()
+    np.testing.assert_allclose(terms.iloc[:, 3:].sum(axis=1), terms["total"])
+    assert isinstance(terms, pd.DataFrame)
+
+
+def test_a_frame_without_pandas_says_how_to_install_it(small: Explanation, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = builtins.__import__
+
+    def refuse(name: str, *args: Any, **options: Any) -> Any:
+        if name == "pandas":
+            raise ModuleNotFoundError("no pandas", name=name)
+        return imported(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(MissingExtraError, match="pip install pandas"):
+        small.to_frame()
+
+
+def test_printed_columns_sum_to_the_probabilities(small: Explanation) -> None:
+    heading, *lines = small[0].cells()
+    assert heading[:3] == ["sample", "label", "distance"]
+    order = np.argsort(-small.probabilities[0])
+    assert heading[3:] == small.classes[order].tolist()
+    numbers = np.array([[float(cell or 0) for cell in line[3:]] for line in lines])
+    np.testing.assert_allclose(numbers[:-1].sum(axis=0), numbers[-1], atol=3e-4)
+    np.testing.assert_allclose(numbers[-1], small.probabilities[0, order], atol=1e-4)
+    assert [line[0] for line in lines[2:]] == ["other samples", "smoothing", "probability"]
+    text = str(small)
+    assert text.count("probability") == 5
+    assert text.endswith("and 2 more")
+    assert repr(small) == "Explanation(7 predictions of 3 classes by 2 samples each)"
+    assert "\x1b" not in str(replace(small, classes=np.array(["\x1b[31ma", "b" * 99, "c"])))
+
+
+def test_a_blend_prints_its_log_odds(problem: Problem, blend: KCalBlend) -> None:
+    text = str(blend.explain(problem.test_embeddings[:1], logits=problem.test_logits[:1]))
+    for name in ("distance, learned", "network", "log-odds of", "identity × 0.5", "sharpness", "sum"):
+        assert name in text
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.5, "5", True, None])
+def test_a_bad_k_is_refused(problem: Problem, k: Any) -> None:
+    model = KCal(projection="identity", bandwidth=1.0).fit(problem.embeddings, problem.labels)
+    with pytest.raises(InvalidInputError, match="k must be an integer from 1"):
+        model.explain(problem.test_embeddings, k)
+    with pytest.raises(InvalidInputError, match="logits are not an argument of KCal"):
+        model.explain(problem.test_embeddings, logits=problem.test_logits)
+
+
+def test_rows_of_the_fit_warn_and_are_carried_by_themselves(problem: Problem) -> None:
+    model = KCal(projection="identity").fit(problem.embeddings, problem.labels)
+    with pytest.warns(LeakageWarning):
+        explanation = model.explain(problem.embeddings[:9], k=1)
+    assert explanation.rows[:, 0].tolist() == list(range(9))
+    assert not explanation.distances.any()
+
+
+def test_tensors_in_half_precision_are_explained(problem: Problem) -> None:
+    rows = torch.from_numpy(problem.embeddings).to(torch.bfloat16)
+    model = KCal(projection="identity").fit(rows, problem.labels)
+    queries = torch.from_numpy(problem.test_embeddings).to(torch.bfloat16)
+    explanation = model.explain(queries)
+    assert isinstance(explanation.shares, np.ndarray)
+    np.testing.assert_allclose(whole(explanation), model.predict_proba(queries).double(), rtol=1e-6)
+    assert explanation.metrics[0] == attribution.METRIC
+
+
+def test_points_that_are_no_samples_are_named_by_number(problem: Problem) -> None:
+    model = KCal(projection="identity").fit(problem.embeddings, problem.labels, ids=np.arange(240) + 1000)
+    few = sort_support(torch.from_numpy(problem.embeddings[::4] + 0.1), torch.from_numpy(problem.labels[::4]), 3)
+    model.model_ = replace(model.model_, support=few)
+    explanation = model.explain(problem.test_embeddings[QUERIES], k=3)
+    np.testing.assert_allclose(whole(explanation), model.predict_proba(problem.test_embeddings[QUERIES]), rtol=1e-12)
+    assert (explanation.rows == -1).all()
+    np.testing.assert_array_equal(problem.labels[::4][explanation.ids], explanation.labels)
+
+
+@pytest.mark.parametrize("all_merged", [False, True])
+def test_estimates_over_merged_points_are_a_part_of_their_own(
+    problem: Problem, blend: KCalBlend, all_merged: bool
+) -> None:
+    model, (first, second) = copy(blend), blend.model_.experts
+    few = sort_support(second.support.points[::4] + 0.1, second.support.codes[::4], 3)
+    merged = replace(second, support=few, metric="merged learned")
+    experts = (first, merged)
+    if all_merged:  # with as many points in each metric
+        few = sort_support(first.support.points[::4], first.support.codes[::4], 3)
+        experts = (replace(first, support=few), merged)
+    model.model_ = replace(blend.model_, experts=experts)
+    queries, logits = problem.test_embeddings[QUERIES], problem.test_logits[QUERIES]
+    explanation = model.explain(queries, logits=logits)
+    assert explanation.metrics == ("identity",)
+    assert (explanation.rows == -1).all() == all_merged
+    assert (explanation.parts["merged"] > 0).any()
+    np.testing.assert_allclose(whole(explanation), model.predict_proba(queries, logits=logits), rtol=1e-12)
+    odds = explanation.log_odds
+    assert odds is not None
+    assert "merged learned × 1" in odds.terms
+    np.testing.assert_allclose(odds.contributions.sum(axis=1), odds.total, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,100 @@
+"""Expected performance against all labels enumerated, simulated labels and closed forms."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from kcal import InvalidInputError, estimate_performance, evaluate
+
+Floats = NDArray[np.float64]
+OVERALL = ("accuracy", "negative_log_likelihood", "multiclass_brier_loss")
+
+
+def random_probs(n: int, n_classes: int, seed: int, sharpness: float = 1.5) -> Floats:
+    return np.asarray(softmax(sharpness * np.random.default_rng(seed).normal(size=(n, n_classes)), axis=1))
+
+
+def drawn_labels(probs: Floats, seed: int) -> NDArray[np.int64]:
+    return np.asarray((probs.cumsum(axis=1) > np.random.default_rng(seed).random((len(probs), 1))).argmax(axis=1))
+
+
+def test_every_labelling_weighed_by_its_probability_gives_the_expectation_and_the_variance():
+    probs = random_probs(5, 3, seed=0)
+    means, squares = dict.fromkeys(OVERALL, 0.0), dict.fromkeys(OVERALL, 0.0)
+    for labels in product(range(3), repeat=5):
+        weight = np.prod(probs[np.arange(5), labels])
+        values = evaluate(probs, labels, bins=1).as_dict()
+        for name in OVERALL:
+            means[name] += weight * values[name]
+            squares[name] += weight * values[name] ** 2
+    found = estimate_performance(probs, confidence=0.1)  # short, so that nothing is cut off
+    for name in OVERALL:
+        value, low, high = getattr(found, name)
+        assert value == pytest.approx(means[name], abs=1e-12)
+        deviation = np.sqrt(squares[name] - means[name] ** 2)
+        assert (high - low) / 2 == pytest.approx(0.1256613 * deviation, rel=1e-6)
+
+
+def test_intervals_contain_what_the_labels_of_the_rows_give():
+    probs = random_probs(500, 3, seed=1)
+    found = estimate_performance(probs)
+    predicted = probs.argmax(axis=1)
+    hits = np.zeros((300, 3 + 3 + 3))
+    for seed in range(300):
+        labels = drawn_labels(probs, seed)
+        values = evaluate(probs, labels, bins=1)
+        correct = predicted == labels
+        truth = [getattr(values, name) for name in OVERALL]
+        truth += [correct[labels == k].mean() for k in range(3)] + [correct[predicted == k].mean() for k in range(3)]
+        intervals = [getattr(found, name)[1:] for name in OVERALL] + [*found.recall[:, 1:], *found.precision[:, 1:]]
+        hits[seed] = [low <= value <= high for value, (low, high) in zip(truth, intervals, strict=True)]
+    assert (hits.mean(axis=0) > 0.91).all()
+    assert (hits.mean(axis=0) < 0.985).all()
+
+
+def test_intervals_for_the_population_contain_its_performance():
+    population = random_probs(100_000, 3, seed=2)
+    truth = estimate_performance(population)
+    generator, hits = np.random.default_rng(0), []
+    for _ in range(300):
+        found = estimate_performance(population[generator.integers(len(population), size=400)], target="population")
+        hits.append([getattr(found, name).low <= getattr(truth, name).value <= getattr(found, name).high
+                     for name in OVERALL])  # fmt: skip
+        inside = (found.recall[:, 1] <= truth.recall[:, 0]) & (truth.recall[:, 0] <= found.recall[:, 2])
+        precise = (found.precision[:, 1] <= truth.precision[:, 0]) & (truth.precision[:, 0] <= found.precision[:, 2])
+        hits[-1] += [*inside, *precise]
+    assert (np.mean(hits, axis=0) > 0.91).all()
+    assert (np.mean(hits, axis=0) < 0.985).all()
+
+
+def test_certain_predictions_have_no_doubt():
+    found = estimate_performance(np.eye(3)[[0, 1, 1, 0]])
+    assert found.accuracy == (1, 1, 1)
+    assert found.multiclass_brier_loss == (0, 0, 0)
+    np.testing.assert_array_equal(found.recall[:2], 1)
+    assert np.isnan(found.recall[2]).all()
+    assert np.isnan(found.precision[2]).all()
+
+
+def test_the_table_and_the_frame_hold_every_number():
+    found = estimate_performance(random_probs(40, 2, seed=3), classes=["no", "yes"])
+    lines = str(found).splitlines()
+    assert lines[0] == "40 samples without labels, 2 classes"
+    assert f"{found.accuracy.value:.5f}" in lines[2]
+    assert lines[-1].startswith("yes")
+    assert f"{found.precision[1, 0]:.4f}" in lines[-1]
+    frame = found.to_frame()
+    assert len(frame) == 3 + 2 * 2
+    assert frame.loc[("recall", "yes"), "high"] == found.recall[1, 2]
+
+
+def test_wrong_arguments_say_what_is_expected():
+    with pytest.raises(InvalidInputError, match="target must be one of 'rows', 'population'"):
+        estimate_performance([[0.5, 0.5]], target="all")
+    with pytest.raises(InvalidInputError, match=r"classes must name every column of probs \(2\)"):
+        estimate_performance([[0.5, 0.5]], classes=["a"])
