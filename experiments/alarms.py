@@ -1,6 +1,6 @@
 """Alarms: how often calibrated streams raise one, how long a drift stays unnoticed, and a stream of other patients.
 
-``python -m experiments.alarms TASKS --out docs/results`` writes alarms.md and alarms.png.
+``python -m experiments.alarms --tasks FOLDER --out docs/results`` writes alarms.md and alarms.png.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_show_loc
 
 @app.callback(invoke_without_command=True)
 def main(
-    folder: Annotated[Path | None, typer.Argument(metavar="FOLDER", help="Folder of tasks, NAME.npz.")] = None,
+    tasks: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of tasks, NAME.npz.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Write alarms.md there.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few streams.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same result.")] = 0,
@@ -301,8 +301,8 @@ def main(
 ) -> None:
     """Simulate calibrated and drifted streams, and watch a stream whose patients change."""
     with show_progress(quiet) as progress:
-        tasks = [] if folder is None else list(read_tasks(folder))
-        tables, figure = run(tasks, QUICK if quick else Sizes(), seed, progress)
+        known = [] if tasks is None else list(read_tasks(tasks))
+        tables, figure = run(known, QUICK if quick else Sizes(), seed, progress)
     if not quiet:
         for table in tables:
             print_table(Console(highlight=False), table)

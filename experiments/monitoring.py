@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -52,6 +53,24 @@ N_DRAWS = 1_000
 UNADJUSTED, ADJUSTED, RULE = "as they are", "prior estimated", "NannyML's rule"
 
 
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Predictions for calibration rows, their labels and, if rows were split by them, their groups."""
+
+    probs: Floats
+    labels: NDArray[np.int64]
+    groups: NDArray[Any] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of estimate_prior."""
+        return {
+            "calibration_probs": self.probs,
+            "calibration_labels": self.labels,
+            "calibration_groups": self.groups,
+        }
+
+
 def variants(setting: TaskSetting) -> Mapping[str, Variant]:
     return {name: setting.variant(name, measure=partial(without_labels, setting, name)) for name in METHODS}
 
@@ -61,14 +80,16 @@ def without_labels(setting: TaskSetting, method: str, fitted: Fitted, split: Spl
     n_classes = len(setting.task.classes)
     frequencies = presumed_frequencies(fitted, setting.task.pool.labels[split.calibration], n_classes)
     known = calibration_predictions(setting, method, fitted, split)
+    every = setting.task.pool.groups[split.test] if setting.by_group and setting.task.pool.groups is not None else None
     probs = fitted.probs.astype(np.float64) / fitted.probs.sum(axis=1, keepdims=True)
     values: dict[str, list[float]] = {}
     for ratio in shifts_of(setting):
         kept = thinned(fitted.labels, ratio, n_classes, [setting.seed, split.index])
-        parts = prior_losses(probs[kept], fitted.labels[kept], frequencies, known)
+        groups = None if every is None else every[kept]
+        parts = prior_losses(probs[kept], fitted.labels[kept], frequencies, known, groups)
         generator = np.random.default_rng([setting.seed, split.index, 1])
         parts |= interval_coverage(probs, fitted.labels, kept, frequencies, known, generator)
-        parts |= performance_coverage(probs[kept], fitted.labels[kept], frequencies, known, generator)
+        parts |= performance_coverage(probs[kept], fitted.labels[kept], frequencies, known, groups, generator)
         for name, value in parts.items():
             values.setdefault(name, []).append(value)
     return {"ratios": list(shifts_of(setting)), **values}
@@ -78,41 +99,44 @@ def shifts_of(setting: TaskSetting) -> tuple[float, ...]:
     return tuple(ratio for ratio in RATIOS if ratio in ratios_of(setting))
 
 
-def calibration_predictions(
-    setting: TaskSetting, method: str, fitted: Fitted, split: Split
-) -> tuple[Floats, NDArray[np.int64]] | None:
-    """Return predictions for calibration rows, of KCal leaving out each row, and their labels; none of the blend."""
-    labels = setting.task.pool.labels[split.calibration]
+def calibration_predictions(setting: TaskSetting, method: str, fitted: Fitted, split: Split) -> Known | None:
+    """Return predictions for calibration rows, of KCal leaving out each row (patient); none of the blend."""
     if method == "kcal-blend":
         return None
+    rows = pool_outputs("", setting.task, split.calibration, by_group=setting.by_group, labelled=True)
+    assert rows.labels is not None
     if method == "kcal":
-        left_out = np.zeros((len(fitted.calibrator.support_indices_), len(setting.task.classes)))
+        kept = fitted.calibrator.support_indices_
+        left_out = np.zeros((len(kept), len(setting.task.classes)))
         left_out[:, fitted.calibrator.classes_] = fitted.calibrator.leave_one_out_proba_
-        return left_out, labels[fitted.calibrator.support_indices_]
-    rows = pool_outputs("", setting.task, split.calibration)
-    return predict_columns(fitted.calibrator, rows, len(setting.task.classes)).astype(np.float64), labels
+        return Known(left_out, rows.labels[kept], None if rows.groups is None else rows.groups[kept])
+    unlabelled = pool_outputs("", setting.task, split.calibration)
+    probs = predict_columns(fitted.calibrator, unlabelled, len(setting.task.classes))
+    return Known(probs.astype(np.float64), rows.labels, rows.groups)
 
 
-def estimates_of(probs: Floats, frequencies: Floats, known: Any) -> dict[str, Floats]:
+def estimates_of(probs: Floats, frequencies: Floats, known: Known | None, groups: Any) -> dict[str, Floats]:
     """Return class frequencies by the way they are estimated."""
-    plain = estimate_prior(probs, reference=frequencies)
+    plain = estimate_prior(probs, reference=frequencies, groups=groups)
     found = {
         "em, strength 0": estimate_prior(probs, reference=frequencies, strength=0).prior,
         "em": plain.prior,
         "em, shrunken": plain.shrunken,
     }
     if known is not None:
-        with_labels = partial(estimate_prior, probs, calibration_probs=known[0], calibration_labels=known[1])
+        with_labels = partial(estimate_prior, probs, groups=groups, **known.options)
         corrected = with_labels()
         found |= {"moments": with_labels(method="moments").prior, "corrected-em": corrected.prior}
         found["corrected-em, shrunken"] = corrected.shrunken
     return found
 
 
-def prior_losses(probs: Floats, labels: NDArray[np.int64], frequencies: Floats, known: Any) -> dict[str, float]:
+def prior_losses(
+    probs: Floats, labels: NDArray[np.int64], frequencies: Floats, known: Known | None, groups: Any
+) -> dict[str, float]:
     """Return the log-loss of predictions corrected by each estimate, and its distance from the frequencies, Σ |·|."""
     truth = np.bincount(labels, minlength=len(frequencies)) / len(labels)
-    priors = {"none": frequencies, "known": truth, **estimates_of(probs, frequencies, known)}
+    priors = {"none": frequencies, "known": truth, **estimates_of(probs, frequencies, known, groups)}
     values = {}
     for name, prior in priors.items():
         values[f"loss, {name}"] = negative_log_likelihood(adjust_prior(probs, prior, frequencies), labels)
@@ -125,7 +149,7 @@ def interval_coverage(
     labels: NDArray[np.int64],
     kept: NDArray[np.intp],
     frequencies: Floats,
-    known: Any,
+    known: Known | None,
     generator: np.random.Generator,
 ) -> dict[str, float]:
     """Return the share of 95 % intervals that hold the frequencies which samples are drawn with, with replacement."""
@@ -137,14 +161,19 @@ def interval_coverage(
         rows = np.concatenate([generator.choice(by_class[k], size=n) for k, n in enumerate(counts) if n])
         options: dict[str, Any] = {"reference": frequencies}
         if known is not None:
-            options = {"calibration_probs": known[0], "calibration_labels": known[1]}
+            options = known.options
         found = estimate_prior(probs[rows], **options)
         hits.append((found.low <= target) & (target <= found.high))
     return {"prior interval": float(np.mean(hits))}
 
 
 def performance_coverage(
-    probs: Floats, labels: NDArray[np.int64], frequencies: Floats, known: Any, generator: np.random.Generator
+    probs: Floats,
+    labels: NDArray[np.int64],
+    frequencies: Floats,
+    known: Known | None,
+    groups: Any,
+    generator: np.random.Generator,
 ) -> dict[str, float]:
     """Return the shares of intervals that hold what the labels of a chunk give, and their mean widths.
 
@@ -152,7 +181,7 @@ def performance_coverage(
     reference is the whole test part.
     """
     name = "em, shrunken" if known is None else "corrected-em, shrunken"
-    adjusted = adjust_prior(probs, estimates_of(probs, frequencies, known)[name], frequencies)
+    adjusted = adjust_prior(probs, estimates_of(probs, frequencies, known, groups)[name], frequencies)
     values: dict[str, list[float]] = {}
     for _ in range(N_CHUNKS):
         rows = generator.permutation(len(labels))[:CHUNK]

@@ -118,6 +118,18 @@ def test_the_code_of_the_page_on_monitoring_runs(capsys):
     assert "ALARM after" in printed
 
 
+@pytest.mark.usefixtures("quick")
+def test_the_story_of_a_ward_runs_to_its_end(capsys):
+    names: dict[str, Any] = {}
+    for code in code_of("docs/hospital.md"):
+        exec(code, names)
+    printed = capsys.readouterr().out
+    assert "ALARM" not in printed[: printed.index("BandwidthRecord")]
+    assert "ALARM after" in printed
+    assert "499 → 125 support points" in printed
+    assert kcal.load("ward.kcal").support_size_ == 125
+
+
 def test_writing_a_table_changes_nothing_else():
     assert with_content(README, between_markers(README)) == README
     assert between_markers(with_content(README, "new\n")) == "new\n"

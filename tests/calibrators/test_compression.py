@@ -12,9 +12,10 @@ import torch
 
 import kcal
 from kcal import KCal, KCalBlend, KCalLogits
+from kcal.calibrators.kcal.compression import CompressionOptions
 from kcal.errors import InvalidInputError
 from kcal.metrics import negative_log_likelihood
-from kcal.support import REDUCTIONS
+from kcal.support import REDUCTIONS, Reduction
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +74,6 @@ def test_as_many_points_as_samples_change_nothing(fitted: KCal, problem: Any) ->
 def test_the_loss_is_that_of_samples_predicted_from_the_merged_other_folds(fitted: KCal, problem: Any) -> None:
     small = fitted.compress(12)
     curve, model = small.bandwidth_curve_, fitted.model_
-    from kcal.calibrators.kcal.compression import CompressionOptions
-    from kcal.support import Reduction
-
     folded = CompressionOptions().folded(model, None)
     points, codes = model.support.points.numpy(), model.support.codes.numpy()
     assert np.array_equal(folded.predicted, np.arange(260))
@@ -93,8 +91,6 @@ def test_the_loss_is_that_of_samples_predicted_from_the_merged_other_folds(fitte
 
 
 def test_groups_are_never_merged_into_what_predicts_them(problem: Any) -> None:
-    from kcal.calibrators.kcal.compression import CompressionOptions
-
     calibrator = KCal(projection="unit").fit(problem.x, problem.y, groups=problem.groups)
     folded = CompressionOptions().folded(calibrator.model_, problem.groups)
     groups = problem.groups[calibrator.model_.support.order.numpy()]
@@ -116,29 +112,45 @@ def test_samples_without_weight_play_no_part(problem: Any) -> None:
     np.testing.assert_allclose(whole.predict_proba(problem.test_x), part.predict_proba(problem.test_x), atol=1e-9)
 
 
-def test_the_smallest_size_within_a_loss_is_found(fitted: KCal, problem: Any) -> None:
-    small = fitted.compress(max_loss_increase=0.02)
-    full = fitted.compress(max_loss_increase=10.0)
-    assert full.support_size_ == 3
-    assert 3 <= small.support_size_ < 260
-    assert small.compression_.loss <= 1.02 * _full_loss(fitted)
-    losses = [fitted.compress(size).compression_.loss for size in (3, small.support_size_ // 2) if size >= 3]
-    assert min(losses) > 1.02 * _full_loss(fitted) or small.support_size_ == 3
-
-
-def _full_loss(calibrator: KCal) -> float:
-    from kcal.calibrators.kcal.compression import CompressionOptions
-
-    model = calibrator.model_
-    folded = CompressionOptions().folded(model, None)
-    points, codes, total = model.support.points.numpy(), model.support.codes.numpy(), 0.0
+def out_of_fold_losses(calibrator: KCal, size: int, bandwidth: float) -> Any:
+    """Return the log-loss of every sample from the other folds, merged to the share that ``size`` is of all."""
+    folded = CompressionOptions().folded(calibrator.model_, None)
+    points, codes, losses = folded.samples.points.numpy(), folded.samples.codes, np.empty(260)
     for fold in range(5):
-        others, own = folded.folds != fold, folded.folds == fold
-        squares = ((points[own][:, None] - points[others][None]) ** 2).sum(axis=2)
-        kernel = np.exp(-squares / (2 * points.shape[1] * model.bandwidth**2))
-        sums = kernel @ np.eye(3)[codes[others]]
-        total -= np.log((sums / sums.sum(axis=1, keepdims=True))[np.arange(own.sum()), codes[own]]).sum()
-    return float(total / len(codes))
+        others, own = np.flatnonzero(folded.folds != fold), np.flatnonzero(folded.folds == fold)
+        merged = Reduction()(folded.samples.rows(others), round(size * len(others) / 260))
+        squares = ((points[own][:, None] - merged.points.numpy()[None]) ** 2).sum(axis=2)
+        kernel = np.exp(-squares / (2 * points.shape[1] * bandwidth**2)) * merged.weights
+        sums = kernel @ np.eye(3)[merged.codes]
+        losses[own] = -np.log((sums / sums.sum(axis=1, keepdims=True))[np.arange(len(own)), codes[own]])
+    return losses
+
+
+def rings(n_classes: int, n: int = 260) -> tuple[Any, Any]:
+    """Return noisy points on a ring per class: the means of all rings are the same."""
+    generator = np.random.default_rng(3)
+    angles, labels = generator.uniform(0, 2 * np.pi, n), generator.integers(0, n_classes, n)
+    radii = 1.0 + labels + 0.25 * generator.normal(size=n)
+    return radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1), labels
+
+
+def test_the_smallest_size_within_a_loss_is_found() -> None:
+    fitted = KCal(projection="identity").fit(*rings(3))
+    full = out_of_fold_losses(fitted, 260, fitted.bandwidth_)
+
+    def increase(size: int) -> float:
+        """Return the relative increase of the loss, and its standard error on top."""
+        differences = out_of_fold_losses(fitted, size, fitted.compress(size).bandwidth_) - full
+        error = np.sqrt(((differences - differences.mean()) ** 2).sum()) / 260
+        return float((differences.mean() + error) / full.mean())
+
+    increases = {size: increase(size) for size in (3, 6, 11, 20, 38, 73, 138)}  # the grid, without all samples
+    assert increases[20] > 0
+    for bound in (1.001 * increases[20], 0.999 * increases[20], 10.0):
+        found = fitted.compress(max_loss_increase=bound).support_size_
+        within = [size for size in increases if increases[size] <= bound]
+        assert found <= min(within, default=260)
+        assert found > max((size for size in increases if size < min(within, default=260)), default=0)
 
 
 def test_merging_at_the_fit_takes_the_size_of_the_lowest_loss(fitted: KCal, problem: Any) -> None:
@@ -156,10 +168,7 @@ def test_merging_at_the_fit_takes_the_size_of_the_lowest_loss(fitted: KCal, prob
 
 
 def test_all_samples_stay_where_merging_is_no_clear_gain() -> None:
-    generator = np.random.default_rng(3)
-    angles = generator.uniform(0, 2 * np.pi, 200)  # two rings: their means are the same
-    labels = generator.integers(0, 2, 200)
-    x = (1.0 + labels[:, None]) * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    x, labels = rings(2, 200)
     kept = KCal(projection="identity", support="merged").fit(x, labels)
     assert kept.compression_ is None
     assert kept.support_size_ == 200
@@ -169,8 +178,6 @@ def test_all_samples_stay_where_merging_is_no_clear_gain() -> None:
 
 
 def test_the_error_of_a_gain_is_that_of_independent_groups(problem: Any) -> None:
-    from kcal.calibrators.kcal.compression import CompressionOptions
-
     values = np.random.default_rng(0).normal(size=260)
     for groups in (None, problem.groups):
         model = KCal(projection="unit", bandwidth=0.1).fit(problem.x, problem.y, groups=groups).model_

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import kcal
-from kcal import losses, metrics, plots
+from kcal import losses, metrics, monitoring, plots
 from kcal.calibrators import METHODS
 from kcal.report import report_page
 
@@ -108,6 +108,50 @@ def _metrics() -> list[Target]:
     return targets
 
 
+def _monitoring() -> list[Target]:
+    reference = np.bincount(LABELS) / len(LABELS)
+
+    def prior(**arguments: Any) -> Any:
+        return kcal.estimate_prior(**arguments).prior[None]
+
+    def corrected(**arguments: Any) -> Any:
+        return kcal.estimate_prior(PROBS, **arguments).prior[None]
+
+    def watched(probs: Any, labels: Any, groups: Any, alpha: Any, tolerance: Any) -> Any:
+        monitor = monitoring.CalibrationMonitor([0, 1, 2], alpha=alpha, tolerance=tolerance)
+        return monitor.update(probs, labels, groups).path
+
+    def drift(reference: Any, scores: Any, alpha: Any) -> Any:
+        return monitoring.DriftMonitor(reference, alpha=alpha).update(scores).path
+
+    def performance(**arguments: Any) -> Any:
+        return np.array(kcal.estimate_performance(**arguments).accuracy)
+
+    def discrepancy(**arguments: Any) -> float:
+        return monitoring.mean_embedding_test(n_permutations=19, **arguments).p_value
+
+    options: dict[str, Any] = {"reference": reference, "strength": 1.0, "confidence": 0.9, "method": "em"}
+    known = {"calibration_probs": PROBS, "calibration_labels": LABELS}
+    rows = {"probs": PROBS, "labels": LABELS, "groups": GROUPS}
+    scores = {"reference": EMBEDDINGS[:, 0], "scores": EMBEDDINGS[:, 1]}
+    wealth = {"curves": {"a": [0.0, 1.0]}, "alpha": 0.1, "ax": None, "title": None}
+    return [
+        Target("estimate_prior", prior, {"probs": PROBS, "groups": GROUPS} | options, ("probs", "groups"),
+               tuple(options)),
+        Target("estimate_prior, corrected", corrected, known, tuple(known), ()),
+        Target("adjust_prior", monitoring.adjust_prior, {"probs": PROBS, "prior": reference, "reference": reference},
+               ("probs",), ("prior", "reference")),
+        Target("estimate_performance", performance, {"probs": PROBS, "target": "rows", "confidence": 0.9},
+               ("probs",), ("target", "confidence")),
+        Target("CalibrationMonitor", watched, rows | {"alpha": 0.05, "tolerance": 0.0}, tuple(rows),
+               ("alpha", "tolerance")),
+        Target("DriftMonitor", drift, scores | {"alpha": 0.05}, (), (*scores, "alpha")),
+        Target("mean_embedding_test", discrepancy, {"reference": EMBEDDINGS, "X": EMBEDDINGS + 1, "n_features": 8},
+               ("reference", "X"), ("n_features",)),
+        Target("wealth_curves", plots.wealth_curves, wealth, (), tuple(wealth)),
+    ]  # fmt: skip
+
+
 def _drawings() -> list[Target]:
     bins = metrics.reliability(PROBS, LABELS, bins=5)
 
@@ -176,4 +220,4 @@ def _others() -> list[Target]:
     ]
 
 
-TARGETS = [*_calibrators(), *_metrics(), *_drawings(), *_losses(), *_others()]
+TARGETS = [*_calibrators(), *_metrics(), *_monitoring(), *_drawings(), *_losses(), *_others()]

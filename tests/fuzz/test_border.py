@@ -14,7 +14,15 @@ from fuzz.targets import TARGETS, Target
 from fuzz.values import ARRAYS, EQUIVALENTS, SCALARS
 from kcal.errors import InvalidInputError, KcalError
 
-PAIRED = {"X": "y|logits", "logits": "y", "probs": "labels", "y": "classes", "path": "not a file"}
+PAIRED = {
+    "X": "y|logits",
+    "logits": "y",
+    "probs": "labels|groups|prior",
+    "y": "classes",
+    "path": "not a file",
+    "calibration_probs": "calibration_labels",
+    "reference": "X",
+}
 """Arguments that only disagree with another one (in length, say) may be reported by the name of the other."""
 
 

@@ -177,6 +177,15 @@ def test_the_class_and_the_group_that_drift_are_named():
     assert "group clinic" in text
 
 
+def test_groups_keep_their_numbers_from_update_to_update():
+    probs = random_probs(30, 2, seed=8)
+    labels = drawn_labels(probs, 8)
+    monitor = CalibrationMonitor([0, 1])
+    monitor.update(probs[:10], labels[:10], np.array(["b"] * 10, dtype=object))
+    monitor.update(probs[10:], labels[10:], ["a"] * 5 + ["b"] * 15)
+    assert [(part.name, part.n_samples) for part in monitor.report().groups] == [("b", 25), ("a", 5)]
+
+
 def test_the_state_survives_json():
     probs = random_probs(400, 3, seed=6)
     labels, groups = drawn_labels(probs, 6), np.arange(400) % 3

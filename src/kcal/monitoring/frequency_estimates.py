@@ -36,19 +36,20 @@ def by_mixture(
     reference: Floats,
     correction: BiasCorrection | None,
     known: Labelled | None,
-    groups: NDArray[np.int64],
+    groups: NDArray[np.int64] | None,
     strength: float,
 ) -> FrequencyFit:
     """Return the estimate by expectation maximisation, its influences, the information, its weakest direction."""
     corrected = probs if correction is None else correction.apply(probs)
     ratios = np.divide(corrected, reference, out=np.zeros(probs.shape), where=reference > 0)
     told = ratios.any(axis=1)
-    ratios, groups = ratios[told], groups[told]
+    ratios = ratios[told]
     if not len(ratios):
         raise InvalidInputError("reference", "gives nothing to the classes of the predictions")
     fit = fit_mixture(ratios, reference, strength=strength)
     scores = scores_at(ratios, fit.prior, reference, strength)
-    tested = scores.influence(_sum_by_group(scores.gradients - 1.0, groups))
+    gradients = scores.gradients - 1.0
+    tested = scores.influence(gradients if groups is None else sum_by_group(gradients, groups[told]))
     if correction is None or known is None:
         return FrequencyFit(fit, tested, None, scores.information, scores.weakest)
     changes = _calibration_scores(scores, log_of(probs[told]), correction, reference, known[1])
@@ -73,7 +74,9 @@ def _calibration_scores(
     return np.asarray(bias_changes @ by_bias.T + np.outer(correction.changes[:, 0], by_exponent))
 
 
-def by_moments(probs: Floats, known: Floats, labels: NDArray[np.intp], groups: NDArray[np.int64]) -> FrequencyFit:
+def by_moments(
+    probs: Floats, known: Floats, labels: NDArray[np.intp], groups: NDArray[np.int64] | None
+) -> FrequencyFit:
     """Return the estimate by moments, its influences, the information, its weakest direction."""
     n_classes = probs.shape[1]
     counts = np.bincount(labels, minlength=n_classes)
@@ -81,7 +84,8 @@ def by_moments(probs: Floats, known: Floats, labels: NDArray[np.intp], groups: N
     by_class = spread.T
     prior = match_moments(probs.mean(axis=0), by_class)
     inverse = np.linalg.pinv(by_class)
-    tested = _sum_by_group(probs - by_class @ prior, groups) @ inverse.T / len(probs)
+    gaps = probs - by_class @ prior
+    tested = (gaps if groups is None else sum_by_group(gaps, groups)) @ inverse.T / len(probs)
     weights = np.divide(prior, counts, out=np.zeros(n_classes), where=counts > 0)
     calibrated = ((known - spread[labels]) * weights[labels][:, None]) @ inverse.T
     of_means = by_class.T @ np.linalg.pinv(np.cov(probs.T), hermitian=True) @ by_class
@@ -90,15 +94,20 @@ def by_moments(probs: Floats, known: Floats, labels: NDArray[np.intp], groups: N
 
 
 def covariances(
-    tested: Floats, calibrated: Floats | None, reference: Floats, known: Labelled | None
+    found: FrequencyFit, reference: Floats, known: Labelled | None, groups: NDArray[np.int64] | None
 ) -> tuple[Floats, Floats]:
-    """Return the covariance of the estimate, and that of its difference from the counted reference."""
-    of_rows = tested.T @ tested
-    if calibrated is None or known is None:
+    """Return the covariance of the estimate, and that of its difference from the counted reference.
+
+    ``groups`` of the calibration samples vary as a whole.
+    """
+    of_rows = found.tested.T @ found.tested
+    if found.calibrated is None or known is None:
         return of_rows, of_rows
     counted = (np.eye(len(reference))[known[1]] - reference) / len(known[1])
-    differences = calibrated - counted
-    return of_rows + calibrated.T @ calibrated, of_rows + differences.T @ differences
+    parts = [found.calibrated, found.calibrated - counted]
+    if groups is not None:
+        parts = [sum_by_group(part, groups) for part in parts]
+    return of_rows + parts[0].T @ parts[0], of_rows + parts[1].T @ parts[1]
 
 
 def wilson_intervals(prior: Floats, variances: Floats, n_samples: int, quantile: float) -> tuple[Floats, Floats]:
@@ -113,22 +122,32 @@ def wilson_intervals(prior: Floats, variances: Floats, n_samples: int, quantile:
     return np.clip((centre - reach) / (1 + excess), 0.0, 1.0), np.clip((centre + reach) / (1 + excess), 0.0, 1.0)
 
 
-def shrunken_to(prior: Floats, reference: Floats, covariance: Floats) -> tuple[Floats, float]:
-    """Return reference + c·(prior − reference) with c of James and Stein, and the p-value of an unchanged reference.
+def shrunken_to(prior: Floats, reference: Floats, covariance: Floats) -> Floats:
+    """Return reference + c·(prior − reference), with c = 1 − Σ_k σ_k²/w_k / Σ_k (prior_k − reference_k)²/w_k, or 0.
 
-    d² = (prior − reference)ᵀ·Σ⁻¹·(prior − reference) is χ² of m degrees of freedom if nothing has changed, Σ being the
-    covariance; c = 1 − (m − 2)/d², but no less than 0.
+    The change that is seen is the true one and its noise: c is the share of its square that is not noise (James and
+    Stein; Efron and Morris). σ² are the variances, the diagonal of ``covariance``; the weights w, half way between
+    prior and reference, measure changes as the log-loss does.
     """
+    middle = np.maximum((prior + reference) / 2, np.finfo(np.float64).tiny)
+    square = float(((prior - reference) ** 2 / middle).sum())
+    noise = float((np.diag(covariance) / middle).sum())
+    share = max(0.0, 1.0 - noise / square) if square > 0 else 0.0
+    return np.asarray(reference + share * (prior - reference))
+
+
+def p_value_of_no_change(prior: Floats, reference: Floats, covariance: Floats) -> float:
+    """Return the p-value of (prior − reference)ᵀ·Σ⁻¹·(prior − reference) as χ²."""
     change = prior - reference
-    freedom = int((prior > 0).sum()) - 1
     distance = float(change @ np.linalg.pinv(covariance, rcond=1e-10, hermitian=True) @ change)
-    share = max(0.0, 1.0 - max(freedom - 2, 0) / distance) if distance > 0 else 0.0
-    return reference + share * change, float(chdtrc(freedom, distance)) if freedom > 0 else 1.0
+    freedom = int(((prior > 0) | (reference > 0)).sum()) - 1
+    return float(chdtrc(freedom, distance)) if freedom > 0 else 1.0
 
 
-def _sum_by_group(rows: Floats, groups: NDArray[np.int64]) -> Floats:
-    """Return the sums of the rows of each group, (n_groups, n_columns)."""
+def sum_by_group(rows: Floats, groups: NDArray[np.int64]) -> Floats:
+    """Return the sums of the rows of each of G groups, times √(G/(G − 1)): unbiased if each group has its own mean."""
     places = np.unique(groups, return_inverse=True)[1]
-    sums = np.zeros((int(places.max()) + 1, rows.shape[1]))
+    n_groups = int(places.max()) + 1
+    sums = np.zeros((n_groups, rows.shape[1]))
     np.add.at(sums, places, rows)
-    return sums
+    return np.asarray(sums * np.sqrt(n_groups / max(n_groups - 1, 1)))

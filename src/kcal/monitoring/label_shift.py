@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
+from scipy.special import ndtri, stdtrit
 
 from kcal.errors import ConvergenceWarning, IdentifiabilityWarning, InvalidInputError, warn
 from kcal.monitoring.bias_correction import fit_bias_correction
@@ -17,6 +17,7 @@ from kcal.monitoring.frequency_estimates import (
     by_mixture,
     by_moments,
     covariances,
+    p_value_of_no_change,
     shrunken_to,
     wilson_intervals,
 )
@@ -24,7 +25,6 @@ from kcal.monitoring.mixture import Floats
 from kcal.validation import (
     SUM_TOLERANCE,
     check_choice,
-    check_columns,
     check_groups,
     check_labels,
     check_number,
@@ -54,7 +54,7 @@ class PriorEstimate:
         The estimate moved towards the reference as far as its noise suggests (James and Stein): the one to correct
         predictions with, ``calibrator.with_prior(estimate.shrunken)``.
     p_value : float
-        Of the hypothesis that the frequencies are those of the reference.
+        Of the hypothesis that the frequencies are those of the reference; nan with fewer groups than classes.
     covariance : array, (n_classes, n_classes)
         Of the estimate.
     reference : array, (n_classes,)
@@ -103,6 +103,7 @@ def estimate_prior(
     reference: ArrayLike | None = None,
     calibration_probs: ArrayLike | None = None,
     calibration_labels: ArrayLike | None = None,
+    calibration_groups: ArrayLike | None = None,
     classes: ArrayLike | None = None,
     groups: ArrayLike | None = None,
     method: str = "auto",
@@ -128,8 +129,10 @@ def estimate_prior(
         for a class lead expectation maximisation far astray.
     classes
         The label of every column, where ``calibration_labels`` are not columns.
-    groups
-        Patients, sites of the unlabelled samples: whole groups vary in the intervals.
+    groups, calibration_groups
+        Patients, sites of the unlabelled samples and of the calibration samples. Whole groups vary then: intervals are
+        wider, and the shrunken estimate stays near the reference unless groups agree on a change. Pass them where
+        there are any, because samples of a class look different from patient to patient.
     method : "auto", "em", "corrected-em" or "moments"
         "corrected-em" needs calibration predictions and is "auto" with them; "em" does without. "moments" solves
         Σ_k π_k·(mean prediction of class k) = mean prediction, without the correction: consistent for any predictions,
@@ -139,7 +142,7 @@ def estimate_prior(
     confidence
         Of the intervals. Their variance is from the curvature of the likelihood, for the sampling of the rows and, with
         calibration predictions, that of the calibration set; their ends are Wilson's for as many labels as have this
-        variance.
+        variance, with Student's quantile if there are groups.
 
     Warns
     -----
@@ -153,8 +156,9 @@ def estimate_prior(
         raise InvalidInputError("classes", f"must name every column of probs ({n_classes})", got=f"{len(names)}")
     confidence = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
     strength = n_classes if strength is None else check_number(strength, "strength", minimum=0)
-    codes = np.arange(n_samples) if groups is None else check_groups(groups, n_samples)
-    known = _check_calibration(calibration_probs, calibration_labels, names, classes is not None)
+    codes = None if groups is None else check_groups(groups, n_samples)
+    known = _check_calibration(calibration_probs, calibration_labels, names)
+    known_codes = _check_calibration_groups(calibration_groups, known)
     method = _choose(check_choice(method, "method", METHODS), with_calibration=known is not None)
     assumed = _check_reference(reference, n_classes, known)
     if method == "moments":
@@ -165,15 +169,18 @@ def estimate_prior(
         found = by_mixture(checked, assumed, correction, known, codes, float(strength))
     fit = found.fit
     _warn(found, n_samples, names)
-    covariance, of_change = covariances(found.tested, found.calibrated, assumed, known)
-    low, high = wilson_intervals(fit.prior, np.diag(covariance), n_samples, float(ndtri(0.5 + confidence / 2)))
-    shrunken, p_value = shrunken_to(fit.prior, assumed, of_change)
+    covariance, of_change = covariances(found, assumed, known, known_codes)
+    n_groups = min((len(np.unique(each)) for each in (codes, known_codes) if each is not None), default=None)
+    level = 0.5 + confidence / 2
+    quantile = float(ndtri(level) if n_groups is None else stdtrit(max(n_groups - 1, 1), level))
+    few = n_groups is not None and n_groups < n_classes
+    low, high = wilson_intervals(fit.prior, np.diag(covariance), n_samples, quantile)
     return PriorEstimate(
         prior=fit.prior,
         low=low,
         high=high,
-        shrunken=shrunken,
-        p_value=p_value,
+        shrunken=shrunken_to(fit.prior, assumed, of_change),
+        p_value=float("nan") if few else p_value_of_no_change(fit.prior, assumed, of_change),
         covariance=covariance,
         reference=assumed,
         classes=names,
@@ -211,7 +218,7 @@ def _choose(method: str, *, with_calibration: bool) -> str:
     return method
 
 
-def _check_calibration(probs: Any, labels: Any, names: NDArray[Any], named: bool) -> Labelled | None:
+def _check_calibration(probs: Any, labels: Any, names: NDArray[Any]) -> Labelled | None:
     """Return calibration predictions and the columns of their labels, or None without them."""
     if probs is None and labels is None:
         return None
@@ -223,9 +230,16 @@ def _check_calibration(probs: Any, labels: Any, names: NDArray[Any], named: bool
         raise InvalidInputError(
             "calibration_probs", f"must have the columns of probs ({len(names)})", got=f"{checked.shape[1]}"
         )
-    if not named:
-        return checked, check_columns(labels, len(checked), len(names))
-    return checked, encode_labels(check_labels(labels, len(checked), "calibration_labels"), names).astype(np.intp)
+    known = check_labels(labels, len(checked), "calibration_labels")
+    return checked, encode_labels(known, names, "calibration_labels").astype(np.intp)
+
+
+def _check_calibration_groups(groups: Any, known: Labelled | None) -> NDArray[np.int64] | None:
+    if groups is None:
+        return None
+    if known is None:
+        raise InvalidInputError("calibration_groups", "need calibration predictions", remedy="Pass both, or neither.")
+    return check_groups(groups, len(known[1]), "calibration_groups")
 
 
 def _check_reference(reference: Any, n_classes: int, known: Labelled | None) -> Floats:

@@ -113,16 +113,16 @@ class CalibrationMonitor:
         if groups is None:
             return None
         codes = check_groups(groups, n_rows)
-        values = np.asarray(groups)
+        names = np.asarray(groups).tolist()
         _, firsts = np.unique(codes, return_index=True)
         places = {name: number for number, name in enumerate(self._groups)}
         for row in np.sort(firsts):
-            places.setdefault(values[row].item(), len(places))
+            places.setdefault(names[row], len(places))
         self._groups = list(places)
         n_new = len(places) - len(self._group_sums)
         self._group_wealth = self._group_wealth.join(Wealth.start(N_OVERALL * n_new))
         self._group_sums = np.concatenate([self._group_sums, np.zeros((n_new, 3))])
-        return np.array([places[values[row].item()] for row in firsts])[codes]
+        return np.array([places[names[row]] for row in firsts])[codes]
 
     def _play(self, probs: Floats, labels: NDArray[np.intp], groups: NDArray[np.int64] | None) -> Floats:
         """Play a block of rows; return the logarithm of the whole wealth after each, (n_rows,)."""

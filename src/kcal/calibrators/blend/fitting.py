@@ -35,6 +35,7 @@ MIN_MEDIAN_EVIDENCE = -20.0
 """Lowest median log mass at a calibration sample from the others; a sample's own mass is 1."""
 MAX_ENTRIES = 5_000_000
 """Samples × classes on which pool, background and sharpness are fitted, at most: they have few parameters."""
+NOTHING_MERGED: Mapping[str, FoldedSupport] = MappingProxyType({})
 EMPTY = 1e-9
 """Share of a class below which nothing of it is left when a sample or group is left out."""
 
@@ -80,7 +81,7 @@ def fit_blend(
     background: str | float,
     fallback_quantile: float,
     sharpness: float,
-    folded: Mapping[str, FoldedSupport] = MappingProxyType({}),
+    folded: Mapping[str, FoldedSupport] = NOTHING_MERGED,
 ) -> BlendModel:
     """Fit gate, background, pool and sharpness on out-of-fold inputs; keywords are parameters of ``KCalBlend``.
 
@@ -132,7 +133,7 @@ def predicted_index(samples: Samples) -> Index:
 
 
 def with_leave_out_sums(
-    model: BlendModel, samples: Samples, index: Index, folded: Mapping[str, FoldedSupport]
+    model: BlendModel, samples: Samples, index: Index, folded: Mapping[str, FoldedSupport] = NOTHING_MERGED
 ) -> tuple[BlendModel, tuple[ClassSums, ...]]:
     """Return the model with the median evidence of its experts, and class sums at some samples from all others.
 

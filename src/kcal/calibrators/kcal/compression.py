@@ -87,7 +87,19 @@ class Trials:
     @cached_property
     def full_loss(self) -> float:
         """Out-of-fold loss with all samples of the other folds, at their bandwidth."""
-        return self.samples.unreduced(self.reduction.kernel).loss(self.bandwidth)
+        return self._full.loss(self.bandwidth)
+
+    def increase(self, trial: Trial) -> tuple[float, float]:
+        """Return how much higher the loss of a trial is than that with all samples, and the standard error."""
+        return trial.folded.mean_and_error((self._full_log_probs - trial.own_log_probs).numpy())
+
+    @cached_property
+    def _full(self) -> FoldedSupport:
+        return self.samples.unreduced(self.reduction.kernel)
+
+    @cached_property
+    def _full_log_probs(self) -> torch.Tensor:
+        return self._full.own_log_probs(self.bandwidth)
 
     @property
     def grid(self) -> list[int]:
@@ -144,26 +156,30 @@ def of_clear_gain(trials: Trials) -> Trial:
     Where clusters have a smallest size, all samples are no choice.
     """
     best = of_lowest_loss(trials)
-    if trials.reduction.min_cluster_size > 1 or best.size == trials.n_samples:
+    if trials.reduction.min_cluster_size > 1:
         return best
-    every = trials[trials.n_samples]
-    gains = best.own_log_probs - every.own_log_probs
-    gain, error = best.folded.mean_and_error(gains.numpy())
-    return best if gain > error else every
+    increase, error = trials.increase(best)
+    return best if increase < -error else trials[trials.n_samples]
 
 
-def of_loss_within(increase: float, trials: Trials) -> Trial:
-    """Return the trial of the smallest size whose loss is at most 1 + ``increase`` times that of all samples."""
-    bound = (1.0 + increase) * trials.full_loss
+def of_loss_within(share: float, trials: Trials) -> Trial:
+    """Return the trial of the smallest size whose loss is higher than that of all samples by at most a share of it.
+
+    The increase and its standard error together must be within the bound: a size is not to be chosen by chance.
+    """
+
+    def is_within(size: int) -> bool:
+        return sum(trials.increase(trials[size])) <= share * trials.full_loss
+
     too_small, enough = 0, trials.n_samples
     for size in trials.grid:
-        if trials[size].curve.loss <= bound:
+        if is_within(size):
             enough = size
             break
         too_small = size
     for _ in range(REFINEMENTS if too_small else 0):
         middle = round((too_small * enough) ** 0.5)
-        if trials[middle].curve.loss <= bound:
+        if is_within(middle):
             enough = middle
         else:
             too_small = middle

@@ -242,7 +242,7 @@ class EmbeddingCalibrator(LiveCalibrator):
             Number of support points, at least one per class, or their share of the samples.
         max_loss_increase : float
             In place of a size: the smallest one is taken whose out-of-fold log-loss is higher than that of all samples
-            by at most this share, such as 0.005.
+            by at most this share, such as 0.005, the standard error of the difference included.
         method : "kmeans", "kernel-thinning", "herding" or "random"
             Merge points into weighted centroids within each class, or keep some of the points: those that preserve the
             kernel mean of their class, or random ones. Merging is the most accurate at every size.

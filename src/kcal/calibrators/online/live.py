@@ -40,7 +40,7 @@ class LiveCalibrator(Calibrator):
     support_indices_ = latest(complete=True)
     bandwidth_history_: tuple[BandwidthRecord, ...] = latest()
     _fingerprints = latest()
-    _records: SampleRecords | None = latest(complete=True)  # None where no sample can be added any more
+    _records: SampleRecords | None = latest(complete=True)  # None if the support is not made of single samples
     _stream: Stream[Any]
 
     predict_proba = on_latest(Calibrator.predict_proba)
@@ -61,7 +61,7 @@ class LiveCalibrator(Calibrator):
         check_is_fitted(self)
         if "_stream" in vars(self):
             return self._stream.has_groups
-        return self._records is not None and self._records.group_codes is not None
+        return self._checked_records().group_codes is not None
 
     @property
     def current_ids_(self) -> list[Any]:
@@ -208,8 +208,8 @@ class LiveCalibrator(Calibrator):
         if self._records is None:
             raise InvalidInputError(
                 "calibrator",
-                "has a merged or compressed support, to which no samples can be added",
-                remedy="Update the calibrator with all samples, and compress it again.",
+                "has a support that is not made of single samples, so that they cannot be updated",
+                remedy="Update the calibrator that it was made from.",
             )
         return self._records
 
