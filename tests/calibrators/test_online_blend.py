@@ -133,6 +133,21 @@ def test_a_file_has_the_logits_of_the_samples_where_updates_are_wanted(tmp_path:
     assert "records.scores.values" not in fitted(0, 120).state().tensors
 
 
+def test_samples_without_weight_play_no_part(tmp_path: Path) -> None:
+    weights = np.where(np.arange(300) % 5 == 0, 0.0, WEIGHTS)
+    (rows, labels), options = part(0, 240)
+    expected = blend().fit(rows, labels, **options | {"sample_weight": weights[:240]})
+    live = blend().fit(rows[:120], labels[:120], **{name: values[:120] for name, values in options.items()})
+    live.forget(np.arange(0, 120, 5))
+    arguments, options = part(120, 240)
+    live.partial_fit(*arguments, **options | {"sample_weight": weights[120:240]})
+    loaded = load(save(live, tmp_path / "live.kcal"))
+    for calibrator in (live, loaded):
+        np.testing.assert_allclose(probabilities(calibrator), probabilities(expected), atol=1e-9)
+        np.testing.assert_allclose(calibrator.evidence(QUERIES), expected.evidence(QUERIES), atol=1e-9)
+        np.testing.assert_array_equal(calibrator.ids_, np.flatnonzero(weights[:240]))
+
+
 def test_tensors_come_back_as_tensors() -> None:
     (rows, labels), options = part(0, 120, full=False)
     live = blend().fit(torch.from_numpy(rows), labels, logits=torch.from_numpy(options["logits"]))

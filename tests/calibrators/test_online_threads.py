@@ -161,6 +161,32 @@ def test_readers_use_the_snapshot_before_while_another_makes_the_next() -> None:
     assert stream.latest() == 3  # the thread that made the update sees it
 
 
+def test_readers_do_not_wait_for_an_erasure_either() -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(base: int, rows: SampleRows) -> Snapshot[Any]:
+        if rows.n_erasures:
+            entered.set()
+            assert go_on.wait(10)
+        return Snapshot(len(rows), base)
+
+    def change() -> None:
+        add_one(stream)
+        with stream.update() as log:
+            log.erase(log.rows_of([0]))
+
+    stream = Stream(0, SampleLog(samples()), slow, lambda latest, rows: latest)
+    assert stream.latest() == 1
+    writer = threading.Thread(target=change)
+    writer.start()
+    assert entered.wait(10)
+    assert stream.latest() == stream.complete() == 2  # of the samples before the erasure, which is not complete yet
+    go_on.set()
+    writer.join()
+    assert stream.latest() == 1
+    assert stream._published.rows.names().tolist() == [1]
+
+
 def add_one(stream: Stream[Any]) -> None:
     with stream.update() as log:
         columns = {"codes": np.zeros(1, dtype=np.int64), "values": np.zeros((1, 4), dtype=np.int64)}

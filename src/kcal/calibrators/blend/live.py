@@ -155,12 +155,9 @@ class LiveBlend(EmbeddingCalibrator):
 
     @with_gradients()
     def _finish(self, rows: SampleRows) -> Self:
-        samples = self._samples_of(rows)
-        counted = np.flatnonzero(samples.weights)
-        lengths = self._reference_lengths(rows)
+        rows = rows.some(np.flatnonzero(self._samples_of(rows).weights))  # the support has no others
         first, *others = self.model_.experts
-        lengths = None if lengths is None else lengths[torch.from_numpy(counted)]
-        first = first.with_reference_lengths(lengths, samples.rows(counted).keys)
+        first = first.with_reference_lengths(self._reference_lengths(rows), self._samples_of(rows).keys)
         return self._finished(rows, replace(self.model_, experts=(first, *others)))
 
 

@@ -42,6 +42,12 @@ class SampleRows:
     def __len__(self) -> int:
         return self.n_rows if self.alive is None else int(np.count_nonzero(self.alive))
 
+    def some(self, index: Index) -> SampleRows:
+        """Return a view of some of the samples, by their positions among those that count."""
+        alive = np.zeros(self.n_rows, dtype=np.bool_)
+        alive[index if self.alive is None else np.flatnonzero(self.alive)[index]] = True
+        return replace(self, alive=alive)
+
     def column(self, name: str) -> NDArray[Any]:
         """Return a column of the samples that count, in the order of their arrival."""
         rows = self.columns[name][: self.n_rows]

@@ -67,6 +67,7 @@ class Stream(Generic[Frozen]):
 
     def _begin(self) -> None:
         self._writing, self._making = threading.RLock(), threading.Lock()
+        self._swapping = threading.Lock()  # held for an assignment only, so that readers need not wait for a writer
 
     @property
     def base(self) -> Frozen:
@@ -95,15 +96,18 @@ class Stream(Generic[Frozen]):
 
     def _publish(self) -> None:
         """Show the rows of the log; after an erasure nothing that was made of earlier rows is left."""
-        before, rows = self._published, self._log.view
+        before, rows, author = self._published, self._log.view, threading.get_ident()
         if rows is before.rows:
             return
-        published = replace(before, rows=rows, author=threading.get_ident())
-        if rows.n_erasures > before.rows.n_erasures:
-            published = replace(published, made_of=None, latest=None, complete=None)
-            with suppress(KcalError):  # too few samples may be left: then predictions raise
-                published = self._with_snapshot(published)  # meanwhile readers use the one before
-        self._published = published
+        if rows.n_erasures == before.rows.n_erasures:
+            with self._swapping:
+                self._published = replace(self._published, rows=rows, author=author)
+            return
+        published = Published(rows, author, before.base)
+        with suppress(KcalError):  # too few samples may be left: then predictions raise
+            published = self._with_snapshot(published)  # meanwhile readers use the one before
+        with self._swapping:
+            self._published = published
 
     def _with_snapshot(self, published: Published[Frozen]) -> Published[Frozen]:
         made = self._make(published.base, published.rows)
@@ -129,7 +133,7 @@ class Stream(Generic[Frozen]):
             if before.made_of is before.rows:
                 return before
             made = self._with_snapshot(before)
-            with self._writing:
+            with self._swapping:
                 now = self._published
                 if now.rows.n_erasures == before.rows.n_erasures:
                     self._published = replace(made, rows=now.rows, author=now.author)
@@ -149,14 +153,14 @@ class Stream(Generic[Frozen]):
         assert current.latest is not None
         assert current.made_of is not None
         complete = self._finish(current.latest, current.made_of)
-        with self._writing:
+        with self._swapping:
             if self._published.latest is current.latest:
                 self._published = replace(self._published, complete=complete)
         return complete
 
     def change_base(self, change: Callable[[Frozen], Frozen]) -> None:
         """Replace the calibrator without samples, and with it the snapshots."""
-        with self._making, self._writing:
+        with self._making, self._writing, self._swapping:
             published = self._published
             self._published = Published(published.rows, published.author, change(published.base))
 
