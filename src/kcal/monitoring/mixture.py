@@ -1,7 +1,7 @@
 """Class frequencies as the weights of a mixture: maximum likelihood, its information and its moments.
 
 Under label shift p(x | k) stays. The likelihood of frequencies π, up to a constant, is Π_i Σ_k π_k·r_ik, with
-r_ik = p_ik / reference_k: concave in log π-mixtures, so that expectation maximisation finds its maximum.
+r_ik = p_ik / reference_k. Its logarithm is a concave function of π, so that expectation maximisation finds its maximum.
 """
 
 from __future__ import annotations
