@@ -88,6 +88,13 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
         "title": None,
     },
     plots.training_curve: {"curve": TrainingCurve((1,), (0.5,), (0.1,)), "ax": None, "title": None},
+    plots.wealth_curves: {
+        "curves": {"a": np.ones(3)},
+        "alpha": 0.05,
+        "changes": (1,),
+        "ax": None,
+        "title": None,
+    },
 }
 
 

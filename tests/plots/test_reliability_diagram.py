@@ -272,12 +272,14 @@ def test_the_exported_names_are_these():
     assert kcal.plots.__all__ == [
         "bandwidth_curve",
         "class_reliability_grid",
+        "explanation",
         "rank_plot",
         "rejection_curve",
         "reliability_diagram",
         "reliability_grid",
         "simplex_plot",
         "training_curve",
+        "wealth_curves",
     ]
     assert all(hasattr(kcal.plots, name) for name in kcal.plots.__all__)
 

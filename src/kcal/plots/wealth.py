@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from kcal.errors import InvalidInputError
 from kcal.plots.arguments import check_count, check_kind
 from kcal.plots.style import COUNTS, GUIDE, LINES, SERIES, prepare_axes, wrap_label
-from kcal.validation import check_number, to_numbers
+from kcal.validation import check_number, shown, to_numbers
 
 LOWEST = -4.0
 """Powers of ten below which no wealth is drawn."""
@@ -42,6 +42,9 @@ def wealth_curves(
     """
     check_kind(curves, "curves", Mapping, "a dictionary from a name to the path of the reports of a monitor")
     check_count(len(curves), "curves", "monitors")
+    places = to_numbers(changes, "changes")
+    if places.ndim != 1 or not np.isfinite(places).all():
+        raise InvalidInputError("changes", "must be a sequence of finite numbers of samples", got=shown(changes))
     threshold = -np.log10(check_number(alpha, "alpha", minimum=0, maximum=1, exclusive=True))
     ax = prepare_axes(ax, 7.2, 4.0, title)
     highest = threshold
@@ -61,7 +64,7 @@ def wealth_curves(
     ax.axhline(threshold, color=GUIDE, linestyle="--", linewidth=1.2)
     ax.annotate(f"1/α = {1 / alpha:g}", (1.0, threshold), xycoords=("axes fraction", "data"), xytext=(4, 0),
                 textcoords="offset points", va="center")  # fmt: skip
-    for change in changes:
+    for change in places:
         ax.axvline(change, color=COUNTS, linestyle=":", linewidth=1.5)
     ax.set_ylim(LOWEST, min(1.08 * highest + 0.5, max(4 * threshold, 12.0)))
     ax.set(xlabel="samples", ylabel="wealth, powers of ten")

@@ -67,7 +67,7 @@ def log_given_weights(sample_weight: Any, rows: NDArray[np.int64]) -> torch.Tens
     """Return the logarithms of checked weights, of some rows; None without weights."""
     if sample_weight is None:
         return None
-    weights = np.asarray(sample_weight, dtype=np.float64)[rows]
+    weights = to_array(sample_weight, "sample_weight").astype(np.float64)[rows]
     with np.errstate(divide="ignore"):
         return torch.from_numpy(np.log(weights))
 
