@@ -299,3 +299,22 @@ def test_a_blend_is_compressed_in_each_metric(problem: Any, tmp_path: Path) -> N
     np.testing.assert_allclose(small.as_module()(*rows), after, atol=1e-9)
     with pytest.raises(InvalidInputError, match="groups must"):
         blend.compress(0.15, groups=[1, 2, 3])
+
+
+def test_a_blend_with_groups_is_compressed_by_its_groups(problem: Any, tmp_path: Path) -> None:
+    data = (problem.x, problem.y)
+    by_groups = KCalBlend(projection=None).fit(*data, logits=problem.z, groups=problem.groups)
+    queries = {"X": problem.test_x, "logits": problem.test_z}
+    expected = by_groups.compress(0.3, groups=problem.groups).predict_proba(**queries)
+    np.testing.assert_array_equal(by_groups.compress(0.3).predict_proba(**queries), expected)
+    by_rows = by_groups.compress(0.3, groups=np.arange(len(problem.y)))
+    assert np.abs(by_rows.predict_proba(**queries) - expected).max() > 1e-3
+    loaded = kcal.load(kcal.save(by_groups, tmp_path / "blend.kcal"))
+    np.testing.assert_allclose(loaded.compress(0.3).predict_proba(**queries), expected, atol=1e-9)
+
+
+def test_no_samples_can_be_added_to_a_compressed_support(fitted: KCal, problem: Any) -> None:
+    small = fitted.compress(30)
+    for call in (lambda: small.partial_fit(problem.x[:1], problem.y[:1]), lambda: small.forget([3])):
+        with pytest.raises(InvalidInputError, match="not made of single samples"):
+            call()

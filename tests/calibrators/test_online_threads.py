@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -151,9 +150,7 @@ def test_readers_use_the_snapshot_before_while_another_makes_the_next() -> None:
     maker = threading.Thread(target=stream.latest)
     maker.start()
     assert entered.wait(10)
-    start = time.monotonic()
-    assert stream.latest() == 1  # neither waits nor makes one itself
-    assert time.monotonic() - start < 5
+    assert stream.latest() == 1  # neither waits nor makes one itself: both would end with an error of slow()
     go_on.set()
     maker.join()
     assert stream.latest() == 2

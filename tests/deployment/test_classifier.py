@@ -391,3 +391,18 @@ def test_warnings_of_the_calibrator_point_at_the_caller(trained: Trained) -> Non
     with pytest.warns(kcal.LeakageWarning) as caught:
         calibrator.predict_proba(outputs.embeddings)
     assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_a_calibrator_that_learns_and_forgets_changes_the_module(trained: Trained) -> None:
+    calibrator = kcal.KCal(projection="identity", bandwidth=0.5)
+    model = CalibratedClassifier(trained.network, calibrator).fit(trained.calibration)
+    before = model(trained.points).detach()
+    outputs = model.outputs(trained.calibration)
+    model.calibrator.forget(np.arange(100))
+    after = model(trained.points).detach()
+    assert float((after - before).abs().max()) > 1e-3
+    np.testing.assert_allclose(after.numpy(), model.predict_proba(trained.points), atol=1e-6)
+    erased = torch.from_numpy(outputs.embeddings[:100])
+    held = [part for part in model.calibrated_head.state_dict().values() if part.shape[1:] == erased.shape[1:]]
+    assert held
+    assert not any(bool((torch.cdist(erased, part.float()) < 1e-6).any()) for part in held)

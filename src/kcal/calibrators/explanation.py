@@ -63,7 +63,7 @@ class Explanation:
     classes: NDArray[Any]  # (n_classes,), labels in the order of the columns
     probabilities: Floats  # (n, n_classes)
     ids: NDArray[Any]  # (n, k), identifiers of the samples; row numbers if the fit was given none
-    rows: NDArray[np.int64]  # (n, k), rows of the calibration set; −1 for points that are no samples
+    rows: NDArray[np.int64]  # (n, k), rows of the calibration set; −1 for points that are no samples, and after updates
     codes: NDArray[np.int64]  # (n, k), positions of the samples' labels in classes
     shares: Floats  # (n, k), of the probability of the sample's class
     distances: Floats  # (n, k, n_metrics), in the projected space

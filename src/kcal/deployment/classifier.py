@@ -74,6 +74,7 @@ class CalibratedClassifier(nn.Module):
     calibrator: Calibrator | None
     calibrated_head: PredictionModule | None
     _head: Head | None
+    _held_model: Any = None  # of the calibrator, when calibrated_head was made
 
     def __init__(
         self,
@@ -302,12 +303,14 @@ class CalibratedClassifier(nn.Module):
 
     @with_gradients()  # of the module: tensors made in inference mode would have none
     def _hold(self, calibrator: Calibrator) -> None:
-        self.calibrator = calibrator
+        self.calibrator, self._held_model = calibrator, calibrator.model_
         self.calibrated_head = calibrator.as_module().to(device_of(self.network))
 
     def _fitted(self) -> tuple[Calibrator, PredictionModule]:
         if self.calibrator is None or self.calibrated_head is None:
             raise NotFittedError("This CalibratedClassifier is not fitted yet: call fit with a calibration set first.")
+        if not torch.compiler.is_compiling() and self.calibrator.model_ is not self._held_model:
+            self._hold(self.calibrator)  # it learned from further samples
         return self.calibrator, self.calibrated_head
 
     def _embeddings_and_logits(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Outputs:

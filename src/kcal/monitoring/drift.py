@@ -63,7 +63,8 @@ class DriftMonitor:
     ----------
     reference : (n,) array
         Scores of rows like the calibration set that the score was not fitted on: ``calibration_log_evidence_`` of a
-        KCal, to be followed by ``log_evidence(X)`` of new rows.
+        KCal, to be followed by ``log_evidence(X)`` of new rows. Take both from one ``snapshot()`` if the KCal learns
+        online: more samples change the density everywhere, which would look like drift.
     alpha : float
         Probability of a false alarm, at most.
     seed : int

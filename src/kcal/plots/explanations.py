@@ -167,7 +167,7 @@ def _pictures(images: Any, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         expected = "must be an array of pictures, (n, height, width) or (n, height, width, 3)"
         raise InvalidInputError("images", expected, got=shown(images))
     if rows.min() < 0:
-        raise InvalidInputError("images", "must be left out: the support has points that are no samples")
+        raise InvalidInputError("images", "must be left out: some support points are no rows of the calibration set")
     if shape[0] <= rows.max():
         expected = f"must have a picture for each row of the calibration set, at least {rows.max() + 1:,}"
         raise InvalidInputError("images", expected, got=f"{shape[0]:,}")

@@ -23,8 +23,7 @@ def compress_blend(
 ) -> BlendModel:
     """Return the blend with the support that ``find_size`` chooses in each metric; ``groups`` in the original order.
 
-    Median masses and the threshold of the gate are measured anew, out of fold. The pool weights stay: to fit them, the
-    logits of the samples would be needed, which a blend does not hold.
+    Median masses and the threshold of the gate are measured anew, out of fold. The pool weights stay.
     """
     experts, threshold = [], model.gate_threshold
     for place, expert in enumerate(model.experts):

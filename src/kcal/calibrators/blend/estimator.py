@@ -268,8 +268,11 @@ class KCalBlend(LiveBlend):
         return fit_blend(samples, (*experts, *merged), network, folded=folded, **tuning)
 
     def _compressed(self, find_size: FindSize, options: CompressionOptions, groups: Any) -> dict[str, Any]:
-        n_samples = len(self.model_.experts[0].support)
-        keys = None if groups is None else check_groups(groups, n_samples)
+        keys: NDArray[np.int64] | None = None
+        if groups is not None:
+            keys = check_groups(groups, len(self.model_.experts[0].support))
+        elif self._records is not None and self._records.group_codes is not None:
+            keys = self._records.group_codes.numpy()
         model = compress_blend(self.model_, keys, find_size, options)
         unchanged = all(one is other for one, other in zip(model.experts, self.model_.experts, strict=True))
         return {} if unchanged else {"model_": model, **without_samples()}

@@ -414,9 +414,9 @@ class EmbeddingCalibrator(LiveCalibrator):
 
     def _finished(self, rows: SampleRows, model: Any) -> Self:
         """Return a snapshot with its complete model, ids and records."""
-        indices = np.arange(len(rows))
+        unknown = np.full(len(rows), -1)  # samples that came by updates are known by their ids only
         finished: Self = copy_with(
-            self, model_=model, ids_=rows.names(), support_indices_=indices, _records=records_of(rows)
+            self, model_=model, ids_=rows.names(), support_indices_=unknown, _records=records_of(rows)
         )
         return finished
 

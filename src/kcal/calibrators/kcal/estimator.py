@@ -125,7 +125,7 @@ class KCal(LiveKCal):
         How the samples became fewer support points, with the out-of-fold loss and the smallest cluster.
     support_indices_ : array
         Rows of ``X`` that became support: all of them, unless a part was held out to learn the projection; none if the
-        support was merged or compressed. After updates 0, 1, …, in the order of arrival.
+        support was merged or compressed. After updates −1: ``ids_`` tells the samples apart.
     ids_ : array or None
         Identifiers of the support rows; after updates those that ``correct`` and ``forget`` take.
     leave_one_out_proba_ : array

@@ -30,7 +30,7 @@ class Updates:
         Whether the exponent of the power law by which bandwidths shrink between searches is fitted to the earlier
         searches, and not only the constant.
     window : int, optional
-        Samples that are kept at most; the oldest leave.
+        Samples that are kept at most, from the first update on; the oldest leave.
     half_life : float, optional
         Samples after whose arrival a weight has halved.
     max_per_class : int, optional
