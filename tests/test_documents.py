@@ -120,7 +120,7 @@ def test_the_code_of_the_page_on_monitoring_runs(capsys):
 
 @pytest.mark.usefixtures("quick")
 def test_the_code_of_the_page_on_compression_runs():
-    names: dict[str, Any] = {"cal": load_small_example().calibration}
+    names: dict[str, Any] = {}
     for code in code_of("docs/compression.md"):
         exec(code, names)
     assert names["small"].support_size_ == 60

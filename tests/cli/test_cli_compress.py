@@ -12,7 +12,7 @@ def test_a_smaller_model_is_that_of_the_library(run, model, tmp_path):
     small, expected = kcal.load(tmp_path / "small.kcal"), kcal.load(model).compress(12)
     rows = blobs(60, 2)["embeddings"]
     np.testing.assert_array_equal(small.predict_proba(rows), expected.predict_proba(rows))
-    assert "12 points for 90 samples (kmeans)" in output
+    assert output == "small.kcal: 12 support points in place of 90\n"
 
 
 @pytest.mark.parametrize(

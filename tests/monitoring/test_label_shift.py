@@ -276,3 +276,13 @@ def test_the_estimate_is_that_of_abstention():
     ours = estimate_prior(posterior(points, BEFORE), reference=frequencies, strength=0).prior
     theirs = adapted.multipliers * frequencies
     np.testing.assert_allclose(ours, theirs / theirs.sum(), atol=1e-4)
+
+
+def test_few_groups_do_not_make_the_test_of_no_change_reject_too_often() -> None:
+    generator = np.random.default_rng(0)
+    rejected = 0
+    for _ in range(200):
+        probs = generator.dirichlet([0.3] * 3, size=100)
+        estimate = estimate_prior(probs, reference=[1 / 3] * 3, groups=np.arange(100) % 5)
+        rejected += estimate.p_value < 0.05
+    assert rejected < 25  # 10 expected, standard deviation 3; χ² in place of T² rejects about 54

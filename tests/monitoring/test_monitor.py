@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,3 +217,26 @@ def test_wrong_arguments_say_what_is_expected():
         CalibrationMonitor(range(3)).update([[0.5, 0.5]], [0])
     with pytest.raises(InvalidInputError, match="labels must be in classes"):
         CalibrationMonitor(["a", "b"]).update([[0.5, 0.5]], ["c"])
+
+
+@pytest.mark.parametrize("damage", ["nan stake", "negative count", "negative sum", "nan sum", "group twice", "text"])
+def test_a_damaged_state_is_refused(damage: str) -> None:
+    monitor = CalibrationMonitor([0, 1])
+    monitor.update(np.full((4, 2), 0.5), [0, 1, 0, 1], groups=["a", "b", "a", "b"])
+    state: Any = json.loads(json.dumps(monitor.to_dict()))
+    assert CalibrationMonitor.from_dict(state).to_dict() == state
+    match damage:
+        case "nan stake":
+            state["wealth"]["log_stakes"][0][0] = float("nan")
+        case "negative count":
+            state["wealth"]["counts"][0] = -7
+        case "negative sum":
+            state["sums"][0][0] = -5.0
+        case "nan sum":
+            state["sums"][0][0] = float("nan")
+        case "group twice":
+            state["groups"] = ["a", "a"]
+        case "text":
+            state = json.dumps(state)
+    with pytest.raises(FileFormatError, match="state of a monitor"):
+        CalibrationMonitor.from_dict(state)

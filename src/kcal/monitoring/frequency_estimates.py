@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import chdtrc
+from scipy.special import chdtrc, fdtrc
 
 from kcal.errors import InvalidInputError
 from kcal.monitoring.bias_correction import BiasCorrection, log_of
@@ -136,12 +136,21 @@ def shrunken_to(prior: Floats, reference: Floats, covariance: Floats) -> Floats:
     return np.asarray(reference + share * (prior - reference))
 
 
-def p_value_of_no_change(prior: Floats, reference: Floats, covariance: Floats) -> float:
-    """Return the p-value of (prior − reference)ᵀ·Σ⁻¹·(prior − reference) as χ²."""
+def p_value_of_no_change(prior: Floats, reference: Floats, covariance: Floats, n_groups: int | None = None) -> float:
+    """Return the p-value of T = (prior − reference)ᵀ·Σ⁻¹·(prior − reference), as χ² with p degrees of freedom.
+
+    If Σ is estimated from G groups, T is Hotelling's T²: T·(G − p)/((G − 1)·p) has an F distribution with p and G − p
+    degrees of freedom; nan if there are too few groups.
+    """
     change = prior - reference
     distance = float(change @ np.linalg.pinv(covariance, rcond=1e-10, hermitian=True) @ change)
     freedom = int(((prior > 0) | (reference > 0)).sum()) - 1
-    return float(chdtrc(freedom, distance)) if freedom > 0 else 1.0
+    if freedom == 0:
+        return 1.0
+    if n_groups is None:
+        return float(chdtrc(freedom, distance))
+    left = n_groups - freedom
+    return float(fdtrc(freedom, left, distance * left / ((n_groups - 1) * freedom))) if left > 0 else float("nan")
 
 
 def sum_by_group(rows: Floats, groups: NDArray[np.int64]) -> Floats:

@@ -54,7 +54,8 @@ class PriorEstimate:
         The estimate moved towards the reference as far as its noise suggests (James and Stein): the one to correct
         predictions with, ``calibrator.with_prior(estimate.shrunken)``.
     p_value : float
-        Of the hypothesis that the frequencies are those of the reference; nan with fewer groups than classes.
+        Of the hypothesis that the frequencies are those of the reference; with groups by
+        Hotelling's T², nan with fewer of them than classes.
     covariance : array, (n_classes, n_classes)
         Of the estimate.
     reference : array, (n_classes,)
@@ -173,14 +174,13 @@ def estimate_prior(
     n_groups = min((len(np.unique(each)) for each in (codes, known_codes) if each is not None), default=None)
     level = 0.5 + confidence / 2
     quantile = float(ndtri(level) if n_groups is None else stdtrit(max(n_groups - 1, 1), level))
-    few = n_groups is not None and n_groups < n_classes
     low, high = wilson_intervals(fit.prior, np.diag(covariance), n_samples, quantile)
     return PriorEstimate(
         prior=fit.prior,
         low=low,
         high=high,
         shrunken=shrunken_to(fit.prior, assumed, of_change),
-        p_value=float("nan") if few else p_value_of_no_change(fit.prior, assumed, of_change),
+        p_value=p_value_of_no_change(fit.prior, assumed, of_change, n_groups),
         covariance=covariance,
         reference=assumed,
         classes=names,

@@ -18,6 +18,7 @@ from kcal.validation import (
     check_probs,
     collect_classes,
     encode_labels,
+    shown,
 )
 
 BLOCK_NUMBERS = 2**18
@@ -221,6 +222,10 @@ class CalibrationMonitor:
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> Self:
         """Return the monitor that :meth:`to_dict` described."""
+        if not isinstance(state, dict):
+            raise FileFormatError(
+                f"the state of a monitor must be a dictionary, as to_dict returns; got {shown(state)}."
+            )
         try:
             if state["format"] != FORMAT:
                 raise FileFormatError(f"the state of a monitor must be of format {FORMAT}; got {state['format']!r}.")
@@ -235,7 +240,15 @@ class CalibrationMonitor:
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, FileFormatError):
                 raise
-            raise FileFormatError(f"this is not the state of a monitor: {error}.") from error
+            raise FileFormatError(f"this is not the state of a monitor ({error!r}).") from error
+        sums = np.concatenate([monitor._sums, monitor._group_sums])
+        stakes = np.concatenate([monitor._wealth.log_stakes, monitor._group_wealth.log_stakes])
+        counts = np.concatenate([monitor._wealth.counts, monitor._group_wealth.counts])
+        unique = len(set(map(str, monitor._groups))) == len(monitor._groups)
+        if not (
+            np.isfinite(sums).all() and np.isfinite(stakes).all() and unique and min(sums.min(), counts.min()) >= 0
+        ):
+            raise FileFormatError("the state of a monitor is damaged: its numbers must be finite and not negative.")
         return monitor
 
 

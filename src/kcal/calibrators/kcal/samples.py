@@ -126,7 +126,9 @@ class Samples:
 def relative_weights(log_weights: Floats) -> Floats:
     """Return weights of mean 1 over the positive ones; those that are negligible beside the largest become 0."""
     if len(log_weights) == 0 or log_weights.max() == -np.inf:
-        raise InvalidInputError("sample_weight", "leaves no sample of positive weight", remedy="Add samples.")
+        raise InvalidInputError(
+            "calibrator", "has no sample of positive weight left", remedy="Call partial_fit with some."
+        )
     weights: Floats = np.exp(log_weights - log_weights.max())
     weights[weights < 1 / LARGEST_WEIGHT_RATIO] = 0.0
     positive = weights > 0
