@@ -220,7 +220,7 @@ def test_wrong_arguments_say_what_is_expected():
 
 
 @pytest.mark.parametrize("damage", ["nan stake", "negative count", "negative sum", "nan sum", "group twice", "text"])
-def test_a_damaged_state_is_refused(damage: str) -> None:
+def test_damaged_numbers_of_a_state_are_refused(damage: str) -> None:
     monitor = CalibrationMonitor([0, 1])
     monitor.update(np.full((4, 2), 0.5), [0, 1, 0, 1], groups=["a", "b", "a", "b"])
     state: Any = json.loads(json.dumps(monitor.to_dict()))
