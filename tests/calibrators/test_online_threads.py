@@ -188,3 +188,36 @@ def add_one(stream: Stream[Any]) -> None:
     with stream.update() as log:
         columns = {"codes": np.zeros(1, dtype=np.int64), "values": np.zeros((1, 4), dtype=np.int64)}
         log.append(columns, log.new_ids(1), {})
+
+
+def test_a_refreshed_calibrator_leaves_nothing_for_readers_to_make() -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(60, 4)), np.arange(60) % 3
+    live = KCal(projection="identity").fit(x[:40], y[:40])
+    live.partial_fit(x[40:], y[40:]).refresh()
+    made = live.predict_proba(x[:5] + 0.1)
+    seen: list[Any] = []
+    reader = threading.Thread(target=lambda: seen.append(live.frozen(complete=False)))
+    reader.start()
+    reader.join()
+    assert seen[0] is live.frozen(complete=False)
+    np.testing.assert_array_equal(seen[0].predict_proba(x[:5] + 0.1), made)
+
+
+def test_readers_have_the_fitted_calibrator_while_the_first_snapshot_is_made() -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(base: int, rows: SampleRows) -> Snapshot[Any]:
+        entered.set()
+        assert go_on.wait(10)
+        return Snapshot(len(rows), base)
+
+    stream = Stream(0, SampleLog(samples()), slow, lambda latest, rows: latest, first=1)
+    assert stream.latest() == 1
+    writer = threading.Thread(target=lambda: (add_one(stream), stream.latest()))
+    writer.start()
+    assert entered.wait(10)
+    assert stream.latest() == 1
+    go_on.set()
+    writer.join()
+    assert stream.latest() == 2

@@ -81,6 +81,15 @@ class LiveCalibrator(Calibrator):
         calibrator: Self = stream.complete() if complete else stream.latest()
         return calibrator
 
+    def refresh(self) -> Self:
+        """Make what predictions need after updates, in this thread; other threads predict as before meanwhile.
+
+        Otherwise the next prediction does so.
+        """
+        if "_stream" in vars(self):
+            self._stream.latest()
+        return self
+
     @without_autocast()
     def correct(self, ids: Any, labels: Any) -> Self:
         """Replace the labels of samples.
@@ -197,7 +206,9 @@ class LiveCalibrator(Calibrator):
                 rows = logged_rows(self._checked_records(), self._supports(), self.classes_, ids)
                 make: Any = self._make_snapshot
                 finish: Any = self._finish
-                self._stream = Stream(self._without_samples(), SampleLog(rows), make.__func__, finish.__func__)
+                self._stream = Stream(
+                    self._without_samples(), SampleLog(rows), make.__func__, finish.__func__, first=copy_with(self)
+                )
                 kind = type(self)
                 for name in [name for name in vars(self) if isinstance(getattr(kind, name, None), LatestAttribute)]:
                     delattr(self, name)

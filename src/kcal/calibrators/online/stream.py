@@ -1,8 +1,8 @@
 """One writer at a time, any number of readers: samples that change, and the frozen calibrators that predict.
 
 Readers take the latest snapshot, a fitted calibrator that no update changes. After an update the first reader makes a
-new one, in time O(n·d), as a prediction takes; meanwhile the others use the one before. Only the thread that made the
-latest update waits for it, so that it sees what it did.
+new one, in time O(n·d), as a prediction takes; meanwhile the others use the one before. The thread that made the
+latest update waits for it, so that it sees what it did. No reader waits if the writer makes the snapshot: ``latest()``.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Stream(Generic[Frozen]):
         Returns the snapshot for a base and a view of samples.
     finish : callable
         Returns a snapshot's calibrator with what predictions do not need.
+    first : calibrator, optional
+        The fitted calibrator with these samples: the first snapshot.
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class Stream(Generic[Frozen]):
         log: SampleLog,
         make: Callable[[Frozen, SampleRows], Snapshot[Frozen]],
         finish: Callable[[Frozen, SampleRows], Frozen],
+        first: Frozen | None = None,
     ) -> None:
         self._log, self._make, self._finish = log, make, finish
-        self._published: Published[Frozen] = Published(log.view, threading.get_ident(), base)
+        made_of, author = None if first is None else log.view, threading.get_ident()
+        self._published: Published[Frozen] = Published(log.view, author, base, made_of, first, first)
         self._begin()
 
     def _begin(self) -> None:
