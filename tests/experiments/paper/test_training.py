@@ -106,6 +106,14 @@ def test_imagenet_keeps_its_pretrained_network(tmp_path: Path) -> None:
     assert all(torch.equal(checkpoint.chosen[name], tensor) for name, tensor in start.items())
 
 
+def test_inception_resnet_v2_becomes_a_task(tmp_path: Path) -> None:
+    settings = replace(SETTINGS["imagenet"], image_size=80, sizes={"pretrained": False})
+    data = toy_data("images", name="imagenet", n=24)
+    task = embed(train(data, settings, tmp_path / "run.pt"), data, tmp_path / "task.npz")
+    assert task.pool.embeddings.shape == (len(data.rows("pool")), 1536)
+    assert task.pool.logits.shape[1] == len(data.classes)
+
+
 def test_pretrained_networks_are_known_to_timm_with_the_mean_and_spread_that_images_get() -> None:
     timm = pytest.importorskip("timm")
     for name in pretrained.NAMES.values():
