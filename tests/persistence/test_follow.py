@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kcal import CalibrationStore, ClassifierOutputs, InvalidInputError, KCal, KCalBlend, TemperatureScaling
+from kcal import CalibrationStore, ClassifierOutputs, InvalidInputError, KCal, KCalBlend, TemperatureScaling, Updates
 from kcal.calibrators import predict_on
 
 GENERATOR = np.random.default_rng(0)
@@ -113,3 +114,55 @@ def test_only_a_calibrator_that_learns_online_can_follow(tmp_path: Path) -> None
         store.append(outputs(0, 30))
         assert follower.update() == 30
         assert len(follower.calibrator.ids_) == 30
+
+
+def moved(start: int, stop: int) -> ClassifierOutputs:
+    """Return other embeddings under the same ids."""
+    return replace(outputs(start, stop), embeddings=ROWS[start:stop] + 1.0)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_id_that_is_deleted_and_appended_again_is_another_sample(tmp_path: Path, restarted: bool) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 60))
+        follower = store.follow(kcal())
+        follower.update()
+        store.delete(IDS[5:8].tolist())
+        store.append(moved(5, 7))
+        follower = store.follow(follower.calibrator) if restarted else follower
+        assert follower.update() == 3
+        live = follower.calibrator
+        assert not live.was_fitted_on(ROWS[5:8]).any()
+        assert live.was_fitted_on(ROWS[5:7] + 1.0).all()
+        np.testing.assert_allclose(predict_on(live, QUERIES), predict_on(store.fit(kcal()), QUERIES), atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [kcal, lambda: KCalBlend(projection=None, progress=False)])
+def test_a_restart_leaves_samples_that_did_not_change(tmp_path: Path, make: Any) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 60))
+        calibrator = store.fit(make())
+        assert store.follow(calibrator).update() == 0
+        store.correct(IDS[3:5].tolist(), [LABELS[3], (LABELS[4] + 1) % 3])
+        assert store.follow(calibrator).update() == 1
+        assert store.follow(calibrator).update() == 0
+
+
+@pytest.mark.parametrize("updates", [Updates(window=40), Updates(max_per_class=12)])
+def test_evicted_samples_do_not_return(tmp_path: Path, updates: Updates) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 60))
+        follower = store.follow(kcal().set_params(updates=updates))
+        follower.update()
+        store.append(outputs(60, 70))
+        follower.update()
+        kept = follower.calibrator.current_ids_
+        assert len(kept) == (40 if updates.window else 36)
+        store.correct(IDS[:1].tolist(), (LABELS[:1] + 1) % 3)
+        assert follower.update() == 0
+        follower = store.follow(follower.calibrator)
+        assert follower.update() == 0
+        assert follower.calibrator.current_ids_ == kept
+        store.append(outputs(70, 72))
+        assert follower.update() == 2
+        assert follower.calibrator.current_ids_[-2:] == IDS[70:72].tolist()

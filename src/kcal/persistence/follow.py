@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from math import inf
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -14,14 +15,19 @@ from kcal.errors import InvalidInputError
 from kcal.validation import check_number, shown
 
 if TYPE_CHECKING:
-    from kcal.persistence.store import CalibrationStore
+    from kcal.persistence.store import CalibrationStore, StoredSamples
 
 
 class Follower:
     """Keeps the samples of a calibrator those of a store; made by :meth:`CalibrationStore.follow`.
 
-    Samples are identified by their ids. A sample of the calibrator that is not in the store is forgotten, so that a
-    deletion reaches the calibrator although the store keeps nothing of what was deleted, not even its id.
+    A sample of the calibrator is known by its id and by the row of the store that it came from: an id that was deleted
+    and appended again is another sample. A sample that is not in the store is forgotten, so that a deletion reaches the
+    calibrator although the store keeps nothing of what was deleted, not even its id.
+
+    The calibrator is unfitted, or was fitted with ids of the store: saved and loaded again, it goes on. Then samples
+    whose embeddings and labels it has are left as they are. If its ``updates`` limit the samples that it keeps, those
+    that came to the store before the oldest that it has count as evicted, and do not return.
 
     As a context manager it updates the calibrator from a thread of its own, ``every`` so many seconds; predictions go
     on meanwhile. Without ``every``, call :meth:`update`.
@@ -36,6 +42,7 @@ class Follower:
         self.store, self.calibrator, self.every = store, calibrator, every
         self.since = 0
         """Number of the last change of the store that the calibrator has seen."""
+        self._rows: dict[Any, int] = {}  # of the samples that the calibrator has, or had and evicted
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -46,33 +53,75 @@ class Follower:
         An unfitted calibrator is fitted as soon as there are labelled samples.
         """
         samples, deleted, last = self.store.changes(self.since)
-        n_changed = 0 if samples is None else self._take(samples.outputs)
-        if len(deleted) or self.since == 0:
-            n_changed += self._forget_deleted()
+        unchanged: set[Any] = set()
+        if self.since == 0:
+            unchanged = self._adopt(samples)
+        gone = self._forget(set(deleted.tolist()))
+        taken = set() if samples is None else self._take(samples, unchanged)
         self.since = last
-        return n_changed
+        return len(gone | taken)
 
-    def _take(self, samples: ClassifierOutputs) -> int:
-        """Add new samples, and correct the labels of known ones."""
-        known: set[Any] = set()
-        if self._is_fitted:
-            known = set(self._live.current_ids_)
-        is_known = np.array([name in known for name in np.asarray(samples.ids).tolist()])
-        if is_known.any():
-            corrected = _some(samples, is_known)
-            self._live.correct(corrected.ids, corrected.labels)
-        if not is_known.all():
-            update_on(self.calibrator, _some(samples, ~is_known))
-        return len(is_known)
+    def _adopt(self, samples: StoredSamples | None) -> set[Any]:
+        """Find the rows of the samples that a fitted calibrator has; return the ids of those with the same labels."""
+        self._rows = {}
+        if samples is None or not self._is_fitted:
+            return set()
+        names, known = _names(samples), set(self._live.current_ids_)
+        is_known = np.array([name in known for name in names])
+        same = is_known & self.calibrator.was_fitted_on(samples.outputs.matrix(self.calibrator.inputs))
+        kept = same | (self._evicted(samples, same) & ~is_known)
+        self._rows = {name: row for name, row, keep in zip(names, samples.rows.tolist(), kept, strict=True) if keep}
+        labels = self._labels()
+        given = zip(names, np.asarray(samples.outputs.labels).tolist(), strict=True)
+        return {name for name, label in given if name in labels and labels[name] == label}
 
-    def _forget_deleted(self) -> int:
-        if not self._is_fitted:
-            return 0
-        present = set(self.store.ids())
-        gone = [name for name in self._live.current_ids_ if name not in present]
-        if gone:
-            self._live.forget(gone)
-        return len(gone)
+    def _evicted(self, samples: StoredSamples, same: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which samples are older than the oldest that the calibrator has, of all or of their class."""
+        options, rows, labels = self._live.updates, samples.rows, np.asarray(samples.outputs.labels)
+        evicted = np.zeros(len(rows), dtype=np.bool_)
+        if options is None or not same.any():
+            return evicted
+        if options.most_samples < inf:
+            evicted |= rows < rows[same].min()
+        if options.max_per_class is not None:
+            for label in np.unique(labels[same]):
+                of_class = labels == label
+                evicted |= of_class & (rows < rows[of_class & same].min())
+        return evicted
+
+    def _labels(self) -> dict[Any, Any]:
+        """Return the label of each sample of the calibrator, by id."""
+        frozen = self._live.snapshot()
+        support = frozen.model_.experts[0].support if hasattr(frozen.model_, "experts") else frozen.model_.support
+        labels = frozen.classes_[support.in_original_order(support.codes).cpu().numpy()]
+        return dict(zip(frozen.ids_.tolist(), labels.tolist(), strict=True))
+
+    def _forget(self, deleted: set[int]) -> set[Any]:
+        """Erase the samples whose rows are deleted, evicted ones too, and at first those that the store has not."""
+        if not self._is_fitted or not (deleted or self.since == 0):
+            return set()
+        absent = {None, *deleted}
+        gone = {name for name in self._live.current_ids_ if self._rows.get(name) in absent}
+        erased = gone | {name for name, row in self._rows.items() if row in deleted}
+        if erased:
+            self._live.forget(list(gone))
+        for name in erased:
+            self._rows.pop(name, None)
+        return gone
+
+    def _take(self, samples: StoredSamples, unchanged: set[Any]) -> set[Any]:
+        """Add samples of new rows, and correct the labels of known ones; return the ids of both."""
+        names, rows = _names(samples), samples.rows.tolist()
+        known = set(self._live.current_ids_) if self._is_fitted else set()
+        is_new = np.array([self._rows.get(name) != row for name, row in zip(names, rows, strict=True)])
+        corrected = ~is_new & np.array([name in known and name not in unchanged for name in names])
+        if corrected.any():
+            chosen = _some(samples.outputs, corrected)
+            self._live.correct(chosen.ids, chosen.labels)
+        if is_new.any():
+            update_on(self.calibrator, _some(samples.outputs, is_new))
+            self._rows |= {name: row for name, row, new in zip(names, rows, is_new, strict=True) if new}
+        return {name for name, changed in zip(names, is_new | corrected, strict=True) if changed}
 
     @property
     def _live(self) -> Any:
@@ -104,6 +153,11 @@ class Follower:
             self._thread.join()
         if self._error is not None and error[0] is None:
             raise self._error
+
+
+def _names(samples: StoredSamples) -> list[Any]:
+    names: list[Any] = np.asarray(samples.outputs.ids).tolist()
+    return names
 
 
 def _some(samples: ClassifierOutputs, chosen: NDArray[np.bool_]) -> ClassifierOutputs:
