@@ -166,3 +166,27 @@ def test_evicted_samples_do_not_return(tmp_path: Path, updates: Updates) -> None
         store.append(outputs(70, 72))
         assert follower.update() == 2
         assert follower.calibrator.current_ids_[-2:] == IDS[70:72].tolist()
+
+
+def test_a_calibrator_whose_samples_cannot_be_updated_is_refused(tmp_path: Path) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 60))
+        compressed = store.fit(kcal()).compress(12)
+        with pytest.raises(InvalidInputError, match="not made of single samples"):
+            store.follow(compressed)
+        follower = store.follow(KCalBlend(projection=None, merged=True, progress=False))
+        for _ in range(2):
+            with pytest.raises(InvalidInputError, match="merged metrics"):
+                follower.update()
+
+
+def test_a_calibrator_that_was_fitted_without_ids_is_refused(tmp_path: Path) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(replace(outputs(0, 30), ids=np.arange(30)))
+        with pytest.raises(InvalidInputError, match="must be unfitted, or fitted with ids of the store"):
+            store.follow(kcal().fit(ROWS[30:90], LABELS[30:90]))
+        calibrator = kcal()
+        follower = store.follow(calibrator)
+        calibrator.fit(ROWS[30:90], LABELS[30:90])
+        with pytest.raises(InvalidInputError, match="fitted without ids"):
+            follower.update()

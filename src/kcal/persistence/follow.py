@@ -42,6 +42,7 @@ class Follower:
         self.store, self.calibrator, self.every = store, calibrator, every
         self.since = 0
         """Number of the last change of the store that the calibrator has seen."""
+        self._check_calibrator()
         self._rows: dict[Any, int] = {}  # of the samples that the calibrator has, or had and evicted
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -52,14 +53,26 @@ class Follower:
 
         An unfitted calibrator is fitted as soon as there are labelled samples.
         """
+        self._check_calibrator()
         samples, deleted, last = self.store.changes(self.since)
         unchanged: set[Any] = set()
         if self.since == 0:
             unchanged = self._adopt(samples)
         gone = self._forget(set(deleted.tolist()))
         taken = set() if samples is None else self._take(samples, unchanged)
+        self._check_calibrator()
         self.since = last
         return len(gone | taken)
+
+    def _check_calibrator(self) -> None:
+        """Raise if the calibrator is fitted and cannot be updated, or if its samples are none of the store."""
+        if not self._is_fitted:
+            return
+        _ = self._live.has_groups_  # raises if the samples cannot be updated
+        if self.since == 0 and self._live.ids_ is None:
+            expected = "must be unfitted, or fitted with ids of the store"
+            remedy = "Fit it with store.fit(calibrator), or pass ids= to fit."
+            raise InvalidInputError("calibrator", expected, got="one that was fitted without ids", remedy=remedy)
 
     def _adopt(self, samples: StoredSamples | None) -> set[Any]:
         """Find the rows of the samples that a fitted calibrator has; return the ids of those with the same labels."""
