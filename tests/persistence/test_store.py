@@ -78,6 +78,34 @@ def test_labels_may_come_late_and_be_corrected(store: CalibrationStore) -> None:
     assert store.samples().outputs.labels.tolist() == ["discharge", "seizure"]
 
 
+def test_missing_labels_leave_the_others(store: CalibrationStore) -> None:
+    store.append(outputs(2, labels=[1, 2]))
+    store.append(outputs(1, seed=1, labels=None))
+    assert store.samples(labelled=False).outputs.labels.tolist() == [1, 2, None]
+    assert store.samples().outputs.labels.dtype.kind == "i"
+
+
+def test_new_ids_are_of_the_type_of_the_others(store: CalibrationStore) -> None:
+    made = store.append(outputs(2, ids=None)) + store.append(outputs(2, ids=None))
+    assert [type(name) for name in made] == [str] * 4
+    store.delete(store.ids())
+    store.append(outputs(3, ids=[4, -2, 17]))
+    assert store.append(outputs(2, ids=None)) + store.append(outputs(1, ids=None)) == [18, 19, 20]
+    assert store.samples().outputs.ids.tolist() == [4, -2, 17, 18, 19, 20]
+    store.append(outputs(1, ids=[2**63 - 1]))
+    with pytest.raises(InvalidInputError, match=r"outputs.ids must be given"):
+        store.append(outputs(1, ids=None))
+
+
+def test_all_samples_have_groups_of_one_type(store: CalibrationStore) -> None:
+    store.append(outputs(3, groups=["a", "a", "b"]))
+    with pytest.raises(InvalidInputError, match=r"outputs.groups must be given, as in the store; got None"):
+        store.append(outputs(2, seed=1))
+    with pytest.raises(InvalidInputError, match=r"outputs.groups must be text, as in the store; got numbers"):
+        store.append(outputs(2, seed=1, groups=[1, 2]))
+    assert store.samples().outputs.groups.tolist() == ["a", "a", "b"]
+
+
 def test_a_fit_from_the_store_is_a_fit_from_the_arrays(store: CalibrationStore) -> None:
     rows = outputs(60, weights=np.linspace(1, 3, 60))
     store.append(rows)
@@ -125,6 +153,10 @@ def test_changes_name_what_is_new_corrected_and_gone(store: CalibrationStore) ->
             lambda s: s.append(outputs(2, seed=1, labels=["a", "b"])),
             "labels must be numbers, as in the store",
         ),
+        (lambda s: s.append(outputs(2, seed=1, ids=[7, 8])), "outputs.ids must be text, as in the store; got numbers"),
+        (lambda s: s.append(outputs(2, seed=1, ids=[0.5, 1])), "ids must be text or integers; got 0.5"),
+        (lambda s: s.append(outputs(1, seed=1, ids=np.array([2**63]))), "ids must be text or integers below 2"),
+        (lambda s: s.append(outputs(2, seed=1, groups=[1, 2])), "outputs.groups must be left out, as in the store"),
         (lambda s: s.append(outputs(2, seed=1), times=[1.0]), "times must be 2 finite numbers"),
         (lambda s: s.correct(["s0-0", "nobody"], [1, 1]), "ids must be ids of samples in the store; got 'nobody'"),
         (lambda s: s.correct(["s0-0"], ["x"]), "labels must be numbers, as in the store"),
