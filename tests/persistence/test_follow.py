@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from kcal import CalibrationStore, ClassifierOutputs, InvalidInputError, KCal, KCalBlend, TemperatureScaling, Updates
 from kcal.calibrators import predict_on
+from kcal.errors import KcalWarning
 
 GENERATOR = np.random.default_rng(0)
 LABELS = GENERATOR.integers(0, 3, 200)
@@ -91,15 +93,40 @@ def test_a_thread_follows_while_the_context_lasts(tmp_path: Path) -> None:
         assert len(follower.calibrator.current_ids_) == 108
 
 
-def test_an_error_of_the_thread_is_raised_where_the_context_ends(tmp_path: Path) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def fail_and_recover(store: CalibrationStore, blend: Any) -> None:
+    with store.follow(blend, every=0.01) as follower:
+        store.append(replace(outputs(100, 101), labels=[7]))  # with logits, a blend takes no new class
+        wait_until(lambda: follower.error is not None)
+        first = follower.error
+        wait_until(lambda: follower.error not in (None, first))
+        assert isinstance(first, InvalidInputError)
+        store.delete(IDS[100:101].tolist())
+        store.append(outputs(101, 103))
+        wait_until(lambda: follower.error is None and len(blend.current_ids_) == 102)
+
+
+def fail_to_the_end(store: CalibrationStore, blend: Any) -> None:
+    follower = store.follow(blend, every=0.01).__enter__()
+    store.append(replace(outputs(103, 104), labels=[7]))
+    wait_until(lambda: follower.error is not None)
+    with pytest.raises(InvalidInputError, match="7"):
+        follower.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("scene", [fail_and_recover, fail_to_the_end])
+def test_an_error_of_the_thread_is_kept_and_the_next_update_goes_on(tmp_path: Path, scene: Any) -> None:
     with CalibrationStore(tmp_path / "store.db") as store:
         store.append(outputs(0, 100))
-        follower = store.follow(kcal(), every=0.01)
-        follower.__enter__()
-        store.append(ClassifierOutputs(ROWS[100:101], LOGITS[100:101], LABELS[100:101]))
-        follower._thread.join(20.0)
-        with pytest.raises(InvalidInputError, match="groups"):
-            follower.__exit__(None, None, None)
+        with pytest.warns(KcalWarning, match="could not update its calibrator") as warned:
+            scene(store, KCalBlend(projection=None, progress=False))
+    assert len(warned) == 1
 
 
 def test_only_a_calibrator_that_learns_online_can_follow(tmp_path: Path) -> None:

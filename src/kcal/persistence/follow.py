@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, update_on
 from kcal.embeddings import ClassifierOutputs
-from kcal.errors import InvalidInputError
+from kcal.errors import InvalidInputError, KcalWarning, warn
 from kcal.validation import check_number, shown
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class Follower:
     that came to the store before the oldest that it has count as evicted, and do not return.
 
     As a context manager it updates the calibrator from a thread of its own, ``every`` so many seconds; predictions go
-    on meanwhile. Without ``every``, call :meth:`update`.
+    on meanwhile. Without ``every``, call :meth:`update`. If an update of the thread fails, it warns, keeps the error in
+    ``error`` and tries again at the next interval; an error that lasts is raised where the context ends.
     """
 
     def __init__(self, store: CalibrationStore, calibrator: Calibrator, every: float | None) -> None:
@@ -46,7 +48,8 @@ class Follower:
         self._rows: dict[Any, int] = {}  # of the samples that the calibrator has, or had and evicted
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self.error: Exception | None = None
+        """Error of the latest update by the thread; None if it succeeded."""
 
     def update(self) -> int:
         """Apply what changed in the store since the last call; return the number of samples that changed.
@@ -146,6 +149,7 @@ class Follower:
 
     def __enter__(self) -> Self:
         self.update()
+        self.error = None
         if self.every is not None:
             self._stop.clear()
             self._thread = threading.Thread(target=self._run, name="kcal-follower", daemon=True)
@@ -156,16 +160,22 @@ class Follower:
         while not self._stop.wait(self.every):
             try:
                 self.update()
-            except Exception as error:  # raised where the context ends
-                self._error = error
-                return
+                self.error = None
+            except Exception as error:  # kept, and raised where the context ends if it lasts
+                is_first, self.error = self.error is None, error
+                if is_first:
+                    self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        with suppress(KcalWarning):  # where warnings are errors, they must not end the thread
+            warn(f"A follower could not update its calibrator, and tries again: {error}", KcalWarning)
 
     def __exit__(self, *error: object) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        if self._error is not None and error[0] is None:
-            raise self._error
+        if self.error is not None and error[0] is None:
+            raise self.error
 
 
 def _names(samples: StoredSamples) -> list[Any]:
