@@ -18,7 +18,7 @@ import pytest
 import kcal
 from kcal import ClassifierOutputs
 from kcal.calibrators import make_calibrator
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.persistence import CalibrationStore
 
 
@@ -185,6 +185,31 @@ def test_foreign_files_are_refused_and_not_changed(tmp_path: Path) -> None:
             assert path.read_bytes() == before
     with pytest.raises(InvalidInputError, match="path must lie in an existing folder"):
         CalibrationStore(tmp_path / "nowhere" / "store.db")
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = CalibrationStore(tmp_path / "store.db")
+    store.append(outputs(2))
+    store.close()
+    store.close()
+    for call in (store.samples, store.__len__, store.changes, store.vacuum, lambda: store.append(outputs(1, seed=1))):
+        with pytest.raises(InvalidInputError, match="store is closed"):
+            call()
+
+
+def test_a_store_that_another_process_holds_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kcal.persistence.store.BUSY_SECONDS", 0.05)
+    path = tmp_path / "store.db"
+    with CalibrationStore(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        store.append(outputs(2))
+        other.execute("BEGIN IMMEDIATE")
+        for call in (lambda: store.append(outputs(1, seed=1)), lambda: CalibrationStore(path), store.vacuum):
+            with pytest.raises(KcalError, match="Another process holds the store"):
+                call()
+        assert len(store) == 2
+        other.execute("ROLLBACK")
+        store.append(outputs(1, seed=1))
+        assert len(store) == 3
 
 
 def test_nothing_of_an_erased_sample_stays_in_the_file(store: CalibrationStore) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, fit_on
 from kcal.embeddings import ClassifierOutputs
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.files import check_path
 from kcal.persistence.follow import Follower
 from kcal.validation import check_groups, check_ids, check_labels, check_matrix, check_weights, shown
@@ -69,6 +69,10 @@ class StoredSamples:
         return len(self.rows)
 
 
+class StoreBusyError(KcalError, TimeoutError):
+    """Raise if another process held the store for longer than a call waits."""
+
+
 class CalibrationStore:
     """A durable home of labelled samples in one file.
 
@@ -93,16 +97,18 @@ class CalibrationStore:
         if not isinstance(version, str):
             raise InvalidInputError("version", "must be text", got=shown(version))
         self.version = version
-        self._lock = threading.RLock()
+        self._lock, self._is_closed = threading.RLock(), False
         if not self.path.parent.is_dir():
             raise InvalidInputError("path", "must lie in an existing folder", got=str(self.path))
-        try:
+        with self._translated():
             self._database = sqlite3.connect(
                 self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
+        try:
             self._open()
-        except sqlite3.DatabaseError as error:
-            raise FileFormatError(f"{self.path} is not a calibration store, or cannot be opened ({error}).") from error
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self) -> None:
         self._begin_write_ahead_log()
@@ -126,12 +132,27 @@ class CalibrationStore:
         deadline = time.monotonic() + BUSY_SECONDS
         while True:
             try:
-                self._run("PRAGMA journal_mode = WAL")
+                with self._translated():
+                    self._database.execute("PRAGMA journal_mode = WAL")
                 return
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            except StoreBusyError:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn errors of SQLite into those of kcal, but for that of an id that is there already."""
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
+            if self._is_closed:
+                raise InvalidInputError("store", "is closed", remedy="Open it again.") from error
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise StoreBusyError(f"Another process holds the store {self.path}. Try again later.") from error
+            raise FileFormatError(f"{self.path} is not a calibration store, or cannot be used ({error}).") from error
 
     def append(self, outputs: ClassifierOutputs, *, times: Any = None) -> list[Any]:
         """Add samples and return their ids, those of ``outputs`` or new ones; labels may follow by :meth:`correct`.
@@ -247,8 +268,9 @@ class CalibrationStore:
         return (as_samples(labelled) if labelled else None), deleted, last
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; a store that is closed stays so."""
         with self._lock:
+            self._is_closed = True
             self._database.close()
 
     def __enter__(self) -> Self:
@@ -262,7 +284,7 @@ class CalibrationStore:
 
     def _run(self, statement: str, values: Sequence[Any] = ()) -> int:
         """Run a statement and return the number of rows that it changed."""
-        with self._lock:
+        with self._lock, self._translated():
             return self._database.execute(statement, values).rowcount
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -271,7 +293,7 @@ class CalibrationStore:
         A query that is still open holds the state of the file that it began with, and no transaction can begin on it
         once another process has written.
         """
-        with self._lock:
+        with self._lock, self._translated():
             return self._database.execute(query, values).fetchall()
 
     def _number(self, query: str) -> int:
@@ -286,7 +308,8 @@ class CalibrationStore:
                 yield
                 self._run("COMMIT")
             except BaseException:
-                self._run("ROLLBACK")
+                if not self._is_closed and self._database.in_transaction:  # SQLite may have rolled back by itself
+                    self._run("ROLLBACK")
                 raise
 
     def _select(self, labelled: bool, after: int, limit: int = -1) -> list[tuple[Any, ...]]:
