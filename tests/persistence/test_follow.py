@@ -217,3 +217,32 @@ def test_a_calibrator_that_was_fitted_without_ids_is_refused(tmp_path: Path) -> 
         calibrator.fit(ROWS[30:90], LABELS[30:90])
         with pytest.raises(InvalidInputError, match="fitted without ids"):
             follower.update()
+
+
+@pytest.mark.parametrize("make", [kcal, lambda: KCalBlend(projection=None, progress=False)])
+def test_all_samples_may_be_replaced_at_once(tmp_path: Path, make: Any) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 60))
+        follower = store.follow(make())
+        follower.update()
+        store.delete(store.ids())
+        store.append(moved(0, 50))
+        assert follower.update() == 60
+        assert follower.update() == 0
+        live = follower.calibrator
+        assert live.current_ids_ == store.ids()
+        assert live.was_fitted_on(ROWS[:50] + 1.0).all()
+        assert not live.was_fitted_on(ROWS[:60]).any()
+
+
+def test_a_calibrator_whose_samples_are_all_gone_follows_again(tmp_path: Path) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 60))
+        calibrator = store.fit(kcal())
+        store.delete(store.ids())
+        follower = store.follow(calibrator)
+        assert follower.update() == 60
+        assert follower._rows == {}  # not even the ids are left
+        store.append(outputs(60, 120))
+        assert follower.update() == 60
+        np.testing.assert_allclose(predict_on(calibrator, QUERIES), predict_on(store.fit(kcal()), QUERIES), atol=1e-6)

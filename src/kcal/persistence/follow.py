@@ -61,9 +61,14 @@ class Follower:
         unchanged: set[Any] = set()
         if self.since == 0:
             unchanged = self._adopt(samples)
-        gone = self._forget(set(deleted.tolist()))
+        gone, erased = self._deleted(set(deleted.tolist()))
+        self._rows = {name: row for name, row in self._rows.items() if name not in erased}
+        is_majority = self._is_fitted and 2 * len(gone) > len(self._live.current_ids_)
+        if not is_majority:
+            self._forget(gone, erased)
         taken = set() if samples is None else self._take(samples, unchanged)
-        self._check_calibrator()
+        if is_majority:  # afterwards, so that predictions never want for samples
+            self._forget(gone - taken, erased)
         self.since = last
         return len(gone | taken)
 
@@ -112,18 +117,18 @@ class Follower:
         labels = frozen.classes_[support.in_original_order(support.codes).cpu().numpy()]
         return dict(zip(frozen.ids_.tolist(), labels.tolist(), strict=True))
 
-    def _forget(self, deleted: set[int]) -> set[Any]:
-        """Erase the samples whose rows are deleted, evicted ones too, and at first those that the store has not."""
-        if not self._is_fitted or not (deleted or self.since == 0):
-            return set()
-        absent = {None, *deleted}
+    def _deleted(self, rows: set[int]) -> tuple[set[Any], set[Any]]:
+        """Return the ids of samples that the store no longer has: those of the calibrator, and with evicted ones."""
+        if not self._is_fitted or not (rows or self.since == 0):
+            return set(), set()
+        absent = {None, *rows}
         gone = {name for name in self._live.current_ids_ if self._rows.get(name) in absent}
-        erased = gone | {name for name, row in self._rows.items() if row in deleted}
+        return gone, gone | {name for name, row in self._rows.items() if row in rows}
+
+    def _forget(self, gone: set[Any], erased: set[Any]) -> None:
+        """Forget samples, and every trace of those that were evicted or replaced."""
         if erased:
-            self._live.forget(list(gone))
-        for name in erased:
-            self._rows.pop(name, None)
-        return gone
+            self._live.forget([name for name in self._live.current_ids_ if name in gone])
 
     def _take(self, samples: StoredSamples, unchanged: set[Any]) -> set[Any]:
         """Add samples of new rows, and correct the labels of known ones; return the ids of both."""
@@ -136,6 +141,7 @@ class Follower:
             self._live.correct(chosen.ids, chosen.labels)
         if is_new.any():
             update_on(self.calibrator, _some(samples.outputs, is_new))
+            _ = self._live.has_groups_  # raises if the fit left no samples that can be updated
             self._rows |= {name: row for name, row, new in zip(names, rows, is_new, strict=True) if new}
         return {name for name, changed in zip(names, is_new | corrected, strict=True) if changed}
 
