@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kcal import CalibrationStore, ClassifierOutputs, InvalidInputError, KCal, KCalBlend, TemperatureScaling
+from kcal import CalibrationStore, ClassifierOutputs, InvalidInputError, KCal, KCalBlend, TemperatureScaling, Updates
 from kcal.calibrators import predict_on
+from kcal.errors import KcalWarning
 
 GENERATOR = np.random.default_rng(0)
 LABELS = GENERATOR.integers(0, 3, 200)
@@ -90,15 +93,40 @@ def test_a_thread_follows_while_the_context_lasts(tmp_path: Path) -> None:
         assert len(follower.calibrator.current_ids_) == 108
 
 
-def test_an_error_of_the_thread_is_raised_where_the_context_ends(tmp_path: Path) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def fail_and_recover(store: CalibrationStore, blend: Any) -> None:
+    with store.follow(blend, every=0.01) as follower:
+        store.append(replace(outputs(100, 101), labels=[7]))  # with logits, a blend takes no new class
+        wait_until(lambda: follower.error is not None)
+        first = follower.error
+        wait_until(lambda: follower.error not in (None, first))
+        assert isinstance(first, InvalidInputError)
+        store.delete(IDS[100:101].tolist())
+        store.append(outputs(101, 103))
+        wait_until(lambda: follower.error is None and len(blend.current_ids_) == 102)
+
+
+def fail_to_the_end(store: CalibrationStore, blend: Any) -> None:
+    follower = store.follow(blend, every=0.01).__enter__()
+    store.append(replace(outputs(103, 104), labels=[7]))
+    wait_until(lambda: follower.error is not None)
+    with pytest.raises(InvalidInputError, match="7"):
+        follower.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("scene", [fail_and_recover, fail_to_the_end])
+def test_an_error_of_the_thread_is_kept_and_the_next_update_goes_on(tmp_path: Path, scene: Any) -> None:
     with CalibrationStore(tmp_path / "store.db") as store:
         store.append(outputs(0, 100))
-        follower = store.follow(kcal(), every=0.01)
-        follower.__enter__()
-        store.append(ClassifierOutputs(ROWS[100:101], LOGITS[100:101], LABELS[100:101]))
-        follower._thread.join(20.0)
-        with pytest.raises(InvalidInputError, match="groups"):
-            follower.__exit__(None, None, None)
+        with pytest.warns(KcalWarning, match="could not update its calibrator") as warned:
+            scene(store, KCalBlend(projection=None, progress=False))
+    assert len(warned) == 1
 
 
 def test_only_a_calibrator_that_learns_online_can_follow(tmp_path: Path) -> None:
@@ -113,3 +141,108 @@ def test_only_a_calibrator_that_learns_online_can_follow(tmp_path: Path) -> None
         store.append(outputs(0, 30))
         assert follower.update() == 30
         assert len(follower.calibrator.ids_) == 30
+
+
+def moved(start: int, stop: int) -> ClassifierOutputs:
+    """Return other embeddings under the same ids."""
+    return replace(outputs(start, stop), embeddings=ROWS[start:stop] + 1.0)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_id_that_is_deleted_and_appended_again_is_another_sample(tmp_path: Path, restarted: bool) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 60))
+        follower = store.follow(kcal())
+        follower.update()
+        store.delete(IDS[5:8].tolist())
+        store.append(moved(5, 7))
+        follower = store.follow(follower.calibrator) if restarted else follower
+        assert follower.update() == 3
+        live = follower.calibrator
+        assert not live.was_fitted_on(ROWS[5:8]).any()
+        assert live.was_fitted_on(ROWS[5:7] + 1.0).all()
+        np.testing.assert_allclose(predict_on(live, QUERIES), predict_on(store.fit(kcal()), QUERIES), atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [kcal, lambda: KCalBlend(projection=None, progress=False)])
+def test_a_restart_leaves_samples_that_did_not_change(tmp_path: Path, make: Any) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 60))
+        calibrator = store.fit(make())
+        assert store.follow(calibrator).update() == 0
+        store.correct(IDS[3:5].tolist(), [LABELS[3], (LABELS[4] + 1) % 3])
+        assert store.follow(calibrator).update() == 1
+        assert store.follow(calibrator).update() == 0
+
+
+@pytest.mark.parametrize("updates", [Updates(window=40), Updates(max_per_class=12)])
+def test_evicted_samples_do_not_return(tmp_path: Path, updates: Updates) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 60))
+        follower = store.follow(kcal().set_params(updates=updates))
+        follower.update()
+        store.append(outputs(60, 70))
+        follower.update()
+        kept = follower.calibrator.current_ids_
+        assert len(kept) == (40 if updates.window else 36)
+        store.correct(IDS[:1].tolist(), (LABELS[:1] + 1) % 3)
+        assert follower.update() == 0
+        follower = store.follow(follower.calibrator)
+        assert follower.update() == 0
+        assert follower.calibrator.current_ids_ == kept
+        store.append(outputs(70, 72))
+        assert follower.update() == 2
+        assert follower.calibrator.current_ids_[-2:] == IDS[70:72].tolist()
+
+
+def test_a_calibrator_whose_samples_cannot_be_updated_is_refused(tmp_path: Path) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 60))
+        compressed = store.fit(kcal()).compress(12)
+        with pytest.raises(InvalidInputError, match="not made of single samples"):
+            store.follow(compressed)
+        follower = store.follow(KCalBlend(projection=None, merged=True, progress=False))
+        for _ in range(2):
+            with pytest.raises(InvalidInputError, match="merged metrics"):
+                follower.update()
+
+
+def test_a_calibrator_that_was_fitted_without_ids_is_refused(tmp_path: Path) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(replace(outputs(0, 30), ids=np.arange(30)))
+        with pytest.raises(InvalidInputError, match="must be unfitted, or fitted with ids of the store"):
+            store.follow(kcal().fit(ROWS[30:90], LABELS[30:90]))
+        calibrator = kcal()
+        follower = store.follow(calibrator)
+        calibrator.fit(ROWS[30:90], LABELS[30:90])
+        with pytest.raises(InvalidInputError, match="fitted without ids"):
+            follower.update()
+
+
+@pytest.mark.parametrize("make", [kcal, lambda: KCalBlend(projection=None, progress=False)])
+def test_all_samples_may_be_replaced_at_once(tmp_path: Path, make: Any) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 60))
+        follower = store.follow(make())
+        follower.update()
+        store.delete(store.ids())
+        store.append(moved(0, 50))
+        assert follower.update() == 60
+        assert follower.update() == 0
+        live = follower.calibrator
+        assert live.current_ids_ == store.ids()
+        assert live.was_fitted_on(ROWS[:50] + 1.0).all()
+        assert not live.was_fitted_on(ROWS[:60]).any()
+
+
+def test_a_calibrator_whose_samples_are_all_gone_follows_again(tmp_path: Path) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 60))
+        calibrator = store.fit(kcal())
+        store.delete(store.ids())
+        follower = store.follow(calibrator)
+        assert follower.update() == 60
+        assert follower._rows == {}  # not even the ids are left
+        store.append(outputs(60, 120))
+        assert follower.update() == 60
+        np.testing.assert_allclose(predict_on(calibrator, QUERIES), predict_on(store.fit(kcal()), QUERIES), atol=1e-6)

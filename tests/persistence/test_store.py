@@ -18,7 +18,7 @@ import pytest
 import kcal
 from kcal import ClassifierOutputs
 from kcal.calibrators import make_calibrator
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.persistence import CalibrationStore
 
 
@@ -78,6 +78,34 @@ def test_labels_may_come_late_and_be_corrected(store: CalibrationStore) -> None:
     assert store.samples().outputs.labels.tolist() == ["discharge", "seizure"]
 
 
+def test_missing_labels_leave_the_others(store: CalibrationStore) -> None:
+    store.append(outputs(2, labels=[1, 2]))
+    store.append(outputs(1, seed=1, labels=None))
+    assert store.samples(labelled=False).outputs.labels.tolist() == [1, 2, None]
+    assert store.samples().outputs.labels.dtype.kind == "i"
+
+
+def test_new_ids_are_of_the_type_of_the_others(store: CalibrationStore) -> None:
+    made = store.append(outputs(2, ids=None)) + store.append(outputs(2, ids=None))
+    assert [type(name) for name in made] == [str] * 4
+    store.delete(store.ids())
+    store.append(outputs(3, ids=[4, -2, 17]))
+    assert store.append(outputs(2, ids=None)) + store.append(outputs(1, ids=None)) == [18, 19, 20]
+    assert store.samples().outputs.ids.tolist() == [4, -2, 17, 18, 19, 20]
+    store.append(outputs(1, ids=[2**63 - 1]))
+    with pytest.raises(InvalidInputError, match=r"outputs.ids must be given"):
+        store.append(outputs(1, ids=None))
+
+
+def test_all_samples_have_groups_of_one_type(store: CalibrationStore) -> None:
+    store.append(outputs(3, groups=["a", "a", "b"]))
+    with pytest.raises(InvalidInputError, match=r"outputs.groups must be given, as in the store; got None"):
+        store.append(outputs(2, seed=1))
+    with pytest.raises(InvalidInputError, match=r"outputs.groups must be text, as in the store; got numbers"):
+        store.append(outputs(2, seed=1, groups=[1, 2]))
+    assert store.samples().outputs.groups.tolist() == ["a", "a", "b"]
+
+
 def test_a_fit_from_the_store_is_a_fit_from_the_arrays(store: CalibrationStore) -> None:
     rows = outputs(60, weights=np.linspace(1, 3, 60))
     store.append(rows)
@@ -125,6 +153,10 @@ def test_changes_name_what_is_new_corrected_and_gone(store: CalibrationStore) ->
             lambda s: s.append(outputs(2, seed=1, labels=["a", "b"])),
             "labels must be numbers, as in the store",
         ),
+        (lambda s: s.append(outputs(2, seed=1, ids=[7, 8])), "outputs.ids must be text, as in the store; got numbers"),
+        (lambda s: s.append(outputs(2, seed=1, ids=[0.5, 1])), "ids must be text or integers; got 0.5"),
+        (lambda s: s.append(outputs(1, seed=1, ids=np.array([2**63]))), "ids must be text or integers below 2"),
+        (lambda s: s.append(outputs(2, seed=1, groups=[1, 2])), "outputs.groups must be left out, as in the store"),
         (lambda s: s.append(outputs(2, seed=1), times=[1.0]), "times must be 2 finite numbers"),
         (lambda s: s.correct(["s0-0", "nobody"], [1, 1]), "ids must be ids of samples in the store; got 'nobody'"),
         (lambda s: s.correct(["s0-0"], ["x"]), "labels must be numbers, as in the store"),
@@ -153,6 +185,31 @@ def test_foreign_files_are_refused_and_not_changed(tmp_path: Path) -> None:
             assert path.read_bytes() == before
     with pytest.raises(InvalidInputError, match="path must lie in an existing folder"):
         CalibrationStore(tmp_path / "nowhere" / "store.db")
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = CalibrationStore(tmp_path / "store.db")
+    store.append(outputs(2))
+    store.close()
+    store.close()
+    for call in (store.samples, store.__len__, store.changes, store.vacuum, lambda: store.append(outputs(1, seed=1))):
+        with pytest.raises(InvalidInputError, match="store is closed"):
+            call()
+
+
+def test_a_store_that_another_process_holds_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kcal.persistence.store.BUSY_SECONDS", 0.05)
+    path = tmp_path / "store.db"
+    with CalibrationStore(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        store.append(outputs(2))
+        other.execute("BEGIN IMMEDIATE")
+        for call in (lambda: store.append(outputs(1, seed=1)), lambda: CalibrationStore(path), store.vacuum):
+            with pytest.raises(KcalError, match="Another process holds the store"):
+                call()
+        assert len(store) == 2
+        other.execute("ROLLBACK")
+        store.append(outputs(1, seed=1))
+        assert len(store) == 3
 
 
 def test_nothing_of_an_erased_sample_stays_in_the_file(store: CalibrationStore) -> None:

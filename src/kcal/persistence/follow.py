@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -10,21 +12,27 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, update_on
 from kcal.embeddings import ClassifierOutputs
-from kcal.errors import InvalidInputError
+from kcal.errors import InvalidInputError, KcalWarning, warn
 from kcal.validation import check_number, shown
 
 if TYPE_CHECKING:
-    from kcal.persistence.store import CalibrationStore
+    from kcal.persistence.store import CalibrationStore, StoredSamples
 
 
 class Follower:
     """Keeps the samples of a calibrator those of a store; made by :meth:`CalibrationStore.follow`.
 
-    Samples are identified by their ids. A sample of the calibrator that is not in the store is forgotten, so that a
-    deletion reaches the calibrator although the store keeps nothing of what was deleted, not even its id.
+    A sample of the calibrator is known by its id and by the row of the store that it came from: an id that was deleted
+    and appended again is another sample. A sample that is not in the store is forgotten, so that a deletion reaches the
+    calibrator although the store keeps nothing of what was deleted, not even its id.
+
+    The calibrator is unfitted, or was fitted with ids of the store: saved and loaded again, it goes on. Then samples
+    whose embeddings and labels it has are left as they are. If its ``updates`` limit the samples that it keeps, those
+    that came to the store before the oldest that it has count as evicted, and do not return.
 
     As a context manager it updates the calibrator from a thread of its own, ``every`` so many seconds; predictions go
-    on meanwhile. Without ``every``, call :meth:`update`.
+    on meanwhile. Without ``every``, call :meth:`update`. If an update of the thread fails, it warns, keeps the error in
+    ``error`` and tries again at the next interval; an error that lasts is raised where the context ends.
     """
 
     def __init__(self, store: CalibrationStore, calibrator: Calibrator, every: float | None) -> None:
@@ -36,43 +44,106 @@ class Follower:
         self.store, self.calibrator, self.every = store, calibrator, every
         self.since = 0
         """Number of the last change of the store that the calibrator has seen."""
+        self._check_calibrator()
+        self._rows: dict[Any, int] = {}  # of the samples that the calibrator has, or had and evicted
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self.error: Exception | None = None
+        """Error of the latest update by the thread; None if it succeeded."""
 
     def update(self) -> int:
         """Apply what changed in the store since the last call; return the number of samples that changed.
 
         An unfitted calibrator is fitted as soon as there are labelled samples.
         """
+        self._check_calibrator()
         samples, deleted, last = self.store.changes(self.since)
-        n_changed = 0 if samples is None else self._take(samples.outputs)
-        if len(deleted) or self.since == 0:
-            n_changed += self._forget_deleted()
+        unchanged: set[Any] = set()
+        if self.since == 0:
+            unchanged = self._adopt(samples)
+        gone, erased = self._deleted(set(deleted.tolist()))
+        self._rows = {name: row for name, row in self._rows.items() if name not in erased}
+        is_majority = self._is_fitted and 2 * len(gone) > len(self._live.current_ids_)
+        if not is_majority:
+            self._forget(gone, erased)
+        taken = set() if samples is None else self._take(samples, unchanged)
+        if is_majority:  # afterwards, so that predictions never want for samples
+            self._forget(gone - taken, erased)
         self.since = last
-        return n_changed
+        return len(gone | taken)
 
-    def _take(self, samples: ClassifierOutputs) -> int:
-        """Add new samples, and correct the labels of known ones."""
-        known: set[Any] = set()
-        if self._is_fitted:
-            known = set(self._live.current_ids_)
-        is_known = np.array([name in known for name in np.asarray(samples.ids).tolist()])
-        if is_known.any():
-            corrected = _some(samples, is_known)
-            self._live.correct(corrected.ids, corrected.labels)
-        if not is_known.all():
-            update_on(self.calibrator, _some(samples, ~is_known))
-        return len(is_known)
-
-    def _forget_deleted(self) -> int:
+    def _check_calibrator(self) -> None:
+        """Raise if the calibrator is fitted and cannot be updated, or if its samples are none of the store."""
         if not self._is_fitted:
-            return 0
-        present = set(self.store.ids())
-        gone = [name for name in self._live.current_ids_ if name not in present]
-        if gone:
-            self._live.forget(gone)
-        return len(gone)
+            return
+        _ = self._live.has_groups_  # raises if the samples cannot be updated
+        if self.since == 0 and self._live.ids_ is None:
+            expected = "must be unfitted, or fitted with ids of the store"
+            remedy = "Fit it with store.fit(calibrator), or pass ids= to fit."
+            raise InvalidInputError("calibrator", expected, got="one that was fitted without ids", remedy=remedy)
+
+    def _adopt(self, samples: StoredSamples | None) -> set[Any]:
+        """Find the rows of the samples that a fitted calibrator has; return the ids of those with the same labels."""
+        self._rows = {}
+        if samples is None or not self._is_fitted:
+            return set()
+        names, known = _names(samples), set(self._live.current_ids_)
+        is_known = np.array([name in known for name in names])
+        same = is_known & self.calibrator.was_fitted_on(samples.outputs.matrix(self.calibrator.inputs))
+        kept = same | (self._evicted(samples, same) & ~is_known)
+        self._rows = {name: row for name, row, keep in zip(names, samples.rows.tolist(), kept, strict=True) if keep}
+        labels = self._labels()
+        given = zip(names, np.asarray(samples.outputs.labels).tolist(), strict=True)
+        return {name for name, label in given if name in labels and labels[name] == label}
+
+    def _evicted(self, samples: StoredSamples, same: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which samples are older than the oldest that the calibrator has, of all or of their class."""
+        options, rows, labels = self._live.updates, samples.rows, np.asarray(samples.outputs.labels)
+        evicted = np.zeros(len(rows), dtype=np.bool_)
+        if options is None or not same.any():
+            return evicted
+        if options.most_samples < inf:
+            evicted |= rows < rows[same].min()
+        if options.max_per_class is not None:
+            for label in np.unique(labels[same]):
+                of_class = labels == label
+                evicted |= of_class & (rows < rows[of_class & same].min())
+        return evicted
+
+    def _labels(self) -> dict[Any, Any]:
+        """Return the label of each sample of the calibrator, by id."""
+        frozen = self._live.snapshot()
+        support = frozen.model_.experts[0].support if hasattr(frozen.model_, "experts") else frozen.model_.support
+        labels = frozen.classes_[support.in_original_order(support.codes).cpu().numpy()]
+        return dict(zip(frozen.ids_.tolist(), labels.tolist(), strict=True))
+
+    def _deleted(self, rows: set[int]) -> tuple[set[Any], set[Any]]:
+        """Return the ids of samples that the store no longer has: those of the calibrator, and with evicted ones."""
+        if not self._is_fitted or not (rows or self.since == 0):
+            return set(), set()
+        absent = {None, *rows}
+        gone = {name for name in self._live.current_ids_ if self._rows.get(name) in absent}
+        return gone, gone | {name for name, row in self._rows.items() if row in rows}
+
+    def _forget(self, gone: set[Any], erased: set[Any]) -> None:
+        """Forget samples, and every trace of those that were evicted or replaced."""
+        if erased:
+            self._live.forget([name for name in self._live.current_ids_ if name in gone])
+
+    def _take(self, samples: StoredSamples, unchanged: set[Any]) -> set[Any]:
+        """Add samples of new rows, and correct the labels of known ones; return the ids of both."""
+        names, rows = _names(samples), samples.rows.tolist()
+        known = set(self._live.current_ids_) if self._is_fitted else set()
+        is_new = np.array([self._rows.get(name) != row for name, row in zip(names, rows, strict=True)])
+        corrected = ~is_new & np.array([name in known and name not in unchanged for name in names])
+        if corrected.any():
+            chosen = _some(samples.outputs, corrected)
+            self._live.correct(chosen.ids, chosen.labels)
+        if is_new.any():
+            update_on(self.calibrator, _some(samples.outputs, is_new))
+            _ = self._live.has_groups_  # raises if the fit left no samples that can be updated
+            self._rows |= {name: row for name, row, new in zip(names, rows, is_new, strict=True) if new}
+        return {name for name, changed in zip(names, is_new | corrected, strict=True) if changed}
 
     @property
     def _live(self) -> Any:
@@ -84,6 +155,7 @@ class Follower:
 
     def __enter__(self) -> Self:
         self.update()
+        self.error = None
         if self.every is not None:
             self._stop.clear()
             self._thread = threading.Thread(target=self._run, name="kcal-follower", daemon=True)
@@ -94,16 +166,27 @@ class Follower:
         while not self._stop.wait(self.every):
             try:
                 self.update()
-            except Exception as error:  # raised where the context ends
-                self._error = error
-                return
+                self.error = None
+            except Exception as error:  # kept, and raised where the context ends if it lasts
+                is_first, self.error = self.error is None, error
+                if is_first:
+                    self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        with suppress(KcalWarning):  # where warnings are errors, they must not end the thread
+            warn(f"A follower could not update its calibrator, and tries again: {error}", KcalWarning)
 
     def __exit__(self, *error: object) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        if self._error is not None and error[0] is None:
-            raise self._error
+        if self.error is not None and error[0] is None:
+            raise self.error
+
+
+def _names(samples: StoredSamples) -> list[Any]:
+    names: list[Any] = np.asarray(samples.outputs.ids).tolist()
+    return names
 
 
 def _some(samples: ClassifierOutputs, chosen: NDArray[np.bool_]) -> ClassifierOutputs:

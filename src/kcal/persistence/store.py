@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, fit_on
 from kcal.embeddings import ClassifierOutputs
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.files import check_path
 from kcal.persistence.follow import Follower
 from kcal.validation import check_groups, check_ids, check_labels, check_matrix, check_weights, shown
@@ -34,6 +34,7 @@ APPLICATION = 0x6B63616C  # "kcal"
 BUSY_SECONDS = 30.0
 """How long a call waits for another process that writes."""
 CHUNK = 10_000
+LARGEST_INTEGER = 2**63 - 1
 SCHEMA = """
 CREATE TABLE samples (
     row INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -68,6 +69,10 @@ class StoredSamples:
         return len(self.rows)
 
 
+class StoreBusyError(KcalError, TimeoutError):
+    """Raise if another process held the store for longer than a call waits."""
+
+
 class CalibrationStore:
     """A durable home of labelled samples in one file.
 
@@ -92,16 +97,18 @@ class CalibrationStore:
         if not isinstance(version, str):
             raise InvalidInputError("version", "must be text", got=shown(version))
         self.version = version
-        self._lock = threading.RLock()
+        self._lock, self._is_closed = threading.RLock(), False
         if not self.path.parent.is_dir():
             raise InvalidInputError("path", "must lie in an existing folder", got=str(self.path))
-        try:
+        with self._translated():
             self._database = sqlite3.connect(
                 self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
+        try:
             self._open()
-        except sqlite3.DatabaseError as error:
-            raise FileFormatError(f"{self.path} is not a calibration store, or cannot be opened ({error}).") from error
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self) -> None:
         self._begin_write_ahead_log()
@@ -125,12 +132,27 @@ class CalibrationStore:
         deadline = time.monotonic() + BUSY_SECONDS
         while True:
             try:
-                self._run("PRAGMA journal_mode = WAL")
+                with self._translated():
+                    self._database.execute("PRAGMA journal_mode = WAL")
                 return
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            except StoreBusyError:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn errors of SQLite into those of kcal, but for that of an id that is there already."""
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
+            if self._is_closed:
+                raise InvalidInputError("store", "is closed", remedy="Open it again.") from error
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise StoreBusyError(f"Another process holds the store {self.path}. Try again later.") from error
+            raise FileFormatError(f"{self.path} is not a calibration store, or cannot be used ({error}).") from error
 
     def append(self, outputs: ClassifierOutputs, *, times: Any = None) -> list[Any]:
         """Add samples and return their ids, those of ``outputs`` or new ones; labels may follow by :meth:`correct`.
@@ -138,13 +160,18 @@ class CalibrationStore:
         Parameters
         ----------
         outputs : ClassifierOutputs
-            Embeddings, logits or both; labels, groups, weights and ids as far as they are known.
+            Embeddings, logits or both; labels, groups, weights and ids as far as they are known. All samples of a store
+            have groups or none has; ids, labels and groups are each of one type. New ids are the next integers if the
+            others are numbers, otherwise random text.
         times : (n,) array, optional
             When the samples were taken, in seconds since 1970; by default now.
         """
         records = list(self._records(outputs, times))
         with self._transaction():
             self._check_widths(outputs)
+            self._check_columns(records)
+            if outputs.ids is None:
+                records = [(name, *rest) for name, (_, *rest) in zip(self._new_ids(len(records)), records, strict=True)]
             for record in records:
                 try:
                     self._run(f"INSERT INTO samples ({COLUMNS.removeprefix('row, ')}) VALUES (?,?,?,?,?,?,?,?)", record)
@@ -155,10 +182,10 @@ class CalibrationStore:
 
     def correct(self, ids: Sequence[Any], labels: Any) -> None:
         """Replace the labels of samples, or add late ones."""
-        names = check_ids(ids, len(ids)).tolist()
+        names = plain_ids(ids, len(ids))
         new = plain_labels(labels, len(names))
         with self._transaction():
-            self._check_labels(new)
+            self._check_type("label", new, "labels")
             for name, label in zip(names, new, strict=True):
                 if self._run("UPDATE samples SET label = ? WHERE id = ?", (label, name)) == 0:
                     raise unknown_id(name)
@@ -166,7 +193,7 @@ class CalibrationStore:
     def delete(self, ids: Sequence[Any]) -> None:
         """Delete samples; :meth:`vacuum` then removes the last of their bytes from the file."""
         with self._transaction():
-            for name in check_ids(ids, len(ids)).tolist():
+            for name in plain_ids(ids, len(ids)):
                 if self._run("DELETE FROM samples WHERE id = ?", (name,)) == 0:
                     raise unknown_id(name)
 
@@ -183,7 +210,11 @@ class CalibrationStore:
         return self._number("SELECT count(*) FROM samples")
 
     def samples(self, *, labelled: bool = True) -> StoredSamples:
-        """Return all samples in the order of their arrival; by default those with labels."""
+        """Return all samples in the order of their arrival; by default those with labels.
+
+        With ``labelled=False`` the labels are None if no sample has one, and an array of objects, None where a label is
+        missing, if some have.
+        """
         return as_samples(self._select(labelled, after=0))
 
     def chunks(self, size: int = CHUNK, *, labelled: bool = True) -> Iterator[StoredSamples]:
@@ -237,8 +268,9 @@ class CalibrationStore:
         return (as_samples(labelled) if labelled else None), deleted, last
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; a store that is closed stays so."""
         with self._lock:
+            self._is_closed = True
             self._database.close()
 
     def __enter__(self) -> Self:
@@ -252,7 +284,7 @@ class CalibrationStore:
 
     def _run(self, statement: str, values: Sequence[Any] = ()) -> int:
         """Run a statement and return the number of rows that it changed."""
-        with self._lock:
+        with self._lock, self._translated():
             return self._database.execute(statement, values).rowcount
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -261,7 +293,7 @@ class CalibrationStore:
         A query that is still open holds the state of the file that it began with, and no transaction can begin on it
         once another process has written.
         """
-        with self._lock:
+        with self._lock, self._translated():
             return self._database.execute(query, values).fetchall()
 
     def _number(self, query: str) -> int:
@@ -276,7 +308,8 @@ class CalibrationStore:
                 yield
                 self._run("COMMIT")
             except BaseException:
-                self._run("ROLLBACK")
+                if not self._is_closed and self._database.in_transaction:  # SQLite may have rolled back by itself
+                    self._run("ROLLBACK")
                 raise
 
     def _select(self, labelled: bool, after: int, limit: int = -1) -> list[tuple[Any, ...]]:
@@ -285,7 +318,7 @@ class CalibrationStore:
         return self._rows(statement, (after, limit))
 
     def _records(self, outputs: ClassifierOutputs, times: Any) -> Iterator[tuple[Any, ...]]:
-        """Yield the values of the columns from the id on, one record per sample."""
+        """Yield the values of the columns from the id on, one record per sample; the id is None if it is not given."""
         if not isinstance(outputs, ClassifierOutputs):
             raise InvalidInputError("outputs", "must be a kcal.ClassifierOutputs", got=shown(outputs))
         matrices = {name: part for name in ("embeddings", "logits") if (part := getattr(outputs, name)) is not None}
@@ -297,9 +330,8 @@ class CalibrationStore:
             if len(matrix) != n_samples:
                 raise InvalidInputError(f"outputs.{name}", f"must have {n_samples:,} rows", got=f"{len(matrix):,}")
         none = [None] * n_samples
-        ids = [uuid.uuid4().hex for _ in none] if outputs.ids is None else check_ids(outputs.ids, n_samples).tolist()
+        ids = none if outputs.ids is None else plain_ids(outputs.ids, n_samples)
         labels = none if outputs.labels is None else plain_labels(outputs.labels, n_samples)
-        self._check_labels(labels)
         groups: list[Any] = none
         if outputs.groups is not None:
             check_groups(outputs.groups, n_samples)
@@ -327,14 +359,36 @@ class CalibrationStore:
                 expected = f"must have {known:,} columns, as in the store" if known else "must be left out, as before"
                 raise InvalidInputError(f"outputs.{name}", expected, got=f"{width:,}" if width else "None")
 
-    def _check_labels(self, labels: Sequence[Any]) -> None:
-        """Raise if labels are text in the store and numbers now, or the other way round."""
-        new = {isinstance(label, str) for label in labels if label is not None}
-        known = self._rows("SELECT typeof(label) FROM samples WHERE label IS NOT NULL LIMIT 1")
+    def _check_columns(self, records: Sequence[tuple[Any, ...]]) -> None:
+        """Raise if ids, labels or groups are of another type than those in the store, or only some have groups."""
+        ids, _, _, labels, groups, *_ = zip(*records, strict=True)
+        self._check_type("id", ids, "outputs.ids")
+        self._check_type("label", labels, "labels")
+        known = self._rows('SELECT "group" IS NOT NULL FROM samples LIMIT 1')
+        if known and known[0][0] != (groups[0] is not None):
+            expected = "must be given, as in the store" if known[0][0] else "must be left out, as in the store"
+            raise InvalidInputError("outputs.groups", expected, got="None" if known[0][0] else "groups")
+        self._check_type('"group"', groups, "outputs.groups")
+
+    def _check_type(self, column: str, values: Sequence[Any], name: str) -> None:
+        """Raise if the values of a column are text in the store and numbers now, or the other way round."""
+        new = {isinstance(value, str) for value in values if value is not None}
+        known = self._rows(f"SELECT typeof({column}) FROM samples WHERE {column} IS NOT NULL LIMIT 1")
         text = bool(known) and known[0][0] == "text"
         if known and new and new != {text}:
             kinds = ("text", "numbers") if text else ("numbers", "text")
-            raise InvalidInputError("labels", f"must be {kinds[0]}, as in the store", got=kinds[1])
+            raise InvalidInputError(name, f"must be {kinds[0]}, as in the store", got=kinds[1])
+
+    def _new_ids(self, n_samples: int) -> list[Any]:
+        """Return ids that no sample of the store has, of the type of the others; inside a transaction."""
+        largest = self._rows("SELECT max(id) FROM samples")[0][0]
+        if largest is None or isinstance(largest, str):
+            return [uuid.uuid4().hex for _ in range(n_samples)]
+        first = max(int(largest) + 1, 0)
+        if first + n_samples - 1 > LARGEST_INTEGER:
+            expected = f"must be given, since there are none left above {largest}"
+            raise InvalidInputError("outputs.ids", expected)
+        return list(range(first, first + n_samples))
 
 
 def as_samples(records: Sequence[tuple[Any, ...]]) -> StoredSamples:
@@ -345,12 +399,18 @@ def as_samples(records: Sequence[tuple[Any, ...]]) -> StoredSamples:
     outputs = ClassifierOutputs(
         embeddings=_matrix(embeddings),
         logits=_matrix(logits),
-        labels=None if any(label is None for label in labels) else np.array(labels),
-        groups=None if any(group is None for group in groups) else np.array(groups),
+        labels=labels_of(labels),
+        groups=None if groups[0] is None else np.array(groups),
         weights=None if set(weights) == {1.0} else np.array(weights),
         ids=np.array(ids),
     )
     return StoredSamples(outputs, np.array(rows, dtype=np.int64), np.array(times), np.array(versions))
+
+
+def labels_of(labels: Sequence[Any]) -> NDArray[Any] | None:
+    """Return labels as an array: of objects if some are missing, which are None; None if all of them are."""
+    missing = sum(label is None for label in labels)
+    return None if missing == len(labels) else np.array(labels, dtype=object if missing else None)
 
 
 def _matrix(blobs: Sequence[bytes | None]) -> NDArray[np.float32] | None:
@@ -364,6 +424,18 @@ def matrix_of(values: Any, name: str, *, logits: bool) -> NDArray[np.float32]:
     """Return a checked matrix in single precision, as it is stored."""
     checked = check_matrix(values, name, logits=logits).detach().cpu().float().numpy()
     return np.ascontiguousarray(checked, dtype="<f4")
+
+
+def plain_ids(ids: Any, n_samples: int) -> list[Any]:
+    """Return ids as Python's text or integers, which SQLite can hold."""
+    checked = check_ids(ids, n_samples)
+    if checked.dtype.kind == "f" and (checked % 1 != 0).any():
+        raise InvalidInputError("ids", "must be text or integers", got=str(checked[checked % 1 != 0][0]))
+    names = checked.tolist() if checked.dtype.kind == "U" else [int(name) for name in checked.tolist()]
+    unusual = next((name for name in names if isinstance(name, int) and abs(name) > LARGEST_INTEGER), None)
+    if unusual is not None:
+        raise InvalidInputError("ids", "must be text or integers below 2**63", got=str(unusual))
+    return list(names)
 
 
 def plain_labels(labels: Any, n_samples: int) -> list[Any]:
