@@ -322,3 +322,8 @@ def test_a_truncated_log_ends_with_a_whole_batch(tmp_path: Path) -> None:
     store.close()
     assert len(seen) > 5
     assert max(seen) == 36
+
+
+def test_logits_of_two_classes_may_be_one_number_each(store: CalibrationStore) -> None:
+    store.append(outputs(5, logits=np.arange(5.0), labels=np.arange(5) % 2))
+    np.testing.assert_array_equal(store.samples().outputs.logits, np.arange(5.0)[:, None])

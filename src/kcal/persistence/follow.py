@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, update_on
 from kcal.embeddings import ClassifierOutputs
-from kcal.errors import InvalidInputError, KcalWarning, warn
+from kcal.errors import InvalidInputError, KcalError, KcalWarning, warn
 from kcal.validation import check_number, shown
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ class Follower:
         if is_majority:  # afterwards, so that predictions never want for samples
             self._forget(gone - taken, erased)
         self.since = last
+        if self._is_fitted:
+            with suppress(KcalError):  # too few samples may be left: then predictions raise
+                self._live.refresh()  # so that no reader has to
         return len(gone | taken)
 
     def _check_calibrator(self) -> None:

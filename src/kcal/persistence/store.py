@@ -352,7 +352,7 @@ class CalibrationStore:
         """Raise if embeddings or logits have other columns than those in the store."""
         for name in ("embeddings", "logits"):
             matrix = getattr(outputs, name)
-            width = 0 if matrix is None else np.shape(matrix)[1]
+            width = 0 if matrix is None else (*np.shape(matrix), 1)[1]  # logits of two classes may be one number each
             self._run("INSERT OR IGNORE INTO widths VALUES (?, ?)", (name, width))
             known = self._rows("SELECT width FROM widths WHERE name = ?", (name,))[0][0]
             if width != known:
