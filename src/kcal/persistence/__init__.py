@@ -2,7 +2,8 @@
 
 from kcal.persistence.archive import from_bytes, load, load_calibrator, read_network_reference, save, to_bytes
 from kcal.persistence.follow import Follower
-from kcal.persistence.store import CalibrationStore, StoredSamples
+from kcal.persistence.store import CalibrationStore
+from kcal.persistence.stored_samples import StoredSamples
 
 __all__ = [
     "CalibrationStore",

@@ -16,7 +16,8 @@ from kcal.errors import InvalidInputError, KcalError, KcalWarning, warn
 from kcal.validation import check_number, shown
 
 if TYPE_CHECKING:
-    from kcal.persistence.store import CalibrationStore, StoredSamples
+    from kcal.persistence.store import CalibrationStore
+    from kcal.persistence.stored_samples import StoredSamples
 
 
 class Follower:
