@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -139,15 +140,10 @@ class SampleLog:
 
     def new_ids(self, n: int) -> list[Any]:
         """Return ids for new samples: the next integers, as text if the other ids are text."""
-        text = bool(self.view.ids) and isinstance(self.view.ids[-1], str)
-        ids: list[Any] = []
-        number = self.view.next_id
-        while len(ids) < n:
-            name = str(number) if text else number
-            number += 1
-            if name not in self._rows_of:
-                ids.append(name)
-        return ids
+        first = self.view.next_id  # larger than all integers
+        if not (self.view.ids and isinstance(self.view.ids[-1], str)):
+            return list(range(first, first + n))
+        return list(islice((name for name in map(str, count(first)) if name not in self._rows_of), n))
 
     def append(self, columns: Columns, ids: Sequence[Any], changes: dict[str, Any]) -> None:
         """Add samples; one with a known id replaces the earlier sample."""
@@ -171,7 +167,7 @@ class SampleLog:
         numbers: dict[str, Any] = {
             "n_updates": view.n_updates + n_new,
             "clock": view.clock + n_new,
-            "next_id": max([view.next_id + n_new, *(name + 1 for name in integers)]),
+            "next_id": max(view.next_id + n_new, max(integers, default=0) + 1),
         }
         self._publish(replace(view, columns=arrays, n_rows=stop, removed_at=removed_at, **numbers, **changes))
         self._remove(replaced)
