@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from kcal import KCal, Updates, load, save
 from kcal.calibrators import BandwidthRecord
-from kcal.kernels import fit_bandwidth_law, search_near, size_of_rarest_class
+from kcal.calibrators.kcal.bandwidth import BandwidthChoice
+from kcal.kernels import fit_bandwidth_law, get_kernel, search_near, size_of_rarest_class, sort_support
 
 GENERATOR = np.random.default_rng(0)
 LABELS = np.arange(600) % 2
@@ -167,22 +169,31 @@ def test_a_search_nearby_that_scans_finds_the_lower_of_two_minima() -> None:
         return np.minimum(1.0 + (logs + 1.5) ** 2, 1.5 + logs**2).tolist()
 
     assert search_near(loss, 1.1).bandwidth == pytest.approx(1.0)
-    assert search_near(loss, 1.1, scan=True).bandwidth == pytest.approx(np.exp(-1.5))
+    assert search_near(loss, 1.1, interval=(0.1, 2.0)).bandwidth == pytest.approx(np.exp(-1.5))
 
 
 @pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
 def test_where_most_samples_are_alone_in_their_classes_searches_scan() -> None:
     labels = np.repeat(np.arange(60), 2)
-    rows = 5.0 * np.random.default_rng(1).normal(size=(60, 2))[labels] + 0.1 * GENERATOR.normal(size=(120, 2))
+    rows = 3.0 * ROWS[labels] + ROWS[200:320]
     first = np.r_[0:120:2, 1]  # one pair, which says nothing of the others
     rest = np.setdiff1d(np.arange(120), first)
     live = kcal().fit(rows[first], labels[first])
-    live.partial_fit(rows[rest[:20]], labels[rest[:20]])
-    searched = live.bandwidth_curve_.bandwidths
-    assert searched.max() / searched.min() > 60  # √2 to the 12th power
-    live.partial_fit(rows[rest[20:]], labels[rest[20:]])
-    searched = live.bandwidth_curve_.bandwidths
-    assert searched.max() / searched.min() < 10
+    spans = []
+    for chosen in (rest[:20], rest[20:]):
+        live.partial_fit(rows[chosen], labels[chosen])
+        tried = live.bandwidth_curve_.bandwidths
+        spans.append(tried.max() / tried.min())
+    assert spans[0] > 9.9 > 4.0 > spans[1]  # the usual interval, 10 : 1, and the neighbourhood
+
+
+def test_a_search_that_scans_does_not_depend_on_where_it_begins() -> None:
+    support = sort_support(torch.from_numpy(ROWS[:300]), torch.from_numpy(LABELS[:300]), 2)
+    options: dict[str, Any] = {"kernel": get_kernel("rbf"), "keys": None}
+    whole = BandwidthChoice().choose(support, progress=False, **options)[0]
+    for expected in (1e-9, 0.3, 1e9):
+        found = BandwidthChoice().choose_near(expected, support, scan=True, **options)
+        assert found.bandwidth == pytest.approx(whole, rel=0.01)
 
 
 def test_the_history_counts_what_the_law_needs() -> None:

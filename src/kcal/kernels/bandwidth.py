@@ -23,8 +23,6 @@ SCANNED = 5
 """Bandwidths of the scan, before it is widened."""
 NEAR_STEP = 0.25 * log(2.0)
 """Step of log b of a search nearby: the parabola through three losses in larger steps has its vertex elsewhere."""
-NEAR_SCANNED = 8
-"""Bandwidths of a search nearby on either side where it scans, each √2 times the one before."""
 STEEPEST = -0.25
 """Lowest exponent of a fitted power law."""
 SIZE_FLOOR = 0.1
@@ -102,14 +100,18 @@ def search_bandwidth(
 
 
 def search_near(
-    loss: Callable[[Sequence[float]], Sequence[float]], expected: float, *, scan: bool = False, pull: float = 0.0
+    loss: Callable[[Sequence[float]], Sequence[float]],
+    expected: float,
+    *,
+    interval: tuple[float, float] | None = None,
+    pull: float = 0.0,
 ) -> BandwidthCurve:
     """Minimise ``loss`` over log b near an expected bandwidth: three nearby, and the vertex of their parabola.
 
     ``loss`` maps several bandwidths to their losses; the three, in steps of ``NEAR_STEP``, share their distances. While
     the lowest is at an end, the search goes on beyond it in growing steps, by at most ``LARGEST_WIDENING``. With
-    ``scan`` it begins at the best of a wide range, for a loss with several minima. The loss of the result is that of
-    the nearest bandwidths.
+    an ``interval`` it begins at the best bandwidth of that, in steps of √2, for an expected one that may be far off.
+    The loss of the result is that of the nearest bandwidths.
 
     Where the loss is that of a part of the samples, what earlier searches say counts too: ``pull``·(log b −
     log expected)²/2 is added before it is minimised.
@@ -124,8 +126,9 @@ def search_near(
     def pulled(entry: float) -> float:
         return seen[entry] + 0.5 * pull * (entry - log(expected)) ** 2
 
-    if scan:
-        evaluate([middle + 2.0 * step * place for place in range(-NEAR_SCANNED, NEAR_SCANNED + 1)])
+    if interval is not None:
+        low, high = map(log, interval)
+        evaluate(np.arange(low, high + step, 2.0 * step).tolist())
         middle = min(seen, key=pulled)
     evaluate([entry for entry in (middle - step, middle, middle + step) if entry not in seen])
     best = min(seen, key=pulled)

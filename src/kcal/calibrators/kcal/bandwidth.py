@@ -109,8 +109,8 @@ class BandwidthChoice:
     ) -> BandwidthCurve:
         """Return a quick search around an expected bandwidth, on at most ``NEAR_SAMPLES`` samples given all others.
 
-        With ``scan`` it begins with a wide range. If it predicts only some samples, others than the search before, it
-        is pulled towards the expected bandwidth, in which earlier searches have their part.
+        With ``scan`` it begins with the usual interval. If it predicts only some samples, others than the search
+        before, it is pulled towards the expected bandwidth, in which earlier searches have their part.
         """
         least_prob = LEAST_PROB if self.bandwidth == "published" else ALMOST_ZERO
         options: dict[str, Any] = {"kernel": kernel, "keys": keys, "least_prob": least_prob}
@@ -118,7 +118,7 @@ class BandwidthChoice:
         loss = SampledLeaveOutLoss(support, n_predicted=NEAR_SAMPLES, seed=n_samples, **options)
         left_out = max(0.0, 1.0 - NEAR_SAMPLES / n_samples)
         pull = left_out / (NEAR_SAMPLES * EXPECTED_SPREAD**2)
-        return search_near(loss.at, expected, scan=scan, pull=pull)
+        return search_near(loss.at, expected, interval=self._interval(support) if scan else None, pull=pull)
 
     def _interval(self, support: SortedSupport) -> tuple[float, float]:
         """Return the interval of the search: by default the published one, in units of the spread of the samples."""
