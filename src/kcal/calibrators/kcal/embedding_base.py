@@ -162,7 +162,7 @@ class EmbeddingCalibrator(LiveCalibrator):
         rows = self.support_indices_
         ids = rows if self.ids_ is None else self.ids_
         if len(rows) != n_points:  # the points are no samples, but stand for several
-            rows, ids = np.full(n_points, -1), np.arange(n_points)
+            rows, ids = np.full(n_points, -1), point_names(self.first_estimate)
         return to_explanation(attributions, probs, self.classes_, rows=rows, ids=ids)
 
     @abstractmethod
@@ -377,7 +377,8 @@ class EmbeddingCalibrator(LiveCalibrator):
         samples = self._checked_records().fingerprints.numpy().view(np.uint64)
         others = np.setdiff1d(self._fingerprints, samples)
         compares_lengths = self.first_estimate.reference.log_lengths is not None
-        base: Self = copy_with(self, model_=model, _fingerprints=others, _compares_lengths=compares_lengths)
+        named = {"has_own_ids": self.ids_ is not None}
+        base: Self = copy_with(self, model_=model, _fingerprints=others, _compares_lengths=compares_lengths, **named)
         for name in ("ids_", "support_indices_", "_records"):
             base.__dict__.pop(name, None)
         return base
@@ -419,6 +420,26 @@ class EmbeddingCalibrator(LiveCalibrator):
             self, model_=model, ids_=rows.names(), support_indices_=unknown, _records=records_of(rows)
         )
         return finished
+
+
+def point_names(estimate: KernelEstimate) -> NDArray[Any]:
+    """Return a name of each support point of a compressed estimate, in the original order, (n,).
+
+    The weight of a centroid is the number of its samples, if these had equal weights. Points of other methods are
+    samples, whose ids the estimate does not know.
+    """
+    support, compression = estimate.support, estimate.compression
+    numbers = np.arange(len(support))
+    if compression is None:
+        return numbers
+    if compression.method != "kmeans":
+        return np.array([f"point #{number}" for number in numbers])
+    weights = torch.ones(len(support)) if support.log_weights is None else support.log_weights.double().exp().cpu()
+    counts = support.in_original_order(weights / weights.sum() * compression.n_samples).numpy()
+    if np.abs(counts - counts.round()).max() > 1e-3 * counts.min():
+        return np.array([f"centroid #{number}" for number in numbers])
+    sizes = counts.round().astype(np.int64).tolist()
+    return np.array([f"centroid of {size:,} sample{'s'[: size != 1]} #{place}" for place, size in enumerate(sizes)])
 
 
 def without_samples() -> dict[str, Any]:
