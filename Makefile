@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+unexport PYTHONDONTWRITEBYTECODE # without bytecode every process compiles all modules anew
 
 .PHONY: help demo test check bench figures format clean
 .DEFAULT_GOAL := help
