@@ -21,15 +21,12 @@ def explain_latest(calibrator: Any, snapshot: ServiceSnapshot, *, k: int = N_SAM
     if not calibrator.has_explanations:
         return (None,) * len(snapshot.latest)
     takes_logits = calibrator.inputs == "both" and calibrator.needs_logits_
-    rows = [_row(calibrator, prediction) for prediction in snapshot.latest]
-    known = [
-        place
-        for place, row in enumerate(rows)
-        if row is not None and (not takes_logits or snapshot.latest[place].logits is not None)
-    ]
-    results: list[Explanation | None] = [None] * len(rows)
+    rows = {place: row for place, each in enumerate(snapshot.latest) if (row := _row(calibrator, each)) is not None}
+    logits = {place: each.logits for place, each in enumerate(snapshot.latest) if each.logits is not None}
+    known = [place for place in rows if not takes_logits or place in logits]
+    results: list[Explanation | None] = [None] * len(snapshot.latest)
     if known:
-        options = {"logits": np.stack([snapshot.latest[place].logits for place in known])} if takes_logits else {}
+        options = {"logits": np.stack([logits[place] for place in known])} if takes_logits else {}
         explanation = calibrator.explain(np.stack([rows[place] for place in known]), k, **options)
         for place, each in zip(known, explanation, strict=True):
             results[place] = each

@@ -20,7 +20,6 @@ from kcal.deployment.service.snapshot import (
     evidence_summary,
 )
 from kcal.deployment.service.watches import ALPHA, DriftWatch, LabelWatch, ranks_among
-from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, KcalError
 from kcal.monitoring import estimate_performance
 from kcal.validation import check_integer, check_seed
@@ -46,7 +45,8 @@ class Observer:
     Parameters
     ----------
     calibrator
-        Fitted. If it learns online, what is compared with the calibration set is compared with the present one.
+        Fitted. If it learns online, what is compared with the calibration set is compared with the present one. The
+        attribute of this name may be replaced by a later calibrator of the same model.
     capacity : int
         Rows of each record.
     seed : int
@@ -128,29 +128,30 @@ class Observer:
             if len(classes) == n_columns != len(self.classes):
                 self._start(classes)
 
-    def labelled(self, ids: Sequence[str], labels: Sequence[Any]) -> None:
+    def labelled(self, ids: Sequence[str], labels: Sequence[Any], *, groups: Sequence[Any] | None = None) -> None:
         """Record labels or corrections of predictions by their ids; unknown ids and labels are ignored.
 
-        An id counts once: a second label replaces the first.
+        An id counts once: a second label replaces the first. ``groups`` are for predictions that came without.
         """
+        named = [None] * len(ids) if groups is None else _texts(groups).tolist()
         with self._rows:
-            for name, label in zip(map(str, ids), labels, strict=True):
+            for name, label, group in zip(map(str, ids), labels, named, strict=True):
                 code = self._codes.get(str(label))
                 if code is not None:
-                    self._label(name, code)
+                    self._label(name, code, group)
             self._changes += 1
 
-    def _label(self, name: str, code: int) -> None:
+    def _label(self, name: str, code: int, group: str | None) -> None:
         place, known = self._recent.place_of(name), self._labelled.place_of(name)
+        is_first = place is not None and self._recent.columns["code"][place] < 0
         if place is not None:
-            is_first = self._recent.columns["code"][place] < 0
             self._recent.columns["code"][place] = code
         if known is not None:
             changes = self._labelled.columns["code"][known] != code
             self._is_stale |= bool(changes and self._labelled.numbers[known] <= self._last_checked)
             self._labelled.columns["code"][known] = code
         elif place is not None and is_first:
-            group = self._recent.value("group", place)
+            group = self._recent.value("group", place) or group
             row = {"probs": self._recent.columns["probs"][[place]], "code": np.array([code]), "group": _texts([group])}
             self._labelled.append([name], row)
             self.n_labels += 1
@@ -166,12 +167,16 @@ class Observer:
                     self._is_stale = True
                     self._watch.forget_group_of_row(self._labelled.value("group", place))
             self._labelled.erase(names)
-            if self._is_stale:
-                places = self._labelled.places()
-                rows = {name: values[places] for name, values in self._labelled.columns.items()}
-                self._check_labels(rows, self._labelled.numbers[places], is_stale=True)
-            self._is_stale, self._cached = False, None
+            self._forget_changed_labels()
+            self._cached = None
             self._changes += 1
+
+    def _forget_changed_labels(self) -> None:
+        """Let the monitor of labels begin again if it has seen labels that changed and all others are at hand."""
+        self._is_complete &= self._labelled.n_rows <= self.capacity
+        if self._is_stale and self._is_complete:
+            self._watch, self._last_checked = LabelWatch(self.classes), -1
+        self._is_stale = False
 
     def find(self, id: str) -> ObservedPrediction | None:
         """Return the latest prediction of an id, with embedding and logits if they are known; None if it is gone."""
@@ -214,9 +219,9 @@ class Observer:
             labelled = {name: values[known] for name, values in self._labelled.columns.items()}
             label_numbers = self._labelled.numbers[known]
             latest = tuple(self._at(place) for place in places[::-1][:N_LATEST])
-            is_stale, self._is_stale = self._is_stale, False
+            self._forget_changed_labels()
             n_predictions, n_labels, first_time = self.n_predictions, self.n_labels, self._first_time
-        self._check_labels(labelled, label_numbers, is_stale=is_stale)
+        self._check_labels(labelled, label_numbers)
         self._watch_inputs(columns, numbers)
         probs = columns.get("probs", np.empty((0, len(self.classes))))
         frequencies = evidence = performance = None
@@ -246,33 +251,32 @@ class Observer:
             latest=latest,
         )
 
-    def _check_labels(self, rows: dict[str, NDArray[Any]], numbers: NDArray[np.int64], *, is_stale: bool) -> None:
-        """Let the monitor see the labels that it has not seen; all of them if some have changed and none is missing."""
-        self._is_complete &= self._labelled.n_rows <= self.capacity
-        last = self._last_checked
-        if is_stale and self._is_complete:
-            self._watch, last = LabelWatch(self.classes), -1
-        new = numbers > last
+    def _check_labels(self, rows: dict[str, NDArray[Any]], numbers: NDArray[np.int64]) -> None:
+        """Let the monitor of labels see those that it has not seen."""
+        new = numbers > self._last_checked
         if new.any():
             self._watch.update(rows["probs"][new], self.classes[rows["code"][new]], rows["group"][new].tolist())
             self._last_checked = int(numbers.max())
 
     def _watch_inputs(self, columns: dict[str, NDArray[Any]], numbers: NDArray[np.int64]) -> None:
-        """Let the monitor of inputs see the rows that came since the last snapshot."""
+        """Let the monitor of inputs see the latest rows since the last snapshot; add the evidence that they lack."""
+        rows = columns.get("logits" if self.calibrator.inputs == "logits" else "embedding")
         new = np.flatnonzero(numbers > self._last_watched)[-WATCHED_AT_ONCE:]
-        if not len(new) or not self.calibrator.has_evidence:
+        if rows is None or not len(new) or not self.calibrator.has_evidence:
             return
         self._last_watched = int(numbers.max())
-        outputs = ClassifierOutputs(columns.get("embedding"), columns.get("logits"))
-        rows = outputs.logits if self.calibrator.inputs == "logits" else outputs.embeddings
-        if rows is None:
-            return
         new = new[np.isfinite(rows[new]).all(axis=1)]
-        if len(new):
-            present = self.calibrator.snapshot() if self.calibrator.learns_online else self.calibrator
-            scores = np.asarray(present.log_evidence(rows[new]), dtype=np.float64)
-            ranks = ranks_among(present.calibration_log_evidence_, scores)
-            self._drift.update(ranks, numbers[new])
+        if not len(new) or rows.shape[1] != self.calibrator.n_features_in_:
+            return
+        present = self.calibrator.snapshot() if self.calibrator.learns_online else self.calibrator
+        scores = np.asarray(present.log_evidence(rows[new]), dtype=np.float64)
+        self._drift.update(ranks_among(present.calibration_log_evidence_, scores), numbers[new])
+        evidence = columns.setdefault("evidence", np.full(len(numbers), np.nan))
+        lacking = new[np.isnan(evidence[new])]
+        if len(lacking):
+            evidence[lacking] = present.evidence(rows[lacking])
+            with self._rows:
+                self._recent.fill("evidence", numbers[lacking], evidence[lacking])
 
     def to_dict(self) -> dict[str, Any]:
         """Return counts and monitors in a form that JSON can represent; neither rows nor ids are among them."""

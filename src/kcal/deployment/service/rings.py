@@ -70,6 +70,12 @@ class RowRing:
         """Return what a row has in a column; None if no row has it."""
         return self.columns[column][place] if column in self.columns else None
 
+    def fill(self, column: str, numbers: NDArray[np.int64], values: NDArray[Any]) -> None:
+        """Set a column of the rows of these numbers; those that are gone are left out."""
+        places = numbers % self.capacity
+        kept = self.numbers[places] == numbers
+        self._column(column, values)[places[kept]] = values[kept]
+
     def places(self, after: int = -1) -> NDArray[np.intp]:
         """Return the places of the rows with numbers above ``after``, oldest first."""
         chosen = np.flatnonzero(self.numbers > after)

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
 BINS = 10
 ROWS_PER_BIN = 10
-"""Labelled predictions that a bin of a reliability curve needs; with fewer of them there are fewer bins."""
+"""Labelled predictions that a bin of a reliability curve needs; with fewer it is merged with its neighbour."""
 LOW_EVIDENCE = 0.05
 NOTED_P_VALUE = 1e-4
 """Small, because the page is looked at often."""
@@ -92,9 +92,8 @@ class LabelledPredictions:
         return float(multiclass_brier_loss(self.probs, self.codes))
 
     def reliability(self, of: Event = "confidence") -> ReliabilityBins:
-        """Return the reliability curve of the top class, or of a column, in at most 10 bins of equal counts."""
-        bins = int(np.clip(len(self) // ROWS_PER_BIN, 1, BINS))
-        return reliability(self.probs, self.codes, bins=bins, of=of)
+        """Return the reliability curve of the top class, or of a column, in 10 bins of equal width, small ones merged."""
+        return reliability(self.probs, self.codes, bins=BINS, of=of, adaptive=False, minimum_count=ROWS_PER_BIN)
 
 
 @dataclass(frozen=True, eq=False)
