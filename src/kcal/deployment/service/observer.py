@@ -19,7 +19,7 @@ from kcal.deployment.service.snapshot import (
     class_frequencies,
     evidence_summary,
 )
-from kcal.deployment.service.watches import ALPHA, DriftWatch, LabelWatch, ranks_among
+from kcal.deployment.service.watches import DriftWatch, LabelWatch, ranks_among
 from kcal.errors import FileFormatError, KcalError
 from kcal.monitoring import estimate_performance
 from kcal.validation import check_integer, check_seed
@@ -230,7 +230,7 @@ class Observer:
             frequencies = class_frequencies(probs, expected, self.classes)
             performance = estimate_performance(probs, classes=self.classes, target="population")
             evidence = evidence_summary(columns["evidence"]) if "evidence" in columns else None
-        monitor, drift = self._watch.report(), self._drift.report
+        monitor = self._watch.report()
         return ServiceSnapshot(
             time=time.time(),
             classes=self.classes,
@@ -245,8 +245,7 @@ class Observer:
             evidence=evidence,
             monitor=monitor,
             n_watched=self._drift.n_samples,
-            drift_log_wealth=None if drift is None else drift.log_wealth,
-            drift_alpha=ALPHA if drift is None else drift.alpha,
+            drift_log_wealth=self._drift.log_wealth,
             alarms=find_alarms(monitor, self._drift.alarm_at, frequencies, evidence),
             latest=latest,
         )

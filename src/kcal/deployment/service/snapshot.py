@@ -92,7 +92,7 @@ class LabelledPredictions:
         return float(multiclass_brier_loss(self.probs, self.codes))
 
     def reliability(self, of: Event = "confidence") -> ReliabilityBins:
-        """Return the reliability curve of the top class, or of a column, in 10 bins of equal width, small ones merged."""
+        """Return the reliability curve of the top class, or of a column, in 10 equal-width bins, small ones merged."""
         return reliability(self.probs, self.codes, bins=BINS, of=of, adaptive=False, minimum_count=ROWS_PER_BIN)
 
 
@@ -185,8 +185,11 @@ class ServiceSnapshot:
         The latest with labels; None without any.
     monitor : MonitorReport
         Of the calibration, from labels.
-    drift_wealth : float or None
-        Of the monitor of inputs; None if nothing was watched.
+    n_watched : int
+        Inputs that were watched for drift.
+    drift_log_wealth : float or None
+        Logarithm of the wealth of their monitor, weighted: it raises the alarm when this reaches −log α of ``monitor``.
+        None if nothing was watched.
     """
 
     time: float
@@ -203,9 +206,19 @@ class ServiceSnapshot:
     monitor: MonitorReport
     n_watched: int
     drift_log_wealth: float | None
-    drift_alpha: float
     alarms: tuple[Alarm, ...]
     latest: tuple[ObservedPrediction, ...]  # newest first
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests that a model has answered since it was loaded; None for what is not known."""
+
+    requests: int
+    errors: int = 0
+    per_second: float | None = None
+    p50_ms: float | None = None
+    p99_ms: float | None = None
 
 
 def class_frequencies(probs: Floats, expected: Floats | None, classes: NDArray[Any]) -> ClassFrequencies:

@@ -99,6 +99,13 @@ class DriftWatch:
         """Rows watched."""
         return self._before + len(self._ranks)
 
+    @property
+    def log_wealth(self) -> float | None:
+        """Logarithm of the wealth of the present period, weighted: the alarm is raised at −log α. None at first."""
+        if self.report is None:
+            return None
+        return self.report.log_wealth - float(np.log(self.period * (self.period + 1)))
+
     def update(self, ranks: NDArray[np.float64], numbers: NDArray[np.int64]) -> None:
         """Watch some more rows by their ranks; ``numbers`` are those of the rows in the stream."""
         for start in range(0, len(ranks), PERIOD):
