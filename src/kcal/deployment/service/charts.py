@@ -87,7 +87,7 @@ def _bin_text(curve: ReliabilityBins, b: int, low: float, high: float) -> str:
     )
 
 
-def evidence_chart(shares: Floats, *, label: str) -> str:
+def evidence_chart(shares: Floats, *, label: str, mark_lowest: bool = False) -> str:
     """Return a histogram of the evidence in tenths, with the line at which rows like the calibration set are."""
     height, bottom = 130.0, 150.0
     highest = max(float(shares.max()), 0.2)
@@ -99,7 +99,7 @@ def evidence_chart(shares: Floats, *, label: str) -> str:
     for place, share in enumerate(shares):
         size = height * float(share) / highest
         tooltip = element("title", f"evidence {place / 10:.1f} to {(place + 1) / 10:.1f}: {100 * share:.1f} %")
-        kind = "count low" if place == 0 else "count"
+        kind = "count low" if mark_lowest and place == 0 else "count"
         x, width = _x(place / 10) + 1.5, SIDE / 10 - 3
         parts.append(element("rect", tooltip, x=x, y=bottom - size, width=width, height=size, class_=kind))
     y = bottom - height * 0.1 / highest

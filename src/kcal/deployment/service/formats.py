@@ -9,7 +9,7 @@ from typing import Any
 from kcal.errors import printable
 
 LABEL_WIDTH = 60
-MANY_WEALTH = 1e4
+MOST_WEALTH = 1e6
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -42,4 +42,6 @@ def timestamp(seconds: float) -> str:
 def wealth(log_wealth: float) -> str:
     """Return a wealth as text."""
     value = exp(min(log_wealth, 700.0))
-    return f"{value:.1e}" if value >= MANY_WEALTH else f"{value:.2g}" if value < 100 else f"{value:.0f}"
+    if value >= MOST_WEALTH:
+        return "over 10⁶"
+    return f"{value:.2g}" if value < 100 else f"{value:,.0f}"

@@ -65,7 +65,7 @@ def _prediction_row(
         prediction=names[0],
         probability=percent(probs[order[0]]),
         bar=share_bar(probs[order[0]]),
-        evidence="–" if evidence is None else f"{evidence:.2f}",
+        evidence="–" if evidence is None else f"{evidence:.3f}",
         has_little_evidence=evidence is not None and evidence < LOW_EVIDENCE,
         group=None if prediction.group is None else name_of(prediction.group),
         label=None if prediction.label is None else name_of(prediction.label),

@@ -20,6 +20,8 @@ from kcal.monitoring import Part
 
 N_FREQUENCIES = 12
 """Classes whose frequencies are shown at once: those that differ most."""
+NOTED_ERRORS = 0.01
+"""Share of requests with errors that is noted."""
 N_PARTS = 12
 """Classes and groups of the monitor that are shown at once: those closest to an alarm."""
 
@@ -53,7 +55,7 @@ class BarRow:
     bar: str
     cells: tuple[str, ...]
     column: int | None = None  # of a class
-    is_alarm: bool = False
+    level: str = ""  # "alarm", "notice" or none
 
 
 def tiles(snapshot: ServiceSnapshot) -> list[Tile]:
@@ -62,20 +64,21 @@ def tiles(snapshot: ServiceSnapshot) -> list[Tile]:
     if snapshot.performance is not None:
         value, low, high = snapshot.performance.accuracy
         note = f"{interval(low, high)}, from the probabilities of the latest {snapshot.n_recent:,} predictions"
-        shown.append(Tile("Accuracy, estimated", percent(value), note))
+        note += ", which are not calibrated: do not rely on it" if snapshot.monitor.alarm else ""
+        shown.append(Tile("Estimated accuracy", percent(value), note))
     if snapshot.labelled is None:
-        shown.append(Tile("Accuracy, measured", "–", "no labels yet: send them as feedback"))
+        shown.append(Tile("Measured accuracy", "–", "no labels yet: send them as feedback"))
     else:
         labelled = snapshot.labelled
         level = "alarm" if snapshot.monitor.alarm else ""
         note = f"{interval(*labelled.accuracy_interval)}, on the latest {len(labelled):,} labels"
-        shown.append(Tile("Accuracy, measured", percent(labelled.accuracy), note, level))
+        shown.append(Tile("Measured accuracy", percent(labelled.accuracy), note, level))
         error, confidence = labelled.reliability().calibration_error, labelled.mean_confidence
         note = f"of the top class; its mean probability is {percent(confidence)}"
         shown.append(Tile("Calibration error", percent(error), note, level))
     if snapshot.evidence is not None:
         evidence = snapshot.evidence
-        noted = any(alarm.kind in ("evidence", "inputs") for alarm in snapshot.alarms)
+        noted = any(alarm.kind == "evidence" for alarm in snapshot.alarms)
         note = f"{interval(*evidence.low_interval)} of predictions below {LOW_EVIDENCE:g}; 5 % are expected"
         shown.append(Tile("Little evidence", percent(evidence.low_share), note, "notice" if noted else ""))
     return shown
@@ -86,7 +89,7 @@ def traffic_tiles(traffic: Traffic | None) -> list[Tile]:
     if traffic is None:
         return []
     rate = "" if traffic.per_second is None else f"{traffic.per_second:.3g} per second, "
-    level = "notice" if traffic.errors else ""
+    level = "notice" if traffic.errors > NOTED_ERRORS * traffic.requests else ""
     shown = [Tile("Requests", f"{traffic.requests:,}", f"{rate}{traffic.errors:,} with errors", level)]
     if traffic.p50_ms is not None:
         slow = "" if traffic.p99_ms is None else f"; 99 % within {traffic.p99_ms:.3g} ms"
@@ -152,7 +155,8 @@ def evidence_panel(snapshot: ServiceSnapshot) -> Chart | None:
     tenths = [f"{b / 10:.1f} to {(b + 1) / 10:.1f}" for b in range(10)]
     rows = tuple((tenth, percent(share), "10.0 %") for tenth, share in zip(tenths, evidence.shares, strict=True))
     summary = f"median {evidence.median:.2f} of {evidence.n_samples:,} predictions; 0.50 in the calibration set"
-    svg = evidence_chart(evidence.shares, label=f"Evidence: {summary}")
+    is_low = any(alarm.kind == "evidence" for alarm in snapshot.alarms)
+    svg = evidence_chart(evidence.shares, label=f"Evidence: {summary}", mark_lowest=is_low)
     return Chart("Evidence", svg, summary, ("Evidence", "Predictions", "Calibration set"), rows)
 
 
@@ -179,7 +183,8 @@ def frequency_rows(snapshot: ServiceSnapshot) -> tuple[list[BarRow], list[BarRow
         ends = () if estimate is None else (interval(lows[code], highs[code]),)
         cells = ("–" if assumed is None else percent(assumed), percent(values[code]), *ends)
         is_far = assumed is not None and estimate is not None and not lows[code] <= assumed <= highs[code]
-        rows.append(BarRow(name_of(snapshot.classes[code]), bar, cells, code, is_far and frequencies.has_changed))
+        level = "notice" if is_far and frequencies.has_changed else ""
+        rows.append(BarRow(name_of(snapshot.classes[code]), bar, cells, code, level))
     return rows[:N_FREQUENCIES], rows[N_FREQUENCIES:]
 
 
@@ -197,12 +202,12 @@ def overall_rows(snapshot: ServiceSnapshot) -> list[BarRow]:
     part = snapshot.monitor.overall
     if part.n_samples:
         row = monitor_row(snapshot, part)
-        rows.append(BarRow("Calibration, with labels", row.bar, row.cells, None, part.alarm))
+        rows.append(BarRow("Calibration", row.bar, row.cells, None, row.level))
     if snapshot.drift_log_wealth is not None:
         raised = any(alarm.kind == "inputs" for alarm in snapshot.alarms)
         bar = wealth_bar(snapshot.drift_log_wealth, snapshot.monitor.alpha, is_alarm=raised)
         cells = (f"{snapshot.n_watched:,}", "", "", wealth(snapshot.drift_log_wealth))
-        rows.append(BarRow("Inputs, without labels", bar, cells, None, raised))
+        rows.append(BarRow("Inputs", bar, cells, None, "alarm" if raised else ""))
     return rows
 
 
@@ -210,4 +215,4 @@ def monitor_row(snapshot: ServiceSnapshot, part: Part, column: int | None = None
     """Return how far a class, a group or all predictions are from an alarm."""
     cells = (f"{part.n_samples:,}", percent(part.predicted), percent(part.observed), wealth(part.log_wealth))
     bar = wealth_bar(part.log_wealth, snapshot.monitor.alpha, is_alarm=part.alarm)
-    return BarRow(name_of(part.name), bar, cells, column, part.alarm)
+    return BarRow(name_of(part.name), bar, cells, column, "alarm" if part.alarm else "")
