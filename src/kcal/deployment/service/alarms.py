@@ -26,7 +26,8 @@ def find_alarms(
 def _of_labels(monitor: MonitorReport) -> Iterator[Alarm]:
     if monitor.alarm:
         part = monitor.overall
-        message = f"The probabilities are not calibrated: mean confidence {percent(part.predicted)}, accuracy {percent(part.observed)}."
+        means = f"mean confidence {percent(part.predicted)}, accuracy {percent(part.observed)}"
+        message = f"The probabilities are not calibrated: {means}."
         yield Alarm("calibration", "alarm", None, message, UPDATE, part.alarm_at)
     for part in monitor.classes:
         if part.alarm:

@@ -222,6 +222,7 @@ class Observer:
             self._forget_changed_labels()
             n_predictions, n_labels, first_time = self.n_predictions, self.n_labels, self._first_time
         self._check_labels(labelled, label_numbers)
+        self._drift.refresh()
         self._watch_inputs(columns, numbers)
         probs = columns.get("probs", np.empty((0, len(self.classes))))
         frequencies = evidence = performance = None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.errors import KcalWarning
+from kcal.deployment.service.quiet import without_warnings
 from kcal.metrics import Interval, ReliabilityBins, multiclass_brier_loss, negative_log_likelihood, reliability
 from kcal.metrics.predictions import Event
 from kcal.metrics.resampling import wilson_interval
@@ -226,8 +225,7 @@ def class_frequencies(probs: Floats, expected: Floats | None, classes: NDArray[A
     predicted = probs.mean(axis=0)
     if expected is None or len(expected) != probs.shape[1] or len(probs) < FEWEST_ROWS:
         return ClassFrequencies(expected, predicted, None, identifiable=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", KcalWarning)  # the result says whether frequencies can be identified
+    with without_warnings():
         estimate = estimate_prior(probs, reference=expected, classes=classes)
     identifiable = estimate.converged and estimate.information * len(probs) >= FEWEST_LABELS_WORTH
     return ClassFrequencies(expected, predicted, estimate, identifiable)

@@ -92,7 +92,7 @@ class DriftWatch:
         self._before = 0  # rows of earlier periods
         self._ranks = np.empty(0)
         self._numbers = np.empty(0, dtype=np.int64)
-        self._monitor = self._new_monitor()
+        self._monitor: DriftMonitor | None = None
 
     @property
     def n_samples(self) -> int:
@@ -108,6 +108,7 @@ class DriftWatch:
 
     def update(self, ranks: NDArray[np.float64], numbers: NDArray[np.int64]) -> None:
         """Watch some more rows by their ranks; ``numbers`` are those of the rows in the stream."""
+        self.refresh()
         for start in range(0, len(ranks), PERIOD):
             if len(self._ranks) >= PERIOD:
                 self._begin_period()
@@ -116,6 +117,8 @@ class DriftWatch:
             self._watch(ranks[start : start + PERIOD])
 
     def _watch(self, ranks: NDArray[np.float64]) -> None:
+        if self._monitor is None:
+            self._monitor = self._new_monitor()
         self.report = self._monitor.update(ranks)
         if self.alarm_at is None and self.report.alarm_at is not None:
             self.alarm_at = self._before + self.report.alarm_at
@@ -124,7 +127,7 @@ class DriftWatch:
         self._before += len(self._ranks)
         self._ranks, self._numbers = self._ranks[:0].copy(), self._numbers[:0].copy()
         self.period += 1
-        self._monitor = self._new_monitor()
+        self._monitor = None
 
     def _new_monitor(self) -> DriftMonitor:
         middles = (np.arange(self.n_references) + 0.5) / self.n_references  # among them, a rank has no equal
@@ -132,18 +135,18 @@ class DriftWatch:
         return DriftMonitor(middles, alpha=alpha, seed=self.seed + self.period)
 
     def forget(self, numbers: NDArray[np.int64]) -> None:
-        """Forget rows of the present period, by their numbers in the stream."""
+        """Forget rows of the present period, by their numbers in the stream; the others are watched again."""
         kept = ~np.isin(self._numbers, numbers)
-        if not kept.all():
-            self._ranks, self._numbers = self._ranks[kept], self._numbers[kept]
-            self._replay()
-
-    def _replay(self) -> None:
-        """Watch the rows of the present period again."""
+        if kept.all():
+            return
+        self._ranks, self._numbers = self._ranks[kept], self._numbers[kept]
+        self._monitor = self.report = None
         if self.alarm_at is not None and self.alarm_at > self._before:
             self.alarm_at = None
-        self._monitor, self.report = self._new_monitor(), None
-        if len(self._ranks):
+
+    def refresh(self) -> None:
+        """Watch the rows of the present period again, if some were forgotten."""
+        if self._monitor is None and len(self._ranks):
             self._watch(self._ranks)
 
     def to_dict(self) -> dict[str, Any]:
@@ -158,7 +161,7 @@ class DriftWatch:
         watch.period, watch._before = int(state["period"]), int(state["before"])
         watch._ranks = np.array(state["ranks"], dtype=np.float64)
         watch._numbers = np.full(len(watch._ranks), -1)
-        watch._replay()
+        watch.refresh()
         watch.alarm_at = None if state["alarm_at"] is None else int(state["alarm_at"])
         return watch
 
