@@ -1,0 +1,1 @@
+"""Serving calibrated predictions: the record of a served model and the page that shows it."""
