@@ -96,10 +96,3 @@ def test_hooks_are_local_and_cover_the_checks() -> None:
     assert tools == {"ruff", "mypy", "lint-imports"}
     for tool in tools:
         assert any(hook["entry"].startswith(f".venv/bin/{tool}") for hook in hooks.values())
-
-
-def test_links_between_these_files_lead_somewhere() -> None:
-    for name in ("SECURITY.md", "CHANGELOG.md", ".github/pull_request_template.md"):
-        text = (ROOT / name).read_text(encoding="utf-8")
-        for link in re.findall(r"\]\((?!https?:)([^)#\s]+)", text):
-            assert ((ROOT / name).parent / link).exists(), link
