@@ -25,6 +25,10 @@ NOTED_P_VALUE = 1e-4
 """Small, because the page is looked at often."""
 FEWEST_ROWS = 100
 """Predictions from which class frequencies are estimated."""
+MOST_CLASSES = 400
+"""Classes up to which frequencies are estimated: the time grows with their cube."""
+ESTIMATED_NUMBERS = 2**19
+"""Latest predictions times classes that frequencies are estimated from, at most."""
 FEWEST_LABELS_WORTH = 10.0
 """Labels that predictions must be worth for their frequencies to count as identifiable."""
 
@@ -106,7 +110,7 @@ class ClassFrequencies:
     predicted : array
         Mean probability of the latest predictions.
     estimate : PriorEstimate or None
-        Estimated from the latest predictions; None with few of them or if ``expected`` is not known.
+        Estimated from the latest predictions; None with few of them, very many classes, or no ``expected``.
     identifiable : bool
         Whether the predictions say enough for the estimate to be shown.
     """
@@ -223,11 +227,13 @@ class Traffic:
 def class_frequencies(probs: Floats, expected: Floats | None, classes: NDArray[Any]) -> ClassFrequencies:
     """Return the frequencies of the latest predictions beside the expected ones."""
     predicted = probs.mean(axis=0)
-    if expected is None or len(expected) != probs.shape[1] or len(probs) < FEWEST_ROWS:
+    n_classes = probs.shape[1]
+    rows = probs[-max(ESTIMATED_NUMBERS // n_classes, 1) :]
+    if expected is None or len(expected) != n_classes or len(rows) < FEWEST_ROWS or n_classes > MOST_CLASSES:
         return ClassFrequencies(expected, predicted, None, identifiable=False)
     with without_warnings():
-        estimate = estimate_prior(probs, reference=expected, classes=classes)
-    identifiable = estimate.converged and estimate.information * len(probs) >= FEWEST_LABELS_WORTH
+        estimate = estimate_prior(rows, reference=expected, classes=classes)
+    identifiable = estimate.converged and estimate.information * len(rows) >= FEWEST_LABELS_WORTH
     return ClassFrequencies(expected, predicted, estimate, identifiable)
 
 

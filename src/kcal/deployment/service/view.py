@@ -24,6 +24,8 @@ NOTED_ERRORS = 0.01
 """Share of requests with errors that is noted."""
 N_PARTS = 12
 """Classes and groups of the monitor that are shown at once: those closest to an alarm."""
+N_MORE = 100
+"""Rows that a table shows on request."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def default_column(snapshot: ServiceSnapshot) -> int:
 
 
 def frequency_rows(snapshot: ServiceSnapshot) -> tuple[list[BarRow], list[BarRow]]:
-    """Return the classes whose frequencies differ most from the expected ones, and all others."""
+    """Return the classes whose frequencies differ most from the expected ones, and the next."""
     frequencies = snapshot.frequencies
     if frequencies is None:
         return [], []
@@ -177,7 +179,7 @@ def frequency_rows(snapshot: ServiceSnapshot) -> tuple[list[BarRow], list[BarRow
     highest = 1.05 * max(float(highs.max()), 0.0 if expected is None else float(expected.max()))
     order = np.argsort(-np.abs(values - (0.0 if expected is None else expected)), kind="stable")
     rows = []
-    for code in order.tolist():
+    for code in order[: N_FREQUENCIES + N_MORE].tolist():
         assumed = None if expected is None else float(expected[code])
         bar = range_bar(assumed, values[code], lows[code], highs[code], highest=highest)
         ends = () if estimate is None else (interval(lows[code], highs[code]),)
@@ -189,9 +191,9 @@ def frequency_rows(snapshot: ServiceSnapshot) -> tuple[list[BarRow], list[BarRow
 
 
 def monitor_rows(snapshot: ServiceSnapshot, kind: str) -> tuple[list[BarRow], list[BarRow]]:
-    """Return the "classes" or "groups" of the monitor that are closest to an alarm, and all others."""
+    """Return the "classes" or "groups" of the monitor that are closest to an alarm, and the next."""
     parts: tuple[Part, ...] = getattr(snapshot.monitor, kind)
-    order = sorted(range(len(parts)), key=lambda place: -parts[place].log_wealth)
+    order = sorted(range(len(parts)), key=lambda place: -parts[place].log_wealth)[: N_PARTS + N_MORE]
     rows = [monitor_row(snapshot, parts[place], place if kind == "classes" else None) for place in order]
     return rows[:N_PARTS], rows[N_PARTS:]
 

@@ -81,7 +81,7 @@ class DriftWatch:
 
     The rows of a period of ``PERIOD`` are watched by one :class:`~kcal.DriftMonitor`; the j-th has the probability
     α/(j·(j + 1)) of a false alarm, so that all of them have α at most. Each begins with the calibration set, so that a
-    slow drift does not become the rule. Ranks are those of :func:`ranks_among` ``n_references`` calibration samples.
+    slow drift does not become the rule. Ranks are those of :func:`rank_inputs`, among ``n_references``.
     """
 
     def __init__(self, n_references: int, *, seed: int) -> None:
@@ -170,6 +170,17 @@ def _renamed(part: Part, name: str) -> Part:
     return Part(name, part.n_samples, part.predicted, part.observed, part.log_wealth, part.alarm_at)
 
 
-def ranks_among(reference: NDArray[np.float64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of the reference, which ascends, that is below each score, (n,)."""
-    return np.asarray(np.searchsorted(reference, scores) / len(reference))
+def rank_inputs(calibrator: Any, rows: NDArray[Any], evidence: NDArray[np.float64]) -> tuple[Any, Any]:
+    """Return the ranks of rows by density among calibration samples, and the evidence, filled in where it is nan.
+
+    A rank is the share of the calibration samples whose density, from the others, is lower. All is by one state of a
+    calibrator that learns online: other samples change the density everywhere.
+    """
+    present = calibrator.snapshot() if calibrator.learns_online else calibrator
+    reference = present.calibration_log_evidence_
+    ranks = np.searchsorted(reference, np.asarray(present.log_evidence(rows), dtype=np.float64)) / len(reference)
+    lacking = np.isnan(evidence)
+    if lacking.any():
+        evidence = evidence.copy()
+        evidence[lacking] = present.evidence(rows[lacking])
+    return ranks, evidence
