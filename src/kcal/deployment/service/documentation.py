@@ -134,7 +134,7 @@ def _fields(schema: Mapping[str, Any]) -> str:
     """Return the fields of a body as a list."""
     properties = (schema.get("oneOf") or [schema])[0].get("properties", {})
     items = [
-        f"<li><code>{escape(name)}</code>{': ' if 'description' in field else ''}{escape(field.get('description', ''))}</li>"
+        f"<li><code>{escape(name)}</code> {escape(field.get('description', ''))}</li>"
         for name, field in properties.items()
     ]
     return f"<ul>{''.join(items)}</ul>"

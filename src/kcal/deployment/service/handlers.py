@@ -185,7 +185,7 @@ def _plain_tensors(model: ServedModel, content: Mapping[str, Any]) -> dict[str, 
 
 def _shape_of(values: Any) -> tuple[int, ...]:
     """Return the shape that nested lists have along their first elements; the decoder checks the others."""
-    shape = []
+    shape: list[int] = []
     while isinstance(values, list) and len(shape) < 16:
         shape.append(len(values))
         values = values[0] if values else None

@@ -175,8 +175,13 @@ class ServedModel:
                 continue
             self.tallies.predicted(result.probs, result.evidence)
             if self.observer is not None:
-                rows = {name: job.arrays.get(name) for name in ("embeddings", "logits")}
-                self.observer.predicted(job.ids, result.probs, evidence=result.evidence, **rows)
+                self.observer.predicted(
+                    job.ids,
+                    result.probs,
+                    evidence=result.evidence,
+                    embeddings=job.arrays.get("embeddings"),
+                    logits=job.arrays.get("logits"),
+                )
 
 
 def _predict(predictor: ServedPredictor, jobs: Sequence[InferenceJob]) -> list[Any]:

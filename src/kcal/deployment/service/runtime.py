@@ -239,12 +239,11 @@ class Service:
         latency, tallies = model.tallies.latency(), model.tallies
         p50, p99 = (None, None) if latency is None else (1e3 * latency[0], 1e3 * latency[1])
         traffic = Traffic(tallies.n_requests, tallies.n_errors, tallies.n_requests / max(tallies.age, 1e-3), p50, p99)
-        explain = is_chosen and snapshot is not None and calibrator is not None
         return ModelView(
             model.name,
             str(model.version),
             snapshot=snapshot,
-            explanations=explain_latest(calibrator, snapshot) if explain else (),
+            explanations=explain_latest(calibrator, snapshot) if is_chosen and snapshot is not None else (),
             traffic=traffic,
             facts=self._facts(model.name, model.version) | (calibrator.summary() if is_chosen and calibrator else {}),
         )

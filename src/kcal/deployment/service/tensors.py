@@ -77,9 +77,8 @@ def decode_binary(name: str, datatype: str, shape: Sequence[int], data: memoryvi
         )
     if datatype == BF16:
         return (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
-    if datatype == "BOOL":
-        return (np.frombuffer(data, dtype=np.uint8) != 0).reshape(shape)
-    return np.frombuffer(data, dtype=NUMPY_TYPES[datatype]).reshape(shape)
+    array: NDArray[Any] = np.frombuffer(data, dtype=np.uint8 if datatype == "BOOL" else NUMPY_TYPES[datatype])
+    return (array != 0 if datatype == "BOOL" else array).reshape(shape)
 
 
 def _decode_strings(name: str, count: int, data: memoryview) -> NDArray[Any]:
