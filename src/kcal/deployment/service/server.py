@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,11 @@ def make_server(options: ServiceOptions, on_started: Callable[[str], None] | Non
             await super().startup(sockets=sockets)
             if self.started and on_started is not None:
                 on_started(address_of(self))
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            """Stop at a signal; uvicorn's own would let the signal end the process after the last answer."""
+            self.force_exit = self.should_exit and sig == signal.SIGINT
+            self.should_exit = True
 
         def fail(self, message: str) -> None:
             """Stop, because there is nothing to serve."""
