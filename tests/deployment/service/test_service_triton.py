@@ -73,9 +73,7 @@ def test_the_blend_takes_logits_and_the_latest_version_answers(client, blend, an
     x, z = rows(problem), problem.test_logits[:5].astype(np.float32)
     result = client.infer("blend", [tensor("embeddings", x), tensor("logits", z)])
     assert result.get_response()["model_version"] == "2"
-    np.testing.assert_allclose(
-        result.as_numpy("probabilities"), blend.predict_proba(x, logits=z), rtol=1e-5, atol=1e-7
-    )
+    np.testing.assert_allclose(result.as_numpy("probabilities"), blend.predict_proba(x, logits=z), rtol=1e-5, atol=1e-7)
     assert [label.decode() for label in result.as_numpy("labels")] == [
         str(label) for label in blend.predict(x, logits=z)
     ]
