@@ -21,7 +21,7 @@ from kcal.deployment.service.protocol import InferenceRequest
 from kcal.deployment.service.snapshot import ObservedPrediction
 from kcal.deployment.service.tallies import Tallies
 from kcal.deployment.service.tensors import Tensor, text_tensor, to_texts
-from kcal.errors import InvalidInputError, KcalError
+from kcal.errors import InvalidInputError, KcalError, without_warnings
 
 logger = logging.getLogger("kcal.service")
 
@@ -162,7 +162,8 @@ class ServedModel:
         predictor = self.predictor
         self.tallies.batch(len(jobs), sum(job.n_rows for job in jobs))
         try:
-            return _predict(predictor, jobs)
+            with without_warnings():  # of rows that the model was fitted on, or has learnt since
+                return _predict(predictor, jobs)
         except InvalidInputError as error:
             if len(jobs) == 1:
                 return [from_library(error)]

@@ -22,7 +22,7 @@ from kcal.deployment.service.feedback import FeedbackRecord, segments, stacked
 from kcal.deployment.service.inference import ServedModel
 from kcal.deployment.service.predictors import CalibratorPredictor
 from kcal.embeddings import ClassifierOutputs
-from kcal.errors import InvalidInputError, KcalError
+from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.persistence import CalibrationStore
 from kcal.persistence.store import StoreBusyError
 
@@ -115,6 +115,7 @@ class Learner:
         found = [self._find(record) for record in records]
         done: list[str] = await self.batcher.submit(FeedbackJob(found))
         if any(record.is_erasure for record in records):
+            await self.batcher.settled()
             await asyncio.wrap_future(self.follow_soon())
         return done
 
@@ -233,8 +234,9 @@ class Learner:
 
     def _follow(self) -> None:
         """Apply what changed in the store; predictions go on with the earlier samples until all is ready."""
-        if self._follower is not None and self._follower.update():
-            self.model.predictor = CalibratorPredictor(self._live.snapshot())
+        with without_warnings():
+            if self._follower is not None and self._follower.update():
+                self.model.predictor = CalibratorPredictor(self._live.snapshot())
 
     async def close(self) -> None:
         """Write what waits, and end the threads; the store stays open."""

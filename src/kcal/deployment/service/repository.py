@@ -13,7 +13,7 @@ from typing import Any
 from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.inference import ServedModel
 from kcal.deployment.service.predictors import CalibratorPredictor, OnnxPredictor, ServedPredictor
-from kcal.errors import InvalidInputError, KcalError
+from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.persistence import load_calibrator
 
 logger = logging.getLogger("kcal.service")
@@ -170,7 +170,8 @@ class Repository:
         logger.info("%s version %d is served", *key)
 
     def _read(self, key: Key, path: Path) -> ServedModel:
-        return self._make(*key, load_predictor(path))
+        with without_warnings():
+            return self._make(*key, load_predictor(path))
 
     def _put(self, key: Key, model: ServedModel) -> None:
         """Let new requests get a model; those that the one before it has are answered by it."""

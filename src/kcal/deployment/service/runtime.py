@@ -20,7 +20,7 @@ from kcal.deployment.service.learning import Learner, open_store
 from kcal.deployment.service.page import ModelView, Traffic
 from kcal.deployment.service.predictors import ServedPredictor
 from kcal.deployment.service.repository import Repository, model_name
-from kcal.errors import InvalidInputError, KcalError
+from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.files import write_whole
 from kcal.persistence import CalibrationStore
 
@@ -234,6 +234,10 @@ class Service:
         ]
 
     def _view(self, model: ServedModel, is_chosen: bool) -> ModelView:
+        with without_warnings():
+            return self._computed_view(model, is_chosen)
+
+    def _computed_view(self, model: ServedModel, is_chosen: bool) -> ModelView:
         snapshot = None if model.observer is None else model.observer.snapshot()
         calibrator: Any = model.predictor.calibrator
         latency, tallies = model.tallies.latency(), model.tallies

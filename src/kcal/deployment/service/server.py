@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import signal
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kcal.deployment.service.runtime import Service, ServiceOptions
-from kcal.errors import KcalError, KcalWarning, MissingExtraError
+from kcal.errors import KcalError, MissingExtraError
 
 if TYPE_CHECKING:
     from kcal.deployment.service.api import Application
@@ -96,10 +95,8 @@ def serve(options: ServiceOptions, on_started: Callable[[str], None] | None = No
     """Serve until SIGTERM or SIGINT; requests in flight are answered before this returns."""
     options.check()
     logging.getLogger("kcal.service").setLevel(logging.INFO)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", KcalWarning)  # of rows that the model was fitted on, for instance
-        server = make_server(options, on_started)
-        server.run()
+    server = make_server(options, on_started)
+    server.run()
     if server.failure is not None:
         raise KcalError(server.failure)
     if not server.started:
