@@ -148,7 +148,9 @@ def throughput(console: Console, folder: Path, models: dict[str, Path]) -> None:
         with served(path, "--max-batch", "1024") as (process, port):
             for size in BATCHES:
                 parts = [slice(start, start + size) for start in range(0, CLIENTS * size, size)]
-                tensors = [{"embeddings": x[part], **({"logits": z[part]} if name == "blend" else {})} for part in parts]
+                tensors = [
+                    {"embeddings": x[part], **({"logits": z[part]} if name == "blend" else {})} for part in parts
+                ]
                 requests = [binary_request(name, one) for one in tensors]
                 rates = [_rates(calibrator, tensors, (process.pid, port), requests, size) for _ in range(ROUNDS)]
                 plain, http, plain_work, work = (np.array([rate[place] for rate in rates]) for place in range(4))

@@ -136,11 +136,23 @@ class ServedModel:
 
     def find(self, name: str) -> ObservedPrediction | None:
         """Return a recent prediction by its id."""
-        for model in (self, self.previous):
-            prediction = None if model is None or model.observer is None else model.observer.find(name)
-            if prediction is not None:
-                return prediction
-        return None
+        predictions = (observer.find(name) for observer in self._observers())
+        return next((prediction for prediction in predictions if prediction is not None), None)
+
+    def labelled(self, name: str, label: Any) -> None:
+        """Record the label of a prediction."""
+        for observer in self._observers():
+            observer.labelled([name], [label])
+
+    def erased(self, name: str) -> None:
+        """Erase all that is recorded of a prediction."""
+        for observer in self._observers():
+            observer.erased([name])
+
+    def _observers(self) -> list[Observer]:
+        """Return the records of this model and of the one before it."""
+        models = [self] if self.previous is None else [self, self.previous]
+        return [model.observer for model in models if model.observer is not None]
 
     def labels_of(self, probs: NDArray[np.float32]) -> list[Any]:
         """Return the most probable classes, (n,), as types of JSON."""

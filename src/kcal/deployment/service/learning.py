@@ -207,10 +207,10 @@ class Learner:
                 continue
             for record, status in zip(job.records, done, strict=True):
                 self.counts[status] += 1
-                if self.model.observer is not None and record.is_erasure:
-                    self.model.observer.erased([record.id])
-                elif self.model.observer is not None:
-                    self.model.observer.labelled([record.id], [record.label])
+                if record.is_erasure:
+                    self.model.erased(record.id)
+                else:
+                    self.model.labelled(record.id, record.label)
         self.follow_soon()
 
     def follow_soon(self) -> Future[None]:

@@ -104,6 +104,7 @@ class Service:
         self.access = Access(options.tokens)
         self.repository = Repository(options.path, self._make, self._drop)
         self.learners: dict[str, Learner] = {}
+        self._retired: list[Learner] = []
         self._stores: dict[str, CalibrationStore] = {}
         self._opening = threading.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -126,7 +127,7 @@ class Service:
             self._watching.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watching
-        for learner in list(self.learners.values()):
+        for learner in [*self.learners.values(), *self._retired]:
             await learner.close()
         for model in self.repository.all():
             await model.batcher.close()
@@ -167,16 +168,19 @@ class Service:
         with self._opening:
             if model.name not in self._stores:
                 self._stores[model.name] = open_store(self.options.store, model.name)
-        store = self._stores[model.name]
+        store, earlier = self._stores[model.name], self.learners.get(model.name)
         self.learners[model.name] = Learner(model, store, additional=not self.options.store_is_complete)
+        if earlier is not None:
+            self._retired.append(earlier)
 
     async def _replace_learners(self) -> None:
-        """Let another version learn where the latest one is gone."""
+        """Let another version learn where the latest one is gone, and close learners that are not used any more."""
         for name in self.repository.models:
             latest, learner = self.repository.get(name), self.learners.get(name)
             if learner is not None and learner.model is not latest:
                 await asyncio.to_thread(self._learn, latest)
-                await learner.close()
+        while self._retired:
+            await self._retired.pop().close()
 
     def _drop(self, model: ServedModel) -> None:
         """Close a model that no new request gets, when it has answered those that it has."""
