@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kcal.deployment.service.formats import percent
 from kcal.deployment.service.snapshot import LOW_EVIDENCE, Alarm, ClassFrequencies, EvidenceSummary
 from kcal.monitoring import MonitorReport
 
@@ -25,18 +26,17 @@ def find_alarms(
 def _of_labels(monitor: MonitorReport) -> Iterator[Alarm]:
     if monitor.alarm:
         part = monitor.overall
-        message = (
-            f"The probabilities are not calibrated: mean confidence {part.predicted:.1%}, accuracy {part.observed:.1%}."
-        )
+        means = f"mean confidence {percent(part.predicted)}, accuracy {percent(part.observed)}"
+        message = f"The probabilities are not calibrated: {means}."
         yield Alarm("calibration", "alarm", None, message, UPDATE, part.alarm_at)
     for part in monitor.classes:
         if part.alarm:
-            message = f"predicted in {part.predicted:.1%} of cases, observed in {part.observed:.1%}."
+            message = f"predicted in {percent(part.predicted)} of cases, observed in {percent(part.observed)}."
             remedy = "Look at the reliability curve of this class, and label more of it."
             yield Alarm("class", "alarm", part.name, message, remedy, part.alarm_at)
     for part in monitor.groups:
         if part.alarm:
-            message = f"mean confidence {part.predicted:.1%}, accuracy {part.observed:.1%}."
+            message = f"mean confidence {percent(part.predicted)}, accuracy {percent(part.observed)}."
             remedy = "Find out what is different there, and add its labelled samples to the calibration set."
             yield Alarm("group", "alarm", part.name, message, remedy, part.alarm_at)
 
@@ -54,6 +54,8 @@ def _notices(frequencies: ClassFrequencies | None, evidence: EvidenceSummary | N
         remedy = "If only the frequencies have changed, correct the probabilities for the estimated ones (with_prior)."
         yield Alarm("frequencies", "notice", None, message, remedy)
     if evidence is not None and evidence.low_interval.low > NOTED_LOW_EVIDENCE:
-        message = f"{evidence.low_share:.0%} of the latest predictions have an evidence below {LOW_EVIDENCE:g}."
-        remedy = f"About {LOW_EVIDENCE:.0%} are expected. Do not trust predictions with little evidence: label them."
+        message = f"{percent(evidence.low_share)} of the latest predictions have an evidence below {LOW_EVIDENCE:g}."
+        remedy = (
+            f"About {percent(LOW_EVIDENCE, 0)} are expected. Do not trust predictions with little evidence: label them."
+        )
         yield Alarm("evidence", "notice", None, message, remedy)

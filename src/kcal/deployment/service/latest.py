@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.calibrators.explanation import Explanation
+from kcal.deployment.service.quiet import without_warnings
 from kcal.deployment.service.snapshot import ObservedPrediction, ServiceSnapshot
 
 N_SAMPLES = 5
@@ -27,7 +28,8 @@ def explain_latest(calibrator: Any, snapshot: ServiceSnapshot, *, k: int = N_SAM
     results: list[Explanation | None] = [None] * len(snapshot.latest)
     if known:
         options = {"logits": np.stack([logits[place] for place in known])} if takes_logits else {}
-        explanation = calibrator.explain(np.stack([rows[place] for place in known]), k, **options)
+        with without_warnings():  # of rows that the calibrator has learnt since
+            explanation = calibrator.explain(np.stack([rows[place] for place in known]), k, **options)
         for place, each in zip(known, explanation, strict=True):
             results[place] = each
     return tuple(results)

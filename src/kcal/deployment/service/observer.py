@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.deployment.service.alarms import find_alarms
-from kcal.deployment.service.rings import RowRing
+from kcal.deployment.service.rings import RowRing, prediction_at
 from kcal.deployment.service.snapshot import (
     LabelledPredictions,
     ObservedPrediction,
@@ -19,7 +19,7 @@ from kcal.deployment.service.snapshot import (
     class_frequencies,
     evidence_summary,
 )
-from kcal.deployment.service.watches import ALPHA, DriftWatch, LabelWatch, ranks_among
+from kcal.deployment.service.watches import DriftWatch, LabelWatch, rank_inputs
 from kcal.errors import FileFormatError, KcalError
 from kcal.monitoring import estimate_performance
 from kcal.validation import check_integer, check_seed
@@ -28,6 +28,10 @@ N_LATEST = 20
 """Predictions that a snapshot lists."""
 WATCHED_AT_ONCE = 256
 """Rows whose density a snapshot computes, at most: the latest."""
+WATCHED_NUMBERS = 2**17
+"""Labels times classes that a snapshot lets the monitor see, at most."""
+WINDOW_NUMBERS = 2**21
+"""Latest predictions times classes that a snapshot is made of, at most."""
 MAX_AGE = 1.0
 FORMAT = 1
 
@@ -36,7 +40,8 @@ class Observer:
     """Record what a served model predicts and which labels it gets, in bounded memory; safe to use from any thread.
 
     :meth:`predicted` copies rows into arrays. What costs time happens in :meth:`snapshot`, whose results are kept for a
-    moment. Two records have ``capacity`` rows each: the latest predictions, and the latest with labels.
+    moment. Two records have ``capacity`` rows each: the latest predictions, and the latest with labels; with very many
+    classes, a snapshot is made of fewer.
 
     The monitors see each labelled prediction once, when a snapshot is made; and of the inputs those that came since
     the last snapshot, at most 256. A correction or an erasure of a label that a monitor has seen lets it begin again
@@ -182,22 +187,7 @@ class Observer:
         """Return the latest prediction of an id, with embedding and logits if they are known; None if it is gone."""
         with self._rows:
             place = self._recent.place_of(str(id))
-            return None if place is None else self._at(place)
-
-    def _at(self, place: int) -> ObservedPrediction:
-        value = self._recent.value
-        code, evidence = int(value("code", place)), value("evidence", place)
-        return ObservedPrediction(
-            id=self._recent.name_at(place),
-            number=int(self._recent.numbers[place]),
-            time=float(value("time", place)),
-            probs=value("probs", place).copy(),
-            label=None if code < 0 else self.classes[code].item(),
-            evidence=None if evidence is None or np.isnan(evidence) else float(evidence),
-            group=value("group", place),
-            embedding=_known(value("embedding", place)),
-            logits=_known(value("logits", place)),
-        )
+            return None if place is None else prediction_at(self._recent, place, self.classes)
 
     def snapshot(self, *, max_age: float = MAX_AGE) -> ServiceSnapshot:
         """Return what the model has done lately.
@@ -213,30 +203,28 @@ class Observer:
 
     def _compute(self) -> ServiceSnapshot:
         with self._rows:
-            places, known = self._recent.places(), self._labelled.places()
-            columns = {name: values[places] for name, values in self._recent.columns.items()}
+            window = max(WINDOW_NUMBERS // len(self.classes), 1)
+            places, known = self._recent.places()[-window:], self._labelled.places()[-window:]
+            columns = self._recent.rows(places, ("probs", "evidence"))
+            labelled = self._labelled.rows(known, ("probs", "code"))
             numbers = self._recent.numbers[places]
-            labelled = {name: values[known] for name, values in self._labelled.columns.items()}
-            label_numbers = self._labelled.numbers[known]
-            latest = tuple(self._at(place) for place in places[::-1][:N_LATEST])
+            latest = tuple(prediction_at(self._recent, place, self.classes) for place in places[::-1][:N_LATEST])
             self._forget_changed_labels()
             n_predictions, n_labels, first_time = self.n_predictions, self.n_labels, self._first_time
-        self._check_labels(labelled, label_numbers)
+        self._watch_labels()
         self._watch_inputs(columns, numbers)
-        probs = columns.get("probs", np.empty((0, len(self.classes))))
         frequencies = evidence = performance = None
-        if len(probs):
-            expected = getattr(self.calibrator, "prior_", None)
-            frequencies = class_frequencies(probs, expected, self.classes)
-            performance = estimate_performance(probs, classes=self.classes, target="population")
+        if len(places):
+            frequencies = class_frequencies(columns["probs"], getattr(self.calibrator, "prior_", None), self.classes)
+            performance = estimate_performance(columns["probs"], classes=self.classes, target="population")
             evidence = evidence_summary(columns["evidence"]) if "evidence" in columns else None
-        monitor, drift = self._watch.report(), self._drift.report
+        monitor = self._watch.report()
         return ServiceSnapshot(
             time=time.time(),
             classes=self.classes,
             n_predictions=n_predictions,
             n_labels=n_labels,
-            n_recent=len(probs),
+            n_recent=len(places),
             first_time=first_time,
             last_time=latest[0].time if latest else None,
             performance=performance,
@@ -245,38 +233,44 @@ class Observer:
             evidence=evidence,
             monitor=monitor,
             n_watched=self._drift.n_samples,
-            drift_log_wealth=None if drift is None else drift.log_wealth,
-            drift_alpha=ALPHA if drift is None else drift.alpha,
+            drift_log_wealth=self._drift.log_wealth,
             alarms=find_alarms(monitor, self._drift.alarm_at, frequencies, evidence),
             latest=latest,
         )
 
-    def _check_labels(self, rows: dict[str, NDArray[Any]], numbers: NDArray[np.int64]) -> None:
-        """Let the monitor of labels see those that it has not seen."""
-        new = numbers > self._last_checked
-        if new.any():
-            self._watch.update(rows["probs"][new], self.classes[rows["code"][new]], rows["group"][new].tolist())
-            self._last_checked = int(numbers.max())
+    def _watch_labels(self) -> None:
+        """Let the monitor of labels see some of those that it has not seen, oldest first; the next snapshot goes on."""
+        most = max(WATCHED_NUMBERS // len(self.classes), 1)
+        with self._rows:
+            waiting = self._labelled.places(after=self._last_checked)
+            rows = self._labelled.rows(waiting[:most], ("probs", "code", "group"))
+            self._last_checked = int(self._labelled.numbers[waiting[:most]].max(initial=self._last_checked))
+            self._changes += len(waiting) > most
+        if len(waiting):
+            self._watch.update(rows["probs"], self.classes[rows["code"]], rows["group"].tolist())
 
     def _watch_inputs(self, columns: dict[str, NDArray[Any]], numbers: NDArray[np.int64]) -> None:
         """Let the monitor of inputs see the latest rows since the last snapshot; add the evidence that they lack."""
-        rows = columns.get("logits" if self.calibrator.inputs == "logits" else "embedding")
+        self._drift.refresh()
+        name = "logits" if self.calibrator.inputs == "logits" else "embedding"
         new = np.flatnonzero(numbers > self._last_watched)[-WATCHED_AT_ONCE:]
-        if rows is None or not len(new) or not self.calibrator.has_evidence:
+        if not len(new) or not self.calibrator.has_evidence:
             return
         self._last_watched = int(numbers.max())
-        new = new[np.isfinite(rows[new]).all(axis=1)]
-        if not len(new) or rows.shape[1] != self.calibrator.n_features_in_:
+        with self._rows:
+            new = new[self._recent.has(numbers[new])]
+            rows = self._recent.rows(numbers[new] % self.capacity, (name,)).get(name)
+        if rows is None or rows.shape[1] != self.calibrator.n_features_in_:
             return
-        present = self.calibrator.snapshot() if self.calibrator.learns_online else self.calibrator
-        scores = np.asarray(present.log_evidence(rows[new]), dtype=np.float64)
-        self._drift.update(ranks_among(present.calibration_log_evidence_, scores), numbers[new])
-        evidence = columns.setdefault("evidence", np.full(len(numbers), np.nan))
-        lacking = new[np.isnan(evidence[new])]
-        if len(lacking):
-            evidence[lacking] = present.evidence(rows[lacking])
+        finite = np.isfinite(rows).all(axis=1)
+        new, rows = new[finite], rows[finite]
+        if len(new):
+            evidence = columns.setdefault("evidence", np.full(len(numbers), np.nan))
+            ranks, found = rank_inputs(self.calibrator, rows, evidence[new])
+            self._drift.update(ranks, numbers[new])
+            evidence[new] = found
             with self._rows:
-                self._recent.fill("evidence", numbers[lacking], evidence[lacking])
+                self._recent.fill("evidence", numbers[new], found)
 
     def to_dict(self) -> dict[str, Any]:
         """Return counts and monitors in a form that JSON can represent; neither rows nor ids are among them."""
@@ -312,11 +306,6 @@ class Observer:
                 raise
             raise FileFormatError(f"this is not the state of an observer ({error!r}).") from error
         return observer
-
-
-def _known(row: NDArray[Any] | None) -> NDArray[Any] | None:
-    """Return a copy of a row of the record; None if it has no values."""
-    return None if row is None or not np.isfinite(row).all() else row.copy()
 
 
 def _texts(values: Sequence[Any]) -> NDArray[Any]:

@@ -8,23 +8,26 @@ from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from typing import Any
+from urllib.parse import urlencode
 
 from kcal.calibrators.explanation import Explanation
-from kcal.deployment.service.snapshot import ServiceSnapshot
+from kcal.deployment.service.formats import name_of, timestamp
+from kcal.deployment.service.prediction_rows import prediction_rows
+from kcal.deployment.service.snapshot import ServiceSnapshot, Traffic
+from kcal.deployment.service.view import (
+    default_column,
+    evidence_panel,
+    frequency_rows,
+    monitor_rows,
+    overall_rows,
+    reliability_panel,
+    status_of,
+    tiles,
+    traffic_tiles,
+)
 from kcal.errors import MissingExtraError
 
 REFRESH_SECONDS = (5, 15, 60)
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Requests that a model has answered since it was loaded; None for what is not known."""
-
-    requests: int
-    errors: int = 0
-    per_second: float | None = None
-    p50_ms: float | None = None
-    p99_ms: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +77,78 @@ def render_page(
         The values of ``model``, ``class`` and ``refresh`` in the query of the request, as they are: the key or the name
         of a model, the column of a class, and seconds. Values that mean nothing are ignored.
     """
-    environment = _environment()
-    return environment.get_template("page.html").render(models=models, selected=selected)
+    model = _selected(models, selected)
+    page: str = (
+        _environment()
+        .get_template("page.html")
+        .render(
+            models=models,
+            model=model,
+            snapshot=None if model is None else model.snapshot,
+            refresh=_refresh(refresh),
+            refresh_choices=REFRESH_SECONDS,
+            style=_style(),
+            **_contents(model, class_column, _refresh(refresh)),
+        )
+    )
+    return page
+
+
+def _selected(models: Sequence[ModelView], selected: str | None) -> ModelView | None:
+    """Return the model of this key or name; the first with an alarm if there is none, or the first of all."""
+    named = [model for model in models if selected in (model.key, model.name)]
+    alarmed = [model for model in models if model.snapshot is not None and model.snapshot.alarms]
+    return next(iter([*named, *alarmed, *models]), None)
+
+
+def _refresh(seconds: str | None) -> int | None:
+    return next((choice for choice in REFRESH_SECONDS if str(choice) == str(seconds)), None)
+
+
+def _contents(model: ModelView | None, class_column: str | None, refresh: int | None) -> dict[str, Any]:
+    """Return what the templates show of a model."""
+    snapshot = None if model is None else model.snapshot
+    heading = {
+        "time": "" if snapshot is None else timestamp(snapshot.time),
+        "first_time": "" if snapshot is None or snapshot.first_time is None else timestamp(snapshot.first_time),
+        "status": None,
+    }
+    if model is None or snapshot is None or not snapshot.n_recent:
+        return heading
+    column = _column(class_column, snapshot)
+    curves = [reliability_panel(snapshot, of) for of in ("confidence", column)] if snapshot.labelled else []
+
+    def link(place: int) -> str:
+        query = {"model": model.key, "class": place} | ({} if refresh is None else {"refresh": refresh})
+        return f"?{urlencode(query)}#reliability"
+
+    classes, groups = (monitor_rows(snapshot, kind) for kind in ("classes", "groups"))
+    return heading | {
+        "status": status_of(snapshot),
+        "name_of": name_of,
+        "tiles": [*tiles(snapshot), *traffic_tiles(model.traffic)],
+        "class_names": [name_of(label) for label in snapshot.classes.tolist()],
+        "column": column,
+        "curves": curves,
+        "link": link,
+        "frequency_rows": frequency_rows(snapshot),
+        "frequencies_estimated": snapshot.frequencies is not None and snapshot.frequencies.identifiable,
+        "evidence": evidence_panel(snapshot),
+        "alarm_at": f"{1 / snapshot.monitor.alpha:g}",
+        "monitors": overall_rows(snapshot),
+        "class_rows": classes,
+        "group_rows": groups,
+        "class_alarms": bool(snapshot.monitor.alarmed_classes),
+        "group_alarms": bool(snapshot.monitor.alarmed_groups),
+        "predictions": list(prediction_rows(snapshot, model.explanations)),
+    }
+
+
+def _column(text: str | None, snapshot: ServiceSnapshot) -> int:
+    """Return the column of a class; that of the class closest to an alarm if the text is no column."""
+    if text is not None and text.isascii() and text.isdigit() and len(text) < 10 and int(text) < len(snapshot.classes):
+        return int(text)
+    return default_column(snapshot)
 
 
 def content_security_policy() -> str:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kcal.deployment.service.snapshot import ObservedPrediction
+
 
 class RowRing:
     """Hold the latest rows, at most ``capacity``; a new row replaces the oldest.
@@ -70,11 +72,19 @@ class RowRing:
         """Return what a row has in a column; None if no row has it."""
         return self.columns[column][place] if column in self.columns else None
 
+    def rows(self, places: NDArray[Any], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Return copies of some columns at some places; columns that no row has are left out."""
+        return {name: self.columns[name][places] for name in names if name in self.columns}
+
+    def has(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether the rows of these numbers are still there, (n,)."""
+        present: NDArray[np.bool_] = self.numbers[numbers % self.capacity] == numbers
+        return present
+
     def fill(self, column: str, numbers: NDArray[np.int64], values: NDArray[Any]) -> None:
         """Set a column of the rows of these numbers; those that are gone are left out."""
-        places = numbers % self.capacity
-        kept = self.numbers[places] == numbers
-        self._column(column, values)[places[kept]] = values[kept]
+        kept = self.has(numbers)
+        self._column(column, values)[numbers[kept] % self.capacity] = values[kept]
 
     def places(self, after: int = -1) -> NDArray[np.intp]:
         """Return the places of the rows with numbers above ``after``, oldest first."""
@@ -96,3 +106,24 @@ class RowRing:
 def _empty(dtype: np.dtype[Any]) -> Any:
     """Return what stands for no value: nan, 0 or None."""
     return {"f": np.nan, "O": None}.get(dtype.kind, 0)
+
+
+def prediction_at(ring: RowRing, place: int, classes: NDArray[Any]) -> ObservedPrediction:
+    """Return a prediction of the record; ``code`` of a row is the column of its label, −1 without one."""
+    code, evidence = int(ring.value("code", place)), ring.value("evidence", place)
+    return ObservedPrediction(
+        id=ring.name_at(place),
+        number=int(ring.numbers[place]),
+        time=float(ring.value("time", place)),
+        probs=ring.value("probs", place).copy(),
+        label=None if code < 0 else classes[code].item(),
+        evidence=None if evidence is None or np.isnan(evidence) else float(evidence),
+        group=ring.value("group", place),
+        embedding=_known(ring.value("embedding", place)),
+        logits=_known(ring.value("logits", place)),
+    )
+
+
+def _known(row: NDArray[Any] | None) -> NDArray[Any] | None:
+    """Return a copy of a row; None if it has no values."""
+    return None if row is None or not np.isfinite(row).all() else row.copy()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.errors import KcalWarning
+from kcal.deployment.service.quiet import without_warnings
 from kcal.metrics import Interval, ReliabilityBins, multiclass_brier_loss, negative_log_likelihood, reliability
 from kcal.metrics.predictions import Event
 from kcal.metrics.resampling import wilson_interval
@@ -26,6 +25,10 @@ NOTED_P_VALUE = 1e-4
 """Small, because the page is looked at often."""
 FEWEST_ROWS = 100
 """Predictions from which class frequencies are estimated."""
+MOST_CLASSES = 400
+"""Classes up to which frequencies are estimated: the time grows with their cube."""
+ESTIMATED_NUMBERS = 2**19
+"""Latest predictions times classes that frequencies are estimated from, at most."""
 FEWEST_LABELS_WORTH = 10.0
 """Labels that predictions must be worth for their frequencies to count as identifiable."""
 
@@ -92,7 +95,7 @@ class LabelledPredictions:
         return float(multiclass_brier_loss(self.probs, self.codes))
 
     def reliability(self, of: Event = "confidence") -> ReliabilityBins:
-        """Return the reliability curve of the top class, or of a column, in 10 bins of equal width, small ones merged."""
+        """Return the reliability curve of the top class, or of a column, in 10 equal-width bins, small ones merged."""
         return reliability(self.probs, self.codes, bins=BINS, of=of, adaptive=False, minimum_count=ROWS_PER_BIN)
 
 
@@ -107,7 +110,7 @@ class ClassFrequencies:
     predicted : array
         Mean probability of the latest predictions.
     estimate : PriorEstimate or None
-        Estimated from the latest predictions; None with few of them or if ``expected`` is not known.
+        Estimated from the latest predictions; None with few of them, very many classes, or no ``expected``.
     identifiable : bool
         Whether the predictions say enough for the estimate to be shown.
     """
@@ -185,8 +188,11 @@ class ServiceSnapshot:
         The latest with labels; None without any.
     monitor : MonitorReport
         Of the calibration, from labels.
-    drift_wealth : float or None
-        Of the monitor of inputs; None if nothing was watched.
+    n_watched : int
+        Inputs that were watched for drift.
+    drift_log_wealth : float or None
+        Logarithm of the wealth of their monitor, weighted: it raises the alarm when this reaches −log α of ``monitor``.
+        None if nothing was watched.
     """
 
     time: float
@@ -203,20 +209,31 @@ class ServiceSnapshot:
     monitor: MonitorReport
     n_watched: int
     drift_log_wealth: float | None
-    drift_alpha: float
     alarms: tuple[Alarm, ...]
     latest: tuple[ObservedPrediction, ...]  # newest first
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests that a model has answered since it was loaded; None for what is not known."""
+
+    requests: int
+    errors: int = 0
+    per_second: float | None = None
+    p50_ms: float | None = None
+    p99_ms: float | None = None
 
 
 def class_frequencies(probs: Floats, expected: Floats | None, classes: NDArray[Any]) -> ClassFrequencies:
     """Return the frequencies of the latest predictions beside the expected ones."""
     predicted = probs.mean(axis=0)
-    if expected is None or len(expected) != probs.shape[1] or len(probs) < FEWEST_ROWS:
+    n_classes = probs.shape[1]
+    rows = probs[-max(ESTIMATED_NUMBERS // n_classes, 1) :]
+    if expected is None or len(expected) != n_classes or len(rows) < FEWEST_ROWS or n_classes > MOST_CLASSES:
         return ClassFrequencies(expected, predicted, None, identifiable=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", KcalWarning)  # the result says whether frequencies can be identified
-        estimate = estimate_prior(probs, reference=expected, classes=classes)
-    identifiable = estimate.converged and estimate.information * len(probs) >= FEWEST_LABELS_WORTH
+    with without_warnings():
+        estimate = estimate_prior(rows, reference=expected, classes=classes)
+    identifiable = estimate.converged and estimate.information * len(rows) >= FEWEST_LABELS_WORTH
     return ClassFrequencies(expected, predicted, estimate, identifiable)
 
 

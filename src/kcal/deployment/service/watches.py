@@ -81,7 +81,7 @@ class DriftWatch:
 
     The rows of a period of ``PERIOD`` are watched by one :class:`~kcal.DriftMonitor`; the j-th has the probability
     α/(j·(j + 1)) of a false alarm, so that all of them have α at most. Each begins with the calibration set, so that a
-    slow drift does not become the rule. Ranks are those of :func:`ranks_among` ``n_references`` calibration samples.
+    slow drift does not become the rule. Ranks are those of :func:`rank_inputs`, among ``n_references``.
     """
 
     def __init__(self, n_references: int, *, seed: int) -> None:
@@ -92,15 +92,23 @@ class DriftWatch:
         self._before = 0  # rows of earlier periods
         self._ranks = np.empty(0)
         self._numbers = np.empty(0, dtype=np.int64)
-        self._monitor = self._new_monitor()
+        self._monitor: DriftMonitor | None = None
 
     @property
     def n_samples(self) -> int:
         """Rows watched."""
         return self._before + len(self._ranks)
 
+    @property
+    def log_wealth(self) -> float | None:
+        """Logarithm of the wealth of the present period, weighted: the alarm is raised at −log α. None at first."""
+        if self.report is None:
+            return None
+        return self.report.log_wealth - float(np.log(self.period * (self.period + 1)))
+
     def update(self, ranks: NDArray[np.float64], numbers: NDArray[np.int64]) -> None:
         """Watch some more rows by their ranks; ``numbers`` are those of the rows in the stream."""
+        self.refresh()
         for start in range(0, len(ranks), PERIOD):
             if len(self._ranks) >= PERIOD:
                 self._begin_period()
@@ -109,6 +117,8 @@ class DriftWatch:
             self._watch(ranks[start : start + PERIOD])
 
     def _watch(self, ranks: NDArray[np.float64]) -> None:
+        if self._monitor is None:
+            self._monitor = self._new_monitor()
         self.report = self._monitor.update(ranks)
         if self.alarm_at is None and self.report.alarm_at is not None:
             self.alarm_at = self._before + self.report.alarm_at
@@ -117,7 +127,7 @@ class DriftWatch:
         self._before += len(self._ranks)
         self._ranks, self._numbers = self._ranks[:0].copy(), self._numbers[:0].copy()
         self.period += 1
-        self._monitor = self._new_monitor()
+        self._monitor = None
 
     def _new_monitor(self) -> DriftMonitor:
         middles = (np.arange(self.n_references) + 0.5) / self.n_references  # among them, a rank has no equal
@@ -125,18 +135,18 @@ class DriftWatch:
         return DriftMonitor(middles, alpha=alpha, seed=self.seed + self.period)
 
     def forget(self, numbers: NDArray[np.int64]) -> None:
-        """Forget rows of the present period, by their numbers in the stream."""
+        """Forget rows of the present period, by their numbers in the stream; the others are watched again."""
         kept = ~np.isin(self._numbers, numbers)
-        if not kept.all():
-            self._ranks, self._numbers = self._ranks[kept], self._numbers[kept]
-            self._replay()
-
-    def _replay(self) -> None:
-        """Watch the rows of the present period again."""
+        if kept.all():
+            return
+        self._ranks, self._numbers = self._ranks[kept], self._numbers[kept]
+        self._monitor = self.report = None
         if self.alarm_at is not None and self.alarm_at > self._before:
             self.alarm_at = None
-        self._monitor, self.report = self._new_monitor(), None
-        if len(self._ranks):
+
+    def refresh(self) -> None:
+        """Watch the rows of the present period again, if some were forgotten."""
+        if self._monitor is None and len(self._ranks):
             self._watch(self._ranks)
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,7 +161,7 @@ class DriftWatch:
         watch.period, watch._before = int(state["period"]), int(state["before"])
         watch._ranks = np.array(state["ranks"], dtype=np.float64)
         watch._numbers = np.full(len(watch._ranks), -1)
-        watch._replay()
+        watch.refresh()
         watch.alarm_at = None if state["alarm_at"] is None else int(state["alarm_at"])
         return watch
 
@@ -160,6 +170,17 @@ def _renamed(part: Part, name: str) -> Part:
     return Part(name, part.n_samples, part.predicted, part.observed, part.log_wealth, part.alarm_at)
 
 
-def ranks_among(reference: NDArray[np.float64], scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of the reference, which ascends, that is below each score, (n,)."""
-    return np.asarray(np.searchsorted(reference, scores) / len(reference))
+def rank_inputs(calibrator: Any, rows: NDArray[Any], evidence: NDArray[np.float64]) -> tuple[Any, Any]:
+    """Return the ranks of rows by density among calibration samples, and the evidence, filled in where it is nan.
+
+    A rank is the share of the calibration samples whose density, from the others, is lower. All is by one state of a
+    calibrator that learns online: other samples change the density everywhere.
+    """
+    present = calibrator.snapshot() if calibrator.learns_online else calibrator
+    reference = present.calibration_log_evidence_
+    ranks = np.searchsorted(reference, np.asarray(present.log_evidence(rows), dtype=np.float64)) / len(reference)
+    lacking = np.isnan(evidence)
+    if lacking.any():
+        evidence = evidence.copy()
+        evidence[lacking] = present.evidence(rows[lacking])
+    return ranks, evidence
