@@ -17,9 +17,10 @@ from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.inference import BatchLimits, ServedModel
 from kcal.deployment.service.latest import explain_latest
 from kcal.deployment.service.learning import Learner, open_store
-from kcal.deployment.service.page import ModelView, Traffic
+from kcal.deployment.service.page import ModelView
 from kcal.deployment.service.predictors import ServedPredictor
 from kcal.deployment.service.repository import Repository, model_name
+from kcal.deployment.service.snapshot import Traffic
 from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.files import write_whole
 from kcal.persistence import CalibrationStore
