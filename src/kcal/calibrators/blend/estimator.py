@@ -17,7 +17,6 @@ from kcal.calibrators.blend.experts import Expert, at_best_bandwidth, check_fact
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.head import LinearHead
 from kcal.calibrators.blend.live import LiveBlend, bandwidth_records
-from kcal.calibrators.blend.merged import merge_experts
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.blend.module import BlendModule
 from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
@@ -46,7 +45,6 @@ from kcal.threads import threads_for
 from kcal.validation import (
     ArrayKind,
     check_choice,
-    check_flag,
     check_groups,
     check_matrix,
     check_number,
@@ -93,9 +91,6 @@ class KCalBlend(LiveBlend):
         others slightly worse.
     sharpness : float
         Prior standard deviation of the change of the log temperature with the entropy of the prediction; 0 for none.
-    merged : bool
-        Whether every metric has a second estimate, over weighted means of clusters of samples of a class: as many as
-        give the lowest out-of-fold log-loss.
     folds : int
         For the out-of-fold predictions of the network.
     head : nn.Linear, 1×1 convolution or pair of arrays, optional
@@ -166,7 +161,6 @@ class KCalBlend(LiveBlend):
         background: str | float = "cv",
         fallback_quantile: float = 0.01,
         sharpness: float = 0.5,
-        merged: bool = False,
         folds: int = 5,
         head: Any = None,
         representation: str = "logits",
@@ -190,7 +184,6 @@ class KCalBlend(LiveBlend):
         self.background = background
         self.fallback_quantile = fallback_quantile
         self.sharpness = sharpness
-        self.merged = merged
         self.folds = folds
         self.head = head
         self.representation = representation
@@ -262,10 +255,8 @@ class KCalBlend(LiveBlend):
         if scores is not None:
             log_probs, choice = to_log_probs(scores, self.representation), self.network_calibrator
             network = cross_fit_network(log_probs, samples, choice=choice, folds=self.folds, seed=self.seed)
-        merging = CompressionOptions(seed=self.seed, progress=self.progress)
-        merged, folded = merge_experts(experts if self.merged else (), samples, merging)
         tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
-        return fit_blend(samples, (*experts, *merged), network, folded=folded, **tuning)
+        return fit_blend(samples, experts, network, **tuning)
 
     def _compressed(self, find_size: FindSize, options: CompressionOptions, groups: Any) -> dict[str, Any]:
         keys: NDArray[np.int64] | None = None
@@ -355,7 +346,6 @@ class KCalBlend(LiveBlend):
         check_factors(self.bandwidth_factors)
         check_choice(self.network_calibrator, "network_calibrator", ("auto", "ts", "svs", "sms"))
         check_folds(self.folds)
-        check_flag(self.merged, "merged")
         check_number(self.bias, "bias", minimum=0, maximum=MAX_SPREAD)
         check_number(self.sharpness, "sharpness", minimum=0, maximum=MAX_SPREAD)
         check_number(self.fallback_quantile, "fallback_quantile", minimum=0, maximum=0.999)
