@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test check bench figures format clean
+.PHONY: help demo test check bench docs figures format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -24,6 +24,10 @@ check: $(READY)  ## lint, types and layers
 bench: $(READY)  ## speed and memory, as ratios in one run; TASKS=folder adds real tasks
 	$(BIN)/python -m benchmarks $(if $(TASKS),--tasks $(TASKS))
 
+docs: $(READY)  ## build the documentation into build/docs and check its links; nothing is fetched
+	PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(BIN)/sphinx-build -q -j 2 -W --keep-going -d build/doctrees docs build/docs
+	$(BIN)/python -m scripts.check_site build/docs
+
 figures: $(READY)  ## draw the pictures and write the tables of the documents; RESULTS=folder adds docs/results.md
 	$(BIN)/python -m scripts.figures $(if $(RESULTS),--results $(RESULTS))
 
@@ -32,6 +36,7 @@ format: $(READY)  ## format the code and mend what the linter can
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment and everything built
+	rm -rf docs/gallery docs/api/generated docs/api/backreferences
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # The environment is rebuilt only when its inputs change. Some systems ship Python

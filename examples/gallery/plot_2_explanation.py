@@ -22,9 +22,6 @@ explanation = blend.explain(test.embeddings[[row]], k=5, logits=test.logits[[row
 axes = plots.explanation(explanation, images=cal.images, query=test.images[row])
 
 # %%
-# The same as a table. The shares of a class sum to its probability.
+# The same as a table. The shares of a class sum to its probability. Below it is what decided
+# between the two most probable classes, exactly and with a sign.
 print(explanation[0])
-
-# %%
-# What decided between the two most probable classes, exactly and with a sign:
-print(explanation.log_odds)

@@ -8,7 +8,7 @@ run.
 """
 
 # %%
-# The first 3,000 test images come as they are, then a new device adds noise to the embeddings.
+# The first 3,000 test images come as they are, then a broken device adds noise to the embeddings.
 import numpy as np
 
 import kcal
@@ -20,7 +20,7 @@ cal, test = example.calibration, example.test
 calibrator = KCal(projection="unit").fit(cal.embeddings, cal.labels)
 
 change = 3000
-noise = np.random.default_rng(0).normal(scale=0.8 * test.embeddings.std(), size=test.embeddings.shape)
+noise = np.random.default_rng(0).normal(scale=3 * test.embeddings.std(), size=test.embeddings.shape)
 noise[:change] = 0
 embeddings = test.embeddings + noise.astype(np.float32)
 probs = calibrator.predict_proba(embeddings)
