@@ -244,14 +244,22 @@ class CalibrationStore:
         return fit_on(calibrator, samples.outputs, training, classes=classes)
 
     def follow(
-        self, calibrator: Calibrator, *, every: float | None = None, classes: Any = None, version: str | None = None
+        self,
+        calibrator: Calibrator,
+        *,
+        every: float | None = None,
+        classes: Any = None,
+        version: str | None = None,
+        keep_others: bool = False,
     ) -> Follower:
         """Return a follower whose ``update()`` brings what changed here to a KCal or a KCalBlend.
 
         With ``every``, ``with store.follow(calibrator, every=60):`` does so from a thread, every so many seconds.
         ``classes`` are those of the first fit, as in ``fit``; ``version`` chooses the samples of one model version.
+        With ``keep_others`` samples of the calibrator that were never here stay: the store holds additional ones.
         """
-        return Follower(self, calibrator, every, classes=classes, version=check_version(version))
+        options: dict[str, Any] = {"classes": classes, "version": check_version(version), "keep_others": keep_others}
+        return Follower(self, calibrator, every, **options)
 
     def warn_of_versions(self, versions: set[str], chosen: str | None = None) -> None:
         """Warn if samples are of several model versions or, unless one was ``chosen``, of another than the store's."""
@@ -265,6 +273,11 @@ class CalibrationStore:
             KcalWarning,
             remedy="Pass version= to choose one.",
         )
+
+    def contains(self, ids: Sequence[Any]) -> list[bool]:
+        """Return for each id whether a sample has it."""
+        query = "SELECT 1 FROM samples WHERE id = ?"
+        return [bool(self._rows(query, (name,))) for name in plain_ids(ids, len(ids))]
 
     def ids(self) -> list[Any]:
         """Return the ids of all labelled samples, in the order of their arrival."""
