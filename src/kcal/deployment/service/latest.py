@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.calibrators.explanation import Explanation
-from kcal.deployment.service.quiet import without_warnings
 from kcal.deployment.service.snapshot import ObservedPrediction, ServiceSnapshot
+from kcal.errors import without_warnings
 
 N_SAMPLES = 5
 

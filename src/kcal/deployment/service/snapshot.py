@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.deployment.service.quiet import without_warnings
+from kcal.errors import without_warnings
 from kcal.metrics import Interval, ReliabilityBins, multiclass_brier_loss, negative_log_likelihood, reliability
 from kcal.metrics.predictions import Event
 from kcal.metrics.resampling import wilson_interval
