@@ -96,6 +96,7 @@ def render_page(
         .render(
             models=models,
             model=model,
+            alarmed=[other for other in models if other is not model and other.n_alarms],
             snapshot=None if model is None else model.snapshot,
             refresh=_refresh(refresh),
             refresh_choices=REFRESH_SECONDS,
