@@ -39,7 +39,10 @@ CHECKED = {
     "README.md",
     "docs/first-steps.md",
     "docs/hospital.md",
-    *(f"docs/how-to/{page}.md" for page in ("compression", "embeddings", "explanations", "export", "monitoring", "shift")),
+    *(
+        f"docs/how-to/{page}.md"
+        for page in ("compression", "embeddings", "explanations", "export", "monitoring", "shift")
+    ),
 }
 """Pages whose code has a test of its own."""
 

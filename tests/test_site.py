@@ -87,7 +87,9 @@ def formulas_of(text: str) -> list[str]:
 
 def test_every_formula_of_the_pages_can_be_written_as_mathml():
     to_mathml = extension("mathml").to_mathml
-    texts = [re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S) for page in pages()]
+    texts = [
+        re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S) for page in pages()
+    ]
     formulas = [formula for text in texts for formula in formulas_of(text)]
     assert len(formulas) > 100
     assert all("</math>" in to_mathml(formula) for formula in formulas)
