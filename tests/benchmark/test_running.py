@@ -61,6 +61,8 @@ def test_dirichlet_calibration_of_the_paper_is_the_published_one_and_runs_only_i
 @pytest.mark.parametrize("by_group", [False, True])
 def test_no_test_sample_touches_a_fit(name: str, by_group: bool, task: Task) -> None:
     """With every test row made unusable, fits succeed and predict the same bits."""
+    if name == "gp":
+        pytest.importorskip("gpytorch")
     split = task.splits(1, 0, by_group=by_group)[0]
     projection = train_for(name, task, seed=0, by_group=by_group)
     assert (projection is not None) == (name in LEARNING)

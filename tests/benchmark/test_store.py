@@ -72,12 +72,12 @@ def test_a_recipe_of_other_numbers_is_another_parameter(monkeypatch: pytest.Monk
 
 
 def test_other_versions_are_measured_anew(task: Task, folder: Path) -> None:
-    change_lines(folder, lambda line: line["origin"]["versions"].update(torch="1.0", python="2.7", pandas="0.1"))
+    change_lines(folder, lambda line: line["origin"]["versions"].update(torch="1.0", python="2.7", gpytorch="0.1"))
     done, told = measured(task, folder)
     assert len(done) == 2 * 3
     assert "3 with torch 1.0, now " in told[0]
     assert "python" not in told[0]
-    assert "pandas" not in told[0]
+    assert "gpytorch" not in told[0]
 
 
 def test_other_code_is_measured_anew(task: Task, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,14 @@ import torch
 
 from kcal import GaussianProcessCalibration, TemperatureScaling
 from kcal.calibrators.base import CalibratorState
-from kcal.calibrators.gaussian_process import latent_process
-from kcal.calibrators.gaussian_process.estimator import GaussianProcessModel, choose_inducing_points
+from kcal.calibrators.gaussian_process.estimator import (
+    GaussianProcessModel,
+    choose_inducing_points,
+    require_latent_process,
+)
 from kcal.calibrators.gaussian_process.posterior import expected_softmax, standard_normals
 from kcal.calibrators.gaussian_process.score_grid import ScoreGrid, make_grid
-from kcal.errors import InvalidInputError
+from kcal.errors import InvalidInputError, MissingExtraError
 from synthetic import warped
 
 
@@ -57,20 +60,21 @@ def dense_bound(
 def test_the_bound_and_its_slope_equal_the_dense_computation(
     representation: str, spacing: float | None, block_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latent_process, "BLOCK_SIZE", block_size)
+    process = require_latent_process()
+    monkeypatch.setattr(process, "BLOCK_SIZE", block_size)
     generator = torch.Generator().manual_seed(0)
     scores = torch.log_softmax(2 * torch.randn(7, 3, generator=generator, dtype=torch.float64), dim=1)
     scores = scores if representation == "logits" else scores.exp()
     own, weights = torch.tensor([0, 1, 2, 0, 1, 2, 0]), torch.linspace(0.5, 2.0, 7).double()
     inducing = torch.linspace(float(scores.min()), float(scores.max()), 4).double()
-    function = latent_process.LatentFunction.start(inducing, representation)
-    named = function.parameters
+    function = process.LatentFunction(inducing, representation=representation).train()
+    named = function.parameters_by_name()
     with torch.no_grad():
         for parameter in named.values():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     grid = make_grid(scores, 1.0) if spacing is None else scores_between_nodes(scores, spacing, monkeypatch)
     assert grid.exact == (spacing is None)
-    value = latent_process.negative_bound(function, grid, own, weights)
+    value = process.negative_bound(function, grid, own, weights)
     twins = {name: parameter.detach().clone().requires_grad_() for name, parameter in named.items()}
     expected = -dense_bound(scores, own, weights, inducing, twins, representation) / weights.sum()
     expected.backward()
@@ -106,29 +110,11 @@ def test_predictions_are_the_integral_of_softmax() -> None:
 
 def gpytorch_marginals(model: GaussianProcessModel, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return mean and variance of the latent function at the scores, both (n, n_classes), by gpytorch."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # gpytorch scripts a function that is not used here
-        gpytorch = pytest.importorskip("gpytorch")
-
-    class Function(gpytorch.models.ApproximateGP):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            distribution = gpytorch.variational.MeanFieldVariationalDistribution(len(model.inducing))
-            distribution.variational_mean.data = model.mean
-            distribution._variational_stddev.data = model.deviation
-            places = {"learn_inducing_locations": False, "jitter_val": 0.01}
-            strategy = gpytorch.variational.VariationalStrategy(self, model.inducing[:, None], distribution, **places)
-            strategy.variational_params_initialized.fill_(1)
-            super().__init__(strategy)
-            self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()).double()
-            self.kernel.outputscale = model.log_variance.exp()
-            self.kernel.base_kernel.lengthscale = model.log_lengthscale.exp()
-
-        def forward(self, points: torch.Tensor) -> Any:
-            values = points[..., 0] if model.representation == "logits" else points[..., 0].log()
-            return gpytorch.distributions.MultivariateNormal(values, self.kernel(points))
-
+    function = require_latent_process().LatentFunction(model.inducing, representation=model.representation).eval()
     with torch.no_grad():
-        posterior = Function().eval()(scores.reshape(-1, 1))
+        for name, parameter in function.parameters_by_name().items():
+            parameter.copy_(getattr(model, name).reshape(parameter.shape))
+        posterior = function(scores.reshape(-1, 1))
     return posterior.mean.reshape(scores.shape), posterior.variance.reshape(scores.shape)
 
 
@@ -248,6 +234,14 @@ def test_torchs_own_generator_is_left_as_it_was(problem: Any) -> None:
     before = torch.get_rng_state()
     GaussianProcessCalibration().fit(problem.logits, problem.labels).predict_proba(problem.test_logits)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_without_gpytorch_the_message_says_how_to_install_it(problem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "kcal.calibrators.gaussian_process.latent_process", raising=False)
+    monkeypatch.delattr("kcal.calibrators.gaussian_process.latent_process", raising=False)
+    monkeypatch.setitem(sys.modules, "gpytorch", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'kcal\[gp\]'"):
+        GaussianProcessCalibration().fit(problem.logits, problem.labels)
 
 
 def test_the_largest_numbers_that_a_file_may_hold_give_probabilities(fitted: GaussianProcessCalibration) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kcal import GaussianProcessCalibration
-from kcal.calibrators.gaussian_process import latent_process
+from kcal.calibrators.gaussian_process.estimator import require_latent_process
 from kcal.calibrators.gaussian_process.score_grid import SPACING, ScoreGrid, make_grid
 from synthetic import warped
 
@@ -43,7 +43,7 @@ def test_the_fit_on_a_grid_is_the_fit_on_the_scores_themselves(monkeypatch: pyte
     logits, labels, _ = warped(600, seed=0)
     exact = GaussianProcessCalibration().fit(logits, labels).predict_proba(logits)
     monkeypatch.setattr("kcal.calibrators.gaussian_process.score_grid.FEW", 0)
-    monkeypatch.setattr(latent_process, "SPACING", 1 / 32)
+    monkeypatch.setattr(require_latent_process(), "SPACING", 1 / 32)
     gridded = GaussianProcessCalibration().fit(logits, labels).predict_proba(logits)
     np.testing.assert_allclose(gridded, exact, atol=1e-3)  # the bound is flat at its top
     assert np.abs(gridded - exact).mean() < 1e-4
@@ -52,16 +52,17 @@ def test_the_fit_on_a_grid_is_the_fit_on_the_scores_themselves(monkeypatch: pyte
 def test_a_function_that_wanders_faster_than_the_grid_is_learned_on_a_finer_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    process = require_latent_process()
     monkeypatch.setattr("kcal.calibrators.gaussian_process.score_grid.FEW", 0)
     logits, labels, _ = warped(600, seed=0)
-    spacings, spread = [], latent_process.make_grid
+    spacings, spread = [], process.make_grid
 
     def record(scores: torch.Tensor, spacing: float) -> ScoreGrid:
         spacings.append(spacing)
         return spread(scores, spacing)
 
-    monkeypatch.setattr(latent_process, "make_grid", record)
-    monkeypatch.setattr(latent_process, "SPACING", 0.5)
+    monkeypatch.setattr(process, "make_grid", record)
+    monkeypatch.setattr(process, "SPACING", 0.5)
     fitted = GaussianProcessCalibration().fit(logits, labels)
     assert len(spacings) > 1
     assert spacings[-1] <= fitted.lengthscale_ / 50

@@ -123,7 +123,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 
 
 def test_a_command_and_calibrators_import_only_what_they_need():
-    names = ("kcal.benchmark", "kcal.report", "kcal.plots", "matplotlib")
+    names = ("kcal.benchmark", "kcal.report", "kcal.plots", "matplotlib", "gpytorch")
     code = f"""
 import sys
 from typer.testing import CliRunner

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from kcal.benchmark.methods import parameters_hash
+from kcal.benchmark.methods import BENCHMARK_METHODS, parameters_hash
 from kcal.benchmark.results import Origin, Result, ResultKey
 from kcal.benchmark.tasks import Task
 from kcal.errors import FileFormatError, InvalidInputError
@@ -43,8 +43,14 @@ Stored = Mapping[ResultKey, list[Result]]
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, the machine and every package that results depend on."""
-    installed = {name: version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), "machine": platform.machine(), **installed}
+    extra = [name for method in BENCHMARK_METHODS.values() for name in method.packages]
+    installed = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in dict.fromkeys((*PACKAGES, *extra)):
+        try:
+            installed[name] = version(name)
+        except ModuleNotFoundError:
+            continue
+    return installed
 
 
 @cache
@@ -100,9 +106,10 @@ def difference(method: str, stored: Origin | None, now: Origin) -> str | None:
         return f"with other parameters of {method}"
     if stored.code != now.code:
         return "with other code of kcal"
+    names = (*PACKAGES, *BENCHMARK_METHODS[method].packages)
     changes = [
         f"{name} {stored.versions.get(name, '(none)')}, now {now.versions.get(name, '(none)')}"
-        for name in PACKAGES
+        for name in names
         if stored.versions.get(name) != now.versions.get(name)
     ]
     return f"with {'; '.join(changes)}" if changes else None

@@ -22,8 +22,8 @@ def bench(
     """Run methods on all tasks as the paper does, and write its tables.
 
     A run that was stopped resumes: give the same folder again. Results of other data, other parameters of their
-    method, other code of kcal or other versions of torch, numpy, scipy or scikit-learn are measured again, and
-    a warning counts them. If a method fails, the tables say so and the others go on. Only one run at a
+    method, other code of kcal or other versions of torch, numpy, scipy, scikit-learn or (for gp) gpytorch are measured
+    again, and a warning counts them. If a method fails, the tables say so and the others go on. Only one run at a
     time can use a folder. Methods that take an hour to train, kcal-paper, run only if they are named; their trainings
     are kept in the folder.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from math import exp
+from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +17,6 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 
 from kcal.calibrators.class_scores import rank_of_label
-from kcal.calibrators.gaussian_process.latent_process import fit_posterior
 from kcal.calibrators.gaussian_process.posterior import (
     LatentPosterior,
     sorted_scores,
@@ -25,7 +25,7 @@ from kcal.calibrators.gaussian_process.posterior import (
 )
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, tensor
-from kcal.errors import ConvergenceWarning, warn
+from kcal.errors import ConvergenceWarning, MissingExtraError, warn
 from kcal.validation import check_integer, parameter
 
 MAX_ITERATIONS = 1000
@@ -122,10 +122,14 @@ class GaussianProcessCalibration(LogitCalibrator):
     samples: int = parameter(100, check_integer, minimum=1, maximum=MAX_SAMPLES)
     progress: bool | None = None
 
+    def _check_parameters(self) -> None:
+        require_latent_process()
+        super()._check_parameters()
+
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> GaussianProcessModel:
         scores, order = sorted_scores(log_probs, self.representation)
         inducing = choose_inducing_points(scores.numpy(), weights, self.inducing_points, self.seed)
-        posterior, converged = fit_posterior(
+        posterior, converged = require_latent_process().fit_posterior(
             scores,
             rank_of_label(order, codes),
             torch.from_numpy(weights),
@@ -141,6 +145,21 @@ class GaussianProcessCalibration(LogitCalibrator):
                 ConvergenceWarning,
             )
         return GaussianProcessModel(self.representation, int(self.samples), int(self.seed), **posterior)
+
+
+def require_latent_process() -> ModuleType:
+    """Return the module that needs gpytorch; raise with how to install it if it is missing."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # gpytorch scripts a function that is not used here
+            from kcal.calibrators.gaussian_process import latent_process
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("gpytorch", "linear_operator"):
+            raise
+        raise MissingExtraError(
+            "Gaussian-process calibration is built on gpytorch, which is not installed. Run: pip install 'kcal[gp]'"
+        ) from error
+    return latent_process
 
 
 def choose_inducing_points(scores: Floats, weights: Floats, count: int, seed: int) -> Floats:

@@ -1,4 +1,4 @@
-"""The latent function of Gaussian-process calibration: sparse, variational, whitened.
+"""The latent function of Gaussian-process calibration: sparse, variational, whitened, on gpytorch.
 
 f ~ GP(μ, k + ε δ),   u = f(Z) = μ(Z) + L v,   L Lᵀ = k(Z, Z) + ε I,   q(v) = N(a, diag s²)
 
@@ -7,72 +7,79 @@ m(x) = μ(x) + k(x, Z) L⁻ᵀ a,   v(x) = k(x, x) + ε − k(x, Z) L⁻ᵀ (I �
 bound = Σ_i w_i [log σ_y(m_i) + ½ Σ_k (σ_k² − σ_k) v_ik] − KL(q(v) ‖ N(0, I)),   σ = softmax(m_i)
 
 In the fit, m − μ and v are computed at the nodes of a :class:`ScoreGrid` and interpolated linearly.
+
+Only this file needs gpytorch: import it through :func:`require_latent_process`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import inf, log
+from typing import Any
 
+import gpytorch
 import torch
+from gpytorch.constraints import Positive
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.variational import MeanFieldVariationalDistribution, VariationalStrategy
 
-from kcal.calibrators.gaussian_process.posterior import WHITE_NOISE, cholesky_factor, covariance, prior_mean
+from kcal.calibrators.gaussian_process.posterior import WHITE_NOISE, prior_mean
 from kcal.calibrators.gaussian_process.score_grid import SPACING, ScoreGrid, make_grid
 from kcal.calibrators.quasi_newton import minimise
 from kcal.progress import progress_bar
 
 LENGTHSCALES = {"logits": 10.0, "probabilities": 0.5}
 """Initial lengthscale."""
-BOUNDS = {
-    "mean": (-inf, inf),
-    "deviation": (1e-6, 1e3),
-    "log_variance": (log(1e-4), log(1e4)),
-    "log_lengthscale": (log(0.001), log(10.0)),
+PARAMETERS = {
+    "mean": "variational_strategy._variational_distribution.variational_mean",
+    "deviation": "variational_strategy._variational_distribution._variational_stddev",
+    "log_variance": "covar_module.raw_outputscale",
+    "log_lengthscale": "covar_module.base_kernel.raw_lengthscale",
 }
-"""Parameters of the fit, by the names of the fields of the model, with the bounds of the solver."""
+"""Parameters of the fit, by the names of the fields of the model."""
+BOUNDS = {
+    "log_lengthscale": (log(0.001), log(10.0)),
+    "log_variance": (log(1e-4), log(1e4)),
+    "deviation": (1e-6, 1e3),
+    "mean": (-inf, inf),
+}
+"""Bounds of the solver, by parameter."""
 BLOCK_SIZE = 2**16
 """Scores in one block: bounds the memory for any number of samples and classes."""
 SPACINGS_PER_LENGTHSCALE = 50
 """A function of shorter lengthscale is fitted again on a finer grid: the error of the interpolation is then 10⁻⁴."""
 
 
-@dataclass(frozen=True, eq=False)
-class LatentFunction:
-    """One function of one score, shared by all classes; q starts as the prior."""
+class LatentFunction(gpytorch.models.ApproximateGP):  # type: ignore[misc]
+    """One function of one score, shared by all classes."""
 
-    representation: str
-    inducing: torch.Tensor  # (m,)
-    mean: torch.Tensor  # (m,)
-    deviation: torch.Tensor  # (m,)
-    log_variance: torch.Tensor  # (1,)
-    log_lengthscale: torch.Tensor  # (1,)
+    def __init__(self, inducing: torch.Tensor, *, representation: str) -> None:
+        distribution = MeanFieldVariationalDistribution(len(inducing))
+        strategy = VariationalStrategy(
+            self, inducing[:, None], distribution, learn_inducing_locations=False, jitter_val=WHITE_NOISE
+        )
+        strategy.variational_params_initialized.fill_(1)  # q starts as the prior, not at a random draw
+        super().__init__(strategy)
+        self.representation = representation
+        radial = RBFKernel(lengthscale_constraint=_positive())
+        self.covar_module = ScaleKernel(radial, outputscale_constraint=_positive())
+        self.double()
+        self.covar_module.outputscale = 1.0
+        radial.lengthscale = LENGTHSCALES[representation]
 
-    @classmethod
-    def start(cls, inducing: torch.Tensor, representation: str) -> LatentFunction:
-        """Return the prior at inducing points."""
-        zero = torch.zeros(1, dtype=torch.float64)
-        starts = torch.zeros_like(inducing), torch.ones_like(inducing), zero, zero + log(LENGTHSCALES[representation])
-        return cls(representation, inducing, *(start.requires_grad_() for start in starts))
+    def forward(self, points: torch.Tensor) -> MultivariateNormal:
+        """Return the prior at scores, (n, 1)."""
+        return MultivariateNormal(prior_mean(points[..., 0], self.representation), self.covar_module(points))
 
-    @property
-    def parameters(self) -> dict[str, torch.Tensor]:
-        """Parameters of the fit, by the names of the fields of the model."""
-        return {name: getattr(self, name) for name in BOUNDS}
+    def parameters_by_name(self) -> dict[str, torch.Tensor]:
+        """Return the parameters of the fit under the names of the fields of the model."""
+        parameters = dict(self.named_parameters())
+        return {name: parameters[path] for name, path in PARAMETERS.items()}
 
-    def marginals(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and variance at scores, (n,) each."""
-        variance, lengthscale = self.log_variance.exp(), self.log_lengthscale.exp()
-        factor = cholesky_factor(self.inducing, variance, lengthscale)
-        covariances = covariance(self.inducing[:, None], scores, variance, lengthscale)
-        whitened = torch.linalg.solve_triangular(factor, covariances, upper=False)  # (m, n)
-        explained = (1.0 - self.deviation.square()) @ whitened.square()
-        return prior_mean(scores, self.representation) + self.mean @ whitened, variance + WHITE_NOISE - explained
 
-    def divergence(self) -> torch.Tensor:
-        """Return KL(q(v) ‖ N(0, I))."""
-        squares = self.deviation.square()
-        return 0.5 * (squares + self.mean.square() - 1.0 - squares.log()).sum()
+def _positive() -> Positive:
+    return Positive(transform=torch.exp, inv_transform=torch.log)
 
 
 def fit_posterior(
@@ -92,9 +99,9 @@ def fit_posterior(
     spacing = SPACING
     while True:
         grid = make_grid(scores, spacing)
-        function = LatentFunction.start(inducing, representation)
+        function = LatentFunction(inducing, representation=representation).train()
         converged = _maximise_bound(function, grid, own, weights, iterations, show)
-        posterior = {name: value.detach().reshape(-1) for name, value in function.parameters.items()}
+        posterior = {name: value.detach().reshape(-1) for name, value in function.parameters_by_name().items()}
         needed = float(posterior["log_lengthscale"].exp()) / SPACINGS_PER_LENGTHSCALE
         if grid.exact or needed >= spacing:
             return {"inducing": inducing, **posterior}, converged
@@ -109,7 +116,7 @@ def _maximise_bound(
     iterations: int,
     show: bool | None,
 ) -> bool:
-    named = function.parameters
+    named = function.parameters_by_name()
     with progress_bar("Gaussian process", iterations, show=show) as advance:
 
         def evaluate() -> float:
@@ -130,8 +137,8 @@ def _maximise_bound(
 def negative_bound(function: LatentFunction, grid: ScoreGrid, own: torch.Tensor, weights: torch.Tensor) -> float:
     """Return minus the bound over the sum of the weights, and set its gradient in the parameters."""
     total = float(weights.sum())
-    mean, variance = function.marginals(grid.nodes)
-    divergence = function.divergence() / total
+    mean, variance = _marginals(function, grid.nodes)
+    divergence = function.variational_strategy.kl_divergence() / total
     at_nodes = mean.detach() - prior_mean(grid.nodes, function.representation), variance.detach()
     slopes_at_nodes = torch.zeros_like(mean), torch.zeros_like(mean)  # in mean and in variance
     log_likelihood = 0.0
@@ -159,6 +166,12 @@ def expected_log_likelihood(
     slopes = shares * (bend - 1 - (shares * bend).sum(dim=1, keepdim=True))
     slopes.scatter_add_(1, own[:, None], torch.ones_like(own, dtype=slopes.dtype)[:, None])
     return fits, (slopes, spread)
+
+
+def _marginals(function: LatentFunction, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and variance of the latent function at scores of any shape."""
+    posterior: Any = function(scores.reshape(-1, 1))
+    return posterior.mean.reshape(scores.shape), posterior.variance.reshape(scores.shape)
 
 
 def _blocks(n_samples: int, n_classes: int) -> Iterator[slice]:

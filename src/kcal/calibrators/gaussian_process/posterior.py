@@ -14,8 +14,6 @@ from kcal.calibrators.class_scores import average_ties, sort_classes, unsort_cla
 from kcal.calibrators.model_state import LogitModel, tensor
 from kcal.validation import ALMOST_ZERO
 
-Number = float | torch.Tensor
-
 WHITE_NOISE = 0.01
 """ε: on the diagonal of k(Z, Z), and part of every marginal variance."""
 LARGEST_DEVIATION = 300.0
@@ -57,26 +55,17 @@ class LatentPosterior(LogitModel):
         return means, self.variance + WHITE_NOISE - explained
 
 
-def covariance(ones: torch.Tensor, others: torch.Tensor, variance: Number, lengthscale: Number) -> torch.Tensor:
+def covariance(ones: torch.Tensor, others: torch.Tensor, variance: float, lengthscale: float) -> torch.Tensor:
     """Return k between scores, broadcast."""
     return variance * torch.exp(-0.5 * ((ones - others) / lengthscale).square())
 
 
-def cholesky_factor(inducing: torch.Tensor, variance: Number, lengthscale: Number) -> torch.Tensor:
-    """Return L, (points, points)."""
-    covariances = covariance(inducing[:, None], inducing, variance, lengthscale)
-    factor: torch.Tensor = torch.linalg.cholesky(
-        covariances + WHITE_NOISE * torch.eye(len(inducing), dtype=inducing.dtype)
-    )
-    return factor
-
-
 def whitening_matrix(inducing: torch.Tensor, variance: float, lengthscale: float) -> torch.Tensor:
     """Return L⁻¹, (points, points)."""
-    factor = cholesky_factor(inducing, variance, lengthscale)
-    inverse: torch.Tensor = torch.linalg.solve_triangular(
-        factor, torch.eye(len(factor), dtype=factor.dtype), upper=False
-    )
+    covariances = covariance(inducing[:, None], inducing, variance, lengthscale)
+    identity = torch.eye(len(inducing), dtype=inducing.dtype)
+    factor = torch.linalg.cholesky(covariances + WHITE_NOISE * identity)
+    inverse: torch.Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
     return inverse
 
 
