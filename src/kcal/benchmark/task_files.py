@@ -26,7 +26,7 @@ from kcal.benchmark.tasks import Task
 from kcal.datasets import COMPANIONS
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning, warn
-from kcal.files import check_path, write_whole
+from kcal.files import check_path, write_arrays
 from kcal.validation import check_groups, check_labels, check_matrix, check_number, refuse_where, shown
 
 OUT_OF_SCOPE = "out_of_scope"
@@ -251,9 +251,7 @@ def write_task(
             expected = f"must be {n_classes} names, one per column of the logits"
             raise InvalidInputError("classes", expected, got=shown(classes))
     task = task_of(arrays, place)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    write_whole(place, buffer.getvalue())
+    write_arrays(place, arrays)
     return task
 
 
