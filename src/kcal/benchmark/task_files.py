@@ -13,7 +13,6 @@ trained with another loss, and may hold ``pool_labels``.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
