@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import re
 import subprocess
 import sys
 import warnings
@@ -57,17 +56,17 @@ def test_help_lists_the_names_that_an_option_takes(option, names):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--nonsense"], "No such option:? '?--nonsense"),  # quoted before typer 0.26
-        (["nonsense"], r"No such command 'nonsense'\."),
-        (["fit", "--nonsense"], "No such option:? '?--nonsense"),
-        (["fit"], r"Missing argument 'DATA'\."),
-        (["fit", "data.npz"], r"Missing option '--out' / '-o'\."),
+        (["--nonsense"], "No such option: --nonsense"),
+        (["nonsense"], "No such command 'nonsense'."),
+        (["fit", "--nonsense"], "No such option: --nonsense"),
+        (["fit"], "Missing argument 'DATA'."),
+        (["fit", "data.npz"], "Missing option '--out' / '-o'."),
     ],
 )
 def test_a_wrong_command_or_option_is_one_line(run, words, message):
     result = run(*words, code=2)
     assert result.stdout == ""
-    assert re.match(f"error: {message}", result.stderr)
+    assert result.stderr.startswith(f"error: {message}")
     assert result.stderr.count("\n") == 1
 
 
