@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+unexport PYTHONDONTWRITEBYTECODE # without bytecode every process compiles all modules anew
 
 LOWEST := .venv-lowest
 LOWEST_READY := $(LOWEST)/.ready
@@ -10,7 +11,7 @@ LOWEST_READY := $(LOWEST)/.ready
 CORE := --deselect tests/deployment/test_classifier.py::test_the_calibrated_head_runs_as_compiled_code $(addprefix tests/,kernels metrics losses projection support embeddings datasets calibrators monitoring \
 	persistence plots report deployment cli test_progress.py test_public_face.py test_threads.py test_validation.py)
 
-.PHONY: help demo test test-lowest check bench figures dist format clean
+.PHONY: help demo test test-lowest check bench docs figures dist format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -34,6 +35,10 @@ check: $(READY)  ## lint, types and layers
 bench: $(READY)  ## speed and memory, as ratios in one run; TASKS=folder adds real tasks
 	$(BIN)/python -m benchmarks $(if $(TASKS),--tasks $(TASKS))
 
+docs: $(READY)  ## build the documentation into build/docs and check its links; nothing is fetched
+	PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(BIN)/sphinx-build -q -j 2 -W --keep-going -d build/doctrees docs build/docs
+	$(BIN)/python -m scripts.check_site build/docs
+
 figures: $(READY)  ## draw the pictures and write the tables of the documents; RESULTS=folder adds docs/results.md
 	$(BIN)/python -m scripts.figures $(if $(RESULTS),--results $(RESULTS))
 
@@ -45,6 +50,7 @@ format: $(READY)  ## format the code and mend what the linter can
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment and everything built
+	rm -rf docs/gallery docs/api/generated docs/api/backreferences
 	rm -rf $(VENV) $(LOWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # The environments are rebuilt only when their inputs change. Some systems ship Python
