@@ -117,9 +117,13 @@ def test_names_that_do_not_exist_are_missed_and_all_others_are_listed() -> None:
 
 
 def test_warnings_can_be_left_out_in_one_thread_alone() -> None:
-    with pytest.warns(KcalWarning, match="heard") as caught, without_warnings():
+    @without_warnings()
+    def warn_twice() -> None:
         warn("not heard", KcalWarning)
         other = threading.Thread(target=warn, args=("heard", KcalWarning))
         other.start()
         other.join()
+
+    with pytest.warns(KcalWarning, match="heard") as caught:
+        warn_twice()
     assert len(caught) == 1
