@@ -202,6 +202,19 @@ def test_inputs_unlike_the_calibration_set_raise_an_alarm_without_labels() -> No
     assert {alarm.kind for alarm in shifted.alarms if alarm.severity == "alarm"} == {"inputs"}
 
 
+def test_inputs_that_the_calibrator_has_learnt_meanwhile_are_not_watched() -> None:
+    rows, codes = draw(200, 0)
+    model = kcal.KCal(projection="identity", progress=False).fit(rows, CLASSES[codes], ids=np.arange(200))
+    new, new_codes = draw(150, 6)
+    observer = Observer(model)
+    observer.predicted([f"{place}" for place in range(150)], model.predict_proba(new), embeddings=new)
+    model.partial_fit(new[:100], CLASSES[new_codes[:100]], ids=np.arange(200, 300))
+    snapshot = observer.snapshot()
+    assert snapshot.n_watched == 50
+    assert snapshot.evidence is not None
+    assert snapshot.evidence.n_samples == 50
+
+
 def test_wrong_labels_of_a_group_are_named() -> None:
     rows = stream()
     groups = ["home" if place % 2 else "away" for place in range(600)]
