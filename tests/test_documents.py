@@ -43,6 +43,7 @@ CHECKED = {
     "README.md",
     "docs/first-steps.md",
     "docs/hospital.md",
+    "docs/serving.md",
     *(f"docs/how-to/{page}.md" for page in ("compression", "embeddings", "explanations", "export", "monitoring", "shift")),
 }
 """Pages whose code has a test of its own."""
