@@ -21,7 +21,7 @@ version = release = kcal.__version__
 
 extensions = [
     "docstrings",
-    "mathml",
+    "formulas",
     "myst_parser",
     "numpydoc",
     "sphinx.ext.autodoc",
@@ -46,7 +46,7 @@ myst_update_mathjax = False
 
 html_theme = "furo"
 html_title = "kcal"
-html_math_renderer = "mathml"
+html_math_renderer = "svg"
 html_static_path = ["_static"]
 html_css_files = ["kcal.css"]
 html_show_sourcelink = False
@@ -71,6 +71,7 @@ numpydoc_xref_param_type = False
 sphinx_gallery_conf = {
     "examples_dirs": "../examples/gallery",
     "gallery_dirs": "gallery",
+    "thumbnail_size": (400, 280),
     "backreferences_dir": "api/backreferences",
     "doc_module": ("kcal",),
     "download_all_examples": False,

@@ -10,8 +10,10 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.ext.autosummary import autosummary_toc
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.util.nodes import make_refnode
 
 FIELD = re.compile(r"^    (\w+): (.+?)(?: = .+?)?  # (.+)$", re.M)
 ABSOLUTE_VALUE = re.compile(r"\|(?=\S)([^|`]*[^|`\s])\|")
@@ -59,6 +61,18 @@ def skip_foreign(_app: Sphinx, _what: str, _name: str, value: Any, _skip: bool, 
     return True if isinstance(module, str) and not module.startswith("kcal") else None
 
 
+def find_short_name(app: Sphinx, env: BuildEnvironment, node: nodes.Element, content: nodes.Element) -> Any:
+    """Resolve names by their last part: objects are described where they are public, not where they are defined."""
+    if node.get("refdomain") != "py":
+        return None
+    domain, last = env.domains.python_domain, node["reftarget"].rpartition(".")[2]
+    names = sorted((name for name in domain.objects if name.rpartition(".")[2] == last), key=lambda name: name.count("."))
+    if not names or (len(names) > 1 and names[0].count(".") == names[1].count(".")):
+        return None
+    target = domain.objects[names[0]]
+    return make_refnode(app.builder, node["refdoc"], target.docname, target.node_id, content, names[0])
+
+
 def leave_navigation(app: Sphinx, document: nodes.document) -> None:
     """Keep the pages of single names out of the navigation, which would have hundreds of lines on every page."""
     if app.env.docname.startswith("api/generated/"):
@@ -72,5 +86,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", complete_docstring, priority=BEFORE_NUMPYDOC)
     app.connect("autodoc-process-docstring", escape_absolute_values, priority=BEFORE_NUMPYDOC + 1)
     app.connect("doctree-read", leave_navigation, priority=BEFORE_NUMPYDOC)
+    app.connect("missing-reference", find_short_name)
     app.connect("autodoc-skip-member", skip_foreign)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -9,6 +9,7 @@ run.
 
 # %%
 # The first 3,000 test images come as they are, then a broken device adds noise to the embeddings.
+import matplotlib.pyplot as plt
 import numpy as np
 
 import kcal
@@ -30,7 +31,9 @@ labelled = kcal.CalibrationMonitor(calibrator.classes_, alpha=0.05, tolerance=0.
 without_labels = inputs.update(calibrator.log_evidence(embeddings))
 with_labels = labelled.update(probs, test.labels)
 
-ax = plots.wealth_curves({"inputs": without_labels.path, "labels": with_labels.path}, changes=[change])
+figure, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
+plots.wealth_curves({"inputs": without_labels.path, "labels": with_labels.path}, changes=[change], ax=ax)
+ax.set_title("Wealth of the monitors")
 
 # %%
 # When the alarms were raised:
