@@ -1,10 +1,13 @@
-"""How Sphinx builds the documentation: ``make docs``. Nothing is fetched, while it is built or when it is read."""
+"""How Sphinx builds the documentation (``make docs``), without a network."""
 
 import sys
 import warnings
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent / "_extensions"), str(Path(__file__).parents[1] / "src")]
+sys.path[:0] = [
+    str(Path(__file__).parent / "_extensions"),
+    str(Path(__file__).parents[1] / "src"),
+]
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 import matplotlib as mpl

@@ -1,4 +1,4 @@
-"""Formulas as pictures within the page (SVG), drawn by matplotlib: no script, no fonts of the reader, no network."""
+"""Formulas as SVG within the page, drawn by matplotlib: no script, no fonts, no network."""
 
 from __future__ import annotations
 
@@ -20,14 +20,31 @@ UNITS = 100
 FONT = FontProperties(size=UNITS, math_fontfamily="stix")
 SCALE = 1.12
 """Size of a formula relative to the text around it, whose lower-case letters are taller."""
-SEGMENTS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
-SYNONYMS = {r"\le": r"\leq", r"\ge": r"\geq", r"\lVert": r"\Vert", r"\rVert": r"\Vert", r"\lvert": "|", r"\rvert": "|"}
+SEGMENTS = {
+    Path.MOVETO: "M",
+    Path.LINETO: "L",
+    Path.CURVE3: "Q",
+    Path.CURVE4: "C",
+    Path.CLOSEPOLY: "Z",
+}
+SYNONYMS = {
+    r"\le": r"\leq",
+    r"\ge": r"\geq",
+    r"\lVert": r"\Vert",
+    r"\rVert": r"\Vert",
+    r"\lvert": "|",
+    r"\rvert": "|",
+}
 
 
 def in_dialect(formula: str, *, block: bool) -> str:
-    r"""Return a formula of LaTeX in the dialect of matplotlib: ``\big(`` is ``\left(``, one-letter arguments get braces."""
+    r"""Return a formula of LaTeX in matplotlib's dialect, where ``\big(`` is ``\left(``."""
     text = " ".join(formula.split())
-    text = re.sub(r"\\(?:lVert|rVert|lvert|rvert|le|ge)(?![a-zA-Z])", lambda match: SYNONYMS[match[0]], text)
+    text = re.sub(
+        r"\\(?:lVert|rVert|lvert|rvert|le|ge)(?![a-zA-Z])",
+        lambda match: SYNONYMS[match[0]],
+        text,
+    )
     text = re.sub(r"\\sqrt\s*([^{\s\\])", r"\\sqrt{\1}", text)
     text = text.replace(r"\frac", r"\dfrac" if block else r"\frac")
     text = re.sub(r"\\tfrac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
@@ -45,23 +62,34 @@ def in_dialect(formula: str, *, block: bool) -> str:
 
 
 def to_svg(formula: str, *, block: bool = False) -> str:
-    """Return a formula of LaTeX as an SVG element that stands on the line of the text, in the colour of the text."""
+    """Return a formula of LaTeX as SVG, on the line and in the colour of the text."""
     text = f"${in_dialect(formula, block=block)}$"
     try:
         vertices, codes = text_to_path.get_text_path(FONT, text, ismath=True)
-        width, height, depth = text_to_path.get_text_width_height_descent(text, FONT, ismath=True)
+        width, height, depth = text_to_path.get_text_width_height_descent(
+            text, FONT, ismath=True
+        )
     except ValueError as error:
         raise ExtensionError(f"the formula {formula!r} cannot be drawn: {error}") from error
-    drawing = "".join(
-        "Z" if code == Path.CLOSEPOLY else SEGMENTS[code] + " ".join(f"{value:.1f}".removesuffix(".0") for value in points)
-        for points, code in Path(np.asarray(vertices) * [1, -1], codes).iter_segments(simplify=False)
-    )
+    outline = Path(
+        np.asarray(vertices) * [1, -1], codes
+    )  # the vertical axis of SVG points down
     size = [f"{SCALE * length / UNITS:.3f}em" for length in (width, height, -depth)]
     return (
         f'<svg class="formula" role="img" aria-label="{html.escape(" ".join(formula.split()))}" '
         f'viewBox="0 {depth - height:.1f} {width:.1f} {height:.1f}" '
-        f'style="width: {size[0]}; height: {size[1]}; vertical-align: {size[2]}"><path d="{drawing}"/></svg>'
+        f'style="width: {size[0]}; height: {size[1]}; vertical-align: {size[2]}">'
+        f'<path d="{path_data(outline)}"/></svg>'
     )
+
+
+def path_data(outline: Path) -> str:
+    """Return the segments of a path as SVG writes them."""
+    text = ""
+    for points, code in outline.iter_segments(simplify=False):
+        numbers = [] if code == Path.CLOSEPOLY else [f"{number:.1f}" for number in points]
+        text += SEGMENTS[code] + " ".join(number.removesuffix(".0") for number in numbers)
+    return text
 
 
 def visit_math(translator: HTML5Translator, node: nodes.math) -> None:

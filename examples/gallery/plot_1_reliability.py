@@ -2,8 +2,8 @@
 Reliability before and after
 ============================
 
-A reliability diagram compares predicted probabilities with observed frequencies. On the diagonal, what is predicted with
-probability p happens with frequency p.
+A reliability diagram compares predicted probabilities with observed frequencies. On the diagonal, what is predicted
+with probability p happens with frequency p.
 """
 
 # %%

@@ -2,9 +2,9 @@
 An alarm when calibration is lost
 =================================
 
-Two monitors bet against the calibrator: one on the inputs, without labels, and one on the probabilities once labels come
-in. While nothing has changed their wealth stays low; the probability of a false alarm is at most 5 %, however long they
-run.
+Two monitors bet against the calibrator: one on the inputs, without labels, and one on the probabilities once labels
+come in. While nothing has changed their wealth stays low; the probability of a false alarm is at most 5 %, however
+long they run.
 """
 
 # %%
