@@ -74,9 +74,10 @@ def to_svg(formula: str, *, block: bool = False) -> str:
     outline = Path(
         np.asarray(vertices) * [1, -1], codes
     )  # the vertical axis of SVG points down
+    label = html.escape(" ".join(formula.split()))
     size = [f"{SCALE * length / UNITS:.3f}em" for length in (width, height, -depth)]
     return (
-        f'<svg class="formula" role="img" aria-label="{html.escape(" ".join(formula.split()))}" '
+        f'<svg class="formula" role="img" aria-label="{label}" '
         f'viewBox="0 {depth - height:.1f} {width:.1f} {height:.1f}" '
         f'style="width: {size[0]}; height: {size[1]}; vertical-align: {size[2]}">'
         f'<path d="{path_data(outline)}"/></svg>'
