@@ -2,9 +2,9 @@
 
     python -m scripts.lowest_versions
 
-Covered are the dependencies, the extras in EXTRAS and pandas. What only the tests need keeps the versions of
-constraints.txt, and so does nothing else: a dependency of a dependency is as new as its own bounds allow, as for a user
-who holds back one package.
+Covered are the dependencies, the extras in EXTRAS and pandas; what only the tests need has the versions of
+constraints.txt. Dependencies of dependencies are not listed: they are as new as can be, as for a user who keeps an old
+version of one package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TARGET = ROOT / "constraints-lowest.txt"
 EXTRAS = ("plots", "gp", "tables", "onnx", "serve")
 OPTIONAL = ("pandas",)
 """Packages of the extra dev that users combine with kcal."""
-TOOLS = ("pytest", "pytest-xdist", "hypothesis", "httpx", "torchmetrics")
+TOOLS = ("pytest", "pytest-xdist", "hypothesis", "torchmetrics", "httpx", "tritonclient[http]")
 """What the core tests need beside kcal."""
 HEADING = "# The lowest versions that pyproject.toml allows, written by python -m scripts.lowest_versions.\n"
 
@@ -38,10 +38,15 @@ def lowest_bound(requirement: str) -> str:
     return f"{parsed.name}=={bounds[0]}"
 
 
-def _named(requirements: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Return the requirements of these packages; a package without one is an error."""
-    by_name = {canonicalize_name(Requirement(line).name): line for line in requirements}
-    return [by_name[canonicalize_name(name)] for name in names]
+def _find(requirements: Iterable[str], names: Iterable[str]) -> list[Requirement]:
+    """Return the requirements of these packages, with the extras of the names; a package without one is an error."""
+    by_name = {canonicalize_name(each.name): each for each in map(Requirement, requirements)}
+    found = []
+    for wanted in map(Requirement, names):
+        requirement = by_name[canonicalize_name(wanted.name)]
+        requirement.extras |= wanted.extras
+        found.append(requirement)
+    return found
 
 
 def lowest_versions(project: dict[str, Any], newest: Iterable[str]) -> str:
@@ -56,8 +61,8 @@ def lowest_versions(project: dict[str, Any], newest: Iterable[str]) -> str:
     """
     extras = project["optional-dependencies"]
     required = [*project["dependencies"], *(line for extra in EXTRAS for line in extras[extra])]
-    pins = [lowest_bound(line) for line in [*required, *_named(extras["dev"], OPTIONAL)]]
-    pins += _named((line for line in newest if "==" in line), TOOLS)
+    pins = [lowest_bound(line) for line in [*required, *map(str, _find(extras["dev"], OPTIONAL))]]
+    pins += map(str, _find((line for line in newest if "==" in line), TOOLS))
     return HEADING + "".join(f"{pin}\n" for pin in sorted(set(pins), key=str.lower))
 
 

@@ -22,7 +22,13 @@ from scripts.figures import between_markers, with_content
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
+]
 
 
 def code_of(page: str) -> list[str]:

@@ -1,7 +1,8 @@
-"""The log of samples against a plain list of them: views stay as they were, whatever is added, relabelled or removed."""
+"""The log of samples against a plain list of them: views stay as they were, whatever changes."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def test_a_log_shows_what_a_list_would(steps: list[tuple[str, int, int]]) -> Non
             del samples[choice % len(samples)]
         elif kind == "copy":  # of any earlier moment, as a pickle that was made meanwhile
             view, samples = views[choice % len(views)]
-            log, samples = SampleLog(view), list(samples)
+            log, samples = SampleLog(copy.deepcopy(view)), list(samples)
         views.append((log.view, list(samples)))
         assert len(log.view) == len(samples)
     for view, expected in views:

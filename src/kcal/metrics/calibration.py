@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.metrics.binning import ReliabilityBins, bin_event, sort_classes
+from kcal.metrics.binning import bin_event, sort_classes
 from kcal.metrics.intervals import estimate_class_errors
 from kcal.metrics.predictions import Binning, Event, Predictions, Threshold, check_binned, check_event
+from kcal.metrics.reliability_bins import ReliabilityBins
 from kcal.metrics.resampling import check_resampling
 from kcal.validation import check_integer, collect_classes, require_pandas
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -139,15 +140,10 @@ class SampleLog:
 
     def new_ids(self, n: int) -> list[Any]:
         """Return ids for new samples: the next integers, as text if the other ids are text."""
-        text = bool(self.view.ids) and isinstance(self.view.ids[-1], str)
-        ids: list[Any] = []
-        number = self.view.next_id
-        while len(ids) < n:
-            name = str(number) if text else number
-            number += 1
-            if name not in self._rows_of:
-                ids.append(name)
-        return ids
+        first = self.view.next_id  # larger than all integers
+        if not (self.view.ids and isinstance(self.view.ids[-1], str)):
+            return list(range(first, first + n))
+        return list(islice((name for name in map(str, count(first)) if name not in self._rows_of), n))
 
     def append(self, columns: Columns, ids: Sequence[Any], changes: dict[str, Any]) -> None:
         """Add samples; one with a known id replaces the earlier sample."""
@@ -171,7 +167,7 @@ class SampleLog:
         numbers: dict[str, Any] = {
             "n_updates": view.n_updates + n_new,
             "clock": view.clock + n_new,
-            "next_id": max([view.next_id + n_new, *(name + 1 for name in integers)]),
+            "next_id": max(view.next_id + n_new, max(integers, default=0) + 1),
         }
         self._publish(replace(view, columns=arrays, n_rows=stop, removed_at=removed_at, **numbers, **changes))
         self._remove(replaced)
@@ -195,9 +191,10 @@ class SampleLog:
         new = grown(view.columns["codes"], view.n_rows, len(view.columns["codes"]))
         new[rows] = codes
         if self._caps is not None:
-            for row, before, now in zip(rows.tolist(), view.columns["codes"][rows].tolist(), codes.tolist(), strict=True):
-                self._caps.remove(before)
-                self._caps.add(row, now)
+            before = view.columns["codes"][rows]
+            for row, old, code in zip(rows.tolist(), before.tolist(), codes.tolist(), strict=True):
+                self._caps.remove(old)
+                self._caps.add(row, code)
         counted = view.n_updates + len(rows)
         self._publish(replace(view, columns={**view.columns, "codes": new}, n_updates=counted, **changes))
 
@@ -241,9 +238,7 @@ class SampleLog:
             self._group_of = {name: code for code, name in enumerate(groups)}
         self._rows_of = {name: row for row, name in enumerate(ids)}
         self._first, self._caps = 0, None
-        self.view = replace(
-            view, columns=columns, ids=ids, n_rows=n_rows, groups=groups, removed_at=None, n_removed=0
-        )
+        self.view = replace(view, columns=columns, ids=ids, n_rows=n_rows, groups=groups, removed_at=None, n_removed=0)
 
     def erase(self, rows: Index) -> None:
         """Remove some rows, and every trace of them and of those that were evicted or replaced before."""
