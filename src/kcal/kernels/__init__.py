@@ -1,5 +1,6 @@
 """The mathematics: mother kernels, class sums in log space, leave-out losses, bandwidth search."""
 
+from kcal.kernels.addition import add_sums
 from kcal.kernels.bandwidth import (
     INTERVAL,
     BandwidthCurve,
@@ -17,12 +18,13 @@ from kcal.kernels.leave_out import (
     SampledLeaveOutLoss,
     leave_out_loss,
     leave_out_posteriors,
+    log_loss_error,
     mean_log_loss,
 )
 from kcal.kernels.mother import KERNELS, MotherKernel, get_kernel
 from kcal.kernels.numerics import in_double
 from kcal.kernels.sums import ClassSums, PreparedSupport, class_posteriors
-from kcal.kernels.support import SortedSupport, leave_out_rule, sort_support
+from kcal.kernels.support import LeaveOut, SortedSupport, leave_out_rule, sort_support, sum_of_points
 
 __all__ = [
     "INTERVAL",
@@ -33,11 +35,13 @@ __all__ = [
     "ClassSums",
     "Contributions",
     "DirectSums",
+    "LeaveOut",
     "LeaveOutLoss",
     "MotherKernel",
     "PreparedSupport",
     "SampledLeaveOutLoss",
     "SortedSupport",
+    "add_sums",
     "class_posteriors",
     "fit_bandwidth_law",
     "get_kernel",
@@ -46,10 +50,12 @@ __all__ = [
     "leave_out_loss",
     "leave_out_posteriors",
     "leave_out_rule",
+    "log_loss_error",
     "mean_log_loss",
     "search_bandwidth",
     "search_near",
     "search_published",
     "size_of_rarest_class",
     "sort_support",
+    "sum_of_points",
 ]
