@@ -4,7 +4,9 @@ Ray is imported when it is used; ``pip install 'kcal[ray]'`` installs it.
 """
 
 from kcal.distributed.engine import connect
+from kcal.distributed.parallel import in_parallel
 from kcal.distributed.prediction import Predictions, Workers, predict
+from kcal.distributed.sharded_kcal import ShardedKCal
 from kcal.distributed.tables import Columns
 
-__all__ = ["Columns", "Predictions", "Workers", "connect", "predict"]
+__all__ = ["Columns", "Predictions", "ShardedKCal", "Workers", "connect", "in_parallel", "predict"]

@@ -67,7 +67,9 @@ class Plan:
         self._write(complete=True)
 
     def _write(self, *, complete: bool) -> None:
-        parts = [{"file": part.path, "first_row": part.start, "rows": len(part), "name": part.name} for part in self.parts]
+        parts = [
+            {"file": part.path, "first_row": part.start, "rows": len(part), "name": part.name} for part in self.parts
+        ]
         content = {"complete": complete, "rows": self.n_rows, "settings": dict(self.settings), "parts": parts}
         write_whole(self.folder / MANIFEST, json.dumps(content, indent=1).encode())
 

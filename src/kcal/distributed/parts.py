@@ -125,7 +125,7 @@ def find_files(paths: Any) -> list[Path]:
         if path.is_dir():
             matches = sorted(path.glob("*.parquet"))
         elif not path.exists() and has_magic(str(path)):
-            matches = [Path(name) for name in sorted(glob(str(path), recursive=True))]
+            matches = [Path(name) for name in sorted(glob(str(path), recursive=True))]  # noqa: PTH207 (may be absolute)
         matches = [match for match in matches if not match.name.startswith(("_", "."))]
         missing = not matches or not all(match.is_file() for match in matches)
         if missing:

@@ -13,7 +13,16 @@ from kcal.deployment import CalibratedClassifier
 from kcal.distributed.engine import connect, count_workers
 from kcal.distributed.manifest import LOCK, Plan
 from kcal.distributed.parts import PART_ROWS, InputFile, Part, find_files
-from kcal.distributed.scoring import BLOCK_ROWS, NETWORK_ROWS, Done, Model, Scorer, calibrator_of, get_model, model_digest
+from kcal.distributed.scoring import (
+    BLOCK_ROWS,
+    NETWORK_ROWS,
+    Done,
+    Model,
+    Scorer,
+    calibrator_of,
+    get_model,
+    model_digest,
+)
 from kcal.distributed.tables import Columns, default_columns
 from kcal.errors import InvalidInputError, KcalError, KcalWarning, warn
 from kcal.files import check_path, locked_folder

@@ -15,11 +15,12 @@ from kcal.kernels.direct import DirectSums
 from kcal.kernels.golden_section import LEAST_PROB, search_published
 from kcal.kernels.leave_out import (
     LeaveOutLoss,
+    PredictedLoss,
     SampledLeaveOutLoss,
     leave_out_loss,
     leave_out_posteriors,
-    log_loss_error,
     mean_log_loss,
+    sampled_positions,
 )
 from kcal.kernels.mother import KERNELS, MotherKernel, get_kernel
 from kcal.kernels.numerics import in_double
@@ -38,6 +39,7 @@ __all__ = [
     "LeaveOut",
     "LeaveOutLoss",
     "MotherKernel",
+    "PredictedLoss",
     "PreparedSupport",
     "SampledLeaveOutLoss",
     "SortedSupport",
@@ -50,8 +52,8 @@ __all__ = [
     "leave_out_loss",
     "leave_out_posteriors",
     "leave_out_rule",
-    "log_loss_error",
     "mean_log_loss",
+    "sampled_positions",
     "search_bandwidth",
     "search_near",
     "search_published",
