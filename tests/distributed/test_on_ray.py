@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,11 @@ pytestmark = [
 N_FEATURES, N_CLASSES = 6, 3
 
 
-def samples(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def samples(n: int, seed: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, N_CLASSES, n)
     embeddings = generator.normal(size=(n, N_FEATURES)) + 2.0 * np.eye(N_CLASSES, N_FEATURES)[labels]
-    return embeddings.astype(np.float32), labels
+    return embeddings.astype(dtype), labels
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +64,28 @@ def expected(model: kcal.KCal, files: Path, tmp_path_factory: pytest.TempPathFac
     return pq.read_table(out)
 
 
-def worker_pids(name: str) -> list[int]:
-    """Return the processes of actors whose class has such a name."""
-    from ray.util.state import list_actors
+def worker_pids(cluster: Any, name: str) -> list[int]:
+    """Return the processes of the cluster's actors whose class has such a name."""
+    raylets = {info.process.pid for node in cluster.list_all_nodes() for info in node.all_processes["raylet"]}
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent in raylets and (folder / "cmdline").read_text().startswith(f"ray::{name}"):
+                found.append(int(folder.name))
+    return found
 
-    return [actor.pid for actor in list_actors(filters=[("state", "=", "ALIVE")]) if name in actor.class_name]
+
+def kill_one(cluster: Any, name: str) -> None:
+    """Kill the first process of an actor, as soon as there is one."""
+    while not (pids := worker_pids(cluster, name)):
+        time.sleep(0.02)
+    os.kill(pids[0], signal.SIGKILL)
 
 
-def later(seconds: float, action: Any) -> threading.Thread:
-    thread = threading.Timer(seconds, action)
+def beside(action: Any) -> threading.Thread:
+    """Start an action in a thread."""
+    thread = threading.Thread(target=action, daemon=True)
     thread.start()
     return thread
 
@@ -114,30 +129,29 @@ def test_a_network_runs_in_the_workers(cluster, files, tmp_path):
 
 
 def test_every_row_is_scored_once_though_a_worker_and_a_node_die(cluster, files, expected, tmp_path):
+    import ray.cloudpickle
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
     slow = kcal.KCal(projection=SlowModule(), bandwidth=0.4, progress=False).fit(*samples(400, 0))
     node = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
-    killed: list[int] = []
 
     def kill() -> None:
-        while not killed and not list(tmp_path.glob("[!_.]*.parquet")):
-            time.sleep(0.05)
-        for pid in worker_pids("MapWorker")[:1]:
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
+        while not list(tmp_path.glob("[!_.]*.parquet")):
+            time.sleep(0.02)
+        kill_one(cluster, "MapWorker")
         cluster.remove_node(node, allow_graceful=False)
 
-    thread = later(0.0, kill)
+    thread = beside(kill)
     done = predict(files, slow, tmp_path, rows_at_once=1_024, part_rows=1_024, workers=Workers(count=3))
     thread.join()
-    assert killed
     assert done.n_rows == 9_000
     assert pq.read_table(tmp_path).equals(expected)
 
 
 @pytest.mark.parametrize("kernel", ["rbf", "epanechnikov"])
 def test_a_sharded_support_has_the_search_and_the_probabilities_of_one_machine(cluster, kernel):
-    embeddings, labels = samples(1_500, 2)
-    queries = np.concatenate([samples(300, 3)[0], 30.0 + samples(3, 4)[0]])  # some are far from every sample
+    embeddings, labels = samples(1_500, 2, np.float64)
+    queries = np.concatenate([samples(300, 3, np.float64)[0], 30.0 + samples(3, 4)[0]])  # some are far from all
     weights = np.random.default_rng(0).uniform(0.2, 1.0, len(labels))
     options: dict[str, Any] = {"projection": "identity", "kernel": kernel, "progress": False}
     one = kcal.KCal(**options).fit(embeddings, labels, sample_weight=weights)
@@ -150,7 +164,7 @@ def test_a_sharded_support_has_the_search_and_the_probabilities_of_one_machine(c
 
 
 def test_shards_read_files_and_search_on_though_an_actor_dies(cluster, tmp_path):
-    embeddings, labels = samples(6_000, 5)  # more than a search predicts
+    embeddings, labels = samples(6_000, 5, np.float64)  # more than a search predicts
     groups = np.arange(6_000) // 3
     for place in range(2):
         rows = slice(3_000 * place, 3_000 * (place + 1))
@@ -158,18 +172,12 @@ def test_shards_read_files_and_search_on_though_an_actor_dies(cluster, tmp_path)
         pq.write_table(table, tmp_path / f"{place}.parquet", row_group_size=900)
     one = kcal.KCal(projection="identity", progress=False).fit(embeddings, labels, groups=groups)
 
-    def kill() -> None:
-        while not (pids := worker_pids("Shard")):
-            time.sleep(0.05)
-        time.sleep(1.0)
-        os.kill(pids[0], signal.SIGKILL)
-
-    thread = later(0.0, kill)
+    thread = beside(lambda: kill_one(cluster, "Shard"))
     many = ShardedKCal(n_shards=2, num_cpus=0.5, progress=False).fit_files(tmp_path, features=["e"], group="patient")
     thread.join()
     assert many.bandwidth_ == pytest.approx(one.bandwidth_, rel=1e-6)
-    queries = samples(200, 6)[0]
-    os.kill(worker_pids("Shard")[0], signal.SIGKILL)
+    queries = samples(200, 6, np.float64)[0]
+    kill_one(cluster, "Shard")
     np.testing.assert_allclose(many.predict_proba(queries), one.predict_proba(queries), atol=1e-6)
     many.close()
 
@@ -181,12 +189,7 @@ def test_a_benchmark_has_the_same_results_though_a_worker_dies(cluster, tmp_path
     plan = Plan(("uncal", "ts", "vector"), n_splits=3, jobs=2)
     one = run([task], plan, tmp_path / "one")
 
-    def kill() -> None:
-        while not (pids := worker_pids("PoolActor")):
-            time.sleep(0.02)
-        os.kill(pids[0], signal.SIGKILL)
-
-    thread = later(0.0, kill)
+    thread = beside(lambda: kill_one(cluster, "PoolActor"))
     many = run([task], plan, tmp_path / "many", parallel=in_parallel)
     thread.join()
     assert [result.key for result in many] == [result.key for result in one]
