@@ -28,7 +28,8 @@ OPTIONS = (
 """Parameters of the library that are options of the same name."""
 
 DATA_NAMES = {
-    "X": "the array", "address": "--address", "data": "DATA", "out": "--out", "y": "labels", "sample_weight": "weights", "folder": "TASKS",
+    "X": "the array", "y": "labels", "sample_weight": "weights", "folder": "TASKS",
+    "address": "--address", "data": "DATA", "out": "--out",
     "train_embeddings": "training embeddings", "train_labels": "training labels",
 } | {name: name for name in (
     "classes", "embeddings", "groups", "ids", "labels", "logits", "probabilities", "weights"

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import socket
+import warnings
 from typing import Any
 
 from kcal.errors import InvalidInputError, MissingExtraError
@@ -45,8 +46,7 @@ def connect(address: str | None = None, **options: Any) -> Any:
         If no cluster answers at the address.
     """
     ray = require_ray()
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    ray.data.DataContext.get_current().enable_progress_bars = False  # kcal shows its own
+    _quieten(ray)
     if ray.is_initialized():
         return ray
     place = address or os.environ.get("RAY_ADDRESS")
@@ -57,6 +57,14 @@ def connect(address: str | None = None, **options: Any) -> Any:
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         raise _unreachable(place, str(error).strip().splitlines()[0] if str(error) else type(error).__name__) from error
     return ray
+
+
+def _quieten(ray: Any) -> None:
+    """Let Ray Data neither log its plans nor show bars: kcal shows its own."""
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of its own settings
+        ray.data.DataContext.get_current().enable_progress_bars = False
 
 
 def check_address(address: str | None) -> None:

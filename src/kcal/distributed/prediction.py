@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kcal import errors
 from kcal.deployment import CalibratedClassifier
 from kcal.distributed.engine import connect, count_workers
 from kcal.distributed.manifest import LOCK, Plan
@@ -24,7 +25,7 @@ from kcal.distributed.scoring import (
     model_digest,
 )
 from kcal.distributed.tables import Columns, default_columns
-from kcal.errors import InvalidInputError, KcalError, KcalWarning, warn
+from kcal.errors import InvalidInputError, KcalError, warn
 from kcal.files import check_path, locked_folder
 from kcal.progress import progress_bar
 from kcal.validation import check_choice, check_integer, check_number
@@ -173,14 +174,14 @@ def _run(plan: Plan, scorer: Scorer, engine: str, workers: Workers, progress: bo
         plan.begin()
         missing = plan.missing()
         run = _on_ray if engine == "ray" else _in_this_process
-        known: set[str] = set()
+        known: set[tuple[str, str]] = set()
         with progress_bar("Scoring", len(missing), show=progress) as advance:
             for done in run(missing, scorer, plan.folder, workers) if missing else ():
                 if done.error:
                     raise KcalError(done.error)
-                for text in set(done.warnings) - known:
-                    known.add(text)
-                    warn(text, KcalWarning)
+                for name, text in sorted(set(done.warnings) - known):
+                    known.add((name, text))
+                    warn(text, getattr(errors, name))
                 advance(done.name)
         plan.end()
     shutil.rmtree(plan.folder / SPOOLED, ignore_errors=True)
@@ -200,7 +201,7 @@ def _on_ray(parts: Sequence[Part], scorer: Scorer, folder: Path, workers: Worker
     records = items.map_batches(PartWorker, batch_size=1, fn_constructor_kwargs=arguments, **options)
     for record in records.iter_rows():
         content = json.loads(record["done"])
-        yield Done(**content | {"warnings": tuple(content["warnings"])})
+        yield Done(**content | {"warnings": tuple(map(tuple, content["warnings"]))})
 
 
 def _scored(dataset: Any, scorer: Scorer, workers: Workers) -> Any:

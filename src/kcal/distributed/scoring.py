@@ -58,11 +58,11 @@ def model_digest(model: Model) -> str:
 
 @dataclass(frozen=True)
 class Done:
-    """A part that is written, with the warnings of its prediction; or the error that prevented it."""
+    """A part that is written, with the warnings of its prediction, class and text; or the error that prevented it."""
 
     name: str
     rows: int
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[tuple[str, str], ...] = ()
     error: str = ""
 
 
@@ -106,7 +106,8 @@ class Scorer:
                     self._write_blocks(part, temporary)
             except KcalError as error:
                 return Done(part.name, 0, error=f"{part.path}, rows {part.start:,} to {part.stop:,}: {error}")
-        return Done(part.name, len(part), tuple(dict.fromkeys(str(entry.message) for entry in caught)))
+        issued = dict.fromkeys((entry.category.__name__, str(entry.message)) for entry in caught)
+        return Done(part.name, len(part), tuple(issued))
 
     def _write_blocks(self, part: Part, path: Path) -> None:
         from pyarrow.parquet import ParquetWriter
