@@ -121,7 +121,7 @@ def test_a_network_runs_in_the_workers(cluster, files, tmp_path):
     classifier = kcal.CalibratedClassifier(network, "ts").fit(batches)
     features = tuple(f"e{index}" for index in range(N_FEATURES))
     columns = Columns(features, ids="id")
-    predict(files / "rows-0.parquet", classifier, tmp_path, columns=columns, rows_at_once=3_000)
+    predict(files / "rows-0.parquet", classifier, tmp_path, columns=columns, rows_at_once=3_000)  # one part
     scored, table = pq.read_table(tmp_path), pq.read_table(files / "rows-0.parquet")
     inputs = torch.from_numpy(np.stack([table.column(name) for name in features], axis=1))
     probs = np.stack([scored.column(f"p_{k}") for k in range(N_CLASSES)], axis=1)

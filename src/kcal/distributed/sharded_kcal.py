@@ -29,7 +29,7 @@ from kcal.distributed.shards import (
     start_shards,
 )
 from kcal.errors import InvalidInputError
-from kcal.kernels import PredictedLoss, get_kernel, sampled_positions
+from kcal.kernels import MAX_PREDICTED, PredictedLoss, get_kernel, sampled_positions
 from kcal.projection import UNTRAINED, frozen_copy, project
 from kcal.validation import (
     check_choice,
@@ -61,6 +61,9 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Π: nothing is learned. A module is used as it is; :func:`kcal.train_projection` trains one on a sample.
     kernel, bandwidth, prior, smoothing, folds, bandwidth_interval, seed, progress
         As in :class:`kcal.KCal`; ``bandwidth`` is "cv", "published" or a number.
+    n_predicted : int
+        Samples that the search predicts from all others, at most; 5,000 as in :class:`kcal.KCal`. The standard error of
+        the loss, in ``bandwidth_curve_``, says what fewer are worth.
     n_shards : int, optional
         By default as many as the cluster has room for.
     num_cpus : float
@@ -89,6 +92,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         folds: int | None = None,
         bandwidth_interval: tuple[float, float] | None = None,
         seed: int = 0,
+        n_predicted: int = MAX_PREDICTED,
         n_shards: int | None = None,
         num_cpus: float = 1.0,
         address: str | None = None,
@@ -102,6 +106,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.folds = folds
         self.bandwidth_interval = bandwidth_interval
         self.seed = seed
+        self.n_predicted = n_predicted
         self.n_shards = n_shards
         self.num_cpus = num_cpus
         self.address = address
@@ -199,7 +204,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.bandwidth_ = float(self.bandwidth)
             return
         check_parts(len(codes), None if keys is None else torch.from_numpy(keys))
-        chosen = sampled_positions(len(codes)).numpy()
+        chosen = sampled_positions(len(codes), self.n_predicted).numpy()
         points, own = self._support.points(chosen), torch.from_numpy(codes[chosen])
         query_keys = torch.from_numpy(chosen if keys is None else keys[order[chosen]])
 
@@ -247,6 +252,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             check_folds(self.folds)
         elif self.bandwidth == "published":
             raise InvalidInputError("folds", 'must be given with bandwidth="published"', got="None", remedy="Pass 20.")
+        check_integer(self.n_predicted, "n_predicted", minimum=1, maximum=10**9)
         if self.n_shards is not None:
             check_integer(self.n_shards, "n_shards", minimum=1, maximum=100_000)
 

@@ -14,6 +14,7 @@ from kcal.kernels.contributions import Contributions, largest_contributions
 from kcal.kernels.direct import DirectSums
 from kcal.kernels.golden_section import LEAST_PROB, search_published
 from kcal.kernels.leave_out import (
+    MAX_PREDICTED,
     LeaveOutLoss,
     PredictedLoss,
     SampledLeaveOutLoss,
@@ -31,6 +32,7 @@ __all__ = [
     "INTERVAL",
     "KERNELS",
     "LEAST_PROB",
+    "MAX_PREDICTED",
     "BandwidthCurve",
     "BandwidthLaw",
     "ClassSums",
