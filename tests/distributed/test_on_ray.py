@@ -22,6 +22,7 @@ from kcal.benchmark import Plan, run
 from kcal.benchmark.tasks import Task
 from kcal.distributed import Columns, ShardedKCal, Workers, in_parallel, predict
 from kcal.embeddings import ClassifierOutputs
+from test_documents import code_of, load_small_example
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -195,3 +196,15 @@ def test_a_benchmark_has_the_same_results_though_a_worker_dies(cluster, tmp_path
     assert [result.key for result in many] == [result.key for result in one]
     assert [result.metrics for result in many] == [result.metrics for result in one]
     assert not any(result.error for result in many)
+
+
+def test_the_code_of_the_page_runs(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kcal, "load_example", load_small_example)
+    names: dict[str, Any] = {}
+    for code in code_of("docs/distributed.md"):
+        exec(code, names)
+    assert names["predictions"].n_rows == len(names["table"]) == 600
+    one = names["model"].predict_proba(names["test"].embeddings[:100])
+    np.testing.assert_allclose(names["probs"], one, atol=1e-5)  # in single precision
+    assert [row["id"] for row in names["table"].to_pylist()] == list(range(600))

@@ -189,6 +189,7 @@ class ShardedSupport:
     """The actors of all shards."""
 
     actors: Sequence[Any]
+    contents: Sequence[Any]  # references to what the actors load: they must last as long as an actor may start again
     places: Sequence[Range]
     n_classes: int
 
@@ -258,5 +259,6 @@ def start_shards(ray: Any, contents: Sequence[ShardContent], n_classes: int, *, 
     """Start an actor for each shard; one that dies is started again, for as long as the cluster has room."""
     options = {"num_cpus": num_cpus, "max_restarts": -1, "max_task_retries": -1}
     actor = ray.remote(**options)(Shard)
-    actors = [actor.remote(ray.put(content)) for content in contents]
-    return ShardedSupport(actors, [content.place for content in contents], n_classes)
+    references = [ray.put(content) for content in contents]
+    actors = [actor.remote(reference) for reference in references]
+    return ShardedSupport(actors, references, [content.place for content in contents], n_classes)
