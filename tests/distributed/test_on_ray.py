@@ -208,3 +208,18 @@ def test_the_code_of_the_page_runs(cluster, tmp_path, monkeypatch):
     one = names["model"].predict_proba(names["test"].embeddings[:100])
     np.testing.assert_allclose(names["probs"], one, atol=1e-5)  # in single precision
     assert [row["id"] for row in names["table"].to_pylist()] == list(range(600))
+
+
+def test_a_dataset_of_ray_is_scored_too(cluster, model, tmp_path):
+    import ray.data
+
+    rows = samples(1_000, 8)[0]
+    dataset = ray.data.from_arrow(pa.table({f"e{index}": rows[:, index] for index in range(N_FEATURES)}))
+    done = predict(dataset, model, tmp_path / "out", workers=Workers(count=1))
+    assert (done.n_rows, done.n_computed) == (1_000, 1)
+    scored = pq.read_table(tmp_path / "out")
+    probs = np.stack([scored.column(f"p_{k}") for k in range(N_CLASSES)], axis=1)
+    np.testing.assert_array_equal(probs, model.predict_proba(rows))
+    assert not (tmp_path / "out" / "_rows").exists()
+    lazy = predict(dataset, model, workers=Workers(count=1)).take(5)
+    np.testing.assert_allclose([row["p_1"] for row in lazy], probs[:5, 1], atol=1e-6)
