@@ -2,18 +2,28 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+unexport PYTHONDONTWRITEBYTECODE # without bytecode every process compiles all modules anew
 
-.PHONY: help demo test check bench figures format clean
+LOWEST := .venv-lowest
+LOWEST_READY := $(LOWEST)/.ready
+# What a user installs: the whole of src/. Left out are experiments, benchmarks, fuzzing, documents and pinned numbers.
+CORE := $(addprefix tests/,kernels metrics losses projection support embeddings datasets calibrators monitoring \
+	persistence plots report deployment cli test_progress.py test_public_face.py test_threads.py test_validation.py)
+
+.PHONY: help demo test test-lowest check bench docs figures dist format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(READY)  ## calibrate a real network's probabilities and show the result
 	$(BIN)/kcal demo
 
 test: check  ## run the checks and the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+test-lowest: $(LOWEST_READY)  ## run the core tests with the lowest versions that pyproject.toml allows
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto -W ignore::DeprecationWarning $(CORE)
 
 check: $(READY)  ## lint, types and layers
 	$(BIN)/ruff check .
@@ -24,23 +34,38 @@ check: $(READY)  ## lint, types and layers
 bench: $(READY)  ## speed and memory, as ratios in one run; TASKS=folder adds real tasks
 	$(BIN)/python -m benchmarks $(if $(TASKS),--tasks $(TASKS))
 
+docs: $(READY)  ## build the documentation into build/docs and check its links; nothing is fetched
+	PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(BIN)/sphinx-build -q -j 2 -W --keep-going -d build/doctrees docs build/docs
+	$(BIN)/python -m scripts.check_site build/docs
+
 figures: $(READY)  ## draw the pictures and write the tables of the documents; RESULTS=folder adds docs/results.md
 	$(BIN)/python -m scripts.figures $(if $(RESULTS),--results $(RESULTS))
+
+dist: $(READY)  ## build wheel and sdist, check them, and try the wheel without extras
+	$(BIN)/python -m scripts.distribution
 
 format: $(READY)  ## format the code and mend what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment and everything built
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf docs/gallery docs/api/generated docs/api/backreferences
+	rm -rf $(VENV) $(LOWEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-# The environment is rebuilt only when its inputs change. Some systems ship Python
+# The environments are rebuilt only when their inputs change. Some systems ship Python
 # without ensurepip; there the host's pip fills the environment instead.
-$(READY): pyproject.toml constraints.txt
+define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "kcal needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
-		{ $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
-	@echo "Installing kcal and what it needs into $(VENV); the first time takes a few minutes."
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable '.[all]'
+	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D) || \
+		{ $(PYTHON) -m venv --clear --without-pip $(@D) && $(PYTHON) -m pip --python $(@D)/bin/python install pip; }
+	@echo "Installing kcal and what it needs into $(@D); the first time takes a few minutes."
+	@$(@D)/bin/python -m pip install --disable-pip-version-check --quiet $(1)
 	@touch $@
+endef
+
+$(READY): pyproject.toml constraints.txt
+	$(call environment,--constraint constraints.txt --editable '.[all]')
+
+$(LOWEST_READY): pyproject.toml constraints-lowest.txt
+	$(call environment,--requirement constraints-lowest.txt --editable .)

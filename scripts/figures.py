@@ -3,7 +3,7 @@
     python -m scripts.figures                      # README.md and docs/pictures
     python -m scripts.figures --results FOLDER     # also docs/results.md, from a folder of kcal bench and of studies
 
-The first picture and the table are those of ``kcal demo``; the other is an explanation, as in docs/guide.md.
+The first picture and the table are those of ``kcal demo``; the other is an explanation, as in docs/how-to/explanations.md.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ def with_content(text: str, content: str) -> str:
 
 
 def draw_explanation(example: Example, row: int, path: Path) -> None:
-    """Draw what carries the prediction of a test image by a blend, as in docs/guide.md."""
+    """Draw what carries the prediction of a test image by a blend, as in docs/how-to/explanations.md."""
     cal, test, names = example.calibration, example.test, np.array(example.classes)
     blend = KCalBlend().fit(cal.embeddings, names[cal.labels], logits=cal.logits, classes=example.classes)
     explanation = blend.explain(test.embeddings[[row]], logits=test.logits[[row]])

@@ -38,6 +38,8 @@ def quick(name: str) -> Calibrator:
         calibrator.set_params(recipe=QUICK_PAPER if name == "kcal-paper" else QUICK)
     if name == "iop":
         calibrator.set_params(width=4, epochs=10, folds=2)
+    if name == "dircal":
+        calibrator.set_params(grid=[(0.1, 0.01, 1.0), (1.0, 0.01, 1.0)], folds=2)
     if name == "gp":
         calibrator.set_params(inducing_points=5, samples=40)
     return calibrator

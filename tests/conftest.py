@@ -49,6 +49,15 @@ def short_trainings() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def short_solvers() -> Iterator[None]:
+    """Let the slowest solvers stop early: for tests of promises that hold at any point, not at the minimum alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kcal.calibrators.order_preserving.training.MAX_ITERATIONS", 20)
+        patch.setattr("kcal.calibrators.gaussian_process.estimator.MAX_ITERATIONS", 150)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_operators() -> Iterator[None]:
     """Let all exports of a process use one table of ONNX operators: building it takes longer than most exports."""

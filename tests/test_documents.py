@@ -22,7 +22,29 @@ from scripts.figures import between_markers, with_content
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
+]
+
+
+def code_of(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
+
+
+CHECKED = {
+    "README.md",
+    "docs/first-steps.md",
+    "docs/hospital.md",
+    *(
+        f"docs/how-to/{page}.md"
+        for page in ("compression", "embeddings", "explanations", "export", "monitoring", "shift")
+    ),
+}
+"""Pages whose code has a test of its own."""
 
 
 class Network(nn.Module):
@@ -43,10 +65,6 @@ def loader(seed: int) -> DataLoader[tuple[torch.Tensor, ...]]:
     labels = torch.arange(240) % 3
     inputs = torch.randn(240, 6, generator=generator) + torch.eye(3, 6)[labels]
     return DataLoader(TensorDataset(inputs, labels), batch_size=50)
-
-
-def code_of(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
 
 
 def load_small_example() -> kcal.datasets.Example:
@@ -91,28 +109,71 @@ def test_the_code_of_the_readme_runs_from_a_torch_model_to_metrics(capsys):
     assert "accuracy" in capsys.readouterr().out
 
 
+def run(page: str) -> dict[str, Any]:
+    """Run the code of a page from its first line to its last, and return what it has defined."""
+    names: dict[str, Any] = {}
+    for code in code_of(page):
+        exec(code, names)
+    return names
+
+
 @pytest.mark.usefixtures("quick")
-def test_the_code_of_the_guide_runs(monkeypatch):
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in CHECKED and code_of(page)])
+def test_the_code_of_a_page_runs_to_probabilities(page):
+    assert run(page)["probs"].shape == (600, 10)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_code_of_the_first_steps_runs_to_better_probabilities(capsys):
+    names = run("docs/first-steps.md")
+    labels = names["new_labels"]
+    losses = [kcal.evaluate(names[name], labels).negative_log_likelihood for name in ("before", "probs")]
+    assert losses[1] < losses[0]
+    assert "class-wise calibration error" in capsys.readouterr().out
+    assert sorted(path.name for path in Path.cwd().iterdir()) == ["model.kcal", "model.pt"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_code_of_the_page_on_embeddings_runs():
+    names = run("docs/how-to/embeddings.md")
+    assert names["outputs"].embeddings.shape == (600, 64)
+    assert len(names["model"].classes_) == 10
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_shares_on_the_page_on_explanations_sum_to_the_probability():
+    names = run("docs/how-to/explanations.md")
+    shares = names["frame"].groupby(["row", "class"])["share"].sum().unstack()[list(names["example"].classes)]
+    probs = names["blend"].predict_proba(names["test"].embeddings, logits=names["test"].logits)
+    np.testing.assert_allclose(shares, probs, atol=1e-6)
+    assert len(names["explanation"]) == 600
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_code_of_the_page_on_export_runs(monkeypatch):
     for name in ("to_onnx", "to_exported"):  # slow, and tested elsewhere
         export = create_autospec(getattr(kcal.CalibratedClassifier, name))
         monkeypatch.setattr(kcal.CalibratedClassifier, name, export)
-    names: dict[str, Any] = {}
-    for code in code_of("docs/guide.md"):
-        exec(code, names)
-    assert names["probs"].shape == (600, 10)
+    names = run("docs/how-to/export.md")
+    exported = names["program"].module()(names["embeddings"][:3], names["logits"][:3])
+    torch.testing.assert_close(exported, names["probs"][:3], atol=1e-5, rtol=0)
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_code_of_the_page_on_monitoring_runs(capsys):
-    names: dict[str, Any] = {}
+def test_the_page_on_shift_finds_the_new_class_frequencies():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", kcal.IdentifiabilityWarning)  # of 600 rows
-        for code in code_of("docs/monitoring.md"):
-            exec(code, names)
-    assert names["report"].alarm
+        names = run("docs/how-to/shift.md")
     frequencies = np.bincount(names["test"].labels[names["field"]], minlength=10) / len(names["field"])
     before = np.bincount(names["cal"].labels, minlength=10) / len(names["cal"].labels)
     assert np.abs(names["estimate"].prior - frequencies).sum() < 0.5 * np.abs(before - frequencies).sum()
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_code_of_the_page_on_monitoring_raises_its_alarms(capsys):
+    names = run("docs/how-to/monitoring.md")
+    assert names["report"].alarm
+    assert not names["first"].alarm
     printed = capsys.readouterr().out
     assert "samples without labels, 10 classes" in printed
     assert "ALARM after" in printed
@@ -120,17 +181,12 @@ def test_the_code_of_the_page_on_monitoring_runs(capsys):
 
 @pytest.mark.usefixtures("quick")
 def test_the_code_of_the_page_on_compression_runs():
-    names: dict[str, Any] = {}
-    for code in code_of("docs/compression.md"):
-        exec(code, names)
-    assert names["small"].support_size_ == 60
+    assert run("docs/how-to/compression.md")["small"].support_size_ == 60
 
 
 @pytest.mark.usefixtures("quick")
 def test_the_story_of_a_ward_runs_to_its_end(capsys):
-    names: dict[str, Any] = {}
-    for code in code_of("docs/hospital.md"):
-        exec(code, names)
+    run("docs/hospital.md")
     printed = capsys.readouterr().out
     assert "ALARM" not in printed[: printed.index("BandwidthRecord")]
     assert "ALARM after" in printed

@@ -6,10 +6,14 @@ import contextlib
 import inspect
 import os
 import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 _SKIPPED = (f"{Path(__file__).parent}{os.sep}", contextlib.__file__)
 """Files that a warning does not point at: those of the package, and the wrapper of context managers that decorate."""
+
+_is_quiet: ContextVar[bool] = ContextVar("is_quiet", default=False)
 
 
 class KcalError(Exception):
@@ -113,8 +117,20 @@ class ConvergenceWarning(KcalWarning):
     """A solver stopped at a bound or before it converged."""
 
 
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """Leave out the warnings of kcal in this thread, whatever filters there are: nobody would read them."""
+    token = _is_quiet.set(True)
+    try:
+        yield
+    finally:
+        _is_quiet.reset(token)
+
+
 def warn(message: str, category: type[Warning], *, remedy: str = "") -> None:
     """Issue a warning that points at the first caller outside the package; ``remedy`` is for users of Python only."""
+    if _is_quiet.get():
+        return
     frame, stacklevel = inspect.currentframe(), 1
     while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED):
         frame, stacklevel = frame.f_back, stacklevel + 1

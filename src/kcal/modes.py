@@ -15,7 +15,7 @@ def without_autocast() -> Iterator[None]:
     """Compute in the precision of the tensors, also where the caller runs its network in mixed precision."""
     with ExitStack() as stack:
         for device_type in DEVICE_TYPES:
-            if torch.is_autocast_enabled(device_type):
+            if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
                 stack.enter_context(torch.autocast(device_type, enabled=False))
         yield
 

@@ -13,7 +13,7 @@ import pytest
 
 from benchmark.conftest import make_task
 from kcal.benchmark import Task, check_tasks, example_task, read_task, read_tasks, write_task
-from kcal.benchmark.task_files import in_least_precision
+from kcal.benchmark.task_writing import in_least_precision
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
 
 

@@ -134,7 +134,8 @@ def test_the_choice_of_training_reaches_the_models(problem: Any, monkeypatch: py
     shares = torch.from_numpy((folds[None] != np.arange(2)[:, None]) / 120.0)
     logs = torch.log_softmax(torch.from_numpy(problem.logits), dim=1).clamp_min(np.log(2.2e-16))
     rows = FoldProblem(torch.nn.functional.pad(logs, (0, 1), value=1.0), torch.from_numpy(problem.labels), shares)
-    expected = train_folds(rows, Penalty(fitted.off_diagonal_, fitted.intercept_), seed=3).coefficients.numpy()
+    (solution,) = train_folds(rows, [Penalty(fitted.off_diagonal_, fitted.intercept_)], seed=3)
+    expected = solution.coefficients.numpy()
     np.testing.assert_allclose(fitted.weights_, expected[..., :-1], atol=1e-9)
     np.testing.assert_allclose(fitted.intercepts_, expected[..., -1], atol=1e-9)
 

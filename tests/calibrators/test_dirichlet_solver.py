@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kcal.calibrators.dirichlet import solver as dirichlet_solver
 from kcal.calibrators.dirichlet import training as dirichlet_training
-from kcal.calibrators.dirichlet.solver import FoldProblem, Penalty, identity, solve_folds, tempered_identity
-from kcal.calibrators.dirichlet.training import train_folds
+from kcal.calibrators.dirichlet.solver import (
+    FoldProblem,
+    FoldSolution,
+    Penalty,
+    identity,
+    solve_folds,
+    tempered_identity,
+)
+from kcal.calibrators.dirichlet.training import n_stops, train_folds
 
 PENALTY = Penalty(0.03, 0.2, 0.05)
 
@@ -138,19 +146,65 @@ def test_folds_that_follow_one_another_give_what_folds_together_give(monkeypatch
     torch.testing.assert_close(apart.own_log, together.own_log, rtol=0, atol=1e-6)
 
 
+def train(problem: FoldProblem, penalty: Penalty, seed: int = 0) -> FoldSolution:
+    """The published training of one penalty."""
+    (solution,) = train_folds(problem, [penalty], seed=seed)
+    return solution
+
+
+def train_alone(problem: FoldProblem, penalty: Penalty, seed: int) -> torch.Tensor:
+    """The published training of one penalty and the rows of one fold by torch's own Adam and derivatives."""
+    best = identity(1, problem.n_classes)
+    n = len(problem.codes)
+    for phase, rate in enumerate(dirichlet_training.LEARNING_RATES):
+        generator = np.random.default_rng([seed, 0, phase])
+        model, least, waited = best.clone().requires_grad_(), inf, 0
+        optimiser = torch.optim.Adam([model], lr=rate, eps=1e-7)
+        for _ in range(dirichlet_training.EPOCHS):
+            order, total = torch.from_numpy(generator.permutation(n)), 0.0
+            for rows in order.split(dirichlet_training.BATCH):
+                shares = problem.shares[:, rows] * n / len(rows)
+                loss = plain_loss(FoldProblem(problem.features[rows], problem.codes[rows], shares), model, penalty)
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                total += float(loss.detach()) * len(rows)
+            waited += 1
+            if total < least:
+                best, least, waited = model.detach().clone(), total, 0
+            if waited == dirichlet_training.PATIENCE:
+                break
+    return best
+
+
+def test_penalties_trained_side_by_side_give_what_each_gives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dirichlet_training, "BATCH", 25)
+    monkeypatch.setattr(dirichlet_training, "EPOCHS", 40)
+    monkeypatch.setattr(dirichlet_training, "PATIENCE", 3)
+    monkeypatch.setattr(dirichlet_training, "LEARNING_RATES", (0.1, 0.01))
+    problem = make_fold_problem(n_folds=1)
+    kept = problem.shares[0] > 0
+    rows = FoldProblem(problem.features[kept], problem.codes[kept], problem.shares[:, kept])
+    penalties = [PENALTY, Penalty(10.0, 1e-3), Penalty(1e-3, 10.0, 1.0)]
+    stops: list[str] = []
+    found = list(train_folds(problem, penalties, seed=4, advance=stops.append))
+    for penalty, solution in zip(penalties, found, strict=True):
+        torch.testing.assert_close(solution.coefficients, train_alone(rows, penalty, 4), rtol=0, atol=1e-9)
+    assert len(stops) == n_stops(problem, penalties) == 6
+
+
 def test_the_published_training_in_one_batch_reaches_the_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dirichlet_training, "LEARNING_RATES", (0.05, 0.005))
     problem = make_fold_problem(n=dirichlet_training.BATCH, n_folds=2)
     least = solve_folds(problem, PENALTY, identity(2, 4), tolerance=1e-12).coefficients
-    found = train_folds(problem, PENALTY, seed=0).coefficients
-    losses = [float(plain_loss(problem, model, PENALTY)) for model in (least, found)]
+    losses = [float(plain_loss(problem, model, PENALTY)) for model in (least, train(problem, PENALTY).coefficients)]
     assert losses[1] == pytest.approx(losses[0], abs=1e-3)
 
 
 def test_the_published_training_is_drawn_by_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dirichlet_training, "EPOCHS", 5)
     problem = make_fold_problem(n=300)
-    found, again, other = (train_folds(problem, PENALTY, seed=seed).coefficients for seed in (0, 0, 1))
+    found, again, other = (train(problem, PENALTY, seed=seed).coefficients for seed in (0, 0, 1))
     assert torch.equal(found, again)
     assert not torch.equal(found, other)
 
@@ -159,30 +213,23 @@ def test_the_published_training_sees_no_row_that_is_held_out(monkeypatch: pytest
     monkeypatch.setattr(dirichlet_training, "EPOCHS", 20)
     problem = make_fold_problem()
     short = FoldProblem(problem.features[10:], problem.codes[10:], problem.shares[:1, 10:])
-    found = train_folds(problem, PENALTY, seed=0)
-    torch.testing.assert_close(found.coefficients[:1], train_folds(short, PENALTY, seed=0).coefficients)
+    found = train(problem, PENALTY)
+    torch.testing.assert_close(found.coefficients[:1], train(short, PENALTY).coefficients)
     torch.testing.assert_close(found.own_log, problem.own(problem.log_probs(found.coefficients)))
 
 
-def test_the_published_training_stops_when_nothing_is_gained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the minimum the first epoch is the best, and the second learning rate starts from there."""
-    epochs = []
-    monkeypatch.setattr(dirichlet_training, "_epoch", lambda *_: epochs.append(1) or 1.0)
-    train_folds(make_fold_problem(n_folds=1), PENALTY, seed=0)
-    assert len(epochs) == 2 * (1 + dirichlet_training.PATIENCE)
-
-
-def test_the_published_training_keeps_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_published_training_keeps_the_best_epoch_and_stops_when_nothing_is_gained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each epoch adds 1 to every coefficient; the third is the best at the first rate, the second at the next."""
     losses = iter([5.0, 4.0, 3.0, *[9.0] * dirichlet_training.PATIENCE, 8.0, 2.0, *[9.0] * dirichlet_training.PATIENCE])
 
-    def epoch(problem: Any, penalty: Any, coefficients: torch.Tensor, *_: Any) -> float:
-        coefficients += 1
-        return next(losses)
+    def epoch(models: Any, *_: Any) -> torch.Tensor:
+        models.coefficients += 1
+        return torch.tensor([next(losses)], dtype=torch.float64)
 
-    monkeypatch.setattr(dirichlet_training, "_epoch", epoch)
-    found = train_folds(make_fold_problem(n_folds=1), PENALTY, seed=0).coefficients
-    assert torch.equal(found, identity(1, 4) + 3 + 2)
+    monkeypatch.setattr(dirichlet_training.Models, "epoch", epoch)
+    assert torch.equal(train(make_fold_problem(n_folds=1), PENALTY).coefficients, identity(1, 4) + 3 + 2)
     assert next(losses, None) is None
 
 

@@ -17,6 +17,7 @@ from kcal.calibrators.logit_base import LogitCalibrator, to_log_probs
 from kcal.calibrators.registry import METHODS
 from kcal.errors import FileFormatError, InvalidInputError
 
+pytestmark = pytest.mark.usefixtures("short_solvers")
 NAMES = [name for name, method in METHODS.items() if issubclass(method.calibrator_class, LogitCalibrator)]
 VARIANTS: dict[str, dict[str, list[Any]]] = {
     **{name: {"maps": ["class", "shared"]} for name in ("platt", "beta", "isotonic", "histogram", "scaling-binning")},

@@ -18,6 +18,7 @@ from kcal.errors import InvalidInputError
 from kcal.kernels import KERNELS, numerics
 from module_cases import cheap, first_rows, fitted, inputs_of, module_of, predicted, problem, query_rows
 
+pytestmark = pytest.mark.usefixtures("short_solvers")
 WITH_EVIDENCE = [name for name, method in METHODS.items() if method.calibrator_class.has_evidence]
 ON_LOGITS = [name for name, method in METHODS.items() if method.inputs != "embeddings"]
 WITH_PROBABILITIES = [name for name in ON_LOGITS if "representation" in make_calibrator(name).get_params()]

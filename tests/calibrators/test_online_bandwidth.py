@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from kcal import KCal, Updates
+from kcal import KCal, Updates, load, save
 from kcal.calibrators import BandwidthRecord
-from kcal.kernels import fit_bandwidth_law, search_near, size_of_rarest_class
+from kcal.calibrators.kcal.bandwidth import BandwidthChoice
+from kcal.kernels import fit_bandwidth_law, get_kernel, search_near, size_of_rarest_class, sort_support
 
 GENERATOR = np.random.default_rng(0)
 LABELS = np.arange(600) % 2
@@ -21,19 +24,26 @@ def kcal(**parameters: Any) -> KCal:
     return KCal(projection="identity", progress=False, **parameters)
 
 
-def test_searches_come_when_the_samples_have_grown_by_half() -> None:
-    live = kcal().fit(ROWS[:100], LABELS[:100])
-    sources = []
-    for start in range(100, 240, 10):
-        live.partial_fit(ROWS[start : start + 10], LABELS[start : start + 10])
+def sizes_of_searches(start: int, stop: int, step: int, **parameters: Any) -> tuple[KCal, list[int]]:
+    live = kcal(**parameters).fit(ROWS[:start], LABELS[:start])
+    for first in range(start, stop, step):
+        live.partial_fit(ROWS[first : first + step], LABELS[first : first + step])
         live.predict(QUERIES)
-        sources.append(live.bandwidth_history_[-1].source)
-    due = [150, 230]
-    assert [110 + 10 * place for place, source in enumerate(sources) if source == "search"] == due
-    assert [record.n_samples for record in live.bandwidth_history_] == [100, *due, 240]
+    return live, [record.n_samples for record in live.bandwidth_history_ if record.source == "search"]
+
+
+def test_searches_come_when_the_samples_have_grown_by_half() -> None:
+    live, searches = sizes_of_searches(200, 480, 20)
+    assert searches == [200, 300, 460]
     assert [record.source for record in live.bandwidth_history_] == ["search", "search", "search", "law"]
+    assert live.bandwidth_history_[-1].n_samples == 480
     assert live.bandwidth_curve_ is None
     assert live.bandwidth_ == live.bandwidth_history_[-1].bandwidth
+
+
+def test_few_samples_are_searched_more_often() -> None:
+    assert sizes_of_searches(100, 136, 4)[1] == [100, 112, 124]
+    assert sizes_of_searches(100, 120, 4, updates=Updates(growth=1.03))[1] == list(range(100, 121, 4))
 
 
 def test_updates_without_predictions_lead_to_one_search_at_most() -> None:
@@ -44,12 +54,12 @@ def test_updates_without_predictions_lead_to_one_search_at_most() -> None:
 
 
 def test_between_searches_the_bandwidth_is_that_of_the_law() -> None:
-    live = kcal().fit(ROWS[:100], LABELS[:100]).partial_fit(ROWS[100:130], LABELS[100:130])
+    live = kcal().fit(ROWS[:200], LABELS[:200]).partial_fit(ROWS[200:260], LABELS[200:260])
     first, last = live.bandwidth_history_
-    law = fit_bandwidth_law([first.bandwidth], [50.0], dimension=2)
-    assert (first.size, last.size) == (50.0, 65.0)
-    assert last.bandwidth == pytest.approx(law(65.0), rel=1e-12)
-    fresh = kcal(bandwidth="rule", bandwidth_reference=(first.bandwidth, 50.0)).fit(ROWS[:130], LABELS[:130])
+    law = fit_bandwidth_law([first.bandwidth], [100.0], dimension=2)
+    assert (first.size, last.size) == (100.0, 130.0)
+    assert last.bandwidth == pytest.approx(law(130.0), rel=1e-12)
+    fresh = kcal(bandwidth="rule", bandwidth_reference=(first.bandwidth, 100.0)).fit(ROWS[:260], LABELS[:260])
     np.testing.assert_allclose(live.predict_proba(QUERIES), fresh.predict_proba(QUERIES), atol=1e-12)
     assert fresh.bandwidth_history_[0].source == "law"
 
@@ -61,13 +71,25 @@ def test_a_class_that_appears_leads_to_a_search_at_once() -> None:
     assert live.bandwidth_history_[-1].source == "law"
 
 
+def test_a_class_that_takes_the_place_of_another_leads_to_a_search_too(tmp_path: Path) -> None:
+    labels = np.where(np.arange(100) < 98, LABELS[:100], 5)
+    live = load(save(kcal().fit(ROWS[:100], labels), tmp_path / "live.kcal"))
+    live.forget([98, 99])
+    live.predict(QUERIES)
+    assert live.bandwidth_history_[-1].source == "law"  # a class that is gone leads to none
+    live.partial_fit(ROWS[100:101], [7])
+    last = live.bandwidth_history_[-1]
+    assert (last.source, last.n_classes, last.classes) == ("search", 3, (0, 1, 7))
+    assert live.bandwidth_history_[0].classes == ()
+    live.partial_fit(ROWS[101:102], [5])  # forgotten before that search
+    assert live.bandwidth_history_[-1].source == "search"
+
+
 def test_a_window_of_constant_size_is_searched_again_too() -> None:
-    live = kcal(updates=Updates(window=100)).fit(ROWS[:100], LABELS[:100])
-    for start in range(100, 300, 25):
-        live.partial_fit(ROWS[start : start + 25], LABELS[start : start + 25])
-        live.predict(QUERIES)
-    searches = [record.n_updates for record in live.bandwidth_history_ if record.source == "search"]
-    assert searches == [100, 150, 200, 250, 300]
+    live, _ = sizes_of_searches(200, 600, 50, updates=Updates(window=200))
+    searches = [record for record in live.bandwidth_history_ if record.source == "search"]
+    assert [record.n_updates for record in searches] == [200, 300, 400, 500, 600]
+    assert {record.n_samples for record in searches} == {200}
 
 
 def test_a_given_bandwidth_stays() -> None:
@@ -97,29 +119,28 @@ def test_folds_and_groups_are_left_out_in_the_searches_of_a_stream(
     assert live.bandwidth_ == pytest.approx(whole.bandwidth_, rel=0.15)
 
 
-def test_searches_of_a_stream_come_close_to_whole_searches() -> None:
+def test_searches_of_a_stream_find_what_whole_searches_find() -> None:
     live = kcal().fit(ROWS[:50], LABELS[:50])
-    for start in range(50, 600, 50):
+    for start in range(50, 500, 50):
         live.partial_fit(ROWS[start : start + 50], LABELS[start : start + 50])
         live.predict(QUERIES)
-    fresh = kcal().fit(ROWS, LABELS)
-    losses = []
-    for bandwidth in (live.bandwidth_, fresh.bandwidth_):
-        own = kcal(bandwidth=bandwidth).fit(ROWS, LABELS).leave_one_out_proba_[np.arange(600), LABELS]
-        losses.append(-np.log(own).mean())
-    assert losses[0] < 1.005 * losses[1]
+    searches = [record for record in live.bandwidth_history_ if record.source == "search"]
+    assert [record.n_samples for record in searches] == [50, 100, 150, 200, 300, 450]
+    for search in searches[1:]:  # on all samples, up to 1,000
+        whole = kcal().fit(ROWS[: search.n_samples], LABELS[: search.n_samples])
+        assert search.bandwidth == pytest.approx(whole.bandwidth_, rel=0.01)
 
 
 def record(size: float, bandwidth: float, source: str = "search") -> BandwidthRecord:
     return BandwidthRecord(bandwidth, source, None, int(2 * size), size, 2, int(2 * size))
 
 
-def test_the_exponent_is_fitted_to_the_searches_if_that_is_wanted() -> None:
+def test_the_exponent_is_fitted_to_the_searches_unless_it_is_given() -> None:
     history = [record(size, 3.0 * size**-0.2) for size in (10.0, 20.0, 40.0)]
-    fitted = Updates(fit_exponent=True).law(history, dimension=30, exponent=None)
+    fitted = Updates().law(history, dimension=30, exponent=None)
     assert fitted is not None
     assert (fitted.constant, fitted.exponent) == pytest.approx((3.0, -0.2))
-    theory = Updates().law(history, dimension=30, exponent=None)
+    theory = Updates(fit_exponent=False).law(history, dimension=30, exponent=None)
     assert theory is not None
     assert theory.exponent == pytest.approx(-1 / 34)
     assert theory(40.0) == pytest.approx(history[-1].bandwidth)
@@ -140,6 +161,39 @@ def test_a_search_nearby_finds_the_minimum_wherever_it_begins() -> None:
     pulled = search_near(loss, 1.0, pull=0.6).bandwidth  # as strong as the loss itself: half way
     assert pulled == pytest.approx(0.8**0.5)
     assert search_near(lambda bandwidths: [1 / bandwidth for bandwidth in bandwidths], 1.0).at_edge
+
+
+def test_a_search_nearby_that_scans_finds_the_lower_of_two_minima() -> None:
+    def loss(bandwidths: Any) -> Any:
+        logs = np.log(bandwidths)
+        return np.minimum(1.0 + (logs + 1.5) ** 2, 1.5 + logs**2).tolist()
+
+    assert search_near(loss, 1.1).bandwidth == pytest.approx(1.0)
+    assert search_near(loss, 1.1, interval=(0.1, 2.0)).bandwidth == pytest.approx(np.exp(-1.5))
+
+
+@pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
+def test_where_most_samples_are_alone_in_their_classes_searches_scan() -> None:
+    labels = np.repeat(np.arange(60), 2)
+    rows = 3.0 * ROWS[labels] + ROWS[200:320]
+    first = np.r_[0:120:2, 1]  # one pair, which says nothing of the others
+    rest = np.setdiff1d(np.arange(120), first)
+    live = kcal().fit(rows[first], labels[first])
+    spans = []
+    for chosen in (rest[:20], rest[20:]):
+        live.partial_fit(rows[chosen], labels[chosen])
+        tried = live.bandwidth_curve_.bandwidths
+        spans.append(tried.max() / tried.min())
+    assert spans[0] > 9.9 > 4.0 > spans[1]  # the usual interval, 10 : 1, and the neighbourhood
+
+
+def test_a_search_that_scans_does_not_depend_on_where_it_begins() -> None:
+    support = sort_support(torch.from_numpy(ROWS[:300]), torch.from_numpy(LABELS[:300]), 2)
+    options: dict[str, Any] = {"kernel": get_kernel("rbf"), "keys": None}
+    whole = BandwidthChoice().choose(support, progress=False, **options)[0]
+    for expected in (1e-9, 0.3, 1e9):
+        found = BandwidthChoice().choose_near(expected, support, scan=True, **options)
+        assert found.bandwidth == pytest.approx(whole, rel=0.01)
 
 
 def test_the_history_counts_what_the_law_needs() -> None:

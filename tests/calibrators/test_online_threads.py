@@ -22,7 +22,7 @@ PREDICTIONS = 1_500
 
 def samples() -> SampleRows:
     columns: dict[str, Any] = {"codes": np.zeros(1, dtype=np.int64), "values": np.zeros((1, 4), dtype=np.int64)}
-    return SampleRows(columns, [0], 1, None, np.array([0]), (0,), None)
+    return SampleRows(columns, [0], 1, np.array([0]), (0,), None)
 
 
 def make(base: int, rows: SampleRows) -> Snapshot[Any]:

@@ -17,6 +17,7 @@ from kcal import METHODS, KCal, KCalBlend, TemperatureScaling, Uncalibrated, loa
 from kcal.errors import InvalidInputError, RepresentationWarning
 from kcal.metrics import METRICS
 
+pytestmark = pytest.mark.usefixtures("short_solvers")
 LOGIT_METHODS = [name for name, method in METHODS.items() if method.inputs == "logits"]
 WITH_REPRESENTATION = [name for name in LOGIT_METHODS if "representation" in quick(name).get_params()]
 

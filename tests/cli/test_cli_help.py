@@ -19,7 +19,7 @@ from kcal.cli.parameters import NO_PROJECTION
 from kcal.kernels import KERNELS
 from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED
 
-COMMANDS = ("demo", "fit", "predict", "evaluate", "explain", "compress", "bench", "task")
+COMMANDS = ("demo", "fit", "predict", "evaluate", "explain", "compress", "bench", "task", "serve", "token")
 
 
 def test_the_version_is_that_of_the_package(run):

@@ -15,6 +15,8 @@ import kcal
 from kcal.calibrators import METHODS, make_calibrator
 from kcal.projection import RECIPES, PaperRecipe
 
+pytestmark = pytest.mark.usefixtures("short_solvers")
+
 CODES = np.arange(60) % 3
 
 

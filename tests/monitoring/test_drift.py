@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import kstest
 
-from kcal import InvalidInputError, KCal
+from kcal import FileFormatError, InvalidInputError, KCal
 from kcal.monitoring import DriftMonitor, mean_embedding_test, river_alarms
 from kcal.monitoring.drift import _uniformity_payoffs
 from kcal.monitoring.payoffs import overall_payoffs
@@ -58,6 +59,44 @@ def test_updates_in_parts_are_one_update():
     np.testing.assert_allclose(np.concatenate([part.path for part in parts]), whole.path, atol=1e-10)
     assert parts[-1].alarm_at == whole.alarm_at
     assert str(whole).startswith(f"90 samples: ALARM after {whole.alarm_at} samples")
+
+
+def test_a_monitor_goes_on_from_its_state():
+    generator = np.random.default_rng(6)
+    reference, scores = np.append(generator.normal(size=30).round(1), -np.inf), generator.normal(size=80).round(1) - 1
+    whole, first = DriftMonitor(reference, alpha=0.1, seed=3), DriftMonitor(reference, alpha=0.1, seed=3)
+    expected = whole.update(scores)
+    first.update(scores[:50])
+    state = json.loads(json.dumps(first.to_dict(), allow_nan=False))
+    restored = DriftMonitor.from_dict(state)
+    assert restored.to_dict() == state
+    report = restored.update(scores[50:])
+    np.testing.assert_array_equal(report.ranks, expected.ranks[50:])  # equal scores: the generator goes on too
+    np.testing.assert_allclose(report.path, expected.path[50:], atol=1e-10)
+    assert (report.n_samples, report.alpha, report.alarm_at) == (80, 0.1, expected.alarm_at)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"alpha": 2.0},
+        {"scores": []},
+        {"scores": ["nan"]},
+        {"scores": None},
+        {"wealth": {}},
+        {"wealth": {"counts": [1, 2, 3], "log_stakes": np.zeros((3, 18)).tolist()}},
+        {"wealth": {"counts": [4, 4, 4], "log_stakes": np.full((3, 18), np.nan).tolist()}},
+        {"alarm_at": 5},
+        {"generator": {"bit_generator": "MT19937"}},
+    ],
+)
+def test_a_damaged_state_of_a_drift_monitor_is_refused(change):
+    monitor = DriftMonitor([1.0, 2.0])
+    monitor.update([1.0, 2.0, 3.0, 4.0])
+    assert DriftMonitor.from_dict(monitor.to_dict()).n_samples == 4
+    with pytest.raises(FileFormatError, match="state of a monitor"):
+        DriftMonitor.from_dict(monitor.to_dict() | change)
 
 
 def test_new_rows_of_the_distribution_rank_evenly_by_their_evidence(problem):

@@ -201,10 +201,6 @@ def test_a_calibrator_whose_samples_cannot_be_updated_is_refused(tmp_path: Path)
         compressed = store.fit(kcal()).compress(12)
         with pytest.raises(InvalidInputError, match="not made of single samples"):
             store.follow(compressed)
-        follower = store.follow(KCalBlend(projection=None, merged=True, progress=False))
-        for _ in range(2):
-            with pytest.raises(InvalidInputError, match="merged metrics"):
-                follower.update()
 
 
 def test_a_calibrator_that_was_fitted_without_ids_is_refused(tmp_path: Path) -> None:

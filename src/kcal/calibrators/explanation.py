@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.errors import MissingExtraError, printable
-from kcal.validation import check_integer
+from kcal.errors import printable
+from kcal.validation import check_integer, require_pandas
 
 if TYPE_CHECKING:
     import pandas
@@ -34,7 +34,7 @@ class LogOdds:
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per prediction: the two classes, the total and a column per term."""
         columns = {"first": self.first, "second": self.second, "total": self.total}
-        return _pandas().DataFrame(columns | dict(zip(self.terms, self.contributions.T, strict=True)))
+        return require_pandas().DataFrame(columns | dict(zip(self.terms, self.contributions.T, strict=True)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -136,7 +136,7 @@ class Explanation:
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame of the :meth:`columns`."""
-        return _pandas().DataFrame(self.columns())
+        return require_pandas().DataFrame(self.columns())
 
     def cells(self, row: int = 0) -> list[list[str]]:
         """Return the table of one prediction as text, line by line: a heading, the samples, the parts, their sum.
@@ -210,11 +210,3 @@ def aligned(lines: list[list[str]]) -> list[str]:
 
 def _distance_titles(metrics: tuple[str, ...]) -> list[str]:
     return ["distance"] if len(metrics) == 1 else [f"distance, {name}" for name in metrics]
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("to_frame needs pandas, which is not installed. Run: pip install pandas") from error
-    return pandas

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,14 +59,9 @@ def _grouped_folds(codes: Index, groups: Index, folds: int, seed: int) -> Index:
     return result
 
 
-def check_folds(folds: Any) -> int:
-    """Return the number of folds; raise if it is not an integer of at least 2."""
-    return check_integer(folds, "folds", minimum=2, maximum=MAX_FOLDS)
-
-
 def fold_codes(codes: Index, folds: int, groups: Index | None, seed: int) -> Index:
     """Return the fold of each row, (n,): classes spread evenly over folds, or whole groups by size."""
-    folds = check_folds(folds)
+    folds = check_integer(folds, "folds", minimum=2, maximum=MAX_FOLDS)
     available = len(codes) if groups is None else len(np.unique(groups))
     if available < folds:
         unit = "samples" if groups is None else "groups"

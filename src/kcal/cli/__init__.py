@@ -25,6 +25,7 @@ from kcal.cli.export import export
 from kcal.cli.fit import fit
 from kcal.cli.messages import EXIT_CODES, readable_messages, stop_says_what_is_kept
 from kcal.cli.predict import predict
+from kcal.cli.serve import serve, token
 
 
 class CommandGroup(TyperGroup):
@@ -86,7 +87,7 @@ def _help(command: Any) -> dict[str, Any]:
 
 
 app.callback(**_help(kcal))(kcal)
-for _command in (demo, fit, predict, evaluate, explain, export, compress, bench, task):
+for _command in (demo, fit, predict, evaluate, explain, export, compress, bench, task, serve, token):
     app.command(cls=Command, **_help(_command))(_command)
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from kcal.calibrators import Explanation
 from kcal.cli.data import Dataset
 from kcal.cli.output import check_writable, console, shown, write_table
+from kcal.deployment.service.explanations import explanation_entries
 from kcal.errors import InvalidInputError
 from kcal.files import atomic_path
 
@@ -76,25 +77,8 @@ def to_table(lines: list[list[str]], n_texts: int = 1) -> Table:
 
 def explanation_to_json(explanation: Explanation, rows: Index, ids: NDArray[Any] | None) -> str:
     """Return everything as JSON; infinite numbers become null."""
-    entries = []
-    for place, one in enumerate(explanation):
-        entry: dict[str, Any] = {"row": int(rows[place])}
-        if ids is not None:
-            entry["id"] = ids[place].item()
-        entry |= {
-            "prediction": plain(one.predictions[0]),
-            "probabilities": _by_class(one, one.probabilities),
-            "samples": [_sample(one, i) for i in range(one.ids.shape[1])],
-            "rest": _by_class(one, one.rest),
-            "parts": {name: _by_class(one, part) for name, part in one.parts.items()},
-        }
-        if (odds := one.log_odds) is not None:
-            terms = dict(zip(odds.terms, odds.contributions[0].tolist(), strict=True))
-            classes = {"first": plain(odds.first[0]), "second": plain(odds.second[0])}
-            entry["log_odds"] = classes | {"total": float(odds.total[0]), "terms": terms}
-        entries.append(entry)
-    standard = json.loads(json.dumps(entries), parse_constant=lambda _: None)  # infinity is no JSON
-    return json.dumps(standard, indent=2, allow_nan=False)
+    heads = [{"row": int(row)} | ({} if ids is None else {"id": ids[place].item()}) for place, row in enumerate(rows)]
+    return json.dumps(explanation_entries(explanation, heads), indent=2, allow_nan=False)
 
 
 def write_shares(path: Path, explanation: Explanation, rows: Index, ids: NDArray[Any] | None) -> None:
@@ -120,22 +104,3 @@ def check_plot(path: Path, inputs: tuple[Path | None, ...]) -> None:
     """Raise early for a picture that could not be drawn or written."""
     check_writable(path, PICTURES, inputs=inputs, option="--plot")
     import_module("kcal.plots")  # raises with the command that installs matplotlib if it is missing
-
-
-def plain(label: Any) -> Any:
-    """Return a label as a type of JSON."""
-    return label.item() if isinstance(label, np.generic) else label
-
-
-def _by_class(one: Explanation, part: NDArray[Any]) -> dict[str, float]:
-    return {str(label): share for label, share in zip(one.classes.tolist(), part[0].tolist(), strict=True)}
-
-
-def _sample(one: Explanation, place: int) -> dict[str, Any]:
-    return {
-        "id": plain(one.ids[0, place]),
-        "row": int(one.rows[0, place]),
-        "label": plain(one.labels[0, place]),
-        "share": float(one.shares[0, place]),
-        "distances": dict(zip(one.metrics, one.distances[0, place].tolist(), strict=True)),
-    }

@@ -157,3 +157,24 @@ Confidence = Annotated[Number, _interval("SHARE", "Confidence level. (default: 0
 Resamples = Annotated[Integer, _interval("N", "Resamples, at least 20. (default: 1000)", min=20, max=1_000_000)]
 ResamplingSeed = Annotated[Integer, _interval("N", "Seed of the resampling. (default: 0)", "--seed", min=0)]
 NoIntervals = Annotated[bool, _interval(None, "Show the values without intervals.", "--no-intervals")]
+
+Served = Annotated[Path, _argument("MODEL", "A file of kcal fit or kcal export, or a folder of them.")]
+Host = Annotated[str, _main("ADDRESS", "Address to listen at. (default: 127.0.0.1)")]
+Port = Annotated[int, _main("N", "Port to listen at; 0 for any. (default: 8000)", "--port", "-p", min=0, max=65535)]
+Tokens = Annotated[File, _main("FILE", "Tokens that clients must show; see kcal token.")]
+Store = Annotated[File, _main("FILE", "Calibration store of the feedback; a folder for a folder of models.")]
+CompleteStore = Annotated[
+    bool,
+    _main(None, "The store holds the whole calibration set; samples without it are forgotten.", "--complete-store"),
+]
+MaxBatch = Annotated[int, _main("N", "Rows that are predicted together. (default: 256)", min=1, max=1_000_000)]
+MaxWait = Annotated[float, _main("MS", "How long a request waits for others. (default: 2)", min=0, max=10_000)]
+MaxQueue = Annotated[int, _main("N", "Requests that may wait; more get status 503. (default: 1024)", min=1)]
+MaxBody = Annotated[float, _main("MB", "Size of a request; a quarter of it for JSON. (default: 64)", min=0.001)]
+Recent = Annotated[
+    int, _main("N", "Predictions that are remembered, for feedback and the page. (default: 10,000)", min=1, max=10**7)
+]
+TokenAction = Annotated[str, _argument("ACTION", "create, list or revoke.")]
+TokenFile = Annotated[Path, _argument("FILE", "The token file.")]
+TokenName = Annotated[Text, _main("NAME", "Whose token it is.")]
+TokenScopes = Annotated[list[str] | None, _main("SCOPE", "predict, feedback or admin; repeatable.", "--scope")]

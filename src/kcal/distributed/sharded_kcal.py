@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.holdout import check_folds, fold_codes
+from kcal.calibrators.holdout import MAX_FOLDS, fold_codes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice, check_parts
 from kcal.calibrators.kcal.parameters import check_bandwidth
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
@@ -249,7 +249,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_bandwidth(self.bandwidth, None)
         check_number(self.smoothing, "smoothing", minimum=0, maximum=1)
         if self.folds is not None:
-            check_folds(self.folds)
+            check_integer(self.folds, "folds", minimum=2, maximum=MAX_FOLDS)
         elif self.bandwidth == "published":
             raise InvalidInputError("folds", 'must be given with bandwidth="published"', got="None", remedy="Pass 20.")
         check_integer(self.n_predicted, "n_predicted", minimum=1, maximum=10**9)

@@ -21,6 +21,8 @@ LARGEST_WIDENING = 1e3
 """The interval is widened at most by this factor on either side."""
 SCANNED = 5
 """Bandwidths of the scan, before it is widened."""
+NEAR_STEP = 0.25 * log(2.0)
+"""Step of log b of a search nearby: the parabola through three losses in larger steps has its vertex elsewhere."""
 STEEPEST = -0.25
 """Lowest exponent of a fitted power law."""
 SIZE_FLOOR = 0.1
@@ -98,40 +100,50 @@ def search_bandwidth(
 
 
 def search_near(
-    loss: Callable[[Sequence[float]], Sequence[float]], expected: float, *, pull: float = 0.0
+    loss: Callable[[Sequence[float]], Sequence[float]],
+    expected: float,
+    *,
+    interval: tuple[float, float] | None = None,
+    pull: float = 0.0,
 ) -> BandwidthCurve:
-    """Minimise ``loss`` over log b near an expected bandwidth: three in steps of √2, and the vertex of their parabola.
+    """Minimise ``loss`` over log b near an expected bandwidth: three nearby, and the vertex of their parabola.
 
-    ``loss`` maps several bandwidths to their losses; the three share their distances. While the lowest is at an end,
-    the search goes on beyond it, by at most ``LARGEST_WIDENING``. The loss of the result is that of the parabola.
+    ``loss`` maps several bandwidths to their losses; the three, in steps of ``NEAR_STEP``, share their distances. While
+    the lowest is at an end, the search goes on beyond it in growing steps, by at most ``LARGEST_WIDENING``. With
+    an ``interval`` it begins at the best bandwidth of that, in steps of √2, for an expected one that may be far off.
+    The loss of the result is that of the nearest bandwidths.
 
-    With few samples the minimum is uncertain, and what earlier searches say counts: ``pull``·(log b − log expected)²/2
-    is added to the loss before it is minimised.
+    Where the loss is that of a part of the samples, what earlier searches say counts too: ``pull``·(log b −
+    log expected)²/2 is added before it is minimised.
     """
     seen: dict[float, float] = {}
-    middle, step = log(expected), 0.5 * log(2.0)
+    middle, step = log(expected), NEAR_STEP
 
     def evaluate(log_bandwidths: Sequence[float]) -> None:
         for entry, value in zip(log_bandwidths, loss([exp(entry) for entry in log_bandwidths]), strict=True):
             seen[entry] = inf if isnan(value) else value
 
-    def penalised(entry: float) -> float:
-        return seen[entry] + 0.5 * pull * (entry - middle) ** 2
+    def pulled(entry: float) -> float:
+        return seen[entry] + 0.5 * pull * (entry - log(expected)) ** 2
 
-    evaluate([middle - step, middle, middle + step])
-    best = min(seen, key=penalised)
+    if interval is not None:
+        low, high = map(log, interval)
+        evaluate(np.arange(low, high + step, 2.0 * step).tolist())
+        middle = min(seen, key=pulled)
+    evaluate([entry for entry in (middle - step, middle, middle + step) if entry not in seen])
+    best = min(seen, key=pulled)
     while best in (min(seen), max(seen)) and abs(best - middle) < log(LARGEST_WIDENING):
         outwards = best - step if best == min(seen) else best + step
         evaluate([outwards])
-        if not penalised(outwards) < penalised(best):
+        if not pulled(outwards) < pulled(best):
             break
-        best = outwards
+        best, step = outwards, 1.5 * step
     order = sorted(seen)
     losses, bandwidths = np.array([seen[entry] for entry in order]), np.exp(order)
     place = order.index(best)
     if place in (0, len(order) - 1):
         return BandwidthCurve(bandwidths, losses, exp(best), seen[best], at_edge=True)
-    vertex = _vertex((order[place - 1], best, order[place + 1]), penalised)
+    vertex = _vertex((order[place - 1], best, order[place + 1]), pulled)
     return BandwidthCurve(bandwidths, losses, exp(vertex), float(np.interp(vertex, order, losses)), at_edge=False)
 
 

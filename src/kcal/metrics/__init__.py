@@ -4,7 +4,6 @@ Every metric takes ``probs`` (n_samples, n_classes), whose rows sum to 1, ``labe
 ``sample_weight``, the relative importance of each sample. ``METRICS`` is the table of all metrics.
 """
 
-from kcal.metrics.binning import ReliabilityBins
 from kcal.metrics.calibration import (
     ClassErrors,
     class_errors,
@@ -26,6 +25,7 @@ from kcal.metrics.kernel_error import KernelCalibrationError, kernel_calibration
 from kcal.metrics.metric_interval import confidence_interval
 from kcal.metrics.ranks import AverageRank, AverageRanks, average_ranks, overall_ranks
 from kcal.metrics.registry import METRICS, Metric
+from kcal.metrics.reliability_bins import ReliabilityBins
 from kcal.metrics.resampling import Interval
 from kcal.metrics.scores import (
     RejectionCurve,

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.metrics.binning import ReliabilityBins, bin_event, sort_classes
+from kcal.metrics.binning import bin_event, sort_classes
 from kcal.metrics.intervals import estimate_class_errors
 from kcal.metrics.predictions import Binning, Event, Predictions, Threshold, check_binned, check_event
+from kcal.metrics.reliability_bins import ReliabilityBins
 from kcal.metrics.resampling import check_resampling
-from kcal.validation import check_integer, collect_classes
+from kcal.validation import check_integer, collect_classes, require_pandas
 
 if TYPE_CHECKING:
     import pandas
@@ -162,8 +163,7 @@ class ClassErrors:
 
     def to_frame(self) -> "pandas.DataFrame":
         """Return a pandas DataFrame with one row per class."""
-        import pandas
-
+        pandas = require_pandas()
         names = ("positives", "counts", "mean_prediction", "frequency", "error", "signed_error")
         columns = {name: getattr(self, name) for name in (*names, "overconfidence", "underconfidence")}
         if self.debiased is not None:

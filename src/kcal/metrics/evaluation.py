@@ -14,7 +14,7 @@ from kcal.metrics.predictions import Predictions, Threshold, check_binned
 from kcal.metrics.registry import METRICS
 from kcal.metrics.resampling import Interval, check_resampling
 from kcal.metrics.scores import Clip, check_clip, log_losses, multiclass_brier_losses, top_label_brier_losses
-from kcal.validation import check_groups
+from kcal.validation import check_groups, require_pandas
 
 if TYPE_CHECKING:
     import pandas
@@ -73,8 +73,7 @@ class Evaluation:
         With intervals, the column ``debiased`` is the estimate that the interval is about; the value itself if the
         metric is not biased.
         """
-        import pandas
-
+        pandas = require_pandas()
         values = self.metrics
         frame = pandas.DataFrame({"value": values}, index=pandas.Index(values, name="metric"))
         if self.intervals:

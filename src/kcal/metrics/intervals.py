@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
-from kcal.metrics.binning import ReliabilityBins, WeightedPredictions, sort_weighted
+from kcal.metrics.binning import WeightedPredictions, sort_weighted
 from kcal.metrics.predictions import Binning, Event, Floats, Predictions
+from kcal.metrics.reliability_bins import ReliabilityBins
 from kcal.metrics.resampling import Interval, Resampling, tails, wilson_interval
 
 Array = NDArray[np.float64]

@@ -76,6 +76,19 @@ class Wealth:
         path = np.logaddexp(_log_sum(log_stakes), np.log(kept_after(counts)))
         return replace(self, counts=counts[-1], log_stakes=log_stakes[-1]), path
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the games in a form that JSON can represent."""
+        return {"counts": self.counts.tolist(), "log_stakes": self.log_stakes.tolist()}
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any], n_games: int) -> Self:
+        """Return the games that :meth:`to_dict` described; raise a ValueError if there are not so many."""
+        counts = np.array(stored["counts"], dtype=np.int64).reshape(n_games)
+        log_stakes = np.array(stored["log_stakes"], dtype=np.float64).reshape(n_games, len(STAKES))
+        if not (np.isfinite(log_stakes).all() and counts.min(initial=0) >= 0):
+            raise ValueError("stakes must be finite and counts not negative")
+        return cls(counts, log_stakes)
+
     def join(self, other: Wealth) -> Self:
         """Return the games of both."""
         parts = ("counts", "log_stakes")

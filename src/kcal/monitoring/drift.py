@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kcal.errors import InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError
 from kcal.monitoring.betting import Floats, Wealth
+from kcal.monitoring.reports import reading_state
 from kcal.validation import check_number, check_seed, refuse_where, to_numbers
 
 TAIL = 0.05
+N_GAMES = 3
+FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +80,7 @@ class DriftMonitor:
         self.alpha = check_number(alpha, "alpha", minimum=0, maximum=1, exclusive=True)
         self._sorted: list[float] = np.sort(_check_scores(reference, "reference")).tolist()
         self._generator = np.random.default_rng(check_seed(seed))
-        self._wealth = Wealth.start(3)
+        self._wealth = Wealth.start(N_GAMES)
         self._alarm_at: int | None = None
 
     @property
@@ -93,6 +98,30 @@ class DriftMonitor:
         if self._alarm_at is None and crossed.any():
             self._alarm_at = before + int(crossed.argmax()) + 1
         return DriftReport(self.n_samples, self.alpha, float(path[-1]), self._alarm_at, path, ranks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state in a form that JSON can represent, with the scores of the reference and of all rows."""
+        return {
+            "format": FORMAT,
+            "alpha": self.alpha,
+            "scores": [score if isfinite(score) else str(score) for score in self._sorted],
+            "wealth": self._wealth.to_dict(),
+            "alarm_at": self._alarm_at,
+            "generator": self._generator.bit_generator.state,
+        }
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> Self:
+        """Return the monitor that :meth:`to_dict` described; it goes on as that one would."""
+        with reading_state(state, FORMAT):
+            monitor = cls([float(score) for score in state["scores"]], alpha=state["alpha"])
+            monitor._wealth = Wealth.from_dict(state["wealth"], N_GAMES)
+            monitor._alarm_at = None if state["alarm_at"] is None else int(state["alarm_at"])
+            monitor._generator.bit_generator.state = state["generator"]
+            counts = set(monitor._wealth.counts.tolist())
+            if len(counts) > 1 or not (monitor._alarm_at is None or 1 <= monitor._alarm_at <= max(counts)):
+                raise FileFormatError("the state of a monitor is damaged: its counts contradict each other.")
+        return monitor
 
     def _rank(self, score: float) -> float:
         """Return the rank of a score, equal ones in random order, and add the score to those of later ranks."""

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.monitoring.betting import STAKES, Floats, Wealth
 from kcal.monitoring.payoffs import N_OVERALL, Payoffs, class_payoffs, normalised, overall_payoffs
-from kcal.monitoring.reports import MonitorReport, Part
+from kcal.monitoring.reports import MonitorReport, Part, reading_state
 from kcal.validation import (
     check_groups,
     check_labels,
@@ -18,7 +18,6 @@ from kcal.validation import (
     check_probs,
     collect_classes,
     encode_labels,
-    shown,
 )
 
 BLOCK_NUMBERS = 2**18
@@ -214,41 +213,27 @@ class CalibrationMonitor:
             "groups": self._groups,
             "sums": self._sums.tolist(),
             "group_sums": self._group_sums.tolist(),
-            "wealth": _encoded(self._wealth),
-            "group_wealth": _encoded(self._group_wealth),
+            "wealth": self._wealth.to_dict(),
+            "group_wealth": self._group_wealth.to_dict(),
             "alarms": [[*key, row] for key, row in self._alarms.items()],
         }
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> Self:
         """Return the monitor that :meth:`to_dict` described."""
-        if not isinstance(state, dict):
-            raise FileFormatError(
-                f"the state of a monitor must be a dictionary, as to_dict returns; got {shown(state)}."
-            )
-        try:
-            if state["format"] != FORMAT:
-                raise FileFormatError(f"the state of a monitor must be of format {FORMAT}; got {state['format']!r}.")
+        with reading_state(state, FORMAT):
             monitor = cls(state["classes"], alpha=state["alpha"], tolerance=state["tolerance"])
             n_classes, n_groups = len(monitor.classes), len(state["groups"])
             monitor._groups = list(state["groups"])
             monitor._sums = np.array(state["sums"], dtype=np.float64).reshape(1 + n_classes, 3)
             monitor._group_sums = np.array(state["group_sums"], dtype=np.float64).reshape(n_groups, 3)
-            monitor._wealth = _decoded(state["wealth"], N_OVERALL + 2 * n_classes)
-            monitor._group_wealth = _decoded(state["group_wealth"], N_OVERALL * n_groups)
+            monitor._wealth = Wealth.from_dict(state["wealth"], N_OVERALL + 2 * n_classes)
+            monitor._group_wealth = Wealth.from_dict(state["group_wealth"], N_OVERALL * n_groups)
             monitor._alarms = {(str(kind), int(place)): int(row) for kind, place, row in state["alarms"]}
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, FileFormatError):
-                raise
-            raise FileFormatError(f"this is not the state of a monitor ({error!r}).") from error
-        sums = np.concatenate([monitor._sums, monitor._group_sums])
-        stakes = np.concatenate([monitor._wealth.log_stakes, monitor._group_wealth.log_stakes])
-        counts = np.concatenate([monitor._wealth.counts, monitor._group_wealth.counts])
-        unique = len(set(map(str, monitor._groups))) == len(monitor._groups)
-        if not (
-            np.isfinite(sums).all() and np.isfinite(stakes).all() and unique and min(sums.min(), counts.min()) >= 0
-        ):
-            raise FileFormatError("the state of a monitor is damaged: its numbers must be finite and not negative.")
+            sums = np.concatenate([monitor._sums, monitor._group_sums])
+            unique = len(set(map(str, monitor._groups))) == len(monitor._groups)
+            if not (np.isfinite(sums).all() and unique and sums.min() >= 0):
+                raise FileFormatError("the state of a monitor is damaged: its numbers must be finite and not negative.")
         return monitor
 
 
@@ -268,12 +253,3 @@ def _means(sums: Floats) -> tuple[int, float, float]:
     """Return the number of rows, the mean prediction and the mean outcome."""
     count = max(float(sums[0]), 1.0)
     return int(sums[0]), float(sums[1]) / count, float(sums[2]) / count
-
-
-def _encoded(wealth: Wealth) -> dict[str, Any]:
-    return {"counts": wealth.counts.tolist(), "log_stakes": wealth.log_stakes.tolist()}
-
-
-def _decoded(stored: dict[str, Any], n_games: int) -> Wealth:
-    counts = np.array(stored["counts"], dtype=np.int64).reshape(n_games)
-    return Wealth(counts, np.array(stored["log_stakes"], dtype=np.float64).reshape(n_games, len(STAKES)))

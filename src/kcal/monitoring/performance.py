@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import METRICS
-from kcal.validation import ALMOST_ZERO, check_choice, check_number, check_probs, collect_classes
+from kcal.validation import ALMOST_ZERO, check_choice, check_number, check_probs, collect_classes, require_pandas
 
 if TYPE_CHECKING:
     import pandas
@@ -58,8 +58,7 @@ class PerformanceEstimate:
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per metric, and per class for recall and precision."""
-        import pandas
-
+        pandas = require_pandas()
         rows: dict[tuple[str, Any], Any] = {(name, ""): getattr(self, name) for name in TITLES}
         for name in ("recall", "precision"):
             rows |= {(name, label): row for label, row in zip(self.classes.tolist(), getattr(self, name), strict=True)}

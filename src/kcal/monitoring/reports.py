@@ -1,13 +1,18 @@
-"""What a monitor has found, as frozen results that print as tables."""
+"""What a monitor has found, as frozen results that print as tables, and the border of its stored state."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import exp, log
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kcal.errors import FileFormatError
+from kcal.validation import shown
 
 MAX_SHOWN = 10
 MAX_EXPONENT = 700.0
@@ -113,3 +118,19 @@ def _part_line(name: str, part: Part) -> str:
 
 def _line(name: str, samples: str, predicted: str, observed: str, wealth: str, alarm: str) -> str:
     return f"{name:<24}  {samples:>9}  {predicted:>9}  {observed:>9}  {wealth:>9}  {alarm}".rstrip()
+
+
+@contextmanager
+def reading_state(state: Any, expected_format: int) -> Iterator[None]:
+    """Turn errors of reading the stored state of a monitor into a FileFormatError."""
+    if not isinstance(state, dict):
+        raise FileFormatError(f"the state of a monitor must be a dictionary, as to_dict returns; got {shown(state)}.")
+    if state.get("format") != expected_format:
+        found = state.get("format")
+        raise FileFormatError(f"the state of a monitor must be of format {expected_format}; got {found!r}.")
+    try:
+        yield
+    except FileFormatError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FileFormatError(f"this is not the state of a monitor ({error!r}).") from error

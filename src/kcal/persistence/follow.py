@@ -25,7 +25,8 @@ class Follower:
 
     A sample of the calibrator is known by its id and by the row of the store that it came from: an id that was deleted
     and appended again is another sample. A sample that is not in the store is forgotten, so that a deletion reaches the
-    calibrator although the store keeps nothing of what was deleted, not even its id.
+    calibrator although the store keeps nothing of what was deleted, not even its id. With ``keep_others`` a sample that
+    was never in the store stays; one that was deleted before the first update cannot be told from it.
 
     The calibrator is unfitted, or was fitted with ids of the store: saved and loaded again, it goes on. Then samples
     whose embeddings and labels it has are left as they are. If its ``updates`` limit the samples that it keeps, those
@@ -36,13 +37,15 @@ class Follower:
     ``error`` and tries again at the next interval; an error that lasts is raised where the context ends.
     """
 
-    def __init__(self, store: CalibrationStore, calibrator: Calibrator, every: float | None) -> None:
+    def __init__(
+        self, store: CalibrationStore, calibrator: Calibrator, every: float | None, *, keep_others: bool = False
+    ) -> None:
         if not (isinstance(calibrator, Calibrator) and calibrator.learns_online):
             expected = "must be one that learns online: KCal or KCalBlend"
             raise InvalidInputError("calibrator", expected, got=shown(calibrator))
         if every is not None:
             check_number(every, "every", minimum=0, exclusive=True)
-        self.store, self.calibrator, self.every = store, calibrator, every
+        self.store, self.calibrator, self.every, self.keep_others = store, calibrator, every, keep_others
         self.since = 0
         """Number of the last change of the store that the calibrator has seen."""
         self._check_calibrator()
@@ -125,7 +128,7 @@ class Follower:
         """Return the ids of samples that the store no longer has: those of the calibrator, and with evicted ones."""
         if not self._is_fitted or not (rows or self.since == 0):
             return set(), set()
-        absent = {None, *rows}
+        absent = rows if self.keep_others else {None, *rows}
         gone = {name for name in self._live.current_ids_ if self._rows.get(name) in absent}
         return gone, gone | {name for name, row in self._rows.items() if row in rows}
 

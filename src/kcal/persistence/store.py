@@ -223,12 +223,18 @@ class CalibrationStore:
         """Fit a calibrator on the labelled samples and return it; the rest as in :func:`kcal.fit_on`."""
         return fit_on(calibrator, self.samples().outputs, training, classes=classes)
 
-    def follow(self, calibrator: Calibrator, *, every: float | None = None) -> Follower:
+    def follow(self, calibrator: Calibrator, *, every: float | None = None, keep_others: bool = False) -> Follower:
         """Return a follower whose ``update()`` brings what changed here to a KCal or a KCalBlend.
 
-        With ``every``, ``with store.follow(calibrator, every=60):`` does so from a thread, every so many seconds.
+        With ``every``, ``with store.follow(calibrator, every=60):`` does so from a thread, every so many seconds. With
+        ``keep_others`` samples of the calibrator that were never here stay: the store holds additional ones.
         """
-        return Follower(self, calibrator, every)
+        return Follower(self, calibrator, every, keep_others=keep_others)
+
+    def contains(self, ids: Sequence[Any]) -> list[bool]:
+        """Return for each id whether a sample has it."""
+        query = "SELECT 1 FROM samples WHERE id = ?"
+        return [bool(self._rows(query, (name,))) for name in plain_ids(ids, len(ids))]
 
     def ids(self) -> list[Any]:
         """Return the ids of all labelled samples, in the order of their arrival."""

@@ -110,7 +110,7 @@ class FastRecipe(CheckedFields):
     """The same objective in a small fraction of the time.
 
     One stratified batch is prediction and background at once: each sample is predicted from all the others, so that
-    a step learns from ``batch_size``² pairs. The optimiser is AdamW; the rate rises linearly and falls as a cosine.
+    a step learns from ``batch_size**2`` pairs. The optimiser is AdamW; the rate rises linearly and falls as a cosine.
 
     ``start="pca"`` begins at the principal axes of the embeddings, in place of random weights. ``unit_length``
     divides embeddings by their length first: a network that fits its training set stretches the embeddings of training

@@ -31,6 +31,7 @@ from kcal.validation.matrices import (
     row_fingerprints,
     unchecked_logits,
 )
+from kcal.validation.optional import require_pandas
 from kcal.validation.parameters import checked_parameters, parameter
 from kcal.validation.representation import look_like_probabilities, warn_of_probabilities
 from kcal.validation.scalars import (
@@ -73,6 +74,7 @@ __all__ = [
     "look_like_probabilities",
     "parameter",
     "refuse_where",
+    "require_pandas",
     "require_two_columns",
     "row_fingerprints",
     "shown",

@@ -27,9 +27,6 @@ def compress_blend(
     """
     experts, threshold = [], model.gate_threshold
     for place, expert in enumerate(model.experts):
-        if place > 0 and expert.compression is not None:  # merged by the fit
-            experts.append(expert)
-            continue
         compressed, trial = compress_estimate(expert, groups, find_size, options)
         if compressed is not expert:
             masses = log_masses(model, compressed, trial.folded)

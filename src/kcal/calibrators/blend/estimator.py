@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,9 +15,8 @@ from kcal.calibrators.blend.attribution import attribute_blend
 from kcal.calibrators.blend.compression import compress_blend
 from kcal.calibrators.blend.experts import Expert, at_best_bandwidth, check_factors, fit_experts
 from kcal.calibrators.blend.fitting import fit_blend
-from kcal.calibrators.blend.head import LinearHead
+from kcal.calibrators.blend.head import LinearHead, check_logits
 from kcal.calibrators.blend.live import LiveBlend, bandwidth_records
-from kcal.calibrators.blend.merged import merge_experts
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.blend.module import BlendModule
 from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
@@ -27,7 +26,7 @@ from kcal.calibrators.fit_warnings import (
     warn_of_known_rows,
     warn_of_missing_classes,
 )
-from kcal.calibrators.holdout import check_folds
+from kcal.calibrators.holdout import MAX_FOLDS
 from kcal.calibrators.kcal.attribution import Attribution
 from kcal.calibrators.kcal.compression import CompressionOptions, FindSize
 from kcal.calibrators.kcal.embedding_base import without_samples
@@ -36,7 +35,6 @@ from kcal.calibrators.logit_base import encode_columns, fitted, to_log_probs
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.online.records import SampleRecords
 from kcal.calibrators.online.snapshots import on_latest, on_snapshot
-from kcal.calibrators.online.updates import Updates
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
 from kcal.kernels import SortedSupport
@@ -46,22 +44,22 @@ from kcal.threads import threads_for
 from kcal.validation import (
     ArrayKind,
     check_choice,
-    check_flag,
     check_groups,
-    check_matrix,
+    check_integer,
     check_number,
-    check_scores,
     column_names,
+    parameter,
     shown,
-    warn_of_probabilities,
 )
 
 BLOCK_ROWS = 4096
 MAX_SPREAD = 1e6
 MIN_BACKGROUND = 1e-20
 """Smallest background that single precision can spread over classes, however rare."""
+BACKGROUND = f'must be "cv" or a number from {MIN_BACKGROUND:g} to 1'
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class KCalBlend(LiveBlend):
     """KCal that keeps the information of the network's logits.
 
@@ -93,9 +91,6 @@ class KCalBlend(LiveBlend):
         others slightly worse.
     sharpness : float
         Prior standard deviation of the change of the log temperature with the entropy of the prediction; 0 for none.
-    merged : bool
-        Whether every metric has a second estimate, over weighted means of clusters of samples of a class: as many as
-        give the lowest out-of-fold log-loss.
     folds : int
         For the out-of-fold predictions of the network.
     head : nn.Linear, 1×1 convolution or pair of arrays, optional
@@ -144,7 +139,6 @@ class KCalBlend(LiveBlend):
     )
 
     model_class = BlendModel
-    model_: BlendModel
     weights_ = fitted("weights")
     bias_ = fitted("pool.bias")
     sharpness_ = fitted("sharpness")
@@ -152,48 +146,16 @@ class KCalBlend(LiveBlend):
     background_ = fitted("background")
     bandwidths_ = fitted("bandwidths")
     frequencies_ = fitted("frequencies")
-    logit_names_in_: NDArray[np.object_]
-
-    def __init__(
-        self,
-        *,
-        projection: Any = "skip",
-        dimension: int | str = "auto",
-        recipe: Any = "fast",
-        bandwidth_factors: Any = (0.5, 1.0, 2.0),
-        network_calibrator: str = "auto",
-        bias: float = 0.1,
-        background: str | float = "cv",
-        fallback_quantile: float = 0.01,
-        sharpness: float = 0.5,
-        merged: bool = False,
-        folds: int = 5,
-        head: Any = None,
-        representation: str = "logits",
-        prior: Any = None,
-        seed: int = 0,
-        progress: bool | None = None,
-        updates: Updates | None = None,
-    ) -> None:
-        super().__init__(
-            projection=projection,
-            dimension=dimension,
-            recipe=recipe,
-            prior=prior,
-            seed=seed,
-            progress=progress,
-            updates=updates,
-        )
-        self.bandwidth_factors = bandwidth_factors
-        self.network_calibrator = network_calibrator
-        self.bias = bias
-        self.background = background
-        self.fallback_quantile = fallback_quantile
-        self.sharpness = sharpness
-        self.merged = merged
-        self.folds = folds
-        self.head = head
-        self.representation = representation
+    bandwidth_factors: Any = (0.5, 1.0, 2.0)
+    network_calibrator: str = parameter("auto", check_choice, choices=("auto", "ts", "svs", "sms"))
+    bias: float = parameter(0.1, check_number, minimum=0, maximum=MAX_SPREAD)
+    background: str | float = parameter("cv", check_number, minimum=MIN_BACKGROUND, maximum=1, expected=BACKGROUND)
+    fallback_quantile: float = parameter(0.01, check_number, minimum=0, maximum=0.999)
+    sharpness: float = parameter(0.5, check_number, minimum=0, maximum=MAX_SPREAD)
+    folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
+    head: Any = None
+    representation: str = "logits"
+    logit_names_in_: NDArray[np.object_] = field(init=False)
 
     @with_gradients()
     def fit(
@@ -225,7 +187,7 @@ class KCalBlend(LiveBlend):
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
         head = None if self.head is None else LinearHead.of(self.head, rows.shape[1])
-        scores = self._check_logits(logits, rows, self.representation, head)
+        scores = check_logits(logits, rows, self.representation, head)
         if scores is not None:
             classes = encode_columns(y, logits, scores.shape, classes)[1]
         options = {"classes": classes, "groups": groups, "sample_weight": sample_weight, "ids": ids}
@@ -262,10 +224,8 @@ class KCalBlend(LiveBlend):
         if scores is not None:
             log_probs, choice = to_log_probs(scores, self.representation), self.network_calibrator
             network = cross_fit_network(log_probs, samples, choice=choice, folds=self.folds, seed=self.seed)
-        merging = CompressionOptions(seed=self.seed, progress=self.progress)
-        merged, folded = merge_experts(experts if self.merged else (), samples, merging)
         tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
-        return fit_blend(samples, (*experts, *merged), network, folded=folded, **tuning)
+        return fit_blend(samples, experts, network, **tuning)
 
     def _compressed(self, find_size: FindSize, options: CompressionOptions, groups: Any) -> dict[str, Any]:
         keys: NDArray[np.int64] | None = None
@@ -353,15 +313,6 @@ class KCalBlend(LiveBlend):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         check_factors(self.bandwidth_factors)
-        check_choice(self.network_calibrator, "network_calibrator", ("auto", "ts", "svs", "sms"))
-        check_folds(self.folds)
-        check_flag(self.merged, "merged")
-        check_number(self.bias, "bias", minimum=0, maximum=MAX_SPREAD)
-        check_number(self.sharpness, "sharpness", minimum=0, maximum=MAX_SPREAD)
-        check_number(self.fallback_quantile, "fallback_quantile", minimum=0, maximum=0.999)
-        if not (isinstance(self.background, str) and self.background == "cv"):
-            expected = f'must be "cv" or a number from {MIN_BACKGROUND:g} to 1'
-            check_number(self.background, "background", minimum=MIN_BACKGROUND, maximum=1, expected=expected)
         if self.head is not None and self.representation != "logits":
             expected = 'must be "logits" with a head, which computes logits'
             raise InvalidInputError("representation", expected, got=shown(self.representation))
@@ -383,28 +334,8 @@ class KCalBlend(LiveBlend):
         if names and known and names != known:
             expected = f"must have the columns of the fit, in the same order: {', '.join(known)}"
             raise InvalidInputError("logits", expected, got=", ".join(names))
-        return (rows, self._check_logits(logits, rows, self.model_.representation, self.model_.head)), kind
-
-    def _check_logits(
-        self, logits: Any, rows: torch.Tensor, representation: str, head: LinearHead | None
-    ) -> torch.Tensor | None:
-        """Return the checked logits, given or of the head, one column per class: of the fit, if there was one."""
-        if head is not None:
-            if logits is not None:
-                raise InvalidInputError("logits", "must be left out: the head computes them")
-            logits = head.logits(rows)
-        if logits is None:
-            return None
-        scores = check_scores(logits, check_matrix(logits, "logits", logits=True), representation, "logits")
-        n_classes = len(self.classes_) if hasattr(self, "classes_") else scores.shape[1]
-        if scores.shape[1] != n_classes:
-            expected = f"must have one column for each of the {n_classes:,} classes of the fit"
-            raise InvalidInputError("logits", expected, got=f"{scores.shape[1]:,} columns")
-        if len(scores) != len(rows):
-            expected = f"must have a row for each row of X, {len(rows):,} of them"
-            raise InvalidInputError("logits", expected, got=f"{len(scores):,}")
-        warn_of_probabilities(scores, representation, "logits")
-        return scores
+        model, n_classes = self.model_, len(self.classes_)
+        return (rows, check_logits(logits, rows, model.representation, model.head, n_classes=n_classes)), kind
 
     def _attribute(self, inputs: Any, block: slice, probs: torch.Tensor, k: int) -> Attribution:
         rows, scores = inputs

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -18,7 +16,6 @@ from kcal.calibrators.blend.network import NetworkFit
 from kcal.calibrators.blend.pool import Pool, PoolProblem
 from kcal.calibrators.blend.sharpness import Sharpness, fit_sharpness
 from kcal.calibrators.fit_warnings import warn_without_out_of_fold
-from kcal.calibrators.kcal.out_of_fold import FoldedSupport
 from kcal.calibrators.kcal.samples import Samples
 from kcal.kernels import ClassSums
 
@@ -35,7 +32,6 @@ MIN_MEDIAN_EVIDENCE = -20.0
 """Lowest median log mass at a calibration sample from the others; a sample's own mass is 1."""
 MAX_ENTRIES = 5_000_000
 """Samples × classes on which pool, background and sharpness are fitted, at most: they have few parameters."""
-NOTHING_MERGED: Mapping[str, FoldedSupport] = MappingProxyType({})
 EMPTY = 1e-9
 """Share of a class below which nothing of it is left when a sample or group is left out."""
 
@@ -81,12 +77,8 @@ def fit_blend(
     background: str | float,
     fallback_quantile: float,
     sharpness: float,
-    folded: Mapping[str, FoldedSupport] = NOTHING_MERGED,
 ) -> BlendModel:
-    """Fit gate, background, pool and sharpness on out-of-fold inputs; keywords are parameters of ``KCalBlend``.
-
-    ``folded`` are the out-of-fold supports of the experts whose points are no samples, by the name of the metric.
-    """
+    """Fit gate, background, pool and sharpness on out-of-fold inputs; keywords are parameters of ``KCalBlend``."""
     totals = samples.class_weights()
     model = BlendModel(
         experts=experts,
@@ -98,8 +90,8 @@ def fit_blend(
         background=BACKGROUNDS[0],
         min_log_prob=network.min_log_prob,
     )
-    index = predicted_index(samples)
-    model, sums = with_leave_out_sums(model, samples, index, folded)
+    index = samples.spread_index(MAX_ENTRIES // len(samples.classes))
+    model, sums = with_leave_out_sums(model, samples, index)
     if fallback_quantile > 0:
         log_mass = total_log_mass(sums[0], model.experts[0].middle)
         threshold = np.quantile(log_mass[torch.isfinite(log_mass)].numpy(), fallback_quantile)
@@ -127,14 +119,7 @@ def prior_pool(experts: tuple[Expert, ...], network: tuple[object, ...]) -> Pool
     return Pool(weights=weights, bias=torch.zeros(n_classes, dtype=torch.float64), loss=float(np.log(n_classes)))
 
 
-def predicted_index(samples: Samples) -> Index:
-    """Return the positions of the samples whose out-of-fold predictions the blend is fitted on."""
-    return samples.spread_index(MAX_ENTRIES // len(samples.classes))
-
-
-def with_leave_out_sums(
-    model: BlendModel, samples: Samples, index: Index, folded: Mapping[str, FoldedSupport] = NOTHING_MERGED
-) -> tuple[BlendModel, tuple[ClassSums, ...]]:
+def with_leave_out_sums(model: BlendModel, samples: Samples, index: Index) -> tuple[BlendModel, tuple[ClassSums, ...]]:
     """Return the model with the median evidence of its experts, and class sums at some samples from all others.
 
     A bandwidth is widened where the median evidence is too low: with few samples the leave-one-out loss may prefer one
@@ -142,14 +127,9 @@ def with_leave_out_sums(
     """
 
     def with_sums(expert: Expert) -> tuple[Expert, ClassSums]:
-        supports = folded.get(expert.metric)
-        if supports is None:
-            sums = expert.leave_out_sums(samples.keys, index)
-            sums = whole_class_sums(sums, samples.class_weights(), weights_left(samples, index))
-        else:
-            sums = supports.class_sums(expert.bandwidths)
-            sums = whole_class_sums(sums, supports.samples.class_weights, supports.weights_left)
-        sums = model.at_estimated_frequencies(sums)
+        sums = expert.leave_out_sums(samples.keys, index)
+        whole = whole_class_sums(sums, samples.class_weights(), weights_left(samples, index))
+        sums = model.at_estimated_frequencies(whole)
         masses = [total_log_mass(sums, place) for place in range(len(expert.factors))]
         medians = [mass[torch.isfinite(mass)].median() for mass in masses]
         return replace(expert, median_evidence=torch.stack(medians)), sums

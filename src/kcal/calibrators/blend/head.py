@@ -1,4 +1,4 @@
-"""The head of a network: the linear layer that computes logits from embeddings."""
+"""The logits of a blend: given, or computed by the head of the network, a linear layer, from embeddings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from kcal.calibrators.model_state import StoredModel, tensor
 from kcal.embeddings.layer_calls import CONVOLUTIONS
 from kcal.errors import InvalidInputError
-from kcal.validation import LARGEST, shown, to_numbers
+from kcal.validation import LARGEST, check_matrix, check_scores, shown, to_numbers, warn_of_probabilities
 
 EXPECTED = "must be an nn.Linear, a 1×1 convolution or a pair of arrays, weight (n_classes, h) and bias (n_classes,)"
 FORWARDS = [layer.forward for layer in (nn.Linear, *CONVOLUTIONS)]  # a subclass with its own need not be linear
@@ -52,3 +52,24 @@ class LinearHead(StoredModel):
         """Return logits, (n, n_classes), in the precision and on the device of the embeddings, (n, h)."""
         bias = None if self.bias is None else self.bias.to(embeddings)
         return nn.functional.linear(embeddings, self.weight.to(embeddings), bias)
+
+
+def check_logits(
+    logits: Any, rows: torch.Tensor, representation: str, head: LinearHead | None, *, n_classes: int | None = None
+) -> torch.Tensor | None:
+    """Return the checked logits of rows, given or of the head, (n, n_classes); None if there are none."""
+    if head is not None:
+        if logits is not None:
+            raise InvalidInputError("logits", "must be left out: the head computes them")
+        logits = head.logits(rows)
+    if logits is None:
+        return None
+    scores = check_scores(logits, check_matrix(logits, "logits", logits=True), representation, "logits")
+    if n_classes is not None and scores.shape[1] != n_classes:
+        expected = f"must have one column for each of the {n_classes:,} classes of the fit"
+        raise InvalidInputError("logits", expected, got=f"{scores.shape[1]:,} columns")
+    if len(scores) != len(rows):
+        expected = f"must have a row for each row of X, {len(rows):,} of them"
+        raise InvalidInputError("logits", expected, got=f"{len(scores):,}")
+    warn_of_probabilities(scores, representation, "logits")
+    return scores

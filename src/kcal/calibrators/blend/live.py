@@ -21,7 +21,7 @@ from kcal.calibrators.online.records import SampleRecords
 from kcal.calibrators.online.rows import SampleRows
 from kcal.calibrators.online.snapshots import copy_with, on_base
 from kcal.calibrators.online.stream import Snapshot
-from kcal.calibrators.online.updates import BandwidthRecord, check_updates
+from kcal.calibrators.online.updates import BandwidthRecord, check_updates, without_classes
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError, KcalWarning
 from kcal.kernels import SortedSupport, size_of_rarest_class
@@ -125,7 +125,7 @@ class LiveBlend(EmbeddingCalibrator):
         samples = samples.rows(counted)
         supports = [self._support_of(rows, place, samples, counted) for place in range(len(self.model_.experts))]
         scores = torch.from_numpy(rows.column("scores")[counted]) if "scores" in rows.columns else None
-        due = check_updates(self.updates).is_due(self.bandwidth_history_, rows.n_updates, samples.n_classes_seen)
+        due = check_updates(self.updates).is_due(self.bandwidth_history_, rows.n_updates, samples.classes_seen)
         base = self._refitted(rows, samples, supports, scores) if due and samples.n_parts > 1 else self
         if base is self and rows.n_erasures > self._n_erasures and scores is not None:
             lowest = float(to_log_probs(scores, self.model_.representation).min())  # maybe that of a forgotten sample
@@ -149,7 +149,7 @@ class LiveBlend(EmbeddingCalibrator):
             model = self._fit_weights(samples, experts, scores)
         prior = check_prior(self.prior, samples.classes)
         model = replace(model, representation=before.representation, prior=prior, head=before.head)
-        history = (*self.bandwidth_history_, *bandwidth_records(model, samples, rows.n_updates))
+        history = (*without_classes(self.bandwidth_history_), *bandwidth_records(model, samples, rows.n_updates))
         base = copy_with(self, classes_=samples.classes, bandwidth_history_=history)
         return self._base_of(model, supports[0].log_total_weight, rows.n_erasures, base)
 
@@ -175,8 +175,10 @@ def grown_model(model: BlendModel, supports: list[SortedSupport], log_weight: fl
 def bandwidth_records(model: BlendModel, samples: Samples, n_updates: int) -> tuple[BandwidthRecord, ...]:
     """Return the bandwidth of each metric at a fit, with the out-of-fold loss of the blend."""
     size = size_of_rarest_class(samples.codes, samples.weights, len(samples.classes))
-    counts: dict[str, Any] = {"n_samples": len(samples.codes), "size": size, "n_classes": samples.n_classes_seen}
+    classes = tuple(samples.classes_seen)
+    counts: dict[str, Any] = {"n_samples": len(samples.codes), "size": size, "n_classes": len(classes)}
+    counts |= {"n_updates": n_updates, "classes": classes}
     return tuple(
-        BandwidthRecord(bandwidth, "search", model.pool.loss, **counts, n_updates=n_updates, metric=metric)
+        BandwidthRecord(bandwidth, "search", model.pool.loss, **counts, metric=metric)
         for metric, bandwidth in model.bandwidths.items()
     )

@@ -11,12 +11,12 @@ import torch
 
 from kcal.calibrators.dirichlet.grid import MAX_POINTS, check_grid, is_better, published_grid, search_penalty
 from kcal.calibrators.dirichlet.solver import FoldProblem, FoldSolution, Penalty, solve_folds, tempered_identity
-from kcal.calibrators.dirichlet.training import train_folds
+from kcal.calibrators.dirichlet.training import n_stops, train_folds
 from kcal.calibrators.holdout import MAX_FOLDS, stratified_folds
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, tensor
 from kcal.errors import ConvergenceWarning, InvalidInputError, warn
-from kcal.progress import progress_bar
+from kcal.progress import Advance, progress_bar
 from kcal.validation import check_choice, check_integer, parameter
 
 LEAST_LOG_PROB = log(2.2e-16)
@@ -135,6 +135,10 @@ class DirichletCalibration(LogitCalibrator):
     def _try_penalties(self, search: _Search, n_classes: int) -> None:
         grid = check_grid(self.grid)
         points = published_grid(n_classes) if grid == "published" else grid
+        if self.training == "published" and not isinstance(points, str):
+            with progress_bar("Dirichlet calibration", n_stops(search.problem, points), show=self.progress) as advance:
+                search.train_all(points, advance)
+            return
         total = MAX_POINTS if isinstance(points, str) else len(points)
         with progress_bar("Dirichlet calibration", total, show=self.progress) as advance:
 
@@ -178,7 +182,17 @@ class _Search:
     def loss_of(self, penalty: Penalty) -> float:
         """Return the cross-validated log-loss, solved from the latest or the best trial, whichever is nearer."""
         nearest = min(self.best, self.latest, key=lambda trial: penalty.distance(trial.penalty))
-        solution = self._solve(penalty, nearest.solution, SEARCH_TOLERANCE)
+        return self._record(penalty, self._solve(penalty, nearest.solution, SEARCH_TOLERANCE))
+
+    def train_all(self, penalties: list[Penalty], advance: Advance) -> None:
+        """Train the models of all penalties side by side as published."""
+        assert self.published_seed is not None
+        solutions = train_folds(self.problem, penalties, seed=self.published_seed, advance=advance)
+        for penalty, solution in zip(penalties, solutions, strict=True):
+            self._record(penalty, solution)
+
+    def _record(self, penalty: Penalty, solution: FoldSolution) -> float:
+        """Return the cross-validated log-loss, and keep the models if it is the lowest."""
         own = solution.own_log.gather(0, self.fold_of[None, :])[0]  # by the model of the fold that held the row out
         loss = -float(self.weights @ own)
         self.tried.append((penalty.off_diagonal, penalty.intercept, penalty.diagonal, loss))
@@ -189,7 +203,7 @@ class _Search:
 
     def _solve(self, penalty: Penalty, start: FoldSolution, tolerance: float) -> FoldSolution:
         if self.published_seed is not None:
-            return train_folds(self.problem, penalty, seed=self.published_seed)
+            return next(train_folds(self.problem, [penalty], seed=self.published_seed))
         return solve_folds(self.problem, penalty, start.coefficients, tolerance=tolerance)
 
     def finish(self) -> FoldSolution:

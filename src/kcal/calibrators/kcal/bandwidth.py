@@ -31,8 +31,8 @@ TYPICAL_EVALUATIONS = {"cv": 14, "published": 26}
 """Evaluations of a search, for the progress bar, by the value of ``bandwidth`` that asks for it."""
 NEAR_SAMPLES = 1_000
 """Samples that a search around an expected bandwidth predicts, at most."""
-EXPECTED_SPREAD = 0.07
-"""Standard deviation of log b around the power law of earlier searches, as far as it is known before a search."""
+EXPECTED_SPREAD = 0.05
+"""Standard deviation of log b around the expected bandwidth, where a search predicts only some of the samples."""
 PUBLISHED_FOLDS = 20
 """Folds of the published search."""
 
@@ -122,13 +122,25 @@ class BandwidthChoice:
         return replace(curve, standard_error=loss.standard_error(curve.bandwidth))
 
     def choose_near(
-        self, expected: float, support: SortedSupport, *, kernel: MotherKernel, keys: torch.Tensor | None
+        self,
+        expected: float,
+        support: SortedSupport,
+        *,
+        kernel: MotherKernel,
+        keys: torch.Tensor | None,
+        scan: bool = False,
     ) -> BandwidthCurve:
-        """Return a quick search around an expected bandwidth, on at most ``NEAR_SAMPLES`` samples given all others."""
+        """Return a quick search around an expected bandwidth, on at most ``NEAR_SAMPLES`` samples given all others.
+
+        With ``scan`` it begins with the usual interval. If it predicts only some samples, others than the search
+        before, it is pulled towards the expected bandwidth, in which earlier searches have their part.
+        """
         options: dict[str, Any] = {"kernel": kernel, "keys": keys, "least_prob": self.least_prob}
-        loss = SampledLeaveOutLoss(support, n_predicted=NEAR_SAMPLES, **options)
-        n_predicted = min(len(support.counted), NEAR_SAMPLES)
-        return search_near(loss.at, expected, pull=1.0 / (n_predicted * EXPECTED_SPREAD**2))
+        n_samples = len(support)
+        loss = SampledLeaveOutLoss(support, n_predicted=NEAR_SAMPLES, seed=n_samples, **options)
+        left_out = max(0.0, 1.0 - NEAR_SAMPLES / n_samples)
+        pull = left_out / (NEAR_SAMPLES * EXPECTED_SPREAD**2)
+        return search_near(loss.at, expected, interval=self._interval(support.mean_square) if scan else None, pull=pull)
 
     def _interval(self, mean_square: float) -> tuple[float, float]:
         """Return the interval of the search: by default the published one, in units of the spread of the samples."""

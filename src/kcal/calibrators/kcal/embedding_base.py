@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,10 +22,9 @@ from kcal.calibrators.base import (
 from kcal.calibrators.explanation import Explanation
 from kcal.calibrators.kcal.attribution import BLOCK_NUMBERS, BLOCK_ROWS, Attribution, to_explanation
 from kcal.calibrators.kcal.compression import CompressionOptions, FindSize, check_target
-from kcal.calibrators.kcal.evidence import log_lengths
 from kcal.calibrators.kcal.example_rows import example_rows
+from kcal.calibrators.kcal.growing import GrowingCalibrator
 from kcal.calibrators.kcal.learning import EstimateOptions
-from kcal.calibrators.kcal.model import KernelEstimate
 from kcal.calibrators.kcal.parameters import check_learned_projection
 from kcal.calibrators.kcal.samples import (
     Samples,
@@ -34,7 +32,6 @@ from kcal.calibrators.kcal.samples import (
     check_samples,
     check_training_set,
     known_labels,
-    relative_weights,
 )
 from kcal.calibrators.kcal.state import (
     read_history,
@@ -44,24 +41,24 @@ from kcal.calibrators.kcal.state import (
     stored_parameters,
 )
 from kcal.calibrators.model_state import Stored, StoredModel, Tensors
-from kcal.calibrators.online.live import LiveCalibrator
-from kcal.calibrators.online.records import SampleRecords, log_given_weights, named_groups, records_of
-from kcal.calibrators.online.rows import SampleRows
+from kcal.calibrators.online.records import SampleRecords
 from kcal.calibrators.online.snapshots import copy_with, on_latest, on_snapshot
-from kcal.calibrators.online.updates import check_updates
+from kcal.calibrators.online.updates import Updates, check_updates
 from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import InvalidInputError
 from kcal.modes import without_autocast
 from kcal.progress import progress_bar
 from kcal.projection import Recipe, get_recipe, needs_training
 from kcal.threads import threads_for
-from kcal.validation import check_device, check_integer, column_names, row_fingerprints
+from kcal.validation import check_device, check_integer, checked_parameters, column_names
 
 
-class EmbeddingCalibrator(LiveCalibrator):
+@dataclass(kw_only=True, eq=False, repr=False)
+class EmbeddingCalibrator(GrowingCalibrator):
     """Base class of the methods with kernel density estimates over projected embeddings.
 
-    A method names its ``model_class`` and adds what it stores beside the model to ``_model_state`` and ``_restore``.
+    A method declares its parameters as fields, names its ``model_class`` and adds what it stores beside the model to
+    ``_model_state`` and ``_restore``.
     """
 
     columns_are_classes: ClassVar[bool] = False
@@ -69,35 +66,18 @@ class EmbeddingCalibrator(LiveCalibrator):
     has_explanations: ClassVar[bool] = True
     model_class: ClassVar[type[StoredModel]]
     """Class of ``model_``."""
-    _compares_lengths: bool  # of a calibrator without samples: whether the projection ignores lengths
-
-    def __init__(
-        self,
-        *,
-        projection: Any,
-        dimension: int | str,
-        recipe: Any,
-        prior: Any,
-        seed: int,
-        progress: bool | None,
-        updates: Any,
-    ) -> None:
-        self.projection = projection
-        self.dimension = dimension
-        self.recipe = recipe
-        self.prior = prior
-        self.seed = seed
-        self.progress = progress
-        self.updates = updates
+    projection: Any = "skip"
+    dimension: int | str = "auto"
+    recipe: str | Recipe = "fast"
+    prior: Any = None
+    seed: int = 0
+    progress: bool | None = None
+    updates: Updates | None = None
 
     @property
     def uses_training_set(self) -> bool:
         """Whether ``fit``, with the present parameters, learns from the network's training set."""
         return needs_training(self.projection)
-
-    def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the embeddings that the projection works on, (n, h), from rows of ``X``."""
-        return rows
 
     def training_recipe(self) -> Recipe:
         """Return the recipe by which the projection is trained."""
@@ -209,12 +189,6 @@ class EmbeddingCalibrator(LiveCalibrator):
         rows = example_rows(estimate, n_rows, max(n_features, 2), self.as_embeddings)
         return {"logits": rows[:, 1:] - rows[:, :1] if n_features == 1 else rows}  # one column: the log-odds
 
-    @property
-    def first_estimate(self) -> KernelEstimate:
-        """The kernel density estimate by which the evidence is measured."""
-        estimate: KernelEstimate = self.model_
-        return estimate
-
     @on_snapshot
     def compress(
         self,
@@ -325,6 +299,7 @@ class EmbeddingCalibrator(LiveCalibrator):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
+        checked_parameters(self)
         get_recipe(self.recipe)
         check_updates(self.updates)
         self._check_projection()
@@ -347,78 +322,6 @@ class EmbeddingCalibrator(LiveCalibrator):
         samples = check_samples(self.as_embeddings(rows), y, known_labels=known, **options)
         check_at_least_two(samples.classes, type(self).__name__)
         return samples, training
-
-    def _remember_samples(
-        self,
-        fingerprints: NDArray[np.uint64],
-        samples: Samples,
-        groups: Any,
-        sample_weight: Any,
-        scores: torch.Tensor | None = None,
-    ) -> None:
-        """Keep what updates need of the samples of a fit, beside the support; groups and weights are of all rows."""
-        names, codes = None, None
-        if groups is not None:
-            names, codes = np.unique(named_groups(groups)[samples.indices], return_inverse=True)
-        ids = samples.indices if samples.ids is None else samples.ids
-        self._records = SampleRecords(
-            fingerprints=torch.from_numpy(fingerprints.view(np.int64)),
-            log_lengths=log_lengths(samples.embeddings).cpu(),
-            log_weights=log_given_weights(sample_weight, samples.indices),
-            group_codes=None if codes is None else torch.from_numpy(codes.reshape(-1).astype(np.int64)),
-            group_names=names,
-            scores=None if scores is None else scores.detach().cpu().clone(),
-            n_updates=len(samples.codes),
-            next_id=int(ids.max()) + 1 if ids.dtype.kind in "iu" else len(ids),
-        )
-
-    def _as_base(self, model: Any) -> Self:
-        """Return a copy with a model without samples, and the fingerprints of rows that are no samples."""
-        samples = self._checked_records().fingerprints.numpy().view(np.uint64)
-        others = np.setdiff1d(self._fingerprints, samples)
-        compares_lengths = self.first_estimate.reference.log_lengths is not None
-        base: Self = copy_with(self, model_=model, _fingerprints=others, _compares_lengths=compares_lengths)
-        for name in ("ids_", "support_indices_", "_records"):
-            base.__dict__.pop(name, None)
-        return base
-
-    def _columns_of_rows(self, rows: torch.Tensor, estimates: Sequence[KernelEstimate]) -> dict[str, NDArray[Any]]:
-        """Return fingerprints, lengths and projected points of checked rows."""
-        embeddings = self.as_embeddings(rows)
-        points = {f"points.{place}": part.project(embeddings).cpu().numpy() for place, part in enumerate(estimates)}
-        with np.errstate(divide="ignore"):
-            lengths = np.log(np.linalg.norm(embeddings.cpu().numpy().astype(np.float64), axis=1))
-        return {"fingerprints": row_fingerprints(rows), "log_lengths": lengths, **points}
-
-    def _samples_of(self, rows: SampleRows) -> Samples:
-        """Return the samples of a view; their embeddings are the points of the first metric."""
-        like, codes = self.first_estimate.support.points, rows.codes()
-        names = rows.group_names()
-        return Samples(
-            torch.from_numpy(rows.column("points.0")).to(like.device),
-            rows.classes[codes],
-            codes,
-            rows.classes,
-            relative_weights(rows.column("log_weights")),
-            None if names is None else np.unique(names, return_inverse=True)[1].reshape(-1).astype(np.int64),
-            None,
-            np.arange(len(codes)),
-        )
-
-    def _known_fingerprints(self, rows: SampleRows) -> NDArray[np.uint64]:
-        return np.sort(np.concatenate([self._fingerprints, rows.column("fingerprints")]))
-
-    def _reference_lengths(self, rows: SampleRows) -> torch.Tensor | None:
-        """Return the lengths that the evidence compares; None if the projection does not ignore lengths."""
-        return torch.from_numpy(rows.column("log_lengths")) if self._compares_lengths else None
-
-    def _finished(self, rows: SampleRows, model: Any) -> Self:
-        """Return a snapshot with its complete model, ids and records."""
-        unknown = np.full(len(rows), -1)  # samples that came by updates are known by their ids only
-        finished: Self = copy_with(
-            self, model_=model, ids_=rows.names(), support_indices_=unknown, _records=records_of(rows)
-        )
-        return finished
 
 
 def without_samples() -> dict[str, Any]:

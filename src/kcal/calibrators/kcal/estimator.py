@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
-from torch import nn
 
 from kcal.calibrators.base import CalibratorState
 from kcal.calibrators.fit_warnings import are_few, warn_of_known_rows, warn_of_missing_classes, warn_of_sparse_support
-from kcal.calibrators.holdout import check_folds
+from kcal.calibrators.holdout import MAX_FOLDS
 from kcal.calibrators.kcal.attribution import Attribution, attribute_kcal
 from kcal.calibrators.kcal.bandwidth import PUBLISHED_FOLDS
 from kcal.calibrators.kcal.compression import (
@@ -34,16 +33,16 @@ from kcal.calibrators.kcal.state import read_curves
 from kcal.calibrators.logit_base import fitted
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.online.snapshots import latest, on_snapshot
-from kcal.calibrators.online.updates import Updates
 from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, size_of_rarest_class
 from kcal.modes import with_gradients
-from kcal.projection import PaperRecipe, Recipe, TrainedProjection, TrainingCurve
+from kcal.projection import PaperRecipe, TrainingCurve
 from kcal.threads import threads_for
-from kcal.validation import ArrayKind, check_choice, check_integer, check_number, shown
+from kcal.validation import ArrayKind, check_choice, check_integer, check_number, parameter, shown
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class KCal(LiveKCal):
     """Calibrated probabilities for every class, from the embeddings of a trained network.
 
@@ -145,55 +144,24 @@ class KCal(LiveKCal):
     )
 
     model_class = KCalModel
-    model_: KCalModel
     bandwidth_ = fitted("bandwidth")
     projection_ = fitted("projection")
     dimension_ = fitted("dimension")
     compression_ = fitted("compression")
-    bandwidth_curve_: BandwidthCurve | None = latest()
-    training_curve_: TrainingCurve | None
-    checkpoint_step_: int | None
-    checkpoint_losses_: tuple[float, ...]
-    _kind: ArrayKind  # of the rows that fit was given
-
-    def __init__(
-        self,
-        *,
-        dimension: int | str = "auto",
-        kernel: str = "rbf",
-        projection: str | nn.Module | TrainedProjection = "skip",
-        recipe: str | Recipe = "fast",
-        bandwidth: str | float = "cv",
-        prior: Any = None,
-        seed: int = 0,
-        folds: int | None = None,
-        bandwidth_interval: tuple[float, float] | None = None,
-        bandwidth_reference: tuple[float, float] | None = None,
-        bandwidth_exponent: float | None = None,
-        smoothing: float = 0.0,
-        support: str = "all",
-        min_cluster_size: int = 1,
-        progress: bool | None = None,
-        updates: Updates | None = None,
-    ) -> None:
-        super().__init__(
-            projection=projection,
-            dimension=dimension,
-            recipe=recipe,
-            prior=prior,
-            seed=seed,
-            progress=progress,
-            updates=updates,
-        )
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.folds = folds
-        self.bandwidth_interval = bandwidth_interval
-        self.bandwidth_reference = bandwidth_reference
-        self.bandwidth_exponent = bandwidth_exponent
-        self.smoothing = smoothing
-        self.support = support
-        self.min_cluster_size = min_cluster_size
+    bandwidth_curve_ = latest()
+    kernel: str = "rbf"
+    bandwidth: str | float = "cv"
+    folds: int | None = parameter(None, check_integer, minimum=2, maximum=MAX_FOLDS)
+    bandwidth_interval: tuple[float, float] | None = parameter(None, check_pair)
+    bandwidth_reference: tuple[float, float] | None = parameter(None, check_pair)
+    bandwidth_exponent: float | None = parameter(None, check_number, minimum=-1, maximum=0)
+    smoothing: float = parameter(0.0, check_number, minimum=0, maximum=1)
+    support: str = parameter("all", check_choice, choices=("all", "merged"))
+    min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MOST_POINTS)
+    training_curve_: TrainingCurve | None = field(init=False)
+    checkpoint_step_: int | None = field(init=False)
+    checkpoint_losses_: tuple[float, ...] = field(init=False)
+    _kind: ArrayKind = field(init=False)  # of the rows that fit was given
 
     @classmethod
     def as_published(cls, data_set: str | None = None, **parameters: Any) -> Self:
@@ -404,19 +372,11 @@ class KCal(LiveKCal):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         get_kernel(self.kernel)
-        if check_number(self.smoothing, "smoothing", minimum=0, maximum=1) == 1:
+        if self.smoothing == 1:
             raise InvalidInputError("smoothing", "must be less than 1", got="1")
-        if self.folds is not None:
-            check_folds(self.folds)
-        check_choice(self.support, "support", ("all", "merged"))
-        check_integer(self.min_cluster_size, "min_cluster_size", minimum=1, maximum=MOST_POINTS)
         if self.support == "merged" and isinstance(self.bandwidth, str) and self.bandwidth == "published":
             raise InvalidInputError("support", 'must be "all" with bandwidth="published"', got='"merged"')
         check_bandwidth(self.bandwidth, self.bandwidth_reference)
-        check_pair(self.bandwidth_reference, "bandwidth_reference")
-        if self.bandwidth_exponent is not None:
-            check_number(self.bandwidth_exponent, "bandwidth_exponent", minimum=-1, maximum=0)
-        check_pair(self.bandwidth_interval, "bandwidth_interval")
         if self.bandwidth_interval is not None and not self.bandwidth_interval[0] < self.bandwidth_interval[1]:
             expected, got = "must be (low, high) with 0 < low < high", shown(self.bandwidth_interval)
             raise InvalidInputError("bandwidth_interval", expected, got=got)

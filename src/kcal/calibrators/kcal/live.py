@@ -22,6 +22,9 @@ from kcal.errors import BandwidthWarning
 from kcal.kernels import BandwidthCurve, SortedSupport, get_kernel, size_of_rarest_class
 from kcal.modes import with_gradients
 
+MOST_ALONE = 0.3
+"""Share of samples without another of their class above which searches scan: the others say little of the bandwidth."""
+
 
 class LiveKCal(EmbeddingCalibrator):
     """What updates need of a KCal."""
@@ -55,7 +58,8 @@ class LiveKCal(EmbeddingCalibrator):
         size = size_of_rarest_class(samples.codes, samples.weights, len(samples.classes))
         source = "search" if curve is not None else self.bandwidth_choice(size).fixed_source
         loss, n = None if curve is None else curve.loss, len(samples.codes)
-        return BandwidthRecord(model.bandwidth, source, loss, n, size, samples.n_classes_seen, n)
+        classes = tuple(samples.classes_seen)
+        return BandwidthRecord(model.bandwidth, source, loss, n, size, len(classes), n, classes=classes)
 
     def bandwidth_choice(self, size: float) -> BandwidthChoice:
         """Return how the bandwidth is chosen, for a rarest class of ``size`` samples."""
@@ -112,7 +116,7 @@ class LiveKCal(EmbeddingCalibrator):
         counts: dict[str, Any] = {
             "n_samples": len(rows),
             "size": size,
-            "n_classes": samples.n_classes_seen,
+            "n_classes": len(classes := samples.classes_seen),
             "n_updates": rows.n_updates,
         }
         choice, history = self.bandwidth_choice(size), self.bandwidth_history_
@@ -124,10 +128,10 @@ class LiveKCal(EmbeddingCalibrator):
         updates = check_updates(self.updates)
         law = updates.law(history, dimension=support.dimension, exponent=self.bandwidth_exponent)
         expected = None if law is None else law(size)
-        if expected is None or updates.is_due(history, rows.n_updates, samples.n_classes_seen):
+        if expected is None or updates.is_due(history, rows.n_updates, classes, quick=True):
             curve = self._search(choice, samples, support, expected)
             if curve is not None:
-                return BandwidthRecord(curve.bandwidth, "search", curve.loss, **counts), curve
+                return BandwidthRecord(curve.bandwidth, "search", curve.loss, **counts, classes=tuple(classes)), curve
         bandwidth = history[-1].bandwidth if expected is None else expected
         return BandwidthRecord(bandwidth, "law", None, **counts), None
 
@@ -145,5 +149,6 @@ class LiveKCal(EmbeddingCalibrator):
             if expected is None:
                 curve = choice.choose(support, kernel=kernel, keys=samples.keys, progress=False)[1]
             else:
-                curve = choice.choose_near(expected, support, kernel=kernel, keys=samples.keys)
+                scan = samples.share_alone > MOST_ALONE
+                curve = choice.choose_near(expected, support, kernel=kernel, keys=samples.keys, scan=scan)
         return None if curve is None else replace(curve, n_folds=folds)

@@ -30,8 +30,8 @@ def check_bandwidth(bandwidth: Any, reference: Any) -> None:
 
 
 def check_pair(pair: Any, name: str) -> None:
-    """Raise if an optional pair is not a tuple or list of two positive numbers."""
-    if pair is not None and not (isinstance(pair, tuple | list) and len(pair) == 2 and all(map(is_number, pair))):
+    """Raise if a pair is not a tuple or list of two positive numbers."""
+    if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(map(is_number, pair))):
         raise InvalidInputError(name, "must be a pair of two positive, finite numbers", got=shown(pair))
 
 

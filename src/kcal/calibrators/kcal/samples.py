@@ -95,9 +95,16 @@ class Samples:
         return sort_support(points, codes, len(self.classes), weights)
 
     @property
-    def n_classes_seen(self) -> int:
-        """Number of classes with samples of positive weight."""
-        return int(np.count_nonzero(self.class_weights()))
+    def classes_seen(self) -> list[Any]:
+        """Classes with samples of positive weight."""
+        seen: list[Any] = self.classes[self.class_weights() > 0].tolist()
+        return seen
+
+    @property
+    def share_alone(self) -> float:
+        """Share of the samples of positive weight that are the only one of their class."""
+        counts = np.bincount(self.codes[self.weights > 0])
+        return float(np.count_nonzero(counts == 1) / max(counts.sum(), 1))
 
     def class_weights(self) -> Floats:
         """Return the total weight of each class, (n_classes,)."""

@@ -144,7 +144,7 @@ def read_curves(values: dict[str, Any]) -> tuple[BandwidthCurve | None, Training
 
 def read_history(stored: list[dict[str, Any]]) -> tuple[BandwidthRecord, ...]:
     """Return the records of the bandwidths."""
-    history = tuple(BandwidthRecord(**record) for record in stored)
+    history = tuple(BandwidthRecord(**{**record, "classes": tuple(record["classes"])}) for record in stored)
     for record in history:
         counts = (record.n_samples, record.n_classes, record.n_updates)
         numbers = (record.bandwidth, record.size)

@@ -184,16 +184,8 @@ class LiveCalibrator(Calibrator):
         """Let the oldest samples leave, of all and of each class, where there are too many."""
         options = self._options()
         if options.max_per_class is not None:
-            codes = log.view.columns["codes"][: log.view.n_rows]
-            alive = log.view.alive if log.view.alive is not None else np.ones(len(codes), dtype=np.bool_)
-            counts = np.bincount(codes[alive], minlength=len(log.view.labels))
-            for code in np.flatnonzero(counts > options.max_per_class).tolist():
-                oldest = np.flatnonzero(alive & (codes == code))
-                log.evict(oldest[: len(oldest) - options.max_per_class])
-        excess = len(log.view) - options.most_samples
-        if excess > 0:
-            alive = log.view.alive if log.view.alive is not None else np.ones(log.view.n_rows, dtype=np.bool_)
-            log.evict(np.flatnonzero(alive)[: int(excess)])
+            log.evict_oldest_of_classes(options.max_per_class)
+        log.evict_oldest(options.most_samples)
 
     def _begun_stream(self) -> Stream[Any]:
         """Return the stream; at the first update it takes over the samples of the fit."""

@@ -100,7 +100,6 @@ def logged_rows(
         columns={name: column.copy() for name, column in columns.items()},
         ids=ids.tolist(),
         n_rows=n,
-        alive=None,
         classes=classes,
         labels=tuple(classes.tolist()),
         groups=groups,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import Any
 
@@ -12,6 +12,8 @@ from kcal.kernels import BandwidthLaw, fit_bandwidth_law
 from kcal.validation import check_flag, check_integer, check_number, checked_parameters, parameter, shown
 
 MAX_COUNT = 10**12
+QUICK_SAMPLES, QUICK_GROWTH = 200, 1.1
+"""Below so many samples, a quick search is due when they have grown by this factor, if ``growth`` is no smaller."""
 NEGLIGIBLE_HALVINGS = 30
 """Half-lives after which a sample leaves: its weight is below 1e-9 of a new one."""
 
@@ -25,10 +27,12 @@ class Updates:
     growth : float
         A new search (of a blend: a new fit of everything but the projections) follows once the samples that were
         added, corrected or removed since the last one are (growth − 1) times those that it saw; 1.5 for half as many.
-        A class that appears leads to one at once.
+        A class that appears leads to one at once. With fewer than 200 samples, a tenth of them leads to a search:
+        there bandwidths are uncertain, and a search takes a millisecond or two.
     fit_exponent : bool
         Whether the exponent of the power law by which bandwidths shrink between searches is fitted to the earlier
-        searches, and not only the constant.
+        searches, and not only the constant. That of the theory, −1/(d + 4), is mostly too small: samples fill fewer
+        dimensions than they have. A ``bandwidth_exponent`` of the calibrator takes the place of both.
     window : int, optional
         Samples that are kept at most, from the first update on; the oldest leave.
     half_life : float, optional
@@ -38,7 +42,7 @@ class Updates:
     """
 
     growth: float = parameter(1.5, check_number, minimum=1, maximum=1e9, exclusive=True)
-    fit_exponent: bool = parameter(False, check_flag)
+    fit_exponent: bool = parameter(True, check_flag)
     window: int | None = parameter(None, check_integer, minimum=1, maximum=MAX_COUNT)
     half_life: float | None = parameter(None, check_number, minimum=0, maximum=MAX_COUNT, exclusive=True)
     max_per_class: int | None = parameter(None, check_integer, minimum=1, maximum=MAX_COUNT)
@@ -53,27 +57,32 @@ class Updates:
         lasting = inf if self.half_life is None else ceil(NEGLIGIBLE_HALVINGS * self.half_life)
         return min(self.window or inf, lasting)
 
-    def is_due(self, history: Sequence[BandwidthRecord], n_updates: int, n_classes: int) -> bool:
-        """Return whether a search is due, by the earlier bandwidths and the present counts."""
+    def is_due(
+        self, history: Sequence[BandwidthRecord], n_updates: int, classes: Sequence[Any], *, quick: bool = False
+    ) -> bool:
+        """Return whether a search is due, by the earlier bandwidths, the present count and the classes with samples.
+
+        ``quick`` searches come more often while there are few samples.
+        """
         last = next((record for record in reversed(history) if record.source == "search"), None)
-        if last is None:
+        if last is None or not set(classes) <= set(last.classes):
             return True
-        changes = n_updates - last.n_updates
-        return n_classes > last.n_classes or changes >= (self.growth - 1.0) * last.n_samples
+        growth = min(self.growth, QUICK_GROWTH) if quick and last.n_samples < QUICK_SAMPLES else self.growth
+        return n_updates - last.n_updates >= (growth - 1.0) * last.n_samples
 
     def law(self, history: Sequence[BandwidthRecord], *, dimension: int, exponent: float | None) -> BandwidthLaw | None:
-        """Return the power law of the earlier searches; None without any.
+        """Return the power law through the latest search; None without any.
 
-        The constant is that of the latest search, in which those before have their part: each begins with the law of
-        its predecessors, and is pulled towards it. With ``fit_exponent`` the exponent is fitted to all searches,
-        otherwise it is ``exponent`` or, if that is None, that of the theory.
+        The exponent is ``exponent`` or, if that is None, fitted to all searches with ``fit_exponent``, otherwise that
+        of the theory.
         """
         searches = [record for record in history if record.source == "search"]
         if not searches:
             return None
-        if self.fit_exponent and len({record.size for record in searches}) > 1:
+        if exponent is None and self.fit_exponent and len({record.size for record in searches}) > 1:
             exponent = fit_bandwidth_law(*_columns(searches)).exponent
-        return fit_bandwidth_law(*_columns(searches[-1:]), exponent=exponent, dimension=dimension)
+        exponent = -1.0 / (dimension + 4) if exponent is None else exponent
+        return BandwidthLaw(searches[-1].bandwidth * searches[-1].size ** -exponent, exponent)
 
 
 DEFAULT = Updates()
@@ -101,6 +110,8 @@ class BandwidthRecord:
         Samples added, corrected or removed until then, those of the fit included.
     metric : str
         Metric of a blend; empty for KCal.
+    classes : tuple
+        Those classes, in the latest search only.
     """
 
     bandwidth: float
@@ -111,12 +122,18 @@ class BandwidthRecord:
     n_classes: int
     n_updates: int
     metric: str = ""
+    classes: tuple[Any, ...] = field(default=(), repr=False)
 
 
 def with_record(history: Sequence[BandwidthRecord], record: BandwidthRecord) -> tuple[BandwidthRecord, ...]:
     """Return the history with one more record; of those between two searches only the latest is kept."""
-    earlier = [entry for entry in history if entry.source == "search"]
-    return (*earlier, record)
+    earlier = tuple(entry for entry in history if entry.source == "search")
+    return (*(without_classes(earlier) if record.source == "search" else earlier), record)
+
+
+def without_classes(history: Sequence[BandwidthRecord]) -> tuple[BandwidthRecord, ...]:
+    """Return the history without the classes, which only the latest search needs."""
+    return tuple(replace(entry, classes=()) if entry.classes else entry for entry in history)
 
 
 def check_updates(updates: Any) -> Updates:

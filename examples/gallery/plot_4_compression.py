@@ -1,0 +1,40 @@
+"""
+A smaller calibrator
+====================
+
+``compress`` merges the samples of a class into weighted centroids: fewer points, faster predictions, and no sample's
+embedding in the file.
+"""
+
+# %%
+# Log-loss by the number of support points, for merged samples and for samples kept at random.
+import matplotlib.pyplot as plt
+
+import kcal
+from kcal import KCal, metrics
+
+example = kcal.load_example()
+cal, test = example.calibration, example.test
+calibrator = KCal(projection="unit").fit(cal.embeddings, cal.labels)
+
+
+def log_loss(fitted: KCal) -> float:
+    """Return the log-loss on the test part."""
+    return metrics.negative_log_likelihood(fitted.predict_proba(test.embeddings), test.labels)
+
+
+sizes = [30, 100, 300, 1000]
+figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
+for method, label in {"kmeans": "merged by k-means", "random": "kept at random"}.items():
+    smaller = [calibrator.compress(size, method=method) for size in sizes]
+    ax.plot(sizes, [log_loss(small) for small in smaller], marker="o", label=label)
+ax.axhline(log_loss(calibrator), color="grey", linestyle="--", label="all 3,000 samples")
+ax.set(xscale="log", xlabel="support points", ylabel="log-loss on the test part", title="KCal with a smaller support")
+ax.spines[["top", "right"]].set_visible(False)
+ax.legend(frameon=False)
+
+# %%
+# The smallest cluster of the default method, and what is left of the file:
+small = calibrator.compress(300)
+print(small.support_size_, "points, each of at least", small.compression_.fewest, "sample(s)")
+print(len(kcal.persistence.to_bytes(calibrator)) // 1024, "KiB before,", len(kcal.persistence.to_bytes(small)) // 1024, "after")

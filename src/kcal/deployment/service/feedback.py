@@ -1,0 +1,107 @@
+"""Feedback: labels, corrections and erasures of predictions, checked before any of them is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.deployment.service.errors import bad_request
+from kcal.deployment.service.inference import check_id
+from kcal.deployment.service.predictors import ServedPredictor
+from kcal.deployment.service.tensors import Tensor, decode_json
+
+MOST_RECORDS = 10_000
+FIELDS = ("id", "label", "correction", "erase", "embeddings", "logits", "group")
+LONGEST_GROUP = 256
+
+
+@dataclass(frozen=True, eq=False)
+class FeedbackRecord:
+    """What a client says of one prediction; without a label, that it is to be erased."""
+
+    id: str
+    label: Any = None
+    rows: Mapping[str, NDArray[Any]] | None = None  # embeddings and logits, (1, ·) each, if they were sent
+    group: str | None = None
+
+    @property
+    def is_erasure(self) -> bool:
+        """Whether everything that is known of the id is to be erased."""
+        return self.label is None
+
+
+def parse_feedback(content: Any, predictor: ServedPredictor) -> list[FeedbackRecord]:
+    """Return the records of a request: an object, a list of them, or an object with the list ``feedback``."""
+    if isinstance(content, dict) and set(content) == {"feedback"}:
+        content = content["feedback"]
+    entries = [content] if isinstance(content, dict) else content
+    if not isinstance(entries, list) or not 1 <= len(entries) <= MOST_RECORDS:
+        raise bad_request(f"the body must be an object with id and label, or a list of 1 to {MOST_RECORDS} of them")
+    labels = {str(label): label for label in predictor.classes.tolist()}
+    return [_record(entry, predictor, labels) for entry in entries]
+
+
+def _record(entry: Any, predictor: ServedPredictor, labels: Mapping[str, Any]) -> FeedbackRecord:
+    if not isinstance(entry, dict):
+        raise bad_request("each entry of the feedback must be an object")
+    unknown = next((key for key in entry if key not in FIELDS), None)
+    if unknown is not None:
+        raise bad_request(f"feedback has no field {unknown!r}; its fields are {', '.join(FIELDS)}")
+    name = check_id(entry.get("id"))
+    chosen = [key for key in ("label", "correction", "erase") if entry.get(key) is not None]
+    if len(chosen) != 1:
+        raise bad_request(f"feedback of {name!r} must have one of label, correction and erase")
+    if chosen == ["erase"]:
+        if entry["erase"] is not True or len(entry) > 2:
+            raise bad_request(f"feedback of {name!r}: erase must be true, and stand alone beside the id")
+        return FeedbackRecord(name)
+    given = entry[chosen[0]]
+    if type(given) not in (str, int, float, bool) or str(given) not in labels:
+        known = ", ".join(list(labels)[:20])
+        raise bad_request(f"feedback of {name!r}: the label must be a class of the model ({known})")
+    return FeedbackRecord(name, labels[str(given)], _rows(entry, predictor), _group(entry))
+
+
+def _rows(entry: Mapping[str, Any], predictor: ServedPredictor) -> dict[str, NDArray[Any]] | None:
+    """Return the checked inputs of a record, one row each; None if it has none."""
+    given = [name for name in ("embeddings", "logits") if entry.get(name) is not None]
+    if not given:
+        return None
+    tensors = {}
+    for name in given:
+        values = entry[name]
+        if isinstance(values, list) and len(values) == 1 and isinstance(values[0], list):
+            values = values[0]
+        width = len(values) if isinstance(values, list) else 0
+        tensors[name] = Tensor(name, "FP32", decode_json(name, "FP32", (1, width), values))
+    return predictor.check(tensors)
+
+
+def _group(entry: Mapping[str, Any]) -> str | None:
+    group = entry.get("group")
+    if group is not None and not (isinstance(group, str) and 0 < len(group) <= LONGEST_GROUP):
+        raise bad_request(f"group must be text of at most {LONGEST_GROUP} characters")
+    return group
+
+
+def segments(records: Sequence[FeedbackRecord]) -> list[list[FeedbackRecord]]:
+    """Return the records in order, cut where an id returns, so that a segment can be written in any order."""
+    parts: list[list[FeedbackRecord]] = [[]]
+    seen: set[str] = set()
+    for record in records:
+        if record.id in seen:
+            parts.append([])
+            seen = set()
+        parts[-1].append(record)
+        seen.add(record.id)
+    return parts
+
+
+def stacked(records: Sequence[FeedbackRecord], name: str) -> NDArray[np.float32] | None:
+    """Return the embeddings or logits of records, (n, ·); None if the model does not take them."""
+    rows = [record.rows[name] for record in records if record.rows is not None and name in record.rows]
+    return np.concatenate(rows) if rows else None

@@ -1,0 +1,205 @@
+"""What each address answers; the framework's part is in api.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Mapping
+from importlib.metadata import version as package_version
+from typing import Any
+
+from kcal.deployment.service.batching import BatcherClosedError
+from kcal.deployment.service.errors import bad_request
+from kcal.deployment.service.feedback import parse_feedback
+from kcal.deployment.service.inference import ServedModel
+from kcal.deployment.service.messages import Answer, json_answer
+from kcal.deployment.service.protocol import (
+    HEADER_LENGTH,
+    encode_response,
+    parse_json,
+    parse_object,
+    parse_request,
+)
+from kcal.deployment.service.runtime import Service
+from kcal.deployment.service.tensors import BYTES, Tensor, decode_json
+
+EXTENSIONS = ["binary_tensor_data", "model_repository", "parameters"]
+LARGE_BODY = 2**17
+"""JSON of more bytes is parsed in a thread, so that other requests go on."""
+PREDICT_OPTIONS = ("model", "version", "ids", "explain", "explanation_samples", "evidence")
+"""Fields of a plain request beside the model's inputs."""
+
+
+class Handlers:
+    """Requests in, answers out."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def infer(self, name: str, version: str | None, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Answer an inference request of the protocol."""
+        service, length = self.service, headers.get(HEADER_LENGTH)
+        json_bytes = len(body) if length is None else min(int(length) if length.isdigit() else 0, len(body))
+        arguments = (body, length, service.options.max_json)
+        if json_bytes > LARGE_BODY:
+            request = await asyncio.to_thread(parse_request, *arguments)
+        else:
+            request = parse_request(*arguments)
+        model, start, is_error = service.repository.get(name, version), time.perf_counter(), True
+        try:
+            outputs = await model.infer(request)
+            is_error = False
+        finally:
+            model.tallies.answered(time.perf_counter() - start, is_error=is_error)
+        head = {"model_name": model.name, "model_version": str(model.version)}
+        if request.id is not None:
+            head["id"] = request.id
+        content, json_length = encode_response(head, outputs)
+        if json_length is None:
+            return Answer(content)
+        header = {"Inference-Header-Content-Length": str(json_length)}
+        return Answer(content, media_type="application/octet-stream", headers=header)
+
+    async def predict(self, body: bytes) -> Answer:
+        """Answer a plain JSON request."""
+        content = await asyncio.to_thread(parse_object, body, self.service.options.max_json)
+        name, version = content.get("model"), content.get("version")
+        if name is not None and not isinstance(name, str):
+            raise bad_request("model must be text")
+        if version is not None and type(version) not in (str, int):
+            raise bad_request("version must be text or an integer")
+        model = self.service.repository.get(name, None if version is None else str(version))
+        tensors = _plain_tensors(model, content)
+        outputs = _plain_outputs(model, content)
+        job = model.job(tensors, outputs, content.get("explanation_samples"))
+        predictions = await model.batcher.submit(job)
+        answer: dict[str, Any] = {
+            "model": model.name,
+            "version": str(model.version),
+            "classes": model.predictor.classes.tolist(),
+            "ids": job.ids,
+            "labels": model.labels_of(predictions.probs),
+            "probabilities": predictions.probs.tolist(),
+        }
+        if predictions.evidence is not None:
+            answer["evidence"] = predictions.evidence.tolist()
+        if predictions.explanation is not None:
+            answer["explanation"] = [json.loads(text) for text in predictions.explanation]
+        return json_answer(answer)
+
+    async def feedback(self, name: str, version: str | None, body: bytes) -> Answer:
+        """Answer feedback when it is on disk."""
+        content = await asyncio.to_thread(parse_json, body, self.service.options.max_json)
+        while True:
+            learner = self.service.learner(name, version)
+            records = parse_feedback(content, learner.model.predictor)
+            try:
+                done = await learner.learn(records)
+                break
+            except BatcherClosedError:
+                if self.service.is_stopping or self.service.learners.get(name) is learner:
+                    raise
+        results = [{"id": record.id, "status": status} for record, status in zip(records, done, strict=True)]
+        return json_answer({"model_name": name, "accepted": len(results), "results": results})
+
+    def server_metadata(self) -> Answer:
+        """Answer what the server is."""
+        return json_answer({"name": "kcal", "version": package_version("kcal"), "extensions": EXTENSIONS})
+
+    def health(self, *, ready: bool) -> Answer:
+        """Answer whether the service is there or, if ``ready``, whether it has loaded its models."""
+        is_well = self.service.is_ready or not ready
+        content = {"ready" if ready else "live": is_well}
+        return json_answer(content, 200 if is_well else 503)
+
+    def models(self) -> Answer:
+        """Answer which models there are."""
+        return json_answer({"models": sorted(self.service.repository.models)})
+
+    def index(self) -> Answer:
+        """Answer which versions of models there are, as Triton's repository extension does."""
+        repository = self.service.repository
+        entries = [
+            {"name": model.name, "version": str(model.version), "state": "READY", "reason": ""}
+            for model in repository.all()
+        ]
+        served = {(model.name, model.version) for model in repository.all()}
+        failed = [key for key in sorted(repository.errors) if key not in served]
+        entries += [
+            {"name": name, "version": str(version), "state": "UNAVAILABLE", "reason": "the file cannot be loaded"}
+            for name, version in failed
+        ]
+        return json_answer(entries)
+
+    def model_metadata(self, name: str, version: str | None) -> Answer:
+        """Answer what a model takes and gives."""
+        model = self.service.repository.get(name, version)
+        return json_answer(model.metadata(sorted(self.service.repository.models[name])))
+
+    def model_ready(self, name: str, version: str | None) -> Answer:
+        """Answer whether a model is served."""
+        model = self.service.repository.get(name, version)
+        return json_answer({"name": model.name, "ready": True})
+
+    async def page(self, query: Mapping[str, str]) -> Answer:
+        """Answer the page of the people who run the service."""
+        return await asyncio.to_thread(self._page, query)
+
+    def _page(self, query: Mapping[str, str]) -> Answer:
+        from kcal.deployment.service.page import content_security_policy, render_page
+
+        selected = query.get("model")
+        text = render_page(
+            self.service.views(selected),
+            selected=selected,
+            class_column=query.get("class"),
+            refresh=query.get("refresh"),
+        )
+        policy = {"Content-Security-Policy": content_security_policy()}
+        return Answer(text.encode(), media_type="text/html; charset=utf-8", headers=policy)
+
+
+def _plain_tensors(model: ServedModel, content: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the inputs of a plain request: nested lists, one row each."""
+    names = [spec.name for spec in model.predictor.inputs]
+    unknown = next((key for key in content if key not in (*names, *PREDICT_OPTIONS)), None)
+    if unknown is not None:
+        raise bad_request(f"there is no field {unknown!r}; the model's inputs are {', '.join(names)}")
+    tensors, n_rows = {}, 0
+    for spec in model.predictor.inputs:
+        if spec.name not in content:
+            raise bad_request(f"{spec.name!r} is missing; the model's inputs are {', '.join(names)}")
+        shape = _shape_of(content[spec.name])
+        n_rows = shape[0]
+        tensors[spec.name] = Tensor(
+            spec.name, spec.datatype, decode_json(spec.name, spec.datatype, shape, content[spec.name])
+        )
+    ids = content.get("ids")
+    if ids is None:
+        ids = [uuid.uuid4().hex for _ in range(n_rows)]
+    tensors["ids"] = Tensor("ids", BYTES, decode_json("ids", BYTES, _shape_of(ids), ids))
+    return tensors
+
+
+def _shape_of(values: Any) -> tuple[int, ...]:
+    """Return the shape that nested lists have along their first elements; the decoder checks the others."""
+    shape: list[int] = []
+    while isinstance(values, list) and len(shape) < 16:
+        shape.append(len(values))
+        values = values[0] if values else None
+    return tuple(shape) or (0,)
+
+
+def _plain_outputs(model: ServedModel, content: Mapping[str, Any]) -> list[str]:
+    outputs = ["probabilities", "labels", "ids"]
+    for key, name, default in (
+        ("evidence", "evidence", model.predictor.has_evidence),
+        ("explain", "explanation", False),
+    ):
+        wanted = content.get(key, default)
+        if not isinstance(wanted, bool):
+            raise bad_request(f"{key} must be true or false")
+        outputs += [name] if wanted else []
+    return outputs

@@ -1,0 +1,251 @@
+"""One served model: its predictor, its batches, what is observed of it, and the answers to requests."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.deployment.service.batching import Batcher
+from kcal.deployment.service.errors import bad_request, from_library
+from kcal.deployment.service.observer import Observer
+from kcal.deployment.service.predictors import Arrays, ServedPredictor
+from kcal.deployment.service.protocol import InferenceRequest
+from kcal.deployment.service.snapshot import ObservedPrediction
+from kcal.deployment.service.tallies import Tallies
+from kcal.deployment.service.tensors import Tensor, text_tensor, to_texts
+from kcal.errors import InvalidInputError, KcalError, without_warnings
+
+logger = logging.getLogger("kcal.service")
+
+MOST_EXPLAINED = 256
+MOST_SAMPLES = 100
+DEFAULT_SAMPLES = 5
+LONGEST_ID = 256
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """How requests are collected into batches, and how many predictions are remembered."""
+
+    max_batch: int = 256
+    max_wait: float = 0.002
+    max_queue: int = 1024
+    recent: int = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class InferenceJob:
+    """The rows of one request and what is wanted for them."""
+
+    arrays: Arrays
+    evidence: bool = True
+    ids: list[str] | None = None
+    n_samples: int | None = None  # of the explanation, if one is wanted
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.arrays.values())))
+
+    @property
+    def key(self) -> Any:
+        """What jobs of one batch share: whether evidence is wanted, and shapes of rows that can be stacked."""
+        return (self.evidence, *(array.shape[1:] for array in self.arrays.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The answer to a job."""
+
+    probs: NDArray[np.float32] = field(repr=False)  # (n, n_classes)
+    evidence: NDArray[np.float32] | None = None  # (n,)
+    explanation: list[str] | None = None
+
+
+class ServedModel:
+    """A model in memory that answers requests; feedback may replace its predictor between two batches."""
+
+    def __init__(
+        self, name: str, version: int, predictor: ServedPredictor, limits: BatchLimits, state: Any = None
+    ) -> None:
+        self.name, self.version, self.predictor = name, version, predictor
+        self.loaded_at = time.time()
+        self.tallies = Tallies(predictor.classes)
+        self.observer = make_observer(predictor, limits.recent, state)
+        self.previous: ServedModel | None = None
+        """The model in whose place this one was loaded: feedback may still name its predictions."""
+        self.batcher: Batcher[InferenceJob] = Batcher(
+            self._run,
+            after=self._observe,
+            max_batch=limits.max_batch,
+            max_wait=limits.max_wait,
+            max_queue=limits.max_queue,
+            name=f"kcal-{name}",
+        )
+
+    def metadata(self, versions: Sequence[int]) -> dict[str, Any]:
+        """Return the model's metadata as the protocol defines it."""
+        ids = {"name": "ids", "datatype": "BYTES", "shape": [-1]}
+        return {
+            "name": self.name,
+            "versions": [str(version) for version in versions],
+            "platform": f"kcal_{self.predictor.method}",
+            "inputs": [spec.to_json() for spec in self.predictor.inputs],
+            "outputs": [spec.to_json() for spec in self.predictor.outputs],
+            "parameters": {
+                "classes": json.dumps(self.predictor.classes.tolist()),
+                "optional_inputs": json.dumps([ids]),
+            },
+        }
+
+    def job(self, tensors: Mapping[str, Tensor], outputs: Sequence[str], n_samples: Any = None) -> InferenceJob:
+        """Return the job of checked tensors; ``outputs`` are the names of what is wanted."""
+        predictor = self.predictor
+        known = [spec.name for spec in predictor.outputs]
+        for name in outputs:
+            if name not in known:
+                raise bad_request(f"the model has no output {name!r}; its outputs are {', '.join(known)}")
+        rows = predictor.check({name: tensor for name, tensor in tensors.items() if name != "ids"})
+        job = InferenceJob(rows, evidence="evidence" in outputs)
+        ids = None
+        if "ids" in tensors:
+            ids = check_ids(to_texts(tensors["ids"], job.n_rows))
+        elif "ids" in outputs:
+            ids = [uuid.uuid4().hex for _ in range(job.n_rows)]
+        samples = check_samples(n_samples, job.n_rows) if "explanation" in outputs else None
+        return InferenceJob(rows, evidence="evidence" in outputs, ids=ids, n_samples=samples)
+
+    async def infer(self, request: InferenceRequest) -> list[tuple[Tensor, bool]]:
+        """Return the outputs of a request, each with whether it is sent as binary data."""
+        wanted = [(output.name, output.is_binary) for output in request.outputs]
+        if not wanted:
+            wanted = [(name, request.is_binary) for name in self.predictor.default_outputs]
+            if request.parameters.get("return_ids"):
+                wanted.append(("ids", request.is_binary))
+        job = self.job(request.inputs, [name for name, _ in wanted], request.parameters.get("explanation_samples"))
+        predictions = await self.batcher.submit(job)
+        return [(self._tensor(name, job, predictions), is_binary) for name, is_binary in wanted]
+
+    def find(self, name: str) -> ObservedPrediction | None:
+        """Return a recent prediction by its id."""
+        predictions = (observer.find(name) for observer in self._observers())
+        return next((prediction for prediction in predictions if prediction is not None), None)
+
+    def labelled(self, name: str, label: Any) -> None:
+        """Record the label of a prediction."""
+        for observer in self._observers():
+            observer.labelled([name], [label])
+
+    def erased(self, name: str) -> None:
+        """Erase all that is recorded of a prediction."""
+        for observer in self._observers():
+            observer.erased([name])
+
+    def _observers(self) -> list[Observer]:
+        """Return the records of this model and of the one before it."""
+        models = [self] if self.previous is None else [self, self.previous]
+        return [model.observer for model in models if model.observer is not None]
+
+    def labels_of(self, probs: NDArray[np.float32]) -> list[Any]:
+        """Return the most probable classes, (n,), as types of JSON."""
+        labels: list[Any] = self.predictor.classes[probs.argmax(axis=1)].tolist()
+        return labels
+
+    def _tensor(self, name: str, job: InferenceJob, predictions: Predictions) -> Tensor:
+        if name == "probabilities":
+            return Tensor(name, "FP32", predictions.probs)
+        if name == "evidence":
+            assert predictions.evidence is not None
+            return Tensor(name, "FP32", predictions.evidence)
+        if name == "labels":
+            return text_tensor(name, [str(label) for label in self.labels_of(predictions.probs)])
+        return text_tensor(name, (job.ids if name == "ids" else predictions.explanation) or [])
+
+    def _run(self, jobs: Sequence[InferenceJob]) -> list[Any]:
+        """Predict the rows of all jobs at once or, if one of them is unfit, one after the other."""
+        predictor = self.predictor
+        self.tallies.batch(len(jobs), sum(job.n_rows for job in jobs))
+        try:
+            with without_warnings():  # of rows that the model was fitted on, or has learnt since
+                return _predict(predictor, jobs)
+        except InvalidInputError as error:
+            if len(jobs) == 1:
+                return [from_library(error)]
+        return [result for job in jobs for result in self._run([job])]
+
+    def _observe(self, jobs: Sequence[InferenceJob], results: Sequence[Any]) -> None:
+        """Record what was predicted."""
+        for job, result in zip(jobs, results, strict=True):
+            if not isinstance(result, Predictions):
+                continue
+            self.tallies.predicted(result.probs, result.evidence)
+            if self.observer is not None:
+                self.observer.predicted(
+                    job.ids,
+                    result.probs,
+                    evidence=result.evidence,
+                    embeddings=job.arrays.get("embeddings"),
+                    logits=job.arrays.get("logits"),
+                )
+
+
+def _predict(predictor: ServedPredictor, jobs: Sequence[InferenceJob]) -> list[Any]:
+    """Return the predictions of jobs of one key."""
+    rows = {
+        name: np.concatenate([job.arrays[name] for job in jobs]) if len(jobs) > 1 else jobs[0].arrays[name]
+        for name in jobs[0].arrays
+    }
+    probs, evidence = predictor.predict(rows, evidence=jobs[0].evidence)
+    results, start = [], 0
+    for job in jobs:
+        part = slice(start, start + job.n_rows)
+        explanation = None if job.n_samples is None else predictor.explain(job.arrays, job.n_samples)
+        results.append(Predictions(probs[part], None if evidence is None else evidence[part], explanation))
+        start = part.stop
+    return results
+
+
+def make_observer(predictor: ServedPredictor, capacity: int, state: Any) -> Observer | None:
+    """Return the record of a calibrator's predictions, continued from a stored state if it fits; None for a network."""
+    if predictor.calibrator is None:
+        return None
+    if state is not None:
+        try:
+            return Observer.from_dict(state, predictor.calibrator, capacity=capacity)
+        except (KcalError, KeyError, TypeError, ValueError):
+            logger.warning("the stored state of the monitor does not fit the model; it begins anew")
+    return Observer(predictor.calibrator, capacity=capacity)
+
+
+def check_ids(ids: list[str]) -> list[str]:
+    """Return ids of predictions; raise if one is empty, too long, not printable or there twice."""
+    if len(set(ids)) < len(ids):
+        raise bad_request("ids must be different from each other")
+    for name in ids:
+        check_id(name)
+    return ids
+
+
+def check_id(name: Any) -> str:
+    """Return the id of a prediction; raise unless it is printable text of moderate length."""
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_ID or not name.isprintable():
+        raise bad_request(f"an id must be printable text of 1 to {LONGEST_ID} characters")
+    return name
+
+
+def check_samples(n_samples: Any, n_rows: int) -> int:
+    """Return the number of samples of an explanation; raise if it is unfit, or for too many rows."""
+    number = DEFAULT_SAMPLES if n_samples is None else n_samples
+    if type(number) is not int or not 1 <= number <= MOST_SAMPLES:
+        raise bad_request(f"explanation_samples must be an integer from 1 to {MOST_SAMPLES}")
+    if n_rows > MOST_EXPLAINED:
+        raise bad_request(f"at most {MOST_EXPLAINED} rows can be explained in one request; got {n_rows}")
+    return number

@@ -1,0 +1,267 @@
+"""What becomes of feedback: it is written to the calibration store, then the calibrator follows the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kcal.calibrators import Calibrator
+from kcal.deployment.service.batching import Batcher
+from kcal.deployment.service.errors import RequestError, bad_request, busy
+from kcal.deployment.service.feedback import FeedbackRecord, segments, stacked
+from kcal.deployment.service.inference import ServedModel
+from kcal.deployment.service.predictors import CalibratorPredictor
+from kcal.embeddings import ClassifierOutputs
+from kcal.errors import InvalidInputError, KcalError, without_warnings
+from kcal.persistence import CalibrationStore
+from kcal.persistence.store import StoreBusyError
+
+logger = logging.getLogger("kcal.service")
+
+MOST_AT_ONCE = 1000
+"""Records that are written in one transaction."""
+Rows = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class FeedbackJob:
+    """The records of one request."""
+
+    records: Sequence[FeedbackRecord]
+    key: None = None
+
+    @property
+    def n_rows(self) -> int:
+        """Number of records."""
+        return len(self.records)
+
+
+def with_text_ids(calibrator: Calibrator) -> Calibrator:
+    """Return a calibrator, just loaded, whose samples have text as ids, as predictions have: "row 17" without ids."""
+    live: Any = calibrator
+    names = [f"row {row}" for row in live.support_indices_] if live.ids_ is None else map(str, live.ids_.tolist())
+    live.ids_ = np.array(list(names), dtype=np.str_)
+    return calibrator
+
+
+def can_follow(calibrator: Calibrator) -> bool:
+    """Return whether samples can be added to a calibrator: one that learns online, of single samples."""
+    try:
+        _ = calibrator.learns_online and calibrator.has_groups_
+    except InvalidInputError:  # a compressed support
+        return False
+    return calibrator.learns_online
+
+
+class Learner:
+    """Writes feedback on a served model to a store, and lets its calibrator follow.
+
+    Requests that arrive together are written in one transaction. A request is answered when its records are on disk;
+    the calibrator follows in a thread of its own, and predictions change when it has.
+
+    Parameters
+    ----------
+    model : ServedModel
+        Of a calibrator.
+    store : CalibrationStore
+        Holds the feedback or, if it is not ``additional``, the whole calibration set.
+    additional : bool
+        Whether samples of the model that are not in the store stay.
+    """
+
+    def __init__(self, model: ServedModel, store: CalibrationStore, *, additional: bool = True) -> None:
+        assert model.predictor.calibrator is not None
+        self.model, self.store, self.calibrator = model, store, model.predictor.calibrator
+        self.follows = can_follow(self.calibrator)
+        """Whether predictions follow the feedback; other methods keep it for their monitor and the next fit."""
+        self.own_ids = frozenset(map(str, self._live.current_ids_)) if self.follows and additional else frozenset()
+        self._follower = store.follow(with_text_ids(self.calibrator), keep_others=additional) if self.follows else None
+        self._follow()
+        self.error = ""
+        """Why the calibrator could not follow the store; empty if it could."""
+        self.counts = {"stored": 0, "corrected": 0, "erased": 0, "absent": 0}
+        self._executor = ThreadPoolExecutor(1, f"kcal-follow-{model.name}")
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._next: Future[None] | None = None
+        self.batcher: Batcher[FeedbackJob] = Batcher(
+            self._write_all, after=self._after, max_batch=MOST_AT_ONCE, name=f"kcal-feedback-{model.name}"
+        )
+
+    @property
+    def _live(self) -> Any:
+        return self.calibrator
+
+    @property
+    def _has_groups(self) -> bool:
+        return self.follows and bool(self._live.has_groups_)
+
+    async def learn(self, records: Sequence[FeedbackRecord]) -> list[str]:
+        """Write records and return what was done with each: "stored", "corrected", "erased" or "absent".
+
+        An erasure is complete when this returns: the calibrator has followed, too.
+        """
+        if any(not record.is_erasure and self._find(record) is record for record in records):
+            await self.model.batcher.settled()  # a prediction is recorded just after its answer
+        found = [self._find(record) for record in records]
+        done: list[str] = await self.batcher.submit(FeedbackJob(found))
+        if any(record.is_erasure for record in records):
+            await self.batcher.settled()
+            await asyncio.wrap_future(self.follow_soon())
+        return done
+
+    def _find(self, record: FeedbackRecord) -> FeedbackRecord:
+        """Return a record with the inputs of its prediction, if it has none and the prediction is remembered."""
+        if record.is_erasure or record.rows is not None:
+            return record
+        prediction = self.model.find(record.id)
+        if prediction is None:
+            return record
+        given = {"embeddings": prediction.embedding, "logits": prediction.logits}
+        rows = {spec.name: given.get(spec.name) for spec in self.model.predictor.inputs}
+        if any(row is None for row in rows.values()):
+            return record
+        kept = {name: np.asarray(row, dtype=np.float32)[None] for name, row in rows.items()}
+        return replace(record, rows=kept, group=record.group or prediction.group)
+
+    def _write_all(self, jobs: Sequence[FeedbackJob]) -> Sequence[Any]:
+        """Write the records of several requests; if one request is refused, each by itself."""
+        try:
+            done = self._write([record for job in jobs for record in job.records])
+        except (KcalError, RequestError) as error:
+            if len(jobs) == 1:
+                return [_answer(error)]
+            return [result for job in jobs for result in self._write_all([job])]
+        results, start = [], 0
+        for job in jobs:
+            results.append(done[start : start + job.n_rows])
+            start += job.n_rows
+        return results
+
+    def _write(self, records: Sequence[FeedbackRecord]) -> list[str]:
+        done: list[str] = []
+        for part in segments(records):
+            known = self.store.contains([record.id for record in part])
+            status = [self._status(record, is_known) for record, is_known in zip(part, known, strict=True)]
+            for name, write in self._writers().items():
+                chosen = [record for record, one in zip(part, status, strict=True) if one == name]
+                if chosen:
+                    write(chosen)
+            done += status
+        return done
+
+    def _status(self, record: FeedbackRecord, is_known: bool) -> str:
+        """Return what is to be done with a record; raise if it cannot be."""
+        if not is_known and record.id in self.own_ids:
+            what = "erased" if record.is_erasure else "corrected"
+            message = f"{record.id!r} is a sample of the model's file, not of feedback; it must be {what} there"
+            raise RequestError(409, message)
+        if record.is_erasure:
+            return "erased" if is_known else "absent"
+        if is_known:
+            return "corrected"
+        if record.rows is None:
+            names = " and ".join(spec.name for spec in self.model.predictor.inputs)
+            message = f"no recent prediction and no sample has the id {record.id!r}; send its {names} with the label"
+            raise RequestError(404, message)
+        if self._has_groups and record.group is None:
+            raise bad_request(f"feedback of {record.id!r} must have a group, as the samples of the model have")
+        return "stored"
+
+    def _writers(self) -> dict[str, Callable[[list[FeedbackRecord]], Any]]:
+        return {"stored": self._append, "corrected": self._correct, "erased": self._erase}
+
+    def _append(self, records: list[FeedbackRecord]) -> None:
+        groups = [record.group for record in records] if self._has_groups else None
+        self.store.append(
+            ClassifierOutputs(
+                embeddings=stacked(records, "embeddings"),
+                logits=stacked(records, "logits"),
+                labels=np.array([record.label for record in records]),
+                groups=None if groups is None else np.array(groups),
+                ids=np.array([record.id for record in records]),
+            )
+        )
+
+    def _correct(self, records: list[FeedbackRecord]) -> None:
+        self.store.correct([record.id for record in records], np.array([record.label for record in records]))
+
+    def _erase(self, records: list[FeedbackRecord]) -> None:
+        self.store.delete([record.id for record in records])
+        with suppress(InvalidInputError):  # another process reads the file: bytes of what was deleted go with the next
+            self.store.vacuum()
+
+    def _after(self, jobs: Sequence[FeedbackJob], results: Sequence[Any]) -> None:
+        """Tell the record of predictions, and let the calibrator follow."""
+        for job, done in zip(jobs, results, strict=True):
+            if isinstance(done, Exception):
+                continue
+            for record, status in zip(job.records, done, strict=True):
+                self.counts[status] += 1
+                if record.is_erasure:
+                    self.model.erased(record.id)
+                else:
+                    self.model.labelled(record.id, record.label)
+        self.follow_soon()
+
+    def follow_soon(self) -> Future[None]:
+        """Let the calibrator follow the store in the thread; calls that come before it begins share one update."""
+        with self._lock:
+            if self._next is None:
+                self._next = self._executor.submit(self._update)
+            return self._next
+
+    def _update(self) -> None:
+        with self._lock:
+            self._next = None
+        start = time.monotonic()
+        try:
+            self._follow()
+            self.error = ""
+        except Exception as error:  # the store has the feedback; the next update tries again
+            self.error = str(error) if isinstance(error, KcalError) else type(error).__name__
+            logger.error("%s could not follow its store: %s", self.model.name, self.error)
+        self._stop.wait(time.monotonic() - start)  # predictions get the processor for as long
+
+    def _follow(self) -> None:
+        """Apply what changed in the store; predictions go on with the earlier samples until all is ready."""
+        with without_warnings():
+            if self._follower is not None and self._follower.update():
+                self.model.predictor = CalibratorPredictor(self._live.snapshot())
+
+    async def close(self) -> None:
+        """Write what waits, and end the threads; the store stays open."""
+        await self.batcher.close()
+        self._stop.set()
+        await asyncio.to_thread(self._executor.shutdown)
+
+
+def _answer(error: Exception) -> RequestError:
+    """Return the answer to a request whose records were not written."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, StoreBusyError):
+        return busy("the calibration store is busy; try again later")
+    if isinstance(error, InvalidInputError):
+        return RequestError(409, f"the calibration store refuses the feedback: {error}")
+    logger.error("feedback was not written: %s", error)
+    return RequestError(503, "the calibration store cannot be written", {"Retry-After": "5"})
+
+
+def open_store(path: Path, name: str) -> CalibrationStore:
+    """Open the store of a model: the file itself or, in a folder, NAME.db."""
+    store = CalibrationStore(path / f"{name}.db" if path.is_dir() else path)
+    first = next(iter(store.ids()), "")
+    if not isinstance(first, str):
+        store.close()
+        raise InvalidInputError("--store", "must hold samples with text as ids", got=f"a number, {first!r}")
+    return store

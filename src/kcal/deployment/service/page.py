@@ -1,0 +1,175 @@
+"""The page that shows served models to the people who run them: HTML and SVG, without scripts."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
+from typing import Any
+from urllib.parse import urlencode
+
+from kcal.calibrators.explanation import Explanation
+from kcal.deployment.service.formats import name_of, timestamp
+from kcal.deployment.service.prediction_rows import prediction_rows
+from kcal.deployment.service.snapshot import ServiceSnapshot, Traffic
+from kcal.deployment.service.view import (
+    default_column,
+    evidence_panel,
+    frequency_rows,
+    monitor_rows,
+    overall_rows,
+    reliability_panel,
+    status_of,
+    tiles,
+    traffic_tiles,
+)
+from kcal.errors import MissingExtraError
+
+REFRESH_SECONDS = (5, 15, 60)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelView:
+    """What the page shows of one model.
+
+    Attributes
+    ----------
+    state : str
+        "ready", "loading" or "failed", or any other text.
+    snapshot : ServiceSnapshot or None
+        None if the model has no record.
+    explanations : sequence of Explanation or None
+        Of ``snapshot.latest``, in its order, one row each; see :func:`explain_latest`. May be shorter.
+    facts : mapping of str to str
+        Further lines of the heading, such as ``calibrator.summary()``.
+    """
+
+    name: str
+    version: str
+    state: str = "ready"
+    snapshot: ServiceSnapshot | None = None
+    explanations: Sequence[Explanation | None] = ()
+    traffic: Traffic | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Name and version, as ``selected`` names a model."""
+        return f"{self.name}/{self.version}"
+
+
+def render_page(
+    models: Sequence[ModelView],
+    *,
+    selected: str | None = None,
+    class_column: str | None = None,
+    refresh: str | None = None,
+) -> str:
+    """Return the page as HTML.
+
+    Parameters
+    ----------
+    models
+        All models that are served.
+    selected, class_column, refresh
+        The values of ``model``, ``class`` and ``refresh`` in the query of the request, as they are: the key or the name
+        of a model, the column of a class, and seconds. Values that mean nothing are ignored.
+    """
+    model = _selected(models, selected)
+    page: str = (
+        _environment()
+        .get_template("page.html")
+        .render(
+            models=models,
+            model=model,
+            snapshot=None if model is None else model.snapshot,
+            refresh=_refresh(refresh),
+            refresh_choices=REFRESH_SECONDS,
+            style=_style(),
+            **_contents(model, class_column, _refresh(refresh)),
+        )
+    )
+    return page
+
+
+def _selected(models: Sequence[ModelView], selected: str | None) -> ModelView | None:
+    """Return the model of this key or name; the first with an alarm if there is none, or the first of all."""
+    named = [model for model in models if selected in (model.key, model.name)]
+    alarmed = [model for model in models if model.snapshot is not None and model.snapshot.alarms]
+    return next(iter([*named, *alarmed, *models]), None)
+
+
+def _refresh(seconds: str | None) -> int | None:
+    return next((choice for choice in REFRESH_SECONDS if str(choice) == str(seconds)), None)
+
+
+def _contents(model: ModelView | None, class_column: str | None, refresh: int | None) -> dict[str, Any]:
+    """Return what the templates show of a model."""
+    snapshot = None if model is None else model.snapshot
+    heading = {
+        "time": "" if snapshot is None else timestamp(snapshot.time),
+        "first_time": "" if snapshot is None or snapshot.first_time is None else timestamp(snapshot.first_time),
+        "status": None,
+    }
+    if model is None or snapshot is None or not snapshot.n_recent:
+        return heading
+    column = _column(class_column, snapshot)
+    curves = [reliability_panel(snapshot, of) for of in ("confidence", column)] if snapshot.labelled else []
+
+    def link(place: int) -> str:
+        query = {"model": model.key, "class": place} | ({} if refresh is None else {"refresh": refresh})
+        return f"?{urlencode(query)}#reliability"
+
+    classes, groups = (monitor_rows(snapshot, kind) for kind in ("classes", "groups"))
+    return heading | {
+        "status": status_of(snapshot),
+        "name_of": name_of,
+        "tiles": [*tiles(snapshot), *traffic_tiles(model.traffic)],
+        "class_names": [name_of(label) for label in snapshot.classes.tolist()],
+        "column": column,
+        "curves": curves,
+        "link": link,
+        "frequency_rows": frequency_rows(snapshot),
+        "frequencies_estimated": snapshot.frequencies is not None and snapshot.frequencies.identifiable,
+        "evidence": evidence_panel(snapshot),
+        "alarm_at": f"{1 / snapshot.monitor.alpha:g}",
+        "monitors": overall_rows(snapshot),
+        "class_rows": classes,
+        "group_rows": groups,
+        "class_alarms": bool(snapshot.monitor.alarmed_classes),
+        "group_alarms": bool(snapshot.monitor.alarmed_groups),
+        "predictions": list(prediction_rows(snapshot, model.explanations)),
+    }
+
+
+def _column(text: str | None, snapshot: ServiceSnapshot) -> int:
+    """Return the column of a class; that of the class closest to an alarm if the text is no column."""
+    if text is not None and text.isascii() and text.isdigit() and len(text) < 10 and int(text) < len(snapshot.classes):
+        return int(text)
+    return default_column(snapshot)
+
+
+def content_security_policy() -> str:
+    """Return the policy that the page needs: nothing but its own style sheet, pictures within it, and its forms."""
+    digest = b64encode(sha256(_style().encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'sha256-{digest}'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    )
+
+
+@cache
+def _environment() -> Any:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("The page needs Jinja2. Run: pip install 'kcal[serve]'") from error
+    loader = PackageLoader("kcal.deployment.service", "templates")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+@cache
+def _style() -> str:
+    source: str = _environment().loader.get_source(_environment(), "style.css")[0]
+    return source

@@ -1,0 +1,271 @@
+"""The service beside HTTP: models that are loaded and replaced, feedback, monitor state, and what the page shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kcal.deployment.service.access import Access
+from kcal.deployment.service.errors import RequestError
+from kcal.deployment.service.inference import BatchLimits, ServedModel
+from kcal.deployment.service.latest import explain_latest
+from kcal.deployment.service.learning import Learner, open_store
+from kcal.deployment.service.page import ModelView
+from kcal.deployment.service.predictors import ServedPredictor
+from kcal.deployment.service.repository import Repository, model_name
+from kcal.deployment.service.snapshot import Traffic
+from kcal.errors import InvalidInputError, KcalError, without_warnings
+from kcal.files import write_whole
+from kcal.persistence import CalibrationStore
+
+logger = logging.getLogger("kcal.service")
+
+JSON_SHARE = 4
+"""Parsed JSON takes many times its size in memory, so that its limit is the body's divided by this."""
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """How a model or a folder of models is served.
+
+    Attributes
+    ----------
+    path : Path
+        The file of a model, or a folder.
+    host, port
+        Where the service listens; port 0 takes any that is free.
+    store : Path, optional
+        Calibration store of the feedback: a file or, for a folder of models, a folder.
+    store_is_complete : bool
+        Whether the store holds the whole calibration set, so that samples which it does not have are forgotten.
+    tokens : Path, optional
+        Token file; required unless the host is this machine alone.
+    limits : BatchLimits
+        Of batches and queues.
+    max_body : int
+        Bytes of a request.
+    reload_seconds : float
+        How often files are looked at.
+    save_seconds : float
+        How often the state of the monitors is written beside the store.
+    """
+
+    path: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    store: Path | None = None
+    store_is_complete: bool = False
+    tokens: Path | None = None
+    limits: BatchLimits = field(default_factory=BatchLimits)
+    max_body: int = 64 * 2**20
+    reload_seconds: float = 1.0
+    save_seconds: float = 60.0
+
+    def check(self) -> None:
+        """Raise if the options do not go together, before anything is loaded."""
+        if self.host not in LOCAL_HOSTS and self.tokens is None:
+            remedy = "Make a token with kcal token create, and pass --tokens FILE."
+            raise InvalidInputError("--host", "needs a token file unless it is 127.0.0.1", got=self.host, remedy=remedy)
+        if not self.path.exists():
+            raise InvalidInputError("MODEL", "must be a file or a folder", got=str(self.path))
+        if self.path.is_file():
+            model_name(self.path)
+        if self.store is not None and self.path.is_dir() != self.store.is_dir():
+            kind = "an existing folder" if self.path.is_dir() else "a file"
+            raise InvalidInputError("--store", f"must be {kind}, as MODEL is", got=str(self.store))
+
+    @property
+    def max_json(self) -> int:
+        """Bytes of JSON in a request."""
+        return max(self.max_body // JSON_SHARE, 1)
+
+
+class Service:
+    """Models, learners and access of a running service.
+
+    Parameters
+    ----------
+    options : ServiceOptions
+        What is served, and how.
+    on_failure : callable, optional
+        Called with the error if the only model cannot be loaded at the start.
+    """
+
+    def __init__(self, options: ServiceOptions, on_failure: Callable[[str], None] | None = None) -> None:
+        options.check()
+        self.options, self._on_failure = options, on_failure
+        self.access = Access(options.tokens)
+        self.repository = Repository(options.path, self._make, self._drop)
+        self.learners: dict[str, Learner] = {}
+        self._retired: list[Learner] = []
+        self._stores: dict[str, CalibrationStore] = {}
+        self._opening = threading.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watching: asyncio.Task[None] | None = None
+        self.is_stopping = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are answered: all models are loaded, and the service does not stop."""
+        return self.repository.is_ready and not self.is_stopping
+
+    async def start(self) -> None:
+        """Begin to load the models, and then to watch their files."""
+        self._watching = asyncio.create_task(self._watch())
+
+    async def stop(self) -> None:
+        """Answer what waits, write feedback and the state of the monitors, and close the stores."""
+        self.is_stopping = True
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
+        for learner in [*self.learners.values(), *self._retired]:
+            await learner.close()
+        for model in self.repository.all():
+            await model.batcher.close()
+        await asyncio.gather(*self._tasks)
+        await asyncio.to_thread(self._save_states)
+        for store in self._stores.values():
+            store.close()
+
+    async def _watch(self) -> None:
+        await self.repository.refresh()
+        if self.options.path.is_file() and self.repository.errors and self._on_failure is not None:
+            self._on_failure(next(iter(self.repository.errors.values())))
+        seconds = 0.0
+        while True:
+            await asyncio.sleep(self.options.reload_seconds)
+            seconds += self.options.reload_seconds
+            try:
+                await asyncio.to_thread(self.access.refresh)
+                await self.repository.refresh()
+                await self._replace_learners()
+                if seconds >= self.options.save_seconds:
+                    seconds = 0.0
+                    await asyncio.to_thread(self._save_states)
+            except Exception:  # whatever the file system does, the models that are loaded are served on
+                logger.exception("the files could not be looked at")
+
+    def _make(self, name: str, version: int, predictor: ServedPredictor) -> ServedModel:
+        """Return a loaded model, with a learner that has followed its store if it is the latest version."""
+        model = ServedModel(name, version, predictor, self.options.limits, self._read_state(name))
+        if version >= max(self.repository.models.get(name, {version: None})):
+            self._learn(model)
+        return model
+
+    def _learn(self, model: ServedModel) -> None:
+        """Let a model learn from feedback, if there is a store; called in a thread."""
+        if self.options.store is None or model.predictor.calibrator is None:
+            return
+        with self._opening:
+            if model.name not in self._stores:
+                self._stores[model.name] = open_store(self.options.store, model.name)
+        store, earlier = self._stores[model.name], self.learners.get(model.name)
+        self.learners[model.name] = Learner(model, store, additional=not self.options.store_is_complete)
+        if earlier is not None:
+            self._retired.append(earlier)
+
+    async def _replace_learners(self) -> None:
+        """Let another version learn where the latest one is gone, and close learners that are not used any more."""
+        for name in self.repository.models:
+            latest, learner = self.repository.get(name), self.learners.get(name)
+            if learner is not None and learner.model is not latest:
+                await asyncio.to_thread(self._learn, latest)
+        while self._retired:
+            await self._retired.pop().close()
+
+    def _drop(self, model: ServedModel) -> None:
+        """Close a model that no new request gets, when it has answered those that it has."""
+        task = asyncio.create_task(model.batcher.close())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def learner(self, name: str, version: str | None) -> Learner:
+        """Return what learns from feedback on a model; raise if nothing does."""
+        model = self.repository.get(name, version)
+        learner = self.learners.get(name)
+        if learner is None:
+            message = f"the model {name!r} takes no feedback: the service has no store for it"
+            raise RequestError(409, message)
+        if version is not None and learner.model is not model:
+            raise RequestError(409, f"feedback goes to the latest version of {name!r}, {learner.model.version}")
+        return learner
+
+    def _state_path(self, name: str) -> Path | None:
+        store = self.options.store
+        if store is None:
+            return None
+        return store / f"{name}.monitor.json" if store.is_dir() else store.with_name(f"{store.name}.monitor.json")
+
+    def _read_state(self, name: str) -> Any:
+        path = self._state_path(name)
+        if path is None or not path.is_file() or name in self.repository.models:
+            return None
+        try:
+            return json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            logger.warning("the state of the monitor of %s cannot be read; it begins anew", name)
+            return None
+
+    def _save_states(self) -> None:
+        for name in self.repository.models:
+            model, path = self.repository.get(name), self._state_path(name)
+            if path is not None and model.observer is not None:
+                try:
+                    write_whole(path, json.dumps(model.observer.to_dict()).encode())
+                except (OSError, KcalError) as error:
+                    logger.error("the state of the monitor of %s was not written: %s", name, error)
+
+    def views(self, selected: str | None) -> list[ModelView]:
+        """Return what the page shows of every model; explanations only of the selected one, or the first."""
+        models = self.repository.all()
+        keys = [f"{model.name}/{model.version}" for model in models]
+        names = [model.name for model in models]
+        chosen = keys.index(selected) if selected in keys else names.index(selected) if selected in names else 0
+        views = [self._view(model, place == chosen) for place, model in enumerate(models)]
+        served = {(model.name, model.version) for model in models}
+        failed = [key for key in self.repository.errors if key not in served]
+        return views + [
+            ModelView(name, str(version), state="failed", facts=self._facts(name, version)) for name, version in failed
+        ]
+
+    def _view(self, model: ServedModel, is_chosen: bool) -> ModelView:
+        with without_warnings():
+            return self._computed_view(model, is_chosen)
+
+    def _computed_view(self, model: ServedModel, is_chosen: bool) -> ModelView:
+        snapshot = None if model.observer is None else model.observer.snapshot()
+        calibrator: Any = model.predictor.calibrator
+        latency, tallies = model.tallies.latency(), model.tallies
+        p50, p99 = (None, None) if latency is None else (1e3 * latency[0], 1e3 * latency[1])
+        traffic = Traffic(tallies.n_requests, tallies.n_errors, tallies.n_requests / max(tallies.age, 1e-3), p50, p99)
+        return ModelView(
+            model.name,
+            str(model.version),
+            snapshot=snapshot,
+            explanations=explain_latest(calibrator, snapshot) if is_chosen and snapshot is not None else (),
+            traffic=traffic,
+            facts=self._facts(model.name, model.version) | (calibrator.summary() if is_chosen and calibrator else {}),
+        )
+
+    def _facts(self, name: str, version: int) -> dict[str, str]:
+        facts = {}
+        if (name, version) in self.repository.errors:
+            facts["file was not loaded"] = self.repository.errors[name, version]
+        learner = self.learners.get(name)
+        if learner is not None and learner.model.version == version:
+            facts["feedback"] = (
+                ", ".join(f"{count:,} {status}" for status, count in learner.counts.items() if count) or "none yet"
+            )
+            if learner.error:
+                facts["feedback is not followed"] = learner.error
+        return facts

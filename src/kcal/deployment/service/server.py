@@ -1,0 +1,103 @@
+"""The server: uvicorn with the application, from its start to a graceful end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kcal.deployment.service.runtime import Service, ServiceOptions
+from kcal.errors import KcalError, MissingExtraError
+
+if TYPE_CHECKING:
+    from kcal.deployment.service.api import Application
+
+GRACE_SECONDS = 30
+"""How long requests in flight may take after the signal to stop."""
+KEEP_ALIVE_SECONDS = 65
+
+
+def make_application(options: ServiceOptions, on_failure: Callable[[str], None] | None = None) -> Application:
+    """Return the ASGI application of a service; raise if the extra is not installed or the options are wrong."""
+    require_extra()
+    from kcal.deployment.service.api import Application
+
+    return Application(Service(options, on_failure))
+
+
+def require_extra() -> None:
+    """Raise with the command that installs the extra if it is missing."""
+    try:
+        import fastapi  # noqa: F401
+        import jinja2  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            f"The service needs {error.name}, which is not installed. Run: pip install 'kcal[serve]'"
+        ) from error
+
+
+def make_server(options: ServiceOptions, on_started: Callable[[str], None] | None = None) -> Any:
+    """Return a uvicorn server; ``run()`` serves until a signal, and its ``failure`` says why it stopped by itself.
+
+    ``on_started`` is called with the address when the server listens.
+    """
+    require_extra()
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """A server that tells where it listens, and stops if its only model cannot be loaded."""
+
+        failure: str | None = None
+
+        async def startup(self, sockets: Any = None) -> None:
+            """Begin to listen."""
+            await super().startup(sockets=sockets)
+            if self.started and on_started is not None:
+                on_started(address_of(self))
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            """Stop at a signal; uvicorn's own would let the signal end the process after the last answer."""
+            self.force_exit = self.should_exit and sig == signal.SIGINT
+            self.should_exit = True
+
+        def fail(self, message: str) -> None:
+            """Stop, because there is nothing to serve."""
+            self.failure, self.should_exit = message, True
+
+    application = make_application(options, lambda message: server.fail(message))
+    config = uvicorn.Config(
+        application,
+        host=options.host,
+        port=options.port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        lifespan="on",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        ws="none",
+    )
+    server = Server(config)
+    return server
+
+
+def address_of(server: Any) -> str:
+    """Return the address at which a server listens."""
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(options: ServiceOptions, on_started: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; requests in flight are answered before this returns."""
+    options.check()
+    logging.getLogger("kcal.service").setLevel(logging.INFO)
+    server = make_server(options, on_started)
+    server.run()
+    if server.failure is not None:
+        raise KcalError(server.failure)
+    if not server.started:
+        raise KcalError(f"The service could not listen at {options.host}:{options.port}; is the port in use?")

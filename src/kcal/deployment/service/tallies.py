@@ -1,0 +1,108 @@
+"""Counts of one served model for the metrics: batches, classes and evidence, bounded in memory and quick to add to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+EVIDENCE_BOUNDS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+LATEST_REQUESTS = 1000
+"""Requests whose times are kept."""
+
+
+@dataclass(frozen=True)
+class HistogramCounts:
+    """A histogram as Prometheus wants it: cumulative counts up to each bound, and the sum."""
+
+    buckets: list[tuple[str, float]]
+    total: float
+
+
+class Histogram:
+    """Counts of values up to each bound."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = np.array(bounds, dtype=np.float64)
+        self.counts = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self.total = 0.0
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Count values."""
+        places = np.searchsorted(self.bounds, values)
+        self.counts += np.bincount(places, minlength=len(self.counts))
+        self.total += float(np.sum(values, dtype=np.float64))
+
+    def to_counts(self) -> HistogramCounts:
+        """Return the cumulative counts."""
+        names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
+        sums = accumulate(self.counts.tolist())
+        return HistogramCounts([(name, float(count)) for name, count in zip(names, sums, strict=True)], self.total)
+
+
+class Tallies:
+    """What a model has done since it was loaded; safe to use from several threads."""
+
+    def __init__(self, classes: NDArray[Any]) -> None:
+        self.classes = [str(label) for label in classes.tolist()]
+        self._lock = threading.Lock()
+        self._class_counts = np.zeros(len(classes), dtype=np.int64)
+        self._rows, self._requests = Histogram(BATCH_BOUNDS), Histogram(BATCH_BOUNDS)
+        self._evidence = Histogram(EVIDENCE_BOUNDS)
+        self._seconds: deque[float] = deque(maxlen=LATEST_REQUESTS)
+        self.n_requests = self.n_errors = 0
+        self._start = time.monotonic()
+
+    def answered(self, seconds: float, *, is_error: bool) -> None:
+        """Count a request."""
+        with self._lock:
+            self.n_requests += 1
+            self.n_errors += is_error
+            self._seconds.append(seconds)
+
+    def latency(self) -> tuple[float, float] | None:
+        """Return the median and the 99 % quantile of the seconds of the latest requests; None without any."""
+        with self._lock:
+            seconds = np.array(self._seconds)
+        return (float(np.median(seconds)), float(np.quantile(seconds, 0.99))) if len(seconds) else None
+
+    @property
+    def age(self) -> float:
+        """Seconds since the counts began."""
+        return time.monotonic() - self._start
+
+    def batch(self, n_requests: int, n_rows: int) -> None:
+        """Count a batch."""
+        with self._lock:
+            self._requests.add(np.array([n_requests]))
+            self._rows.add(np.array([n_rows]))
+
+    def predicted(self, probs: NDArray[Any], evidence: NDArray[Any] | None) -> None:
+        """Count the most probable classes of predictions and, if it was computed, their evidence."""
+        codes = np.bincount(probs.argmax(axis=1), minlength=len(self.classes))
+        with self._lock:
+            self._class_counts += codes
+            if evidence is not None:
+                self._evidence.add(evidence)
+
+    def class_counts(self) -> dict[str, int]:
+        """Return the number of predictions of each class, by its name."""
+        with self._lock:
+            return dict(zip(self.classes, self._class_counts.tolist(), strict=True))
+
+    def histograms(self) -> dict[str, HistogramCounts]:
+        """Return the histograms of batch sizes and evidence."""
+        with self._lock:
+            return {
+                "batch_requests": self._requests.to_counts(),
+                "batch_rows": self._rows.to_counts(),
+                "evidence": self._evidence.to_counts(),
+            }

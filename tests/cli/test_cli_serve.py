@@ -1,0 +1,79 @@
+"""The commands ``kcal serve`` and ``kcal token``."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from kcal.deployment.service import server
+from kcal.deployment.service.tokens import find_token, read_tokens
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Options that the command would serve with."""
+    options = []
+    monkeypatch.setattr(server, "serve", lambda settings, on_started: options.append(settings))
+    return options
+
+
+def test_options_reach_the_service(run, served, tmp_path):
+    model = tmp_path / "model.kcal"
+    words = "--port 0 --max-batch 8 --max-wait-ms 1.5 --max-queue 9 --max-body-mb 0.5 --recent 7 --store f.db"
+    assert run("serve", str(model), *words.split()).exit_code == 0
+    (settings,) = served
+    assert (settings.path, settings.host, settings.port, str(settings.store)) == (model, "127.0.0.1", 0, "f.db")
+    limits = settings.limits
+    assert (limits.max_batch, limits.max_wait, limits.max_queue, limits.recent) == (8, 0.0015, 9, 7)
+    assert settings.max_body == 2**19
+
+
+def test_a_host_for_others_needs_tokens(run, tmp_path):
+    (tmp_path / "model.kcal").touch()
+    result = run("serve", str(tmp_path / "model.kcal"), "--host", "0.0.0.0", code=2)
+    assert "needs a token file" in result.stderr
+
+
+def test_a_damaged_model_ends_the_command_with_its_error(run, tmp_path):
+    path = tmp_path / "model.kcal"
+    path.write_bytes(b"nothing")
+    result = run("serve", str(path), "--port", "0", code=1)
+    assert "not a kcal file" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_missing_extra_says_how_to_install_it(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = run("serve", str(tmp_path / "model.kcal"), code=1)
+    assert "pip install 'kcal[serve]'" in result.stderr
+
+
+def test_tokens_are_made_shown_once_listed_and_revoked(run, tmp_path):
+    file = tmp_path / "tokens.json"
+    made = run("token", "create", str(file), "--name", "ward", "--scope", "feedback", "--scope", "predict")
+    token = made.stdout.strip()
+    assert find_token(read_tokens(file), token).scopes == ("predict", "feedback")
+    listed = run("token", "list", str(file)).stdout
+    assert listed.startswith("ward: predict, feedback; made 20")
+    assert token not in listed
+    assert run("token", "revoke", str(file), "--name", "ward").exit_code == 0
+    assert json.loads(file.read_text())["tokens"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["make", "x.json"], "must be one of create, list, revoke"),
+        (["create", "x.json", "--scope", "admin"], "needs --name"),
+        (["create", "x.json", "--name", "a"], "needs --scope"),
+        (["create", "x.json", "--name", "a", "--scope", "root"], "must be one of predict, feedback, admin"),
+        (["list", "missing.json"], "No such file"),
+        (["revoke", "missing.json", "--name", "a"], "No such file"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(run, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    code = 1 if words[1] == "missing.json" else 2
+    assert message in run("token", *words, code=code).stderr

@@ -1,0 +1,47 @@
+"""A served model in a thread of its own, and clients that know its address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running_service import Running, running
+
+from kcal import KCal, KCalBlend, save
+from synthetic import Problem
+
+CLASSES = ("cat", "dog", "owl")
+
+
+@pytest.fixture(scope="session")
+def animals(problem: Problem) -> KCal:
+    """A KCal with names of classes and ids."""
+    labels = [CLASSES[label] for label in problem.labels]
+    ids = [f"cal-{row}" for row in range(len(labels))]
+    return KCal(projection="identity", bandwidth=0.8).fit(problem.embeddings, labels, ids=ids)
+
+
+@pytest.fixture(scope="session")
+def blend(problem: Problem) -> KCalBlend:
+    """A blend that needs logits; its classes are numbers."""
+    return KCalBlend(bandwidth_factors=(1.0,), network_calibrator="ts").fit(
+        problem.embeddings, problem.labels, logits=problem.logits
+    )
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory, animals: KCal, blend: KCalBlend) -> Path:
+    """A folder with a model of one version, and another of two."""
+    path = tmp_path_factory.mktemp("models")
+    for place, model in {"animals.kcal": animals, "blend/1/a.kcal": animals, "blend/2/b.kcal": blend}.items():
+        (path / place).parent.mkdir(parents=True, exist_ok=True)
+        save(model, path / place)
+    return path
+
+
+@pytest.fixture(scope="session")
+def service(folder: Path) -> Iterator[Running]:
+    """A server of the folder on a free port of 127.0.0.1."""
+    with running(folder) as one:
+        yield one

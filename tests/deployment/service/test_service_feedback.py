@@ -1,0 +1,204 @@
+"""Feedback: durable when it is acknowledged, followed by the calibrator, and forgotten when it is erased."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running_service import in_process
+
+from kcal import ClassifierOutputs, KCal, TemperatureScaling, load, save
+from kcal.errors import without_warnings
+from kcal.persistence import CalibrationStore
+
+FEEDBACK = "/v2/models/animals/feedback"
+
+
+@pytest.fixture
+def path(tmp_path: Path, animals: KCal) -> Path:
+    return save(animals, tmp_path / "animals.kcal")
+
+
+async def predict(client, x, **fields):
+    response = await client.post("/predict", json={"embeddings": np.atleast_2d(x).tolist(), **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def give(client, content, status: int = 200):
+    response = await client.post(FEEDBACK, json=content)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+async def followed(service) -> None:
+    await asyncio.wrap_future(service.learners["animals"].follow_soon())
+
+
+def test_labels_reach_the_store_then_the_calibrator_and_the_observer(path, problem, tmp_path):
+    x = problem.test_embeddings[:3].astype(np.float32)
+
+    async def story():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
+            before = await predict(client, x, ids=["a", "b", "c"])
+            answer = await give(client, [{"id": "a", "label": "owl"}, {"id": "b", "label": "dog"}])
+            assert [entry["status"] for entry in answer["results"]] == ["stored", "stored"]
+            await followed(service)
+            learnt = await predict(client, x)
+            assert (await give(client, {"id": "a", "correction": "cat"}))["results"][0]["status"] == "corrected"
+            await followed(service)
+            corrected = await predict(client, x)
+            snapshot = service.repository.get("animals").observer.snapshot(max_age=0)
+            assert snapshot.n_labels == 2
+            return before, learnt, corrected
+
+    before, learnt, corrected = asyncio.run(story())
+    with CalibrationStore(tmp_path / "feedback.db") as store:
+        samples = store.samples()
+    assert dict(zip(samples.outputs.ids.tolist(), samples.outputs.labels.tolist(), strict=True)) == {
+        "a": "cat",
+        "b": "dog",
+    }
+    np.testing.assert_array_equal(samples.outputs.embeddings, x[:2])
+    expected = load(path)
+    np.testing.assert_allclose(before["probabilities"], expected.predict_proba(x), rtol=1e-5, atol=1e-6)
+    expected.partial_fit(x[:2], ["owl", "dog"], ids=["a", "b"])
+    with without_warnings():  # of rows that it has learnt
+        np.testing.assert_allclose(learnt["probabilities"], expected.predict_proba(x), rtol=1e-5, atol=1e-6)
+        expected.correct(["a"], ["cat"])
+        np.testing.assert_allclose(corrected["probabilities"], expected.predict_proba(x), rtol=1e-5, atol=1e-6)
+
+
+def test_an_erasure_leaves_nothing_in_the_store_the_calibrator_and_the_observer(path, problem, tmp_path):
+    x = problem.test_embeddings[:1].astype(np.float32)
+
+    async def story():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
+            before = await predict(client, x, ids=["patient-7"])
+            await give(client, {"id": "patient-7", "label": "owl"})
+            await followed(service)
+            assert "patient-7" in service.learners["animals"].calibrator.current_ids_
+            assert (await give(client, {"id": "patient-7", "erase": True}))["results"][0]["status"] == "erased"
+            assert "patient-7" not in service.learners["animals"].calibrator.current_ids_
+            assert service.repository.get("animals").find("patient-7") is None
+            after = await predict(client, x)
+            assert (await give(client, {"id": "patient-7", "erase": True}))["results"][0]["status"] == "absent"
+            return before, after
+
+    before, after = asyncio.run(story())
+    np.testing.assert_allclose(after["probabilities"], before["probabilities"], rtol=1e-5, atol=1e-6)
+    for file in tmp_path.iterdir():
+        assert b"patient-7" not in file.read_bytes()
+
+
+def test_a_restart_follows_the_store_again(path, problem, tmp_path):
+    x = problem.test_embeddings[:2].astype(np.float32)
+
+    async def first():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
+            await give(client, [{"id": "new", "label": "owl", "embeddings": x[0].tolist()}])
+            await followed(service)
+            return await predict(client, x)
+
+    async def second():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
+            assert service.repository.get("animals").observer.n_predictions == 2
+            return await predict(client, x)
+
+    np.testing.assert_allclose(asyncio.run(first())["probabilities"], asyncio.run(second())["probabilities"], rtol=1e-5)
+    with CalibrationStore(tmp_path / "feedback.db") as store:
+        assert store.ids() == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "message"),
+    [
+        ({"id": "unknown", "label": "owl"}, 404, "send its embeddings"),
+        ({"id": "cal-3", "erase": True}, 409, "a sample of the model's file"),
+        ({"id": "cal-3", "label": "owl"}, 409, "a sample of the model's file"),
+        ({"id": "a", "label": "horse"}, 400, "must be a class of the model"),
+        ({"id": "a"}, 400, "one of label, correction and erase"),
+        ({"id": "a", "label": "owl", "erase": True}, 400, "one of label, correction and erase"),
+        ({"id": "a", "erase": False}, 400, "erase must be true"),
+        ({"id": "", "label": "owl"}, 400, "printable text"),
+        ({"id": "a\n", "label": "owl"}, 400, "printable text"),
+        ({"id": 3, "label": "owl"}, 400, "printable text"),
+        ({"id": "a", "label": "owl", "colour": 1}, 400, "no field 'colour'"),
+        ({"id": "a", "label": "owl", "embeddings": [1, 2]}, 400, "must have the shape"),
+        ({"id": "a", "label": "owl", "group": 3}, 400, "group must be text"),
+        ([], 400, "a list of 1 to"),
+        ([3], 400, "must be an object"),
+    ],
+)
+def test_feedback_that_cannot_be_used_changes_nothing(path, tmp_path, content, status, message):
+    async def story():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
+            await predict(client, np.zeros(6), ids=["a"])
+            both = [{"id": "a", "label": "owl"}, *(content if isinstance(content, list) else [content])]
+            assert message in (await give(client, content, status))["error"]
+            if content:
+                await give(client, both, status)
+
+    asyncio.run(story())
+    with CalibrationStore(tmp_path / "feedback.db") as store:
+        assert len(store) == 0
+
+
+def test_requests_that_are_written_together_are_refused_one_by_one(path, tmp_path, problem):
+    async def story():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
+            await predict(client, problem.test_embeddings[:20], ids=[f"p{row}" for row in range(20)])
+            contents = [{"id": f"p{row}" if row % 5 else "nobody", "label": "owl"} for row in range(20)]
+            contents += [{"id": "p1", "label": "cat"}, {"id": "p2", "erase": True}]
+            answers = await asyncio.gather(*(client.post(FEEDBACK, json=content) for content in contents))
+            return [answer.status_code for answer in answers]
+
+    statuses = asyncio.run(story())
+    assert statuses == [404 if row < 20 and row % 5 == 0 else 200 for row in range(22)]
+    with CalibrationStore(tmp_path / "feedback.db") as store:
+        labels = dict(zip(store.ids(), store.samples().outputs.labels.tolist(), strict=True))
+    assert labels == {f"p{row}": "cat" if row == 1 else "owl" for row in range(20) if row % 5 and row != 2}
+
+
+def test_a_store_of_the_whole_calibration_set_is_followed_in_deletions_too(tmp_path, problem):
+    names = [f"s{row}" for row in range(60)]
+    with CalibrationStore(tmp_path / "all.db") as store:
+        labels = np.array(["cat", "dog", "owl"])[problem.labels[:60]]
+        store.append(ClassifierOutputs(problem.embeddings[:60].astype(np.float32), labels=labels, ids=names))
+        save(store.fit(KCal(projection="identity", bandwidth=0.8)), tmp_path / "animals.kcal")
+        store.delete(["s5"])
+
+    async def story():
+        options = {"store": tmp_path / "all.db", "store_is_complete": True}
+        async with in_process(tmp_path / "animals.kcal", **options) as (client, service):
+            assert "s5" not in service.learners["animals"].calibrator.current_ids_
+            assert (await give(client, {"id": "s6", "erase": True}))["results"][0]["status"] == "erased"
+            return service.learners["animals"].calibrator.current_ids_
+
+    assert sorted(asyncio.run(story())) == sorted(set(names) - {"s5", "s6"})
+
+
+def test_a_method_that_does_not_learn_keeps_labels_for_its_monitor(tmp_path, problem):
+    save(TemperatureScaling().fit(problem.logits, problem.labels), tmp_path / "animals.kcal")
+
+    async def story():
+        async with in_process(tmp_path / "animals.kcal", store=tmp_path / "feedback.db") as (client, service):
+            body = {"logits": problem.test_logits[:1].tolist(), "ids": ["a"]}
+            assert "evidence" not in (await client.post("/predict", json=body)).json()
+            await give(client, {"id": "a", "label": 2})
+            await service.learners["animals"].batcher.settled()
+            return service.repository.get("animals").observer.snapshot(max_age=0).n_labels
+
+    assert asyncio.run(story()) == 1
+    with CalibrationStore(tmp_path / "feedback.db") as store:
+        assert store.samples().outputs.labels.tolist() == [2]
+
+
+def test_without_a_store_feedback_is_refused(path):
+    async def story():
+        async with in_process(path) as (client, _):
+            return await give(client, {"id": "a", "label": "owl"}, 409)
+
+    assert "no store" in asyncio.run(story())["error"]

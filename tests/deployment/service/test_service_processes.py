@@ -1,0 +1,135 @@
+"""Servers in processes of their own: killed under feedback, stopped under requests, and networks in ONNX files."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from running_service import PATIENCE, running, wait_until
+
+from kcal import save
+from kcal.deployment import HeadPredictor, metadata_of, write_onnx
+from kcal.deployment.service.runtime import ServiceOptions
+from kcal.deployment.service.server import serve
+from kcal.persistence import CalibrationStore
+
+CONTEXT = multiprocessing.get_context("forkserver")  # starts servers without importing everything again
+CONTEXT.set_forkserver_preload(["kcal.deployment.service.api", "test_service_processes"])
+
+
+def run(options: ServiceOptions, sender: Any) -> None:
+    """Serve, and tell the address."""
+    serve(options, sender.send)
+
+
+@contextmanager
+def process_of(path: Path, **options: Any) -> Iterator[tuple[Any, str]]:
+    """Run a server in a process; yield it and its address when it is ready."""
+    receiver, sender = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=run, args=(ServiceOptions(path, port=0, **options), sender))
+    process.start()
+    try:
+        url = receiver.recv()
+        wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 200)
+        yield process, url
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_no_acknowledged_label_is_lost_when_the_server_is_killed(tmp_path, animals):
+    path, store = save(animals, tmp_path / "animals.kcal"), tmp_path / "feedback.db"
+    acknowledged: list[str] = []
+    for number in range(3):
+        with process_of(path, store=store) as (process, url):
+            clients = [
+                threading.Thread(target=give_labels, args=(url, f"{number}-{k}", acknowledged)) for k in range(3)
+            ]
+            before = len(acknowledged)
+            for client in clients:
+                client.start()
+            wait_until(lambda before=before: len(acknowledged) >= before + 15)
+            os.kill(process.pid, signal.SIGKILL)
+            for client in clients:
+                client.join()
+    with CalibrationStore(store) as opened:
+        stored = set(opened.ids())
+    assert len(acknowledged) >= 45
+    assert not set(acknowledged) - stored
+    with process_of(path, store=store) as (_, url):
+        answer = httpx.post(f"{url}/v2/models/animals/feedback", json={"id": acknowledged[0], "label": "cat"})
+        assert answer.json()["results"][0]["status"] == "corrected"
+
+
+def give_labels(url: str, name: str, acknowledged: list[str]) -> None:
+    """Send labels until the server is gone."""
+    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        for count in range(10**6):
+            record = {"id": f"{name}-{count}", "label": "owl", "embeddings": [0.01 * count] * 6}
+            try:
+                answer = client.post("/v2/models/animals/feedback", json=record)
+            except httpx.TransportError:
+                return
+            if answer.status_code == 200:
+                acknowledged.append(record["id"])
+
+
+def test_a_signal_to_stop_lets_requests_in_flight_finish(tmp_path, animals, problem):
+    path = save(animals, tmp_path / "animals.kcal")
+    x = np.tile(problem.test_embeddings, (40, 1)).round(3)
+    body = json.dumps({"embeddings": x.tolist()}).encode()
+    with process_of(path) as (process, url):
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{url}/predict", content=body, timeout=PATIENCE))
+        )
+        asking.start()
+        busy = 'kcal_batch_rows_count{model="animals",version="1"} 1.0'
+        wait_until(lambda: answers or busy in httpx.get(f"{url}/metrics").text)
+        process.terminate()
+        asking.join()
+        process.join()
+        assert process.exitcode == 0
+        assert answers[0].status_code == 200
+        assert len(answers[0].json()["probabilities"]) == len(x)
+
+
+@pytest.mark.usefixtures("shared_operators")
+def test_an_exported_file_is_served_with_its_own_inputs(tmp_path, animals, problem):
+    example = [part.float() for part in animals.example_inputs().values()]
+    write_onnx(HeadPredictor(animals), example, tmp_path / "head.onnx", metadata=metadata_of(animals), progress=False)
+    (tmp_path / "broken.onnx").write_bytes(b"nothing")
+    x = problem.test_embeddings[:20].astype(np.float32)
+    with running_partly(tmp_path) as client:
+        metadata = client.get("/v2/models/head").json()
+        assert metadata["inputs"] == [{"name": "embeddings", "datatype": "FP32", "shape": [-1, 6]}]
+        answer = client.post("/predict", json={"model": "head", "embeddings": x.tolist()}).json()
+        refused = client.post("/v2/models/head/feedback", json={"id": "a", "label": "owl"})
+        assert refused.status_code == 409
+        assert client.get("/").status_code == 200
+    np.testing.assert_allclose(answer["probabilities"], animals.predict_proba(x), atol=1e-5)
+    np.testing.assert_allclose(answer["evidence"], animals.evidence(x), atol=0.01)
+    assert answer["labels"] == animals.predict(x).tolist()
+
+
+@contextmanager
+def running_partly(folder: Path) -> Iterator[httpx.Client]:
+    """Serve a folder with a file that cannot be loaded: the service is live, and not ready."""
+    (folder / "broken.onnx").rename(folder / "broken.txt")
+    with running(folder, reload_seconds=0.01) as one, one.http() as client:
+        (folder / "broken.txt").rename(folder / "broken.onnx")
+        wait_until(lambda: one.service.repository.errors)
+        index = client.post("/v2/repository/index").json()
+        assert {entry["name"]: entry["state"] for entry in index} == {"head": "READY", "broken": "UNAVAILABLE"}
+        assert client.get("/readyz").status_code == 503
+        yield client

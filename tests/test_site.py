@@ -1,0 +1,151 @@
+"""The documentation site: what checks a built one, how formulas are written, and which pages the navigation has."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import kcal
+from scripts.check_site import problems
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+GOOD = '<h1 id="top">Title</h1><a href="#top">up</a><a href="https://example.org/">out</a>'
+
+
+def extension(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / "_extensions" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def site(folder: Path, body: str) -> list[str]:
+    """Return the problems of a site with a good page and one with the given body."""
+    (folder / "sub").mkdir()
+    (folder / "index.html").write_text(f'{GOOD}<a href="sub/page.html#part">page</a>')
+    (folder / "picture.png").write_bytes(b"")
+    (folder / "sub" / "page.html").write_text(f'<p id="part">text</p>{body}')
+    return list(problems(folder))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '<a href="../index.html#top">home</a>',
+        '<img src="../picture.png"><img src="data:image/png;base64,AA=="><img srcset="../picture.png 2x">',
+        '<link rel="canonical" href="https://example.org/page.html">',
+        '<a href="https://example.org/other.html#part">out</a><a href="mailto:someone@example.org">write</a>',
+    ],
+)
+def test_a_site_without_faults_has_no_problems(tmp_path, body):
+    assert site(tmp_path, body) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ('<script src="https://cdn.example.org/a.js"></script>', "fetches https://cdn.example.org/a.js"),
+        ('<script src="//cdn.example.org/a.js"></script>', "fetches //cdn.example.org/a.js"),
+        ('<link rel="stylesheet" href="http://example.org/a.css">', "fetches http://example.org/a.css"),
+        ('<link rel="preconnect" href="https://fonts.example.org">', "fetches https://fonts.example.org"),
+        ('<img src="https://example.org/badge.svg">', "fetches https://example.org/badge.svg"),
+        ('<img srcset="../picture.png 1x, https://example.org/b.png 2x">', "fetches https://example.org/b.png"),
+        ("<style>@import 'https://example.org/f.css';</style>", "fetches https://example.org/f.css"),
+        ('<p style="background: url(https://example.org/c.png)">', "fetches https://example.org/c.png"),
+        ('<img src="missing.png">', "missing.png does not exist"),
+        ('<a href="missing.html">x</a>', "the link missing.html leads nowhere"),
+        ('<a href="../index.html#missing">x</a>', "the link ../index.html#missing has no such anchor"),
+        ('<a href="#missing">x</a>', "the link #missing has no such anchor"),
+    ],
+)
+def test_a_fault_of_a_page_is_named(tmp_path, body, problem):
+    assert site(tmp_path, body) == [f"{Path('sub/page.html')}: {problem}"]
+
+
+def test_fonts_of_a_style_sheet_from_another_host_are_named(tmp_path):
+    (tmp_path / "a.css").write_text('@font-face { src: url("https://example.org/f.woff2") } a { b: url(c.png) }')
+    assert site(tmp_path, "") == ["a.css: fetches https://example.org/f.woff2"]
+
+
+def test_a_folder_without_pages_is_a_problem(tmp_path):
+    assert list(problems(tmp_path)) == [f"{tmp_path}: no pages"]
+
+
+def formulas_of(text: str) -> list[str]:
+    blocks = re.findall(r"\$\$(.+?)\$\$", text, re.S)
+    return blocks + re.findall(r"\$([^$\n]+(?:\n[^$\n]+)?)\$", re.sub(r"\$\$.+?\$\$", "", text, flags=re.S))
+
+
+def test_every_formula_of_the_pages_can_be_written_as_mathml():
+    to_mathml = extension("mathml").to_mathml
+    texts = [
+        re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S) for page in pages()
+    ]
+    formulas = [formula for text in texts for formula in formulas_of(text)]
+    assert len(formulas) > 100
+    assert all("</math>" in to_mathml(formula) for formula in formulas)
+
+
+def test_delimiters_of_a_size_become_sided_ones():
+    to_mathml = extension("mathml").to_mathml
+    assert to_mathml(r"\Big( x \Big)") == to_mathml(r"\Bigl( x \Bigr)")
+    with pytest.raises(Exception, match="cannot be written as MathML"):
+        to_mathml(r"\nosuchcommand")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point."""
+
+    x: float  # to the right
+    y: float = 0.0
+    name: str = ""  # of (x, *, y), if any
+
+
+def test_comments_beside_fields_become_attributes():
+    lines = ["A point."]
+    extension("docstrings").complete_docstring(None, "class", "Point", Point, None, lines)
+    expected = ["A point.", "", "Attributes", "----------", "x : float", "    To the right."]
+    assert lines == [*expected, "name : str", r"    Of (x, \*, y), if any.", ""]
+
+
+def test_the_text_below_data_is_found_where_it_is_defined():
+    assert extension("docstrings").text_below("METRICS", sys.modules["kcal.metrics"].METRICS)[0]
+
+
+def pages() -> list[Path]:
+    generated = {DOCS / "gallery", DOCS / "api" / "generated"}
+    return [page for page in sorted(DOCS.rglob("*.md")) if not generated & set(page.parents)]
+
+
+def test_the_navigation_has_every_page():
+    listed = {DOCS / "index.md"}
+    for page in pages():
+        for toctree in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
+            for entry in (line for line in toctree.splitlines() if line and not line.startswith(":")):
+                base = DOCS if entry.startswith("/") else page.parent
+                listed |= set(base.glob(f"{entry.lstrip('/')}.md"))
+    assert set(pages()) == listed
+
+
+def test_the_reference_has_every_public_module():
+    text = (DOCS / "api" / "index.md").read_text(encoding="utf-8")
+    packages = {f"kcal.{path.parent.name}" for path in Path(kcal.__file__).parent.glob("*/__init__.py")}
+    assert packages - set(re.findall(r"^   (kcal\.\w+)$", text, re.M)) == {"kcal.cli", "kcal.files", "kcal.validation"}
+
+
+def test_the_numbers_of_the_decision_page_stand_on_the_pages_that_it_quotes():
+    sources = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("results.md", "benchmarks.md"))
+    quoted = re.findall(r"(?<![\w.])\d+\.\d+(?![\w.]*\()", (DOCS / "choose.md").read_text(encoding="utf-8"))
+    prior = {"0.7", "0.2", "0.1"}
+    assert len(quoted) > 60
+    assert {number for number in quoted if number not in prior} <= set(re.findall(r"\d+\.\d+", sources))
