@@ -41,6 +41,7 @@ def code_of(page: str) -> list[str]:
 
 CHECKED = {
     "README.md",
+    "docs/distributed.md",  # in tests/distributed, which has a cluster
     "docs/first-steps.md",
     "docs/hospital.md",
     "docs/how-to/compression.md",
