@@ -69,10 +69,9 @@ class LiveKCal(EmbeddingCalibrator):
             self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, self.bandwidth_exponent, size
         )
 
-    def _warn_of_lost_classes(self, lost: list[Any]) -> None:
+    def _warn_of_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
         if lost and self.smoothing == 0:
-            names = np.array(lost)
-            warn_of_missing_classes(names, np.zeros(len(names)), "Or pass smoothing=1e-3 to KCal.")
+            warn_of_missing_classes(classes, ~np.isin(classes, lost), "Or pass smoothing=1e-3 to KCal.")
 
     def _supports(self) -> list[SortedSupport]:
         return [self.model_.support]

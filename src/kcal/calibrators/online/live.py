@@ -126,7 +126,7 @@ class LiveCalibrator(Calibrator):
             log.relabel(rows, codes, changes)
             lost = log.view.without_samples(before)
             self._evict(log)
-        self._warn_of_lost_classes(lost)
+        self._warn_of_lost_classes(lost, log.view.classes)
         return self
 
     def forget(self, ids: Any) -> Self:
@@ -149,10 +149,10 @@ class LiveCalibrator(Calibrator):
             before = np.unique(log.view.columns["codes"][rows])
             log.erase(rows)
             lost = log.view.without_samples(before)
-        self._warn_of_lost_classes(lost)
+        self._warn_of_lost_classes(lost, log.view.classes)
         return self
 
-    def _warn_of_lost_classes(self, lost: list[Any]) -> None:
+    def _warn_of_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
         """Warn of classes whose last sample has left, where that changes what can be predicted."""
 
     def _add(

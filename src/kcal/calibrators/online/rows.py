@@ -205,6 +205,8 @@ class SampleLog:
 
     def evict(self, rows: Index) -> None:
         """Let some rows no longer count; their memory is freed once they are the majority."""
+        if len(rows) == 0:
+            return
         names = [self.view.ids[row] for row in rows.tolist()]
         self._remove(rows.tolist())
         for name in names:
@@ -215,6 +217,8 @@ class SampleLog:
     def evict_oldest(self, most: float) -> None:
         """Let the oldest samples leave until at most so many are left."""
         rows: list[int] = []
+        if len(self.view) <= most:
+            return
         while len(self.view) - len(rows) > most:
             if self._is_present(self._first):
                 rows.append(self._first)
