@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from unittest.mock import create_autospec
 
@@ -32,7 +33,7 @@ async def predict(client, x, **fields):
 
 
 async def give(client, content, status: int = 200):
-    response = await client.post(FEEDBACK, json=content)
+    response = await client.post(FEEDBACK, content=json.dumps(content))
     assert response.status_code == status, response.text
     return response.json()
 
