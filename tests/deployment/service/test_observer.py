@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from observed_models import CLASSES, calibrator, draw, numbers_held, observed, stream, texts_held
+from observed_models import CLASSES, calibrator, contents, draw, numbers_held, observed, stream, texts_held
 
 import kcal
 from kcal.deployment.service.latest import explain_latest
@@ -234,6 +234,7 @@ def test_drift_of_a_later_period_is_found() -> None:
     watch.update(generator.integers(30, size=500) / 100, np.arange(500))
     assert watch.alarm_at is not None
     assert 3 * PERIOD < watch.alarm_at <= watch.n_samples == 3 * PERIOD + 500
+    assert sum(np.size(each) for each in contents(watch)) < PERIOD  # rows of earlier periods are gone
 
 
 def test_monitors_go_on_after_a_restart() -> None:
