@@ -1,10 +1,13 @@
-"""How Sphinx builds the documentation: ``make docs``. Nothing is fetched, while it is built or when it is read."""
+"""How Sphinx builds the documentation (``make docs``), without a network."""
 
 import sys
 import warnings
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent / "_extensions"), str(Path(__file__).parents[1] / "src")]
+sys.path[:0] = [
+    str(Path(__file__).parent / "_extensions"),
+    str(Path(__file__).parents[1] / "src"),
+]
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 import matplotlib as mpl
@@ -21,7 +24,7 @@ version = release = kcal.__version__
 
 extensions = [
     "docstrings",
-    "mathml",
+    "formulas",
     "myst_parser",
     "numpydoc",
     "sphinx.ext.autodoc",
@@ -46,7 +49,7 @@ myst_update_mathjax = False
 
 html_theme = "furo"
 html_title = "kcal"
-html_math_renderer = "mathml"
+html_math_renderer = "svg"
 html_static_path = ["_static"]
 html_css_files = ["kcal.css"]
 html_show_sourcelink = False
@@ -71,6 +74,7 @@ numpydoc_xref_param_type = False
 sphinx_gallery_conf = {
     "examples_dirs": "../examples/gallery",
     "gallery_dirs": "gallery",
+    "thumbnail_size": (400, 280),
     "backreferences_dir": "api/backreferences",
     "doc_module": ("kcal",),
     "download_all_examples": False,
