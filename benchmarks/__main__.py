@@ -21,6 +21,7 @@ from benchmarks import (
     metrics,
     online,
     recipes,
+    service,
     storage,
 )
 
@@ -31,7 +32,7 @@ SECTIONS = {
     "storage": storage.main,
     "latency": latency.main,
 }
-ON_REQUEST = {"deployment": deployment.main, "heads": heads.main, "online": online.main}
+ON_REQUEST = {"deployment": deployment.main, "heads": heads.main, "online": online.main, "service": service.main}
 """Sections that run only if they are named: minutes, or packages that only the tests need."""
 LONG_ON_TASKS = {"compression": compression.main}
 """Sections on tasks that run only if they are named: minutes."""
@@ -43,7 +44,7 @@ def main(
         list[str] | None,
         typer.Argument(
             help="sums, search, metrics, storage, latency, recipes, methods, blend: all by default; deployment, heads, "
-            "online, compression."
+            "online, service, compression."
         ),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes, methods and blend.")] = None,

@@ -74,6 +74,11 @@ class SampleRows:
         codes: Index = position[self.column("codes")]
         return codes
 
+    def without_samples(self, codes: Index) -> list[Any]:
+        """Return the labels of those of some class codes that have no sample; none if there are no samples at all."""
+        counts = np.bincount(self.column("codes"), minlength=len(self.labels))
+        return [self.labels[code] for code in codes.tolist() if counts[code] == 0] if len(self) else []
+
     def names(self) -> NDArray[Any]:
         """Return the id of each sample, (n,)."""
         names = self.ids[: self.n_rows]

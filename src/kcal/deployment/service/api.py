@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version as package_version
 from typing import Any
-from urllib.parse import unquote
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -62,8 +61,7 @@ class Application:
                 await self.api(scope, receive, with_security_headers(send, status.append))
             else:
                 endpoint = "infer"
-                name, version = (None if part is None else unquote(part) for part in match.groups())
-                await self._infer(name or "", version, headers, receive, send, status)
+                await self._infer(match[1], match[2], headers, receive, send, status)
         except RequestError as error:
             status.append(error.status)
             answer = error_answer(error)
@@ -95,6 +93,7 @@ class Application:
             description="Calibrated predictions over the Open Inference Protocol v2, with feedback and monitoring.",
             docs_url=None,
             redoc_url=None,
+            redirect_slashes=False,
             lifespan=lifespan,
         )
         for path, (method, endpoint) in self._endpoints().items():

@@ -60,6 +60,7 @@ def _record(entry: Any, predictor: ServedPredictor, labels: Mapping[str, Any]) -
             raise bad_request(f"feedback of {name!r}: erase must be true, and stand alone beside the id")
         return FeedbackRecord(name)
     given = entry[chosen[0]]
+    given = float(given) if type(given) is int and isinstance(next(iter(labels.values())), float) else given
     if type(given) not in (str, int, float, bool) or str(given) not in labels:
         known = ", ".join(list(labels)[:20])
         raise bad_request(f"feedback of {name!r}: the label must be a class of the model ({known})")
