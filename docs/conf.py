@@ -1,5 +1,6 @@
 """How Sphinx builds the documentation (``make docs``), without a network."""
 
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -89,3 +90,17 @@ sphinx_gallery_conf = {
     "nested_sections": False,
     "within_subsection_order": "FileNameSortKey",
 }
+
+
+def keep_one_download(_app, docname, source):
+    """Offer an example as a Python file alone: archives hold the time of their making."""
+    if docname.startswith("gallery/"):
+        container = (
+            r"\n *\.\. container:: sphx-glr-download sphx-glr-download-(?:zip|jupyter)\n"
+        )
+        source[0] = re.sub(container + r"\n *:download:`[^`]+`\n", "\n", source[0])
+
+
+def setup(app):
+    """Register what is done to sources."""
+    app.connect("source-read", keep_one_download)
