@@ -15,12 +15,15 @@ from benchmarks import (
     class_sums,
     compression,
     deployment,
+    distributed,
     heads,
     latency,
     methods,
     metrics,
     online,
     recipes,
+    service,
+    shards,
     storage,
 )
 
@@ -31,7 +34,15 @@ SECTIONS = {
     "storage": storage.main,
     "latency": latency.main,
 }
-ON_REQUEST = {"deployment": deployment.main, "heads": heads.main, "online": online.main}
+ON_REQUEST = {
+    "deployment": deployment.main,
+    "heads": heads.main,
+    "online": online.main,
+    "service": service.main,
+    "distributed": distributed.main,
+    "faults": distributed.faults,
+    "shards": shards.main,
+}
 """Sections that run only if they are named: minutes, or packages that only the tests need."""
 LONG_ON_TASKS = {"compression": compression.main}
 """Sections on tasks that run only if they are named: minutes."""
@@ -43,7 +54,7 @@ def main(
         list[str] | None,
         typer.Argument(
             help="sums, search, metrics, storage, latency, recipes, methods, blend: all by default; deployment, heads, "
-            "online, compression."
+            "online, service, distributed, faults, shards, compression."
         ),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes, methods and blend.")] = None,

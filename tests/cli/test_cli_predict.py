@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from animals import ANIMALS, blobs, columns_of, read_columns, write_columns
 
@@ -206,3 +209,48 @@ def test_a_failed_run_leaves_the_old_output_alone(run, model, test_set):
     run("predict", model, "broken.npz", "-o", "p.csv", code=1)
     assert Path("p.csv").read_bytes() == before
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
+
+
+def write_several(folder: Path, columns: dict[str, Any], n_files: int = 2) -> None:
+    """Write the rows of columns to several parquet files."""
+    n_rows = len(next(iter(columns.values())))
+    for place in range(n_files):
+        rows = slice(place * n_rows // n_files, (place + 1) * n_rows // n_files)
+        table = pa.table({name: values[rows] for name, values in columns.items()})
+        pq.write_table(table, folder / f"new-{place}.parquet")
+
+
+def test_several_files_get_the_predictions_of_one(run, tmp_path):
+    arrays, new = blobs(90, 1), blobs(60, 2)
+    features = {f"e{index}": column for index, column in enumerate(new["embeddings"].T)}
+    names = [f"z_{name}" for name in ANIMALS]
+    logits = {name: new["logits"][:, index] for index, name in reversed(list(enumerate(names)))}
+    columns = {"key": np.arange(60), **features, **logits}
+    np.savez("calibration.npz", **arrays)
+    run("fit", "calibration.npz", "--out", "m.kcal", "-m", "kcal-blend", "--projection", "none", "-q")
+    write_several(tmp_path, columns)
+    pq.write_table(pa.table(columns), tmp_path / "all.parquet")
+    options = ("--feature-columns", "e*", "--logit-columns", "z_*", "--id-column", "key", "--evidence")
+    run("predict", "m.kcal", "all.parquet", "--out", "one.parquet", *options)
+    shown = run("predict", "m.kcal", tmp_path / "new-*.parquet", "--out", "scores", *options).stdout
+    assert "60 rows in 2 parts" in shown
+    one, several = pq.read_table("one.parquet"), pq.read_table("scores")
+    assert several.column_names == one.column_names
+    assert several.column("key").equals(one.column("key"))
+    for name in ("p_cat", "p_dog", "p_owl", "evidence"):
+        np.testing.assert_allclose(several.column(name), one.column(name), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["none*.parquet", "--out", "scores"], 1, "DATA must be parquet files, a folder of them or a pattern"),
+        (["*.parquet", "--out", "scores", "--ids", "ids.npy"], 2, "name their column with --id-column"),
+        (["*.parquet", "--out", "scores", "--engine", "spark"], 2, "--engine must be one of ray, local"),
+        (["*.parquet", "--out", "scores", "--workers", "2"], 2, "no effect without --engine ray"),
+        (["*.parquet", "--out", "scores", "--engine", "ray", "--address", "here"], 1, '--address must be "host:port"'),
+    ],
+)
+def test_what_is_wrong_with_several_files_is_one_line(run, model, tmp_path, words, code, message):
+    write_several(tmp_path, {f"e{index}": column for index, column in enumerate(blobs(60, 2)["embeddings"].T)})
+    assert message in run("predict", model, *words, code=code).stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import product
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from kcal import InvalidInputError, estimate_performance, evaluate
+from kcal import InvalidInputError, MissingExtraError, estimate_performance, evaluate
+from kcal.metrics import class_errors
 
 Floats = NDArray[np.float64]
 OVERALL = ("accuracy", "negative_log_likelihood", "multiclass_brier_loss")
@@ -106,6 +108,15 @@ def test_the_table_and_the_frame_hold_every_number():
     frame = found.to_frame()
     assert len(frame) == 3 + 2 * 2
     assert frame.loc[("recall", "yes"), "high"] == found.recall[1, 2]
+
+
+def test_frames_without_pandas_say_how_to_install_it(monkeypatch):
+    probs = random_probs(40, 2, seed=3)
+    labels = np.arange(40) % 2
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for result in (estimate_performance(probs), evaluate(probs, labels), class_errors(probs, labels)):
+        with pytest.raises(MissingExtraError, match="pip install pandas"):
+            result.to_frame()
 
 
 def test_wrong_arguments_say_what_is_expected():

@@ -298,3 +298,25 @@ def test_a_calibrator_whose_samples_are_all_gone_follows_again(tmp_path: Path) -
         store.append(outputs(60, 120))
         assert follower.update() == 60
         np.testing.assert_allclose(predict_on(calibrator, QUERIES), predict_on(store.fit(kcal()), QUERIES), atol=1e-6)
+
+
+def test_samples_that_were_never_in_the_store_stay_if_they_are_to_be_kept(tmp_path: Path) -> None:
+    fitted = kcal().fit(ROWS[:100], LABELS[:100], ids=IDS[:100])
+    with CalibrationStore(tmp_path / "more.db") as store:
+        more = ClassifierOutputs(ROWS[100:120], labels=LABELS[100:120], ids=IDS[100:120])
+        store.append(more)
+        follower = store.follow(fitted, keep_others=True)
+        assert follower.update() == 20
+        expected = kcal().fit(ROWS[:120], LABELS[:120], ids=IDS[:120])
+        np.testing.assert_allclose(fitted.predict_proba(QUERIES.embeddings), expected.predict_proba(QUERIES.embeddings))
+        store.delete(IDS[110:120].tolist())
+        assert follower.update() == 10
+        assert fitted.current_ids_ == IDS[:110].tolist()
+        assert store.follow(fitted).update() == 100  # otherwise they are forgotten
+        assert fitted.current_ids_ == IDS[100:110].tolist()
+
+
+def test_a_store_knows_which_ids_it_has(tmp_path: Path) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 3))
+        assert store.contains([IDS[2], "nobody", IDS[0]]) == [True, False, True]

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import joblib
 
@@ -14,6 +14,13 @@ from kcal.threads import one_thread
 
 CHECK_SECONDS = 0.5
 """Time between two checks of a worker whether its parent is alive."""
+
+
+class Parallel(Protocol):
+    """A way to run calls side by side."""
+
+    def __call__(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], *, jobs: int) -> Iterator[Any]:
+        """Yield the results of calls as they finish, of ``jobs`` at a time."""
 
 
 def in_parallel(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], *, jobs: int) -> Iterator[Any]:
@@ -27,10 +34,11 @@ def in_parallel(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], 
         initializer=end_with_parent,
         initargs=(os.getpid(),),
     )
-    yield from parallel(joblib.delayed(_on_one_thread)(function, call) for call in calls)
+    yield from parallel(joblib.delayed(on_one_thread)(function, call) for call in calls)
 
 
-def _on_one_thread(function: Callable[..., Any], call: tuple[Any, ...]) -> Any:
+def on_one_thread(function: Callable[..., Any], call: tuple[Any, ...]) -> Any:
+    """Return the result of a call that uses one thread."""
     with one_thread():
         return function(*call)
 

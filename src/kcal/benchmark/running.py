@@ -15,7 +15,7 @@ from kcal.benchmark.methods import (
     is_available,
     projection_key,
 )
-from kcal.benchmark.processes import in_parallel
+from kcal.benchmark.processes import Parallel, in_parallel
 from kcal.benchmark.results import Result, ResultKey
 from kcal.benchmark.store import RESULTS_FILE, Stored, appending, origins_of, read_results, usable_results
 from kcal.benchmark.tasks import Task
@@ -45,8 +45,17 @@ class Plan:
         check_integer(self.jobs, "jobs", minimum=1, maximum=MAX_JOBS)
 
 
-def run(tasks: Iterable[Task], plan: Plan, folder: str | Path, *, progress: Report = lambda *_: None) -> list[Result]:
+def run(
+    tasks: Iterable[Task],
+    plan: Plan,
+    folder: str | Path,
+    *,
+    progress: Report = lambda *_: None,
+    parallel: Parallel = in_parallel,
+) -> list[Result]:
     """Measure what the folder does not hold yet, and return the results of all tasks.
+
+    ``parallel`` runs the calls: processes of this machine, or :func:`kcal.distributed.in_parallel` on a Ray cluster.
 
     Stored results are used where data, the method's parameters, kcal's code and package versions are the same; others
     are measured again, and a warning counts them. A method that fails in training or on a split has the error in its
@@ -58,7 +67,7 @@ def run(tasks: Iterable[Task], plan: Plan, folder: str | Path, *, progress: Repo
     InvalidInputError
         If another run uses the folder.
     """
-    place = check_path(folder, "folder")
+    place = check_path(folder, "folder").absolute()
     place.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
     with locked_folder(place):
@@ -68,7 +77,7 @@ def run(tasks: Iterable[Task], plan: Plan, folder: str | Path, *, progress: Repo
                 if not isinstance(task, Task):
                     raise InvalidInputError("tasks", "must be kcal.benchmark.Task objects", got=shown(task))
                 for by_group in (False, True) if task.can_split_groups else (False,):
-                    results += _run_task(task, plan, by_group, stored, append, progress, place)
+                    results += _run_task(task, plan, by_group, stored, append, progress, place, parallel)
     return results
 
 
@@ -80,6 +89,7 @@ def _run_task(
     append: Callable[[Result], None],
     progress: Report,
     folder: Path,
+    parallel: Parallel,
 ) -> list[Result]:
     """Return the results of all methods on the splits of one task, by row or by group; measure those not stored."""
     title = f"{printable(task.name)}{', by group' if by_group else ''}"
@@ -96,11 +106,11 @@ def _run_task(
     def report(step: str) -> None:
         progress(f"{title}: {step}", len(done), len(keys))
 
-    methods = _prepare([key.method for key in missing], task, plan, by_group, report, folder)
+    methods = _prepare([key.method for key in missing], task, plan, by_group, report, folder, parallel)
     missing.sort(key=lambda key: -BENCHMARK_METHODS[key.method].cost)  # no core is idle at the end
     small_task = replace(task, train=task.pool, out_of_scope=None)  # workers need no training data
     calls = [(small_task, splits[key.split], methods[key.method], by_group) for key in missing]
-    for measured in in_parallel(measure, calls, jobs=plan.jobs):
+    for measured in parallel(measure, calls, jobs=plan.jobs):
         result = replace(measured, origin=origins[measured.key.method])
         done[result.key] = result
         append(result)
@@ -109,7 +119,13 @@ def _run_task(
 
 
 def _prepare(
-    names: Iterable[str], task: Task, plan: Plan, by_group: bool, report: Callable[[str], None], folder: Path
+    names: Iterable[str],
+    task: Task,
+    plan: Plan,
+    by_group: bool,
+    report: Callable[[str], None],
+    folder: Path,
+    parallel: Parallel,
 ) -> dict[str, BenchmarkMethod]:
     """Return methods by name, those that learn a projection with a trained one; methods that learn alike share it."""
     methods = {name: BenchmarkMethod(name, plan.seed) for name in names}
@@ -121,7 +137,7 @@ def _prepare(
     if sharing:
         report(f"preparing {', '.join(method.name for group in sharing.values() for method in group)}")
     calls = [(group, task, by_group, folder) for group in sharing.values()]
-    for trained in in_parallel(_train, calls, jobs=plan.jobs):
+    for trained in parallel(_train, calls, jobs=plan.jobs):
         methods |= {method.name: method for method in trained}
     return methods
 

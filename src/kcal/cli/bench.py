@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from typer import BadParameter
 
 from kcal.cli import options
+from kcal.cli.messages import check_options
 from kcal.errors import printable
 
 
@@ -17,6 +19,8 @@ def bench(
     splits: options.Splits = 10,
     seed: options.SplitSeed = 0,
     jobs: options.Jobs = None,
+    engine: options.Engine = "local",
+    address: options.Address = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Run methods on all tasks as the paper does, and write its tables.
@@ -25,23 +29,36 @@ def bench(
     method, other code of kcal or other versions of torch, numpy, scipy, scikit-learn or (for gp) gpytorch are measured
     again, and a warning counts them. If a method fails, the tables say so and the others go on. Only one run at a
     time can use a folder. Methods that take an hour to train, kcal-paper, run only if they are named; their trainings
-    are kept in the folder.
+    are kept in the folder. On a Ray cluster, whose machines must all see the folder, the results are the same.
 
     [bold]Examples[/]
 
     [green]kcal bench --methods ts,dircal,kcal --splits 3[/]
 
     [green]kcal bench tasks --out results[/]
+
+    [green]kcal bench tasks --out results --engine ray --jobs 64[/]
     """
     import joblib
 
     from kcal import benchmark
     from kcal.benchmark.output import show_tables, write_results
+    from kcal.benchmark.processes import in_parallel
     from kcal.benchmark.tables import all_tables, group_note
     from kcal.cli.output import console
     from kcal.cli.parameters import parse_methods
     from kcal.progress import show_progress
 
+    check_options(
+        (engine not in ("local", "ray"), f"--engine must be one of local, ray; got {engine!r}."),
+        (engine != "ray" and address, "--address has no effect without --engine ray."),
+    )
+    parallel: Any = in_parallel
+    if engine == "ray":
+        from kcal import distributed
+
+        distributed.connect(address)
+        parallel = distributed.in_parallel
     names: tuple[str, ...] = benchmark.DEFAULT_METHODS
     if methods is not None:
         names = tuple(parse_methods(methods, benchmark.BENCHMARK_METHODS))
@@ -52,7 +69,7 @@ def bench(
     try:
         with show_progress(quiet) as progress:
             chosen = [benchmark.example_task()] if tasks is None else benchmark.read_tasks(tasks)
-            measured = benchmark.run(chosen, plan, out, progress=progress)
+            measured = benchmark.run(chosen, plan, out, progress=progress, parallel=parallel)
         results = benchmark.Results.of(measured, plan.methods)
         files = write_results(results, plan, out)
     except KeyboardInterrupt as stop:

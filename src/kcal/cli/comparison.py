@@ -16,7 +16,7 @@ from kcal.cli import samples
 from kcal.cli.data import COLUMNS, Dataset, Request, Source, load
 from kcal.cli.files import TableFile, open_file, shorten
 from kcal.cli.messages import OverlapError, error_text
-from kcal.cli.output import PROBABILITY_COLUMN
+from kcal.distributed.tables import PROBABILITY_COLUMN
 from kcal.errors import InvalidInputError, KcalError, KcalWarning, warn
 from kcal.metrics import Evaluation
 from kcal.metrics import evaluate as measure

@@ -36,6 +36,7 @@ class Source:
     prefixes: Sequence[str] = ("",)
     classes: Sequence[str] | None = None
     labels_are_positions: bool = False
+    max_rows: int | None = None  # of a table, where its first rows are enough
 
     @classmethod
     def from_options(cls, path: Path, options: Mapping[str, Any], *, prefixes: Sequence[str]) -> Source:
@@ -104,7 +105,7 @@ class Dataset(ClassifierOutputs):
 
 def load(source: Source, request: Request) -> Dataset:
     """Load and check a data set."""
-    file = open_file(source.path)
+    file = open_file(source.path, source.max_rows)
     parts = _read_table(file, source, request) if isinstance(file, TableFile) else _read_arrays(file, source, request)
     for key, path in source.files.items():
         other = open_file(path)

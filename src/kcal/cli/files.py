@@ -28,8 +28,11 @@ OBJECT_ARRAY = (
 )
 
 
-def open_file(path: Path) -> ArrayFile | TableFile:
-    """Open a data file or a folder of outputs; raise if there is none of that name, or if its suffix is unknown."""
+def open_file(path: Path, max_rows: int | None = None) -> ArrayFile | TableFile:
+    """Open a data file or a folder of outputs; raise if there is none of that name, or if its suffix is unknown.
+
+    ``max_rows`` are the first rows of a parquet file that are read, if not all.
+    """
     if (path / RECORD).is_file():
         return OutputsFolder(path)
     if path.is_dir() or not path.exists():
@@ -39,7 +42,7 @@ def open_file(path: Path) -> ArrayFile | TableFile:
         raise InvalidInputError(str(path), f"is not a data file: the name must end in {', '.join(SUFFIXES)}")
     if path.stat().st_size == 0:
         raise FileFormatError(f"{path} is empty.")
-    return TableFile(path) if suffix in TABLES else ArrayFile(path)
+    return TableFile(path, max_rows) if suffix in TABLES else ArrayFile(path)
 
 
 def shorten(names: Sequence[Any]) -> str:
@@ -119,8 +122,8 @@ def as_table(matrix: Any, names: Sequence[str]) -> Any:
 class TableFile:
     """The columns of a csv or parquet file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, max_rows: int | None = None) -> None:
+        self.path, self._max_rows = path, max_rows
         self._is_csv = path.suffix.lower() == ".csv"
         table = self._read()
         try:
@@ -208,7 +211,12 @@ class TableFile:
                     "then to_csv)."
                 )
         try:
-            return pyarrow.csv.read_csv(self.path) if self._is_csv else pyarrow.parquet.ParquetFile(self.path).read()
+            if self._is_csv:
+                return pyarrow.csv.read_csv(self.path)
+            file = pyarrow.parquet.ParquetFile(self.path)
+            if self._max_rows is None:
+                return file.read()
+            return pyarrow.Table.from_batches([next(file.iter_batches(self._max_rows))])
         except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             kind = self.path.suffix[1:].lower()

@@ -29,6 +29,7 @@ OPTIONS = (
 
 DATA_NAMES = {
     "X": "the array", "y": "labels", "sample_weight": "weights", "folder": "TASKS",
+    "address": "--address", "data": "DATA", "out": "--out",
     "train_embeddings": "training embeddings", "train_labels": "training labels",
 } | {name: name for name in (
     "classes", "embeddings", "groups", "ids", "labels", "logits", "probabilities", "weights"

@@ -33,6 +33,9 @@ _column = partial(_option, "Columns of csv and parquet files")
 _parameter = partial(_option, "The method")
 _interval = partial(_option, "Confidence intervals")
 
+SeveralData = Annotated[
+    Path, _argument("DATA", "An npz, npy, parquet or csv file, a folder of kcal.extract, or 'data/*.parquet'.")
+]
 Data = Annotated[Path, _argument("DATA", "An npz, npy, parquet or csv file, or a folder of kcal.extract.")]
 OptionalData = Annotated[File, _argument("DATA", "An npz, npy, parquet or csv file.")]
 Model = Annotated[Path, _argument("MODEL", "A file that kcal fit wrote.")]
@@ -41,6 +44,7 @@ Task = Annotated[Path, _argument("NAME.npz", "The task to make or to check.")]
 Tasks = Annotated[File, _argument("TASKS", "A folder of tasks, NAME.npz; the embedded example if left out.")]
 
 Out = Annotated[Path, _main("FILE", "File to write.", "--out", "-o")]
+PredictionsOut = Annotated[Path, _main("FILE", "File to write; a folder for several files or on Ray.", "--out", "-o")]
 ModelOut = Annotated[Path, _main("FILE", "Model to write; ends in .kcal or .safetensors.", "--out", "-o")]
 OnnxOut = Annotated[Path, _main("FILE", "ONNX file to write; ends in .onnx.", "--out", "-o")]
 SupportSize = Annotated[Text, _main("N|SHARE", "Support points: a number, or a share of the samples such as 0.1.")]
@@ -55,6 +59,9 @@ VerifyData = Annotated[File, _main("DATA", "Rows to verify the file with, an npz
 Tolerance = Annotated[Number, _main("X", "Largest difference of a probability. (default: 1e-5)", min=1e-12, max=1)]
 DemoOut = Annotated[Path, _main("FOLDER", "Folder of the output. (default: kcal-demo)", "--out", "-o")]
 BenchOut = Annotated[Path, _main("FOLDER", "Folder of the output. (default: kcal-bench)", "--out", "-o")]
+Engine = Annotated[str, _main("NAME", "Where to compute: local, or ray for a Ray cluster. (default: local)")]
+Address = Annotated[Text, _main("HOST:PORT", "Head of the Ray cluster. (default: one of this machine)")]
+Workers = Annotated[Integer, _main("N", "Processes on Ray. (default: as many as it has room for)", min=1)]
 Quiet = Annotated[bool, _main(None, "Show only errors and warnings.", "--quiet", "-q")]
 Evidence = Annotated[
     bool, _main(None, "Add evidence: the share of calibration samples with less of it (kcal methods).", "--evidence")

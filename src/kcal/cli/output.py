@@ -14,12 +14,10 @@ from rich.markup import escape
 from typer import BadParameter
 
 from kcal.cli.files import TABLES, require_pyarrow
+from kcal.distributed.tables import prediction_columns
 from kcal.errors import InvalidInputError, printable
-from kcal.files import atomic_path
+from kcal.files import atomic_path, write_arrays
 from kcal.files.spreadsheets import with_mark
-
-PROBABILITY_COLUMN = "p_"
-"""Precedes the name of a class, so that no class can be mistaken for another column."""
 
 
 class _NothingToWriteError(Exception):
@@ -60,25 +58,16 @@ def write_predictions(
     evidence: NDArray[Any] | None = None,
 ) -> None:
     """Write probabilities (n, n_classes) in the format of the suffix; npy has only these, the others also the rest."""
-    prediction = classes[probs.argmax(axis=1)]
-    more = {} if evidence is None else {"evidence": evidence}
     if path.suffix.lower() == ".npz":
         arrays = {} if ids is None else {"ids": ids}
+        more = {} if evidence is None else {"evidence": evidence}
+        prediction = classes[probs.argmax(axis=1)]
         write_arrays(path, arrays | {"prediction": prediction, "probabilities": probs, "classes": classes} | more)
     elif path.suffix.lower() in TABLES:
-        named = {f"{PROBABILITY_COLUMN}{label}": probs[:, index] for index, label in enumerate(classes.tolist())}
-        columns = {"prediction": prediction} | named | more
-        first = {} if ids is None else {"id" if id_column in columns else id_column: ids}
-        write_table(path, first | columns)
+        write_table(path, prediction_columns(probs, classes, ids=ids, id_column=id_column, evidence=evidence))
     else:
         with atomic_path(path) as temporary, temporary.open("wb") as file:
             np.save(file, probs, allow_pickle=False)
-
-
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays by name to a compressed npz file."""
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def write_table(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:

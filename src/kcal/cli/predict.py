@@ -8,9 +8,12 @@ from kcal.cli.messages import check_options
 
 def predict(
     model: options.Model,
-    data: options.Data,
-    out: options.Out,
+    data: options.SeveralData,
+    out: options.PredictionsOut,
     evidence: options.Evidence = False,
+    engine: options.Engine = "local",
+    address: options.Address = None,
+    workers: options.Workers = None,
     quiet: options.Quiet = False,
     logits: options.LogitsBeside = None,
     ids: options.Ids = None,
@@ -25,11 +28,25 @@ def predict(
     [cyan]prediction, probabilities, classes[/]; npy files only the probabilities. Ids are copied. Keys of an npz file
     may begin with [cyan]test_[/]. A kcal-blend that was fitted with logits needs them here too.
 
-    [bold]Example[/]
+    Several parquet files, named by a pattern in quotes, are scored part by part into a folder of parquet files, here or
+    on the machines of a Ray cluster. If that is stopped, the same command continues it.
+
+    [bold]Examples[/]
 
     [green]kcal predict model.kcal new.npz --out probabilities.csv[/]
+
+    [green]kcal predict model.kcal 'data/*.parquet' --engine ray --out scores[/]
     """
     arguments = locals()
+    from kcal.cli.partitioned import ENGINES, names_several, predict_files
+
+    check_options(
+        (engine not in ENGINES, f"--engine must be one of {', '.join(ENGINES)}; got {engine!r}."),
+        (engine != "ray" and (address or workers), "--address and --workers have no effect without --engine ray."),
+    )
+    if engine == "ray" or names_several(data):
+        predict_files(arguments)
+        return
     from rich.filesize import decimal
 
     from kcal.cli.data import Source

@@ -76,7 +76,11 @@ def load_to_predict(calibrator: Calibrator, source: Source, **request: Any) -> D
     order = column_order(data, calibrator.classes_, assume_same=True) if calibrator.needs_logits_ else None
     if order is None:  # none to put in order, or too many or too few columns, which the prediction reports
         return data
-    return replace(data, logits=data.logits[:, order], classes=None, column_classes=())
+    names = "feature_columns" if calibrator.inputs == "logits" else "logit_columns"
+    ordered: dict[str, Any] = (
+        {names: tuple(np.array(getattr(data, names))[order].tolist())} if getattr(data, names) else {}
+    )
+    return replace(data, logits=data.logits[:, order], classes=None, column_classes=(), **ordered)
 
 
 def check_overlap(calibrator: Calibrator, data: Dataset) -> None:

@@ -14,9 +14,9 @@ LOCK_FILE = "run.lock"
 
 
 @contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which the operating system releases when the process ends, however it ends."""
-    path = folder / LOCK_FILE
+def locked_folder(folder: Path, name: str = LOCK_FILE) -> Iterator[None]:
+    """Hold the lock of a folder, a file ``name``, which the operating system releases however the process ends."""
+    path = folder / name
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     try:
         try:

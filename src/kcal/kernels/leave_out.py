@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import log, sqrt
 
 import torch
@@ -205,7 +205,51 @@ class LeaveOutLoss:
         return not error < numerics.RESOLUTION * length**2
 
 
-class SampledLeaveOutLoss:
+class PredictedLoss:
+    """The mean log loss of some points as a function of the bandwidth, from the probabilities of their own classes.
+
+    Parameters
+    ----------
+    own_shares : callable
+        Maps several bandwidths to the probabilities of the points' own classes at each, (n_predicted,).
+    log_weights : (n_predicted,) tensor, optional
+        Logarithms of the points' weights.
+    least_prob : float
+        Where probabilities are clipped.
+    """
+
+    def __init__(
+        self,
+        own_shares: Callable[[Sequence[float]], Sequence[torch.Tensor]],
+        log_weights: torch.Tensor | None = None,
+        least_prob: float = ALMOST_ZERO,
+    ) -> None:
+        self.log_weights, self.least_prob = log_weights, least_prob
+        self._own_shares = own_shares
+        self._shares: dict[float, torch.Tensor] = {}  # of each bandwidth, (n_predicted,)
+
+    def __call__(self, bandwidth: float) -> float:
+        """Return the loss at a bandwidth."""
+        return self.at([bandwidth])[0]
+
+    def at(self, bandwidths: Sequence[float]) -> list[float]:
+        """Return the losses at several bandwidths, from one pass over the distances."""
+        shares = self._computed(bandwidths)
+        return [mean_log_loss(part.log(), self.log_weights, self.least_prob) for part in shares]
+
+    def standard_error(self, bandwidth: float) -> float:
+        """Return the standard error of the loss at a bandwidth."""
+        return log_loss_error(self._computed([bandwidth])[0].log(), self.log_weights)
+
+    def _computed(self, bandwidths: Sequence[float]) -> list[torch.Tensor]:
+        """Return the probabilities of the own classes; each bandwidth is computed once."""
+        missing = [bandwidth for bandwidth in bandwidths if bandwidth not in self._shares]
+        if missing:
+            self._shares |= zip(missing, self._own_shares(missing), strict=True)
+        return [self._shares[bandwidth] for bandwidth in bandwidths]
+
+
+class SampledLeaveOutLoss(PredictedLoss):
     """The leave-out log loss of randomly chosen points of a large support, each given all other points.
 
     A loss over all pairs of n points takes time in proportion to n²; this one, to n. Parameters are those of
@@ -222,36 +266,23 @@ class SampledLeaveOutLoss:
         seed: int = 0,
         least_prob: float = ALMOST_ZERO,
     ) -> None:
-        self.support, self.kernel, self.least_prob = support, kernel, least_prob
-        chosen = torch.randperm(len(support), generator=torch.Generator().manual_seed(seed))[:n_predicted]
-        self._chosen = chosen.sort().values.to(support.points.device)
-        self._rule = leave_out_rule(support, keys).select(self._chosen)
-        self._log_weights = None if support.log_weights is None else support.log_weights[self._chosen]
-        self._shares: dict[float, torch.Tensor] = {}  # of each bandwidth, (n_predicted,)
+        chosen = sampled_positions(len(support), n_predicted, seed=seed).to(support.points.device)
+        rule = leave_out_rule(support, keys).select(chosen)
+        points, codes = support.points[chosen], support.codes[chosen]
 
-    def __call__(self, bandwidth: float) -> float:
-        """Return the loss at a bandwidth."""
-        return self.at([bandwidth])[0]
+        def own_shares(bandwidths: Sequence[float]) -> list[torch.Tensor]:
+            posteriors = PreparedSupport(support, bandwidths, kernel).posteriors(points, leave_out=rule)
+            return [part.gather(1, codes[:, None]).squeeze(1) for part in posteriors]
 
-    def at(self, bandwidths: Sequence[float]) -> list[float]:
-        """Return the losses at several bandwidths, from one pass over the distances."""
-        self._compute([bandwidth for bandwidth in bandwidths if bandwidth not in self._shares])
-        shares = [self._shares[bandwidth] for bandwidth in bandwidths]
-        return [mean_log_loss(part.log(), self._log_weights, self.least_prob) for part in shares]
+        weights = None if support.log_weights is None else support.log_weights[chosen]
+        super().__init__(own_shares, weights, least_prob)
+        self.support, self.kernel = support, kernel
 
-    def standard_error(self, bandwidth: float) -> float:
-        """Return the standard error of the loss at a bandwidth."""
-        self._compute([] if bandwidth in self._shares else [bandwidth])
-        return log_loss_error(self._shares[bandwidth].log(), self._log_weights)
 
-    def _compute(self, bandwidths: Sequence[float]) -> None:
-        """Keep the probability of each point's own class at some bandwidths."""
-        if not bandwidths:
-            return
-        points, codes = self.support.points[self._chosen], self.support.codes[self._chosen]
-        posteriors = PreparedSupport(self.support, bandwidths, self.kernel).posteriors(points, leave_out=self._rule)
-        for bandwidth, part in zip(bandwidths, posteriors, strict=True):
-            self._shares[bandwidth] = part.gather(1, codes[:, None]).squeeze(1)
+def sampled_positions(n_points: int, n_predicted: int = MAX_PREDICTED, *, seed: int = 0) -> torch.Tensor:
+    """Return the positions of at most ``n_predicted`` randomly chosen points, ascending."""
+    chosen = torch.randperm(n_points, generator=torch.Generator().manual_seed(seed))[:n_predicted]
+    return chosen.sort().values
 
 
 def leave_out_loss(

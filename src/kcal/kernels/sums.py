@@ -79,13 +79,17 @@ class PreparedSupport:
     bandwidths: Sequence[float]
     kernel: MotherKernel = KERNELS["rbf"]
 
-    def class_sums(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> ClassSums:
+    def class_sums(
+        self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None, precise_offsets: bool = False
+    ) -> ClassSums:
         """Return the class sums of ``queries`` (n_query, d), of the same device and precision as the support.
 
-        Each query gets the precision that it needs, independently of the queries beside it.
+        Each query gets the precision that it needs, independently of the queries beside it. ``precise_offsets`` are
+        in the widest precision of the device, for sums that are added to those of other supports.
         """
         sums = queries.new_empty(len(self.bandwidths), self.support.n_classes, queries.shape[0])
-        offsets = queries.new_empty(len(self.bandwidths), queries.shape[0])
+        dtype = numerics.widest_dtype(queries.device) if precise_offsets else queries.dtype
+        offsets = queries.new_empty(len(self.bandwidths), queries.shape[0], dtype=dtype)
 
         def compute(block: slice) -> None:
             sums[:, :, block], offsets[:, block] = self._block_sums(queries[block], _select(leave_out, block))
@@ -120,13 +124,13 @@ class PreparedSupport:
             computed = self._resolved_sums(scaled, queries, points, leave_out)
             return computed if scaled.like.dtype == points.dtype else computed.with_largest_one()
         sums = points.new_empty(len(self.bandwidths), self.support.n_classes, len(points))
-        offsets = points.new_empty(len(self.bandwidths), len(points))
+        offsets = sums.new_empty(len(self.bandwidths), len(points), dtype=numerics.widest_dtype(points.device))
         resolved = queries.common >= lowest
         for chosen, its_level in ((resolved, level), (~resolved, level + 1)):
             index = chosen.nonzero().squeeze(1).to(points.device)
             if len(index):
                 part = self._block_sums(points[index], _select(leave_out, index), its_level)
-                sums[:, :, index], offsets[:, index] = part.sums.to(sums), part.offsets.to(sums)
+                sums[:, :, index], offsets[:, index] = part.sums.to(sums), part.offsets.to(offsets)
         return ClassSums(sums, offsets)
 
     def _unresolved_sums(self, points: torch.Tensor, leave_out: LeaveOut | None) -> ClassSums:
@@ -179,7 +183,7 @@ class PreparedSupport:
     @cached_property
     def _factors(self) -> torch.Tensor:
         """f_j of each bandwidth, (n_bandwidths, 1)."""
-        return torch.tensor(self._ladder.factors, dtype=self.support.points.dtype)[:, None]
+        return torch.tensor(self._ladder.factors, dtype=torch.float64)[:, None]
 
     def _resolved_sums(
         self, scaled: ScaledSupport, queries: Queries, points: torch.Tensor, leave_out: LeaveOut | None
@@ -210,7 +214,9 @@ class PreparedSupport:
             farthest = sqrt(max(-2.0 * float(queries.common.min()), 0.0))
             least = -scaled.radius * (0.5 * scaled.radius + farthest) - float(shift.amax())
         sums = self._class_mass(scaled, queries.with_constant(-shift), leave_out, least)
-        return ClassSums(sums, (self._factors.to(queries.common) * (largest + queries.common)).to(sums))
+        widest = numerics.widest_dtype(sums.device)
+        offsets = self._factors.to(sums.device, widest) * (largest.to(widest) + queries.common.to(widest))
+        return ClassSums(sums, offsets)
 
     def _profile_sums(
         self, scaled: ScaledSupport, queries: Queries, largest: torch.Tensor | None, leave_out: LeaveOut | None

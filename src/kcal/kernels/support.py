@@ -8,6 +8,8 @@ from math import log
 
 import torch
 
+from kcal.kernels import numerics
+
 ROWS_AT_ONCE = 8_192
 """Rows for which statistics of the support are computed at once, to hold no second copy of it."""
 
@@ -21,6 +23,7 @@ class SortedSupport:
     log_weights: torch.Tensor | None  # (n_support,); −inf for a point of weight 0; None if all weights are 1
     order: torch.Tensor  # (n_support,) sorted position -> original row
     n_classes: int
+    given_centre: torch.Tensor | None = None  # (d,) of the whole support, if this is a part of it
 
     @property
     def dimension(self) -> int:
@@ -43,8 +46,13 @@ class SortedSupport:
 
     @cached_property
     def centre(self) -> torch.Tensor:
-        """Mean of the points, (d,): centred points are small, and so are their rounding errors."""
-        return self.points.mean(dim=0)
+        """Mean of the points, (d,): centred points are small, and so are their rounding errors.
+
+        Parts of a support have the centre of the whole, so that a pair of points has the same distance in all of them.
+        """
+        if self.given_centre is not None:
+            return self.given_centre
+        return (sum_of_points(self.points) / max(len(self), 1)).to(self.points)
 
     @cached_property
     def log_total_weight(self) -> float:
@@ -86,6 +94,7 @@ class SortedSupport:
             None if self.log_weights is None else self.log_weights.to(device=device, dtype=dtype),
             self.order.to(device=device),
             self.n_classes,
+            None if self.given_centre is None else self.given_centre.to(device=device, dtype=dtype),
         )
 
     def empty(self) -> SortedSupport:
@@ -110,6 +119,14 @@ def sort_support(
     if weights is not None and not bool((weights == 1).all()):
         log_weights = torch.log(weights.cpu().double()).to(points)[order]
     return SortedSupport(points[order], codes[order], log_weights, order, n_classes)
+
+
+def sum_of_points(points: torch.Tensor) -> torch.Tensor:
+    """Return the sum of points (n, d) in the widest precision: sums of parts add up to that of the whole."""
+    total = points.new_zeros(points.shape[1], dtype=numerics.widest_dtype(points.device))
+    for rows in torch.split(points, ROWS_AT_ONCE):
+        total += rows.sum(dim=0, dtype=total.dtype)
+    return total
 
 
 @dataclass(frozen=True)

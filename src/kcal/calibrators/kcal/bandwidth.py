@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -35,6 +35,28 @@ EXPECTED_SPREAD = 0.05
 """Standard deviation of log b around the expected bandwidth, where a search predicts only some of the samples."""
 PUBLISHED_FOLDS = 20
 """Folds of the published search."""
+
+
+class SearchedLoss(Protocol):
+    """A loss as a function of the bandwidth, with a standard error."""
+
+    def __call__(self, bandwidth: float) -> float:
+        """Return the loss at a bandwidth."""
+
+    def standard_error(self, bandwidth: float) -> float:
+        """Return the standard error of the loss at a bandwidth."""
+
+
+def check_parts(n_samples: int, keys: torch.Tensor | None) -> None:
+    """Raise if there are not two samples, or two groups or folds, to leave out in turn."""
+    n_keys = n_samples if keys is None else len(torch.unique(keys))
+    if n_keys < 2:
+        raise InvalidInputError(
+            "bandwidth" if keys is None else "groups",
+            f"needs at least two {'calibration samples' if keys is None else 'groups'} for cross-validation",
+            got=str(n_keys),
+            remedy="Pass a number as the bandwidth.",
+        )
 
 
 @dataclass(frozen=True)
@@ -70,7 +92,7 @@ class BandwidthChoice:
             return loss(fixed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BandwidthWarning)  # the final search warns
-            return search_bandwidth(loss, interval=self._interval(loss.support), tolerance=0.05).loss
+            return search_bandwidth(loss, interval=self._interval(loss.support.mean_square), tolerance=0.05).loss
 
     def choose(
         self, support: SortedSupport, *, kernel: MotherKernel, keys: torch.Tensor | None, progress: bool | None
@@ -79,24 +101,25 @@ class BandwidthChoice:
         fixed = self.without_search(support.dimension)
         if fixed is not None:
             return fixed, None
-        n_keys = len(support) if keys is None else len(torch.unique(keys))
-        if n_keys < 2:
-            raise InvalidInputError(
-                "bandwidth" if keys is None else "groups",
-                f"needs at least two {'calibration samples' if keys is None else 'groups'} for cross-validation",
-                got=str(n_keys),
-                remedy="Pass a number as the bandwidth.",
-            )
-        published = self.bandwidth == "published"
-        least_prob = LEAST_PROB if published else ALMOST_ZERO
-        loss = leave_out_loss(support, kernel=kernel, keys=keys, least_prob=least_prob)
+        check_parts(len(support), keys)
+        loss = leave_out_loss(support, kernel=kernel, keys=keys, least_prob=self.least_prob)
+        curve = self.search(loss, mean_square=support.mean_square, progress=progress)
+        return curve.bandwidth, curve
+
+    @property
+    def least_prob(self) -> float:
+        """Where the loss clips probabilities."""
+        return LEAST_PROB if self.bandwidth == "published" else ALMOST_ZERO
+
+    def search(self, loss: SearchedLoss, *, mean_square: float, progress: bool | None) -> BandwidthCurve:
+        """Return the search for the lowest loss over samples of this mean squared distance."""
         total = TYPICAL_EVALUATIONS[str(self.bandwidth)]
         with progress_bar("Choosing the bandwidth", total, show=progress) as advance:
-            if published:
+            if self.bandwidth == "published":
                 curve = search_published(loss, after_each=advance)
             else:
-                curve = search_bandwidth(loss, interval=self._interval(support), after_each=advance)
-        return curve.bandwidth, replace(curve, standard_error=loss.standard_error(curve.bandwidth))
+                curve = search_bandwidth(loss, interval=self._interval(mean_square), after_each=advance)
+        return replace(curve, standard_error=loss.standard_error(curve.bandwidth))
 
     def choose_near(
         self,
@@ -112,17 +135,16 @@ class BandwidthChoice:
         With ``scan`` it begins with the usual interval. If it predicts only some samples, others than the search
         before, it is pulled towards the expected bandwidth, in which earlier searches have their part.
         """
-        least_prob = LEAST_PROB if self.bandwidth == "published" else ALMOST_ZERO
-        options: dict[str, Any] = {"kernel": kernel, "keys": keys, "least_prob": least_prob}
+        options: dict[str, Any] = {"kernel": kernel, "keys": keys, "least_prob": self.least_prob}
         n_samples = len(support)
         loss = SampledLeaveOutLoss(support, n_predicted=NEAR_SAMPLES, seed=n_samples, **options)
         left_out = max(0.0, 1.0 - NEAR_SAMPLES / n_samples)
         pull = left_out / (NEAR_SAMPLES * EXPECTED_SPREAD**2)
-        return search_near(loss.at, expected, interval=self._interval(support) if scan else None, pull=pull)
+        return search_near(loss.at, expected, interval=self._interval(support.mean_square) if scan else None, pull=pull)
 
-    def _interval(self, support: SortedSupport) -> tuple[float, float]:
+    def _interval(self, mean_square: float) -> tuple[float, float]:
         """Return the interval of the search: by default the published one, in units of the spread of the samples."""
         if self.interval is not None:
             return self.interval
-        unit = (support.mean_square / START_SPREAD) ** 0.5 or 1.0
+        unit = (mean_square / START_SPREAD) ** 0.5 or 1.0
         return INTERVAL[0] * unit, INTERVAL[1] * unit

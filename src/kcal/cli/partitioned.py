@@ -1,0 +1,62 @@
+"""Predictions for several parquet files, part by part: columns chosen by the first file, one call of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from glob import has_magic
+from pathlib import Path
+from typing import Any
+
+from kcal.calibrators import Calibrator
+from kcal.cli.data import Source
+from kcal.cli.files import require_pyarrow
+from kcal.cli.messages import check_options
+from kcal.cli.output import console, shown
+from kcal.cli.samples import load_to_predict
+from kcal.distributed import Columns, Workers, predict
+from kcal.distributed.parts import find_files
+from kcal.distributed.prediction import ENGINES
+from kcal.persistence import load_calibrator
+
+__all__ = ["ENGINES", "names_several", "predict_files"]
+
+HEAD_ROWS = 1_000
+"""Rows of the first file by which its columns are chosen."""
+
+
+def names_several(data: Path) -> bool:
+    """Return whether a path is a pattern, not a file or a folder."""
+    return has_magic(str(data)) and not data.exists()
+
+
+def predict_files(options: Mapping[str, Any]) -> None:
+    """Run ``kcal predict`` on several files, with the options of the command by name."""
+    check_options(
+        (options["logits"], "--logits has no effect on several files: name columns with --logit-columns."),
+        (options["ids"], "--ids has no effect on several files: name their column with --id-column."),
+    )
+    require_pyarrow()
+    calibrator = load_calibrator(options["model"])
+    files = find_files(options["data"])
+    result = predict(
+        files,
+        calibrator,
+        options["out"],
+        columns=choose_columns(calibrator, files[0], options),
+        evidence=options["evidence"],
+        engine=options["engine"],
+        workers=Workers(options["workers"], address=options["address"]),
+        progress=False if options["quiet"] else None,
+    )
+    if not options["quiet"]:
+        console().print(shown(result), soft_wrap=True)
+
+
+def choose_columns(calibrator: Calibrator, path: Path, options: Mapping[str, Any]) -> Columns:
+    """Return the columns that the command would read of one file, from its first rows."""
+    source = replace(Source.from_options(path, options, prefixes=("",)), max_rows=HEAD_ROWS)
+    head = load_to_predict(calibrator, source, keys=("ids",))
+    return Columns(
+        head.feature_columns, head.logit_columns, dict(head.value_columns).get("ids"), options["id_column"] or "id"
+    )

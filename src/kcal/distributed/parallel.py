@@ -1,0 +1,56 @@
+"""Calls in parallel on the machines of a Ray cluster, by joblib's Ray backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import joblib
+
+from kcal.benchmark.processes import on_one_thread
+from kcal.distributed.engine import connect, count_workers
+from kcal.errors import KcalError
+
+ROUND = 4
+"""Calls per worker after which results are handed over: the backend returns those of a round together."""
+ATTEMPTS = 10
+"""Times that a round is begun again because a worker or a machine was lost."""
+
+
+def in_parallel(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], *, jobs: int) -> Iterator[Any]:
+    """Yield the results of calls, round by round; a round that loses a worker is repeated with those that are left.
+
+    Pass it to :func:`kcal.benchmark.run` as ``parallel``. A run that is stopped loses only the calls of one round.
+    """
+    ray = connect()
+    stored = {id(argument): ray.put(argument) for call in calls for argument in call}  # a task is sent once
+    shared = [tuple(stored[id(argument)] for argument in call) for call in calls]
+    size = ROUND * max(min(jobs, len(calls)), 1)
+    for start in range(0, len(calls), size):
+        yield from _round(ray, function, shared[start : start + size], jobs)
+
+
+def _round(ray: Any, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int) -> list[Any]:
+    """Return the results of a round."""
+    from ray.util.joblib import register_ray
+
+    register_ray()  # type: ignore[no-untyped-call]
+    for _ in range(ATTEMPTS):
+        room = count_workers(ray, num_cpus=1.0, num_gpus=0.0)
+        n_jobs = max(min(jobs, room), 2)  # with one, joblib would not use the cluster
+        try:
+            with joblib.parallel_config("ray", ray_remote_args={"num_cpus": 1.0 if room > 1 else 0.5}):
+                results: list[Any] = joblib.Parallel(n_jobs=n_jobs, batch_size=1)(
+                    joblib.delayed(_received)(function, call) for call in calls
+                )
+        except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError):
+            continue
+        return results
+    raise KcalError(f"Workers of the Ray cluster were lost {ATTEMPTS} times in a row; finished results are kept.")
+
+
+def _received(function: Callable[..., Any], references: tuple[Any, ...]) -> Any:
+    """Return the result of a call whose arguments are in the cluster's store."""
+    import ray
+
+    return on_one_thread(function, tuple(ray.get(list(references))))

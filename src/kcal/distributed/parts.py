@@ -1,0 +1,136 @@
+"""Files cut into parts: what is scored and written at once, and what a stopped run need not score again.
+
+A part is a range of rows of one file. Its predictions are one file of the output, written under a temporary name and
+then renamed, so that a part is there as a whole or not at all. The blocks in which a part is scored begin at fixed rows
+of its file, so that the numbers of a row depend neither on the engine nor on where a run was stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any
+
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.files import check_path
+from kcal.validation import shown
+
+PART_ROWS = 131_072
+"""Rows of a part; more where a row group of the file has more, so that hardly any row is read twice."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows ``start`` to ``stop`` of a parquet file, and the name of the file of their predictions."""
+
+    path: str
+    start: int
+    stop: int
+    name: str
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def blocks(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
+        """Yield tables of ``rows`` rows, the last with those that are left; little more than one is held."""
+        with open_parquet(self.path) as file:
+            first, groups = self._row_groups(file)
+            batches = file.iter_batches(rows, row_groups=groups, columns=list(columns))
+            yield from _regrouped(batches, skip=self.start - first, length=len(self), rows=rows)
+
+    def _row_groups(self, file: Any) -> tuple[int, list[int]]:
+        """Return the numbers of the row groups that hold the part, and the first row of the first."""
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        starts = [sum(sizes[:group]) for group in range(len(sizes))]
+        held = [g for g in range(len(sizes)) if starts[g] < self.stop and starts[g] + sizes[g] > self.start]
+        return starts[held[0]], held
+
+
+def _regrouped(batches: Iterable[Any], *, skip: int, length: int, rows: int) -> Iterator[Any]:
+    """Yield ``length`` rows after the first ``skip``, as tables of ``rows`` rows."""
+    import pyarrow
+
+    held = None
+    for batch in batches:
+        offset = min(skip, len(batch))
+        skip -= offset
+        table = pyarrow.Table.from_batches([batch.slice(offset)])
+        held = table if held is None else pyarrow.concat_tables([held, table])
+        while 0 < min(rows, length) <= len(held):
+            size = min(rows, length)
+            yield held.slice(0, size)
+            held, length = held.slice(size), length - size
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A parquet file with what identifies its content."""
+
+    path: str
+    size: int
+    modified: int  # nanoseconds
+    rows: int
+    largest_row_group: int
+    columns: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> InputFile:
+        """Return the description of a file from its footer."""
+        with open_parquet(path) as file:
+            groups = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            names, stored = tuple(file.schema_arrow.names), path.stat()
+        return cls(
+            os.path.realpath(path), stored.st_size, stored.st_mtime_ns, sum(groups), max(groups, default=0), names
+        )
+
+    @property
+    def digest(self) -> str:
+        """A short hash of the path, the size and the time of the last change."""
+        return hashlib.sha256(f"{self.path}\0{self.size}\0{self.modified}".encode()).hexdigest()[:10]
+
+    def parts(self, rows: int, block_rows: int) -> Iterator[Part]:
+        """Yield the parts of the file, which begin at multiples of ``block_rows``."""
+        step = -(-max(rows, self.largest_row_group) // block_rows) * block_rows
+        for start in range(0, self.rows, step):
+            name = f"{Path(self.path).stem}-{self.digest}-{start:012d}.parquet"
+            yield Part(self.path, start, min(start + step, self.rows), name)
+
+
+def open_parquet(path: str | Path) -> Any:
+    """Open a parquet file; raise if it is none."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise FileFormatError(f"{path} cannot be read as parquet: {reason}.") from error
+
+
+def find_files(paths: Any) -> list[Path]:
+    """Return the files that paths, folders and patterns such as ``data/*.parquet`` name, each once, by name.
+
+    A folder stands for its parquet files.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    found: dict[str, Path] = {}
+    for entry in given:
+        path = check_path(entry, "data")
+        matches = [path]
+        if path.is_dir():
+            matches = sorted(path.glob("*.parquet"))
+        elif not path.exists() and has_magic(str(path)):
+            matches = [Path(name) for name in sorted(glob(str(path), recursive=True))]  # noqa: PTH207 (may be absolute)
+        matches = [match for match in matches if not match.name.startswith(("_", "."))]
+        missing = not matches or not all(match.is_file() for match in matches)
+        if missing:
+            raise InvalidInputError("data", "must be parquet files, a folder of them or a pattern", got=shown(entry))
+        found |= {os.path.realpath(match): match for match in matches}
+    if not found:
+        raise InvalidInputError("data", "must name at least one file", got="none")
+    return list(found.values())

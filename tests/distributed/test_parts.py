@@ -1,0 +1,155 @@
+"""Files are scored in parts: the numbers are those of the whole file, and nothing is scored twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import kcal
+from kcal.distributed import Columns, predict
+from kcal.distributed.parts import InputFile, find_files
+from kcal.distributed.scoring import Scorer
+
+N_FEATURES = 5
+
+
+def write(path: Path, n_rows: int, seed: int, **columns: Any) -> np.ndarray:
+    rows = np.random.default_rng(seed).normal(size=(n_rows, N_FEATURES)).astype(np.float32)
+    named = {f"e{index}": rows[:, index] for index in range(N_FEATURES)}
+    pq.write_table(pa.table(named | columns), path, row_group_size=300)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def model() -> kcal.KCal:
+    generator = np.random.default_rng(0)
+    labels = np.array(["cat", "dog"])[generator.integers(0, 2, 200)]
+    embeddings = generator.normal(size=(200, N_FEATURES)).astype(np.float32)
+    return kcal.KCal(projection="identity", bandwidth=0.5, progress=False).fit(embeddings, labels)
+
+
+def options(**more: Any) -> dict[str, Any]:
+    return {"engine": "local", "rows_at_once": 1_024, "part_rows": 1_024} | more
+
+
+def test_predictions_are_those_of_the_whole_file_in_its_order(model, tmp_path):
+    rows = write(tmp_path / "new.parquet", 2_500, 1, id=np.arange(2_500))
+    done = predict(tmp_path / "new.parquet", model, tmp_path / "out", evidence=True, **options())
+    assert (done.n_rows, done.n_parts, done.n_computed) == (2_500, 3, 3)
+    scored = pq.read_table(tmp_path / "out")
+    assert scored.column_names == ["id", "prediction", "p_cat", "p_dog", "evidence"]
+    assert scored.column("id").to_pylist() == list(range(2_500))
+    probs = model.predict_proba(rows)
+    np.testing.assert_array_equal(np.stack([scored.column("p_cat"), scored.column("p_dog")], axis=1), probs)
+    assert scored.column("prediction").to_pylist() == model.predict(rows).tolist()
+    np.testing.assert_array_equal(scored.column("evidence"), model.evidence(rows))
+
+
+@pytest.mark.parametrize("start", [0, 1_024])
+def test_a_part_is_the_same_rows_however_row_groups_and_blocks_lie(tmp_path, start):
+    write(tmp_path / "new.parquet", 2_000, 1)
+    whole = pq.read_table(tmp_path / "new.parquet")
+    part = next(part for part in InputFile.read(tmp_path / "new.parquet").parts(1_000, 512) if part.start == start)
+    blocks = list(part.blocks(["e3", "e1"], 512))
+    assert [len(block) for block in blocks] == [512, 512 if start == 0 else 464]
+    assert pa.concat_tables(blocks).equals(whole.select(["e3", "e1"]).slice(start, len(part)))
+
+
+def test_a_run_that_was_stopped_continues_with_what_is_missing(model, tmp_path, monkeypatch):
+    write(tmp_path / "a.parquet", 3_000, 1)
+    predict(tmp_path / "a.parquet", model, tmp_path / "whole", **options())
+    scored: list[str] = []
+    plain = Scorer.write
+
+    def failing(self: Scorer, part: Any, folder: Path) -> Any:
+        if len(scored) == 2:
+            raise KeyboardInterrupt
+        scored.append(part.name)
+        return plain(self, part, folder)
+
+    monkeypatch.setattr(Scorer, "write", failing)
+    with pytest.raises(KeyboardInterrupt):
+        predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
+    assert not json.loads((tmp_path / "out" / "_manifest.json").read_bytes())["complete"]
+    (tmp_path / "out" / ".0123456789abcdef.parquet").write_bytes(b"half")  # of a process that was killed
+    monkeypatch.setattr(Scorer, "write", plain)
+    done = predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
+    assert (done.n_parts, done.n_computed) == (3, 1)
+    assert pq.read_table(tmp_path / "out").equals(pq.read_table(tmp_path / "whole"))
+    assert not list((tmp_path / "out").glob(".*.parquet"))
+    manifest = json.loads((tmp_path / "out" / "_manifest.json").read_bytes())
+    assert manifest["complete"]
+    assert manifest["rows"] == 3_000
+
+
+def test_files_may_be_added_but_not_changed(model, tmp_path):
+    write(tmp_path / "a.parquet", 500, 1)
+    predict(tmp_path / "*.parquet", model, tmp_path / "out", **options())
+    write(tmp_path / "b.parquet", 600, 2)
+    assert predict(tmp_path / "*.parquet", model, tmp_path / "out", **options()).n_computed == 1
+    write(tmp_path / "a.parquet", 700, 3)
+    with pytest.raises(kcal.InvalidInputError, match="as they are now"):
+        predict(tmp_path / "*.parquet", model, tmp_path / "out", **options())
+
+
+def test_another_model_or_other_settings_are_refused(model, tmp_path):
+    write(tmp_path / "a.parquet", 500, 1)
+    predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
+    other = model.with_prior("uniform")
+    for call in ({"model": other}, {"model": model, "evidence": True}, {"model": model, "rows_at_once": 512}):
+        with pytest.raises(kcal.InvalidInputError, match="out must be empty or hold predictions with the same"):
+            predict(tmp_path / "a.parquet", out=tmp_path / "out", **options(**call))
+
+
+def test_lists_and_columns_of_numbers_are_the_same_embeddings(model, tmp_path):
+    rows = write(tmp_path / "wide.parquet", 300, 1)
+    pq.write_table(pa.table({"embedding": list(rows)}), tmp_path / "lists.parquet")
+    for name in ("wide", "lists"):
+        predict(tmp_path / f"{name}.parquet", model, tmp_path / name, **options())
+    assert pq.read_table(tmp_path / "wide").equals(pq.read_table(tmp_path / "lists"))
+
+
+def test_what_is_wrong_with_the_data_is_said_with_the_file(model, tmp_path):
+    write(tmp_path / "a.parquet", 500, 1)
+    rows = np.full((10, N_FEATURES), np.nan, dtype=np.float32)
+    pq.write_table(pa.table({f"e{index}": rows[:, index] for index in range(N_FEATURES)}), tmp_path / "b.parquet")
+    with pytest.raises(kcal.KcalError, match=r"b\.parquet, rows 0 to 10: .*NaN"):
+        predict(tmp_path, model, tmp_path / "out", **options())
+    pq.write_table(pa.table({"e0": [1.0]}), tmp_path / "c.parquet")
+    with pytest.raises(kcal.InvalidInputError, match=r"c\.parquet has no column 'e1' and 3 others"):
+        predict(tmp_path / "*.parquet", model, tmp_path / "out2", **options())
+    (tmp_path / "d.parquet").write_bytes(b"nothing")
+    with pytest.raises(kcal.FileFormatError, match=r"d\.parquet cannot be read as parquet"):
+        predict(tmp_path / "d.parquet", model, tmp_path / "out3", **options())
+    with pytest.raises(kcal.InvalidInputError, match="data must be parquet files"):
+        find_files(str(tmp_path / "none*.parquet"))
+
+
+def test_text_is_no_feature(model, tmp_path):
+    pq.write_table(pa.table({f"e{index}": ["a"] for index in range(N_FEATURES)}), tmp_path / "a.parquet")
+    with pytest.raises(kcal.KcalError, match="column 'e0' must be numbers to be a feature; got string"):
+        predict(tmp_path, model, tmp_path / "out", **options())
+
+
+def test_known_rows_are_warned_of(model, tmp_path):
+    generator = np.random.default_rng(0)
+    generator.integers(0, 2, 200)
+    rows = generator.normal(size=(200, N_FEATURES)).astype(np.float32)
+    pq.write_table(pa.table({f"e{index}": rows[:, index] for index in range(N_FEATURES)}), tmp_path / "a.parquet")
+    with pytest.warns(kcal.LeakageWarning, match="200 of 200 rows"):
+        predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
+
+
+def test_columns_are_chosen_by_name(model, tmp_path):
+    rows = write(tmp_path / "a.parquet", 200, 1, other=np.zeros(200), key=[f"row {index}" for index in range(200)])
+    columns = Columns(tuple(f"e{index}" for index in range(N_FEATURES)), ids="key", id_name="key")
+    predict(tmp_path / "a.parquet", model, tmp_path / "out", columns=columns, **options())
+    scored = pq.read_table(tmp_path / "out")
+    assert scored.column_names[0] == "key"
+    np.testing.assert_array_equal(scored.column("p_cat"), model.predict_proba(rows)[:, 0])
