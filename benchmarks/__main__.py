@@ -22,6 +22,7 @@ from benchmarks import (
     metrics,
     online,
     recipes,
+    service,
     shards,
     storage,
 )
@@ -37,6 +38,7 @@ ON_REQUEST = {
     "deployment": deployment.main,
     "heads": heads.main,
     "online": online.main,
+    "service": service.main,
     "distributed": distributed.main,
     "faults": distributed.faults,
     "shards": shards.main,
@@ -52,7 +54,7 @@ def main(
         list[str] | None,
         typer.Argument(
             help="sums, search, metrics, storage, latency, recipes, methods, blend: all by default; deployment, heads, "
-            "online, distributed, faults, shards, compression."
+            "online, service, distributed, faults, shards, compression."
         ),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes, methods and blend.")] = None,

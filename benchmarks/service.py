@@ -210,19 +210,25 @@ def _resident(pid: int) -> int:
 
 def kills(console: Console, path: Path, folder: Path, n_kills: int = KILLS) -> None:
     """Kill the server at random moments under feedback; count labels that were acknowledged and then lost."""
-    generator, store, acknowledged, ready = np.random.default_rng(0), folder / "feedback.db", set[str](), []
+    generator, store = np.random.default_rng(0), folder / "feedback.db"
+    acknowledged: set[str] = set()
+    ready, work = [], []
     for number in track(range(n_kills), "Kills", console=console):
         begin = time.perf_counter()
         process, port = start(path, "--store", str(store))
         ready.append(time.perf_counter() - begin)
+        work.append(_processor_seconds(process.pid))
         acknowledged |= asyncio.run(_feedback_until_killed(process, port, number, generator.uniform(0.05, 1.0)))
         process.wait()
     with CalibrationStore(store) as opened:
         stored = set(opened.ids())
-    table = Table("kills", "acknowledged", "lost", "to ready, median s", "to ready, longest s", title="SIGKILL")
+    table = Table(
+        "kills", "acknowledged", "lost", "to ready, median s", "longest s", "processor time to ready, median s",
+        title="SIGKILL",
+    )  # fmt: skip
     table.add_row(
         f"{n_kills}", f"{len(acknowledged):,}", f"{len(acknowledged - stored):,}",
-        f"{np.median(ready):.2f}", f"{max(ready):.2f}",
+        f"{np.median(ready):.2f}", f"{max(ready):.2f}", f"{np.median(work):.2f}",
     )  # fmt: skip
     console.print(table)
 

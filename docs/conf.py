@@ -1,10 +1,14 @@
-"""How Sphinx builds the documentation: ``make docs``. Nothing is fetched, while it is built or when it is read."""
+"""How Sphinx builds the documentation (``make docs``), without a network."""
 
+import re
 import sys
 import warnings
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent / "_extensions"), str(Path(__file__).parents[1] / "src")]
+sys.path[:0] = [
+    str(Path(__file__).parent / "_extensions"),
+    str(Path(__file__).parents[1] / "src"),
+]
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 import matplotlib as mpl
@@ -21,7 +25,7 @@ version = release = kcal.__version__
 
 extensions = [
     "docstrings",
-    "mathml",
+    "formulas",
     "myst_parser",
     "numpydoc",
     "sphinx.ext.autodoc",
@@ -46,7 +50,7 @@ myst_update_mathjax = False
 
 html_theme = "furo"
 html_title = "kcal"
-html_math_renderer = "mathml"
+html_math_renderer = "svg"
 html_static_path = ["_static"]
 html_css_files = ["kcal.css"]
 html_show_sourcelink = False
@@ -71,6 +75,7 @@ numpydoc_xref_param_type = False
 sphinx_gallery_conf = {
     "examples_dirs": "../examples/gallery",
     "gallery_dirs": "gallery",
+    "thumbnail_size": (400, 280),
     "backreferences_dir": "api/backreferences",
     "doc_module": ("kcal",),
     "download_all_examples": False,
@@ -85,3 +90,17 @@ sphinx_gallery_conf = {
     "nested_sections": False,
     "within_subsection_order": "FileNameSortKey",
 }
+
+
+def keep_one_download(_app, docname, source):
+    """Offer an example as a Python file alone: archives hold the time of their making."""
+    if docname.startswith("gallery/"):
+        container = (
+            r"\n *\.\. container:: sphx-glr-download sphx-glr-download-(?:zip|jupyter)\n"
+        )
+        source[0] = re.sub(container + r"\n *:download:`[^`]+`\n", "\n", source[0])
+
+
+def setup(app):
+    """Register what is done to sources."""
+    app.connect("source-read", keep_one_download)

@@ -2,8 +2,8 @@
 
     python -m scripts.check_site build/docs
 
-Every HTML page and style sheet of the folder is read. Links to other sites are fine; what a browser fetches by itself to
-show a page is not.
+Every HTML page and style sheet of the folder is read. Links to other sites are fine; what a browser fetches by itself
+to show a page is not.
 """
 
 import re

@@ -3,7 +3,7 @@
     python -m scripts.figures                      # README.md and docs/pictures
     python -m scripts.figures --results FOLDER     # also docs/results.md, from a folder of kcal bench and of studies
 
-The first picture and the table are those of ``kcal demo``; the other is an explanation, as in docs/how-to/explanations.md.
+The first picture and the table are those of ``kcal demo``; the other is that of docs/how-to/explanations.md.
 """
 
 from collections.abc import Mapping

@@ -21,7 +21,8 @@ from kcal.files import write_whole
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "constraints-lowest.txt"
-EXTRAS = ("plots", "gp", "tables", "onnx", "serve")
+EXTRAS = ("plots", "gp", "tables", "serve")
+"""Not onnx, which needs a newer torch, and not ray, for its size; tests that need them are skipped."""
 OPTIONAL = ("pandas",)
 """Packages of the extra dev that users combine with kcal."""
 TOOLS = ("pytest", "pytest-xdist", "hypothesis", "torchmetrics", "httpx", "tritonclient[http]")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kcal.datasets
+from deployment.service.running_service import running
+from kcal.persistence import CalibrationStore
 from scripts.figures import between_markers, with_content
 
 ROOT = Path(__file__).parents[1]
@@ -40,10 +44,13 @@ CHECKED = {
     "docs/distributed.md",  # in tests/distributed, which has a cluster
     "docs/first-steps.md",
     "docs/hospital.md",
-    *(
-        f"docs/how-to/{page}.md"
-        for page in ("compression", "embeddings", "explanations", "export", "monitoring", "shift")
-    ),
+    "docs/how-to/compression.md",
+    "docs/how-to/embeddings.md",
+    "docs/how-to/explanations.md",
+    "docs/how-to/export.md",
+    "docs/how-to/monitoring.md",
+    "docs/how-to/shift.md",
+    "docs/serving.md",
 }
 """Pages whose code has a test of its own."""
 
@@ -193,6 +200,29 @@ def test_the_story_of_a_ward_runs_to_its_end(capsys):
     assert "ALARM after" in printed
     assert "499 → 125 support points" in printed
     assert kcal.load("ward.kcal").support_size_ == 125
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_code_of_the_page_on_serving_runs_against_a_server(capsys, tmp_path):
+    names: dict[str, Any] = {}
+    first, *others = code_of("docs/serving.md")
+    exec(first, names)
+    page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
+    (shell,) = re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)
+    with running(tmp_path / "fashion.kcal", store=tmp_path / "feedback.db") as service:
+        said = subprocess.run(
+            ["bash", "-c", shell.replace("127.0.0.1:8000", service.address)], capture_output=True, check=True
+        )
+        assert len(json.loads(said.stdout)["probabilities"][0]) == 10
+        for code in others:
+            exec(code.replace("127.0.0.1:8000", service.address), names)
+    blend, test = names["blend"], names["test"]
+    expected = blend.predict_proba(test.embeddings[:5], logits=test.logits[:5])
+    np.testing.assert_allclose(names["result"].as_numpy("probabilities"), expected, atol=1e-6)
+    assert names["answer"].json()["results"] == [{"id": "scan-17", "status": "stored"}]
+    assert "kcal_estimated_accuracy" in capsys.readouterr().out
+    with CalibrationStore(tmp_path / "feedback.db") as store:
+        assert len(store) == 0
 
 
 def test_writing_a_table_changes_nothing_else():

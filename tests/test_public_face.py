@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -11,6 +12,7 @@ import kcal
 import kcal.kernels
 import kcal.metrics
 import kcal.projection
+from kcal.errors import KcalWarning, warn, without_warnings
 
 EXPORTED = {
     "METHODS",
@@ -112,3 +114,16 @@ def test_names_that_do_not_exist_are_missed_and_all_others_are_listed() -> None:
         exec("from kcal import nothing")
     assert set(dir(kcal)) >= EXPORTED
     assert kcal.persistence.save is kcal.save
+
+
+def test_warnings_can_be_left_out_in_one_thread_alone() -> None:
+    @without_warnings()
+    def warn_twice() -> None:
+        warn("not heard", KcalWarning)
+        other = threading.Thread(target=warn, args=("heard", KcalWarning))
+        other.start()
+        other.join()
+
+    with pytest.warns(KcalWarning, match="heard") as caught:
+        warn_twice()
+    assert len(caught) == 1

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-import kcal
+import kcal.metrics
 from scripts.check_site import problems
 
 ROOT = Path(__file__).parents[1]
@@ -85,21 +84,38 @@ def formulas_of(text: str) -> list[str]:
     return blocks + re.findall(r"\$([^$\n]+(?:\n[^$\n]+)?)\$", re.sub(r"\$\$.+?\$\$", "", text, flags=re.S))
 
 
-def test_every_formula_of_the_pages_can_be_written_as_mathml():
-    to_mathml = extension("mathml").to_mathml
-    texts = [
-        re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S) for page in pages()
-    ]
+def test_every_formula_of_the_pages_can_be_drawn():
+    to_svg = extension("formulas").to_svg
+    code = re.compile(r"^```.*?^```|`[^`]*`", re.M | re.S)
+    texts = [code.sub("", page.read_text(encoding="utf-8")) for page in pages()]
     formulas = [formula for text in texts for formula in formulas_of(text)]
     assert len(formulas) > 100
-    assert all("</math>" in to_mathml(formula) for formula in formulas)
+    assert all("<path d=" in to_svg(formula, block=True) for formula in formulas)
 
 
-def test_delimiters_of_a_size_become_sided_ones():
-    to_mathml = extension("mathml").to_mathml
-    assert to_mathml(r"\Big( x \Big)") == to_mathml(r"\Bigl( x \Bigr)")
-    with pytest.raises(Exception, match="cannot be written as MathML"):
-        to_mathml(r"\nosuchcommand")
+def test_formulas_are_read_as_latex_reads_them():
+    to_svg = extension("formulas").to_svg
+
+    def drawing(formula: str, *, block: bool = False) -> str:
+        return to_svg(formula, block=block).partition("<path")[2]
+
+    assert drawing(r"\big( x \big|y\big| \big)") == drawing(r"\left( x \left|y\right| \right)")
+    assert drawing(r"\tfrac12 \sqrt d", block=True) == drawing(r"\frac{1}{2} \sqrt{d}")
+    assert drawing(r"x \le \lVert y \rVert") == drawing(r"x \leq \Vert y \Vert")
+    with pytest.raises(Exception, match="cannot be drawn"):
+        to_svg(r"\nosuchcommand")
+
+
+def test_a_formula_stands_on_the_line_and_says_its_source():
+    svg = extension("formulas").to_svg("p_k < 1")
+    assert 'aria-label="p_k &lt; 1"' in svg
+    depth = re.search(r"vertical-align: -(\d\.\d+)em", svg)
+    assert depth is not None
+    assert 0.1 < float(depth[1]) < 0.5  # the subscript reaches below the line
+    drawing = re.search(r' d="(.*)"', svg)
+    assert drawing is not None
+    assert re.fullmatch(r"(?:[MLQC](?:-?\d+(?:\.\d)? ?)+|Z)+", drawing[1])
+    assert drawing[1].count("M") == drawing[1].count("Z")
 
 
 @dataclass(frozen=True)
@@ -119,7 +135,7 @@ def test_comments_beside_fields_become_attributes():
 
 
 def test_the_text_below_data_is_found_where_it_is_defined():
-    assert extension("docstrings").text_below("METRICS", sys.modules["kcal.metrics"].METRICS)[0]
+    assert extension("docstrings").text_below("METRICS", kcal.metrics.METRICS)[0]
 
 
 def pages() -> list[Path]:
@@ -131,7 +147,8 @@ def test_the_navigation_has_every_page():
     listed = {DOCS / "index.md"}
     for page in pages():
         for toctree in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
-            for entry in (line for line in toctree.splitlines() if line and not line.startswith(":")):
+            for line in (line for line in toctree.splitlines() if line and not line.startswith(":")):
+                entry = re.sub(r".*<(.+)>", r"\1", line)  # with a title of its own
                 base = DOCS if entry.startswith("/") else page.parent
                 listed |= set(base.glob(f"{entry.lstrip('/')}.md"))
     assert set(pages()) == listed

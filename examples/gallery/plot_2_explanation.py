@@ -8,6 +8,7 @@ A kernel density estimate can say which calibration samples its probabilities co
 # %%
 # Row 14 of the test part shows a coat. The network takes it for a shirt; two coats among the calibration images, the
 # nearest in the space of the embeddings, outweigh it.
+import matplotlib.pyplot as plt
 import numpy as np
 
 import kcal
@@ -19,7 +20,8 @@ blend = KCalBlend().fit(cal.embeddings, names[cal.labels], logits=cal.logits, cl
 
 row = 14
 explanation = blend.explain(test.embeddings[[row]], k=5, logits=test.logits[[row]])
-axes = plots.explanation(explanation, images=cal.images, query=test.images[row])
+figure = plt.figure(figsize=(11, 6.5), layout="constrained")
+axes = plots.explanation(explanation, images=cal.images, query=test.images[row], figure=figure)
 
 # %%
 # The same as a table. The shares of a class sum to its probability. Below it is what decided

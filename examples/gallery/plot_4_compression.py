@@ -37,4 +37,9 @@ ax.legend(frameon=False)
 # The smallest cluster of the default method, and what is left of the file:
 small = calibrator.compress(300)
 print(small.support_size_, "points, each of at least", small.compression_.fewest, "sample(s)")
-print(len(kcal.persistence.to_bytes(calibrator)) // 1024, "KiB before,", len(kcal.persistence.to_bytes(small)) // 1024, "after")
+print(
+    len(kcal.persistence.to_bytes(calibrator)) // 1024,
+    "KiB before,",
+    len(kcal.persistence.to_bytes(small)) // 1024,
+    "after",
+)

@@ -2,13 +2,14 @@
 An alarm when calibration is lost
 =================================
 
-Two monitors bet against the calibrator: one on the inputs, without labels, and one on the probabilities once labels come
-in. While nothing has changed their wealth stays low; the probability of a false alarm is at most 5 %, however long they
-run.
+Two monitors bet against the calibrator: one on the inputs, without labels, and one on the probabilities once labels
+come in. While nothing has changed their wealth stays low; the probability of a false alarm is at most 5 %, however
+long they run.
 """
 
 # %%
 # The first 3,000 test images come as they are, then a broken device adds noise to the embeddings.
+import matplotlib.pyplot as plt
 import numpy as np
 
 import kcal
@@ -30,7 +31,9 @@ labelled = kcal.CalibrationMonitor(calibrator.classes_, alpha=0.05, tolerance=0.
 without_labels = inputs.update(calibrator.log_evidence(embeddings))
 with_labels = labelled.update(probs, test.labels)
 
-ax = plots.wealth_curves({"inputs": without_labels.path, "labels": with_labels.path}, changes=[change])
+figure, ax = plt.subplots(figsize=(8, 4.5), layout="constrained")
+plots.wealth_curves({"inputs": without_labels.path, "labels": with_labels.path}, changes=[change], ax=ax)
+ax.set_title("Wealth of the monitors")
 
 # %%
 # When the alarms were raised:

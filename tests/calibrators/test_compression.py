@@ -13,7 +13,7 @@ import torch
 import kcal
 from kcal import KCal, KCalBlend, KCalLogits
 from kcal.calibrators.kcal.compression import CompressionOptions
-from kcal.errors import InvalidInputError
+from kcal.errors import InvalidInputError, KcalWarning
 from kcal.metrics import negative_log_likelihood
 from kcal.support import REDUCTIONS, Reduction
 
@@ -63,6 +63,7 @@ def test_predictions_are_the_sums_over_the_smaller_support(fitted: KCal, problem
     assert fitted.compression_ is None
 
 
+@pytest.mark.filterwarnings("ignore:The support has")
 def test_as_many_points_as_samples_change_nothing(fitted: KCal, problem: Any) -> None:
     for size in (260, 1.0, 10**6):
         same = fitted.compress(size)
@@ -336,3 +337,10 @@ def test_no_samples_can_be_added_to_a_compressed_support(fitted: KCal, problem: 
     for call in (lambda: small.partial_fit(problem.x[:1], problem.y[:1]), lambda: small.forget([3])):
         with pytest.raises(InvalidInputError, match="not made of single samples"):
             call()
+
+
+@pytest.mark.parametrize("size", [260, 1_000, 1.0])
+def test_a_size_that_changes_nothing_warns(fitted: KCal, size: Any) -> None:
+    with pytest.warns(KcalWarning, match="260 samples, so that size=.* leaves it as it is"):
+        same = fitted.compress(size)
+    assert same.support_size_ == 260

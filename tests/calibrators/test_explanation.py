@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 from copy import copy
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
@@ -361,3 +362,20 @@ def test_estimates_over_merged_points_are_a_part_of_their_own(
     assert odds is not None
     assert "merged learned × 1" in odds.terms
     np.testing.assert_allclose(odds.contributions.sum(axis=1), odds.total, rtol=1e-12, atol=1e-12)
+
+
+def test_centroids_are_named_by_the_number_of_their_samples(problem):
+    whole = KCal(projection="identity", progress=False).fit(problem.embeddings, problem.labels)
+    small = whole.compress(12)
+    explanation = small.explain(problem.test_embeddings[:40], k=12)
+    names = dict(zip(explanation.ids.ravel(), explanation.codes.ravel(), strict=True))
+    assert len(names) == 12
+    sizes = {name: int(re.fullmatch(r"centroid of (\d+) samples? #\d+", name)[1]) for name in names}
+    for code in range(len(small.classes_)):  # every sample of a class is in one of its centroids
+        assert sum(sizes[name] for name in names if names[name] == code) == (problem.labels == code).sum()
+    assert "centroid of" in str(explanation)
+    given = {"sample_weight": np.linspace(0.5, 2.0, len(problem.labels))}
+    weighted = KCal(projection="identity", progress=False).fit(problem.embeddings, problem.labels, **given)
+    assert weighted.compress(12).explain(problem.test_embeddings[:1]).ids[0, 0].startswith("centroid #")
+    thinned = whole.compress(12, method="random").explain(problem.test_embeddings[:1])
+    assert thinned.ids[0, 0].startswith("point #")

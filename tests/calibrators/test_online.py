@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
 
-from kcal import InvalidInputError, KCal, KCalLogits, KcalWarning, Updates, load, save
+from kcal import InvalidInputError, KCal, KCalLogits, KcalWarning, MissingClassWarning, Updates, load, save
 from kcal.calibrators.online.rows import MIN_ROWS
 
 pytestmark = pytest.mark.filterwarnings("ignore::kcal.FewSamplesWarning", "ignore::kcal.MissingClassWarning")
@@ -191,6 +191,25 @@ def test_when_everything_is_forgotten_predictions_raise_until_samples_come() -> 
     live.partial_fit(ROWS[10:30], LABELS[10:30])
     fresh = kcal().fit(ROWS[10:30], LABELS[10:30], classes=live.classes_)
     np.testing.assert_allclose(live.predict_proba(QUERIES), fresh.predict_proba(QUERIES), atol=1e-12)
+
+
+def test_a_class_that_loses_its_last_sample_keeps_its_column_and_warns() -> None:
+    live = kcal().fit(ROWS[:30], LABELS[:30])
+    last = np.flatnonzero(LABELS[:30] == 2)
+    live.forget(last[1:])
+    for lose in (lambda: live.forget(last[:1]), lambda: live.correct([30], [0])):
+        with pytest.warns(MissingClassWarning, match="no calibration sample .*: 2"):
+            lose()
+        assert live.classes_.tolist() == [0, 1, 2]
+        np.testing.assert_array_equal(live.predict_proba(QUERIES)[:, 2], 0.0)
+        live.partial_fit(ROWS[30:31], [2], ids=[30])
+        assert (live.predict_proba(QUERIES)[:, 2] > 0).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MissingClassWarning)
+        live.forget(live.ids_[:3])  # no class is lost
+        live.forget(live.ids_)  # nothing is left: predictions raise
+        smooth = kcal(smoothing=0.03).fit(ROWS[:30], LABELS[:30]).forget(last)
+    np.testing.assert_allclose(smooth.predict_proba(QUERIES)[:, 2], 0.01)
 
 
 def test_window_and_caps_let_the_oldest_leave() -> None:

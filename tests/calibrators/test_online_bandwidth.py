@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kcal import KCal, Updates, load, save
+from kcal import KCal, MissingClassWarning, Updates, load, save
 from kcal.calibrators import BandwidthRecord
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.kernels import fit_bandwidth_law, get_kernel, search_near, size_of_rarest_class, sort_support
@@ -74,7 +74,8 @@ def test_a_class_that_appears_leads_to_a_search_at_once() -> None:
 def test_a_class_that_takes_the_place_of_another_leads_to_a_search_too(tmp_path: Path) -> None:
     labels = np.where(np.arange(100) < 98, LABELS[:100], 5)
     live = load(save(kcal().fit(ROWS[:100], labels), tmp_path / "live.kcal"))
-    live.forget([98, 99])
+    with pytest.warns(MissingClassWarning, match="1 of 3 classes .*: 5"):
+        live.forget([98, 99])
     live.predict(QUERIES)
     assert live.bandwidth_history_[-1].source == "law"  # a class that is gone leads to none
     live.partial_fit(ROWS[100:101], [7])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from animals import blobs
 
 import kcal
+
+onnxruntime = pytest.importorskip("onnxruntime")
 
 pytestmark = pytest.mark.usefixtures("shared_operators")
 

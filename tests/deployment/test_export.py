@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from small_network import N_CLASSES, Trained
@@ -25,6 +24,8 @@ from kcal import CalibratedClassifier, ExportError, InvalidInputError, MissingEx
 from kcal.calibrators import Calibrator
 from kcal.deployment import HeadPredictor, export, metadata_of, write_onnx
 from kcal.deployment.verification import MAX_ROWS, verification_batches, verify_onnx
+
+onnxruntime = pytest.importorskip("onnxruntime")
 
 NAMES = ["ant", "bee", "cat", "dog"]
 

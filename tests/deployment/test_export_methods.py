@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 
 from kcal.deployment import HeadPredictor, metadata_of, write_onnx
 from module_cases import WITH_OWN_MODULE, fitted, inputs_of, query_rows
+
+onnxruntime = pytest.importorskip("onnxruntime")
 
 WITH_KERNELS = ("kcal-logits", "kcal-blend")
 """Methods whose files have, together, every operator of the methods with kernels."""

@@ -286,3 +286,8 @@ def test_few_groups_do_not_make_the_test_of_no_change_reject_too_often() -> None
         estimate = estimate_prior(probs, reference=[1 / 3] * 3, groups=np.arange(100) % 5)
         rejected += estimate.p_value < 0.05
     assert rejected < 25  # 10 expected, standard deviation 3; χ² in place of T² rejects about 54
+
+
+def test_one_dimension_is_for_two_classes_only():
+    with pytest.raises(InvalidInputError, match=r"probs must be a matrix \(n_samples, 3\); got shape \(4,\)"):
+        estimate_prior([0.2, 0.3, 0.4, 0.1], classes=["a", "b", "c"])

@@ -215,6 +215,8 @@ def test_wrong_arguments_say_what_is_expected():
         CalibrationMonitor([0, 1], alpha=1)
     with pytest.raises(InvalidInputError, match=r"probs must have one column per class \(3\); got 2"):
         CalibrationMonitor(range(3)).update([[0.5, 0.5]], [0])
+    with pytest.raises(InvalidInputError, match=r"probs must be a matrix \(n_samples, 3\); got shape \(3,\)"):
+        CalibrationMonitor(range(3)).update([0.2, 0.3, 0.5], [0])
     with pytest.raises(InvalidInputError, match="labels must be in classes"):
         CalibrationMonitor(["a", "b"]).update([[0.5, 0.5]], ["c"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import product
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from kcal import InvalidInputError, estimate_performance, evaluate
+from kcal import InvalidInputError, MissingExtraError, estimate_performance, evaluate
+from kcal.metrics import class_errors
 
 Floats = NDArray[np.float64]
 OVERALL = ("accuracy", "negative_log_likelihood", "multiclass_brier_loss")
@@ -72,6 +74,21 @@ def test_intervals_for_the_population_contain_its_performance():
     assert (np.mean(hits, axis=0) < 0.985).all()
 
 
+def test_whole_groups_are_drawn_from_the_population():
+    probs, groups = random_probs(60, 3, seed=5), np.repeat(np.arange(20), 3)
+    for grouped, single in (
+        (estimate_performance(probs, groups=np.arange(60), target="population"), probs),
+        (estimate_performance(np.repeat(probs[:20], 3, axis=0), groups=groups, target="population"), probs[:20]),
+    ):  # groups of one row are rows; three equal rows are one row
+        alone = estimate_performance(single, target="population")
+        for name in OVERALL:
+            np.testing.assert_allclose(getattr(grouped, name), getattr(alone, name), rtol=1e-12)
+        for name in ("recall", "precision"):
+            np.testing.assert_allclose(getattr(grouped, name), getattr(alone, name), rtol=1e-12)
+    with pytest.raises(InvalidInputError, match='groups apply to target="population" only'):
+        estimate_performance(probs, groups=groups)
+
+
 def test_certain_predictions_have_no_doubt():
     found = estimate_performance(np.eye(3)[[0, 1, 1, 0]])
     assert found.accuracy == (1, 1, 1)
@@ -93,8 +110,21 @@ def test_the_table_and_the_frame_hold_every_number():
     assert frame.loc[("recall", "yes"), "high"] == found.recall[1, 2]
 
 
+def test_frames_without_pandas_say_how_to_install_it(monkeypatch):
+    probs = random_probs(40, 2, seed=3)
+    labels = np.arange(40) % 2
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for result in (estimate_performance(probs), evaluate(probs, labels), class_errors(probs, labels)):
+        with pytest.raises(MissingExtraError, match="pip install pandas"):
+            result.to_frame()
+
+
 def test_wrong_arguments_say_what_is_expected():
     with pytest.raises(InvalidInputError, match="target must be one of 'rows', 'population'"):
         estimate_performance([[0.5, 0.5]], target="all")
     with pytest.raises(InvalidInputError, match=r"classes must name every column of probs \(2\)"):
         estimate_performance([[0.5, 0.5]], classes=["a"])
+    with pytest.raises(InvalidInputError, match=r"probs must be a matrix \(n_samples, 3\); got shape \(3,\)"):
+        estimate_performance([0.2, 0.3, 0.5], classes=["a", "b", "c"])
+    both = estimate_performance([0.2, 0.7], classes=["a", "b"])  # of the second of two classes
+    assert both.accuracy == estimate_performance([[0.8, 0.2], [0.3, 0.7]]).accuracy

@@ -7,10 +7,11 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kcal.errors import InvalidInputError
-from kcal.files import atomic_path, check_path, write_whole
+from kcal.files import atomic_path, check_path, write_arrays, write_whole
 
 
 def mode_of(path: Path) -> int:
@@ -126,3 +127,19 @@ def test_what_is_no_path_is_refused_by_name(path: Any) -> None:
 
 def test_a_long_suffix_does_not_make_the_temporary_name_too_long(tmp_path: Path) -> None:
     assert write_whole(tmp_path / f"a.{'b' * 250}", b"x").read_bytes() == b"x"
+
+
+def test_arrays_are_read_by_numpy_under_their_names_and_no_others(tmp_path: Path) -> None:
+    arrays = {"file": np.arange(6).reshape(2, 3), "names": np.array(["ä", "b"]), "one": np.float32(0.5)}
+    write_arrays(tmp_path / "a.npz", arrays)
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as stored:
+        assert stored.files == list(arrays)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(stored[name], array, strict=isinstance(array, np.ndarray))
+
+
+def test_arrays_of_objects_are_refused_and_the_old_file_stays(tmp_path: Path) -> None:
+    path = write_whole(tmp_path / "a.npz", b"old")
+    with pytest.raises(ValueError, match="Object arrays cannot be saved"):
+        write_arrays(path, {"a": np.zeros(2), "b": np.array([None, {}])})
+    assert path.read_bytes() == b"old"

@@ -213,6 +213,62 @@ def test_a_calibrator_that_was_fitted_without_ids_is_refused(tmp_path: Path) -> 
         calibrator.fit(ROWS[30:90], LABELS[30:90])
         with pytest.raises(InvalidInputError, match="fitted without ids"):
             follower.update()
+        updated = kcal().fit(ROWS[30:90], LABELS[30:90]).partial_fit(ROWS[90:95], LABELS[90:95])
+        assert updated.ids_ is not None  # row numbers, which are no ids of the store
+        with pytest.raises(InvalidInputError, match="fitted without ids"):
+            store.follow(updated)
+
+
+def test_a_blend_follows_a_store_that_was_emptied_and_filled_again(tmp_path: Path) -> None:
+    names = np.array(["ant", "bee", "cow"])
+
+    def named(start: int, stop: int) -> ClassifierOutputs:
+        return replace(outputs(start, stop), labels=names[LABELS[start:stop]], groups=None)
+
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(named(0, 60))
+        blend = KCalBlend(projection=None, progress=False)
+        follower = store.follow(blend, classes=names)
+        assert follower.update() == 60
+        assert blend.classes_.tolist() == names.tolist()
+        store.delete(store.ids())
+        assert follower.update() == 60
+        store.append(named(60, 130))
+        assert follower.update() == 70
+        fresh = store.fit(KCalBlend(projection=None, progress=False), classes=names)
+        np.testing.assert_allclose(predict_on(blend, QUERIES), predict_on(fresh, QUERIES), atol=1e-6)
+
+
+def test_samples_of_several_model_versions_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with CalibrationStore(path, version="network 1") as store:
+        store.append(outputs(0, 60))
+        store.fit(kcal())
+    with CalibrationStore(path, version="network 2") as store:
+        with pytest.warns(KcalWarning, match="'network 1'; the store was opened for 'network 2'"):
+            store.fit(kcal())
+        store.append(outputs(60, 130))
+        with pytest.warns(KcalWarning, match="model versions 'network 1', 'network 2'"):
+            store.fit(kcal())
+        assert len(store.samples()) == 130
+        for version, ids in (("network 1", IDS[:60]), ("network 2", IDS[60:130])):
+            assert store.samples(version=version).outputs.ids.tolist() == ids.tolist()
+            assert sum(len(chunk) for chunk in store.chunks(7, version=version)) == len(ids)
+            assert store.fit(kcal(), version=version).ids_.tolist() == ids.tolist()
+        follower = store.follow(kcal(), version="network 2")
+        assert follower.update() == 70
+        store.correct(IDS[:1].tolist(), [2])  # of the other version
+        store.delete(IDS[1:3].tolist() + IDS[60:61].tolist())
+        assert follower.update() == 1
+        assert follower.calibrator.current_ids_ == IDS[61:130].tolist()
+    with CalibrationStore(path) as store:
+        follower = store.follow(kcal())
+        with pytest.warns(KcalWarning, match="model versions 'network 1', 'network 2'"):
+            follower.update()
+        store.append(outputs(130, 132))
+        with pytest.warns(KcalWarning, match="model versions '', 'network 1', 'network 2'"):
+            follower.update()
+        assert follower.update() == 0
 
 
 @pytest.mark.parametrize("make", [kcal, lambda: KCalBlend(projection=None, progress=False)])
@@ -242,3 +298,25 @@ def test_a_calibrator_whose_samples_are_all_gone_follows_again(tmp_path: Path) -
         store.append(outputs(60, 120))
         assert follower.update() == 60
         np.testing.assert_allclose(predict_on(calibrator, QUERIES), predict_on(store.fit(kcal()), QUERIES), atol=1e-6)
+
+
+def test_samples_that_were_never_in_the_store_stay_if_they_are_to_be_kept(tmp_path: Path) -> None:
+    fitted = kcal().fit(ROWS[:100], LABELS[:100], ids=IDS[:100])
+    with CalibrationStore(tmp_path / "more.db") as store:
+        more = ClassifierOutputs(ROWS[100:120], labels=LABELS[100:120], ids=IDS[100:120])
+        store.append(more)
+        follower = store.follow(fitted, keep_others=True)
+        assert follower.update() == 20
+        expected = kcal().fit(ROWS[:120], LABELS[:120], ids=IDS[:120])
+        np.testing.assert_allclose(fitted.predict_proba(QUERIES.embeddings), expected.predict_proba(QUERIES.embeddings))
+        store.delete(IDS[110:120].tolist())
+        assert follower.update() == 10
+        assert fitted.current_ids_ == IDS[:110].tolist()
+        assert store.follow(fitted).update() == 100  # otherwise they are forgotten
+        assert fitted.current_ids_ == IDS[100:110].tolist()
+
+
+def test_a_store_knows_which_ids_it_has(tmp_path: Path) -> None:
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(outputs(0, 3))
+        assert store.contains([IDS[2], "nobody", IDS[0]]) == [True, False, True]

@@ -327,3 +327,25 @@ def test_a_truncated_log_ends_with_a_whole_batch(tmp_path: Path) -> None:
 def test_logits_of_two_classes_may_be_one_number_each(store: CalibrationStore) -> None:
     store.append(outputs(5, logits=np.arange(5.0), labels=np.arange(5) % 2))
     np.testing.assert_array_equal(store.samples().outputs.logits, np.arange(5.0)[:, None])
+
+
+def test_impossible_chunks_ids_and_paths_say_what_is_expected(store: CalibrationStore, tmp_path: Path) -> None:
+    for size in (0, -3, 2.5):
+        with pytest.raises(InvalidInputError, match="size must be an integer"):
+            store.chunks(size)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="ids must not be NaN"):
+        store.delete([np.nan])
+    with pytest.raises(InvalidInputError, match="version must be text"):
+        store.samples(version=3)  # type: ignore[arg-type]
+    (tmp_path / "folder.db").mkdir()
+    with pytest.raises(InvalidInputError, match="path must be a file that can be written"):
+        CalibrationStore(tmp_path / "folder.db")
+
+
+def test_a_file_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store.db"
+    CalibrationStore(path).close()
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda file, **rest: connect(f"file:{file}?mode=ro", uri=True, **rest))
+    with CalibrationStore(path) as store, pytest.raises(InvalidInputError, match=r"path must be a file .* readonly"):
+        store.correct([1], [2])

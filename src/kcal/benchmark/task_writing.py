@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from kcal.benchmark.task_files import OUT_OF_SCOPE, task_of
 from kcal.benchmark.tasks import Task
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
-from kcal.files import check_path, write_whole
+from kcal.files import check_path, write_arrays
 from kcal.validation import check_groups, check_labels, check_matrix, check_number, refuse_where, shown
 
 HALF_COLUMN_ERROR = 1e-3
@@ -73,9 +72,7 @@ def write_task(
             expected = f"must be {n_classes} names, one per column of the logits"
             raise InvalidInputError("classes", expected, got=shown(classes))
     task = task_of(arrays, place)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    write_whole(place, buffer.getvalue())
+    write_arrays(place, arrays)
     return task
 
 

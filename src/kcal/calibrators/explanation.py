@@ -55,7 +55,8 @@ class Explanation:
     class is. The parts are "network", "background", "fallback" and "merged" (estimates over points that stand for
     several samples). Whether something speaks for or against a class is in ``log_odds``.
 
-    Where all support points stand for several samples, these points take the place of samples, by number.
+    Where all support points stand for several samples, these points take the place of samples: "centroid of 12
+    samples #3".
 
     An integer index, a slice or an array of them gives the explanation of these predictions.
     """

@@ -40,20 +40,20 @@ def fit_on(
     return fitted
 
 
-def update_on(calibrator: Calibrator | Any, samples: ClassifierOutputs) -> Calibrator:
-    """Add labelled samples to a fitted calibrator that learns online, or fit it if it is not fitted.
+def update_on(calibrator: Calibrator | Any, samples: ClassifierOutputs, *, classes: Any = None) -> Calibrator:
+    """Add labelled samples to a fitted calibrator that learns online, or fit it, with ``classes``, if it is not fitted.
 
     It gets the parts that it takes: logits if it was fitted with them, groups if its samples have them.
     """
     if not calibrator.learns_online:
         raise InvalidInputError("calibrator", "must be one that learns online: KCal or KCalBlend")
     if not calibrator.__sklearn_is_fitted__():
-        return fit_on(calibrator, samples)
+        return fit_on(calibrator, samples, classes=classes)
     options = {
         "sample_weight": samples.weights,
         "ids": samples.ids,
         "groups": samples.groups if calibrator.has_groups_ else None,
-        "logits": samples.logits if calibrator.inputs == "both" and calibrator.needs_logits_ else None,
+        "logits": samples.logits if calibrator.inputs == "both" and calibrator.fixed_part_.needs_logits_ else None,
     }
     taken = {name: value for name, value in options.items() if value is not None}
     updated: Calibrator = calibrator.partial_fit(samples.matrix(calibrator.inputs), samples.labels, **taken)

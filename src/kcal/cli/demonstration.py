@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from rich.markup import escape
 
 from kcal.calibrators import make_calibrator
-from kcal.cli.output import check_writable, console, shown, write_arrays
+from kcal.cli.output import check_writable, console, shown
 from kcal.cli.tables import method_title, methods_table
 from kcal.datasets import Example, load_example
 from kcal.deployment import CalibratedClassifier
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, MissingExtraError
-from kcal.files import atomic_path
+from kcal.files import atomic_path, write_arrays
 from kcal.metrics import Evaluation, reliability
 from kcal.metrics import evaluate as measure
 from kcal.projection import train_projection

@@ -16,7 +16,7 @@ from typer import BadParameter
 from kcal.cli.files import TABLES, require_pyarrow
 from kcal.distributed.tables import prediction_columns
 from kcal.errors import InvalidInputError, printable
-from kcal.files import atomic_path
+from kcal.files import atomic_path, write_arrays
 from kcal.files.spreadsheets import with_mark
 
 
@@ -68,12 +68,6 @@ def write_predictions(
     else:
         with atomic_path(path) as temporary, temporary.open("wb") as file:
             np.save(file, probs, allow_pickle=False)
-
-
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays by name to a compressed npz file."""
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def write_table(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:

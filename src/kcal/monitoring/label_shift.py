@@ -150,9 +150,10 @@ def estimate_prior(
     IdentifiabilityWarning
         If predictions say too little of some frequencies.
     """
-    checked = np.asarray(check_probs(probs), dtype=np.float64)
+    given = None if classes is None else collect_classes([], classes)
+    checked = np.asarray(check_probs(probs, n_classes=None if given is None else len(given)), dtype=np.float64)
     n_samples, n_classes = checked.shape
-    names = np.arange(n_classes) if classes is None else collect_classes([], classes)
+    names = np.arange(n_classes) if given is None else given
     if len(names) != n_classes:
         raise InvalidInputError("classes", f"must name every column of probs ({n_classes})", got=f"{len(names)}")
     confidence = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
@@ -225,7 +226,7 @@ def _check_calibration(probs: Any, labels: Any, names: NDArray[Any]) -> Labelled
     if probs is None or labels is None:
         missing = "calibration_probs" if probs is None else "calibration_labels"
         raise InvalidInputError(missing, "must be passed too: predictions and labels of the calibration set")
-    checked = np.asarray(check_probs(probs, "calibration_probs"), dtype=np.float64)
+    checked = np.asarray(check_probs(probs, "calibration_probs", n_classes=len(names)), dtype=np.float64)
     if checked.shape[1] != len(names):
         raise InvalidInputError(
             "calibration_probs", f"must have the columns of probs ({len(names)})", got=f"{checked.shape[1]}"

@@ -86,14 +86,15 @@ class CalibrationMonitor:
         Parameters
         ----------
         probs
-            Calibrated probabilities, (n, n_classes), given before the labels were known.
+            Calibrated probabilities, (n, n_classes), given before the labels were known; or (n,) of the second of two
+            classes.
         labels
             Their labels, (n,), as in ``classes``.
         groups
             Patients, devices, sites, (n,): each is watched by itself too.
         """
-        checked = check_probs(probs)
         n_classes = len(self.classes)
+        checked = check_probs(probs, n_classes=n_classes)
         if checked.shape[1] != n_classes:
             raise InvalidInputError("probs", f"must have one column per class ({n_classes})", got=f"{checked.shape[1]}")
         known = check_labels(labels, len(checked), "labels")

@@ -11,15 +11,26 @@ from scipy.special import ndtri
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import METRICS
-from kcal.validation import ALMOST_ZERO, check_choice, check_number, check_probs, collect_classes, require_pandas
+from kcal.validation import (
+    ALMOST_ZERO,
+    check_choice,
+    check_groups,
+    check_number,
+    check_probs,
+    collect_classes,
+    require_pandas,
+)
 
 if TYPE_CHECKING:
     import pandas
 
 Floats = NDArray[np.float64]
+Index = NDArray[np.int64]
 
 MAX_SHOWN = 20
 TITLES = {name: METRICS[name].description for name in ("accuracy", "negative_log_likelihood", "multiclass_brier_loss")}
+
+HIGHEST = {"accuracy": 1.0, "negative_log_likelihood": np.inf, "multiclass_brier_loss": np.inf}
 
 
 class Estimate(NamedTuple):
@@ -84,7 +95,12 @@ class PerformanceEstimate:
 
 
 def estimate_performance(
-    probs: ArrayLike, *, classes: ArrayLike | None = None, target: str = "rows", confidence: float = 0.95
+    probs: ArrayLike,
+    *,
+    classes: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
+    target: str = "rows",
+    confidence: float = 0.95,
 ) -> PerformanceEstimate:
     """Estimate accuracy, log-loss, Brier loss, recall and precision of unlabelled samples from calibrated predictions.
 
@@ -97,28 +113,38 @@ def estimate_performance(
     Parameters
     ----------
     probs
-        Calibrated probabilities, (n_samples, n_classes).
+        Calibrated probabilities, (n_samples, n_classes), or (n_samples,) of the second of two classes.
     classes
         The label of every column, for display.
+    groups
+        Patients, recordings, (n_samples,), with target "population": whole groups are drawn from it.
     target : "rows" or "population"
         What the intervals are to contain: the value that the labels of these rows would give, or that of the
-        population which the rows are drawn from, independently. Neither includes the error of the calibration.
+        population which the rows, or groups, are drawn from, independently. Neither includes the error of the
+        calibration.
     confidence
         Of the intervals, which are normal ones.
     """
-    checked = np.asarray(check_probs(probs), dtype=np.float64)
-    names = np.arange(checked.shape[1]) if classes is None else collect_classes([], classes)
+    names = None if classes is None else collect_classes([], classes)
+    checked = np.asarray(check_probs(probs, n_classes=None if names is None else len(names)), dtype=np.float64)
+    names = np.arange(checked.shape[1]) if names is None else names
     if len(names) != checked.shape[1]:
         raise InvalidInputError("classes", f"must name every column of probs ({checked.shape[1]})", got=f"{len(names)}")
     check_choice(target, "target", ("rows", "population"))
+    if groups is not None and target != "population":
+        expected, remedy = 'apply to target="population" only', "Leave them out: labels are drawn row by row."
+        raise InvalidInputError("groups", expected, got=f"target={target!r}", remedy=remedy)
+    codes = None if groups is None else check_groups(groups, len(checked))
     confidence = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
     quantile = float(ndtri(0.5 + confidence / 2))
     means, variances = row_moments(checked)
     overall = {
-        name: _estimate(means[name], variances[name], target, quantile, highest=1.0 if name == "accuracy" else np.inf)
+        name: _estimate(
+            means[name], None if target == "population" else variances[name], codes, quantile, highest=HIGHEST[name]
+        )
         for name in TITLES
     }
-    recall, precision = _by_class(checked, target, quantile)
+    recall, precision = _by_class(checked, target, codes, quantile)
     counts = checked.sum(axis=0)
     return PerformanceEstimate(
         **overall,
@@ -150,14 +176,26 @@ def row_moments(probs: Floats) -> tuple[dict[str, Floats], dict[str, Floats]]:
     return means, variances
 
 
-def _estimate(means: Floats, variances: Floats, target: str, quantile: float, *, highest: float) -> Estimate:
-    spread = variances.sum() if target == "rows" else ((means - means.mean()) ** 2).sum()
-    reach = quantile * float(np.sqrt(max(spread, 0.0))) / len(means)
+def _estimate(
+    means: Floats, variances: Floats | None, groups: Index | None, quantile: float, *, highest: float
+) -> Estimate:
+    """Return the mean and its interval, by the variances of labels, or by the spread of the rows or their groups."""
     value = float(means.mean())
+    spread = _spread((means - value)[:, None], groups)[0] if variances is None else variances.sum()
+    reach = quantile * float(np.sqrt(max(spread, 0.0))) / len(means)
     return Estimate(value, max(value - reach, 0.0), min(value + reach, highest))
 
 
-def _by_class(probs: Floats, target: str, quantile: float) -> tuple[Floats, Floats]:
+def _spread(deviations: Floats, groups: Index | None) -> Floats:
+    """Return Σ_g (Σ_{i in g} deviation_i)² of each column, (n_columns,); without groups every row is one."""
+    sums = deviations
+    if groups is not None:
+        sums = np.zeros((int(groups.max()) + 1, deviations.shape[1]))
+        np.add.at(sums, groups, deviations)
+    return np.asarray((sums**2).sum(axis=0))
+
+
+def _by_class(probs: Floats, target: str, groups: Index | None, quantile: float) -> tuple[Floats, Floats]:
     """Return recall and precision of each class, (n_classes, 3): a ratio of sums and the delta method.
 
     With c = 1 where class k is predicted, recall is Σ c·y / Σ y and precision Σ c·y / Σ c: a row changes them by
@@ -174,7 +212,7 @@ def _by_class(probs: Floats, target: str, quantile: float) -> tuple[Floats, Floa
             spread = (factors**2 * noise).sum(axis=0)
         else:
             centre = 0.0 if is_recall else np.nan_to_num(value)
-            spread = ((factors * (probs - centre)) ** 2).sum(axis=0)
+            spread = _spread(factors * (probs - centre), groups)
         reach = quantile * np.divide(np.sqrt(spread), totals, out=np.full(len(totals), np.nan), where=totals > 0)
         results.append(np.column_stack([value, np.maximum(value - reach, 0.0), np.minimum(value + reach, 1.0)]))
     return results[0], results[1]

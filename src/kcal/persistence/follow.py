@@ -38,7 +38,14 @@ class Follower:
     """
 
     def __init__(
-        self, store: CalibrationStore, calibrator: Calibrator, every: float | None, *, keep_others: bool = False
+        self,
+        store: CalibrationStore,
+        calibrator: Calibrator,
+        every: float | None,
+        *,
+        classes: Any = None,
+        version: str | None = None,
+        keep_others: bool = False,
     ) -> None:
         if not (isinstance(calibrator, Calibrator) and calibrator.learns_online):
             expected = "must be one that learns online: KCal or KCalBlend"
@@ -46,6 +53,8 @@ class Follower:
         if every is not None:
             check_number(every, "every", minimum=0, exclusive=True)
         self.store, self.calibrator, self.every, self.keep_others = store, calibrator, every, keep_others
+        self.classes, self.version = classes, version
+        self._versions: set[str] = set()  # of the samples so far
         self.since = 0
         """Number of the last change of the store that the calibrator has seen."""
         self._check_calibrator()
@@ -61,7 +70,10 @@ class Follower:
         An unfitted calibrator is fitted as soon as there are labelled samples.
         """
         self._check_calibrator()
-        samples, deleted, last = self.store.changes(self.since)
+        samples, deleted, last = self.store.changes(self.since, version=self.version)
+        if samples is not None and not set(samples.versions.tolist()) <= self._versions:
+            self._versions |= set(samples.versions.tolist())
+            self.store.warn_of_versions(self._versions, self.version)
         unchanged: set[Any] = set()
         if self.since == 0:
             unchanged = self._adopt(samples)
@@ -84,7 +96,7 @@ class Follower:
         if not self._is_fitted:
             return
         _ = self._live.has_groups_  # raises if the samples cannot be updated
-        if self.since == 0 and self._live.ids_ is None:
+        if self.since == 0 and not self._live.has_own_ids_:
             expected = "must be unfitted, or fitted with ids of the store"
             remedy = "Fit it with store.fit(calibrator), or pass ids= to fit."
             raise InvalidInputError("calibrator", expected, got="one that was fitted without ids", remedy=remedy)
@@ -147,7 +159,7 @@ class Follower:
             chosen = _some(samples.outputs, corrected)
             self._live.correct(chosen.ids, chosen.labels)
         if is_new.any():
-            update_on(self.calibrator, _some(samples.outputs, is_new))
+            update_on(self.calibrator, _some(samples.outputs, is_new), classes=self.classes)
             _ = self._live.has_groups_  # raises if the fit left no samples that can be updated
             self._rows |= {name: row for name, row, new in zip(names, rows, is_new, strict=True) if new}
         return {name for name, changed in zip(names, is_new | corrected, strict=True) if changed}

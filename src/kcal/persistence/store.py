@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, fit_on
 from kcal.embeddings import ClassifierOutputs
-from kcal.errors import FileFormatError, InvalidInputError, KcalError
+from kcal.errors import FileFormatError, InvalidInputError, KcalError, KcalWarning, warn
 from kcal.files import check_path
 from kcal.persistence.follow import Follower
 from kcal.persistence.stored_samples import (
@@ -34,7 +34,7 @@ from kcal.persistence.stored_samples import (
     plain_ids,
     plain_labels,
 )
-from kcal.validation import check_groups, check_weights, shown
+from kcal.validation import check_groups, check_integer, check_weights, shown
 
 FORMAT = 1
 APPLICATION = 0x6B63616C  # "kcal"
@@ -87,9 +87,7 @@ class CalibrationStore:
 
     def __init__(self, path: str | Path, *, version: str = "") -> None:
         self.path = check_path(path)
-        if not isinstance(version, str):
-            raise InvalidInputError("version", "must be text", got=shown(version))
-        self.version = version
+        self.version = check_version(version) or ""
         self._lock, self._is_closed = threading.RLock(), False
         if not self.path.parent.is_dir():
             raise InvalidInputError("path", "must lie in an existing folder", got=str(self.path))
@@ -143,8 +141,12 @@ class CalibrationStore:
         except sqlite3.Error as error:
             if self._is_closed:
                 raise InvalidInputError("store", "is closed", remedy="Open it again.") from error
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise StoreBusyError(f"Another process holds the store {self.path}. Try again later.") from error
+            if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+                expected = "must be a file that can be written, in a folder in which files can be made"
+                raise InvalidInputError("path", expected, got=f"{self.path} ({error})") from error
             raise FileFormatError(f"{self.path} is not a calibration store, or cannot be used ({error}).") from error
 
     def append(self, outputs: ClassifierOutputs, *, times: Any = None) -> list[Any]:
@@ -202,34 +204,75 @@ class CalibrationStore:
         """Return the number of samples, with and without labels."""
         return self._number("SELECT count(*) FROM samples")
 
-    def samples(self, *, labelled: bool = True) -> StoredSamples:
-        """Return all samples in the order of their arrival; by default those with labels.
+    def samples(self, *, labelled: bool = True, version: str | None = None) -> StoredSamples:
+        """Return all samples in the order of their arrival; by default those with labels, of any model version.
 
         With ``labelled=False`` the labels are None if no sample has one, and an array of objects, None where a label is
         missing, if some have.
         """
-        return as_samples(self._select(labelled, after=0))
+        return as_samples(self._select(labelled, check_version(version), after=0))
 
-    def chunks(self, size: int = CHUNK, *, labelled: bool = True) -> Iterator[StoredSamples]:
+    def chunks(
+        self, size: int = CHUNK, *, labelled: bool = True, version: str | None = None
+    ) -> Iterator[StoredSamples]:
         """Yield the samples in the order of their arrival, ``size`` at a time; those that arrive meanwhile included."""
-        after = 0
-        while records := self._select(labelled, after, limit=size):
-            after = records[-1][0]
-            yield as_samples(records)
+        size, version = check_integer(size, "size", minimum=1, maximum=LARGEST_INTEGER), check_version(version)
+
+        def read() -> Iterator[StoredSamples]:
+            after = 0
+            while records := self._select(labelled, version, after, limit=size):
+                after = records[-1][0]
+                yield as_samples(records)
+
+        return read()
 
     def fit(
-        self, calibrator: Calibrator, training: ClassifierOutputs | None = None, *, classes: Any = None
+        self,
+        calibrator: Calibrator,
+        training: ClassifierOutputs | None = None,
+        *,
+        classes: Any = None,
+        version: str | None = None,
     ) -> Calibrator:
-        """Fit a calibrator on the labelled samples and return it; the rest as in :func:`kcal.fit_on`."""
-        return fit_on(calibrator, self.samples().outputs, training, classes=classes)
+        """Fit a calibrator on the labelled samples and return it; the rest as in :func:`kcal.fit_on`.
 
-    def follow(self, calibrator: Calibrator, *, every: float | None = None, keep_others: bool = False) -> Follower:
+        Embeddings of different networks have nothing to do with each other: where the samples are of several model
+        versions, or of another than that of this store, it warns. ``version`` chooses the samples of one.
+        """
+        samples = self.samples(version=version)
+        self.warn_of_versions(set(samples.versions.tolist()), version)
+        return fit_on(calibrator, samples.outputs, training, classes=classes)
+
+    def follow(
+        self,
+        calibrator: Calibrator,
+        *,
+        every: float | None = None,
+        classes: Any = None,
+        version: str | None = None,
+        keep_others: bool = False,
+    ) -> Follower:
         """Return a follower whose ``update()`` brings what changed here to a KCal or a KCalBlend.
 
-        With ``every``, ``with store.follow(calibrator, every=60):`` does so from a thread, every so many seconds. With
-        ``keep_others`` samples of the calibrator that were never here stay: the store holds additional ones.
+        With ``every``, ``with store.follow(calibrator, every=60):`` does so from a thread, every so many seconds.
+        ``classes`` are those of the first fit, as in ``fit``; ``version`` chooses the samples of one model version.
+        With ``keep_others`` samples of the calibrator that were never here stay: the store holds additional ones.
         """
-        return Follower(self, calibrator, every, keep_others=keep_others)
+        options: dict[str, Any] = {"classes": classes, "version": check_version(version), "keep_others": keep_others}
+        return Follower(self, calibrator, every, **options)
+
+    def warn_of_versions(self, versions: set[str], chosen: str | None = None) -> None:
+        """Warn if samples are of several model versions or, unless one was ``chosen``, of another than the store's."""
+        expected = {self.version} if self.version and chosen is None else set()
+        if len(versions | expected) < 2:
+            return
+        listed = ", ".join(sorted(map(repr, versions)))
+        own = f"; the store was opened for {self.version!r}" if expected else ""
+        warn(
+            f"The samples are outputs of the model versions {listed}{own}. Outputs of two networks do not compare.",
+            KcalWarning,
+            remedy="Pass version= to choose one.",
+        )
 
     def contains(self, ids: Sequence[Any]) -> list[bool]:
         """Return for each id whether a sample has it."""
@@ -245,13 +288,16 @@ class CalibrationStore:
         """Number of the last change; it grows with every sample that is added, corrected or deleted."""
         return self._number("SELECT coalesce(max(number), 0) FROM changes")
 
-    def changes(self, since: int = 0) -> tuple[StoredSamples | None, NDArray[np.int64], int]:
+    def changes(
+        self, since: int = 0, *, version: str | None = None
+    ) -> tuple[StoredSamples | None, NDArray[np.int64], int]:
         """Return what changed after the change number ``since``.
 
         Returns
         -------
         samples : StoredSamples or None
-            Labelled samples that were added or corrected, as they are now; None if there are none.
+            Labelled samples that were added or corrected, as they are now, of any or of one model version; None if
+            there are none.
         deleted : (n,) array
             Rows of samples that are no longer there.
         last : int
@@ -263,7 +309,7 @@ class CalibrationStore:
             changed = "row IN (SELECT row FROM changes WHERE number > ?)"
             records = self._rows(f"SELECT {COLUMNS} FROM samples WHERE {changed} ORDER BY row", (since,))
         deleted = np.array(sorted(set(rows) - {record[0] for record in records}), dtype=np.int64)
-        labelled = [record for record in records if record[4] is not None]
+        labelled = [record for record in records if record[4] is not None and version in (None, record[8])]
         return (as_samples(labelled) if labelled else None), deleted, last
 
     def close(self) -> None:
@@ -311,10 +357,11 @@ class CalibrationStore:
                     self._run("ROLLBACK")
                 raise
 
-    def _select(self, labelled: bool, after: int, limit: int = -1) -> list[tuple[Any, ...]]:
+    def _select(self, labelled: bool, version: str | None, after: int, limit: int = -1) -> list[tuple[Any, ...]]:
         where = "AND label IS NOT NULL" if labelled else ""
+        where += "" if version is None else " AND version = ?"
         statement = f"SELECT {COLUMNS} FROM samples WHERE row > ? {where} ORDER BY row LIMIT ?"
-        return self._rows(statement, (after, limit))
+        return self._rows(statement, (after, *(() if version is None else (version,)), limit))
 
     def _records(self, outputs: ClassifierOutputs, times: Any) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the columns from the id on, one record per sample; the id is None if it is not given."""
@@ -388,6 +435,13 @@ class CalibrationStore:
             expected = f"must be given, since there are none left above {largest}"
             raise InvalidInputError("outputs.ids", expected)
         return list(range(first, first + n_samples))
+
+
+def check_version(version: Any) -> str | None:
+    """Return a model version, or None for any."""
+    if not (version is None or isinstance(version, str)):
+        raise InvalidInputError("version", "must be text", got=shown(version))
+    return version
 
 
 def unknown_id(name: Any) -> InvalidInputError:

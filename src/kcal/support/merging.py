@@ -10,7 +10,6 @@ import warnings
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
-from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import pairwise_distances_argmin
 
@@ -61,6 +60,8 @@ def cluster(points: Points, weights: Floats, size: int, seed: int) -> Index:
 def _kmeans(points: Points, weights: Floats, size: int, seed: int) -> Index:
     if points.size * size < LARGE:
         points = points.astype(np.float64)  # faster in small k-means: single precision is computed in chunks
+    from sklearn.cluster import KMeans  # here, because its import takes long
+
     model = KMeans(size, n_init=1, max_iter=ITERATIONS, random_state=seed)
     with warnings.catch_warnings(), openmp_threads_for(points.size * size):
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters

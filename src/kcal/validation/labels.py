@@ -113,6 +113,8 @@ def check_ids(ids: Any, n_samples: int) -> NDArray[Any]:
     array = to_array(ids, "ids")
     require_vector(array, n_samples, "ids")
     _require_storable(array, "ids")
+    if array.dtype.kind == "f" and np.isnan(array).any():
+        raise InvalidInputError("ids", "must not be NaN")
     unique, counts = np.unique(array, return_counts=True)
     if len(unique) < n_samples:
         repeated = unique[counts > 1].tolist()[0]

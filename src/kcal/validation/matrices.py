@@ -133,12 +133,16 @@ def kind_of(values: Any, checked: torch.Tensor) -> ArrayKind:
     return ArrayKind(is_tensor(values), checked.device, checked.dtype)
 
 
-def check_probs(probs: Any, name: str = "probs") -> NDArray[np.floating[Any]]:
+def check_probs(probs: Any, name: str = "probs", *, n_classes: int | None = None) -> NDArray[np.floating[Any]]:
     """Return probabilities (n_samples, n_classes), whose rows sum to 1, as float32 or float64.
 
-    One-dimensional ones, or a single column, are those of the second of two classes: p becomes [1 − p, p].
+    One-dimensional ones, or a single column, are those of the second of two classes: p becomes [1 − p, p]. Where the
+    classes are known to be more, this is an error.
     """
     array = to_array(probs, name)
+    if array.ndim == 1 and n_classes not in (None, 2):
+        expected = f"must be a matrix (n_samples, {n_classes})"
+        raise InvalidInputError(name, expected, got=f"shape {array.shape}", remedy="One row is [[…]].")
     if array.ndim not in (1, 2):
         expected = "must be a matrix (n_samples, n_classes), or (n_samples,) for the second of two classes"
         raise InvalidInputError(name, expected, got=f"shape {array.shape}")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from observed_models import CLASSES, calibrator, draw, numbers_held, observed, stream, texts_held
+from observed_models import CLASSES, calibrator, contents, draw, numbers_held, observed, stream, texts_held
 
 import kcal
 from kcal.deployment.service.latest import explain_latest
@@ -202,6 +202,19 @@ def test_inputs_unlike_the_calibration_set_raise_an_alarm_without_labels() -> No
     assert {alarm.kind for alarm in shifted.alarms if alarm.severity == "alarm"} == {"inputs"}
 
 
+def test_inputs_that_the_calibrator_has_learnt_meanwhile_are_not_watched() -> None:
+    rows, codes = draw(200, 0)
+    model = kcal.KCal(projection="identity", progress=False).fit(rows, CLASSES[codes], ids=np.arange(200))
+    new, new_codes = draw(150, 6)
+    observer = Observer(model)
+    observer.predicted([f"{place}" for place in range(150)], model.predict_proba(new), embeddings=new)
+    model.partial_fit(new[:100], CLASSES[new_codes[:100]], ids=np.arange(200, 300))
+    snapshot = observer.snapshot()
+    assert snapshot.n_watched == 50
+    assert snapshot.evidence is not None
+    assert snapshot.evidence.n_samples == 50
+
+
 def test_wrong_labels_of_a_group_are_named() -> None:
     rows = stream()
     groups = ["home" if place % 2 else "away" for place in range(600)]
@@ -221,6 +234,7 @@ def test_drift_of_a_later_period_is_found() -> None:
     watch.update(generator.integers(30, size=500) / 100, np.arange(500))
     assert watch.alarm_at is not None
     assert 3 * PERIOD < watch.alarm_at <= watch.n_samples == 3 * PERIOD + 500
+    assert sum(np.size(each) for each in contents(watch)) < PERIOD  # rows of earlier periods are gone
 
 
 def test_monitors_go_on_after_a_restart() -> None:

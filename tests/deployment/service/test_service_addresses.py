@@ -10,7 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from running_service import Running, in_process
 
+from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.inference import BatchLimits
+from kcal.deployment.service.messages import BodyReader
 from kcal.deployment.service.runtime import ServiceOptions
 from kcal.deployment.service.server import make_application
 
@@ -150,3 +152,29 @@ def test_a_queue_that_is_full_answers_503(folder):
     answer = asyncio.run(story())
     assert answer.headers["retry-after"] == "1"
     assert "are waiting already" in answer.json()["error"]
+
+
+def test_bodies_that_wait_have_a_limit_together():
+    async def story():
+        reader, first_part, statuses = BodyReader(limit=10, total=15), asyncio.Event(), []
+
+        async def slowly():
+            await first_part.wait()
+            return {"type": "http.request", "body": b"123456789", "more_body": False}
+
+        async def read(headers):
+            try:
+                async with reader.body(headers, slowly) as body:
+                    return body
+            except RequestError as error:
+                statuses.append(error.status)
+
+        waiting = [
+            asyncio.create_task(read(headers)) for headers in ({"content-length": "9"}, {}, {"content-length": "6"})
+        ]
+        await asyncio.sleep(0)
+        assert reader.used == 15
+        first_part.set()
+        return await asyncio.gather(*waiting), statuses, reader.used
+
+    assert asyncio.run(story()) == ([b"123456789", None, b"123456789"], [503], 0)

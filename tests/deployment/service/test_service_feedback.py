@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
 from running_service import in_process
 
 from kcal import ClassifierOutputs, KCal, TemperatureScaling, load, save
+from kcal.deployment.service.errors import RequestError
+from kcal.deployment.service.feedback import parse_feedback
+from kcal.deployment.service.predictors import CalibratorPredictor
 from kcal.errors import without_warnings
 from kcal.persistence import CalibrationStore
 
@@ -28,7 +33,7 @@ async def predict(client, x, **fields):
 
 
 async def give(client, content, status: int = 200):
-    response = await client.post(FEEDBACK, json=content)
+    response = await client.post(FEEDBACK, content=json.dumps(content))
     assert response.status_code == status, response.text
     return response.json()
 
@@ -127,7 +132,8 @@ def test_a_restart_follows_the_store_again(path, problem, tmp_path):
         ({"id": 3, "label": "owl"}, 400, "printable text"),
         ({"id": "a", "label": "owl", "colour": 1}, 400, "no field 'colour'"),
         ({"id": "a", "label": "owl", "embeddings": [1, 2]}, 400, "must have the shape"),
-        ({"id": "a", "label": "owl", "group": 3}, 400, "group must be text"),
+        ({"id": "a", "label": "owl", "group": 3}, 400, "group must be printable text"),
+        ({"id": "a", "label": "owl", "group": "\ud800"}, 400, "group must be printable text"),
         ([], 400, "a list of 1 to"),
         ([3], 400, "must be an object"),
     ],
@@ -202,3 +208,28 @@ def test_without_a_store_feedback_is_refused(path):
             return await give(client, {"id": "a", "label": "owl"}, 409)
 
     assert "no store" in asyncio.run(story())["error"]
+
+
+@pytest.mark.parametrize(
+    ("classes", "given", "label"),
+    [
+        ([1.0, 2.5], 1, 1.0),
+        ([1.0, 2.5], "2.5", 2.5),
+        ([1, 2], 2, 2),
+        ([1, 2], "2", 2),
+        ([False, True], True, True),
+        (["1", "2"], "2", "2"),
+        ([1.0, 2.5], 10**400, None),
+        ([False, True], 1, None),
+        ([1, 2], [1], None),
+    ],
+)
+def test_labels_are_classes_of_the_model_in_the_types_of_json(classes, given, label):
+    predictor = create_autospec(CalibratorPredictor, instance=True, classes=np.array(classes))
+    content = {"id": "a", "label": given}
+    if label is None:
+        with pytest.raises(RequestError, match="must be a class"):
+            parse_feedback(content, predictor)
+    else:
+        (record,) = parse_feedback(content, predictor)
+        assert (record.label, type(record.label)) == (label, type(label))

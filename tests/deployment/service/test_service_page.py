@@ -114,17 +114,18 @@ def test_the_page_refreshes_only_at_known_intervals(view: ModelView, text: str |
     assert [content for content in contents if content[:1].isdigit()] == expected
 
 
-def test_models_are_selected_by_key_or_name_and_alarms_come_first(view: ModelView) -> None:
+def test_models_are_selected_by_key_or_name_and_alarms_of_others_are_shown(view: ModelView) -> None:
     snapshot = view.snapshot
     assert snapshot is not None
     alarmed = view_of(observed(stream(shift=2.5), batch=300).snapshot(), "shifted", "3")
     models = [ModelView("loading", "2", state="loading"), view, alarmed]
     titles = {key: re.findall("<h1>(.*)</h1>", render_page(models, selected=key)) for key in (None, "animals", "x")}
-    assert titles == {None: ["shifted"], "animals": ["animals"], "x": ["shifted"]}
-    assert re.findall("<h1>(.*)</h1>", render_page(models, selected="loading/2")) == ["loading"]
-    assert alarmed.snapshot is not None
-    n_alarms = sum(alarm.severity == "alarm" for alarm in alarmed.snapshot.alarms)
-    assert f"<title>({n_alarms}) shifted" in render_page(models)
+    assert titles == {None: ["loading"], "animals": ["animals"], "x": ["loading"]}
+    assert "?model=shifted%2F3" in Reader(render_page(models)).values("a", "href")
+    page = render_page(models, selected="shifted/3")
+    assert alarmed.n_alarms > 0
+    assert f"<title>({alarmed.n_alarms}) shifted" in page
+    assert "Other models need attention" not in page
 
 
 @pytest.mark.parametrize(

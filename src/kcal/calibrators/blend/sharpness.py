@@ -8,6 +8,7 @@ pooled estimates need that. The ranking of the classes does not change.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +61,7 @@ def exponents(log_probs: torch.Tensor, gate: torch.Tensor, level: Number, slope:
 def relative_entropy(log_probs: torch.Tensor) -> torch.Tensor:
     """Return entropies divided by log K, (n,): 0 for certainty, 1 for the uniform distribution."""
     entropies = -(log_probs.exp() * log_probs.clamp_min(LOWEST_LOG_PROB)).sum(dim=1)
-    return entropies / float(np.log(log_probs.shape[1]))
+    return entropies / math.log(log_probs.shape[1])
 
 
 def fit_sharpness(

@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 
 from kcal.calibrators.class_scores import rank_of_label
@@ -172,6 +171,8 @@ def choose_inducing_points(scores: Floats, weights: Floats, count: int, seed: in
     masses = np.bincount(places.ravel(), weights=np.repeat(weights, scores.shape[1]))
     if len(values) <= count:
         return values
+    from sklearn.cluster import KMeans  # here, because its import takes long
+
     kmeans = KMeans(count, n_init=1, random_state=int(seed) % 2**32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SklearnConvergenceWarning)  # fewer distinct points are fine

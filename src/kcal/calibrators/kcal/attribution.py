@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.calibrators.explanation import Explanation, LogOdds
-from kcal.calibrators.kcal.model import KCalModel
+from kcal.calibrators.kcal.model import KCalModel, KernelEstimate
 from kcal.kernels import Contributions, largest_contributions
 
 METRIC = "projected"
@@ -124,6 +124,26 @@ def to_explanation(
         parts={name: part for name, part in parts.items() if part.any()},
         log_odds=log_odds,
     )
+
+
+def point_names(estimate: KernelEstimate) -> NDArray[Any]:
+    """Return a name of each support point of a compressed estimate, in the original order, (n,).
+
+    The weight of a centroid is the number of its samples, if these had equal weights. Points of other methods are
+    samples, whose ids the estimate does not know.
+    """
+    support, compression = estimate.support, estimate.compression
+    numbers = np.arange(len(support))
+    if compression is None:
+        return numbers
+    if compression.method != "kmeans":
+        return np.array([f"point #{number}" for number in numbers])
+    weights = torch.ones(len(support)) if support.log_weights is None else support.log_weights.double().exp().cpu()
+    counts = support.in_original_order(weights / weights.sum() * compression.n_samples).numpy()
+    if np.abs(counts - counts.round()).max() > 1e-3 * counts.min():
+        return np.array([f"centroid #{number}" for number in numbers])
+    sizes = counts.round().astype(np.int64).tolist()
+    return np.array([f"centroid of {size:,} sample{'s'[: size != 1]} #{place}" for place, size in enumerate(sizes)])
 
 
 def top_two(probs: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kcal.calibrators.kcal.evidence import EvidenceReference
 from kcal.calibrators.kcal.model import Compression, KernelEstimate
 from kcal.calibrators.kcal.out_of_fold import FOLDS, FoldedSamples, FoldedSupport, in_folds
-from kcal.errors import BandwidthWarning, InvalidInputError
+from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn
 from kcal.kernels import BandwidthCurve, get_kernel, search_bandwidth
 from kcal.progress import progress_bar
 from kcal.support import REDUCTIONS, ReducedPoints, Reduction, WeightedPoints
@@ -137,12 +137,19 @@ def of_size(size: int, trials: Trials) -> Trial:
     if size < trials.smallest:
         expected = f"must be at least {trials.smallest:,}, one point for each class that has samples"
         raise InvalidInputError("size", expected, got=str(size))
+    _warn_of_no_change(size >= trials.n_samples, size, trials)
     return trials[min(size, trials.n_samples)]
 
 
 def of_share(share: float, trials: Trials) -> Trial:
     """Return the trial of a share of the samples, but at least one point per class."""
+    _warn_of_no_change(share == 1, share, trials)
     return trials[max(round(share * trials.n_samples), trials.smallest)]
+
+
+def _warn_of_no_change(is_whole: bool, size: int | float, trials: Trials) -> None:
+    if is_whole and trials.reduction.min_cluster_size == 1:
+        warn(f"The support has {trials.n_samples:,} samples, so that size={size:,} leaves it as it is.", KcalWarning)
 
 
 def of_lowest_loss(trials: Trials) -> Trial:

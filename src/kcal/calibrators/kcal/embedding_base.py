@@ -20,7 +20,7 @@ from kcal.calibrators.base import (
     refuse_extra,
 )
 from kcal.calibrators.explanation import Explanation
-from kcal.calibrators.kcal.attribution import BLOCK_NUMBERS, BLOCK_ROWS, Attribution, to_explanation
+from kcal.calibrators.kcal.attribution import BLOCK_NUMBERS, BLOCK_ROWS, Attribution, point_names, to_explanation
 from kcal.calibrators.kcal.compression import CompressionOptions, FindSize, check_target
 from kcal.calibrators.kcal.example_rows import example_rows
 from kcal.calibrators.kcal.growing import GrowingCalibrator
@@ -142,7 +142,7 @@ class EmbeddingCalibrator(GrowingCalibrator):
         rows = self.support_indices_
         ids = rows if self.ids_ is None else self.ids_
         if len(rows) != n_points:  # the points are no samples, but stand for several
-            rows, ids = np.full(n_points, -1), np.arange(n_points)
+            rows, ids = np.full(n_points, -1), point_names(self.first_estimate)
         return to_explanation(attributions, probs, self.classes_, rows=rows, ids=ids)
 
     @abstractmethod

@@ -63,7 +63,8 @@ class GrowingCalibrator(LiveCalibrator):
         samples = self._checked_records().fingerprints.numpy().view(np.uint64)
         others = np.setdiff1d(self._fingerprints, samples)
         compares_lengths = self.first_estimate.reference.log_lengths is not None
-        base: Self = copy_with(self, model_=model, _fingerprints=others, _compares_lengths=compares_lengths)
+        named = {"has_own_ids": self.ids_ is not None}
+        base: Self = copy_with(self, model_=model, _fingerprints=others, _compares_lengths=compares_lengths, **named)
         for name in ("ids_", "support_indices_", "_records"):
             base.__dict__.pop(name, None)
         return base

@@ -6,9 +6,11 @@ import warnings
 from dataclasses import replace
 from typing import Any, Self
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kcal.calibrators.fit_warnings import warn_of_missing_classes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.kcal.model import NO_REFERENCE, KCalModel
@@ -66,6 +68,10 @@ class LiveKCal(EmbeddingCalibrator):
         return BandwidthChoice(
             self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, self.bandwidth_exponent, size
         )
+
+    def _warn_of_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
+        if lost and self.smoothing == 0:
+            warn_of_missing_classes(classes, ~np.isin(classes, lost), "Or pass smoothing=1e-3 to KCal.")
 
     def _supports(self) -> list[SortedSupport]:
         return [self.model_.support]

@@ -42,6 +42,7 @@ class LiveCalibrator(Calibrator):
     _fingerprints = latest()
     _records: SampleRecords | None = latest(complete=True)  # None if the support is not made of single samples
     _stream: Stream[Any]
+    has_own_ids: bool = True  # of a calibrator without samples: whether the fit was given ids
 
     predict_proba = on_latest(Calibrator.predict_proba)
     predict_log_proba = on_latest(Calibrator.predict_log_proba)
@@ -62,6 +63,19 @@ class LiveCalibrator(Calibrator):
         if "_stream" in vars(self):
             return self._stream.has_groups
         return self._checked_records().group_codes is not None
+
+    @property
+    def has_own_ids_(self) -> bool:
+        """Whether the fit was given ids; otherwise samples are known by the numbers of their rows."""
+        check_is_fitted(self)
+        return bool(self.fixed_part_.has_own_ids) if "_stream" in vars(self) else self.ids_ is not None
+
+    @property
+    def fixed_part_(self) -> Self:
+        """What updates do not change: a calibrator without samples; before the first update, this one."""
+        check_is_fitted(self)
+        part: Self = self._stream.base if "_stream" in vars(self) else self
+        return part
 
     @property
     def current_ids_(self) -> list[Any]:
@@ -108,8 +122,11 @@ class LiveCalibrator(Calibrator):
             rows = log.rows_of(names)
             codes, changes = log.class_codes(given)
             self._check_new_classes(log.view, changes, "labels")
+            before = np.unique(log.view.columns["codes"][rows])
             log.relabel(rows, codes, changes)
+            lost = log.view.without_samples(before)
             self._evict(log)
+        self._warn_of_lost_classes(lost, log.view.classes)
         return self
 
     def forget(self, ids: Any) -> Self:
@@ -117,6 +134,9 @@ class LiveCalibrator(Calibrator):
 
         What was learned from them together with others stays until it is learned anew: a projection, a bandwidth, the
         weights of a blend. Snapshots that you keep, earlier files and copies are yours to delete.
+
+        A class whose last sample is forgotten stays in ``classes_``: a KCal warns, and gives it no probability but that
+        of ``smoothing`` until samples of it come.
         """
         stream = self._begun_stream()
         names = check_ids(ids, _length(ids)).tolist()
@@ -126,8 +146,14 @@ class LiveCalibrator(Calibrator):
             except InvalidInputError:
                 log.erase(np.empty(0, dtype=np.int64))  # what was evicted under this id goes all the same
                 raise
+            before = np.unique(log.view.columns["codes"][rows])
             log.erase(rows)
+            lost = log.view.without_samples(before)
+        self._warn_of_lost_classes(lost, log.view.classes)
         return self
+
+    def _warn_of_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
+        """Warn of classes whose last sample has left, where that changes what can be predicted."""
 
     def _add(
         self, X: Any, y: Any, *, classes: Any, ids: Any, groups: Any, sample_weight: Any, logits: Any = None

@@ -74,6 +74,11 @@ class SampleRows:
         codes: Index = position[self.column("codes")]
         return codes
 
+    def without_samples(self, codes: Index) -> list[Any]:
+        """Return the labels of those of some class codes that have no sample; none if there are no samples at all."""
+        counts = np.bincount(self.column("codes"), minlength=len(self.labels))
+        return [self.labels[code] for code in codes.tolist() if counts[code] == 0] if len(self) else []
+
     def names(self) -> NDArray[Any]:
         """Return the id of each sample, (n,)."""
         names = self.ids[: self.n_rows]
@@ -200,6 +205,8 @@ class SampleLog:
 
     def evict(self, rows: Index) -> None:
         """Let some rows no longer count; their memory is freed once they are the majority."""
+        if len(rows) == 0:
+            return
         names = [self.view.ids[row] for row in rows.tolist()]
         self._remove(rows.tolist())
         for name in names:
@@ -210,6 +217,8 @@ class SampleLog:
     def evict_oldest(self, most: float) -> None:
         """Let the oldest samples leave until at most so many are left."""
         rows: list[int] = []
+        if len(self.view) <= most:
+            return
         while len(self.view) - len(rows) > most:
             if self._is_present(self._first):
                 rows.append(self._first)

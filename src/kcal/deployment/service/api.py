@@ -7,10 +7,9 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version as package_version
 from typing import Any
-from urllib.parse import unquote
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -20,6 +19,7 @@ from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.handlers import Handlers
 from kcal.deployment.service.messages import (
     Answer,
+    BodyReader,
     Receive,
     Scope,
     Send,
@@ -27,7 +27,6 @@ from kcal.deployment.service.messages import (
     error_answer,
     headers_of,
     json_answer,
-    read_body,
     send_answer,
     with_security_headers,
 )
@@ -37,6 +36,8 @@ from kcal.deployment.service.runtime import Service
 logger = logging.getLogger("kcal.service")
 
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+BODIES = 8
+"""Bodies of the largest size that are in memory at the same time, at most; or more smaller ones."""
 Endpoint = Callable[[Request], Awaitable[Answer]]
 
 
@@ -45,6 +46,7 @@ class Application:
 
     def __init__(self, service: Service) -> None:
         self.service, self.handlers, self.metrics = service, Handlers(service), Metrics(service)
+        self.bodies = BodyReader(service.options.max_body, BODIES * service.options.max_body)
         self.api = self._make_api()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,8 +64,7 @@ class Application:
                 await self.api(scope, receive, with_security_headers(send, status.append))
             else:
                 endpoint = "infer"
-                name, version = (None if part is None else unquote(part) for part in match.groups())
-                await self._infer(name or "", version, headers, receive, send, status)
+                await self._infer(match[1], match[2], headers, receive, send, status)
         except RequestError as error:
             status.append(error.status)
             answer = error_answer(error)
@@ -77,8 +78,8 @@ class Application:
         self, name: str, version: str | None, headers: dict[str, str], receive: Receive, send: Send, status: list[int]
     ) -> None:
         """Answer inference without the framework, whose checks would take longer than the prediction."""
-        body = await read_body(headers, receive, self.service.options.max_body)
-        answer = await _guarded(self.handlers.infer(name, version, headers, body))
+        async with self.bodies.body(headers, receive) as body:
+            answer = await _guarded(self.handlers.infer(name, version, headers, body))
         status.append(answer.status)
         await send_answer(send, answer)
 
@@ -95,6 +96,7 @@ class Application:
             description="Calibrated predictions over the Open Inference Protocol v2, with feedback and monitoring.",
             docs_url=None,
             redoc_url=None,
+            redirect_slashes=False,
             lifespan=lifespan,
         )
         for path, (method, endpoint) in self._endpoints().items():
@@ -116,21 +118,22 @@ class Application:
     def _endpoints(self) -> dict[str, tuple[str, Endpoint]]:
         handlers = self.handlers
 
-        async def body_of(request: Request) -> bytes:
-            return await read_body(headers_of(request.scope), request.receive, self.service.options.max_body)
+        def body_of(request: Request) -> AbstractAsyncContextManager[bytes]:
+            return self.bodies.body(headers_of(request.scope), request.receive)
 
         async def infer(request: Request) -> Answer:
-            path = request.path_params
-            return await handlers.infer(
-                path["model"], path.get("version"), headers_of(request.scope), await body_of(request)
-            )
+            path, headers = request.path_params, headers_of(request.scope)
+            async with body_of(request) as body:
+                return await handlers.infer(path["model"], path.get("version"), headers, body)
 
         async def feedback(request: Request) -> Answer:
             path = request.path_params
-            return await handlers.feedback(path["model"], path.get("version"), await body_of(request))
+            async with body_of(request) as body:
+                return await handlers.feedback(path["model"], path.get("version"), body)
 
         async def predict(request: Request) -> Answer:
-            return await handlers.predict(await body_of(request))
+            async with body_of(request) as body:
+                return await handlers.predict(body)
 
         async def metrics(_: Request) -> Answer:
             return Answer(await asyncio.to_thread(self.metrics.text), media_type=MEDIA_TYPE)

@@ -60,6 +60,8 @@ def _record(entry: Any, predictor: ServedPredictor, labels: Mapping[str, Any]) -
             raise bad_request(f"feedback of {name!r}: erase must be true, and stand alone beside the id")
         return FeedbackRecord(name)
     given = entry[chosen[0]]
+    if type(given) is int:  # JSON may write the label 2.0 as 2
+        given = next((label for label in labels.values() if label == given and type(label) is not bool), given)
     if type(given) not in (str, int, float, bool) or str(given) not in labels:
         known = ", ".join(list(labels)[:20])
         raise bad_request(f"feedback of {name!r}: the label must be a class of the model ({known})")
@@ -83,8 +85,8 @@ def _rows(entry: Mapping[str, Any], predictor: ServedPredictor) -> dict[str, NDA
 
 def _group(entry: Mapping[str, Any]) -> str | None:
     group = entry.get("group")
-    if group is not None and not (isinstance(group, str) and 0 < len(group) <= LONGEST_GROUP):
-        raise bad_request(f"group must be text of at most {LONGEST_GROUP} characters")
+    if group is not None and not (isinstance(group, str) and 0 < len(group) <= LONGEST_GROUP and group.isprintable()):
+        raise bad_request(f"group must be printable text of at most {LONGEST_GROUP} characters")
     return group
 
 

@@ -13,10 +13,11 @@ from typing import Any
 from kcal.deployment.service.batching import BatcherClosedError
 from kcal.deployment.service.errors import bad_request
 from kcal.deployment.service.feedback import parse_feedback
-from kcal.deployment.service.inference import ServedModel
+from kcal.deployment.service.inference import LARGE, ServedModel
 from kcal.deployment.service.messages import Answer, json_answer
 from kcal.deployment.service.protocol import (
     HEADER_LENGTH,
+    InferenceRequest,
     encode_response,
     parse_json,
     parse_object,
@@ -30,6 +31,8 @@ LARGE_BODY = 2**17
 """JSON of more bytes is parsed in a thread, so that other requests go on."""
 PREDICT_OPTIONS = ("model", "version", "ids", "explain", "explanation_samples", "evidence")
 """Fields of a plain request beside the model's inputs."""
+
+Outputs = list[tuple[Tensor, bool]]
 
 
 class Handlers:
@@ -47,20 +50,31 @@ class Handlers:
             request = await asyncio.to_thread(parse_request, *arguments)
         else:
             request = parse_request(*arguments)
-        model, start, is_error = service.repository.get(name, version), time.perf_counter(), True
-        try:
-            outputs = await model.infer(request)
-            is_error = False
-        finally:
-            model.tallies.answered(time.perf_counter() - start, is_error=is_error)
+        model, outputs = await self._infer(name, version, request)
         head = {"model_name": model.name, "model_version": str(model.version)}
         if request.id is not None:
             head["id"] = request.id
-        content, json_length = encode_response(head, outputs)
+        is_large = sum(tensor.array.size for tensor, _ in outputs) > LARGE
+        encoded = asyncio.to_thread(encode_response, head, outputs) if is_large else None
+        content, json_length = encode_response(head, outputs) if encoded is None else await encoded
         if json_length is None:
             return Answer(content)
         header = {"Inference-Header-Content-Length": str(json_length)}
         return Answer(content, media_type="application/octet-stream", headers=header)
+
+    async def _infer(self, name: str, version: str | None, request: InferenceRequest) -> tuple[ServedModel, Outputs]:
+        """Return the outputs of a request; if its model is closed meanwhile, by the one that takes its place."""
+        while True:
+            model, start, is_error = self.service.repository.get(name, version), time.perf_counter(), True
+            try:
+                outputs = await model.infer(request)
+                is_error = False
+                return model, outputs
+            except BatcherClosedError:
+                if self.service.is_stopping or self.service.repository.get(name, version) is model:
+                    raise
+            finally:
+                model.tallies.answered(time.perf_counter() - start, is_error=is_error)
 
     async def predict(self, body: bytes) -> Answer:
         """Answer a plain JSON request."""
@@ -87,7 +101,7 @@ class Handlers:
             answer["evidence"] = predictions.evidence.tolist()
         if predictions.explanation is not None:
             answer["explanation"] = [json.loads(text) for text in predictions.explanation]
-        return json_answer(answer)
+        return await asyncio.to_thread(json_answer, answer) if predictions.probs.size > LARGE else json_answer(answer)
 
     async def feedback(self, name: str, version: str | None, body: bytes) -> Answer:
         """Answer feedback when it is on disk."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -29,6 +30,8 @@ MOST_EXPLAINED = 256
 MOST_SAMPLES = 100
 DEFAULT_SAMPLES = 5
 LONGEST_ID = 256
+LARGE = 2**18
+"""Numbers of a request from which on they are checked, and written, in a thread, so that other requests go on."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,11 @@ class ServedModel:
         wanted = [(output.name, output.is_binary) for output in request.outputs]
         if not wanted:
             wanted = [(name, request.is_binary) for name in self.predictor.default_outputs]
-            if request.parameters.get("return_ids"):
+            if request.parameters.get("return_ids") is True:
                 wanted.append(("ids", request.is_binary))
-        job = self.job(request.inputs, [name for name, _ in wanted], request.parameters.get("explanation_samples"))
+        arguments = (request.inputs, [name for name, _ in wanted], request.parameters.get("explanation_samples"))
+        is_large = sum(tensor.array.size for tensor in request.inputs.values()) > LARGE
+        job = await asyncio.to_thread(self.job, *arguments) if is_large else self.job(*arguments)
         predictions = await self.batcher.submit(job)
         return [(self._tensor(name, job, predictions), is_binary) for name, is_binary in wanted]
 

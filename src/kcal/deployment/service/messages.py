@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from kcal.deployment.service.errors import RequestError, bad_request
+from kcal.deployment.service.errors import RequestError, bad_request, busy
 from kcal.deployment.service.tensors import too_large
 
 Scope = MutableMapping[str, Any]
@@ -79,6 +80,34 @@ async def read_body(headers: Mapping[str, str], receive: Receive, limit: int) ->
             return await _read_rest(message, receive, limit)
     except TimeoutError:
         raise RequestError(408, f"the body must arrive within {BODY_SECONDS:.0f} seconds") from None
+
+
+class BodyReader:
+    """Reads bodies, and keeps those that are read or answered at the same time below a total number of bytes.
+
+    Parameters
+    ----------
+    limit : int
+        Bytes of a body.
+    total : int
+        Bytes of all bodies; further requests get status 503.
+    """
+
+    def __init__(self, limit: int, total: int) -> None:
+        self.limit, self.total, self.used = limit, total, 0
+
+    @asynccontextmanager
+    async def body(self, headers: Mapping[str, str], receive: Receive) -> AsyncIterator[bytes]:
+        """Yield the body of a request; it counts until the block ends, at its announced length or at the limit."""
+        announced = headers.get("content-length", "")
+        size = min(int(announced), self.limit) if announced.isdigit() and len(announced) < 18 else self.limit
+        if self.used + size > self.total:
+            raise busy("too many bytes of other requests are waiting; try again later")
+        self.used += size
+        try:
+            yield await read_body(headers, receive, self.limit)
+        finally:
+            self.used -= size
 
 
 async def _read_rest(message: Message, receive: Receive, limit: int) -> bytes:

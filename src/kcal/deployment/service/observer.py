@@ -44,7 +44,8 @@ class Observer:
     classes, a snapshot is made of fewer.
 
     The monitors see each labelled prediction once, when a snapshot is made; and of the inputs those that came since
-    the last snapshot, at most 256. A correction or an erasure of a label that a monitor has seen lets it begin again
+    the last snapshot, at most 256, without those that the calibrator has learnt meanwhile: these are too close to the
+    calibration set, being part of it. A correction or an erasure of a label that a monitor has seen lets it begin again
     with the labels as they are now, as long as all of them are in the record; of older ones only sums remain.
 
     Parameters
@@ -262,11 +263,14 @@ class Observer:
             rows = self._recent.rows(numbers[new] % self.capacity, (name,)).get(name)
         if rows is None or rows.shape[1] != self.calibrator.n_features_in_:
             return
-        finite = np.isfinite(rows).all(axis=1)
-        new, rows = new[finite], rows[finite]
+        present = self.calibrator.snapshot() if self.calibrator.learns_online else self.calibrator
+        usable = np.isfinite(rows).all(axis=1)
+        if usable.any():
+            usable[usable] = ~present.was_fitted_on(rows[usable])
+        new, rows = new[usable], rows[usable]
         if len(new):
             evidence = columns.setdefault("evidence", np.full(len(numbers), np.nan))
-            ranks, found = rank_inputs(self.calibrator, rows, evidence[new])
+            ranks, found = rank_inputs(present, rows, evidence[new])
             self._drift.update(ranks, numbers[new])
             evidence[new] = found
             with self._rows:

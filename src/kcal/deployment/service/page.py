@@ -27,6 +27,8 @@ from kcal.deployment.service.view import (
 )
 from kcal.errors import MissingExtraError
 
+__all__ = ["ModelView", "Traffic", "content_security_policy", "render_page"]
+
 REFRESH_SECONDS = (5, 15, 60)
 
 
@@ -59,6 +61,16 @@ class ModelView:
         """Name and version, as ``selected`` names a model."""
         return f"{self.name}/{self.version}"
 
+    @property
+    def link(self) -> str:
+        """The address of the page with this model."""
+        return f"?{urlencode({'model': self.key})}"
+
+    @property
+    def n_alarms(self) -> int:
+        """Number of alarms that are on; notices do not count."""
+        return 0 if self.snapshot is None else sum(alarm.severity == "alarm" for alarm in self.snapshot.alarms)
+
 
 def render_page(
     models: Sequence[ModelView],
@@ -84,6 +96,7 @@ def render_page(
         .render(
             models=models,
             model=model,
+            alarmed=[other for other in models if other is not model and other.n_alarms],
             snapshot=None if model is None else model.snapshot,
             refresh=_refresh(refresh),
             refresh_choices=REFRESH_SECONDS,
@@ -95,10 +108,10 @@ def render_page(
 
 
 def _selected(models: Sequence[ModelView], selected: str | None) -> ModelView | None:
-    """Return the model of this key or name; the first with an alarm if there is none, or the first of all."""
-    named = [model for model in models if selected in (model.key, model.name)]
-    alarmed = [model for model in models if model.snapshot is not None and model.snapshot.alarms]
-    return next(iter([*named, *alarmed, *models]), None)
+    """Return the model of this key, or the first of this name; the first of all if there is none."""
+    keyed = [model for model in models if model.key == selected]
+    named = [model for model in models if model.name == selected]
+    return next(iter([*keyed, *named, *models]), None)
 
 
 def _refresh(seconds: str | None) -> int | None:

@@ -161,8 +161,10 @@ class Repository:
         self._seen[key] = file
         try:
             model = await asyncio.to_thread(self._read, key, file.path)
-        except (KcalError, OSError, MemoryError) as error:
-            self.errors[key] = str(error).replace(str(file.path), file.path.name)
+        except Exception as error:  # whatever is wrong with a file, the others are served
+            is_known = isinstance(error, KcalError | OSError)
+            text = str(error) if is_known else f"{file.path} cannot be loaded ({type(error).__name__})."
+            self.errors[key] = text.replace(str(file.path), file.path.name)
             logger.error("%s version %d was not loaded: %s", *key, self.errors[key])
             return
         self.errors.pop(key, None)

@@ -107,7 +107,6 @@ class Status:
     title: str
     note: str
     alarms: tuple[Alarm, ...]
-    n_alarms: int
 
 
 def status_of(snapshot: ServiceSnapshot) -> Status:
@@ -123,8 +122,8 @@ def status_of(snapshot: ServiceSnapshot) -> Status:
             if has_labels
             else f"{watched}. Whether the probabilities are calibrated, only labels can tell."
         )
-        return Status("good", "No alarms", note, (), 0)
-    return Status("alarm" if n_alarms else "notice", " and ".join(counts), f"{watched}.", snapshot.alarms, n_alarms)
+        return Status("good", "No alarms", note, ())
+    return Status("alarm" if n_alarms else "notice", " and ".join(counts), f"{watched}.", snapshot.alarms)
 
 
 def reliability_panel(snapshot: ServiceSnapshot, of: Event) -> Chart | None:

@@ -173,14 +173,13 @@ def _renamed(part: Part, name: str) -> Part:
 def rank_inputs(calibrator: Any, rows: NDArray[Any], evidence: NDArray[np.float64]) -> tuple[Any, Any]:
     """Return the ranks of rows by density among calibration samples, and the evidence, filled in where it is nan.
 
-    A rank is the share of the calibration samples whose density, from the others, is lower. All is by one state of a
-    calibrator that learns online: other samples change the density everywhere.
+    A rank is the share of the calibration samples whose density, from the others, is lower. Pass the ``snapshot()`` of
+    a calibrator that learns online: other samples change the density everywhere.
     """
-    present = calibrator.snapshot() if calibrator.learns_online else calibrator
-    reference = present.calibration_log_evidence_
-    ranks = np.searchsorted(reference, np.asarray(present.log_evidence(rows), dtype=np.float64)) / len(reference)
+    reference = calibrator.calibration_log_evidence_
+    ranks = np.searchsorted(reference, np.asarray(calibrator.log_evidence(rows), dtype=np.float64)) / len(reference)
     lacking = np.isnan(evidence)
     if lacking.any():
         evidence = evidence.copy()
-        evidence[lacking] = present.evidence(rows[lacking])
+        evidence[lacking] = calibrator.evidence(rows[lacking])
     return ranks, evidence

@@ -1,0 +1,73 @@
+"""The container file and the compose example agree with the command and with each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from kcal.cli import app
+from kcal.deployment.service import server
+from kcal.deployment.service.server import GRACE_SECONDS
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+CONTAINERFILE = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
+
+
+def instruction(name: str) -> list[str]:
+    """Return the list of words of an instruction of the last stage."""
+    (text,) = re.findall(rf"^(?:{name}|    {name}) (\[.*\])$", CONTAINERFILE.rpartition("\nFROM ")[2], re.M)
+    words: list[str] = json.loads(text)
+    return words
+
+
+@pytest.fixture
+def compose():
+    return yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]["kcal"]
+
+
+def test_the_command_of_the_container_is_one_that_kcal_understands(monkeypatch):
+    served = []
+    monkeypatch.setattr(server, "serve", lambda settings, on_started: served.append(settings))
+    program, *words = [*instruction("ENTRYPOINT"), *re.findall(r'"([^"]+)"', CONTAINERFILE.rpartition("\nCMD ")[2])]
+    assert program == "kcal"
+    assert CliRunner().invoke(app, words).exit_code == 0
+    (settings,) = served
+    assert (settings.host, settings.port, str(settings.path), str(settings.store)) == (
+        "0.0.0.0",
+        8000,
+        "/models",
+        "/store",
+    )
+    assert str(settings.tokens) == "/run/secrets/kcal-tokens"
+
+
+def test_the_container_has_no_root_and_asks_for_its_health():
+    assert re.search(r"^USER 10001:10001$", CONTAINERFILE, re.M)
+    assert CONTAINERFILE.index("USER 10001") < CONTAINERFILE.index("ENTRYPOINT")
+    (code,) = re.findall(r'CMD \["python", "-c", "(.*)"\]', CONTAINERFILE)
+    compile(code, "health", "exec")
+    assert ":8000/readyz" in code
+
+
+def test_the_compose_example_is_read_only_but_for_its_store(compose):
+    assert compose["read_only"] is True
+    assert compose["user"] == "10001:10001"
+    assert compose["cap_drop"] == ["ALL"]
+    writable = [volume["target"] for volume in compose["volumes"] if not volume.get("read_only")]
+    assert writable == ["/store"]
+    assert [volume["target"] for volume in compose["volumes"]] == ["/models", "/store"]
+    assert compose["ports"] == ["127.0.0.1:8000:8000"]
+    assert int(compose["stop_grace_period"].removesuffix("s")) > GRACE_SECONDS
+
+
+def test_the_secret_of_the_compose_example_is_the_token_file(compose):
+    whole = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    (name,) = compose["secrets"]
+    assert set(whole["secrets"]) == {name}
+    assert f"/run/secrets/{name}" in CONTAINERFILE
+    assert (DEPLOY / compose["build"]["context"] / compose["build"]["dockerfile"]).resolve() == DEPLOY / "Containerfile"
