@@ -210,7 +210,7 @@ class Learner:
                 if record.is_erasure:
                     self.model.erased(record.id)
                 else:
-                    self.model.labelled(record.id, record.label)
+                    self.model.labelled(record.id, record.label, record.group)
         self.follow_soon()
 
     def follow_soon(self) -> Future[None]:
