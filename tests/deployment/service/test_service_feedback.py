@@ -250,7 +250,8 @@ def test_the_group_of_feedback_is_watched_by_the_monitor(path, problem, tmp_path
 
     groups, page = asyncio.run(story())
     assert groups == {"ward 1", "ward 2"}
-    assert "<summary>Groups</summary>" in page and "ward 2" in page
+    assert "<summary>Groups</summary>" in page
+    assert "ward 2" in page
 
 
 def test_plain_requests_are_counted_as_those_of_the_protocol_are(path, problem, tmp_path):
@@ -269,3 +270,20 @@ def test_plain_requests_are_counted_as_those_of_the_protocol_are(path, problem, 
     n_requests, n_errors, latency = asyncio.run(story())
     assert (n_requests, n_errors) == (4, 2)
     assert latency is not None
+
+
+def test_ids_of_clients_are_not_mistaken_for_rows_of_a_model_without_ids(problem, tmp_path):
+    labels = np.array(["cat", "dog", "owl"])[problem.labels]
+    model = KCal(projection="identity", bandwidth=0.8).fit(problem.embeddings, labels)
+    path = save(model, tmp_path / "animals.kcal")
+
+    async def story():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
+            await predict(client, problem.test_embeddings[:1], ids=["3"])
+            stored = await give(client, {"id": "3", "label": "owl"})
+            refused = await give(client, {"id": "row 3", "erase": True}, status=409)
+            return stored["results"][0]["status"], refused["error"]
+
+    status, error = asyncio.run(story())
+    assert status == "stored"
+    assert "'row 3' is a sample of the model's file" in error
