@@ -158,9 +158,13 @@ def predict(
     elif out is None:
         raise InvalidInputError("out", "must be a folder for predictions of files", got="None")
     files = [InputFile.read(path) for path in find_files(data)]
-    scorer = scorer_for(files[0].columns)
+    scorer = scorer_for(list(files[0].columns))
     for file in files:
-        scorer.columns.check(file.columns, file.path)
+        scorer.columns.check(list(file.columns), file.path)
+        ids = scorer.columns.ids
+        if ids is not None and file.columns[ids] != files[0].columns[ids]:
+            expected = f"must have ids of the type of those in {files[0].path}, {files[0].columns[ids]}"
+            raise InvalidInputError(file.path, expected, got=file.columns[ids])
     parts = [part for file in files for part in file.parts(part_rows, rows)]
     settings = {"model": model_digest(fitted), "columns": json.loads(json.dumps(asdict(scorer.columns)))}
     settings |= {"evidence": evidence, "rows_at_once": rows}
