@@ -63,7 +63,7 @@ def section(name: str, command: Any) -> str:
     usage = " ".join(["kcal", name, *(argument.metavar for argument in arguments), "[OPTIONS]"])
     lines = [f"## kcal {name}", "```text", usage, "```", "", in_markdown(command.help), ""]
     for panel, group in groupby(sorted(command.params, key=panel_of), key=panel_of):
-        lines += [f"| {panel} | |", "|---|---|", *map(option_row, group), ""]
+        lines += ["{.options}", f"| {panel} | |", "|---|---|", *map(option_row, group), ""]
     return "\n".join(lines)
 
 
