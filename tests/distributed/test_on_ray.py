@@ -149,12 +149,12 @@ def test_every_row_is_scored_once_though_a_worker_and_a_node_die(cluster, files,
     assert pq.read_table(tmp_path).equals(expected)
 
 
-@pytest.mark.parametrize("kernel", ["rbf", "epanechnikov"])
-def test_a_sharded_support_has_the_search_and_the_probabilities_of_one_machine(cluster, kernel):
+def test_a_sharded_support_has_the_search_and_the_probabilities_of_one_machine(cluster):
     embeddings, labels = samples(1_500, 2, np.float64)
     queries = np.concatenate([samples(300, 3, np.float64)[0], 30.0 + samples(3, 4)[0]])  # some are far from all
     weights = np.random.default_rng(0).uniform(0.2, 1.0, len(labels))
-    options: dict[str, Any] = {"projection": "identity", "kernel": kernel, "progress": False}
+    # a compact kernel, which does not reach the far ones; the next test has the default
+    options: dict[str, Any] = {"projection": "identity", "kernel": "epanechnikov", "progress": False}
     one = kcal.KCal(**options).fit(embeddings, labels, sample_weight=weights)
     many = ShardedKCal(n_shards=2, num_cpus=0.5, **options).fit(embeddings, labels, sample_weight=weights)
     assert sum(many.shard_sizes_) == 1_500
