@@ -33,7 +33,7 @@ def cluster() -> Iterator[Any]:
         started = Cluster()
         unused = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
         started.add_node(
-            wait=False, num_cpus=1, object_store_memory=80 * 2**20, dashboard_agent_listen_port=None, **unused
+            wait=False, num_cpus=2, object_store_memory=80 * 2**20, dashboard_agent_listen_port=None, **unused
         )
         ray.init(address=started.address, logging_level=logging.ERROR, log_to_driver=False)
         yield started

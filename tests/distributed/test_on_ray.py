@@ -7,7 +7,8 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def worker_pids(cluster: Any, name: str) -> list[int]:
     """Return the processes of the cluster's actors whose class has such a name."""
-    raylets = {info.process.pid for node in cluster.list_all_nodes() for info in node.all_processes["raylet"]}
+    nodes = cluster.list_all_nodes()
+    raylets = {info.process.pid for node in nodes for info in node.all_processes.get("raylet", ())}
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -71,19 +73,26 @@ def worker_pids(cluster: Any, name: str) -> list[int]:
     return found
 
 
-def kill_one(cluster: Any, name: str) -> None:
+def kill_one(cluster: Any, name: str, ended: threading.Event) -> None:
     """Kill the first process of an actor, as soon as there is one."""
-    while not (pids := worker_pids(cluster, name)):
-        time.sleep(0.02)
-    with suppress(ProcessLookupError):  # it has ended by itself
-        os.kill(pids[0], signal.SIGKILL)
+    while not ended.wait(0.02):
+        for pid in worker_pids(cluster, name)[:1]:
+            with suppress(ProcessLookupError):  # it ends by itself
+                os.kill(pid, signal.SIGKILL)
+                return
 
 
-def beside(action: Any) -> threading.Thread:
-    """Start an action in a thread."""
-    thread = threading.Thread(target=action, daemon=True)
+@contextmanager
+def beside(action: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Let an action run in a thread; it is told when the work beside it has ended."""
+    ended = threading.Event()
+    thread = threading.Thread(target=action, args=(ended,), daemon=True)
     thread.start()
-    return thread
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class GatedModule(nn.Module):
@@ -104,26 +113,26 @@ def test_every_row_is_scored_once_and_to_the_bit_though_a_worker_and_a_node_die(
     import ray.cloudpickle
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
-    options: dict[str, Any] = {"rows_at_once": 1_024, "part_rows": 1_024, "workers": Workers(count=2)}
+    options: dict[str, Any] = {"rows_at_once": 1_024, "part_rows": 1_024, "workers": Workers(count=2, num_cpus=2)}
     predict(files, model, tmp_path / "expected", engine="local", **options)
     gate = tmp_path / "gate"
     gate.touch()
     gated = kcal.KCal(projection=GatedModule(gate), bandwidth=0.4, progress=False).fit(*samples(400, 0))
     gate.unlink()
-    node = cluster.add_node(wait=False, num_cpus=1, object_store_memory=80 * 2**20)
-    while ray.cluster_resources().get("CPU") != 2:
+    node = cluster.add_node(wait=False, num_cpus=2, object_store_memory=80 * 2**20)
+    while ray.cluster_resources().get("CPU") != 4:
         time.sleep(0.02)
 
-    def disturb() -> None:
+    def disturb(ended: threading.Event) -> None:
         while len(waiting := list(tmp_path.glob("*.waits"))) < 2:
-            time.sleep(0.02)
+            if ended.wait(0.02):
+                return
         os.kill(int(waiting[0].stem), signal.SIGKILL)
         cluster.remove_node(node, allow_graceful=False)
         gate.touch()
 
-    thread = beside(disturb)
-    first = predict(files / "*.parquet", gated, tmp_path / "scores", **options)
-    thread.join()
+    with beside(disturb):
+        first = predict(files / "*.parquet", gated, tmp_path / "scores", **options)
     assert (first.n_rows, first.n_parts, first.n_computed) == (9_000, 9, 9)
     assert pq.read_table(tmp_path / "scores").equals(pq.read_table(tmp_path / "expected"))
     assert predict(files, gated, tmp_path / "scores", **options).n_computed == 0
@@ -162,7 +171,7 @@ def test_a_sharded_support_has_the_search_and_the_probabilities_of_one_machine(c
 
 
 def test_shards_read_files_and_search_on_though_an_actor_dies(cluster, tmp_path, monkeypatch):
-    embeddings, labels = samples(6_000, 5)  # more than a search predicts, in single precision
+    embeddings, labels = samples(6_000, 5, np.float64)  # more than a search predicts
     groups = np.arange(6_000) // 3
     for place in range(2):
         rows = slice(3_000 * place, 3_000 * (place + 1))
@@ -175,14 +184,14 @@ def test_shards_read_files_and_search_on_though_an_actor_dies(cluster, tmp_path,
     def disturbed(self: ShardedSupport, method: str, *arguments: Any) -> list[Any]:
         questions.append(method)
         if questions.count("class_sums") == 2:
-            kill_one(cluster, "Shard")
+            kill_one(cluster, "Shard", threading.Event())
         return ask(self, method, *arguments)
 
     monkeypatch.setattr(ShardedSupport, "_ask", disturbed)
     many = ShardedKCal(n_shards=2, num_cpus=0.5, progress=False).fit_files(tmp_path, features=["e"], group="patient")
     assert questions.count("class_sums") > 2
     assert many.bandwidth_ == pytest.approx(one.bandwidth_, rel=1e-6)
-    queries = samples(200, 6)[0]
+    queries = samples(200, 6, np.float64)[0]
     np.testing.assert_allclose(many.predict_proba(queries), one.predict_proba(queries), atol=1e-6)
     many.close()
 
@@ -194,9 +203,8 @@ def test_a_benchmark_has_the_same_results_though_a_worker_dies(cluster, tmp_path
     plan = Plan(("ts", "vector"), n_splits=2, jobs=2)
     one = run([task], replace(plan, jobs=1), tmp_path / "one")
 
-    thread = beside(lambda: kill_one(cluster, "PoolActor"))
-    many = run([task], plan, tmp_path / "many", parallel=in_parallel)
-    thread.join()
+    with beside(lambda ended: kill_one(cluster, "PoolActor", ended)):
+        many = run([task], plan, tmp_path / "many", parallel=in_parallel)
     assert [result.key for result in many] == [result.key for result in one]
     assert [result.metrics for result in many] == [result.metrics for result in one]
     assert not any(result.error for result in many)
@@ -210,7 +218,8 @@ def test_the_code_of_the_page_runs(cluster, tmp_path, monkeypatch):
         exec(code, names)
     assert names["predictions"].n_rows == len(names["table"]) == 600
     one = names["model"].predict_proba(names["test"].embeddings[:100])
-    np.testing.assert_allclose(names["probs"], one, atol=1e-6)
+    np.testing.assert_allclose(names["probs"], one, atol=1e-6)  # in single precision
+    assert names["sharded"].bandwidth_ == pytest.approx(names["model"].bandwidth_, abs=1e-6)
     assert [row["id"] for row in names["table"].to_pylist()] == list(range(600))
 
 
