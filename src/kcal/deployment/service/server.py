@@ -117,7 +117,7 @@ def listen(host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        remedy = "Pass another --port, or end what listens there." if error.errno == errno.EADDRINUSE else None
+        remedy = "Pass another --port, or end what listens there." if error.errno == errno.EADDRINUSE else ""
         expected = f"must be an address at which this machine can listen ({error.strerror})"
         raise InvalidInputError("--host and --port", expected, got=f"{host}:{port}", remedy=remedy) from None
     return listener
