@@ -24,6 +24,7 @@ author = "The kcal maintainers"
 version = release = kcal.__version__
 
 extensions = [
+    "commands",
     "docstrings",
     "formulas",
     "myst_parser",

@@ -115,15 +115,11 @@ def check_description(text: str) -> None:
 
 
 def check_source(sdist: Path, tracked: set[str], version: str) -> None:
-    """Check that the sdist holds files of git only, among them all that tests and documents need."""
+    """Check that the sdist holds the files of git, all of them and no others."""
     with tarfile.open(sdist) as archive:
-        names = {name.removeprefix(f"kcal-{version}/") for name in archive.getnames()}
-    folders = {"src/", "tests/", "scripts/", "benchmarks/", "examples/", "experiments/", "docs/"}
-    expected = {name for name in tracked if name.startswith(tuple(folders))}
-    expected |= {"README.md", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "LICENSE", "Makefile", "pyproject.toml"}
-    require(not expected - names, f"the sdist lacks {sorted(expected - names)[:10]}")
-    foreign = names - tracked - {"PKG-INFO"}
-    require(not foreign, f"the sdist contains {sorted(foreign)[:10]}, which are not in git")
+        names = {name.removeprefix(f"kcal-{version}/") for name in archive.getnames()} - {"PKG-INFO"}
+    require(not tracked - names, f"the sdist lacks {sorted(tracked - names)[:10]}")
+    require(not names - tracked, f"the sdist contains {sorted(names - tracked)[:10]}, which are not in git")
 
 
 def build_and_check(project: dict[str, Any]) -> Path:

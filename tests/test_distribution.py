@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tarfile
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from scripts.distribution import (
     DistributionError,
     check_description,
     check_metadata,
+    check_source,
     check_wheel,
 )
 from scripts.missing_extras import REQUESTS, Request, complaint
@@ -61,6 +64,23 @@ def test_foreign_missing_and_large_files_are_noticed(changes: dict[str, Any], si
     contents = {name: content for name, content in (WHEEL | changes).items() if content is not None}
     with pytest.raises(DistributionError, match=message):
         check_wheel(contents, TRACKED, size)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"README.md", "src/kcal/py.typed", "PKG-INFO"}, ""),
+        ({"README.md", "PKG-INFO"}, r"lacks \['src/kcal/py.typed'\]"),
+        ({"README.md", "src/kcal/py.typed", "notes.txt"}, r"contains \['notes.txt'\]"),
+    ],
+)
+def test_the_sdist_has_the_files_of_git(changed: set[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with tarfile.open(tmp_path / "kcal.tar.gz", "w:gz") as archive:
+        for name in changed:
+            archive.add(tmp_path / "file", f"kcal-1/{name}")
+    with pytest.raises(DistributionError, match=message) if message else nullcontext():
+        check_source(tmp_path / "kcal.tar.gz", {"README.md", "src/kcal/py.typed"}, "1")
 
 
 def test_the_metadata_of_the_project_pass() -> None:

@@ -247,4 +247,7 @@ def test_tables_without_pyarrow_say_how_to_install_it(run, tmp_path, monkeypatch
     monkeypatch.setattr(sys, "path_importer_cache", {})
     assert "pip install 'kcal[tables]'" in message(run, path)
     assert "kcal[tables]" in run("predict", "model-kept.kcal", test_set, "-o", "p.csv", code=1).stderr
+    for engine, extra in {"local": "tables", "ray": "ray"}.items():
+        several = ("predict", "model-kept.kcal", "*.parquet", "--engine", engine, "-o", "scores")
+        assert f"pip install 'kcal[{extra}]'" in run(*several, code=1).stderr
     run("predict", "model-kept.kcal", test_set, "-o", "p.npz")

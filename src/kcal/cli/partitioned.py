@@ -15,6 +15,7 @@ from kcal.cli.messages import check_options
 from kcal.cli.output import console, shown
 from kcal.cli.samples import load_to_predict
 from kcal.distributed import Columns, Workers, predict
+from kcal.distributed.engine import require_ray
 from kcal.distributed.parts import InputFile, find_files
 from kcal.distributed.prediction import ENGINES
 from kcal.persistence import load_calibrator
@@ -36,7 +37,10 @@ def predict_files(options: Mapping[str, Any]) -> None:
         (options["logits"], "--logits has no effect on several files: name columns with --logit-columns."),
         (options["ids"], "--ids has no effect on several files: name their column with --id-column."),
     )
-    require_pyarrow()
+    if options["engine"] == "ray":
+        require_ray()
+    else:
+        require_pyarrow()
     calibrator = load_calibrator(options["model"])
     files = find_files(options["data"])
     first = next((file for file in files if InputFile.read(file).rows), files[0])
