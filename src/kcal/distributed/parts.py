@@ -17,7 +17,6 @@ from typing import Any
 
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import check_path
-from kcal.validation import shown
 
 PART_ROWS = 131_072
 """Rows of a part; more where a row group of the file has more, so that hardly any row is read twice."""
@@ -130,7 +129,7 @@ def find_files(paths: Any) -> list[Path]:
         missing = not matches or not all(match.is_file() for match in matches)
         if missing:
             expected = "must be parquet files, a folder of them or a pattern that some match"
-            raise InvalidInputError("data", expected, got=shown(str(entry)))
+            raise InvalidInputError("data", expected, got=repr(str(entry)))
         found |= {os.path.realpath(match): match for match in matches}
     if not found:
         raise InvalidInputError("data", "must name at least one file", got="none")
