@@ -24,6 +24,7 @@ author = "The kcal maintainers"
 version = release = kcal.__version__
 
 extensions = [
+    "commands",
     "docstrings",
     "formulas",
     "myst_parser",
@@ -39,7 +40,6 @@ templates_path = ["_templates"]
 nitpicky = False
 default_role = "py:obj"
 suppress_warnings = [
-    "toc.not_readable",  # the pages on serving and on Ray are taken in once they are there
     "myst.header",  # tables of the results stand under headings of the third level
     "config.cache",
 ]
@@ -82,6 +82,7 @@ sphinx_gallery_conf = {
     "min_reported_time": 10**6,
     "write_computation_times": False,
     "show_memory": False,
+    "capture_repr": (),
     "show_signature": False,
     "abort_on_example_error": True,
     "plot_gallery": True,

@@ -104,9 +104,11 @@ def results_pages(
     versions = ", ".join(f"{name} {number}" for name, number in results.versions.items())
     parts = [
         "# Results",
-        f"{n_splits} splits of each pool into calibration and test, seed {seed}; for tasks with groups, also by whole "
-        "groups, where each combination of groups is used at most once. A projection is trained once, on training "
-        "data; each split picks its checkpoint by the leave-one-out loss of its own calibration set.",
+        "Every method on held-out outputs of trained networks: accuracy, class-wise calibration error (CECE), expected "
+        "calibration error (ECE), Brier score and log-loss (NLL).",
+        f"{n_splits} random splits of each task's samples into calibration and test, seed {seed}; for tasks with "
+        "groups, also by whole groups, where each combination of groups is used at most once. A projection is trained "
+        "once, on training data; each split picks its checkpoint by the leave-one-out loss of its own calibration set.",
         *(
             text_of(f"chosen-{method}")
             for method in ("kcal", "kcal-blend")

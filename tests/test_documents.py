@@ -138,7 +138,7 @@ def test_the_code_of_the_first_steps_runs_to_better_probabilities(capsys):
     losses = [kcal.evaluate(names[name], labels).negative_log_likelihood for name in ("before", "probs")]
     assert losses[1] < losses[0]
     assert "class-wise calibration error" in capsys.readouterr().out
-    assert sorted(path.name for path in Path.cwd().iterdir()) == ["model.kcal", "model.pt"]
+    assert sorted(path.name for path in Path.cwd().iterdir()) == ["model.kcal", "model.pt", "reliability.png"]
 
 
 @pytest.mark.usefixtures("quick")

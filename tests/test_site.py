@@ -9,8 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from typer.testing import CliRunner
 
 import kcal.metrics
+from kcal.cli import app
 from scripts.check_site import problems
 
 ROOT = Path(__file__).parents[1]
@@ -158,6 +160,25 @@ def test_the_reference_has_every_public_module():
     text = (DOCS / "api" / "index.md").read_text(encoding="utf-8")
     packages = {f"kcal.{path.parent.name}" for path in Path(kcal.__file__).parent.glob("*/__init__.py")}
     assert packages - set(re.findall(r"^   (kcal\.\w+)$", text, re.M)) == {"kcal.cli", "kcal.files", "kcal.validation"}
+
+
+def test_the_command_line_reference_has_every_command_and_option_of_help():
+    reference = extension("commands").reference()
+    sections = {text.split()[0]: text for text in reference.split("## kcal ")[1:]}
+    listed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    assert set(sections) == set(re.findall(r"^│ ([a-z]+) ", listed, re.M))
+    for name, text in sections.items():
+        shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+        options = set(re.findall(r"^│ +(?:\* +)?(--[a-z-]+)", shown, re.M)) - {"--help"}
+        assert set(re.findall(r"^\| `(--[a-z-]+)`", text, re.M)) == options != set()
+    assert "| `--size` `N\\|SHARE` |" in sections["compress"]
+
+
+def test_the_markup_of_help_becomes_markdown():
+    in_markdown = extension("commands").in_markdown
+    assert in_markdown("With [cyan]--store[/] or --port, *.kcal.") == r"With `--store` or `--port`, \*.kcal."
+    lines = "[bold]Examples[/]\n\n[green]kcal a 'x*'[/]\n\n[green]kcal b --out c[/]"
+    assert in_markdown(lines) == "**Examples**\n\n```sh\nkcal a 'x*'\nkcal b --out c\n```"
 
 
 def test_the_numbers_of_the_decision_page_stand_on_the_pages_that_it_quotes():

@@ -6,9 +6,13 @@ import dataclasses
 import inspect
 import re
 import sys
+from functools import cache, partial
 from typing import Any
 
 from docutils import nodes
+from jinja2 import FileSystemBytecodeCache
+from jinja2.sandbox import SandboxedEnvironment
+from numpydoc import docscrape_sphinx
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.ext.autosummary import autosummary_toc
@@ -20,6 +24,7 @@ ABSOLUTE_VALUE = re.compile(r"\|(?=\S)([^|`]*[^|`\s])\|")
 BEFORE_NUMPYDOC = 400
 
 
+@cache
 def field_comments(kind: type) -> list[tuple[str, str, str]]:
     """Return name, type and comment of fields with a comment, those of base classes first."""
     classes = [cls for cls in reversed(kind.__mro__) if dataclasses.is_dataclass(cls)]
@@ -103,9 +108,17 @@ def leave_navigation(app: Sphinx, document: nodes.document) -> None:
             node.parent.remove(node)
 
 
+def keep_compiled_template(app: Sphinx) -> None:
+    """Have numpydoc compile its template once, not for every docstring."""
+    compiled = FileSystemBytecodeCache(str(app.doctreedir))
+    environment = partial(SandboxedEnvironment, bytecode_cache=compiled)
+    docscrape_sphinx.SandboxedEnvironment = environment
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register what completes docstrings."""
     app.setup_extension("sphinx.ext.autodoc")
+    app.connect("builder-inited", keep_compiled_template)
     app.connect("autodoc-process-docstring", complete_docstring, priority=BEFORE_NUMPYDOC)
     app.connect(
         "autodoc-process-docstring", escape_absolute_values, priority=BEFORE_NUMPYDOC + 1

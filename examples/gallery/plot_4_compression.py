@@ -37,9 +37,5 @@ ax.legend(frameon=False)
 # The smallest cluster of the default method, and what is left of the file:
 small = calibrator.compress(300)
 print(small.support_size_, "points, each of at least", small.compression_.fewest, "sample(s)")
-print(
-    len(kcal.persistence.to_bytes(calibrator)) // 1024,
-    "KiB before,",
-    len(kcal.persistence.to_bytes(small)) // 1024,
-    "after",
-)
+before, after = (len(kcal.persistence.to_bytes(fitted)) // 1024 for fitted in (calibrator, small))
+print(before, "KiB before,", after, "KiB after")

@@ -163,6 +163,8 @@ def test_partial_fit_begins_with_a_fit_and_gives_the_next_integers_as_ids() -> N
     assert not hasattr(clone(live), "classes_")
     named = kcal().fit(ROWS[:3], [0, 1, 2], ids=["a", "1", "b"]).partial_fit(ROWS[3:5], [0, 1])
     assert named.ids_.tolist() == ["a", "1", "b", "3", "4"]
+    whole = kcal().fit(ROWS[:3], [0, 1, 2], ids=[3.0, 1.0, 4.0]).partial_fit(ROWS[3:5], [0, 1])
+    assert whole.ids_.tolist() == [3.0, 1.0, 4.0, 5.0, 6.0]  # not 3 and 4, which are there
 
 
 def test_a_snapshot_is_not_changed_by_updates() -> None:

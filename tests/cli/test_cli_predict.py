@@ -241,6 +241,19 @@ def test_several_files_get_the_predictions_of_one(run, tmp_path):
         np.testing.assert_allclose(several.column(name), one.column(name), rtol=1e-5)
 
 
+def test_several_files_may_hold_lists_and_the_first_no_rows(run, model, tmp_path):
+    rows = blobs(60, 2)["embeddings"]
+    for name, part in (("a", rows[:0]), ("b", rows)):
+        lists = pa.array(list(part), pa.list_(pa.from_numpy_dtype(rows.dtype)))
+        pq.write_table(pa.table({"id": np.arange(len(part)), "embedding": lists}), tmp_path / f"{name}.parquet")
+    run("predict", model, tmp_path / "[ab].parquet", "--out", "lists")
+    write_several(tmp_path, {f"e{index}": column for index, column in enumerate(rows.T)}, 1)
+    run("predict", model, tmp_path / "new-*.parquet", "--out", "wide")
+    lists, wide = pq.read_table("lists"), pq.read_table("wide")
+    assert lists.column("id").to_pylist() == list(range(60))
+    assert lists.drop_columns("id").equals(wide)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
@@ -256,3 +269,4 @@ def test_what_is_wrong_with_several_files_is_one_line(run, model, tmp_path, word
         pytest.importorskip("ray")
     write_several(tmp_path, {f"e{index}": column for index, column in enumerate(blobs(60, 2)["embeddings"].T)})
     assert message in run("predict", model, *words, code=code).stderr
+    assert not Path("scores").exists()

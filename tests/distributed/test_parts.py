@@ -127,8 +127,23 @@ def test_what_is_wrong_with_the_data_is_said_with_the_file(model, tmp_path):
     (tmp_path / "d.parquet").write_bytes(b"nothing")
     with pytest.raises(kcal.FileFormatError, match=r"d\.parquet cannot be read as parquet"):
         predict(tmp_path / "d.parquet", model, tmp_path / "out3", **options())
-    with pytest.raises(kcal.InvalidInputError, match="data must be parquet files"):
-        find_files(str(tmp_path / "none*.parquet"))
+    with pytest.raises(kcal.InvalidInputError, match=r"data must be parquet files.*; got '.*none\*\.parquet'"):
+        find_files(tmp_path / "none*.parquet")
+
+
+def test_ids_have_one_type_in_all_files(model, tmp_path):
+    write(tmp_path / "a.parquet", 2, 1, id=[1, 2])
+    write(tmp_path / "b.parquet", 2, 1, id=["c", "d"])
+    with pytest.raises(kcal.InvalidInputError, match=r"b\.parquet must have ids of the type .*int64; got string"):
+        predict(tmp_path, model, tmp_path / "out", **options())
+
+
+def test_hidden_files_of_others_stay(model, tmp_path):
+    write(tmp_path / "a.parquet", 10, 1)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".mine.parquet").write_bytes(b"something else")
+    predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
+    assert (tmp_path / "out" / ".mine.parquet").exists()
 
 
 def test_text_is_no_feature(model, tmp_path):

@@ -50,7 +50,8 @@ def test_the_page_shows_where_kcal_is_not_first_and_the_ranks_of_the_paper(tmp_p
     written = pages(results, tmp_path)
     assert list(written) == ["", "tables.md", "not-first.md"]
     text, tables, reasons = written.values()
-    assert text.startswith("# Results\n\n3 splits of each pool into calibration and test, seed 0")
+    assert text.startswith("# Results\n\nEvery method")
+    assert "\n\n3 random splits of each task's samples into calibration and test, seed 0" in text
     assert "| ta_sk | ECE | 10.00±0.20 | **5.00±0.20** | 20.00±0.20 |" in text
     assert "imax" not in text.split("### Main metrics")[1]
     assert first_places(results, "kcal") == "kcal is first in 4 of 5 rows and metrics, and tied with the first in 0."

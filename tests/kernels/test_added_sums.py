@@ -43,9 +43,20 @@ def test_posteriors_of_parts_are_those_of_the_whole(dtype, tolerance, kernel, we
     queries = torch.cat([support.points[::7] + 0.1, support.points[:3] + 40.0])  # some are far from every point
     whole = PreparedSupport(support, BANDWIDTHS, KERNELS[kernel]).posteriors(queries)
     cuts = [slice(0, 100), slice(100, 420), slice(420, 600)]  # 100 and 420 are within classes
-    parts = [PreparedSupport(part_of(support, rows), BANDWIDTHS, KERNELS[kernel]) for rows in cuts]
-    total = add_sums([part.class_sums(queries, precise_offsets=True) for part in parts])
+    parts = [PreparedSupport(part_of(support, rows), BANDWIDTHS, KERNELS[kernel], is_part=True) for rows in cuts]
+    total = add_sums([part.class_sums(queries) for part in parts])
     assert (total.posteriors() - whole).abs().max() < tolerance
+
+
+def test_parts_in_single_precision_do_not_round_more_than_the_whole():
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 3, (60_000,), generator=generator)
+    points = torch.randn(60_000, 4, generator=generator) + codes[:, None]
+    support, queries = sort_support(points, codes, 3), points[:1_024] + 0.1
+    whole = PreparedSupport(support, [0.4]).posteriors(queries)
+    parts = [part_of(support, slice(start, start + 30_000)) for start in (0, 30_000)]
+    total = add_sums([PreparedSupport(part, [0.4], is_part=True).class_sums(queries) for part in parts])
+    assert (total.posteriors() - whole).abs().max() < 1e-6
 
 
 def test_a_sample_left_out_of_its_own_part_is_left_out_of_the_whole():
@@ -56,7 +67,7 @@ def test_a_sample_left_out_of_its_own_part_is_left_out_of_the_whole():
     for rows in (slice(0, 250), slice(250, 600)):
         part = part_of(support, rows)
         own = LeaveOut(rule.query_keys - rows.start, torch.arange(len(part)), grouped=False)
-        sums.append(PreparedSupport(part, BANDWIDTHS).class_sums(support.points, leave_out=own, precise_offsets=True))
+        sums.append(PreparedSupport(part, BANDWIDTHS, is_part=True).class_sums(support.points, leave_out=own))
     assert (add_sums(sums).posteriors() - whole).abs().max() < 1e-13
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +217,7 @@ class TableFile:
             file = pyarrow.parquet.ParquetFile(self.path)
             if self._max_rows is None:
                 return file.read()
-            return pyarrow.Table.from_batches([next(file.iter_batches(self._max_rows))])
+            return pyarrow.Table.from_batches(islice(file.iter_batches(self._max_rows), 1), file.schema_arrow)
         except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             kind = self.path.suffix[1:].lower()

@@ -16,7 +16,7 @@ from kcal.cli.output import console, shown
 from kcal.cli.samples import load_to_predict
 from kcal.distributed import Columns, Workers, predict
 from kcal.distributed.engine import require_ray
-from kcal.distributed.parts import find_files
+from kcal.distributed.parts import InputFile, find_files
 from kcal.distributed.prediction import ENGINES
 from kcal.persistence import load_calibrator
 
@@ -43,11 +43,12 @@ def predict_files(options: Mapping[str, Any]) -> None:
         require_pyarrow()
     calibrator = load_calibrator(options["model"])
     files = find_files(options["data"])
+    first = next((file for file in files if InputFile.read(file).rows), files[0])
     result = predict(
         files,
         calibrator,
         options["out"],
-        columns=choose_columns(calibrator, files[0], options),
+        columns=choose_columns(calibrator, first, options),
         evidence=options["evidence"],
         engine=options["engine"],
         workers=Workers(options["workers"], address=options["address"]),
@@ -58,7 +59,14 @@ def predict_files(options: Mapping[str, Any]) -> None:
 
 
 def choose_columns(calibrator: Calibrator, path: Path, options: Mapping[str, Any]) -> Columns:
-    """Return the columns that the command would read of one file, from its first rows."""
+    """Return the columns that the command would read of one file, from its first rows; or a column of lists."""
+    types = InputFile.read(path).columns
+    logits = options["logit_columns"]
+    lists = [name for name, kind in types.items() if "list<" in kind and name != logits]
+    named = options["feature_columns"]
+    if len(lists) == 1 and named in (None, lists[0]) and logits in (None, *types):
+        ids = options["id_column"] or "id"
+        return Columns((lists[0],), () if logits is None else (logits,), ids if ids in types else None, ids)
     source = replace(Source.from_options(path, options, prefixes=("",)), max_rows=HEAD_ROWS)
     head = load_to_predict(calibrator, source, keys=("ids",))
     return Columns(

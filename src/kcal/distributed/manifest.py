@@ -14,6 +14,8 @@ from kcal.files import write_whole
 
 MANIFEST, LOCK = "_manifest.json", "_run.lock"
 """Names with a leading underscore are no data to readers of partitioned parquet."""
+TEMPORARY = f".{'[0-9a-f]' * 16}.parquet"
+"""Names of parts that are being written, as :func:`kcal.files.atomic_path` makes them."""
 ANOTHER = "Choose another folder, or remove this one."
 
 
@@ -55,7 +57,7 @@ class Plan:
         if unknown:
             expected = "must hold predictions for these files only, as they are now"
             raise InvalidInputError("out", expected, got=f"{self.folder / unknown[0]}", remedy=ANOTHER)
-        for rest in self.folder.glob(".*.parquet"):
+        for rest in self.folder.glob(TEMPORARY):
             rest.unlink(missing_ok=True)
         self._write(complete=False)
 

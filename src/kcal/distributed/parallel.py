@@ -37,10 +37,9 @@ def _round(ray: Any, function: Callable[..., Any], calls: Sequence[tuple[Any, ..
     register_ray()  # type: ignore[no-untyped-call]
     for _ in range(ATTEMPTS):
         room = count_workers(ray, num_cpus=1.0, num_gpus=0.0)
-        n_jobs = max(min(jobs, room), 2)  # with one, joblib would not use the cluster
         try:
-            with joblib.parallel_config("ray", ray_remote_args={"num_cpus": 1.0 if room > 1 else 0.5}):
-                results: list[Any] = joblib.Parallel(n_jobs=n_jobs, batch_size=1)(
+            with joblib.parallel_config("ray", ray_remote_args={"num_cpus": 1.0}):
+                results: list[Any] = joblib.Parallel(n_jobs=min(jobs, room), batch_size=1)(  # one is this process
                     joblib.delayed(_received)(function, call) for call in calls
                 )
         except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError):

@@ -75,16 +75,16 @@ class InputFile:
     modified: int  # nanoseconds
     rows: int
     largest_row_group: int
-    columns: tuple[str, ...]
+    columns: dict[str, str]  # types by name
 
     @classmethod
     def read(cls, path: Path) -> InputFile:
         """Return the description of a file from its footer."""
         with open_parquet(path) as file:
             groups = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-            names, stored = tuple(file.schema_arrow.names), path.stat()
+            columns, stored = {field.name: str(field.type) for field in file.schema_arrow}, path.stat()
         return cls(
-            os.path.realpath(path), stored.st_size, stored.st_mtime_ns, sum(groups), max(groups, default=0), names
+            os.path.realpath(path), stored.st_size, stored.st_mtime_ns, sum(groups), max(groups, default=0), columns
         )
 
     @property
@@ -129,7 +129,8 @@ def find_files(paths: Any) -> list[Path]:
         matches = [match for match in matches if not match.name.startswith(("_", "."))]
         missing = not matches or not all(match.is_file() for match in matches)
         if missing:
-            raise InvalidInputError("data", "must be parquet files, a folder of them or a pattern", got=shown(entry))
+            expected = "must be parquet files, a folder of them or a pattern that some match"
+            raise InvalidInputError("data", expected, got=shown(str(entry)))
         found |= {os.path.realpath(match): match for match in matches}
     if not found:
         raise InvalidInputError("data", "must name at least one file", got="none")

@@ -11,7 +11,7 @@ from typing import Any
 
 from kcal import errors
 from kcal.deployment import CalibratedClassifier
-from kcal.distributed.engine import connect, count_workers
+from kcal.distributed.engine import check_address, connect, count_workers, require_ray
 from kcal.distributed.manifest import LOCK, Plan
 from kcal.distributed.parts import PART_ROWS, InputFile, Part, find_files
 from kcal.distributed.scoring import (
@@ -157,10 +157,17 @@ def predict(
         data = _spooled(data, check_path(out, "out"))
     elif out is None:
         raise InvalidInputError("out", "must be a folder for predictions of files", got="None")
+    if engine == "ray":  # before anything is written
+        require_ray()
+        check_address(workers.address)
     files = [InputFile.read(path) for path in find_files(data)]
-    scorer = scorer_for(files[0].columns)
+    scorer = scorer_for(list(files[0].columns))
     for file in files:
-        scorer.columns.check(file.columns, file.path)
+        scorer.columns.check(list(file.columns), file.path)
+        ids = scorer.columns.ids
+        if ids is not None and file.columns[ids] != files[0].columns[ids]:
+            expected = f"must have ids of the type of those in {files[0].path}, {files[0].columns[ids]}"
+            raise InvalidInputError(file.path, expected, got=file.columns[ids])
     parts = [part for file in files for part in file.parts(part_rows, rows)]
     settings = {"model": model_digest(fitted), "columns": json.loads(json.dumps(asdict(scorer.columns)))}
     settings |= {"evidence": evidence, "rows_at_once": rows}

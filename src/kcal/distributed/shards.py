@@ -165,8 +165,8 @@ class Shard:
         """Return sums and offsets of the classes of this shard; ``keys`` are those of queries that are samples."""
         support = self._centred(centre)
         with one_thread(), torch.inference_mode():
-            prepared = PreparedSupport(support, list(bandwidths), KERNELS[kernel])
-            sums = prepared.class_sums(queries, leave_out=self._rule(keys), precise_offsets=True)
+            prepared = PreparedSupport(support, list(bandwidths), KERNELS[kernel], is_part=True)
+            sums = prepared.class_sums(queries, leave_out=self._rule(keys))
         return sums.sums, sums.offsets
 
     def _rule(self, keys: torch.Tensor | None) -> LeaveOut | None:

@@ -13,7 +13,8 @@ Range
     many times slower; what that adds is subtracted from the sums, so that "too far to count" is exactly 0.
 Accumulation
     Kernel values are summed in the working precision over up to ``MOST_SUPPORT_BLOCKS`` blocks of support points; over
-    more of them, block sums are added in float64. Weights multiply kernel values, never exponents.
+    more of them, or where the sums are added to those of other supports, block sums are added in float64. Weights
+    multiply kernel values, never exponents.
 """
 
 from __future__ import annotations

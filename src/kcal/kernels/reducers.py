@@ -22,13 +22,15 @@ def class_mass(
     floored: Sequence[bool],
     like: torch.Tensor,
     shifts: torch.Tensor | None = None,
+    is_part: bool = False,
 ) -> torch.Tensor:
     """Return Σ w_i·φ per bandwidth, class and query, (n_bandwidths, n_classes, n_query); blocks are overwritten.
 
-    ``like`` is any tensor of the working precision with one entry per query; the rest as in ``KernelLadder.values``.
+    ``like`` is any tensor of the working precision with one entry per query. Sums that are part of others have the
+    widest precision. The rest is as in ``KernelLadder.values``.
     """
     support = scaled.support
-    dtype = numerics.accumulator_dtype(like, len(support))
+    dtype = numerics.widest_dtype(like.device) if is_part else numerics.accumulator_dtype(like, len(support))
     total = like.new_zeros(len(ladder), support.n_classes, len(like), dtype=dtype)
     for block in blocks:
         for index, values in ladder.values(block.half_squares, floored=floored, shifts=shifts):

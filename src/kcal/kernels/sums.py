@@ -10,7 +10,7 @@ everywhere: where the kernel reaches no point, the nearest points decide. ``nume
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, sqrt
 from typing import NamedTuple
@@ -73,22 +73,23 @@ class PreparedSupport:
         b, lengths.
     kernel : MotherKernel
         Any kernel of the table.
+    is_part : bool
+        The sums are added to those of other supports: they and their offsets are in the widest precision of the device,
+        as are the sums of block sums, however few the points of this part are.
     """
 
     support: SortedSupport
     bandwidths: Sequence[float]
     kernel: MotherKernel = KERNELS["rbf"]
+    is_part: bool = False
 
-    def class_sums(
-        self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None, precise_offsets: bool = False
-    ) -> ClassSums:
+    def class_sums(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> ClassSums:
         """Return the class sums of ``queries`` (n_query, d), of the same device and precision as the support.
 
-        Each query gets the precision that it needs, independently of the queries beside it. ``precise_offsets`` are
-        in the widest precision of the device, for sums that are added to those of other supports.
+        Each query gets the precision that it needs, independently of the queries beside it.
         """
-        sums = queries.new_empty(len(self.bandwidths), self.support.n_classes, queries.shape[0])
-        dtype = numerics.widest_dtype(queries.device) if precise_offsets else queries.dtype
+        dtype = numerics.widest_dtype(queries.device) if self.is_part else queries.dtype
+        sums = queries.new_empty(len(self.bandwidths), self.support.n_classes, queries.shape[0], dtype=dtype)
         offsets = queries.new_empty(len(self.bandwidths), queries.shape[0], dtype=dtype)
 
         def compute(block: slice) -> None:
@@ -123,8 +124,10 @@ class PreparedSupport:
         if float(queries.common.min()) >= lowest:
             computed = self._resolved_sums(scaled, queries, points, leave_out)
             return computed if scaled.like.dtype == points.dtype else computed.with_largest_one()
-        sums = points.new_empty(len(self.bandwidths), self.support.n_classes, len(points))
-        offsets = sums.new_empty(len(self.bandwidths), len(points), dtype=numerics.widest_dtype(points.device))
+        widest = numerics.widest_dtype(points.device)
+        dtype = widest if self.is_part else points.dtype
+        sums = points.new_empty(len(self.bandwidths), self.support.n_classes, len(points), dtype=dtype)
+        offsets = sums.new_empty(len(self.bandwidths), len(points), dtype=widest)
         resolved = queries.common >= lowest
         for chosen, its_level in ((resolved, level), (~resolved, level + 1)):
             index = chosen.nonzero().squeeze(1).to(points.device)
@@ -137,10 +140,8 @@ class PreparedSupport:
         """Return the class sums of queries that no precision resolves at the smallest bandwidth."""
         if len(self.bandwidths) == 1:
             return self._nearest_sums(points, leave_out).with_largest_one()
-        parts = [
-            PreparedSupport(self.support, [bandwidth], self.kernel).class_sums(points, leave_out=leave_out)
-            for bandwidth in self.bandwidths
-        ]
+        each = [replace(self, bandwidths=[bandwidth]) for bandwidth in self.bandwidths]
+        parts = [prepared.class_sums(points, leave_out=leave_out) for prepared in each]
         return ClassSums(torch.cat([part.sums for part in parts]), torch.cat([part.offsets for part in parts]))
 
     def _prepare(self) -> None:
@@ -246,6 +247,7 @@ class PreparedSupport:
             floored=self._ladder.needs_floor(least, queries.common.dtype),
             like=queries.common,
             shifts=shifts,
+            is_part=self.is_part,
         )
 
     def _with_nearest(self, sums: ClassSums, points: torch.Tensor, leave_out: LeaveOut | None) -> ClassSums:

@@ -59,6 +59,7 @@ async def in_process(path: Path, **options: Any) -> AsyncIterator[tuple[httpx.As
     application = make_application(ServiceOptions(path, **options))
     await application.service.start()
     while not application.service.is_ready:
+        assert not application.service.repository.errors, application.service.repository.errors
         await asyncio.sleep(0.005)
     transport = httpx.ASGITransport(application)  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

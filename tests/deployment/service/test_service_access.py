@@ -7,12 +7,15 @@ import base64
 import hashlib
 import json
 import stat
+from contextlib import closing
 
 import pytest
 from running_service import in_process
 
 from kcal import save
 from kcal.deployment.service.access import scope_of
+from kcal.deployment.service.runtime import ServiceOptions
+from kcal.deployment.service.server import listen
 from kcal.deployment.service.tokens import (
     SCOPES,
     create_token,
@@ -172,3 +175,27 @@ def test_web_pages_of_others_cannot_use_a_service_without_tokens(tmp_path, anima
             return answer.status_code
 
     assert asyncio.run(story()) == status
+
+
+def test_a_port_that_is_taken_and_a_host_of_another_machine_are_named():
+    with closing(listen("127.0.0.1", 0)) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidInputError, match=rf"Address already in use.*127.0.0.1:{port}.*another --port"):
+            listen("127.0.0.1", port)
+    with pytest.raises(InvalidInputError, match=r"must be an address at which this machine can listen"):
+        listen("192.0.2.1", 0)  # reserved for examples: no machine has it
+
+
+def test_a_store_in_a_folder_that_does_not_exist_is_refused_before_the_start(folder, tmp_path):
+    options = ServiceOptions(folder / "animals.kcal", store=tmp_path / "none" / "feedback.db")
+    with pytest.raises(InvalidInputError, match="--store must lie in an existing folder"):
+        options.check()
+
+
+def test_messages_say_what_was_given(service, problem):
+    with service.http() as client:
+        rows = {"embeddings": problem.test_embeddings[:2].tolist(), "logits": problem.test_logits[:1].tolist()}
+        answer = client.post("/predict", json={"model": "blend", **rows})
+    assert answer.status_code == 400
+    assert answer.json()["error"].endswith("got 2 of embeddings, 1 of logits")

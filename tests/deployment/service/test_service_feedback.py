@@ -233,3 +233,57 @@ def test_labels_are_classes_of_the_model_in_the_types_of_json(classes, given, la
     else:
         (record,) = parse_feedback(content, predictor)
         assert (record.label, type(record.label)) == (label, type(label))
+
+
+def test_the_group_of_feedback_is_watched_by_the_monitor(path, problem, tmp_path):
+    x = problem.test_embeddings[:3].astype(np.float32)
+
+    async def story():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
+            await predict(client, x, ids=["a", "b", "c"])
+            labels = [{"id": "a", "label": "owl", "group": "ward 1"}, {"id": "b", "label": "dog", "group": "ward 2"}]
+            await give(client, [*labels, {"id": "c", "label": "dog"}])
+            await followed(service)
+            groups = service.repository.get("animals").observer.snapshot(max_age=0).monitor.groups
+            page = (await client.get("/")).text
+            return {group.name for group in groups}, page
+
+    groups, page = asyncio.run(story())
+    assert groups == {"ward 1", "ward 2"}
+    assert "<summary>Groups</summary>" in page
+    assert "ward 2" in page
+
+
+def test_plain_requests_are_counted_as_those_of_the_protocol_are(path, problem, tmp_path):
+    x = problem.test_embeddings[:1].tolist()
+    tensor = {"name": "embeddings", "datatype": "FP32", "shape": [1, len(x[0])], "data": x}
+
+    async def story():
+        async with in_process(path) as (client, service):
+            await client.post("/predict", json={"embeddings": x})
+            await client.post("/predict", json={"embeddings": [x[0][1:]]})
+            await client.post("/v2/models/animals/infer", json={"inputs": [tensor]})
+            await client.post("/v2/models/animals/infer", json={"inputs": [tensor | {"name": "none"}]})
+            tallies = service.repository.get("animals").tallies
+            return tallies.n_requests, tallies.n_errors, tallies.latency()
+
+    n_requests, n_errors, latency = asyncio.run(story())
+    assert (n_requests, n_errors) == (4, 2)
+    assert latency is not None
+
+
+def test_ids_of_clients_are_not_mistaken_for_rows_of_a_model_without_ids(problem, tmp_path):
+    labels = np.array(["cat", "dog", "owl"])[problem.labels]
+    model = KCal(projection="identity", bandwidth=0.8).fit(problem.embeddings, labels)
+    path = save(model, tmp_path / "animals.kcal")
+
+    async def story():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
+            await predict(client, problem.test_embeddings[:1], ids=["3"])
+            stored = await give(client, {"id": "3", "label": "owl"})
+            refused = await give(client, {"id": "row 3", "erase": True}, status=409)
+            return stored["results"][0]["status"], refused["error"]
+
+    status, error = asyncio.run(story())
+    assert status == "stored"
+    assert "'row 3' is a sample of the model's file" in error

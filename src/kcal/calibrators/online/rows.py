@@ -7,7 +7,7 @@ So a view can be read without a lock while the log goes on, and an update takes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, islice
@@ -145,10 +145,10 @@ class SampleLog:
 
     def new_ids(self, n: int) -> list[Any]:
         """Return ids for new samples: the next integers, as text if the other ids are text."""
-        first = self.view.next_id  # larger than all integers
-        if not (self.view.ids and isinstance(self.view.ids[-1], str)):
-            return list(range(first, first + n))
-        return list(islice((name for name in map(str, count(first)) if name not in self._rows_of), n))
+        text = bool(self.view.ids) and isinstance(self.view.ids[-1], str)
+        numbers = count(self.view.next_id)
+        names: Iterator[Any] = map(str, numbers) if text else numbers
+        return list(islice((name for name in names if name not in self._rows_of), n))
 
     def append(self, columns: Columns, ids: Sequence[Any], changes: dict[str, Any]) -> None:
         """Add samples; one with a known id replaces the earlier sample."""

@@ -64,7 +64,7 @@ def _record(entry: Any, predictor: ServedPredictor, labels: Mapping[str, Any]) -
         given = next((label for label in labels.values() if label == given and type(label) is not bool), given)
     if type(given) not in (str, int, float, bool) or str(given) not in labels:
         known = ", ".join(list(labels)[:20])
-        raise bad_request(f"feedback of {name!r}: the label must be a class of the model ({known})")
+        raise bad_request(f"feedback of {name!r}: the label must be a class of the model ({known}); got {given!r}")
     return FeedbackRecord(name, labels[str(given)], _rows(entry, predictor), _group(entry))
 
 

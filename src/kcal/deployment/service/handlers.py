@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import uuid
 from collections.abc import Mapping
 from importlib.metadata import version as package_version
@@ -65,16 +64,12 @@ class Handlers:
     async def _infer(self, name: str, version: str | None, request: InferenceRequest) -> tuple[ServedModel, Outputs]:
         """Return the outputs of a request; if its model is closed meanwhile, by the one that takes its place."""
         while True:
-            model, start, is_error = self.service.repository.get(name, version), time.perf_counter(), True
+            model = self.service.repository.get(name, version)
             try:
-                outputs = await model.infer(request)
-                is_error = False
-                return model, outputs
+                return model, await model.infer(request)
             except BatcherClosedError:
                 if self.service.is_stopping or self.service.repository.get(name, version) is model:
                     raise
-            finally:
-                model.tallies.answered(time.perf_counter() - start, is_error=is_error)
 
     async def predict(self, body: bytes) -> Answer:
         """Answer a plain JSON request."""
@@ -85,10 +80,10 @@ class Handlers:
         if version is not None and type(version) not in (str, int):
             raise bad_request("version must be text or an integer")
         model = self.service.repository.get(name, None if version is None else str(version))
-        tensors = _plain_tensors(model, content)
-        outputs = _plain_outputs(model, content)
-        job = model.job(tensors, outputs, content.get("explanation_samples"))
-        predictions = await model.batcher.submit(job)
+        with model.tallies.timed():
+            tensors, outputs = _plain_tensors(model, content), _plain_outputs(model, content)
+            job = model.job(tensors, outputs, content.get("explanation_samples"))
+            predictions = await model.batcher.submit(job)
         answer: dict[str, Any] = {
             "model": model.name,
             "version": str(model.version),

@@ -135,8 +135,9 @@ class ServedModel:
                 wanted.append(("ids", request.is_binary))
         arguments = (request.inputs, [name for name, _ in wanted], request.parameters.get("explanation_samples"))
         is_large = sum(tensor.array.size for tensor in request.inputs.values()) > LARGE
-        job = await asyncio.to_thread(self.job, *arguments) if is_large else self.job(*arguments)
-        predictions = await self.batcher.submit(job)
+        with self.tallies.timed():
+            job = await asyncio.to_thread(self.job, *arguments) if is_large else self.job(*arguments)
+            predictions = await self.batcher.submit(job)
         return [(self._tensor(name, job, predictions), is_binary) for name, is_binary in wanted]
 
     def find(self, name: str) -> ObservedPrediction | None:
@@ -144,10 +145,10 @@ class ServedModel:
         predictions = (observer.find(name) for observer in self._observers())
         return next((prediction for prediction in predictions if prediction is not None), None)
 
-    def labelled(self, name: str, label: Any) -> None:
-        """Record the label of a prediction."""
+    def labelled(self, name: str, label: Any, group: str | None = None) -> None:
+        """Record the label of a prediction, and its group if it is known."""
         for observer in self._observers():
-            observer.labelled([name], [label])
+            observer.labelled([name], [label], groups=[group])
 
     def erased(self, name: str) -> None:
         """Erase all that is recorded of a prediction."""

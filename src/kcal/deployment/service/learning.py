@@ -84,8 +84,8 @@ class Learner:
         self.model, self.store, self.calibrator = model, store, model.predictor.calibrator
         self.follows = can_follow(self.calibrator)
         """Whether predictions follow the feedback; other methods keep it for their monitor and the next fit."""
-        self.own_ids = frozenset(map(str, self._live.current_ids_)) if self.follows and additional else frozenset()
         self._follower = store.follow(with_text_ids(self.calibrator), keep_others=additional) if self.follows else None
+        self.own_ids = frozenset(map(str, self._live.current_ids_)) if self.follows and additional else frozenset()
         self._follow()
         self.error = ""
         """Why the calibrator could not follow the store; empty if it could."""
@@ -210,7 +210,7 @@ class Learner:
                 if record.is_erasure:
                     self.model.erased(record.id)
                 else:
-                    self.model.labelled(record.id, record.label)
+                    self.model.labelled(record.id, record.label, record.group)
         self.follow_soon()
 
     def follow_soon(self) -> Future[None]:

@@ -85,7 +85,8 @@ class ServedPredictor(ABC):
             arrays[spec.name] = _checked(tensors[spec.name], spec)
         rows = {len(array) for array in arrays.values()}
         if len(rows) > 1 or 0 in rows:
-            raise bad_request("all inputs must have the same number of rows, at least 1")
+            counts = ", ".join(f"{len(array)} of {name}" for name, array in arrays.items())
+            raise bad_request(f"all inputs must have the same number of rows, at least 1; got {counts}")
         return arrays
 
     @abstractmethod

@@ -81,6 +81,8 @@ class ServiceOptions:
         if self.store is not None and self.path.is_dir() != self.store.is_dir():
             kind = "an existing folder" if self.path.is_dir() else "a file"
             raise InvalidInputError("--store", f"must be {kind}, as MODEL is", got=str(self.store))
+        if self.store is not None and not self.store.parent.is_dir():
+            raise InvalidInputError("--store", "must lie in an existing folder", got=str(self.store))
 
     @property
     def max_json(self) -> int:

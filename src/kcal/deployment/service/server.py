@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import signal
+import socket
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from kcal.deployment.service.runtime import Service, ServiceOptions
-from kcal.errors import KcalError, MissingExtraError
+from kcal.errors import InvalidInputError, KcalError, MissingExtraError
 
 if TYPE_CHECKING:
     from kcal.deployment.service.api import Application
@@ -96,8 +99,25 @@ def serve(options: ServiceOptions, on_started: Callable[[str], None] | None = No
     options.check()
     logging.getLogger("kcal.service").setLevel(logging.INFO)
     server = make_server(options, on_started)
-    server.run()
+    with closing(listen(options.host, options.port)) as listener:
+        server.run(sockets=[listener])
     if server.failure is not None:
         raise KcalError(server.failure)
-    if not server.started:
-        raise KcalError(f"The service could not listen at {options.host}:{options.port}; is the port in use?")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address; raise if it is taken, or not one of this machine."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        remedy = "Pass another --port, or end what listens there." if error.errno == errno.EADDRINUSE else ""
+        expected = f"must be an address at which this machine can listen ({error.strerror})"
+        raise InvalidInputError("--host and --port", expected, got=f"{host}:{port}", remedy=remedy) from None
+    return listener

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -61,12 +62,18 @@ class Tallies:
         self.n_requests = self.n_errors = 0
         self._start = time.monotonic()
 
-    def answered(self, seconds: float, *, is_error: bool) -> None:
-        """Count a request."""
-        with self._lock:
-            self.n_requests += 1
-            self.n_errors += is_error
-            self._seconds.append(seconds)
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count a request, the time that its block takes, and whether it fails."""
+        start, is_error = time.perf_counter(), True
+        try:
+            yield
+            is_error = False
+        finally:
+            with self._lock:
+                self.n_requests += 1
+                self.n_errors += is_error
+                self._seconds.append(time.perf_counter() - start)
 
     def latency(self) -> tuple[float, float] | None:
         """Return the median and the 99 % quantile of the seconds of the latest requests; None without any."""
