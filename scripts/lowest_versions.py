@@ -25,7 +25,7 @@ EXTRAS = ("plots", "gp", "tables", "serve")
 """Not onnx, which needs a newer torch, and not ray, for its size; tests that need them are skipped."""
 OPTIONAL = ("pandas",)
 """Packages of the extra dev that users combine with kcal."""
-TOOLS = ("pytest", "pytest-xdist", "hypothesis", "torchmetrics", "httpx", "tritonclient[http]")
+TOOLS = ("pytest", "pytest-xdist", "hypothesis", "torchmetrics", "httpx", "tritonclient[http]", "pyyaml")
 """What the core tests need beside kcal."""
 HEADING = "# The lowest versions that pyproject.toml allows, written by python -m scripts.lowest_versions.\n"
 

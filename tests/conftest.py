@@ -18,8 +18,8 @@ from synthetic import Problem, make_problem
 # The tests run side by side: threads of one that wait for a busy processor make small steps many times slower.
 torch.set_num_threads(1)
 threadpool_limits(1)
-# The same examples every time: what fails once fails again.
-settings.register_profile("steady", derandomize=True)
+# The same examples every time: what fails once fails again. No deadline: that would be a test of the machine.
+settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile("steady")
 
 
@@ -61,6 +61,7 @@ def short_solvers() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def shared_operators() -> Iterator[None]:
     """Let all exports of a process use one table of ONNX operators: building it takes longer than most exports."""
+    pytest.importorskip("onnxscript")
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     with pytest.MonkeyPatch.context() as patch:

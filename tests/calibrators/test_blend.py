@@ -105,7 +105,7 @@ def test_the_fit_of_the_pool_uses_the_formula_of_the_prediction(problem: Any) ->
     """At the fitted weights, the mean out-of-fold loss of the model's own formula is the loss of the pool."""
     blend = KCalBlend(projection=None, sharpness=0.0).fit(problem.embeddings, problem.labels, logits=problem.logits)
     samples, network = samples_of(problem), network_fit(problem)
-    model, sums = with_leave_out_sums(blend.model_, samples, np.arange(len(samples.codes)), {})
+    model, sums = with_leave_out_sums(blend.model_, samples, np.arange(len(samples.codes)))
     seen, unseen = split_by_class_left(model, samples, np.arange(len(samples.codes)), sums, network)
     assert len(unseen.samples.codes) == 0
     assert seen.loss(blend.model_) / 240 == pytest.approx(blend.model_.pool.loss, rel=1e-9)

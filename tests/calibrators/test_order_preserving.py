@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.integrate import trapezoid
 from torch.nn.functional import softplus
 
 from kcal import OrderPreservingCalibration, TemperatureScaling
@@ -138,7 +139,7 @@ def test_the_monotone_map_is_the_integral_of_its_density() -> None:
     found = MonotoneMap(depths, density)(torch.from_numpy(scores), torch.zeros(1, 6))[0]
     for score, value in zip(scores[0], found, strict=True):
         points = np.linspace(0.0, -score, 200_001)
-        area = np.trapezoid(np.interp(points, depths.numpy(), density.numpy()), points)
+        area = trapezoid(np.interp(points, depths.numpy(), density.numpy()), points)
         assert float(value) == pytest.approx(-area, abs=1e-6)
 
 

@@ -265,6 +265,8 @@ def test_several_files_may_hold_lists_and_the_first_no_rows(run, model, tmp_path
     ],
 )
 def test_what_is_wrong_with_several_files_is_one_line(run, model, tmp_path, words, code, message):
+    if "ray" in words:
+        pytest.importorskip("ray")
     write_several(tmp_path, {f"e{index}": column for index, column in enumerate(blobs(60, 2)["embeddings"].T)})
     assert message in run("predict", model, *words, code=code).stderr
     assert not Path("scores").exists()

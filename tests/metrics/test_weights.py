@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.integrate import trapezoid
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import (
@@ -305,7 +306,7 @@ def test_the_weighted_kde_error_is_an_integral_of_kernel_sums():
     images = np.stack([values, -values, 2 - values])  # reflected at both ends
     heights = 35 / 32 / half_width * np.clip(1 - ((at[:, None, None] - images) / half_width) ** 2, 0, None) ** 3
     kernel = heights.sum(axis=1) * weights / weights.sum()  # (points, n)
-    expected = np.trapezoid(np.abs(kernel @ right - at * kernel.sum(axis=1)), at)
+    expected = trapezoid(np.abs(kernel @ right - at * kernel.sum(axis=1)), at)
     measured = kde_calibration_error(probs, labels, of=1, bandwidth=0.05, sample_weight=weights)
     assert measured == pytest.approx(expected, abs=2e-5)
 

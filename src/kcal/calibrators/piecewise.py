@@ -7,6 +7,7 @@ compilers and exporters of torch modules lack.
 from __future__ import annotations
 
 from itertools import accumulate
+from math import ceil, log2
 
 import torch
 from torch.nn.functional import pad
@@ -21,7 +22,7 @@ def places(bounds: Tensors, scores: torch.Tensor, *, or_equal: bool = False) -> 
     """
     flat, starts = _joined(bounds, scores)
     first, ends = starts[:-1], starts[1:]
-    n_steps = max(len(part) for part in bounds).bit_length()
+    n_steps = ceil(log2(1 + max(len(part) for part in bounds)))
     before = pad(flat, (1, 2**n_steps))  # the bound before each position
     position = first.expand(scores.shape)
     for step in reversed(range(n_steps)):

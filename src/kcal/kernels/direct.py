@@ -78,7 +78,7 @@ class DirectSums(nn.Module):
         )
         # exponentials that are not normal numbers are many times slower
         lowest = numerics.lowest_exponent(self.weights.dtype)
-        values = torch.threshold_(exponents.to(self.weights), lowest, -torch.inf).exp_()
+        values = torch.threshold(exponents.to(self.weights), lowest, -torch.inf).exp_()
         return ClassSums(self._by_class(values).transpose(1, 2), offsets[..., 0].to(self.weights))
 
     def log_densities(self, sums: ClassSums, index: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+import pytest
 from running_service import PATIENCE, running, wait_until
 
 from kcal import save
@@ -108,6 +108,9 @@ def test_a_signal_to_stop_lets_requests_in_flight_finish(tmp_path, animals, prob
 
 def write_network(path: Path, animals) -> np.ndarray:
     """Write a network of two inputs, integers of any length and numbers, and return its weights."""
+    pytest.importorskip("onnxruntime")
+    from onnx import TensorProto, helper, numpy_helper
+
     weights = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
     rows = {"tokens": (TensorProto.INT64, ["rows", "length"]), "scales": (TensorProto.FLOAT, ["rows", 2])}
     nodes = [

@@ -122,6 +122,8 @@ def _to_numbers(name: str, datatype: str, values: list[Any]) -> NDArray[Any]:
             return round_to_bfloat16(np.array(values, dtype=np.float64).astype(np.float32))
         kind = NUMPY_TYPES[datatype]
         if kind.kind != "f":
+            if kind.kind != "b" and values and not _holds(kind, values):
+                raise out_of_range
             return np.array(values, dtype=kind)
         wide = np.array(values, dtype=np.float64)
     except OverflowError:
@@ -129,6 +131,12 @@ def _to_numbers(name: str, datatype: str, values: list[Any]) -> NDArray[Any]:
     if len(wide) and float(np.abs(wide).max()) > float(np.finfo(kind).max):
         raise out_of_range
     return wide.astype(kind)
+
+
+def _holds(kind: np.dtype[Any], values: list[int]) -> bool:
+    """Return whether integers lie in the range of a type; before numpy 2, those that do not would be wrapped."""
+    limits = np.iinfo(kind)
+    return bool(limits.min <= min(values) and max(values) <= limits.max)
 
 
 def round_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.float32]:
