@@ -206,7 +206,8 @@ def test_bars_are_as_long_as_their_values() -> None:
     assert 'cx="50.00%"' in range_bar(0.1, 0.2, 0.15, 0.3, highest=0.4)
     assert 'x="37.50%" y="5" width="37.50%"' in range_bar(0.1, 0.2, 0.15, 0.3, highest=0.4)
     assert 'width="100.00%" height="6" rx="3" class="fill alarming"' in wealth_bar(-3.0, 0.05, is_alarm=True)
-    assert 'width="50.00%"' in wealth_bar(0.5 * np.log(20 * 1e-3), 0.05, is_alarm=False)
+    assert 'width="50.00%"' in wealth_bar(0.5 * np.log(20), 0.05, is_alarm=False)
+    assert 'width="0.00%"' in wealth_bar(-1.0, 0.05, is_alarm=False)
 
 
 def test_numbers_and_names_are_short() -> None:

@@ -18,8 +18,6 @@ Floats = NDArray[np.float64]
 WIDTH, LEFT, RIGHT, TOP = 320.0, 38.0, 10.0, 10.0
 SIDE = WIDTH - LEFT - RIGHT
 STRIP, GAP, FOOT = 44.0, 30.0, 34.0
-LOWEST_WEALTH = 1e-3
-"""Wealth at the left end of its bar."""
 
 
 def element(tag: str, content: str = "", /, **attributes: object) -> str:
@@ -129,8 +127,8 @@ def share_bar(share: float) -> str:
 
 
 def wealth_bar(log_wealth: float, alpha: float, *, is_alarm: bool) -> str:
-    """Return how far a monitor is from its alarm, as a bar on a logarithmic scale that is full at 1/α."""
-    reached = (log_wealth - log(LOWEST_WEALTH)) / (-log(alpha) - log(LOWEST_WEALTH))
+    """Return the way to the alarm as a bar on a logarithmic scale: empty up to the initial wealth of 1, full at 1/α."""
+    reached = max(log_wealth, 0.0) / -log(alpha)
     kind = "fill alarming" if is_alarm else "fill"
     track = element("rect", x=0, y=6, width="100%", height=6, rx=3, class_="track")
     width = _percent(1.0 if is_alarm else reached, 1.0)
