@@ -22,8 +22,8 @@ from kcal.distributed import ShardedKCal, Workers, in_parallel, predict
 from kcal.threads import one_thread
 
 N_SUPPORT, DIMENSION, CLASSES = 5_000, 64, 10
-N_FILES, FILE_ROWS = 4, 65_536
-PART_ROWS = 16_384
+N_FILES, FILE_ROWS = 4, 262_144
+PART_ROWS = 65_536
 
 
 def make_rows(n: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
