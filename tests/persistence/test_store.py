@@ -198,7 +198,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
 
 
 def test_a_store_that_another_process_holds_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kcal.persistence.store.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("kcal.persistence.store_file.BUSY_SECONDS", 0.05)
     path = tmp_path / "store.db"
     with CalibrationStore(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         store.append(outputs(2))

@@ -24,7 +24,7 @@ from kcal.deployment.service.predictors import CalibratorPredictor
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.persistence import CalibrationStore
-from kcal.persistence.store import StoreBusyError
+from kcal.persistence.store_file import StoreBusyError
 
 logger = logging.getLogger("kcal.service")
 
