@@ -12,6 +12,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
+from benchmarks.torchvision_operators import define_missing_operators
 from kcal import InvalidInputError, extract
 from kcal.embeddings import find_head
 
@@ -37,14 +38,6 @@ SMALL = (
 """Parts of the names of small models, the smallest first."""
 N_CLASSES, LARGEST = 13, 120e6
 """Number of classes, and number of parameters beyond which an architecture is left out."""
-
-
-def define_operators() -> torch.library.Library:
-    """Define the operators without which torchvision cannot be imported beside a torch that it was not built for."""
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
 
 
 def architectures(timm: Any) -> list[str]:
@@ -84,7 +77,7 @@ def verdict(network: nn.Module, images: torch.Tensor) -> tuple[str, str]:
 
 def main(console: Console) -> None:
     """Print how many heads were found, refused and wrong, with every one that was not found."""
-    library = define_operators()
+    library = define_missing_operators()
     import timm
 
     counts = {"found": 0, "refused": 0, "wrong": 0, "cannot run": 0}

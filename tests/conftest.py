@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
+from benchmarks.torchvision_operators import define_missing_operators
 from kcal.projection import RECIPES, FastRecipe
 from synthetic import Problem, make_problem
 
@@ -23,10 +24,7 @@ settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile("steady")
 
 
-# torchvision, which other libraries import, needs these operators beside a torch that it was not built for.
-TORCHVISION = torch.library.Library("torchvision", "DEF")
-for _name in ("nms", "qnms"):
-    TORCHVISION.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+TORCHVISION = define_missing_operators()  # other libraries import torchvision
 
 
 @dataclass(frozen=True)
