@@ -25,6 +25,7 @@ from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.persistence import CalibrationStore
 from kcal.persistence.store_file import StoreBusyError
+from kcal.threads import threads_for
 
 logger = logging.getLogger("kcal.service")
 
@@ -234,7 +235,7 @@ class Learner:
 
     def _follow(self) -> None:
         """Apply what changed in the store; predictions go on with the earlier samples until all is ready."""
-        with without_warnings():
+        with without_warnings(), threads_for(0):  # its operations are small: two threads would wait for each other
             if self._follower is not None and self._follower.update():
                 self.model.predictor = CalibratorPredictor(self._live.snapshot())
 
