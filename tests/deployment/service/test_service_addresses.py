@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from running_service import Running, in_process
 
+from kcal.deployment.service.bodies import BodyReader
 from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.inference import BatchLimits
-from kcal.deployment.service.messages import BodyReader
 from kcal.deployment.service.runtime import ServiceOptions
 from kcal.deployment.service.server import make_application
 

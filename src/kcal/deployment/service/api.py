@@ -14,12 +14,12 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
+from kcal.deployment.service.bodies import STEP, BodyReader, compressed
 from kcal.deployment.service.documentation import OPERATIONS, docs_page
 from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.handlers import Handlers
 from kcal.deployment.service.messages import (
     Answer,
-    BodyReader,
     Receive,
     Scope,
     Send,
@@ -80,6 +80,8 @@ class Application:
         """Answer inference without the framework, whose checks would take longer than the prediction."""
         async with self.bodies.body(headers, receive) as body:
             answer = await _guarded(self.handlers.infer(name, version, headers, body))
+        is_large = len(answer.body) > STEP
+        answer = await asyncio.to_thread(compressed, answer, headers) if is_large else compressed(answer, headers)
         status.append(answer.status)
         await send_answer(send, answer)
 
