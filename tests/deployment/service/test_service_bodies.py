@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import socket
 import tracemalloc
 import zlib
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from running_service import Running
+from running_service import PATIENCE, Running, running
 
+from kcal.deployment.service import bodies, server
 from kcal.deployment.service.bodies import STEP, BodyReader, compressed
 from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.messages import Answer
@@ -66,7 +69,7 @@ def test_nothing_is_left_in_the_decoder_after_a_full_step(n_bytes, encoding):
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 def test_a_bomb_is_refused_before_it_has_expanded(encoding):
-    bomb = COMPRESS[encoding](bytes(2**27))
+    bomb = COMPRESS[encoding](bytes(2**25))
     tracemalloc.start()
     try:
         error, reader = read(cut(bomb, 2**16), {"content-encoding": encoding, "content-length": str(len(bomb))})
@@ -112,16 +115,17 @@ def test_damaged_and_unknown_encodings_are_refused(service: Running, body, encod
     assert (answer.headers.get("accept-encoding") == "gzip, deflate") == (status == 415)
 
 
-def test_plain_json_may_be_compressed_and_long_answers_of_inference_are(service: Running):
-    plain = {"model": "animals", "embeddings": [[0.0] * 6]}
-    tensor = {"name": "embeddings", "shape": [100, 6], "datatype": "FP32", "data": [0.0] * 600}
+def test_plain_json_may_be_compressed_and_long_answers_of_inference_are(service: Running, problem):
+    rows = problem.test_embeddings[:100].tolist()
+    plain = {"model": "animals", "embeddings": rows[:1]}
+    tensor = {"name": "embeddings", "shape": [100, 6], "datatype": "FP32", "data": rows}
     with service.http(headers={"Content-Encoding": "gzip"}) as client:
         predicted = client.post("/predict", content=gzip.compress(json.dumps(plain).encode()))
         inferred = client.post(INFER, content=gzip.compress(json.dumps({"inputs": [tensor]}).encode()))
     assert predicted.status_code == inferred.status_code == 200
     assert "content-encoding" not in predicted.headers
     assert inferred.headers["content-encoding"] == "gzip"
-    assert inferred.json()["outputs"][0]["data"][:3] == pytest.approx(predicted.json()["probabilities"][0])
+    assert inferred.json()["outputs"][0]["data"][:3] == pytest.approx(predicted.json()["probabilities"][0], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -138,3 +142,76 @@ def test_answers_are_compressed_as_the_client_accepts(accepted, encoding):
     assert (DECOMPRESS[encoding](result.body) if encoding else result.body) == answer.body
     assert result.headers["A"] == "b"
     assert compressed(Answer(b"short"), {"accept-encoding": accepted}).body == b"short"
+
+
+async def never():
+    """Be a client that sends nothing more."""
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("first", [b"", b"{"])
+def test_a_body_that_does_not_come_is_given_up(first):
+    reader, parts = BodyReader(100, 100, seconds=0.01), [first] if first else []
+
+    async def receive():
+        return {"type": "http.request", "body": parts.pop(), "more_body": True} if parts else await never()
+
+    async def story():
+        async with reader.body({}, receive):
+            raise AssertionError("the body was never complete")
+
+    with pytest.raises(RequestError, match=r"within 0\.01 seconds") as error:
+        asyncio.run(story())
+    assert error.value.status == 408
+    assert reader.used == 0
+
+
+def test_a_service_that_stops_does_not_wait_for_slow_bodies(monkeypatch):
+    monkeypatch.setattr(bodies, "LAST_SECONDS", 0.01)
+
+    async def story():
+        reader = BodyReader(100, 100)
+
+        async def read_slowly():
+            async with reader.body({"content-length": "9"}, never):
+                raise AssertionError("the body was never complete")
+
+        reading = asyncio.create_task(read_slowly())
+        await asyncio.sleep(0)
+        assert reader.used == 9
+        reader.stop()
+        with pytest.raises(RequestError, match=r"within 0\.01 seconds"):
+            await reading
+        with pytest.raises(RequestError, match=r"within 0\.01 seconds"):
+            await read_slowly()
+
+    asyncio.run(story())
+
+
+def test_slow_clients_hold_up_neither_others_nor_the_end(folder, monkeypatch):
+    monkeypatch.setattr(bodies, "LAST_SECONDS", 0.01)
+    head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n"
+    with ExitStack() as stack:
+
+        def connect(content: bytes) -> socket.socket:
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
+            connection.sendall(content)
+            return connection
+
+        with running(folder) as one, one.http() as client:
+            port = int(one.url.rpartition(":")[2])
+            slow = [connect(head + b"\r\n" + b"{" * 50) for _ in range(50)]
+            row = {"model": "animals", "embeddings": [[0.0] * 6]}
+            assert [client.post("/predict", json=row).status_code for _ in range(10)] == [200] * 10
+            monkeypatch.setattr(server, "REQUEST_SECONDS", 0.01)
+            for silent in (connect(b""), connect(head)):
+                assert silent.recv(1000) == b""
+        assert {connection.recv(12) for connection in slow} == {b"HTTP/1.1 408"}
+
+
+def test_a_client_that_sends_a_body_that_nobody_reads_gets_its_answer_and_may_ask_again(folder):
+    with running(folder, max_body=1000) as one, one.http() as client:
+        for path, status in {"/predict": 413, INFER: 413, "/nothing": 404, "/v2": 405}.items():
+            answer = client.post(path, content=bytes(5 * 10**6))
+            assert (answer.status_code, bool(answer.json()["error"])) == (status, True)
+        assert client.get("/healthz").status_code == 200

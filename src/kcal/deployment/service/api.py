@@ -23,7 +23,6 @@ from kcal.deployment.service.messages import (
     Receive,
     Scope,
     Send,
-    drain,
     error_answer,
     headers_of,
     json_answer,
@@ -67,10 +66,7 @@ class Application:
                 await self._infer(match[1], match[2], headers, receive, send, status)
         except RequestError as error:
             status.append(error.status)
-            answer = error_answer(error)
-            if not await drain(receive):
-                answer = Answer(answer.body, answer.status, headers={**answer.headers, "Connection": "close"})
-            await send_answer(send, answer)
+            await send_answer(send, error_answer(error))  # the server reads past what is left of the body
         finally:
             self.metrics.answered(endpoint, status[-1], time.perf_counter() - start)
 

@@ -14,6 +14,8 @@ from kcal.deployment.service.tensors import too_large
 
 BODY_SECONDS = 60.0
 """How long a client may take to send a body."""
+LAST_SECONDS = 5.0
+"""How long it may still take when the service stops."""
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
 """Content encodings, and what zlib has to know to read and write them."""
 STEP = 2**18
@@ -31,10 +33,20 @@ class BodyReader:
         Bytes of a body, compressed or not.
     total : int
         Bytes of all bodies; further requests get status 503.
+    seconds : float
+        How long a body may take; after that its request gets status 408.
     """
 
-    def __init__(self, limit: int, total: int) -> None:
-        self.limit, self.total, self.used = limit, total, 0
+    def __init__(self, limit: int, total: int, seconds: float = BODY_SECONDS) -> None:
+        self.limit, self.total, self.used, self.seconds = limit, total, 0, seconds
+        self._timeouts: set[asyncio.Timeout] = set()  # of the bodies that are being read
+
+    def stop(self) -> None:
+        """Let no body take longer than some seconds from now on."""
+        self.seconds = min(LAST_SECONDS, self.seconds)
+        end = asyncio.get_running_loop().time() + self.seconds
+        for timeout in self._timeouts:
+            timeout.reschedule(min(end, timeout.when() or end))
 
     @asynccontextmanager
     async def body(self, headers: Mapping[str, str], receive: Receive) -> AsyncIterator[bytes]:
@@ -50,25 +62,32 @@ class BodyReader:
             self.used -= count.n_bytes
 
     async def _read(self, receive: Receive, decoder: _Decoder, count: _Count) -> bytes:
-        parts, size, is_complete = [], 0, False
+        """Return a body; raise if it is too large or takes too long."""
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                while not is_complete:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise bad_request("the client left before its body was complete")
-                    is_complete = not message.get("more_body")
-                    for part in decoder.read(message.get("body", b""), is_complete):
-                        size += len(part)
-                        if size > self.limit:
-                            raise too_large("the body", self.limit)
-                        self._add(count, size - count.n_bytes)
-                        parts.append(part)
-                        if len(part) == STEP:
-                            await asyncio.sleep(0)
+            async with asyncio.timeout(self.seconds) as timeout:
+                self._timeouts.add(timeout)
+                return b"".join([part async for part in self._parts(receive, decoder, count)])
         except TimeoutError:
-            raise RequestError(408, f"the body must arrive within {BODY_SECONDS:.0f} seconds") from None
-        return b"".join(parts)
+            message = f"the body did not arrive within {self.seconds:g} seconds"
+            raise RequestError(408, message, {"Connection": "close"}) from None
+        finally:
+            self._timeouts.discard(timeout)
+
+    async def _parts(self, receive: Receive, decoder: _Decoder, count: _Count) -> AsyncIterator[bytes]:
+        size, is_complete = 0, False
+        while not is_complete:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise bad_request("the client left before its body was complete")
+            is_complete = not message.get("more_body")
+            for part in decoder.read(message.get("body", b""), is_complete):
+                size += len(part)
+                if size > self.limit:
+                    raise too_large("the body", self.limit)
+                self._add(count, size - count.n_bytes)
+                yield part
+                if len(part) == STEP:
+                    await asyncio.sleep(0)
 
     def _announced(self, headers: Mapping[str, str]) -> int:
         """Return the announced length, or the limit; raise if it is above."""

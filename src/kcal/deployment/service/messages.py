@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-DRAINED_BYTES = 2**16
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self'; img-src 'self' data:; "
@@ -53,23 +51,6 @@ def error_answer(error: RequestError) -> Answer:
 def headers_of(scope: Scope) -> dict[str, str]:
     """Return the headers of a request by lower-case name; the last of a name counts."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-
-
-async def drain(receive: Receive) -> bool:
-    """Read what is left of a small body, so that the connection can be used again; return whether it was all."""
-    size = 0
-    while size <= DRAINED_BYTES:
-        try:
-            async with asyncio.timeout(1.0):
-                message = await receive()
-        except TimeoutError:
-            return False
-        if message["type"] == "http.disconnect":
-            return False
-        size += len(message.get("body", b""))
-        if not message.get("more_body"):
-            return True
-    return False
 
 
 async def send_answer(send: Send, answer: Answer) -> None:
