@@ -202,10 +202,16 @@ def _asynchronous(answer: Callable[[Request], Answer]) -> Endpoint:
     return endpoint
 
 
-async def _framework_error(_: Request, error: Exception) -> Response:
+async def _framework_error(request: Request, error: Exception) -> Response:
+    """Answer a request for an address that does not exist, or by a method that it does not have."""
     assert isinstance(error, HTTPException)
-    answer = json_answer({"error": str(error.detail)}, error.status_code)
-    return Response(answer.body, answer.status, dict(error.headers or {}), answer.media_type)
+    headers, path = dict(error.headers or {}), request.url.path
+    if error.status_code == 405:
+        problem = f"{path} answers {headers['Allow']}, not {request.method}"
+    else:
+        problem = f"there is nothing at {path}"
+    answer = error_answer(RequestError(error.status_code, f"{problem}; /docs lists all addresses", headers))
+    return Response(answer.body, answer.status, headers, answer.media_type)
 
 
 def _endpoint_name(path: str) -> str:
