@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from kcal.deployment.service.errors import RequestError, bad_request, busy
+from kcal.deployment.service.errors import RequestError, bad_request, busy, too_large
 from kcal.deployment.service.messages import Answer, Receive
-from kcal.deployment.service.tensors import too_large
 
 BODY_SECONDS = 60.0
 """How long a client may take to send a body."""
@@ -21,7 +20,7 @@ WINDOW_BITS = {"gzip": 31, "deflate": 15}
 STEP = 2**18
 """Bytes that are decompressed before their number is checked, and other requests have their turn."""
 FEWEST_COMPRESSED = 2**10
-"""Bytes of an answer from which compression is worthwhile."""
+"""Bytes of an answer from which on it is compressed."""
 
 
 class BodyReader:

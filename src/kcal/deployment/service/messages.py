@@ -1,4 +1,4 @@
-"""HTTP beside the framework: answers, and the headers that every answer has."""
+"""HTTP without the framework: answers, and the headers that every answer has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-SECURITY_HEADERS = {
+HTML = "text/html; charset=utf-8"
+_SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self'; img-src 'self' data:; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -25,7 +26,7 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_RAW_SECURITY_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+SECURITY_HEADERS = [(name.lower().encode(), value.encode()) for name, value in _SECURITY_HEADERS.items()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,25 +56,20 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 async def send_answer(send: Send, answer: Answer) -> None:
     """Send an answer."""
-    headers = [
-        (b"content-type", answer.media_type.encode()),
-        (b"content-length", str(len(answer.body)).encode()),
-        *_RAW_SECURITY_HEADERS,
-        *((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers.items()),
-    ]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    headers = {"content-type": answer.media_type, "content-length": str(len(answer.body)), **answer.headers}
+    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": raw})
     await send({"type": "http.response.body", "body": answer.body})
 
 
-def with_security_headers(send: Send, note: Callable[[int], None]) -> Send:
-    """Return a function that sends what the framework answers with our headers, and notes the status."""
+def with_security_headers(send: Send, note_status: Callable[[int], None]) -> Send:
+    """Return a function that sends an answer with the headers that every answer has, and notes its status."""
 
     async def wrapped(message: Message) -> None:
         if message["type"] == "http.response.start":
-            note(message["status"])
+            note_status(message["status"])
             present = {name for name, _ in message["headers"]}
-            more = [header for header in _RAW_SECURITY_HEADERS if header[0] not in present]
-            message["headers"] = [*message["headers"], *more]
+            message["headers"] = [*message["headers"], *(one for one in SECURITY_HEADERS if one[0] not in present)]
         await send(message)
 
     return wrapped

@@ -49,13 +49,11 @@ def make_server(options: ServiceOptions, on_started: Callable[[str], None] | Non
 
     ``on_started`` is called with the address when the server listens.
     """
-    require_extra()
+    application = make_application(options, lambda message: server.fail(message))
     import uvicorn
 
-    application = make_application(options, lambda message: server.fail(message))
-
     class Server(uvicorn.Server):
-        """A server that tells where it listens, and stops if its only model cannot be loaded."""
+        """A server that reports its address, and stops if its only model cannot be loaded."""
 
         failure: str | None = None
 
