@@ -51,7 +51,7 @@ class Application:
         self.api = self._make_api()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or take part in the start and the end of the server."""
+        """Answer a request, or start and stop the service with the server."""
         if scope["type"] != "http":
             await self.api(scope, receive, send)
             return
@@ -176,7 +176,7 @@ async def _framework_error(request: Request, error: Exception) -> Response:
 
 
 def _endpoint_name(path: str) -> str:
-    """Return the name of an address in the metrics: one of few, whatever is asked for."""
+    """Return the name of an address in the metrics; there are only a few, so that metrics stay small."""
     if path.startswith("/v2/models/") and path.endswith("/feedback"):
         return "feedback"
     if path.startswith("/v2/"):

@@ -71,7 +71,7 @@ class Handlers:
         return Answer(content, media_type="application/octet-stream", headers=header)
 
     async def _infer(self, name: str, version: str | None, request: InferenceRequest) -> tuple[ServedModel, Outputs]:
-        """Return the outputs of a request; if its model is closed meanwhile, by the one that takes its place."""
+        """Return the outputs of a request; if its model is replaced before it answers, those of the new one."""
         while True:
             model = self.service.repository.get(name, version)
             try:
@@ -92,7 +92,7 @@ class Handlers:
         with model.tallies.timed():
             tensors, outputs = _plain_tensors(model, content), _plain_outputs(model, content)
             job = model.job(tensors, outputs, content.get("explanation_samples"))
-            predictions = await model.batcher.submit(job)
+            predictions = await model.batcher.submit(job, job.n_rows, job.key)
         answer: dict[str, Any] = {
             "model": model.name,
             "version": str(model.version),

@@ -91,6 +91,11 @@ class ServedModel:
             name=f"kcal-{name}",
         )
 
+    @property
+    def key(self) -> str:
+        """Name and version, by which the page names a model."""
+        return f"{self.name}/{self.version}"
+
     def metadata(self, versions: Sequence[int]) -> dict[str, Any]:
         """Return the model's metadata as the protocol defines it."""
         ids = {"name": "ids", "datatype": "BYTES", "shape": [-1]}
@@ -124,7 +129,7 @@ class ServedModel:
 
     async def infer(self, request: InferenceRequest) -> list[tuple[Tensor, bool]]:
         """Return the outputs of a request, each with whether it is sent as binary data."""
-        wanted = [(output.name, output.is_binary) for output in request.outputs]
+        wanted = list(request.outputs)
         if not wanted:
             wanted = [(name, request.is_binary) for name in self.predictor.default_outputs]
             if request.parameters.get("return_ids") is True:
@@ -133,7 +138,7 @@ class ServedModel:
         is_large = sum(tensor.array.size for tensor in request.inputs.values()) > LARGE
         with self.tallies.timed():
             job = await in_thread_if(is_large, self.job, *arguments)
-            predictions = await self.batcher.submit(job)
+            predictions = await self.batcher.submit(job, job.n_rows, job.key)
         return [(self._tensor(name, job, predictions), is_binary) for name, is_binary in wanted]
 
     def find(self, name: str) -> ObservedPrediction | None:

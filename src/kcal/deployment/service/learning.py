@@ -9,7 +9,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,8 @@ logger = logging.getLogger("kcal.service")
 
 MOST_AT_ONCE = 1000
 """Records that are written in one transaction."""
-
-
-@dataclass(frozen=True, eq=False)
-class FeedbackJob:
-    """The records of one request."""
-
-    records: Sequence[FeedbackRecord]
-    key: None = None
-
-    @property
-    def n_rows(self) -> int:
-        """Number of records."""
-        return len(self.records)
+Records = Sequence[FeedbackRecord]
+"""The records of one request."""
 
 
 def with_text_ids(calibrator: Calibrator) -> Calibrator:
@@ -100,7 +90,7 @@ class Learner:
         self._executor = ThreadPoolExecutor(1, f"kcal-follow-{model.name}")
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._next: Future[None] | None = None
-        self.batcher: Batcher[FeedbackJob] = Batcher(
+        self.batcher: Batcher[Records] = Batcher(
             self._write_all, after=self._after, max_batch=MOST_AT_ONCE, name=f"kcal-feedback-{model.name}"
         )
 
@@ -108,7 +98,7 @@ class Learner:
     def _live(self) -> Any:
         return self.calibrator
 
-    async def learn(self, records: Sequence[FeedbackRecord]) -> list[str]:
+    async def learn(self, records: Records) -> list[str]:
         """Write records and return what was done with each: "stored", "corrected", "erased" or "absent".
 
         An erasure is complete when this returns: the calibrator has followed, too.
@@ -116,7 +106,7 @@ class Learner:
         if any(not record.is_erasure and self._find(record) is record for record in records):
             await self.model.batcher.settled()  # a prediction is recorded just after its answer
         found = [self._find(record) for record in records]
-        done: list[str] = await self.batcher.submit(FeedbackJob(found))
+        done: list[str] = await self.batcher.submit(found, len(found))
         if any(record.is_erasure for record in records):
             await self.batcher.settled()
             await asyncio.wrap_future(self.follow_soon())
@@ -136,21 +126,17 @@ class Learner:
         kept = {name: np.asarray(row, dtype=np.float32)[None] for name, row in rows.items()}
         return replace(record, rows=kept, group=record.group or prediction.group)
 
-    def _write_all(self, jobs: Sequence[FeedbackJob]) -> Sequence[Any]:
+    def _write_all(self, requests: Sequence[Records]) -> Sequence[Any]:
         """Write the records of several requests; if one request is refused, each by itself."""
         try:
-            done = self._write([record for job in jobs for record in job.records])
+            done = iter(self._write([record for records in requests for record in records]))
+            return [list(islice(done, len(records))) for records in requests]
         except (KcalError, RequestError) as error:
-            if len(jobs) == 1:
+            if len(requests) == 1:
                 return [_answer(error)]
-            return [result for job in jobs for result in self._write_all([job])]
-        results, start = [], 0
-        for job in jobs:
-            results.append(done[start : start + job.n_rows])
-            start += job.n_rows
-        return results
+            return [result for records in requests for result in self._write_all([records])]
 
-    def _write(self, records: Sequence[FeedbackRecord]) -> list[str]:
+    def _write(self, records: Records) -> list[str]:
         done: list[str] = []
         for part in segments(records):
             known = self.store.contains([record.id for record in part])
@@ -200,12 +186,12 @@ class Learner:
         with suppress(InvalidInputError):  # another process reads the file: bytes of what was deleted go with the next
             self.store.vacuum()
 
-    def _after(self, jobs: Sequence[FeedbackJob], results: Sequence[Any]) -> None:
+    def _after(self, requests: Sequence[Records], results: Sequence[Any]) -> None:
         """Add the labels to the record of predictions, and let the calibrator follow."""
-        for job, done in zip(jobs, results, strict=True):
+        for records, done in zip(requests, results, strict=True):
             if isinstance(done, Exception):
                 continue
-            for record, status in zip(job.records, done, strict=True):
+            for record, status in zip(records, done, strict=True):
                 self.counts[status] += 1
                 if record.is_erasure:
                     self.model.erased(record.id)

@@ -78,7 +78,7 @@ class ModelCollector(Collector):
             for label, count in model.tallies.class_counts().items():
                 classes.add_metric([*labels, label], count)
             for name, counts in model.tallies.histograms().items():
-                families[name].add_metric(labels, counts.buckets, counts.total)
+                families[name].add_metric(labels, *counts)
         yield from (classes, queues, *families.values())
 
     def _observed(self, models: list[Any]) -> Iterator[Any]:

@@ -38,14 +38,14 @@ FORMAT = 1
 class Observer:
     """Record what a served model predicts and which labels it gets, in bounded memory; safe to use from any thread.
 
-    :meth:`predicted` copies rows into arrays. What costs time happens in :meth:`snapshot`, whose results are kept for a
+    :meth:`predicted` copies rows into arrays. Expensive work is done in :meth:`snapshot`, whose results are kept for a
     moment. Two records have ``capacity`` rows each: the latest predictions, and the latest with labels; with very many
     classes, a snapshot is made of fewer.
 
     The monitors see each labelled prediction once, when a snapshot is made; and of the inputs those that came since
-    the last snapshot, at most 256, without those that the calibrator has learnt meanwhile: these are too close to the
-    calibration set, being part of it. A correction or an erasure of a label that a monitor has seen lets it begin again
-    with the labels as they are now, as long as all of them are in the record; of older ones only sums remain.
+    the last snapshot, at most 256, without those that the calibrator has learnt since: they are part of the calibration
+    set, and would look too close to it. A correction or an erasure of a label that a monitor has seen lets it begin
+    again with the labels as they are now, as long as all of them are in the record; of older ones only sums remain.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Observer:
         self._summary = threading.Lock()  # of the monitors and the last snapshot; taken first if both are
         self._earlier = (0, 0)  # predictions and labels before those of the record
         self._first_time: float | None = None
-        self._drift = DriftWatch(len(self._reference()))
+        self._drift = DriftWatch(len(calibrator.calibration_log_evidence_) if calibrator.has_evidence else 1)
         self._start(np.asarray(calibrator.classes_))
 
     def _start(self, classes: NDArray[Any]) -> None:
@@ -89,12 +89,6 @@ class Observer:
     def n_labels(self) -> int:
         """Predictions that got a label since the first start."""
         return self._earlier[1] + self._record.labelled.n_rows
-
-    def _reference(self) -> NDArray[np.float64]:
-        """Return the log evidence of calibration samples, ascending; a single 0 if the method has none."""
-        if not self.calibrator.has_evidence:
-            return np.zeros(1)
-        return np.asarray(self.calibrator.calibration_log_evidence_)
 
     def predicted(self, ids: Sequence[str] | None, probs: NDArray[Any], **given: Any) -> None:
         """Record predictions, (n, n_classes), in their order, with evidence, groups, embeddings and logits if given.

@@ -87,7 +87,7 @@ def render_page(
         The values of ``model``, ``class`` and ``refresh`` in the query of the request, as they are: the key or the name
         of a model, the column of a class, and seconds. Values that mean nothing are ignored.
     """
-    model = _selected(models, selected)
+    model = select(models, selected)
     page: str = (
         _environment()
         .get_template("page.html")
@@ -105,7 +105,7 @@ def render_page(
     return page
 
 
-def _selected(models: Sequence[ModelView], selected: str | None) -> ModelView | None:
+def select(models: Sequence[Any], selected: str | None) -> Any:
     """Return the model of this key, or the first of this name; the first of all if there is none."""
     keyed = [model for model in models if model.key == selected]
     named = [model for model in models if model.name == selected]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, predict_on
-from kcal.deployment.service.errors import RequestError, bad_request
+from kcal.deployment.service.errors import bad_request
 from kcal.deployment.service.explanations import explanation_entries
 from kcal.deployment.service.tensors import BYTES, NUMPY_TYPES, Tensor
 from kcal.embeddings import ClassifierOutputs
@@ -95,7 +95,7 @@ class ServedPredictor(ABC):
 
     def explain(self, arrays: Arrays, k: int) -> list[str]:
         """Return the explanation of each row as JSON text, with ``k`` samples."""
-        raise RequestError(400, "the model has no explanations")
+        raise NotImplementedError  # not among the outputs
 
 
 def _checked(tensor: Tensor, spec: TensorSpec) -> NDArray[Any]:
@@ -151,10 +151,9 @@ class CalibratorPredictor(ServedPredictor):
     def explain(self, arrays: Arrays, k: int) -> list[str]:
         """Return the explanation of each row as JSON text."""
         calibrator: Any = self.calibrator
-        logits = {"logits": arrays["logits"]} if "embeddings" in arrays and "logits" in arrays else {}
-        rows = arrays["logits" if calibrator.inputs == "logits" else "embeddings"]
-        entries = explanation_entries(calibrator.explain(rows, k, **logits))
-        return [json.dumps(entry, allow_nan=False) for entry in entries]
+        logits = {"logits": arrays["logits"]} if len(arrays) == 2 else {}
+        explanation = calibrator.explain(ClassifierOutputs(**arrays).matrix(calibrator.inputs), k, **logits)
+        return [json.dumps(entry, allow_nan=False) for entry in explanation_entries(explanation)]
 
 
 class OnnxPredictor(ServedPredictor):

@@ -17,7 +17,7 @@ from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.inference import BatchLimits, ServedModel
 from kcal.deployment.service.latest import explain_latest
 from kcal.deployment.service.learning import Learner, open_store
-from kcal.deployment.service.page import ModelView
+from kcal.deployment.service.page import ModelView, select
 from kcal.deployment.service.predictors import ServedPredictor
 from kcal.deployment.service.repository import Repository, model_name
 from kcal.errors import InvalidInputError, KcalError, without_warnings
@@ -52,7 +52,7 @@ class ServiceOptions:
     max_body : int
         Bytes of a request.
     reload_seconds : float
-        How often files are looked at.
+        How often files are checked.
     save_seconds : float
         How often the state of the monitors is written beside the store.
     """
@@ -123,7 +123,7 @@ class Service:
         self._watching = asyncio.create_task(self._watch())
 
     async def stop(self) -> None:
-        """Answer what waits, write feedback and the state of the monitors, and close the stores."""
+        """Finish the requests that wait, write feedback and the state of the monitors, and close the stores."""
         self.is_stopping = True
         if self._watching is not None:
             self._watching.cancel()
@@ -153,8 +153,8 @@ class Service:
                 if seconds >= self.options.save_seconds:
                     seconds = 0.0
                     await asyncio.to_thread(self._save_states)
-            except Exception:  # whatever the file system does, the models that are loaded are served on
-                logger.exception("the files could not be looked at")
+            except Exception:  # an error of the file system must not end the service
+                logger.exception("the files could not be checked")
 
     def _make(self, name: str, version: int, predictor: ServedPredictor) -> ServedModel:
         """Return a loaded model, with a learner that has followed its store if it is the latest version."""
@@ -176,7 +176,7 @@ class Service:
             self._retired.append(earlier)
 
     async def _replace_learners(self) -> None:
-        """Let another version learn where the latest one is gone, and close learners that are not used any more."""
+        """Let the latest version learn if another one did, and close learners that are no longer used."""
         for name in self.repository.models:
             latest, learner = self.repository.get(name), self.learners.get(name)
             if learner is not None and learner.model is not latest:
@@ -185,7 +185,7 @@ class Service:
             await self._retired.pop().close()
 
     def _drop(self, model: ServedModel) -> None:
-        """Close a model that no new request gets, when it has answered those that it has."""
+        """Close a model that gets no more requests, when it has answered those that it has."""
         task = asyncio.create_task(model.batcher.close())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -228,11 +228,9 @@ class Service:
     def views(self, selected: str | None) -> list[ModelView]:
         """Return what the page shows of every model; explanations only of the selected one, or the first."""
         models = self.repository.all()
-        keys = [f"{model.name}/{model.version}" for model in models]
-        names = [model.name for model in models]
-        chosen = keys.index(selected) if selected in keys else names.index(selected) if selected in names else 0
+        chosen = select(models, selected)
         with without_warnings():
-            views = [self._view(model, place == chosen) for place, model in enumerate(models)]
+            views = [self._view(model, model is chosen) for model in models]
         served = {(model.name, model.version) for model in models}
         failed = [key for key in self.repository.errors if key not in served]
         return views + [

@@ -79,7 +79,7 @@ def make_server(options: ServiceOptions, on_started: Callable[[str], None] | Non
 
     config = uvicorn.Config(
         application,
-        http=_impatient_protocol(),
+        http=_protocol_with_timeout(),
         host=options.host,
         port=options.port,
         log_level="warning",
@@ -95,24 +95,24 @@ def make_server(options: ServiceOptions, on_started: Callable[[str], None] | Non
     return server
 
 
-def _impatient_protocol() -> Any:
-    """Return uvicorn's protocol of a connection, but closed where the head of a request does not come."""
+def _protocol_with_timeout() -> Any:
+    """Return uvicorn's protocol of a connection, closed if the head of a request does not arrive."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-        """Looks at the connection from time to time."""
+        """Checks the connection from time to time."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.look(before=transport)
+            self.check(before=transport)
 
-        def look(self, before: Any) -> None:
-            """Close the connection if it waits for the same request as the last time; else look again later."""
+        def check(self, before: Any) -> None:
+            """Close the connection if it still waits for the same request as at the last check."""
             is_waiting = self.cycle is None or self.cycle.response_complete
             if self.transport.is_closing() or (is_waiting and self.cycle is before):
                 self.transport.close()
             else:
-                self.loop.call_later(REQUEST_SECONDS, self.look, self.cycle if is_waiting else self.transport)
+                self.loop.call_later(REQUEST_SECONDS, self.check, self.cycle if is_waiting else self.transport)
 
     return Protocol
 
@@ -125,7 +125,6 @@ def address_of(server: Any) -> str:
 
 def serve(options: ServiceOptions, on_started: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; requests in flight are answered before this returns."""
-    options.check()
     logging.getLogger("kcal.service").setLevel(logging.INFO)
     server = make_server(options, on_started)
     with closing(listen(options.host, options.port)) as listener:

@@ -16,16 +16,9 @@ from numpy.typing import NDArray
 
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 EVIDENCE_BOUNDS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+HistogramCounts = tuple[list[tuple[str, int]], float]
 LATEST_REQUESTS = 1000
 """Requests whose times are kept."""
-
-
-@dataclass(frozen=True)
-class HistogramCounts:
-    """A histogram in the form of Prometheus: cumulative counts up to each bound, and the sum."""
-
-    buckets: list[tuple[str, float]]
-    total: float
 
 
 @dataclass(frozen=True)
@@ -54,10 +47,9 @@ class Histogram:
         self.total += float(np.sum(values, dtype=np.float64))
 
     def to_counts(self) -> HistogramCounts:
-        """Return the cumulative counts."""
+        """Return the histogram in the form of Prometheus: cumulative counts up to each bound, and the sum."""
         names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
-        sums = accumulate(self.counts.tolist())
-        return HistogramCounts([(name, float(count)) for name, count in zip(names, sums, strict=True)], self.total)
+        return list(zip(names, accumulate(self.counts.tolist()), strict=True)), self.total
 
 
 class Tallies:

@@ -8,7 +8,7 @@ import numpy as np
 
 from kcal.deployment.service.charts import evidence_chart, range_bar, reliability_chart, wealth_bar
 from kcal.deployment.service.formats import interval, name_of, percent, wealth
-from kcal.deployment.service.snapshot import CONFIDENCE, LOW_EVIDENCE, Alarm, ServiceSnapshot
+from kcal.deployment.service.snapshot import CONFIDENCE, LOW_EVIDENCE, ServiceSnapshot
 from kcal.deployment.service.tallies import Traffic
 from kcal.metrics.predictions import Event
 from kcal.monitoring import Part
@@ -106,7 +106,6 @@ class Status:
     level: str
     title: str
     note: str
-    alarms: tuple[Alarm, ...]
 
 
 def status_of(snapshot: ServiceSnapshot) -> Status:
@@ -117,8 +116,8 @@ def status_of(snapshot: ServiceSnapshot) -> Status:
     counts = [f"{n} {word}{'s' if n > 1 else ''}" for n, word in ((n_alarms, "alarm"), (n_notices, "notice")) if n]
     if not counts:
         note = "" if snapshot.monitor.n_samples else " Only labels can show whether the probabilities are calibrated."
-        return Status("good", "No alarms", f"{watched}.{note}", ())
-    return Status("alarm" if n_alarms else "notice", " and ".join(counts), f"{watched}.", snapshot.alarms)
+        return Status("good", "No alarms", f"{watched}.{note}")
+    return Status("alarm" if n_alarms else "notice", " and ".join(counts), f"{watched}.")
 
 
 def reliability_panel(snapshot: ServiceSnapshot, of: Event) -> Chart | None:

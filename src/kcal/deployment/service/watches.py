@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.monitoring import CalibrationMonitor, DriftMonitor, DriftReport, MonitorReport, Part
+from kcal.monitoring import CalibrationMonitor, DriftMonitor, DriftReport, MonitorReport
 
 ALPHA = 0.05
 TOLERANCE = 0.01
@@ -60,8 +61,8 @@ class LabelWatch:
         """Return the report of the monitor, with the names of the groups."""
         report = self.monitor.report()
         names = dict(enumerate(self._groups)) | {MOST_GROUPS: OTHER_GROUPS}
-        groups = tuple(_renamed(part, name) for part in report.groups if (name := names[part.name]) is not None)
-        return MonitorReport(report.overall, report.classes, groups, report.alpha, report.path)
+        groups = [replace(part, name=name) for part in report.groups if (name := names[part.name]) is not None]
+        return replace(report, groups=tuple(groups))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state in a form that JSON can represent."""
@@ -164,10 +165,6 @@ class DriftWatch:
         watch.refresh()
         watch.alarm_at = None if state["alarm_at"] is None else int(state["alarm_at"])
         return watch
-
-
-def _renamed(part: Part, name: str) -> Part:
-    return Part(name, part.n_samples, part.predicted, part.observed, part.log_wealth, part.alarm_at)
 
 
 def rank_inputs(calibrator: Any, rows: NDArray[Any], evidence: NDArray[np.float64]) -> tuple[Any, Any]:
