@@ -155,8 +155,9 @@ def test_a_network_runs_in_the_workers_of_a_pipeline_and_here(cluster, files, tm
     inputs = torch.from_numpy(np.stack([table.column(name) for name in features], axis=1))
     probs = np.stack([scored.column(f"p_{k}") for k in range(N_CLASSES)], axis=1)
     np.testing.assert_array_equal(probs, classifier.predict_proba(inputs))
-    workers = Workers(count=1, num_cpus=0.5)
-    lazy = predict(ray.data.from_arrow(table), classifier, workers=workers, **options).take(5)
+    workers = Workers(count=1, num_cpus=2)  # all cores: one must stay for the tasks that read
+    dataset = ray.data.read_parquet(str(files / "rows-0.parquet"))
+    lazy = predict(dataset, classifier, workers=workers, **options).take(5)
     np.testing.assert_allclose([row["p_1"] for row in lazy], probs[:5, 1], atol=1e-6)
 
 

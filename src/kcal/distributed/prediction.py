@@ -56,18 +56,21 @@ class Workers:
             check_number(self.num_gpus, "num_gpus", minimum=0)
 
     def options(self, ray: Any, model: Model, n_tasks: int | None = None) -> dict[str, Any]:
-        """Return the arguments of ``map_batches`` for these workers, on ``n_tasks`` parts or on rows that are read.
+        """Return the arguments of ``map_batches`` for these workers, on ``n_tasks`` parts or on rows that Ray reads.
 
-        Reading needs a worker too: one that Ray could not start because all others score would be waited for forever.
+        One core stays free for reading: a task that Ray could not start beside the workers would be waited for forever.
         """
-        num_gpus = self.num_gpus
+        resources = ray.cluster_resources()
+        num_cpus, num_gpus = self.num_cpus, self.num_gpus
         if num_gpus is None:
-            has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
+            has_gpus = resources.get("GPU", 0) >= 1
             num_gpus = 1.0 if has_gpus and isinstance(model, CalibratedClassifier) else 0.0
-        room = count_workers(ray, num_cpus=self.num_cpus, num_gpus=num_gpus)
+        if n_tasks is None:
+            num_cpus = min(num_cpus, max(resources.get("CPU", 0.0) - 1.0, 0.0))
+        room = count_workers(ray, num_cpus=num_cpus, num_gpus=num_gpus)
         count = min(self.count or room, max(room - 1, 1) if n_tasks is None else n_tasks)
         pool = ray.data.ActorPoolStrategy(min_size=1, max_size=count, initial_size=1 if n_tasks is None else count)
-        return {"compute": pool, "num_cpus": self.num_cpus, "num_gpus": num_gpus or None}
+        return {"compute": pool, "num_cpus": num_cpus, "num_gpus": num_gpus or None}
 
 
 @dataclass(frozen=True)
@@ -151,12 +154,12 @@ def predict(
         chosen = columns or default_columns(names, known, logits)
         return Scorer(fitted, chosen, rows, evidence)
 
-    if hasattr(data, "map_batches"):
-        if out is None:
-            return _scored(data, scorer_for(data.schema().names), workers)
-        data = _spooled(data, check_path(out, "out"))
-    elif out is None:
-        raise InvalidInputError("out", "must be a folder for predictions of files", got="None")
+    is_dataset = hasattr(data, "map_batches")
+    if is_dataset and out is None:
+        return _scored(data, scorer_for(data.schema().names), workers)
+    folder = _output_folder(out)
+    if is_dataset:
+        data = _spooled(data, folder)
     if engine == "ray":  # before anything is written
         require_ray()
         check_address(workers.address)
@@ -171,7 +174,18 @@ def predict(
     parts = [part for file in files for part in file.parts(part_rows, rows)]
     settings = {"model": model_digest(fitted), "columns": json.loads(json.dumps(asdict(scorer.columns)))}
     settings |= {"evidence": evidence, "rows_at_once": rows}
-    return _run(Plan(check_path(out, "out").resolve(), settings, parts), scorer, engine, workers, progress)
+    return _run(Plan(folder, settings, parts), scorer, engine, workers, progress)
+
+
+def _output_folder(out: Any) -> Path:
+    """Return the folder of the predictions; raise if there is a file of that name."""
+    expected = "must be a folder, new or of a run that was stopped, for predictions part by part"
+    if out is None:
+        raise InvalidInputError("out", expected, got="None")
+    folder = check_path(out, "out").resolve()
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInputError("out", expected, got=f"the file {out}", remedy="Choose another name.")
+    return folder
 
 
 def _run(plan: Plan, scorer: Scorer, engine: str, workers: Workers, progress: bool | None) -> Predictions:
