@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sklearn.base import clone
 from torch import nn
 
 import kcal
@@ -173,6 +175,12 @@ def test_a_sharded_support_has_the_search_and_the_probabilities_of_one_machine(c
     assert many.bandwidth_ == pytest.approx(one.bandwidth_, rel=1e-6)
     assert many.bandwidth_curve_.loss == pytest.approx(one.bandwidth_curve_.loss, abs=1e-6)
     np.testing.assert_allclose(many.predict_proba(queries), one.predict_proba(queries), atol=1e-6)
+    np.testing.assert_allclose(many.log_evidence(queries), one.log_evidence(queries), atol=1e-6)
+    assert np.isneginf(many.log_evidence(queries)[-3:]).all()
+    np.testing.assert_allclose(many.evidence(queries), one.evidence(queries), atol=1e-6)
+    with pytest.raises(kcal.KcalError, match=f"cannot be saved.* Fit again with bandwidth={many.bandwidth_!r}"):
+        pickle.dumps(many)
+    assert clone(many).get_params() == many.get_params()
     many.close()
 
 
@@ -183,7 +191,8 @@ def test_shards_read_files_and_search_on_though_an_actor_dies(cluster, tmp_path,
         rows = slice(3_000 * place, 3_000 * (place + 1))
         table = pa.table({"e": list(embeddings[rows]), "label": labels[rows], "patient": groups[rows]})
         pq.write_table(table, tmp_path / f"{place}.parquet", row_group_size=900)
-    one = kcal.KCal(projection="identity", progress=False).fit(embeddings, labels, groups=groups)
+    options: dict[str, Any] = {"projection": "unit", "progress": False}  # it ignores lengths, the evidence does not
+    one = kcal.KCal(**options).fit(embeddings, labels, groups=groups)
 
     ask, questions = ShardedSupport._ask, []
 
@@ -194,11 +203,12 @@ def test_shards_read_files_and_search_on_though_an_actor_dies(cluster, tmp_path,
         return ask(self, method, *arguments)
 
     monkeypatch.setattr(ShardedSupport, "_ask", disturbed)
-    many = ShardedKCal(n_shards=2, num_cpus=0.5, progress=False).fit_files(tmp_path, features=["e"], group="patient")
+    many = ShardedKCal(n_shards=2, num_cpus=0.5, **options).fit_files(tmp_path, features=["e"], group="patient")
     assert questions.count("class_sums") > 2
     assert many.bandwidth_ == pytest.approx(one.bandwidth_, rel=1e-6)
     queries = samples(200, 6, np.float64)[0]
     np.testing.assert_allclose(many.predict_proba(queries), one.predict_proba(queries), atol=1e-6)
+    np.testing.assert_allclose(many.evidence(queries), one.evidence(queries), atol=1e-6)
     many.close()
 
 
