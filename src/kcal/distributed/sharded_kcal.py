@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -15,12 +17,13 @@ from torch import nn
 from kcal.calibrators.holdout import MAX_FOLDS, fold_codes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice, check_parts
 from kcal.calibrators.kcal.evidence import EvidenceReference
-from kcal.calibrators.kcal.parameters import check_bandwidth
+from kcal.calibrators.kcal.parameters import check_bandwidth, check_pair
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.distributed.engine import connect, count_workers
-from kcal.distributed.parts import find_files, open_parquet
-from kcal.distributed.shards import Index, Rows, RowsInFiles, RowsInMemory, cut, start_shards
+from kcal.distributed.parts import InputFile, find_files, open_parquet
+from kcal.distributed.shards import Index, cut, load_rows, start_shards
 from kcal.distributed.sorted_samples import SortedSamples
+from kcal.distributed.tables import NOT_FEATURES, Columns
 from kcal.errors import InvalidInputError, KcalError
 from kcal.kernels import MAX_PREDICTED, ClassSums, PredictedLoss, get_kernel, sampled_positions
 from kcal.projection import UNTRAINED, frozen_copy, project
@@ -32,15 +35,18 @@ from kcal.validation import (
     check_matrix,
     check_number,
     check_weights,
+    checked_parameters,
     collect_classes,
     encode_labels,
     kind_of,
+    parameter,
 )
 
 QUERY_ROWS = 8_192
 """Queries that are sent to the shards at once."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """KCal over a support that actors of a Ray cluster hold in shards.
 
@@ -74,45 +80,28 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Support points of each shard.
     """
 
-    def __init__(
-        self,
-        *,
-        projection: str | nn.Module = "identity",
-        kernel: str = "rbf",
-        bandwidth: str | float = "cv",
-        prior: Any = None,
-        smoothing: float = 0.0,
-        folds: int | None = None,
-        bandwidth_interval: tuple[float, float] | None = None,
-        seed: int = 0,
-        n_predicted: int = MAX_PREDICTED,
-        n_shards: int | None = None,
-        num_cpus: float = 1.0,
-        address: str | None = None,
-        progress: bool | None = None,
-    ) -> None:
-        self.projection = projection
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.prior = prior
-        self.smoothing = smoothing
-        self.folds = folds
-        self.bandwidth_interval = bandwidth_interval
-        self.seed = seed
-        self.n_predicted = n_predicted
-        self.n_shards = n_shards
-        self.num_cpus = num_cpus
-        self.address = address
-        self.progress = progress
+    projection: str | nn.Module = "identity"
+    kernel: str = "rbf"
+    bandwidth: str | float = "cv"
+    prior: Any = None
+    smoothing: float = parameter(0.0, check_number, minimum=0, maximum=1)
+    folds: int | None = parameter(None, check_integer, minimum=2, maximum=MAX_FOLDS)
+    bandwidth_interval: tuple[float, float] | None = parameter(None, check_pair)
+    seed: int = parameter(0, check_integer, minimum=0, maximum=2**64 - 1)
+    n_predicted: int = parameter(MAX_PREDICTED, check_integer, minimum=1, maximum=10**9)
+    n_shards: int | None = parameter(None, check_integer, minimum=1, maximum=100_000)
+    num_cpus: float = parameter(1.0, check_number, minimum=0)
+    address: str | None = None
+    progress: bool | None = None
 
     def fit(self, X: Any, y: Any, *, sample_weight: Any = None, groups: Any = None, classes: Any = None) -> Self:
         """Distribute embeddings (n, h) with their labels over shards, and choose the bandwidth."""
         rows = check_matrix(X)
 
-        def source(order: Index) -> Rows:
-            return RowsInMemory(rows[torch.from_numpy(order)])
+        def loader(chosen: Index) -> Callable[[], torch.Tensor]:
+            return partial(torch.clone, rows[torch.from_numpy(chosen)])
 
-        return self._fit(source, rows[:1], y, sample_weight, groups, classes)
+        return self._fit(loader, rows[:1], check_labels(y, len(rows)), sample_weight, groups, classes)
 
     def fit_files(
         self,
@@ -138,23 +127,23 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes : sequence, optional
             As in ``fit``.
         """
-        paths = tuple(str(path.resolve()) for path in find_files(data))
-        with open_parquet(paths[0]) as file:
-            reserved = {label, weight, group, "label", "group", "weight", "id"}
-            names = tuple(features or (name for name in file.schema_arrow.names if name not in reserved))
-        source = RowsInFiles(paths, names)
-        columns = {
-            name: np.concatenate([_column(path, name) for path in paths]) for name in (label, weight, group) if name
-        }
-        first = source.load(np.zeros(1, dtype=np.int64))
-        given = (columns[label], columns.get(weight or ""), columns.get(group or ""))
-        return self._fit(lambda _: source, first, *given, classes)
+        files = [InputFile.read(path) for path in find_files(data)]
+        others = [name for name in (label, weight, group) if name is not None]
+        names = tuple(features or (name for name in files[0].columns if name not in {*NOT_FEATURES, *others}))
+        for file in files:
+            Columns((*names, *others)).check(list(file.columns), file.path)
+        paths = [file.path for file in files]
+        values = {name: np.concatenate([_column(path, name) for path in paths]) for name in others}
+        labels = check_labels(values[label], len(values[label]))
+        first = load_rows(paths, names, np.zeros(1, dtype=np.int64))
+        weights, groups = (None if name is None else values[name] for name in (weight, group))
+        return self._fit(lambda rows: partial(load_rows, paths, names, rows), first, labels, weights, groups, classes)
 
-    def _fit(self, source: Any, first: torch.Tensor, y: Any, weight: Any, groups: Any, classes: Any) -> Self:
-        """Start the shards and choose the bandwidth; ``source`` maps rows to where an actor gets them from."""
+    def _fit(
+        self, loader: Any, first: torch.Tensor, labels: NDArray[Any], weight: Any, groups: Any, classes: Any
+    ) -> Self:
+        """Start the shards and choose the bandwidth; ``loader`` is that of :meth:`SortedSamples.content`."""
         self._check_parameters()
-        labels = np.asarray(y)
-        labels = check_labels(labels, len(labels))
         self.classes_ = collect_classes([labels], classes)
         codes = encode_labels(labels, self.classes_, "y")
         weights = None if weight is None else check_weights(weight, len(codes))
@@ -170,7 +159,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._projection = frozen_copy(untrained, first)
         self.n_features_in_, self._dtype = first.shape[1], first.dtype
         places = cut(samples.support.codes.numpy(), self._count())
-        contents = [samples.content(place, source, self._projection) for place in places]
+        contents = [samples.content(place, loader, self._projection) for place in places]
         self.shard_sizes_ = tuple(len(content.codes) for content in contents)
         self.support_size_ = len(codes)
         self._support = start_shards(connect(self.address), contents, len(self.classes_), num_cpus=self.num_cpus)
@@ -244,7 +233,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return torch.cat([part.log_densities(log_weights + log_volume)[0] for part in sums])
 
     def __getstate__(self) -> Any:
-        if "_support" in vars(self):
+        if "bandwidth_" in vars(self):
             raise KcalError(
                 "A fitted ShardedKCal cannot be saved: its samples are in processes of the cluster. Fit again with "
                 f"bandwidth={self.bandwidth_!r}, which only loads the shards; or save a KCal of a sample."
@@ -264,27 +253,20 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ray.kill(actor)
 
     def _count(self) -> int:
-        return self.n_shards or count_workers(connect(self.address), num_cpus=self.num_cpus, num_gpus=0.0)
+        return self.n_shards or count_workers(connect(self.address), num_cpus=self.num_cpus)
 
     def _check_parameters(self) -> None:
+        checked_parameters(self)
         get_kernel(self.kernel)
         if isinstance(self.projection, str):
             check_choice(self.projection, "projection", tuple(UNTRAINED))
         check_bandwidth(self.bandwidth, None)
-        check_number(self.smoothing, "smoothing", minimum=0, maximum=1)
-        if self.folds is not None:
-            check_integer(self.folds, "folds", minimum=2, maximum=MAX_FOLDS)
-        elif self.bandwidth == "published":
+        if self.bandwidth == "published" and self.folds is None:
             raise InvalidInputError("folds", 'must be given with bandwidth="published"', got="None", remedy="Pass 20.")
-        check_integer(self.n_predicted, "n_predicted", minimum=1, maximum=10**9)
-        if self.n_shards is not None:
-            check_integer(self.n_shards, "n_shards", minimum=1, maximum=100_000)
 
 
 def _column(path: str, name: str) -> NDArray[Any]:
     """Return one column of a parquet file."""
     with open_parquet(path) as file:
-        if name not in file.schema_arrow.names:
-            raise InvalidInputError(path, f"has no column {name!r}")
         values: NDArray[Any] = file.read([name]).column(name).to_numpy()
     return values.astype(str) if values.dtype == object else values

@@ -6,11 +6,11 @@ An actor that dies is started again, loads its shard as before and answers again
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,51 +42,29 @@ NEAREST = 1e-5
 """Share of the spread of the points that is so narrow a bandwidth that only the nearest points count."""
 
 
-class Rows(Protocol):
-    """Where an actor gets the embeddings of its shard from."""
+def load_rows(paths: Sequence[str], features: Sequence[str], rows: Index) -> torch.Tensor:
+    """Return embeddings from columns of parquet files, (n, h), in the order of ``rows``, which count over all files.
 
-    def load(self, rows: Index) -> torch.Tensor:
-        """Return the embeddings of some rows, (n, h), in the order of ``rows``."""
+    Beside them only a block of a file is held.
+    """
+    import pyarrow
 
-
-@dataclass(frozen=True, eq=False)
-class RowsInMemory:
-    """Embeddings that were given as an array: those of one shard, in its order."""
-
-    embeddings: torch.Tensor
-
-    def load(self, rows: Index) -> torch.Tensor:
-        """Return the embeddings."""
-        return self.embeddings
-
-
-@dataclass(frozen=True)
-class RowsInFiles:
-    """Embeddings in columns of parquet files; rows are counted over the files in their order."""
-
-    paths: tuple[str, ...]
-    features: tuple[str, ...]
-
-    def load(self, rows: Index) -> torch.Tensor:
-        """Return the embeddings of some rows; beside them only a block of a file is held."""
-        import pyarrow
-
-        order = np.argsort(rows, kind="stable")
-        ascending, start, points = rows[order], 0, None
-        for path in self.paths:
-            if start > ascending[-1]:
-                break
-            with open_parquet(path) as file:
-                for batch in file.iter_batches(READ_ROWS, columns=list(self.features)):
-                    first, last = np.searchsorted(ascending, [start, start + batch.num_rows])
-                    if last > first:
-                        chosen = pyarrow.Table.from_batches([batch]).take(ascending[first:last] - start)
-                        values = check_matrix(matrix_of(chosen, self.features), path)
-                        points = values.new_empty(len(rows), values.shape[1]) if points is None else points
-                        points[torch.from_numpy(order[first:last])] = values
-                    start += batch.num_rows
-        assert points is not None
-        return points
+    order = np.argsort(rows, kind="stable")
+    ascending, start, embeddings = rows[order], 0, torch.empty(0)
+    for path in paths:
+        if start > ascending[-1]:
+            break
+        with open_parquet(path) as file:
+            for batch in file.iter_batches(READ_ROWS, columns=list(features)):
+                first, last = np.searchsorted(ascending, [start, start + batch.num_rows])
+                if last > first:
+                    chosen = pyarrow.Table.from_batches([batch]).take(ascending[first:last] - start)
+                    values = check_matrix(matrix_of(chosen, features), path)
+                    if first == 0:
+                        embeddings = values.new_empty(len(rows), values.shape[1])
+                    embeddings[torch.from_numpy(order[first:last])] = values
+                start += batch.num_rows
+    return embeddings
 
 
 class Range(NamedTuple):
@@ -127,9 +105,8 @@ class Hidden(NamedTuple):
 class ShardContent:
     """What an actor needs to load its shard, as often as it is started."""
 
-    source: Rows
-    rows: Index  # of the source
-    codes: torch.Tensor  # ascending
+    load: Callable[[], torch.Tensor]  # returns the embeddings, (n, h)
+    codes: torch.Tensor  # (n,), ascending
     log_weights: torch.Tensor | None
     keys: Mapping[str, torch.Tensor]  # groups and folds by kind, where there are some
     place: Range
@@ -143,7 +120,7 @@ class Shard:
         import ray
 
         content: ShardContent = ray.get(references[0])
-        embeddings = content.source.load(content.rows)
+        embeddings = content.load()
         with threads_for(0):
             points = project(content.projection, embeddings)
         self.log_lengths = None

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kcal.calibrators.kcal.evidence import reference_rows
-from kcal.distributed.shards import Hidden, Index, Range, Rows, ShardContent
+from kcal.distributed.shards import Hidden, Index, Range, ShardContent
 from kcal.kernels import LeaveOut, SortedSupport, sort_support
 
 
@@ -39,13 +39,15 @@ class SortedSamples:
         support = sort_support(nothing, torch.from_numpy(codes), n_classes, scaled)
         return cls(support, {kind: torch.from_numpy(values)[support.order] for kind, values in keys.items()})
 
-    def content(self, place: Range, source: Callable[[Index], Rows], projection: nn.Module) -> ShardContent:
-        """Return what the actor of a range needs; ``source`` maps rows to where it gets them from."""
+    def content(
+        self, place: Range, loader: Callable[[Index], Callable[[], torch.Tensor]], projection: nn.Module
+    ) -> ShardContent:
+        """Return what the actor of a range needs; ``loader`` maps rows to a function that loads their embeddings."""
         part = slice(place.start, place.stop)
-        rows, log_weights = self.support.order[part].numpy(), self.support.log_weights
-        weights = None if log_weights is None else log_weights[part].clone()
-        keys = {kind: values[part].clone() for kind, values in self.keys.items()}
-        return ShardContent(source(rows), rows, self.support.codes[part].clone(), weights, keys, place, projection)
+        weights = None if self.support.log_weights is None else self.support.log_weights[part].clone()
+        keys = {kind: values[part].clone() for kind, values in self.keys.items()}  # a view would be sent as the whole
+        load = loader(self.support.order[part].numpy())
+        return ShardContent(load, self.support.codes[part].clone(), weights, keys, place, projection)
 
     def hidden(self, kind: str, positions: torch.Tensor) -> Hidden:
         """Return what samples must not see: themselves, their group or their fold."""
