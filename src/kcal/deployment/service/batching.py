@@ -29,6 +29,7 @@ class Sized(Protocol):
 
 
 Job = TypeVar("Job", bound=Sized)
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -110,7 +111,7 @@ class Batcher(Generic[Job]):
 
     async def settled(self) -> None:
         """Wait until everything that the thread has begun is done, what it does after a batch included."""
-        await asyncio.get_running_loop().run_in_executor(self._executor, _nothing)
+        await asyncio.get_running_loop().run_in_executor(self._executor, lambda: None)
 
     async def close(self) -> None:
         """Finish the jobs that wait, and end the thread; later jobs are refused."""
@@ -118,7 +119,7 @@ class Batcher(Generic[Job]):
         self._changed.set()
         if self._task is not None:
             await self._task
-        await asyncio.get_running_loop().run_in_executor(None, self._executor.shutdown)
+        await asyncio.to_thread(self._executor.shutdown)
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
@@ -148,7 +149,7 @@ class Batcher(Generic[Job]):
 
     def _take(self) -> list[_Waiting[Job]]:
         """Remove the next batch from the queue: jobs in their order, of one key."""
-        batch, n_rows = [self._waiting.popleft()], 0
+        batch = [self._waiting.popleft()]
         n_rows = batch[0].job.n_rows
         while self._waiting and self._waiting[0].job.key == batch[0].job.key:
             n_rows += self._waiting[0].job.n_rows
@@ -179,5 +180,6 @@ def _hand_out(batch: Sequence[_Waiting[Any]], results: Sequence[Any]) -> None:
             waiting.future.set_result(result)
 
 
-def _nothing() -> None:
-    """Do nothing, after everything that was to be done before."""
+async def in_thread_if(takes_long: bool, function: Callable[..., Result], *arguments: Any) -> Result:
+    """Return the result of a function, called in a thread if it takes so long that other requests would wait."""
+    return await asyncio.to_thread(function, *arguments) if takes_long else function(*arguments)

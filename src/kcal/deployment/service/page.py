@@ -13,7 +13,8 @@ from urllib.parse import urlencode
 from kcal.calibrators.explanation import Explanation
 from kcal.deployment.service.formats import name_of, timestamp
 from kcal.deployment.service.prediction_rows import prediction_rows
-from kcal.deployment.service.snapshot import ServiceSnapshot, Traffic
+from kcal.deployment.service.snapshot import ServiceSnapshot
+from kcal.deployment.service.tallies import Traffic
 from kcal.deployment.service.view import (
     default_column,
     evidence_panel,
@@ -25,9 +26,6 @@ from kcal.deployment.service.view import (
     tiles,
     traffic_tiles,
 )
-from kcal.errors import MissingExtraError
-
-__all__ = ["ModelView", "Traffic", "content_security_policy", "render_page"]
 
 REFRESH_SECONDS = (5, 15, 60)
 
@@ -174,10 +172,8 @@ def content_security_policy() -> str:
 
 @cache
 def _environment() -> Any:
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("The page needs Jinja2. Run: pip install 'kcal[serve]'") from error
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     loader = PackageLoader("kcal.deployment.service", "templates")
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 

@@ -73,7 +73,7 @@ class ServedPredictor(ABC):
         return ("probabilities", "labels", "evidence") if self.has_evidence else ("probabilities", "labels")
 
     def check(self, tensors: Mapping[str, Tensor]) -> Arrays:
-        """Return the arrays of a request in the model's precision; raise if one is missing, unknown or unfit."""
+        """Return the arrays of a request in the model's precision; raise if one is missing, unknown or invalid."""
         names = [spec.name for spec in self.inputs]
         for name in tensors:
             if name not in names:
@@ -99,7 +99,7 @@ class ServedPredictor(ABC):
 
 
 def _checked(tensor: Tensor, spec: TensorSpec) -> NDArray[Any]:
-    """Return the array of an input; floating point and integers become what the model takes, if it loses nothing."""
+    """Return the array of an input; numbers become floating point if the model takes it."""
     name, array, wanted = spec.name, tensor.array, NUMPY_TYPES[spec.datatype]
     expected = f"input {name!r} must have the shape {list(spec.shape)}; got {list(array.shape)}"
     sizes = zip(array.shape, spec.shape, strict=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from kcal.deployment.service.errors import bad_request
+from kcal.deployment.service.errors import bad_request, too_large
 from kcal.deployment.service.tensors import (
     Tensor,
     check_datatype,
@@ -16,7 +16,6 @@ from kcal.deployment.service.tensors import (
     decode_json,
     encode_binary,
     encode_json,
-    too_large,
 )
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -35,7 +34,7 @@ class RequestedOutput:
 
 @dataclass(frozen=True, eq=False)
 class InferenceRequest:
-    """A checked request; without ``outputs`` the client wants those that the model gives by default."""
+    """A checked request; without ``outputs``, those that the model gives by default."""
 
     id: str | None
     inputs: Mapping[str, Tensor]
@@ -118,7 +117,7 @@ def _entries(content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
             raise bad_request(f"each of the {key} must be an object with a name")
         if name in names:
-            raise bad_request(f"{key} must have different names; {name!r} is there twice")
+            raise bad_request(f"{key} must have different names; {name!r} comes twice")
         names.add(name)
     return entries
 

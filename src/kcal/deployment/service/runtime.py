@@ -1,4 +1,4 @@
-"""The service beside HTTP: models that are loaded and replaced, feedback, monitor state, and what the page shows."""
+"""The service without HTTP: models that are loaded and replaced, feedback, the state of monitors, and the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from kcal.deployment.service.learning import Learner, open_store
 from kcal.deployment.service.page import ModelView
 from kcal.deployment.service.predictors import ServedPredictor
 from kcal.deployment.service.repository import Repository, model_name
-from kcal.deployment.service.snapshot import Traffic
 from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.files import write_whole
 from kcal.persistence import CalibrationStore
@@ -196,8 +195,7 @@ class Service:
         model = self.repository.get(name, version)
         learner = self.learners.get(name)
         if learner is None:
-            message = f"the model {name!r} takes no feedback: the service has no store for it"
-            raise RequestError(409, message)
+            raise RequestError(409, f"the model {name!r} takes no feedback: the service has no store for it")
         if version is not None and learner.model is not model:
             raise RequestError(409, f"feedback goes to the latest version of {name!r}, {learner.model.version}")
         return learner
@@ -215,7 +213,7 @@ class Service:
         try:
             return json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError):
-            logger.warning("the state of the monitor of %s cannot be read; it begins anew", name)
+            logger.warning("the state of the monitor of %s cannot be read; it begins again", name)
             return None
 
     def _save_states(self) -> None:
@@ -233,7 +231,8 @@ class Service:
         keys = [f"{model.name}/{model.version}" for model in models]
         names = [model.name for model in models]
         chosen = keys.index(selected) if selected in keys else names.index(selected) if selected in names else 0
-        views = [self._view(model, place == chosen) for place, model in enumerate(models)]
+        with without_warnings():
+            views = [self._view(model, place == chosen) for place, model in enumerate(models)]
         served = {(model.name, model.version) for model in models}
         failed = [key for key in self.repository.errors if key not in served]
         return views + [
@@ -241,21 +240,14 @@ class Service:
         ]
 
     def _view(self, model: ServedModel, is_chosen: bool) -> ModelView:
-        with without_warnings():
-            return self._computed_view(model, is_chosen)
-
-    def _computed_view(self, model: ServedModel, is_chosen: bool) -> ModelView:
         snapshot = None if model.observer is None else model.observer.snapshot()
         calibrator: Any = model.predictor.calibrator
-        latency, tallies = model.tallies.latency(), model.tallies
-        p50, p99 = (None, None) if latency is None else (1e3 * latency[0], 1e3 * latency[1])
-        traffic = Traffic(tallies.n_requests, tallies.n_errors, tallies.n_requests / max(tallies.age, 1e-3), p50, p99)
         return ModelView(
             model.name,
             str(model.version),
             snapshot=snapshot,
             explanations=explain_latest(calibrator, snapshot) if is_chosen and snapshot is not None else (),
-            traffic=traffic,
+            traffic=model.tallies.traffic(),
             facts=self._facts(model.name, model.version) | (calibrator.summary() if is_chosen and calibrator else {}),
         )
 
@@ -268,6 +260,6 @@ class Service:
             facts["feedback"] = (
                 ", ".join(f"{count:,} {status}" for status, count in learner.counts.items() if count) or "none yet"
             )
-            if learner.error:
-                facts["feedback is not followed"] = learner.error
+            if reason := learner.obstacle or learner.error:
+                facts["predictions do not follow feedback"] = reason
         return facts
