@@ -7,14 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE # without bytecode every process compiles all m
 LOWEST := .venv-lowest
 LOWEST_READY := $(LOWEST)/.ready
 # What a user installs: the whole of src/. Left out are experiments, benchmarks, fuzzing, documents and pinned numbers.
-# Compiled code of old torch versions flushes small numbers to zero in the whole process, which hypothesis notices; and
-# torch 2.4 can neither compile the module of iop nor export an evidence.
-TRANSFORMS := tests/calibrators/test_module_transforms.py::test_a_module
-CORE := --deselect tests/deployment/test_classifier.py::test_the_calibrated_head_runs_as_compiled_code \
-	--deselect '$(TRANSFORMS)_compiles_as_one_graph[iop-False]' \
-	--deselect '$(TRANSFORMS)_exports_with_any_number_of_rows[kcal-logits-True]' \
-	--deselect '$(TRANSFORMS)_exports_with_any_number_of_rows[kcal-blend-True]' \
-	$(addprefix tests/,kernels metrics losses projection support embeddings datasets calibrators monitoring \
+CORE := $(addprefix tests/,kernels metrics losses projection support embeddings datasets calibrators monitoring \
 	persistence plots report deployment cli test_progress.py test_public_face.py test_threads.py test_validation.py)
 
 .PHONY: help demo test test-lowest check bench docs figures dist format clean

@@ -44,10 +44,17 @@ def test_a_module_compiles_as_one_graph(name: str, evidence: bool) -> None:
 
 @pytest.mark.parametrize(
     ("name", "evidence"),
-    [("ts", False), ("kcal", False), ("kcal-logits", True), ("kcal-blend", False), ("kcal-blend", True)],
+    [
+        ("ts", False),
+        ("histogram", False),  # places among the bounds of each class
+        ("kcal", False),
+        ("kcal-logits", True),
+        ("kcal-blend", False),
+        ("kcal-blend", True),
+    ],
 )
 def test_a_module_exports_with_any_number_of_rows(name: str, evidence: bool) -> None:
-    """One method per kind of inputs: the ONNX files of all of them are exported with any number of rows too."""
+    """One method per kind of inputs and of bounds: the ONNX files of all are exported with any number of rows too."""
     module, inputs = module_or_evidence(name, evidence), inputs_of(fitted(name), *query_rows(torch.float32))
     shapes = tuple(None if part is None else {0: torch.export.Dim("rows", min=1)} for part in inputs)
     program = torch.export.export(module, first_rows(inputs, 7), dynamic_shapes=shapes).module()

@@ -97,7 +97,7 @@ def test_the_maps_themselves_keep_the_order(fitted: Any, form: str) -> None:
     """The last step would correct an inversion; only rounding may make one."""
     logits = torch.from_numpy(np.random.default_rng(0).normal(scale=10, size=(500, 5)))
     scores, order = sort_classes(torch.log_softmax(logits, dim=1))
-    assert bool((fitted[form].model_.order_map(scores, order).diff(dim=1) <= 0).all())
+    assert bool((fitted[form].model_.order_map.output_logits(scores, order).diff(dim=1) <= 0).all())
 
 
 def test_exact_order_moves_values_by_the_least_steps() -> None:
@@ -116,7 +116,7 @@ def test_the_gap_map_equals_the_loop() -> None:
         learned = new_gap_map(scores, order, torch.tensor([2.0, 0.5]), width=3, sees_order=sees_order, seed=0)
         for layer in learned.layers:
             layer.add_(torch.from_numpy(generator.normal(size=layer.shape)))
-        found = learned(scores, order)
+        found = learned.output_logits(scores, order)
         for row, (z, o) in enumerate(zip(scores, order, strict=True)):
             seen = torch.empty(4).double().scatter(0, o, z) if sees_order else z
             expected = torch.zeros(4).double()
@@ -136,7 +136,7 @@ def test_the_monotone_map_is_the_integral_of_its_density() -> None:
     depths = grid_depths(torch.tensor([-20.0]))
     density = 0.2 + torch.exp(-depths / 3) + 0.1 * torch.sin(depths)
     scores = np.array([[0.0, -1e-3, -0.7, -5.0, -19.9, -25.0]])
-    found = MonotoneMap(depths, density)(torch.from_numpy(scores), torch.zeros(1, 6))[0]
+    found = MonotoneMap(depths, density).output_logits(torch.from_numpy(scores), torch.zeros(1, 6))[0]
     for score, value in zip(scores[0], found, strict=True):
         points = np.linspace(0.0, -score, 200_001)
         area = trapezoid(np.interp(points, depths.numpy(), density.numpy()), points)
@@ -273,7 +273,7 @@ def test_the_cross_validated_loss_is_that_of_each_row_by_the_map_of_the_other_fo
             )
         for row in held:
             if form == "diag":
-                out = MonotoneMap(grid_depths(scores), densities[-1])(scores[[row]], order[[row]])[0]
+                out = MonotoneMap(grid_depths(scores), densities[-1]).output_logits(scores[[row]], order[[row]])[0]
             else:
                 out = gap_map_of_fold(fitted, fold, scores[row], logs[row] if form == "op" else scores[row])
             total -= weights[row] * float(torch.log_softmax(out, dim=0)[own[row]])

@@ -136,7 +136,9 @@ def test_the_calibrated_head_runs_as_compiled_code(trained: Trained) -> None:
     fitted = CalibratedClassifier(trained.network, "ts").fit(trained.calibration)
     logits = torch.from_numpy(kcal.extract(trained.network, [trained.points]).logits)
     compiled = torch.compile(fitted.calibrated_head, fullgraph=True)  # kept in torch's cache for the next run
-    torch.testing.assert_close(compiled(None, logits), fitted(trained.points), rtol=0, atol=1e-6)
+    found = compiled(None, logits)
+    torch.set_flush_denormal(False)  # code that old torch compiles flushes small numbers to zero from then on
+    torch.testing.assert_close(found, fitted(trained.points), rtol=0, atol=1e-6)
 
 
 def test_a_file_holds_the_calibrator_and_a_reference(

@@ -52,5 +52,7 @@ def interpolate(knots: Tensors, values: Tensors, scores: torch.Tensor) -> torch.
 
 def _joined(parts: Tensors, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return all parts in one tensor, on the device of ``like``, and where each starts, with the end."""
-    starts = [0, *accumulate(len(part) for part in parts)]
-    return torch.cat(parts).to(like.device), torch.tensor(starts, device=like.device)
+    flat, starts = torch.cat(parts).to(like.device), [0, *accumulate(len(part) for part in parts)]
+    if torch.compiler.is_compiling():  # not a constant tensor: torch 2.4 cannot export it
+        return flat, torch.cat([torch.full((1,), start, device=like.device) for start in starts])
+    return flat, torch.tensor(starts, device=like.device)

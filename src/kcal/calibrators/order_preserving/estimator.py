@@ -47,7 +47,7 @@ class OrderPreservingModel(LogitModel):
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
         scores, order = sort_classes(log_probs)
-        return unsort_classes(torch.log_softmax(self.order_map(scores, order), dim=1), order)
+        return unsort_classes(torch.log_softmax(self.order_map.output_logits(scores, order), dim=1), order)
 
     def summary(self) -> dict[str, str]:
         """Return form and width for display."""

@@ -76,7 +76,7 @@ class GapMap(StoredModel):
         rises = (scores[..., :-1] - scores[..., 1:]) * factors  # (folds, n, n_classes - 1)
         return pad(rises.flip(-1).cumsum(dim=-1), (1, 0)).flip(-1)
 
-    def __call__(self, scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    def output_logits(self, scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         """Return the output logits of sorted scores, (n, n_classes)."""
         return self.stretch(self.inputs(scores, order), scores).mean(dim=0)
 
@@ -120,7 +120,7 @@ class MonotoneMap(StoredModel):
         """Number of maps: one, the mean over the folds."""
         return 1
 
-    def __call__(self, scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    def output_logits(self, scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         """Return the output logits of sorted scores, (n, n_classes)."""
         return GridPlaces.of(scores, self.depths).interpolate(integrate(self.density, self.depths), self.density)
 

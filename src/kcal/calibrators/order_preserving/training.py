@@ -76,7 +76,8 @@ def train(
         mean, of_folds = _train_gaps(data, form, width, parts, epochs, seed, advance)
     losses = torch.empty_like(data.weights)
     for of_fold, (_, held_out) in zip(of_folds, parts, strict=True):
-        losses[held_out] = _log_losses(of_fold(data.scores[held_out], data.order[held_out]), data.own[held_out])
+        out = of_fold.output_logits(data.scores[held_out], data.order[held_out])
+        losses[held_out] = _log_losses(out, data.own[held_out])
     return mean, OrderChoice(form, width, float(data.weights @ losses / data.weights.sum()))
 
 
