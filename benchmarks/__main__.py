@@ -26,6 +26,7 @@ from benchmarks import (
     shards,
     storage,
 )
+from kcal.kernels import MAX_PREDICTED
 
 SECTIONS = {
     "sums": class_sums.main,
@@ -41,7 +42,6 @@ ON_REQUEST = {
     "service": service.main,
     "distributed": distributed.main,
     "faults": distributed.faults,
-    "shards": shards.main,
 }
 """Sections that run only if they are named: minutes, or packages that only the tests need."""
 LONG_ON_TASKS = {"compression": compression.main}
@@ -58,6 +58,8 @@ def main(
         ),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes, methods and blend.")] = None,
+    points: Annotated[int, typer.Option(help="Support points of shards.")] = shards.N_POINTS,
+    predicted: Annotated[int, typer.Option(help="Samples that the search of shards predicts.")] = MAX_PREDICTED,
 ) -> None:
     """Print tables of ratios, each measured in one run."""
     console = Console(width=120)
@@ -67,8 +69,10 @@ def main(
             (ON_TASKS | LONG_ON_TASKS)[name](console, tasks)
         elif name in SECTIONS | ON_REQUEST:
             (SECTIONS | ON_REQUEST)[name](console)
+        elif name == "shards":
+            shards.main(console, points, predicted)
         else:
-            known = ", ".join([*SECTIONS, *ON_TASKS, *ON_REQUEST, *LONG_ON_TASKS])
+            known = ", ".join([*SECTIONS, *ON_TASKS, *ON_REQUEST, *LONG_ON_TASKS, "shards"])
             raise typer.BadParameter(f"no section is called {name!r}; there are {known}.")
 
 

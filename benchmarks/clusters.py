@@ -72,3 +72,12 @@ def peak_memory(pids: list[int]) -> int:
             status = Path(f"/proc/{pid}/status").read_text()
             peaks += [int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")]
     return max(peaks)
+
+
+def processor_seconds(pids: list[int]) -> float:
+    """Return the processor time that some processes have used, in all."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])  # in user and in system mode
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -15,9 +15,11 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
-from benchmarks.clusters import peak_memory, small_cluster, worker_pids
+from benchmarks.clusters import peak_memory, processor_seconds, small_cluster, worker_pids
+from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.distributed import ShardedKCal
-from kcal.kernels import MAX_PREDICTED
+from kcal.kernels import MAX_PREDICTED, SampledLeaveOutLoss, sort_support
+from kcal.threads import one_thread
 
 N_POINTS, DIMENSION, CLASSES, N_FILES, N_QUERIES = 5_000_000, 32, 10, 10, 1_000
 BANDWIDTH = 0.15
@@ -25,27 +27,27 @@ SEPARATION = 0.8
 """Standard deviation of the class centres, in units of that of the points about them."""
 
 
-def main(console: Console) -> None:
-    """Print times and peak memory as they are known.
-
-    ``KCAL_POINTS`` and ``KCAL_PREDICTED`` in the environment are other numbers of points, and of samples that a search
-    predicts.
-    """
-    n_points = int(os.environ.get("KCAL_POINTS", N_POINTS))
+def main(console: Console, n_points: int = N_POINTS, n_predicted: int = MAX_PREDICTED) -> None:
+    """Print times and peak memory as they are known; a search predicts ``n_predicted`` samples."""
     console.print(f"{n_points:,} × {DIMENSION} on a cluster of two nodes, one shard each")
     with tempfile.TemporaryDirectory() as folder, small_cluster(head_cpus=1, node_cpus=1) as cluster:
         for place in range(N_FILES):
             write_file(Path(folder) / f"{place}.parquet", n_points // N_FILES, place)
-        predictions(console, folder, cluster)
-        search(console, folder, cluster)
+        loading = predictions(console, folder, cluster)
+        search(console, folder, cluster, n_predicted, loading)
+    plain_search(console, n_points // N_FILES, n_predicted)
 
 
-def predictions(console: Console, folder: str, cluster: Any) -> None:
-    """Print what loading and predictions at a given bandwidth take, and how exact they are."""
+def predictions(console: Console, folder: str, cluster: Any) -> float:
+    """Print what loading and predictions at a given bandwidth take, and how exact they are.
+
+    Return the processor time that the shards need to start and load.
+    """
     start = time.perf_counter()
     sharded = ShardedKCal(bandwidth=BANDWIDTH, n_shards=2).fit_files(folder, features=["e"])
     queries = make_points(N_QUERIES, N_FILES)[0]
     sharded.predict_proba(queries[:1])
+    loading = processor_seconds(worker_pids(cluster, "Shard"))
     console.print(f"shards of {sharded.shard_sizes_} points, loaded in {time.perf_counter() - start:.0f} s")
     start = time.perf_counter()
     probs = sharded.predict_proba(queries)
@@ -55,16 +57,32 @@ def predictions(console: Console, folder: str, cluster: Any) -> None:
     difference = np.abs(probs[some] - brute_force(Path(folder), queries[some], BANDWIDTH)).max()
     console.print(f"largest difference from sums in float64, 50 rows: {difference:.1e}")
     sharded.close()
+    return loading
 
 
-def search(console: Console, folder: str, cluster: Any) -> None:
-    """Print what a search for the bandwidth takes."""
+def search(console: Console, folder: str, cluster: Any, n_predicted: int, loading: float) -> None:
+    """Print what a search for the bandwidth takes; ``loading`` is the processor time of the shards before it."""
     start = time.perf_counter()
-    n_predicted = int(os.environ.get("KCAL_PREDICTED", MAX_PREDICTED))
     sharded = ShardedKCal(n_shards=2, n_predicted=n_predicted, progress=True).fit_files(folder, features=["e"])
-    seconds = time.perf_counter() - start
+    seconds, processor = time.perf_counter() - start, processor_seconds(worker_pids(cluster, "Shard")) - loading
     console.print(f"loaded and searched with {n_predicted:,} samples in {seconds:.0f} s: {sharded.bandwidth_curve_}")
+    pairs = sharded.support_size_ * n_predicted * len(sharded.bandwidth_curve_.losses)
+    cost = f"{1e9 * processor / pairs:.1f} ns per pair and bandwidth"
+    console.print(f"processor time of the search in all shards: {processor:.0f} s, {cost}")
     print_memory(console, cluster)
+    sharded.close()
+
+
+def plain_search(console: Console, n_points: int, n_predicted: int) -> None:
+    """Print the processor time of the same search by a KCal, on the rows of one file and on one thread."""
+    points, labels = make_points(n_points, 0)
+    support = sort_support(torch.from_numpy(points), torch.from_numpy(labels), CLASSES)
+    with one_thread(), torch.inference_mode():
+        start, loss = time.process_time(), SampledLeaveOutLoss(support, n_predicted=n_predicted)
+        curve = BandwidthChoice().search(loss, mean_square=support.mean_square, progress=False)
+        processor = time.process_time() - start
+    cost = 1e9 * processor / (n_points * n_predicted * len(curve.losses))
+    console.print(f"KCal's own search on {n_points:,} points: {cost:.1f} ns per pair and bandwidth")
 
 
 def print_memory(console: Console, cluster: Any) -> None:

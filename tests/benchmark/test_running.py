@@ -17,7 +17,14 @@ from kcal import metrics
 from kcal.benchmark import BENCHMARK_METHODS, Plan, Result, ResultKey, Task, run
 from kcal.benchmark.methods import BenchmarkMethod, is_available, train_for
 from kcal.benchmark.store import RESULTS_FILE
-from kcal.calibrators import METHODS, DirichletCalibration, KCalLogits, OrderPreservingCalibration, TemperatureScaling
+from kcal.calibrators import (
+    METHODS,
+    DirichletCalibration,
+    KCal,
+    KCalLogits,
+    OrderPreservingCalibration,
+    TemperatureScaling,
+)
 from kcal.calibrators.dirichlet import training as dirichlet_training
 from kcal.calibrators.gaussian_process import estimator as gaussian_process
 from kcal.calibrators.order_preserving import training as order_training
@@ -28,7 +35,8 @@ from kcal.projection import RECIPES, FastRecipe, PaperRecipe
 
 AVAILABLE = tuple(name for name in BENCHMARK_METHODS if name != "smooth")
 """The small task has no companion for the other."""
-LEARNING = ("kcal", "kcal-paper", "kcal-linear", "kcal-logits", "kcal-blend")
+AS_PUBLISHED = tuple(f"kcal-paper-{data_set}" for data_set in ("imagenet", "isruc", "pn2017"))
+LEARNING = ("kcal", "kcal-paper", *AS_PUBLISHED, "kcal-linear", "kcal-logits", "kcal-blend")
 
 
 @pytest.fixture
@@ -42,6 +50,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     factories = {
         "iop": partial(OrderPreservingCalibration, form="diag", folds=2, epochs=1),
         "dircal-paper": partial(DirichletCalibration, grid=[(1.0, 1.0)], training="published"),
+        **dict.fromkeys(AS_PUBLISHED, partial(KCal, recipe="paper", bandwidth="published")),
     }
     for name, factory in factories.items():
         monkeypatch.setitem(BENCHMARK_METHODS, name, replace(BENCHMARK_METHODS[name], factory=factory))
@@ -54,6 +63,17 @@ def test_dirichlet_calibration_of_the_paper_is_the_published_one_and_runs_only_i
     assert method.cost >= SLOW
     assert "dircal-paper" not in parse_methods("all", BENCHMARK_METHODS)
     assert {"dircal", "kcal-untrained"} <= set(parse_methods("all", BENCHMARK_METHODS))
+
+
+def test_kcal_as_published_has_the_learning_rate_of_a_data_set_and_runs_only_if_named() -> None:
+    rates = {name: BENCHMARK_METHODS[name].factory(seed=4).training_recipe().learning_rate for name in AS_PUBLISHED}
+    assert list(rates.values()) == [5e-2, 1e-3, 1e-3]
+    usual = BENCHMARK_METHODS["kcal-paper"].factory(seed=4)
+    assert usual.training_recipe().learning_rate == 4e-4
+    for name in AS_PUBLISHED:
+        calibrator = BENCHMARK_METHODS[name].factory(seed=4)
+        assert calibrator.get_params() | {"recipe": "paper"} == usual.get_params()
+        assert name not in parse_methods("all", BENCHMARK_METHODS)
 
 
 @pytest.mark.usefixtures("briefly")

@@ -13,9 +13,9 @@ from scipy.stats import kstest
 from torch import nn
 
 from kcal import KCal, KCalBlend, KCalLogits, TrainedProjection, load, save, train_projection
-from kcal.calibrators.kcal.evidence import MAX_REFERENCES, ignores_length
+from kcal.calibrators.kcal.evidence import MAX_REFERENCES
 from kcal.errors import FewSamplesWarning
-from kcal.projection import FastRecipe
+from kcal.projection import FastRecipe, ignores_length
 from kcal.projection.modules import SkipProjection, UnitLength
 
 N_FEATURES = 16

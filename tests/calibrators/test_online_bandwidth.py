@@ -136,11 +136,12 @@ def record(size: float, bandwidth: float, source: str = "search") -> BandwidthRe
     return BandwidthRecord(bandwidth, source, None, int(2 * size), size, 2, int(2 * size))
 
 
-def test_the_exponent_is_fitted_to_the_searches_unless_it_is_given() -> None:
+def test_the_exponent_is_between_that_of_the_searches_and_that_of_the_theory_unless_it_is_given() -> None:
     history = [record(size, 3.0 * size**-0.2) for size in (10.0, 20.0, 40.0)]
     fitted = Updates().law(history, dimension=30, exponent=None)
     assert fitted is not None
-    assert (fitted.constant, fitted.exponent) == pytest.approx((3.0, -0.2))
+    assert fitted.exponent == pytest.approx((-0.2 - 1 / 34) / 2)
+    assert fitted(40.0) == pytest.approx(history[-1].bandwidth)
     theory = Updates(fit_exponent=False).law(history, dimension=30, exponent=None)
     assert theory is not None
     assert theory.exponent == pytest.approx(-1 / 34)

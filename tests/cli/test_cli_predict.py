@@ -241,14 +241,15 @@ def test_several_files_get_the_predictions_of_one(run, tmp_path):
         np.testing.assert_allclose(several.column(name), one.column(name), rtol=1e-5)
 
 
-def test_several_files_may_hold_lists_and_the_first_no_rows(run, model, tmp_path):
+def test_several_files_may_be_a_folder_may_hold_lists_and_the_first_no_rows(run, model, tmp_path):
     rows = blobs(60, 2)["embeddings"]
     for name, part in (("a", rows[:0]), ("b", rows)):
         lists = pa.array(list(part), pa.list_(pa.from_numpy_dtype(rows.dtype)))
         pq.write_table(pa.table({"id": np.arange(len(part)), "embedding": lists}), tmp_path / f"{name}.parquet")
     run("predict", model, tmp_path / "[ab].parquet", "--out", "lists")
-    write_several(tmp_path, {f"e{index}": column for index, column in enumerate(rows.T)}, 1)
-    run("predict", model, tmp_path / "new-*.parquet", "--out", "wide")
+    (tmp_path / "folder").mkdir()
+    write_several(tmp_path / "folder", {f"e{index}": column for index, column in enumerate(rows.T)}, 1)
+    run("predict", model, tmp_path / "folder", "--out", "wide")
     lists, wide = pq.read_table("lists"), pq.read_table("wide")
     assert lists.column("id").to_pylist() == list(range(60))
     assert lists.drop_columns("id").equals(wide)
@@ -258,6 +259,8 @@ def test_several_files_may_hold_lists_and_the_first_no_rows(run, model, tmp_path
     ("words", "code", "message"),
     [
         (["none*.parquet", "--out", "scores"], 1, "DATA must be parquet files, a folder of them or a pattern"),
+        (["*.parquet", "--out", "file"], 1, "--out must be a folder, new or of a run that was stopped"),
+        (["empty", "--out", "scores"], 1, "DATA must be parquet files, a folder of them or a pattern"),
         (["*.parquet", "--out", "scores", "--ids", "ids.npy"], 2, "name their column with --id-column"),
         (["*.parquet", "--out", "scores", "--engine", "spark"], 2, "--engine must be one of ray, local"),
         (["*.parquet", "--out", "scores", "--workers", "2"], 2, "no effect without --engine ray"),
@@ -268,5 +271,8 @@ def test_what_is_wrong_with_several_files_is_one_line(run, model, tmp_path, word
     if "ray" in words:
         pytest.importorskip("ray")
     write_several(tmp_path, {f"e{index}": column for index, column in enumerate(blobs(60, 2)["embeddings"].T)})
+    Path("file").touch()
+    Path("empty").mkdir()
     assert message in run("predict", model, *words, code=code).stderr
     assert not Path("scores").exists()
+    assert Path("file").read_bytes() == b""

@@ -16,6 +16,8 @@ SETTINGS = {
     "RAY_health_check_period_ms": "1000",  # a node that is gone is noticed soon,
     "RAY_health_check_timeout_ms": "120000",  # one that is slow is no node that is gone
     "RAY_worker_register_timeout_seconds": "600",
+    "RAY_enable_worker_prestart": "0",  # no process that no test needs
+    "RAY_prestart_worker_first_driver": "0",
 }
 """Environment of the cluster: the tests run on machines that are busy with others."""
 

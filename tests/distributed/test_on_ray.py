@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sklearn.base import clone
 from torch import nn
 
 import kcal
 from kcal.benchmark import Plan, run
 from kcal.benchmark.tasks import Task
+from kcal.calibrators.kcal import bandwidth
 from kcal.distributed import Columns, ShardedKCal, Workers, in_parallel, predict
 from kcal.distributed.shards import ShardedSupport
 from kcal.embeddings import ClassifierOutputs
@@ -75,7 +79,7 @@ def worker_pids(cluster: Any, name: str) -> list[int]:
 
 def kill_one(cluster: Any, name: str, ended: threading.Event) -> None:
     """Kill the first process of an actor, as soon as there is one."""
-    while not ended.wait(0.02):
+    while not ended.wait(0.1):
         for pid in worker_pids(cluster, name)[:1]:
             with suppress(ProcessLookupError):  # it ends by itself
                 os.kill(pid, signal.SIGKILL)
@@ -155,34 +159,40 @@ def test_a_network_runs_in_the_workers_of_a_pipeline_and_here(cluster, files, tm
     inputs = torch.from_numpy(np.stack([table.column(name) for name in features], axis=1))
     probs = np.stack([scored.column(f"p_{k}") for k in range(N_CLASSES)], axis=1)
     np.testing.assert_array_equal(probs, classifier.predict_proba(inputs))
-    workers = Workers(count=1, num_cpus=0.5)
-    lazy = predict(ray.data.from_arrow(table), classifier, workers=workers, **options).take(5)
+    workers = Workers(count=1, num_cpus=2)  # all cores: one must stay for the tasks before
+    dataset = ray.data.from_arrow(table).map_batches(lambda batch: batch, batch_format="pyarrow")
+    lazy = predict(dataset, classifier, workers=workers, **options).take(5)
     np.testing.assert_allclose([row["p_1"] for row in lazy], probs[:5, 1], atol=1e-6)
 
 
-def test_a_sharded_support_has_the_search_and_the_probabilities_of_one_machine(cluster):
+def test_shards_in_memory_have_the_search_by_folds_of_one_machine(cluster):
     embeddings, labels = samples(1_500, 2, np.float64)
-    queries = np.concatenate([samples(300, 3, np.float64)[0], 30.0 + samples(3, 4)[0]])  # some are far from all
-    weights = np.random.default_rng(0).uniform(0.2, 1.0, len(labels))
-    # a compact kernel, which does not reach the far ones; the next test has the default
-    options: dict[str, Any] = {"projection": "identity", "kernel": "epanechnikov", "progress": False}
-    one = kcal.KCal(**options).fit(embeddings, labels, sample_weight=weights)
-    many = ShardedKCal(n_shards=2, num_cpus=0.5, **options).fit(embeddings, labels, sample_weight=weights)
-    assert sum(many.shard_sizes_) == 1_500
+    # the projection ignores the lengths of embeddings, but the evidence does not
+    options: dict[str, Any] = {"projection": "unit", "folds": 5, "prior": "uniform", "progress": False}
+    one = kcal.KCal(**options).fit(embeddings, labels)
+    many = ShardedKCal(n_shards=1, num_cpus=0.5, **options).fit(embeddings, labels)
     assert many.bandwidth_ == pytest.approx(one.bandwidth_, rel=1e-6)
     assert many.bandwidth_curve_.loss == pytest.approx(one.bandwidth_curve_.loss, abs=1e-6)
+    queries = samples(300, 3, np.float64)[0]
     np.testing.assert_allclose(many.predict_proba(queries), one.predict_proba(queries), atol=1e-6)
+    np.testing.assert_allclose(many.evidence(queries), one.evidence(queries), atol=1e-6)
+    with pytest.raises(kcal.KcalError, match=f"cannot be saved.* Fit again with bandwidth={many.bandwidth_!r}"):
+        pickle.dumps(many)
+    assert clone(many).get_params() == many.get_params()
     many.close()
 
 
-def test_shards_read_files_and_search_on_though_an_actor_dies(cluster, tmp_path, monkeypatch):
-    embeddings, labels = samples(6_000, 5, np.float64)  # more than a search predicts
-    groups = np.arange(6_000) // 3
+def test_shards_of_files_have_the_search_of_one_machine_though_an_actor_dies(cluster, tmp_path, monkeypatch):
+    embeddings, labels = samples(2_000, 5, np.float64)  # more than the search predicts
+    monkeypatch.setattr(bandwidth, "leave_out_loss", partial(bandwidth.leave_out_loss, max_predicted=500))
+    groups, weights = np.arange(2_000) // 3, np.random.default_rng(0).uniform(0.2, 1.0, 2_000)
     for place in range(2):
-        rows = slice(3_000 * place, 3_000 * (place + 1))
-        table = pa.table({"e": list(embeddings[rows]), "label": labels[rows], "patient": groups[rows]})
-        pq.write_table(table, tmp_path / f"{place}.parquet", row_group_size=900)
-    one = kcal.KCal(projection="identity", progress=False).fit(embeddings, labels, groups=groups)
+        rows = slice(1_000 * place, 1_000 * (place + 1))
+        columns = {"e": list(embeddings[rows]), "label": labels[rows], "patient": groups[rows], "w": weights[rows]}
+        pq.write_table(pa.table(columns), tmp_path / f"{place}.parquet", row_group_size=300)
+    # a compact kernel, which does not reach the far queries below; the page has the default
+    options: dict[str, Any] = {"projection": "identity", "kernel": "epanechnikov", "progress": False}
+    one = kcal.KCal(**options).fit(embeddings, labels, groups=groups, sample_weight=weights)
 
     ask, questions = ShardedSupport._ask, []
 
@@ -193,11 +203,17 @@ def test_shards_read_files_and_search_on_though_an_actor_dies(cluster, tmp_path,
         return ask(self, method, *arguments)
 
     monkeypatch.setattr(ShardedSupport, "_ask", disturbed)
-    many = ShardedKCal(n_shards=2, num_cpus=0.5, progress=False).fit_files(tmp_path, features=["e"], group="patient")
+    many = ShardedKCal(n_shards=2, num_cpus=0.5, n_predicted=500, **options)
+    many.fit_files(tmp_path, features=["e"], group="patient", weight="w")
     assert questions.count("class_sums") > 2
+    assert sum(many.shard_sizes_) == 2_000
     assert many.bandwidth_ == pytest.approx(one.bandwidth_, rel=1e-6)
-    queries = samples(200, 6, np.float64)[0]
+    assert many.bandwidth_curve_.loss == pytest.approx(one.bandwidth_curve_.loss, abs=1e-6)
+    queries = np.concatenate([samples(300, 6, np.float64)[0], 30.0 + samples(3, 4)[0]])  # some are far from all
     np.testing.assert_allclose(many.predict_proba(queries), one.predict_proba(queries), atol=1e-6)
+    np.testing.assert_allclose(many.log_evidence(queries), one.log_evidence(queries), atol=1e-6)
+    assert np.isneginf(many.log_evidence(queries)[-3:]).all()
+    np.testing.assert_allclose(many.evidence(queries), one.evidence(queries), atol=1e-6)
     many.close()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import online
-from experiments.online import FRESH, STREAM, Arrivals, sizes_of
+from experiments.online import BLEND, EARLIER, FRESH, STREAM, Arrivals, sizes_of
 from experiments.runner import run_study
 from experiments.study import Measurements, TaskSetting
 from kcal import KCal, metrics
@@ -51,8 +51,31 @@ def test_losses_are_those_of_fitting_by_hand(measured: Measurements, task: Task)
     np.testing.assert_array_equal(stream["bandwidth"][:, 0], fresh["bandwidth"][:, 0])  # both begin with a whole search
 
 
-def test_the_table_has_a_row_per_task_and_metric(measured: Measurements, task: Task) -> None:
+def test_the_bandwidth_of_an_earlier_search_is_that_of_the_size_before(measured: Measurements) -> None:
+    (variants,) = measured.values()
+    for metric in online.METRICS:
+        earlier, fresh = (variants[f"{metric}, {name}"] for name in (EARLIER, FRESH))
+        np.testing.assert_array_equal(earlier["bandwidth"][:, 1:], fresh["bandwidth"][:, :-1])
+        np.testing.assert_array_equal(earlier["loss"][:, 0], fresh["loss"][:, 0])
+
+
+def test_a_blend_is_as_fresh_where_it_was_just_fitted_again(measured: Measurements) -> None:
+    (variants,) = measured.values()
+    stream, fresh = (variants[f"{BLEND}, {name}"] for name in (STREAM, FRESH))
+    assert stream["sizes"][0].tolist() == [40, 46, 52, 60]  # half as many as 40 have come at 60
+    np.testing.assert_allclose((stream["loss"] / fresh["loss"])[:, [0, 3]], 1.0, rtol=1e-6)
+    np.testing.assert_array_equal(stream["bandwidth"][:, 2], fresh["bandwidth"][:, 0])
+    assert (stream["searches"] == 2).all()
+
+
+def test_sizes_above_the_limit_are_counted() -> None:
+    fresh = {"loss": np.array([[1.0, 2.0], [4.0, 5.0]])}
+    assert online.count_above({"loss": np.array([[1.02, 2.0], [4.1, 5.04]])}, fresh) == "2 of 4"
+
+
+def test_the_table_has_a_row_per_task_and_calibrator(measured: Measurements, task: Task) -> None:
     output = online.STUDY.show(measured)
     (table,) = output.tables
-    assert [row[0].text for row in table.rows] == [f"{task.name}, {metric}" for metric in online.METRICS]
-    assert len(output.panels) == 2
+    calibrated = (*online.METRICS, BLEND)
+    assert [row[0].text for row in table.rows] == [f"{task.name}, {name}" for name in calibrated]
+    assert len(output.panels) == 3

@@ -27,6 +27,8 @@ from kcal.validation import check_choice, shown
 
 COMPANION_CALIBRATORS = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
 """What calibrates the logits of a companion, by the loss that its network was trained with, as in the paper."""
+OTHER_RATES = ("imagenet", "isruc", "pn2017")
+"""The paper's data sets on which the learning rate of its KCal is another than on the rest."""
 BENCHMARK_METHODS: dict[str, Method] = {
     **METHODS,
     "dircal-odir": Method(
@@ -38,6 +40,15 @@ BENCHMARK_METHODS: dict[str, Method] = {
         "Dirichlet calibration as published",
         cost=SLOW,
     ),
+    **{
+        f"kcal-paper-{data_set}": Method(
+            f"kcal-paper-{data_set}",
+            partial(KCal.as_published, data_set),
+            f"KCal as published for {data_set}",
+            cost=SLOW,
+        )
+        for data_set in OTHER_RATES
+    },
     "kcal-untrained": Method("kcal-untrained", partial(KCal, projection="identity"), "KCal without a projection"),
     **{
         loss: replace(METHODS[calibrator], name=loss, title=f"network trained with the {loss} loss")

@@ -34,7 +34,7 @@ _parameter = partial(_option, "The method")
 _interval = partial(_option, "Confidence intervals")
 
 SeveralData = Annotated[
-    Path, _argument("DATA", "An npz, npy, parquet or csv file, a folder of kcal.extract, or 'data/*.parquet'.")
+    Path, _argument("DATA", "An npz, npy, parquet or csv file; a folder of parquet or kcal.extract; 'data/*.parquet'.")
 ]
 Data = Annotated[Path, _argument("DATA", "An npz, npy, parquet or csv file, or a folder of kcal.extract.")]
 OptionalData = Annotated[File, _argument("DATA", "An npz, npy, parquet or csv file.")]

@@ -18,6 +18,7 @@ from kcal.distributed import Columns, Workers, predict
 from kcal.distributed.engine import require_ray
 from kcal.distributed.parts import InputFile, find_files
 from kcal.distributed.prediction import ENGINES
+from kcal.embeddings.folder import RECORD
 from kcal.persistence import load_calibrator
 
 __all__ = ["ENGINES", "names_several", "predict_files"]
@@ -27,7 +28,9 @@ HEAD_ROWS = 1_000
 
 
 def names_several(data: Path) -> bool:
-    """Return whether a path is a pattern, not a file or a folder."""
+    """Return whether a path is a pattern or a folder of tables, not a file or a folder of ``kcal.extract``."""
+    if data.is_dir():
+        return not (data / RECORD).exists()
     return has_magic(str(data)) and not data.exists()
 
 

@@ -28,8 +28,8 @@ def predict(
     [cyan]prediction, probabilities, classes[/]; npy files only the probabilities. Ids are copied. Keys of an npz file
     may begin with [cyan]test_[/]. A kcal-blend that was fitted with logits needs them here too.
 
-    Several parquet files, named by a pattern in quotes, are scored part by part into a folder of parquet files, here or
-    on the machines of a Ray cluster. If that is stopped, the same command continues it.
+    Several parquet files, named by their folder or by a pattern in quotes, are scored part by part into a folder of
+    parquet files, here or on the machines of a Ray cluster. If that is stopped, the same command continues it.
 
     [bold]Examples[/]
 

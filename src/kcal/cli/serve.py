@@ -42,6 +42,7 @@ def serve(
         from kcal.deployment.service.runtime import ServiceOptions
         from kcal.deployment.service.server import serve as run
     finally:
+        gc.freeze()  # later collections pass over what was imported
         gc.enable()
 
     limits = BatchLimits(max_batch, max_wait_ms / 1000, max_queue, recent)

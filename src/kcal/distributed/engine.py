@@ -14,7 +14,7 @@ from kcal.errors import InvalidInputError, MissingExtraError
 CONNECT_SECONDS = 5.0
 """Time in which the head of a cluster must answer."""
 LOCAL_ADDRESSES = ("auto", "local")
-"""Addresses that are no host: of the cluster that runs on this machine, and of a new one."""
+"""Addresses without a host: of the cluster that runs on this machine, and of a new one."""
 
 
 def require_ray() -> Any:
@@ -71,12 +71,12 @@ def check_address(address: str | None) -> None:
     """Raise if nothing listens at the host and port of an address; Ray itself would wait for minutes."""
     if address is None or address in LOCAL_ADDRESSES:
         return
-    found = re.fullmatch(r"(?:ray://)?\[?([^/\[\]]+)\]?:(\d+)", address)
-    if found is None:
+    match = re.fullmatch(r"(?:ray://)?\[?([^/\[\]]+)\]?:(\d+)", address)
+    if match is None:
         expected = 'must be "host:port", "ray://host:port", "auto" or "local"'
         raise InvalidInputError("address", expected, got=repr(address))
     try:
-        socket.create_connection((found[1], int(found[2])), timeout=CONNECT_SECONDS).close()
+        socket.create_connection((match[1], int(match[2])), timeout=CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise _unreachable(address, str(error)) from error
 
@@ -90,9 +90,10 @@ def _unreachable(address: str | None, reason: str) -> InvalidInputError:
     )
 
 
-def count_workers(ray: Any, *, num_cpus: float, num_gpus: float) -> int:
-    """Return how many workers of such needs the cluster has room for, at least one."""
+def count_workers(ray: Any, *, num_cpus: float, num_gpus: float = 0.0, free_cpus: float = 0.0) -> int:
+    """Return how many workers of such needs the cluster has room for beside ``free_cpus`` cores, at least one."""
     resources = ray.cluster_resources()
+    available = {"CPU": resources.get("CPU", 0.0) - free_cpus, "GPU": resources.get("GPU", 0.0)}
     needs = {"CPU": num_cpus, "GPU": num_gpus}
-    counts = [int(resources.get(kind, 0.0) / need) for kind, need in needs.items() if need > 0]
+    counts = [int(available[kind] / need) for kind, need in needs.items() if need > 0]
     return max(min(counts, default=1), 1)

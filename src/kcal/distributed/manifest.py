@@ -13,10 +13,10 @@ from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import write_whole
 
 MANIFEST, LOCK = "_manifest.json", "_run.lock"
-"""Names with a leading underscore are no data to readers of partitioned parquet."""
+"""Readers of partitioned parquet skip names with a leading underscore."""
 TEMPORARY = f".{'[0-9a-f]' * 16}.parquet"
 """Names of parts that are being written, as :func:`kcal.files.atomic_path` makes them."""
-ANOTHER = "Choose another folder, or remove this one."
+REMEDY = "Choose another folder, or remove this one."
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,20 @@ class Plan:
             differing = [name for name, value in self.settings.items() if stored.get(name) != value]
             if differing:
                 expected = f"must be empty or hold predictions with the same {', '.join(differing)}"
-                raise InvalidInputError("out", expected, got=str(self.folder), remedy=ANOTHER)
+                raise InvalidInputError("out", expected, got=str(self.folder), remedy=REMEDY)
         unknown = sorted({file.name for file in self.folder.glob("[!.]*.parquet")} - {part.name for part in self.parts})
         if unknown:
             expected = "must hold predictions for these files only, as they are now"
-            raise InvalidInputError("out", expected, got=f"{self.folder / unknown[0]}", remedy=ANOTHER)
-        for rest in self.folder.glob(TEMPORARY):
-            rest.unlink(missing_ok=True)
+            raise InvalidInputError("out", expected, got=f"{self.folder / unknown[0]}", remedy=REMEDY)
+        for leftover in self.folder.glob(TEMPORARY):
+            leftover.unlink(missing_ok=True)
         self._write(complete=False)
 
     def end(self) -> None:
         """Check that every part is there, and say so in the manifest."""
-        lost = self.missing()
-        if lost:
-            raise FileFormatError(f"{self.folder / lost[0].name} was removed during the run. Run it again.")
+        removed = self.missing()
+        if removed:
+            raise FileFormatError(f"{self.folder / removed[0].name} was removed during the run. Run it again.")
         self._write(complete=True)
 
     def _write(self, *, complete: bool) -> None:
@@ -84,6 +84,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if not isinstance(content["settings"], dict):
             raise TypeError
     except (ValueError, KeyError, TypeError) as error:
-        raise FileFormatError(f"{path} is damaged. {ANOTHER}") from error
+        raise FileFormatError(f"{path} is damaged. {REMEDY}") from error
     manifest: dict[str, Any] = content
     return manifest

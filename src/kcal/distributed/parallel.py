@@ -36,7 +36,7 @@ def _round(ray: Any, function: Callable[..., Any], calls: Sequence[tuple[Any, ..
 
     register_ray()  # type: ignore[no-untyped-call]
     for _ in range(ATTEMPTS):
-        room = count_workers(ray, num_cpus=1.0, num_gpus=0.0)
+        room = count_workers(ray, num_cpus=1.0)
         try:
             with joblib.parallel_config("ray", ray_remote_args={"num_cpus": 1.0}):
                 results: list[Any] = joblib.Parallel(n_jobs=min(jobs, room), batch_size=1)(  # one is this process

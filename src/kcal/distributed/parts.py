@@ -53,16 +53,16 @@ def _regrouped(batches: Iterable[Any], *, skip: int, length: int, rows: int) -> 
     """Yield ``length`` rows after the first ``skip``, as tables of ``rows`` rows."""
     import pyarrow
 
-    held = None
+    waiting = None
     for batch in batches:
         offset = min(skip, len(batch))
         skip -= offset
         table = pyarrow.Table.from_batches([batch.slice(offset)])
-        held = table if held is None else pyarrow.concat_tables([held, table])
-        while 0 < min(rows, length) <= len(held):
+        waiting = table if waiting is None else pyarrow.concat_tables([waiting, table])
+        while 0 < min(rows, length) <= len(waiting):
             size = min(rows, length)
-            yield held.slice(0, size)
-            held, length = held.slice(size), length - size
+            yield waiting.slice(0, size)
+            waiting, length = waiting.slice(size), length - size
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class InputFile:
 
 
 def open_parquet(path: str | Path) -> Any:
-    """Open a parquet file; raise if it is none."""
+    """Open a parquet file; raise if it cannot be read as one."""
     import pyarrow
     import pyarrow.parquet
 
@@ -116,9 +116,8 @@ def find_files(paths: Any) -> list[Path]:
 
     A folder stands for its parquet files.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    found: dict[str, Path] = {}
-    for entry in given:
+    files: dict[str, Path] = {}
+    for entry in [paths] if isinstance(paths, str | os.PathLike) else paths:
         path = check_path(entry, "data")
         matches = [path]
         if path.is_dir():
@@ -126,11 +125,10 @@ def find_files(paths: Any) -> list[Path]:
         elif not path.exists() and has_magic(str(path)):
             matches = [Path(name) for name in sorted(glob(str(path), recursive=True))]  # noqa: PTH207 (may be absolute)
         matches = [match for match in matches if not match.name.startswith(("_", "."))]
-        missing = not matches or not all(match.is_file() for match in matches)
-        if missing:
+        if not matches or not all(match.is_file() for match in matches):
             expected = "must be parquet files, a folder of them or a pattern that some match"
             raise InvalidInputError("data", expected, got=repr(str(entry)))
-        found |= {os.path.realpath(match): match for match in matches}
-    if not found:
+        files |= {os.path.realpath(match): match for match in matches}
+    if not files:
         raise InvalidInputError("data", "must name at least one file", got="none")
-    return list(found.values())
+    return list(files.values())

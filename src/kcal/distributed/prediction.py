@@ -28,11 +28,11 @@ from kcal.distributed.tables import Columns, default_columns
 from kcal.errors import InvalidInputError, KcalError, warn
 from kcal.files import check_path, locked_folder
 from kcal.progress import progress_bar
-from kcal.validation import check_choice, check_integer, check_number
+from kcal.validation import check_choice, check_integer, check_number, checked_parameters, parameter
 
 ENGINES = ("ray", "local")
 SPOOLED = "_rows"
-"""Folder of the rows of a data set that is no files, while they are scored."""
+"""Folder below the output for the rows of a Dataset, while they are scored."""
 
 
 @dataclass(frozen=True)
@@ -43,31 +43,30 @@ class Workers:
     a cluster with GPUs, else 0. ``address`` is that of :func:`kcal.distributed.connect`.
     """
 
-    count: int | None = None
-    num_cpus: float = 1.0
-    num_gpus: float | None = None
+    count: int | None = parameter(None, check_integer, minimum=1, maximum=1_000_000)
+    num_cpus: float = parameter(1.0, check_number, minimum=0)
+    num_gpus: float | None = parameter(None, check_number, minimum=0)
     address: str | None = None
 
     def __post_init__(self) -> None:
-        if self.count is not None:
-            check_integer(self.count, "count", minimum=1, maximum=1_000_000)
-        check_number(self.num_cpus, "num_cpus", minimum=0)
-        if self.num_gpus is not None:
-            check_number(self.num_gpus, "num_gpus", minimum=0)
+        checked_parameters(self)
 
     def options(self, ray: Any, model: Model, n_tasks: int | None = None) -> dict[str, Any]:
-        """Return the arguments of ``map_batches`` for these workers, on ``n_tasks`` parts or on rows that are read.
+        """Return the arguments of ``map_batches`` for these workers, on ``n_tasks`` parts or on rows that Ray reads.
 
-        Reading needs a worker too: one that Ray could not start because all others score would be waited for forever.
+        One core stays free for reading: a task that Ray could not start beside the workers would be waited for forever.
         """
-        num_gpus = self.num_gpus
+        resources, num_cpus, num_gpus = ray.cluster_resources(), self.num_cpus, self.num_gpus
         if num_gpus is None:
-            has_gpus = ray.cluster_resources().get("GPU", 0) >= 1
+            has_gpus = resources.get("GPU", 0) >= 1
             num_gpus = 1.0 if has_gpus and isinstance(model, CalibratedClassifier) else 0.0
-        room = count_workers(ray, num_cpus=self.num_cpus, num_gpus=num_gpus)
-        count = min(self.count or room, max(room - 1, 1) if n_tasks is None else n_tasks)
+        free_cpus = 1.0 if n_tasks is None else 0.0
+        if n_tasks is None:
+            num_cpus = min(num_cpus, max(resources.get("CPU", 0.0) - free_cpus, 0.0))
+        room = count_workers(ray, num_cpus=num_cpus, num_gpus=num_gpus, free_cpus=free_cpus)
+        count = min(self.count or room, n_tasks or room)
         pool = ray.data.ActorPoolStrategy(min_size=1, max_size=count, initial_size=1 if n_tasks is None else count)
-        return {"compute": pool, "num_cpus": self.num_cpus, "num_gpus": num_gpus or None}
+        return {"compute": pool, "num_cpus": num_cpus, "num_gpus": num_gpus or None}
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ class Predictions:
     n_computed: int
 
     def __str__(self) -> str:
-        found = "" if self.n_computed == self.n_parts else f", {self.n_computed:,} of them computed in this run"
-        return f"{self.folder}: {self.n_rows:,} rows in {self.n_parts:,} parts{found}"
+        computed = "" if self.n_computed == self.n_parts else f", {self.n_computed:,} of them computed in this run"
+        return f"{self.folder}: {self.n_rows:,} rows in {self.n_parts:,} parts{computed}"
 
 
 def predict(
@@ -151,12 +150,12 @@ def predict(
         chosen = columns or default_columns(names, known, logits)
         return Scorer(fitted, chosen, rows, evidence)
 
-    if hasattr(data, "map_batches"):
-        if out is None:
-            return _scored(data, scorer_for(data.schema().names), workers)
-        data = _spooled(data, check_path(out, "out"))
-    elif out is None:
-        raise InvalidInputError("out", "must be a folder for predictions of files", got="None")
+    is_dataset = hasattr(data, "map_batches")
+    if is_dataset and out is None:
+        return _scored(data, scorer_for(data.schema().names), workers)
+    folder = _output_folder(out)
+    if is_dataset:
+        data = _spooled(data, folder)
     if engine == "ray":  # before anything is written
         require_ray()
         check_address(workers.address)
@@ -171,7 +170,18 @@ def predict(
     parts = [part for file in files for part in file.parts(part_rows, rows)]
     settings = {"model": model_digest(fitted), "columns": json.loads(json.dumps(asdict(scorer.columns)))}
     settings |= {"evidence": evidence, "rows_at_once": rows}
-    return _run(Plan(check_path(out, "out").resolve(), settings, parts), scorer, engine, workers, progress)
+    return _run(Plan(folder, settings, parts), scorer, engine, workers, progress)
+
+
+def _output_folder(out: Any) -> Path:
+    """Return the folder of the predictions; raise if there is a file of that name."""
+    expected = "must be a folder, new or of a run that was stopped, for predictions part by part"
+    if out is None:
+        raise InvalidInputError("out", expected, got="None")
+    folder = check_path(out, "out").resolve()
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInputError("out", expected, got=f"the file {out}", remedy="Choose another name.")
+    return folder
 
 
 def _run(plan: Plan, scorer: Scorer, engine: str, workers: Workers, progress: bool | None) -> Predictions:
@@ -181,14 +191,14 @@ def _run(plan: Plan, scorer: Scorer, engine: str, workers: Workers, progress: bo
         plan.begin()
         missing = plan.missing()
         run = _on_ray if engine == "ray" else _in_this_process
-        known: set[tuple[str, str]] = set()
+        issued: set[tuple[str, str]] = set()
         with progress_bar("Scoring", len(missing), show=progress) as advance:
             for done in run(missing, scorer, plan.folder, workers) if missing else ():
                 if done.error:
                     raise KcalError(done.error)
-                for name, text in sorted(set(done.warnings) - known):
-                    known.add((name, text))
+                for name, text in sorted(set(done.warnings) - issued):
                     warn(text, getattr(errors, name))
+                issued |= set(done.warnings)
                 advance(done.name)
         plan.end()
     shutil.rmtree(plan.folder / SPOOLED, ignore_errors=True)
@@ -223,13 +233,13 @@ def _scored(dataset: Any, scorer: Scorer, workers: Workers) -> Any:
 
 def _spooled(dataset: Any, folder: Path) -> Path:
     """Write the rows of a data set below the output folder, unless an earlier run has; return where."""
-    place = folder / SPOOLED
-    if not place.exists():
+    spooled = folder / SPOOLED
+    if not spooled.exists():
         unfinished = folder / f"{SPOOLED}_unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         dataset.write_parquet(str(unfinished))
-        unfinished.rename(place)
-    return place
+        unfinished.rename(spooled)
+    return spooled
 
 
 class PartWorker:

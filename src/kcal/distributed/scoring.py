@@ -77,7 +77,7 @@ class Scorer:
 
     def to(self, device: str) -> None:
         """Move the model to a device, where it can run on one."""
-        if isinstance(self.model, torch.nn.Module) or hasattr(self.model, "to"):
+        if hasattr(self.model, "to"):
             self.model.to(device)
 
     def table(self, rows: Any) -> Any:
@@ -125,9 +125,9 @@ class Scorer:
     def _outputs(self, rows: Any) -> ClassifierOutputs:
         features = matrix_of(rows, self.columns.features)
         if isinstance(self.model, CalibratedClassifier):
-            place = next(self.model.network.parameters(), torch.empty(0))
-            inputs = torch.as_tensor(features, device=place.device)
-            return self.model.outputs(inputs.to(place.dtype) if features.dtype.kind == "f" else inputs, labelled=False)
+            like = next(self.model.network.parameters(), torch.empty(0))
+            inputs = torch.as_tensor(features, device=like.device)
+            return self.model.outputs(inputs.to(like.dtype) if features.dtype.kind == "f" else inputs, labelled=False)
         if self.model.inputs == "logits":
             return ClassifierOutputs(logits=features)
         return ClassifierOutputs(features, matrix_of(rows, self.columns.logits) if self.columns.logits else None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -14,22 +16,16 @@ from torch import nn
 
 from kcal.calibrators.holdout import MAX_FOLDS, fold_codes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice, check_parts
-from kcal.calibrators.kcal.parameters import check_bandwidth
+from kcal.calibrators.kcal.evidence import EvidenceReference
+from kcal.calibrators.kcal.parameters import check_bandwidth, check_pair
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.distributed.engine import connect, count_workers
-from kcal.distributed.parts import find_files, open_parquet
-from kcal.distributed.shards import (
-    Index,
-    Range,
-    Rows,
-    RowsInFiles,
-    RowsInMemory,
-    ShardContent,
-    cut,
-    start_shards,
-)
-from kcal.errors import InvalidInputError
-from kcal.kernels import MAX_PREDICTED, PredictedLoss, get_kernel, sampled_positions
+from kcal.distributed.parts import InputFile, find_files, open_parquet
+from kcal.distributed.shards import Index, cut, load_rows, start_shards
+from kcal.distributed.sorted_samples import SortedSamples
+from kcal.distributed.tables import NOT_FEATURES, Columns
+from kcal.errors import InvalidInputError, KcalError
+from kcal.kernels import MAX_PREDICTED, ClassSums, PredictedLoss, get_kernel, sampled_positions
 from kcal.projection import UNTRAINED, frozen_copy, project
 from kcal.validation import (
     check_choice,
@@ -39,15 +35,18 @@ from kcal.validation import (
     check_matrix,
     check_number,
     check_weights,
+    checked_parameters,
     collect_classes,
     encode_labels,
     kind_of,
+    parameter,
 )
 
 QUERY_ROWS = 8_192
 """Queries that are sent to the shards at once."""
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """KCal over a support that actors of a Ray cluster hold in shards.
 
@@ -63,7 +62,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         As in :class:`kcal.KCal`; ``bandwidth`` is "cv", "published" or a number.
     n_predicted : int
         Samples that the search predicts from all others, at most; 5,000 as in :class:`kcal.KCal`. The standard error of
-        the loss, in ``bandwidth_curve_``, says what fewer are worth.
+        the loss, in ``bandwidth_curve_``, tells how precise fewer are.
     n_shards : int, optional
         By default as many as the cluster has room for.
     num_cpus : float
@@ -81,45 +80,28 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Support points of each shard.
     """
 
-    def __init__(
-        self,
-        *,
-        projection: str | nn.Module = "identity",
-        kernel: str = "rbf",
-        bandwidth: str | float = "cv",
-        prior: Any = None,
-        smoothing: float = 0.0,
-        folds: int | None = None,
-        bandwidth_interval: tuple[float, float] | None = None,
-        seed: int = 0,
-        n_predicted: int = MAX_PREDICTED,
-        n_shards: int | None = None,
-        num_cpus: float = 1.0,
-        address: str | None = None,
-        progress: bool | None = None,
-    ) -> None:
-        self.projection = projection
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.prior = prior
-        self.smoothing = smoothing
-        self.folds = folds
-        self.bandwidth_interval = bandwidth_interval
-        self.seed = seed
-        self.n_predicted = n_predicted
-        self.n_shards = n_shards
-        self.num_cpus = num_cpus
-        self.address = address
-        self.progress = progress
+    projection: str | nn.Module = "identity"
+    kernel: str = "rbf"
+    bandwidth: str | float = "cv"
+    prior: Any = None
+    smoothing: float = parameter(0.0, check_number, minimum=0, maximum=1)
+    folds: int | None = parameter(None, check_integer, minimum=2, maximum=MAX_FOLDS)
+    bandwidth_interval: tuple[float, float] | None = parameter(None, check_pair)
+    seed: int = parameter(0, check_integer, minimum=0, maximum=2**64 - 1)
+    n_predicted: int = parameter(MAX_PREDICTED, check_integer, minimum=1, maximum=10**9)
+    n_shards: int | None = parameter(None, check_integer, minimum=1, maximum=100_000)
+    num_cpus: float = parameter(1.0, check_number, minimum=0)
+    address: str | None = None
+    progress: bool | None = None
 
     def fit(self, X: Any, y: Any, *, sample_weight: Any = None, groups: Any = None, classes: Any = None) -> Self:
         """Distribute embeddings (n, h) with their labels over shards, and choose the bandwidth."""
         rows = check_matrix(X)
 
-        def source(order: Index) -> Rows:
-            return RowsInMemory(rows[torch.from_numpy(order)])
+        def loader(chosen: Index) -> Callable[[], torch.Tensor]:
+            return partial(torch.clone, rows[torch.from_numpy(chosen)])
 
-        return self._fit(source, rows[:1], y, sample_weight, groups, classes)
+        return self._fit(loader, rows[:1], check_labels(y, len(rows)), sample_weight, groups, classes)
 
     def fit_files(
         self,
@@ -145,88 +127,118 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes : sequence, optional
             As in ``fit``.
         """
-        paths = tuple(str(path.resolve()) for path in find_files(data))
-        with open_parquet(paths[0]) as file:
-            reserved = {label, weight, group, "label", "group", "weight", "id"}
-            names = tuple(features or (name for name in file.schema_arrow.names if name not in reserved))
-        source = RowsInFiles(paths, names)
-        columns = {
-            name: np.concatenate([_column(path, name) for path in paths]) for name in (label, weight, group) if name
-        }
-        first = source.load(np.zeros(1, dtype=np.int64))
-        given = (columns[label], columns.get(weight or ""), columns.get(group or ""))
-        return self._fit(lambda _: source, first, *given, classes)
+        files = [InputFile.read(path) for path in find_files(data)]
+        others = [name for name in (label, weight, group) if name is not None]
+        names = tuple(features or (name for name in files[0].columns if name not in {*NOT_FEATURES, *others}))
+        for file in files:
+            Columns((*names, *others)).check(list(file.columns), file.path)
+        paths = [file.path for file in files]
+        values = {name: np.concatenate([_column(path, name) for path in paths]) for name in others}
+        labels = check_labels(values[label], len(values[label]))
+        first = load_rows(paths, names, np.zeros(1, dtype=np.int64))
+        weights, groups = (None if name is None else values[name] for name in (weight, group))
+        return self._fit(lambda rows: partial(load_rows, paths, names, rows), first, labels, weights, groups, classes)
 
-    def _fit(self, source: Any, first: torch.Tensor, y: Any, weight: Any, groups: Any, classes: Any) -> Self:
-        """Start the shards and choose the bandwidth; ``source`` maps rows to where an actor gets them from."""
+    def _fit(
+        self, loader: Any, first: torch.Tensor, labels: NDArray[Any], weight: Any, groups: Any, classes: Any
+    ) -> Self:
+        """Start the shards and choose the bandwidth; ``loader`` is that of :meth:`SortedSamples.content`."""
         self._check_parameters()
-        labels = np.asarray(y)
-        labels = check_labels(labels, len(labels))
         self.classes_ = collect_classes([labels], classes)
         codes = encode_labels(labels, self.classes_, "y")
         weights = None if weight is None else check_weights(weight, len(codes))
-        keys = None if groups is None else check_groups(groups, len(codes))
         totals = np.bincount(codes, weights=weights, minlength=len(self.classes_)).astype(np.float64)
         self._frequencies = torch.from_numpy(totals / totals.sum())
         self._prior = check_prior(self.prior, self.classes_)
         check_prior_reaches(self._prior, self._frequencies)
+        keys = {} if groups is None else {"group": check_groups(groups, len(codes))}
         if self.folds is not None:
-            keys = fold_codes(codes, self.folds, keys, self.seed)
+            keys["fold"] = fold_codes(codes, self.folds, keys.get("group"), self.seed)
+        samples = SortedSamples.sort(codes, weights, keys, len(self.classes_))
         untrained = UNTRAINED[self.projection]() if isinstance(self.projection, str) else self.projection
         self._projection = frozen_copy(untrained, first)
         self.n_features_in_, self._dtype = first.shape[1], first.dtype
-        order = np.argsort(codes, kind="stable")
-        contents = [
-            self._content(source(order[place.start : place.stop]), place, order, codes, weights, keys)
-            for place in cut(codes[order], self._count())
-        ]
-        self.shard_sizes_ = tuple(content.place.stop - content.place.start for content in contents)
-        ray = connect(self.address)
-        self._support = start_shards(ray, contents, len(self.classes_), num_cpus=self.num_cpus)
+        places = cut(samples.support.codes.numpy(), self._count())
+        contents = [samples.content(place, loader, self._projection) for place in places]
+        self.shard_sizes_ = tuple(len(content.codes) for content in contents)
         self.support_size_ = len(codes)
-        self._choose_bandwidth(codes[order], weights, order, keys)
+        self._support = start_shards(connect(self.address), contents, len(self.classes_), num_cpus=self.num_cpus)
+        self._references = samples.references()
+        self._evidence_reference: EvidenceReference | None = None
+        self._choose_bandwidth(samples)
         return self
 
-    def _content(
-        self, source: Rows, place: Range, order: Index, codes: Index, weights: Any, keys: Index | None
-    ) -> ShardContent:
-        rows = order[place.start : place.stop]
-        scaled = None if weights is None else weights[rows] / weights.max()  # sums in single precision stay small
-        return ShardContent(
-            source, rows, codes[rows], scaled, None if keys is None else keys[rows], place, self._projection
-        )
-
-    def _choose_bandwidth(self, codes: Index, weights: Any, order: Index, keys: Index | None) -> None:
+    def _choose_bandwidth(self, samples: SortedSamples) -> None:
         """Search with the loss of at most as many samples as a KCal predicts, each given all others in all shards."""
-        choice = BandwidthChoice(self.bandwidth, self.bandwidth_interval)
         self.bandwidth_curve_ = None
         if not isinstance(self.bandwidth, str):
             self.bandwidth_ = float(self.bandwidth)
             return
-        check_parts(len(codes), None if keys is None else torch.from_numpy(keys))
-        chosen = sampled_positions(len(codes), self.n_predicted).numpy()
-        points, own = self._support.points(chosen), torch.from_numpy(codes[chosen])
-        query_keys = torch.from_numpy(chosen if keys is None else keys[order[chosen]])
+        choice, kernel = BandwidthChoice(self.bandwidth, self.bandwidth_interval), get_kernel(self.kernel)
+        kind = next((kind for kind in ("fold", "group") if kind in samples.keys), "sample")
+        check_parts(len(samples.support), samples.keys.get(kind))
+        chosen = sampled_positions(len(samples.support), self.n_predicted)
+        points, _ = self._support.samples(chosen.numpy())
+        own, hidden = samples.support.codes[chosen], samples.hidden(kind, chosen)
 
         def own_shares(bandwidths: Sequence[float]) -> list[torch.Tensor]:
-            sums = self._support.class_sums(points, bandwidths, get_kernel(self.kernel), query_keys)
+            sums = self._support.class_sums(points, bandwidths, kernel, hidden)
             return [part.gather(1, own[:, None]).squeeze(1) for part in sums.posteriors()]
 
-        log_weights = None if weights is None else torch.from_numpy(weights[order[chosen]]).log()
-        loss = PredictedLoss(own_shares, log_weights, choice.least_prob)
+        log_weights = samples.support.log_weights
+        loss = PredictedLoss(own_shares, None if log_weights is None else log_weights[chosen], choice.least_prob)
         self.bandwidth_curve_ = choice.search(loss, mean_square=self._support.mean_square, progress=self.progress)
         self.bandwidth_ = self.bandwidth_curve_.bandwidth
 
     def predict_proba(self, X: Any) -> Any:
         """Return class probabilities, (n, n_classes), as the kind of array that was given."""
+        rows, sums = self._class_sums(X)
+        posteriors = torch.cat([part.posteriors()[0] for part in sums])
+        probs = smooth(apply_prior(posteriors, self._prior, self._frequencies), self.smoothing)
+        return kind_of(X, rows).give_back(probs)
+
+    def log_evidence(self, X: Any) -> Any:
+        """Return the log density of the calibration set at each row, (n,), as :meth:`kcal.KCal.log_evidence`."""
+        rows, sums = self._class_sums(X)
+        return kind_of(X, rows).give_back(self._log_densities(sums, self._references.log_weight))
+
+    def evidence(self, X: Any) -> Any:
+        """Return the share of calibration samples that have less evidence than each row, as :meth:`kcal.KCal.evidence`.
+
+        The first call computes the evidence of up to 1,000 calibration samples.
+        """
+        rows, sums = self._class_sums(X)
+        if self._evidence_reference is None:
+            chosen = self._references
+            points, lengths = self._support.samples(chosen.positions)
+            own = self._support.class_sums(points, [self.bandwidth_], get_kernel(self.kernel), chosen.hidden)
+            densities = self._log_densities([own], chosen.log_visible_weights)
+            self._evidence_reference = EvidenceReference(
+                log_densities=densities.sort().values, log_lengths=None if lengths is None else lengths.sort().values
+            )
+        log_densities = self._log_densities(sums, self._references.log_weight)
+        return kind_of(X, rows).give_back(self._evidence_reference.shares(log_densities, rows))
+
+    def _class_sums(self, X: Any) -> tuple[torch.Tensor, list[ClassSums]]:
+        """Return rows as a tensor and their class sums, block by block."""
         check_is_fitted(self)
         rows = check_matrix(X, columns=self.n_features_in_, owner="ShardedKCal")
-        points = project(self._projection, rows.to(self._dtype))
-        kernel, parts = get_kernel(self.kernel), []
-        for block in torch.split(points, QUERY_ROWS):
-            posteriors = self._support.class_sums(block, [self.bandwidth_], kernel).posteriors()[0]
-            parts.append(smooth(apply_prior(posteriors, self._prior, self._frequencies), self.smoothing))
-        return kind_of(X, rows).give_back(torch.cat(parts))
+        blocks = torch.split(project(self._projection, rows.to(self._dtype)), QUERY_ROWS)
+        kernel = get_kernel(self.kernel)
+        return rows, [self._support.class_sums(block, [self.bandwidth_], kernel) for block in blocks]
+
+    def _log_densities(self, sums: Sequence[ClassSums], log_weights: torch.Tensor) -> torch.Tensor:
+        """Return log densities, (n,), from class sums of blocks and the log weight of the samples that a row sees."""
+        log_volume = get_kernel(self.kernel).log_volume(self.bandwidth_, len(self._support.centre))
+        return torch.cat([part.log_densities(log_weights + log_volume)[0] for part in sums])
+
+    def __getstate__(self) -> Any:
+        if "bandwidth_" in vars(self):
+            raise KcalError(
+                "A fitted ShardedKCal cannot be saved: its samples are in processes of the cluster. Fit again with "
+                f"bandwidth={self.bandwidth_!r}, which only loads the shards; or save a KCal of a sample."
+            )
+        return super().__getstate__()
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable class of each row."""
@@ -235,32 +247,26 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def close(self) -> None:
         """End the actors, and free their memory."""
+        check_is_fitted(self)
         ray = connect(self.address)
         for actor in self._support.actors:
             ray.kill(actor)
 
     def _count(self) -> int:
-        return self.n_shards or count_workers(connect(self.address), num_cpus=self.num_cpus, num_gpus=0.0)
+        return self.n_shards or count_workers(connect(self.address), num_cpus=self.num_cpus)
 
     def _check_parameters(self) -> None:
+        checked_parameters(self)
         get_kernel(self.kernel)
         if isinstance(self.projection, str):
             check_choice(self.projection, "projection", tuple(UNTRAINED))
         check_bandwidth(self.bandwidth, None)
-        check_number(self.smoothing, "smoothing", minimum=0, maximum=1)
-        if self.folds is not None:
-            check_integer(self.folds, "folds", minimum=2, maximum=MAX_FOLDS)
-        elif self.bandwidth == "published":
+        if self.bandwidth == "published" and self.folds is None:
             raise InvalidInputError("folds", 'must be given with bandwidth="published"', got="None", remedy="Pass 20.")
-        check_integer(self.n_predicted, "n_predicted", minimum=1, maximum=10**9)
-        if self.n_shards is not None:
-            check_integer(self.n_shards, "n_shards", minimum=1, maximum=100_000)
 
 
 def _column(path: str, name: str) -> NDArray[Any]:
     """Return one column of a parquet file."""
     with open_parquet(path) as file:
-        if name not in file.schema_arrow.names:
-            raise InvalidInputError(path, f"has no column {name!r}")
         values: NDArray[Any] = file.read([name]).column(name).to_numpy()
     return values.astype(str) if values.dtype == object else values

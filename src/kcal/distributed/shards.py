@@ -6,11 +6,11 @@ An actor that dies is started again, loads its shard as before and answers again
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,62 +29,42 @@ from kcal.kernels import (
     add_sums,
     sum_of_points,
 )
-from kcal.projection import project
-from kcal.threads import one_thread
+from kcal.projection import ignores_length, log_lengths, project
+from kcal.threads import threads_for
 from kcal.validation import check_matrix
 
 Index = NDArray[np.int64]
 READ_ROWS = 65_536
 """Rows of a file that an actor reads at once."""
+COMPARED_ROWS = 100
+"""Rows by which a projection is found to ignore the length of embeddings."""
 NEAREST = 1e-5
 """Share of the spread of the points that is so narrow a bandwidth that only the nearest points count."""
 
 
-class Rows(Protocol):
-    """Where an actor gets the embeddings of its shard from."""
+def load_rows(paths: Sequence[str], features: Sequence[str], rows: Index) -> torch.Tensor:
+    """Return embeddings from columns of parquet files, (n, h), in the order of ``rows``, which count over all files.
 
-    def load(self, rows: Index) -> torch.Tensor:
-        """Return the embeddings of some rows, (n, h), in the order of ``rows``."""
+    Beside them only a block of a file is held.
+    """
+    import pyarrow
 
-
-@dataclass(frozen=True, eq=False)
-class RowsInMemory:
-    """Embeddings that were given as an array: those of one shard, in its order."""
-
-    embeddings: torch.Tensor
-
-    def load(self, rows: Index) -> torch.Tensor:
-        """Return the embeddings."""
-        return self.embeddings
-
-
-@dataclass(frozen=True)
-class RowsInFiles:
-    """Embeddings in columns of parquet files; rows are counted over the files in their order."""
-
-    paths: tuple[str, ...]
-    features: tuple[str, ...]
-
-    def load(self, rows: Index) -> torch.Tensor:
-        """Return the embeddings of some rows; beside them only a block of a file is held."""
-        import pyarrow
-
-        order = np.argsort(rows, kind="stable")
-        ascending, start, points = rows[order], 0, None
-        for path in self.paths:
-            if start > ascending[-1]:
-                break
-            with open_parquet(path) as file:
-                for batch in file.iter_batches(READ_ROWS, columns=list(self.features)):
-                    first, last = np.searchsorted(ascending, [start, start + batch.num_rows])
-                    if last > first:
-                        chosen = pyarrow.Table.from_batches([batch]).take(ascending[first:last] - start)
-                        values = check_matrix(matrix_of(chosen, self.features), path)
-                        points = values.new_empty(len(rows), values.shape[1]) if points is None else points
-                        points[torch.from_numpy(order[first:last])] = values
-                    start += batch.num_rows
-        assert points is not None
-        return points
+    order = np.argsort(rows, kind="stable")
+    ascending, start, embeddings = rows[order], 0, torch.empty(0)
+    for path in paths:
+        if start > ascending[-1]:
+            break
+        with open_parquet(path) as file:
+            for batch in file.iter_batches(READ_ROWS, columns=list(features)):
+                first, last = np.searchsorted(ascending, [start, start + batch.num_rows])
+                if last > first:
+                    chosen = pyarrow.Table.from_batches([batch]).take(ascending[first:last] - start)
+                    values = check_matrix(matrix_of(chosen, features), path)
+                    if first == 0:
+                        embeddings = values.new_empty(len(rows), values.shape[1])
+                    embeddings[torch.from_numpy(order[first:last])] = values
+                start += batch.num_rows
+    return embeddings
 
 
 class Range(NamedTuple):
@@ -110,15 +90,25 @@ def cut(codes: Index, n_shards: int) -> list[Range]:
     return [Range(start, stop, int(codes[start]), int(codes[stop - 1]) + 1) for start, stop in pairs]
 
 
+class Hidden(NamedTuple):
+    """What queries that are samples must not see: the sample itself, or all of its group or fold."""
+
+    kind: str  # "sample", "group" or "fold"
+    keys: torch.Tensor  # (n_query,); of samples, their positions in the sorted support
+
+    def select(self, queries: torch.Tensor) -> Hidden:
+        """Return the same for some of the queries."""
+        return self._replace(keys=self.keys[queries])
+
+
 @dataclass(frozen=True, eq=False)
 class ShardContent:
     """What an actor needs to load its shard, as often as it is started."""
 
-    source: Rows
-    rows: Index  # of the source
-    codes: Index  # ascending
-    weights: NDArray[np.float64] | None
-    keys: Index | None  # groups or folds
+    load: Callable[[], torch.Tensor]  # returns the embeddings, (n, h)
+    codes: torch.Tensor  # (n,), ascending
+    log_weights: torch.Tensor | None
+    keys: Mapping[str, torch.Tensor]  # groups and folds by kind, where there are some
     place: Range
     projection: nn.Module
 
@@ -126,33 +116,34 @@ class ShardContent:
 class Shard:
     """An actor that holds a shard. It keeps nothing that a caller would have to repeat after a restart."""
 
-    def __init__(self, content: Any) -> None:
+    def __init__(self, references: Sequence[Any]) -> None:
         import ray
 
-        self.content: ShardContent = ray.get(content) if isinstance(content, ray.ObjectRef) else content
-        with one_thread():
-            points = project(self.content.projection, self.content.source.load(self.content.rows))
-        weights, place = self.content.weights, self.content.place
-        self._support = SortedSupport(
-            points,
-            torch.from_numpy(self.content.codes - place.first_class),
-            None if weights is None else torch.from_numpy(weights).log().to(points),
-            torch.arange(len(points)),
-            place.stop_class - place.first_class,
-        )
-        self.points = points
+        content: ShardContent = ray.get(references[0])
+        embeddings = content.load()
+        with threads_for(0):
+            points = project(content.projection, embeddings)
+        self.log_lengths = None
+        if ignores_length(content.projection, embeddings[:: -(-len(embeddings) // COMPARED_ROWS)]):
+            self.log_lengths = torch.cat([log_lengths(rows) for rows in torch.split(embeddings, READ_ROWS)])
+        self.place, self.keys = content.place, content.keys
+        weights = None if content.log_weights is None else content.log_weights.to(points)
+        n_classes = self.place.stop_class - self.place.first_class
+        codes = content.codes - self.place.first_class
+        self.support = SortedSupport(points, codes, weights, torch.arange(len(points)), n_classes)
 
-    def total(self) -> tuple[int, torch.Tensor, torch.dtype]:
-        """Return the number of points, their sum (d,) in float64, and their precision."""
-        return len(self.points), sum_of_points(self.points), self.points.dtype
+    def total(self) -> tuple[torch.Tensor, torch.dtype]:
+        """Return the sum of the points, (d,) in float64, and their precision."""
+        return sum_of_points(self.support.points), self.support.points.dtype
 
     def square(self, centre: torch.Tensor) -> float:
         """Return the mean squared distance of two points of this shard, times their number, about a common centre."""
-        return self._centred(centre).mean_square * len(self.points)
+        return self._centred(centre).mean_square * len(self.support)
 
-    def some_points(self, positions: Index) -> torch.Tensor:
-        """Return points by their positions in the shard."""
-        return self.points[torch.from_numpy(positions)]
+    def samples(self, positions: Index) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return points by their positions in the shard, and the log lengths of embeddings if Π ignores them."""
+        chosen = torch.from_numpy(positions)
+        return self.support.points[chosen], None if self.log_lengths is None else self.log_lengths[chosen]
 
     def class_sums(
         self,
@@ -160,28 +151,23 @@ class Shard:
         bandwidths: Sequence[float],
         kernel: str,
         centre: torch.Tensor,
-        keys: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return sums and offsets of the classes of this shard; ``keys`` are those of queries that are samples."""
-        support = self._centred(centre)
-        with one_thread(), torch.inference_mode():
-            prepared = PreparedSupport(support, list(bandwidths), KERNELS[kernel], is_part=True)
-            sums = prepared.class_sums(queries, leave_out=self._rule(keys))
-        return sums.sums, sums.offsets
+        hidden: Hidden | None,
+    ) -> ClassSums:
+        """Return the class sums of queries over this shard, of its own classes."""
+        prepared = PreparedSupport(self._centred(centre), bandwidths, KERNELS[kernel], is_part=True)
+        with threads_for(0), torch.inference_mode():
+            return prepared.class_sums(queries, leave_out=None if hidden is None else self._rule(hidden))
 
-    def _rule(self, keys: torch.Tensor | None) -> LeaveOut | None:
-        if keys is None:
-            return None
-        if self.content.keys is None:
-            return LeaveOut(keys - self.content.place.start, torch.arange(len(self.points)), grouped=False)
-        return LeaveOut(keys, torch.from_numpy(self.content.keys), grouped=True)
+    def _rule(self, hidden: Hidden) -> LeaveOut:
+        if hidden.kind == "sample":
+            return LeaveOut(hidden.keys - self.place.start, self.support.order, grouped=False)
+        return LeaveOut(hidden.keys, self.keys[hidden.kind], grouped=True)
 
     def _centred(self, centre: torch.Tensor) -> SortedSupport:
         """Return the shard about a centre; what was computed for the same centre before is kept."""
-        given = self._support.given_centre
-        if given is None or not torch.equal(given, centre):
-            self._support = replace(self._support, given_centre=centre)
-        return self._support
+        if self.support.given_centre is None:
+            self.support = replace(self.support, given_centre=centre)
+        return self.support
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,52 +185,49 @@ class ShardedSupport:
     @cached_property
     def centre(self) -> torch.Tensor:
         """Mean of all points, (d,)."""
-        parts = self._ask("total")
-        return (torch.stack([part[1] for part in parts]).sum(dim=0) / len(self)).to(parts[0][2])
+        totals, dtypes = zip(*self._ask("total"), strict=True)
+        return (torch.stack(totals).sum(dim=0) / len(self)).to(dtypes[0])
 
     @cached_property
     def mean_square(self) -> float:
         """Mean squared distance of two points, averaged over the dimensions."""
         return float(sum(self._ask("square", self.centre)) / len(self))
 
-    def points(self, positions: Index) -> torch.Tensor:
-        """Return points by their ascending positions in the sorted support."""
+    def samples(self, positions: Index) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return points by their ascending positions in the sorted support, and log lengths if Π ignores them."""
         import ray
 
-        cuts = np.searchsorted(positions, [place.stop for place in self.places[:-1]])
-        parts = np.split(positions, cuts)
+        parts = np.split(positions, np.searchsorted(positions, [place.stop for place in self.places[:-1]]))
         asked = zip(self.actors, parts, self.places, strict=True)
-        return torch.cat(ray.get([actor.some_points.remote(part - place.start) for actor, part, place in asked]))
+        answers = ray.get([actor.samples.remote(part - place.start) for actor, part, place in asked])
+        points, lengths = zip(*answers, strict=True)
+        return torch.cat(points), None if lengths[0] is None else torch.cat(lengths)
 
     def class_sums(
-        self,
-        queries: torch.Tensor,
-        bandwidths: Sequence[float],
-        kernel: MotherKernel,
-        keys: torch.Tensor | None = None,
+        self, queries: torch.Tensor, bandwidths: Sequence[float], kernel: MotherKernel, hidden: Hidden | None = None
     ) -> ClassSums:
         """Return the class sums of queries over all shards; where no point is reached, the nearest count."""
-        sums = self._added(queries, bandwidths, kernel.name, keys)
+        sums = self._added(queries, bandwidths, kernel.name, hidden)
         unreached = torch.isneginf(sums.offsets)
         some = unreached.any(dim=0).nonzero().squeeze(1)
         if kernel.is_compact and len(some):
             narrow = NEAREST * self.mean_square**0.5
-            nearest = self._added(queries[some], [narrow], "rbf", None if keys is None else keys[some])
+            nearest = self._added(queries[some], [narrow], "rbf", None if hidden is None else hidden.select(some))
             where = unreached[:, some][:, None]
             sums.sums[:, :, some] = torch.where(where, nearest.sums, sums.sums[:, :, some])
         return sums
 
     def _added(
-        self, queries: torch.Tensor, bandwidths: Sequence[float], kernel: str, keys: torch.Tensor | None
+        self, queries: torch.Tensor, bandwidths: Sequence[float], kernel: str, hidden: Hidden | None
     ) -> ClassSums:
         import ray
 
-        parts = self._ask("class_sums", ray.put(queries), list(bandwidths), kernel, self.centre, keys)
         whole = []
-        for (sums, offsets), place in zip(parts, self.places, strict=True):
-            every = sums.new_zeros(sums.shape[0], self.n_classes, sums.shape[2])
-            every[:, place.first_class : place.stop_class] = sums
-            whole.append(ClassSums(every, offsets))
+        parts = self._ask("class_sums", ray.put(queries), list(bandwidths), kernel, self.centre, hidden)
+        for part, place in zip(parts, self.places, strict=True):
+            sums = part.sums.new_zeros(len(bandwidths), self.n_classes, len(queries))
+            sums[:, place.first_class : place.stop_class] = part.sums
+            whole.append(ClassSums(sums, part.offsets))
         return add_sums(whole)
 
     def _ask(self, method: str, *arguments: Any) -> list[Any]:
@@ -257,8 +240,7 @@ class ShardedSupport:
 
 def start_shards(ray: Any, contents: Sequence[ShardContent], n_classes: int, *, num_cpus: float) -> ShardedSupport:
     """Start an actor for each shard; one that dies is started again, for as long as the cluster has room."""
-    options = {"num_cpus": num_cpus, "max_restarts": -1, "max_task_retries": -1}
-    actor = ray.remote(**options)(Shard)
+    actor = ray.remote(num_cpus=num_cpus, max_restarts=-1, max_task_retries=-1)(Shard)
     references = [ray.put(content) for content in contents]
-    actors = [actor.remote(reference) for reference in references]
+    actors = [actor.remote([reference]) for reference in references]  # Ray would log an argument that is in its store
     return ShardedSupport(actors, references, [content.place for content in contents], n_classes)

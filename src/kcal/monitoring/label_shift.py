@@ -36,7 +36,7 @@ from kcal.validation import (
 
 METHODS = ("auto", "em", "corrected-em", "moments")
 FEW_LABELS = 10.0
-"""Labels that the samples must be worth, in the direction in which they tell least."""
+"""Number of labels that the samples must be as informative as, in the direction of least information."""
 MAX_SHOWN = 20
 
 

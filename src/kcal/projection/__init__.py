@@ -1,5 +1,6 @@
 """The projection Π, the sampling of episodes, and the recipes that train it."""
 
+from kcal.projection.lengths import ignores_length, log_lengths
 from kcal.projection.modules import (
     ARCHITECTURES,
     START_SPREAD,
@@ -45,6 +46,8 @@ __all__ = [
     "choose_dimension",
     "frozen_copy",
     "get_recipe",
+    "ignores_length",
+    "log_lengths",
     "needs_training",
     "project",
     "start_projection",

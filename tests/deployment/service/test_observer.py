@@ -227,7 +227,7 @@ def test_wrong_labels_of_a_group_are_named() -> None:
 
 
 def test_drift_of_a_later_period_is_found() -> None:
-    generator, watch = np.random.default_rng(0), DriftWatch(100, seed=0)
+    generator, watch = np.random.default_rng(0), DriftWatch(100)
     for start in range(0, 3 * PERIOD, 500):
         watch.update(generator.integers(101, size=500) / 100, np.arange(start, start + 500))
     assert watch.alarm_at is None

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from running_service import Running, in_process
 
+from kcal.deployment.service.bodies import BodyReader
 from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.inference import BatchLimits
-from kcal.deployment.service.messages import BodyReader
 from kcal.deployment.service.runtime import ServiceOptions
 from kcal.deployment.service.server import make_application
 
@@ -65,14 +65,24 @@ def test_probes_are_answered(client, path):
 
 
 @pytest.mark.parametrize(
-    "path", ["/nothing", "/v2/nothing", "/v2/models/..%2fanimals", "/v2/models/animals/versions/0"]
+    ("method", "path", "status", "message"),
+    [
+        ("GET", "/nothing", 404, "there is nothing at /nothing; /docs lists all addresses"),
+        ("POST", "/v2/nothing", 404, "there is nothing at /v2/nothing; /docs lists all addresses"),
+        ("GET", "/v2/models/..%2fanimals", 404, "there is nothing at /v2/models/../animals; "),
+        ("GET", "/a%0ab%1b[31m", 404, "there is nothing at /a"),
+        ("GET", "/v2/models/animals/versions/0", 404, "the model 'animals' has no version '0'"),
+        ("GET", "/predict", 405, "/predict answers POST, not GET; /docs lists all addresses"),
+        ("DELETE", "/v2/models/animals", 405, "/v2/models/animals answers GET, not DELETE; /docs lists all addresses"),
+        ("PUT", "/v2/models/animals/infer", 405, "/v2/models/animals/infer answers POST, not PUT; /docs"),
+    ],
 )
-def test_unknown_addresses_have_a_message_too(client, path):
-    answer = client.get(path)
-    assert answer.status_code == 404
-    assert answer.json()["error"]
-    assert client.get("/predict").status_code == 405
-    assert client.get("/predict").json()["error"]
+def test_unknown_addresses_and_methods_say_what_was_asked_and_where_to_look(client, method, path, status, message):
+    answer = client.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"].startswith(message)
+    assert answer.json()["error"].isprintable()
+    assert answer.headers.get("allow", "") == (message.split(" answers ")[-1].split(",")[0] if status == 405 else "")
 
 
 def test_the_models_are_listed(client):

@@ -21,6 +21,10 @@ class Job:
     key: int = 0
 
 
+def submit(batcher, job):
+    return batcher.submit(job, job.n_rows, job.key)
+
+
 def recorder(batches):
     def run(jobs):
         batches.append(list(jobs))
@@ -37,7 +41,7 @@ def test_every_job_gets_its_result_and_batches_keep_order_size_and_key(shapes, m
 
     async def story():
         batcher = Batcher(recorder(batches), max_batch=max_batch)
-        results = await asyncio.gather(*(batcher.submit(job) for job in jobs))
+        results = await asyncio.gather(*(submit(batcher, job) for job in jobs))
         await batcher.close()
         return results
 
@@ -53,7 +57,7 @@ def test_a_batch_waits_for_others_only_until_it_is_full():
 
     async def story():
         batcher = Batcher(recorder(batches), max_batch=4, max_wait=3600.0)
-        results = await asyncio.gather(*(batcher.submit(Job(name)) for name in range(8)))
+        results = await asyncio.gather(*(submit(batcher, Job(name)) for name in range(8)))
         await batcher.close()
         return results
 
@@ -70,14 +74,14 @@ def test_a_full_queue_refuses_and_says_when_to_come_again():
 
     async def story():
         batcher = Batcher(run, max_batch=1, max_queue=2)
-        waiting = [asyncio.create_task(batcher.submit(Job(0)))]
+        waiting = [asyncio.create_task(submit(batcher, Job(0)))]
         while not batcher.n_waiting:
             await asyncio.sleep(0)
         await asyncio.sleep(0.05)  # the thread has taken the first
-        waiting += [asyncio.create_task(batcher.submit(Job(name))) for name in (1, 2)]
+        waiting += [asyncio.create_task(submit(batcher, Job(name))) for name in (1, 2)]
         await asyncio.sleep(0)
         with pytest.raises(RequestError) as error:
-            await batcher.submit(Job(3))
+            await submit(batcher, Job(3))
         gate.set()
         results = await asyncio.gather(*waiting)
         await batcher.close()
@@ -96,7 +100,7 @@ def test_an_error_reaches_every_job_of_its_batch_and_no_other():
 
     async def story():
         batcher = Batcher(run, max_batch=2)
-        results = await asyncio.gather(*(batcher.submit(Job(name)) for name in range(4)), return_exceptions=True)
+        results = await asyncio.gather(*(submit(batcher, Job(name)) for name in range(4)), return_exceptions=True)
         await batcher.close()
         return results
 
@@ -111,11 +115,11 @@ def test_closing_answers_what_waits_and_refuses_what_comes():
 
     async def story():
         batcher = Batcher(recorder(batches), max_batch=1)
-        waiting = [asyncio.create_task(batcher.submit(Job(name))) for name in range(5)]
+        waiting = [asyncio.create_task(submit(batcher, Job(name))) for name in range(5)]
         await asyncio.sleep(0)
         await batcher.close()
         with pytest.raises(BatcherClosedError):
-            await batcher.submit(Job(5))
+            await submit(batcher, Job(5))
         return await asyncio.gather(*waiting)
 
     assert asyncio.run(story()) == list(range(5))

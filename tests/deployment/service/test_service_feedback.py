@@ -195,11 +195,31 @@ def test_a_method_that_does_not_learn_keeps_labels_for_its_monitor(tmp_path, pro
             assert "evidence" not in (await client.post("/predict", json=body)).json()
             await give(client, {"id": "a", "label": 2})
             await service.learners["animals"].batcher.settled()
-            return service.repository.get("animals").observer.snapshot(max_age=0).n_labels
+            n_labels = service.repository.get("animals").observer.snapshot(max_age=0).n_labels
+            return n_labels, (await client.get("/")).text
 
-    assert asyncio.run(story()) == 1
+    n_labels, page = asyncio.run(story())
+    assert n_labels == 1
+    assert "the method ts does not learn online" in page
     with CalibrationStore(tmp_path / "feedback.db") as store:
         assert store.samples().outputs.labels.tolist() == [2]
+
+
+def test_a_blend_without_the_logits_of_its_samples_says_why_it_does_not_follow(blend, problem, tmp_path):
+    save(blend, tmp_path / "animals.kcal")
+
+    async def story():
+        async with in_process(tmp_path / "animals.kcal", store=tmp_path / "feedback.db") as (client, service):
+            inputs = {"embeddings": problem.test_embeddings[:1].tolist(), "logits": problem.test_logits[:1].tolist()}
+            before = (await client.post("/predict", json={**inputs, "ids": ["a"]})).json()
+            await give(client, {"id": "a", "label": 2})
+            await followed(service)
+            after = (await client.post("/predict", json=inputs)).json()
+            return before["probabilities"], after["probabilities"], (await client.get("/")).text
+
+    before, after, page = asyncio.run(story())
+    assert after == before
+    assert "was saved without the logits of its samples" in page
 
 
 def test_without_a_store_feedback_is_refused(path):
@@ -264,12 +284,12 @@ def test_plain_requests_are_counted_as_those_of_the_protocol_are(path, problem, 
             await client.post("/predict", json={"embeddings": [x[0][1:]]})
             await client.post("/v2/models/animals/infer", json={"inputs": [tensor]})
             await client.post("/v2/models/animals/infer", json={"inputs": [tensor | {"name": "none"}]})
-            tallies = service.repository.get("animals").tallies
-            return tallies.n_requests, tallies.n_errors, tallies.latency()
+            return service.repository.get("animals").tallies.traffic()
 
-    n_requests, n_errors, latency = asyncio.run(story())
-    assert (n_requests, n_errors) == (4, 2)
-    assert latency is not None
+    traffic = asyncio.run(story())
+    assert (traffic.requests, traffic.errors) == (4, 2)
+    assert traffic.per_second > 0
+    assert 0 < traffic.p50_ms <= traffic.p99_ms
 
 
 def test_ids_of_clients_are_not_mistaken_for_rows_of_a_model_without_ids(problem, tmp_path):

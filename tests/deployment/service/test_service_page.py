@@ -17,7 +17,8 @@ from kcal.deployment.service.formats import name_of, wealth
 from kcal.deployment.service.latest import explain_latest
 from kcal.deployment.service.observer import Observer
 from kcal.deployment.service.page import ModelView, content_security_policy, render_page
-from kcal.deployment.service.snapshot import ServiceSnapshot, Traffic
+from kcal.deployment.service.snapshot import ServiceSnapshot
+from kcal.deployment.service.tallies import Traffic
 from kcal.metrics import reliability
 
 

@@ -16,7 +16,7 @@ from observed_models import calibrator, observed, stream
 from kcal.deployment.service.latest import explain_latest
 from kcal.deployment.service.observer import Observer
 from kcal.deployment.service.page import ModelView, content_security_policy, render_page
-from kcal.deployment.service.snapshot import Traffic
+from kcal.deployment.service.tallies import Traffic
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")

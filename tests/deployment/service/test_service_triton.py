@@ -148,3 +148,13 @@ def test_numbers_that_are_not_finite_are_refused_and_spoil_no_other_request(clie
         client.infer("animals", [tensor("embeddings", np.full((1, 6), np.nan, dtype=np.float32))])
     with pytest.raises(InferenceServerException, match="no number above 1e"):
         client.infer("animals", [tensor("embeddings", np.full((1, 6), 1e30, dtype=np.float32))])
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+def test_requests_and_answers_may_be_compressed(client, animals, problem, encoding, binary):
+    x = rows(problem, n=200)
+    options = {"request_compression_algorithm": encoding, "response_compression_algorithm": encoding}
+    outputs = [triton.InferRequestedOutput("probabilities", binary_data=binary)]
+    result = client.infer("animals", [tensor("embeddings", x, binary=binary)], outputs=outputs, **options)
+    np.testing.assert_allclose(result.as_numpy("probabilities"), animals.predict_proba(x), rtol=1e-5, atol=1e-7)

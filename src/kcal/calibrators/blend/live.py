@@ -78,8 +78,6 @@ class LiveBlend(EmbeddingCalibrator):
 
     def _checked_records(self) -> SampleRecords:
         records = super()._checked_records()
-        if any(expert.compression is not None for expert in self.model_.experts):
-            raise InvalidInputError("calibrator", "has merged metrics, to which no samples can be added")
         if self.model_.network and records.scores is None:
             raise InvalidInputError(
                 "calibrator",

@@ -18,14 +18,14 @@ from torch import nn
 from kcal.calibrators.model_state import StoredModel, tensor
 from kcal.calibrators.piecewise import places
 from kcal.kernels import PreparedSupport, SortedSupport, leave_out_rule
-from kcal.projection import project
+from kcal.projection import ignores_length, log_lengths
 
 MAX_REFERENCES = 1_000
 """Calibration samples that queries are compared with: a random choice, if there are more."""
 COMPARED_ROWS = 100
 """Rows by which a projection is found to divide by the length."""
 SAME = 1e-3
-"""Relative difference up to which projected points, lengths or densities are the same: rounding must not decide."""
+"""Relative difference up to which lengths or densities are the same: rounding must not decide."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -82,15 +82,3 @@ def compared_lengths(support: SortedSupport, module: nn.Module, embeddings: torc
     """Return the log lengths of embeddings, in their order, if the projection ignores them; otherwise None."""
     some = support.order[reference_rows(support)[:COMPARED_ROWS]].to(embeddings.device)
     return log_lengths(embeddings) if ignores_length(module, embeddings[some]) else None
-
-
-def log_lengths(embeddings: torch.Tensor) -> torch.Tensor:
-    """Return the logarithms of the lengths of embeddings, (n,), in float64."""
-    lengths: torch.Tensor = torch.linalg.vector_norm(embeddings.double(), dim=1)
-    return lengths.log()
-
-
-def ignores_length(module: nn.Module, embeddings: torch.Tensor) -> bool:
-    """Return whether a projection maps embeddings and their halves to the same points."""
-    points, halves = project(module, embeddings), project(module, embeddings / 2)
-    return bool((points - halves).abs().max() <= SAME * (points - points.mean(dim=0)).abs().max())

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.kcal.evidence import log_lengths
 from kcal.calibrators.kcal.model import KernelEstimate
 from kcal.calibrators.kcal.samples import Samples, relative_weights
 from kcal.calibrators.online.live import LiveCalibrator
 from kcal.calibrators.online.records import SampleRecords, log_given_weights, named_groups, records_of
 from kcal.calibrators.online.rows import SampleRows
 from kcal.calibrators.online.snapshots import copy_with
+from kcal.projection import log_lengths
 from kcal.validation import row_fingerprints
 
 

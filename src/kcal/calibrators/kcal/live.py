@@ -23,6 +23,7 @@ from kcal.calibrators.prior import check_prior
 from kcal.errors import BandwidthWarning
 from kcal.kernels import BandwidthCurve, SortedSupport, get_kernel, size_of_rarest_class
 from kcal.modes import with_gradients
+from kcal.threads import threads_for
 
 MOST_ALONE = 0.3
 """Share of samples without another of their class above which searches scan: the others say little of the bandwidth."""
@@ -150,7 +151,7 @@ class LiveKCal(EmbeddingCalibrator):
         folds = self.folds_for(samples)
         samples = samples if folds is None else samples.in_folds(folds, self.seed)
         kernel = get_kernel(self.kernel)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), threads_for(0):
             warnings.simplefilter("ignore", BandwidthWarning)
             if expected is None:
                 curve = choice.choose(support, kernel=kernel, keys=samples.keys, progress=False)[1]

@@ -35,7 +35,7 @@ SCORED_ROWS = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class Compression(StoredModel):
-    """How a smaller support was made of the samples, and what it is worth."""
+    """How a smaller support was made of the samples, and its loss."""
 
     method: str  # one of kcal.support.REDUCTIONS
     n_samples: int  # of positive weight, before

@@ -30,9 +30,10 @@ class Updates:
         A class that appears leads to one at once. With fewer than 200 samples, a tenth of them leads to a search:
         there bandwidths are uncertain, and a search takes a millisecond or two.
     fit_exponent : bool
-        Whether the exponent of the power law by which bandwidths shrink between searches is fitted to the earlier
-        searches, and not only the constant. That of the theory, −1/(d + 4), is mostly too small: samples fill fewer
-        dimensions than they have. A ``bandwidth_exponent`` of the calibrator takes the place of both.
+        Whether the exponent of the power law by which bandwidths shrink between searches, and not only the constant,
+        is learned from the earlier searches: as the mean of the one fitted to them and that of the theory,
+        −1/(d + 4). The theory's is mostly too close to 0, since samples fill fewer dimensions than they have; the
+        fitted one alone is too steep more often than not. A ``bandwidth_exponent`` of the calibrator replaces both.
     window : int, optional
         Samples that are kept at most, from the first update on; the oldest leave.
     half_life : float, optional
@@ -73,15 +74,16 @@ class Updates:
     def law(self, history: Sequence[BandwidthRecord], *, dimension: int, exponent: float | None) -> BandwidthLaw | None:
         """Return the power law through the latest search; None without any.
 
-        The exponent is ``exponent`` or, if that is None, fitted to all searches with ``fit_exponent``, otherwise that
-        of the theory.
+        The exponent is ``exponent`` or, if that is None, that of the theory, with ``fit_exponent`` averaged with the
+        one fitted to all searches.
         """
         searches = [record for record in history if record.source == "search"]
         if not searches:
             return None
-        if exponent is None and self.fit_exponent and len({record.size for record in searches}) > 1:
-            exponent = fit_bandwidth_law(*_columns(searches)).exponent
-        exponent = -1.0 / (dimension + 4) if exponent is None else exponent
+        if exponent is None:
+            exponent = -1.0 / (dimension + 4)
+            if self.fit_exponent and len({record.size for record in searches}) > 1:
+                exponent = 0.5 * (exponent + fit_bandwidth_law(*_columns(searches)).exponent)
         return BandwidthLaw(searches[-1].bandwidth * searches[-1].size ** -exponent, exponent)
 
 

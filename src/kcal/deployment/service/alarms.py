@@ -1,4 +1,4 @@
-"""What needs attention, in the words of the page."""
+"""Alarms and notices, as the page shows them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kcal.deployment.service.snapshot import LOW_EVIDENCE, Alarm, ClassFrequenci
 from kcal.monitoring import MonitorReport
 
 NOTED_LOW_EVIDENCE = 2 * LOW_EVIDENCE
-"""Share of predictions with low evidence that is noted, if its interval is above."""
-UPDATE = "Add labelled predictions to the calibration set, or fit the calibrator anew."
+"""A notice is given if the interval of the share of predictions with low evidence lies above this."""
+UPDATE = "Add labelled predictions to the calibration set, or fit the calibrator again."
 
 
 def find_alarms(
@@ -20,7 +20,12 @@ def find_alarms(
     evidence: EvidenceSummary | None,
 ) -> tuple[Alarm, ...]:
     """Return alarms first, then notices; ``drift_at`` is the row at which the monitor of inputs raised its alarm."""
-    return (*_of_labels(monitor), *_of_inputs(drift_at), *_notices(frequencies, evidence))
+    alarms = list(_of_labels(monitor))
+    if drift_at is not None:
+        message = "The inputs are no longer like the calibration set."
+        remedy = "Check the source of the data, and label some of the latest predictions."
+        alarms.append(Alarm("inputs", "alarm", None, message, remedy, drift_at))
+    return (*alarms, *_notices(frequencies, evidence))
 
 
 def _of_labels(monitor: MonitorReport) -> Iterator[Alarm]:
@@ -39,13 +44,6 @@ def _of_labels(monitor: MonitorReport) -> Iterator[Alarm]:
             message = f"mean confidence {percent(part.predicted)}, accuracy {percent(part.observed)}."
             remedy = "Find out what is different there, and add its labelled samples to the calibration set."
             yield Alarm("group", "alarm", part.name, message, remedy, part.alarm_at)
-
-
-def _of_inputs(drift_at: int | None) -> Iterator[Alarm]:
-    if drift_at is not None:
-        message = "The inputs are no longer like the calibration set."
-        remedy = "Check the source of the data, and label some of the latest predictions."
-        yield Alarm("inputs", "alarm", None, message, remedy, drift_at)
 
 
 def _notices(frequencies: ClassFrequencies | None, evidence: EvidenceSummary | None) -> Iterator[Alarm]:

@@ -6,24 +6,25 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from importlib.metadata import version as package_version
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
+from kcal.deployment.service.batching import in_thread_if
+from kcal.deployment.service.bodies import STEP, BodyReader, compressed
 from kcal.deployment.service.documentation import OPERATIONS, docs_page
 from kcal.deployment.service.errors import RequestError
-from kcal.deployment.service.handlers import Handlers
+from kcal.deployment.service.handlers import Call, Handlers
 from kcal.deployment.service.messages import (
+    HTML,
     Answer,
-    BodyReader,
     Receive,
     Scope,
     Send,
-    drain,
     error_answer,
     headers_of,
     json_answer,
@@ -38,7 +39,7 @@ logger = logging.getLogger("kcal.service")
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 BODIES = 8
 """Bodies of the largest size that are in memory at the same time, at most; or more smaller ones."""
-Endpoint = Callable[[Request], Awaitable[Answer]]
+Handler = Callable[[Call], Awaitable[Answer]]
 
 
 class Application:
@@ -50,38 +51,43 @@ class Application:
         self.api = self._make_api()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or take part in the start and the end of the server."""
+        """Answer a request, or start and stop the service with the server."""
         if scope["type"] != "http":
             await self.api(scope, receive, send)
             return
-        start, endpoint, status = time.perf_counter(), "other", [500]
+        start, endpoint, statuses = time.perf_counter(), "other", [500]
+        send = with_security_headers(send, statuses.append)
         try:
-            headers = headers_of(scope)
-            self.service.access.check(scope["method"], scope["path"], headers)
-            match = INFER.fullmatch(scope["path"]) if scope["method"] == "POST" else None
-            if match is None:
-                endpoint = _endpoint_name(scope["path"])
-                await self.api(scope, receive, with_security_headers(send, status.append))
+            headers, path = headers_of(scope), scope["path"]
+            self.service.access.check(scope["method"], path, headers)
+            match = INFER.fullmatch(path) if scope["method"] == "POST" else None
+            endpoint = "infer" if match else _endpoint_name(path)
+            if match:
+                await send_answer(send, await self._infer(match[1], match[2], headers, receive))
             else:
-                endpoint = "infer"
-                await self._infer(match[1], match[2], headers, receive, send, status)
+                await self.api(scope, receive, send)
         except RequestError as error:
-            status.append(error.status)
-            answer = error_answer(error)
-            if not await drain(receive):
-                answer = Answer(answer.body, answer.status, headers={**answer.headers, "Connection": "close"})
-            await send_answer(send, answer)
+            await send_answer(send, error_answer(error))  # the server skips what is left of the body
         finally:
-            self.metrics.answered(endpoint, status[-1], time.perf_counter() - start)
+            self.metrics.answered(endpoint, statuses[-1], time.perf_counter() - start)
 
-    async def _infer(
-        self, name: str, version: str | None, headers: dict[str, str], receive: Receive, send: Send, status: list[int]
-    ) -> None:
+    async def _infer(self, model: str, version: str | None, headers: Mapping[str, str], receive: Receive) -> Answer:
         """Answer inference without the framework, whose checks would take longer than the prediction."""
-        async with self.bodies.body(headers, receive) as body:
-            answer = await _guarded(self.handlers.infer(name, version, headers, body))
-        status.append(answer.status)
-        await send_answer(send, answer)
+        answer = await self._answer(self.handlers.infer, Call(headers, model, version), receive)
+        return await in_thread_if(len(answer.body) > STEP, compressed, answer, headers)
+
+    async def _answer(self, handler: Handler, call: Call, receive: Receive | None) -> Answer:
+        """Return the answer of a handler, or to its error; the body is read if ``receive`` is given."""
+        try:
+            if receive is None:
+                return await handler(call)
+            async with self.bodies.body(call.headers, receive) as call.body:
+                return await handler(call)
+        except RequestError as error:
+            return error_answer(error)
+        except Exception:  # not the client's fault: the log has it, and the answer says nothing of the server
+            logger.exception("a request failed")
+            return json_answer({"error": "internal error"}, 500)
 
     def _make_api(self) -> FastAPI:
         @asynccontextmanager
@@ -99,11 +105,11 @@ class Application:
             redirect_slashes=False,
             lifespan=lifespan,
         )
-        for path, (method, endpoint) in self._endpoints().items():
+        for path, (method, handler) in self._routes().items():
             documentation = OPERATIONS.get(path.replace("/versions/{version}", ""), {})
             api.add_api_route(
                 path,
-                self._adapted(endpoint),
+                self._endpoint(handler, has_body=method == "POST"),
                 methods=[method],
                 response_class=Response,
                 name=re.sub(r"\W+", "_", path).strip("_") or "page",
@@ -115,103 +121,62 @@ class Application:
         api.add_exception_handler(HTTPException, _framework_error)
         return api
 
-    def _endpoints(self) -> dict[str, tuple[str, Endpoint]]:
+    def _routes(self) -> dict[str, tuple[str, Handler]]:
+        """Return the method and the handler of every address."""
         handlers = self.handlers
-
-        def body_of(request: Request) -> AbstractAsyncContextManager[bytes]:
-            return self.bodies.body(headers_of(request.scope), request.receive)
-
-        async def infer(request: Request) -> Answer:
-            path, headers = request.path_params, headers_of(request.scope)
-            async with body_of(request) as body:
-                return await handlers.infer(path["model"], path.get("version"), headers, body)
-
-        async def feedback(request: Request) -> Answer:
-            path = request.path_params
-            async with body_of(request) as body:
-                return await handlers.feedback(path["model"], path.get("version"), body)
-
-        async def predict(request: Request) -> Answer:
-            async with body_of(request) as body:
-                return await handlers.predict(body)
-
-        async def metrics(_: Request) -> Answer:
-            return Answer(await asyncio.to_thread(self.metrics.text), media_type=MEDIA_TYPE)
-
-        async def docs(_: Request) -> Answer:
-            return Answer(docs_page(self.api.openapi()).encode(), media_type="text/html; charset=utf-8")
-
-        async def page(request: Request) -> Answer:
-            return await handlers.page(request.query_params)
-
-        model, one = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
-        plain: dict[str, Callable[[Request], Answer]] = {
-            "/v2": lambda _: handlers.server_metadata(),
-            "/v2/health/live": lambda _: handlers.health(ready=False),
-            "/v2/health/ready": lambda _: handlers.health(ready=True),
-            "/healthz": lambda _: handlers.health(ready=False),
-            "/readyz": lambda _: handlers.health(ready=True),
-            "/v2/models": lambda _: handlers.models(),
-            **{
-                path: lambda request: handlers.model_metadata(
-                    request.path_params["model"], request.path_params.get("version")
-                )
-                for path in (model, one)
-            },
-            **{
-                f"{path}/ready": lambda request: handlers.model_ready(
-                    request.path_params["model"], request.path_params.get("version")
-                )
-                for path in (model, one)
-            },
+        of_model: dict[str, tuple[str, Handler]] = {
+            "": ("GET", handlers.model_metadata),
+            "/ready": ("GET", handlers.model_ready),
+            "/infer": ("POST", handlers.infer),  # for the documentation: requests take the direct way
+            "/feedback": ("POST", handlers.feedback),
         }
         return {
-            "/": ("GET", page),
-            **{path: ("GET", _asynchronous(answer)) for path, answer in plain.items()},
-            "/v2/repository/index": ("POST", _asynchronous(lambda _: handlers.index())),
-            **{f"{path}/infer": ("POST", infer) for path in (model, one)},
-            **{f"{path}/feedback": ("POST", feedback) for path in (model, one)},
-            "/predict": ("POST", predict),
-            "/metrics": ("GET", metrics),
-            "/docs": ("GET", docs),
+            "/": ("GET", handlers.page),
+            "/v2": ("GET", handlers.server_metadata),
+            "/v2/health/live": ("GET", handlers.live),
+            "/v2/health/ready": ("GET", handlers.ready),
+            "/healthz": ("GET", handlers.live),
+            "/readyz": ("GET", handlers.ready),
+            "/v2/models": ("GET", handlers.models),
+            "/v2/repository/index": ("POST", handlers.index),
+            **{f"/v2/models/{{model}}{path}": route for path, route in of_model.items()},
+            **{f"/v2/models/{{model}}/versions/{{version}}{path}": route for path, route in of_model.items()},
+            "/predict": ("POST", handlers.predict),
+            "/metrics": ("GET", self._metrics),
+            "/docs": ("GET", self._docs),
         }
 
-    def _adapted(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        """Return an endpoint for the framework, which then neither parses nor checks anything."""
+    def _endpoint(self, handler: Handler, *, has_body: bool) -> Callable[[Request], Awaitable[Response]]:
+        """Return a handler as an endpoint of the framework, which then neither parses nor checks anything."""
 
-        async def call(request: Request) -> Response:
-            answer = await _guarded(endpoint(request))
+        async def endpoint(request: Request) -> Response:
+            call = Call(headers_of(request.scope), query=request.query_params, **request.path_params)
+            answer = await self._answer(handler, call, request.receive if has_body else None)
             return Response(answer.body, answer.status, dict(answer.headers), answer.media_type)
 
-        return call
+        return endpoint
+
+    async def _metrics(self, _: Call) -> Answer:
+        return Answer(await asyncio.to_thread(self.metrics.text), media_type=MEDIA_TYPE)
+
+    async def _docs(self, _: Call) -> Answer:
+        return Answer(docs_page(self.api.openapi()).encode(), media_type=HTML)
 
 
-async def _guarded(answer: Awaitable[Answer]) -> Answer:
-    """Return an answer; errors that are no request's fault are logged, and say nothing of the server."""
-    try:
-        return await answer
-    except RequestError as error:
-        return error_answer(error)
-    except Exception:
-        logger.exception("a request failed")
-        return json_answer({"error": "internal error"}, 500)
-
-
-def _asynchronous(answer: Callable[[Request], Answer]) -> Endpoint:
-    async def endpoint(request: Request) -> Answer:
-        return answer(request)
-
-    return endpoint
-
-
-async def _framework_error(_: Request, error: Exception) -> Response:
+async def _framework_error(request: Request, error: Exception) -> Response:
+    """Answer a request for an address that does not exist, or by a method that it does not have."""
     assert isinstance(error, HTTPException)
-    answer = json_answer({"error": str(error.detail)}, error.status_code)
-    return Response(answer.body, answer.status, dict(error.headers or {}), answer.media_type)
+    headers, path = dict(error.headers or {}), request.url.path
+    if error.status_code == 405:
+        problem = f"{path} answers {headers['Allow']}, not {request.method}"
+    else:
+        problem = f"there is nothing at {path}"
+    answer = error_answer(RequestError(error.status_code, f"{problem}; /docs lists all addresses", headers))
+    return Response(answer.body, answer.status, headers, answer.media_type)
 
 
 def _endpoint_name(path: str) -> str:
-    """Return the name of an address in the metrics: one of few, whatever is asked for."""
+    """Return the name of an address in the metrics; there are only a few, so that metrics stay small."""
     if path.startswith("/v2/models/") and path.endswith("/feedback"):
         return "feedback"
     if path.startswith("/v2/"):

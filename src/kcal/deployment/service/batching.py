@@ -9,26 +9,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kcal.deployment.service.errors import RequestError, busy
 
 logger = logging.getLogger("kcal.service")
 
 
-class Sized(Protocol):
-    """A job with a number of rows, and a key: only jobs of the same key are run together."""
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows."""
-
-    @property
-    def key(self) -> Any:
-        """What jobs of one batch have in common."""
-
-
-Job = TypeVar("Job", bound=Sized)
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -36,6 +25,8 @@ class _Waiting(Generic[Job]):
     """A job that waits for its batch."""
 
     job: Job
+    n_rows: int
+    key: Any
     future: asyncio.Future[Any]
     arrival: float = field(default_factory=time.monotonic)
 
@@ -86,17 +77,17 @@ class Batcher(Generic[Job]):
         self._changed = asyncio.Event()
         self._is_closed = False
 
-    async def submit(self, job: Job) -> Any:
-        """Return the result of a job, or raise its exception."""
+    async def submit(self, job: Job, n_rows: int, key: Any = None) -> Any:
+        """Return the result of a job, or raise its exception; only jobs of the same key are run together."""
         if self._is_closed:
             raise BatcherClosedError
         if len(self._waiting) >= self.max_queue:
             raise busy(f"{len(self._waiting)} requests are waiting already; try again later")
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
-        waiting = _Waiting(job, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(job, n_rows, key, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
-        self._n_rows += job.n_rows
+        self._n_rows += n_rows
         self._changed.set()
         result = await waiting.future
         if isinstance(result, BaseException):
@@ -109,8 +100,8 @@ class Batcher(Generic[Job]):
         return len(self._waiting)
 
     async def settled(self) -> None:
-        """Wait until everything that the thread has begun is done, what it does after a batch included."""
-        await asyncio.get_running_loop().run_in_executor(self._executor, _nothing)
+        """Wait until the thread has finished all that it has begun, the work after a batch included."""
+        await asyncio.get_running_loop().run_in_executor(self._executor, lambda: None)
 
     async def close(self) -> None:
         """Finish the jobs that wait, and end the thread; later jobs are refused."""
@@ -118,7 +109,7 @@ class Batcher(Generic[Job]):
         self._changed.set()
         if self._task is not None:
             await self._task
-        await asyncio.get_running_loop().run_in_executor(None, self._executor.shutdown)
+        await asyncio.to_thread(self._executor.shutdown)
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
@@ -148,18 +139,18 @@ class Batcher(Generic[Job]):
 
     def _take(self) -> list[_Waiting[Job]]:
         """Remove the next batch from the queue: jobs in their order, of one key."""
-        batch, n_rows = [self._waiting.popleft()], 0
-        n_rows = batch[0].job.n_rows
-        while self._waiting and self._waiting[0].job.key == batch[0].job.key:
-            n_rows += self._waiting[0].job.n_rows
+        batch = [self._waiting.popleft()]
+        n_rows = batch[0].n_rows
+        while self._waiting and self._waiting[0].key == batch[0].key:
+            n_rows += self._waiting[0].n_rows
             if n_rows > self.max_batch:
                 break
             batch.append(self._waiting.popleft())
-        self._n_rows -= sum(waiting.job.n_rows for waiting in batch)
+        self._n_rows -= sum(waiting.n_rows for waiting in batch)
         return batch
 
     def _compute(self, batch: list[_Waiting[Job]], loop: asyncio.AbstractEventLoop) -> None:
-        """Run a batch in the thread; whatever happens, every job gets a result or an exception."""
+        """Run a batch in the thread; every job gets a result or an exception."""
         jobs = [waiting.job for waiting in batch]
         try:
             results = self._run(jobs)
@@ -169,8 +160,8 @@ class Batcher(Generic[Job]):
         if self._after is not None:
             try:
                 self._after(jobs, results)
-            except Exception:  # the answers are given; what fails here must not end the batches to come
-                logger.exception("what follows a batch failed")
+            except Exception:  # the answers are given; later batches must go on
+                logger.exception("the work after a batch failed")
 
 
 def _hand_out(batch: Sequence[_Waiting[Any]], results: Sequence[Any]) -> None:
@@ -179,5 +170,6 @@ def _hand_out(batch: Sequence[_Waiting[Any]], results: Sequence[Any]) -> None:
             waiting.future.set_result(result)
 
 
-def _nothing() -> None:
-    """Do nothing, after everything that was to be done before."""
+async def in_thread_if(takes_long: bool, function: Callable[..., Result], *arguments: Any) -> Result:
+    """Return the result of a function, called in a thread if it takes so long that other requests would wait."""
+    return await asyncio.to_thread(function, *arguments) if takes_long else function(*arguments)

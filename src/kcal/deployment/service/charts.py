@@ -136,13 +136,13 @@ def wealth_bar(log_wealth: float, alpha: float, *, is_alarm: bool) -> str:
 
 
 def _svg(height: float, label: str, content: str) -> str:
-    """Return a chart that scales with its place; readers of the screen hear the label, and the table beside it."""
+    """Return a chart that scales with its place; screen readers read the label and the table."""
     box = f"0 0 {WIDTH:g} {height:g}"
     return element("svg", content, viewBox=box, role="img", aria_label=escape(label), class_="chart")
 
 
 def _bar(content: str) -> str:
-    """Return a bar that is as wide as its place; its numbers stand beside it as text."""
+    """Return a bar that is as wide as its place; its numbers are text in the same row."""
     return element("svg", content, width="100%", height=18, aria_hidden="true", class_="bar")
 
 

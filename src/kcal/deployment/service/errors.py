@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kcal.errors import InvalidInputError, printable
+from kcal.errors import printable
 
 LONGEST_MESSAGE = 500
 """Messages may quote a part of the request; longer ones are cut."""
@@ -38,6 +38,6 @@ def busy(message: str, seconds: int = 1) -> RequestError:
     return RequestError(503, message, {"Retry-After": str(seconds)})
 
 
-def from_library(error: InvalidInputError) -> RequestError:
-    """Return the error for an argument that the library refused."""
-    return bad_request(str(error))
+def too_large(what: str, limit: int) -> RequestError:
+    """Return the error for a body, or a part of one, of more bytes than allowed."""
+    return RequestError(413, f"{what} must have at most {limit} bytes")

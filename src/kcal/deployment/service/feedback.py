@@ -21,7 +21,7 @@ LONGEST_GROUP = 256
 
 @dataclass(frozen=True, eq=False)
 class FeedbackRecord:
-    """What a client says of one prediction; without a label, that it is to be erased."""
+    """The label of one prediction or, without a label, the request to erase it."""
 
     id: str
     label: Any = None
@@ -35,9 +35,7 @@ class FeedbackRecord:
 
 
 def parse_feedback(content: Any, predictor: ServedPredictor) -> list[FeedbackRecord]:
-    """Return the records of a request: an object, a list of them, or an object with the list ``feedback``."""
-    if isinstance(content, dict) and set(content) == {"feedback"}:
-        content = content["feedback"]
+    """Return the records of a request: an object, or a list of them."""
     entries = [content] if isinstance(content, dict) else content
     if not isinstance(entries, list) or not 1 <= len(entries) <= MOST_RECORDS:
         raise bad_request(f"the body must be an object with id and label, or a list of 1 to {MOST_RECORDS} of them")
@@ -57,7 +55,7 @@ def _record(entry: Any, predictor: ServedPredictor, labels: Mapping[str, Any]) -
         raise bad_request(f"feedback of {name!r} must have one of label, correction and erase")
     if chosen == ["erase"]:
         if entry["erase"] is not True or len(entry) > 2:
-            raise bad_request(f"feedback of {name!r}: erase must be true, and stand alone beside the id")
+            raise bad_request(f"feedback of {name!r}: erase must be true, with the id alone")
         return FeedbackRecord(name)
     given = entry[chosen[0]]
     if type(given) is int:  # JSON may write the label 2.0 as 2

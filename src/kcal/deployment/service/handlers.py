@@ -1,4 +1,4 @@
-"""What each address answers; the framework's part is in api.py."""
+"""The answers of each address; the framework's part is in api.py."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import asyncio
 import json
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
 from typing import Any
 
-from kcal.deployment.service.batching import BatcherClosedError
+from kcal.deployment.service.batching import BatcherClosedError, in_thread_if
 from kcal.deployment.service.errors import bad_request
 from kcal.deployment.service.feedback import parse_feedback
 from kcal.deployment.service.inference import LARGE, ServedModel
-from kcal.deployment.service.messages import Answer, json_answer
+from kcal.deployment.service.messages import HTML, Answer, json_answer
+from kcal.deployment.service.page import content_security_policy, render_page
 from kcal.deployment.service.protocol import (
     HEADER_LENGTH,
     InferenceRequest,
@@ -29,9 +31,20 @@ EXTENSIONS = ["binary_tensor_data", "model_repository", "parameters"]
 LARGE_BODY = 2**17
 """JSON of more bytes is parsed in a thread, so that other requests go on."""
 PREDICT_OPTIONS = ("model", "version", "ids", "explain", "explanation_samples", "evidence")
-"""Fields of a plain request beside the model's inputs."""
+"""Fields of a plain request, apart from the model's inputs."""
 
 Outputs = list[tuple[Tensor, bool]]
+
+
+@dataclass(eq=False)
+class Call:
+    """What handlers take from a request: the model and version of its address, the query and the body."""
+
+    headers: Mapping[str, str]
+    model: str = ""
+    version: str | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
 
 
 class Handlers:
@@ -40,29 +53,25 @@ class Handlers:
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    async def infer(self, name: str, version: str | None, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def infer(self, call: Call) -> Answer:
         """Answer an inference request of the protocol."""
-        service, length = self.service, headers.get(HEADER_LENGTH)
+        body, length = call.body, call.headers.get(HEADER_LENGTH)
         json_bytes = len(body) if length is None else min(int(length) if length.isdigit() else 0, len(body))
-        arguments = (body, length, service.options.max_json)
-        if json_bytes > LARGE_BODY:
-            request = await asyncio.to_thread(parse_request, *arguments)
-        else:
-            request = parse_request(*arguments)
-        model, outputs = await self._infer(name, version, request)
+        max_json = self.service.options.max_json
+        request = await in_thread_if(json_bytes > LARGE_BODY, parse_request, body, length, max_json)
+        model, outputs = await self._infer(call.model, call.version, request)
         head = {"model_name": model.name, "model_version": str(model.version)}
         if request.id is not None:
             head["id"] = request.id
         is_large = sum(tensor.array.size for tensor, _ in outputs) > LARGE
-        encoded = asyncio.to_thread(encode_response, head, outputs) if is_large else None
-        content, json_length = encode_response(head, outputs) if encoded is None else await encoded
+        content, json_length = await in_thread_if(is_large, encode_response, head, outputs)
         if json_length is None:
             return Answer(content)
         header = {"Inference-Header-Content-Length": str(json_length)}
         return Answer(content, media_type="application/octet-stream", headers=header)
 
     async def _infer(self, name: str, version: str | None, request: InferenceRequest) -> tuple[ServedModel, Outputs]:
-        """Return the outputs of a request; if its model is closed meanwhile, by the one that takes its place."""
+        """Return the outputs of a request; if its model is replaced before it answers, those of the new one."""
         while True:
             model = self.service.repository.get(name, version)
             try:
@@ -71,9 +80,9 @@ class Handlers:
                 if self.service.is_stopping or self.service.repository.get(name, version) is model:
                     raise
 
-    async def predict(self, body: bytes) -> Answer:
+    async def predict(self, call: Call) -> Answer:
         """Answer a plain JSON request."""
-        content = await asyncio.to_thread(parse_object, body, self.service.options.max_json)
+        content = await asyncio.to_thread(parse_object, call.body, self.service.options.max_json)
         name, version = content.get("model"), content.get("version")
         if name is not None and not isinstance(name, str):
             raise bad_request("model must be text")
@@ -83,7 +92,7 @@ class Handlers:
         with model.tallies.timed():
             tensors, outputs = _plain_tensors(model, content), _plain_outputs(model, content)
             job = model.job(tensors, outputs, content.get("explanation_samples"))
-            predictions = await model.batcher.submit(job)
+            predictions = await model.batcher.submit(job, job.n_rows, job.key)
         answer: dict[str, Any] = {
             "model": model.name,
             "version": str(model.version),
@@ -96,69 +105,66 @@ class Handlers:
             answer["evidence"] = predictions.evidence.tolist()
         if predictions.explanation is not None:
             answer["explanation"] = [json.loads(text) for text in predictions.explanation]
-        return await asyncio.to_thread(json_answer, answer) if predictions.probs.size > LARGE else json_answer(answer)
+        return await in_thread_if(predictions.probs.size > LARGE, json_answer, answer)
 
-    async def feedback(self, name: str, version: str | None, body: bytes) -> Answer:
+    async def feedback(self, call: Call) -> Answer:
         """Answer feedback when it is on disk."""
-        content = await asyncio.to_thread(parse_json, body, self.service.options.max_json)
+        content = await asyncio.to_thread(parse_json, call.body, self.service.options.max_json)
         while True:
-            learner = self.service.learner(name, version)
+            learner = self.service.learner(call.model, call.version)
             records = parse_feedback(content, learner.model.predictor)
             try:
                 done = await learner.learn(records)
                 break
             except BatcherClosedError:
-                if self.service.is_stopping or self.service.learners.get(name) is learner:
+                if self.service.is_stopping or self.service.learners.get(call.model) is learner:
                     raise
         results = [{"id": record.id, "status": status} for record, status in zip(records, done, strict=True)]
-        return json_answer({"model_name": name, "accepted": len(results), "results": results})
+        return json_answer({"model_name": call.model, "accepted": len(results), "results": results})
 
-    def server_metadata(self) -> Answer:
-        """Answer what the server is."""
+    async def server_metadata(self, _: Call) -> Answer:
+        """Answer with name and version of the server."""
         return json_answer({"name": "kcal", "version": package_version("kcal"), "extensions": EXTENSIONS})
 
-    def health(self, *, ready: bool) -> Answer:
-        """Answer whether the service is there or, if ``ready``, whether it has loaded its models."""
-        is_well = self.service.is_ready or not ready
-        content = {"ready" if ready else "live": is_well}
-        return json_answer(content, 200 if is_well else 503)
+    async def live(self, _: Call) -> Answer:
+        """Answer that the service runs."""
+        return json_answer({"live": True})
 
-    def models(self) -> Answer:
-        """Answer which models there are."""
+    async def ready(self, _: Call) -> Answer:
+        """Answer whether all models are loaded."""
+        is_ready = self.service.is_ready
+        return json_answer({"ready": is_ready}, 200 if is_ready else 503)
+
+    async def models(self, _: Call) -> Answer:
+        """Answer with the names of the models."""
         return json_answer({"models": sorted(self.service.repository.models)})
 
-    def index(self) -> Answer:
-        """Answer which versions of models there are, as Triton's repository extension does."""
+    async def index(self, _: Call) -> Answer:
+        """Answer with the versions of all models, as Triton's repository extension does."""
         repository = self.service.repository
+        states = {(model.name, model.version): ("READY", "") for model in repository.all()}
+        failed = dict.fromkeys(repository.errors, ("UNAVAILABLE", "the file cannot be loaded"))
         entries = [
-            {"name": model.name, "version": str(model.version), "state": "READY", "reason": ""}
-            for model in repository.all()
-        ]
-        served = {(model.name, model.version) for model in repository.all()}
-        failed = [key for key in sorted(repository.errors) if key not in served]
-        entries += [
-            {"name": name, "version": str(version), "state": "UNAVAILABLE", "reason": "the file cannot be loaded"}
-            for name, version in failed
+            {"name": name, "version": str(version), "state": state, "reason": reason}
+            for (name, version), (state, reason) in {**failed, **states}.items()
         ]
         return json_answer(entries)
 
-    def model_metadata(self, name: str, version: str | None) -> Answer:
-        """Answer what a model takes and gives."""
-        model = self.service.repository.get(name, version)
-        return json_answer(model.metadata(sorted(self.service.repository.models[name])))
+    async def model_metadata(self, call: Call) -> Answer:
+        """Answer with inputs, outputs and versions of a model."""
+        model = self.service.repository.get(call.model, call.version)
+        return json_answer(model.metadata(sorted(self.service.repository.models[call.model])))
 
-    def model_ready(self, name: str, version: str | None) -> Answer:
+    async def model_ready(self, call: Call) -> Answer:
         """Answer whether a model is served."""
-        model = self.service.repository.get(name, version)
+        model = self.service.repository.get(call.model, call.version)
         return json_answer({"name": model.name, "ready": True})
 
-    async def page(self, query: Mapping[str, str]) -> Answer:
-        """Answer the page of the people who run the service."""
-        return await asyncio.to_thread(self._page, query)
+    async def page(self, call: Call) -> Answer:
+        """Answer with the page for the people who run the service."""
+        return await asyncio.to_thread(self._page, call.query)
 
     def _page(self, query: Mapping[str, str]) -> Answer:
-        from kcal.deployment.service.page import content_security_policy, render_page
-
         selected = query.get("model")
         text = render_page(
             self.service.views(selected),
@@ -166,8 +172,7 @@ class Handlers:
             class_column=query.get("class"),
             refresh=query.get("refresh"),
         )
-        policy = {"Content-Security-Policy": content_security_policy()}
-        return Answer(text.encode(), media_type="text/html; charset=utf-8", headers=policy)
+        return Answer(text.encode(), media_type=HTML, headers={"Content-Security-Policy": content_security_policy()})
 
 
 def _plain_tensors(model: ServedModel, content: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -1,11 +1,9 @@
-"""One served model: its predictor, its batches, what is observed of it, and the answers to requests."""
+"""One served model: its predictor, its batches, the record of its predictions, and the answers to requests."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.deployment.service.batching import Batcher
-from kcal.deployment.service.errors import bad_request, from_library
+from kcal.deployment.service.batching import Batcher, in_thread_if
+from kcal.deployment.service.errors import bad_request
 from kcal.deployment.service.observer import Observer
 from kcal.deployment.service.predictors import Arrays, ServedPredictor
 from kcal.deployment.service.protocol import InferenceRequest
@@ -46,12 +44,12 @@ class BatchLimits:
 
 @dataclass(frozen=True, eq=False)
 class InferenceJob:
-    """The rows of one request and what is wanted for them."""
+    """The rows of one request, and which outputs are computed for them."""
 
     arrays: Arrays
     evidence: bool = True
     ids: list[str] | None = None
-    n_samples: int | None = None  # of the explanation, if one is wanted
+    n_samples: int | None = None  # of the explanation, if one is requested
 
     @property
     def n_rows(self) -> int:
@@ -60,7 +58,7 @@ class InferenceJob:
 
     @property
     def key(self) -> Any:
-        """What jobs of one batch share: whether evidence is wanted, and shapes of rows that can be stacked."""
+        """What jobs of one batch share: whether evidence is requested, and shapes of rows that can be stacked."""
         return (self.evidence, *(array.shape[1:] for array in self.arrays.values()))
 
 
@@ -80,7 +78,6 @@ class ServedModel:
         self, name: str, version: int, predictor: ServedPredictor, limits: BatchLimits, state: Any = None
     ) -> None:
         self.name, self.version, self.predictor = name, version, predictor
-        self.loaded_at = time.time()
         self.tallies = Tallies(predictor.classes)
         self.observer = make_observer(predictor, limits.recent, state)
         self.previous: ServedModel | None = None
@@ -93,6 +90,11 @@ class ServedModel:
             max_queue=limits.max_queue,
             name=f"kcal-{name}",
         )
+
+    @property
+    def key(self) -> str:
+        """Name and version, by which the page names a model."""
+        return f"{self.name}/{self.version}"
 
     def metadata(self, versions: Sequence[int]) -> dict[str, Any]:
         """Return the model's metadata as the protocol defines it."""
@@ -110,25 +112,24 @@ class ServedModel:
         }
 
     def job(self, tensors: Mapping[str, Tensor], outputs: Sequence[str], n_samples: Any = None) -> InferenceJob:
-        """Return the job of checked tensors; ``outputs`` are the names of what is wanted."""
+        """Return the job of checked tensors; ``outputs`` are the names of those requested."""
         predictor = self.predictor
         known = [spec.name for spec in predictor.outputs]
         for name in outputs:
             if name not in known:
                 raise bad_request(f"the model has no output {name!r}; its outputs are {', '.join(known)}")
         rows = predictor.check({name: tensor for name, tensor in tensors.items() if name != "ids"})
-        job = InferenceJob(rows, evidence="evidence" in outputs)
-        ids = None
+        n_rows, ids = len(next(iter(rows.values()))), None
         if "ids" in tensors:
-            ids = check_ids(to_texts(tensors["ids"], job.n_rows))
+            ids = check_ids(to_texts(tensors["ids"], n_rows))
         elif "ids" in outputs:
-            ids = [uuid.uuid4().hex for _ in range(job.n_rows)]
-        samples = check_samples(n_samples, job.n_rows) if "explanation" in outputs else None
+            ids = [uuid.uuid4().hex for _ in range(n_rows)]
+        samples = check_samples(n_samples, n_rows) if "explanation" in outputs else None
         return InferenceJob(rows, evidence="evidence" in outputs, ids=ids, n_samples=samples)
 
     async def infer(self, request: InferenceRequest) -> list[tuple[Tensor, bool]]:
         """Return the outputs of a request, each with whether it is sent as binary data."""
-        wanted = [(output.name, output.is_binary) for output in request.outputs]
+        wanted = list(request.outputs)
         if not wanted:
             wanted = [(name, request.is_binary) for name in self.predictor.default_outputs]
             if request.parameters.get("return_ids") is True:
@@ -136,8 +137,8 @@ class ServedModel:
         arguments = (request.inputs, [name for name, _ in wanted], request.parameters.get("explanation_samples"))
         is_large = sum(tensor.array.size for tensor in request.inputs.values()) > LARGE
         with self.tallies.timed():
-            job = await asyncio.to_thread(self.job, *arguments) if is_large else self.job(*arguments)
-            predictions = await self.batcher.submit(job)
+            job = await in_thread_if(is_large, self.job, *arguments)
+            predictions = await self.batcher.submit(job, job.n_rows, job.key)
         return [(self._tensor(name, job, predictions), is_binary) for name, is_binary in wanted]
 
     def find(self, name: str) -> ObservedPrediction | None:
@@ -176,7 +177,7 @@ class ServedModel:
         return text_tensor(name, (job.ids if name == "ids" else predictions.explanation) or [])
 
     def _run(self, jobs: Sequence[InferenceJob]) -> list[Any]:
-        """Predict the rows of all jobs at once or, if one of them is unfit, one after the other."""
+        """Predict the rows of all jobs at once or, if the calibrator refuses them, one job after the other."""
         predictor = self.predictor
         self.tallies.batch(len(jobs), sum(job.n_rows for job in jobs))
         try:
@@ -184,7 +185,7 @@ class ServedModel:
                 return _predict(predictor, jobs)
         except InvalidInputError as error:
             if len(jobs) == 1:
-                return [from_library(error)]
+                return [bad_request(str(error))]
         return [result for job in jobs for result in self._run([job])]
 
     def _observe(self, jobs: Sequence[InferenceJob], results: Sequence[Any]) -> None:
@@ -226,13 +227,13 @@ def make_observer(predictor: ServedPredictor, capacity: int, state: Any) -> Obse
     if state is not None:
         try:
             return Observer.from_dict(state, predictor.calibrator, capacity=capacity)
-        except (KcalError, KeyError, TypeError, ValueError):
-            logger.warning("the stored state of the monitor does not fit the model; it begins anew")
+        except KcalError:
+            logger.warning("the stored state of the monitor does not fit the model; it begins again")
     return Observer(predictor.calibrator, capacity=capacity)
 
 
 def check_ids(ids: list[str]) -> list[str]:
-    """Return ids of predictions; raise if one is empty, too long, not printable or there twice."""
+    """Return ids of predictions; raise if one is empty, too long, not printable or repeated."""
     if len(set(ids)) < len(ids):
         raise bad_request("ids must be different from each other")
     for name in ids:
@@ -248,7 +249,7 @@ def check_id(name: Any) -> str:
 
 
 def check_samples(n_samples: Any, n_rows: int) -> int:
-    """Return the number of samples of an explanation; raise if it is unfit, or for too many rows."""
+    """Return the number of samples of an explanation; raise if it, or the number of rows, is out of range."""
     number = DEFAULT_SAMPLES if n_samples is None else n_samples
     if type(number) is not int or not 1 <= number <= MOST_SAMPLES:
         raise bad_request(f"explanation_samples must be an integer from 1 to {MOST_SAMPLES}")

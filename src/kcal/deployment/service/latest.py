@@ -14,22 +14,21 @@ from kcal.errors import without_warnings
 N_SAMPLES = 5
 
 
-def explain_latest(calibrator: Any, snapshot: ServiceSnapshot, *, k: int = N_SAMPLES) -> tuple[Explanation | None, ...]:
+def explain_latest(calibrator: Any, snapshot: ServiceSnapshot) -> tuple[Explanation | None, ...]:
     """Return an explanation of each of ``snapshot.latest``, None where the inputs of the prediction are not known.
 
     The calibrator explains as it is now: if it has learnt since, the probabilities may differ from those predicted.
     """
+    results: list[Explanation | None] = [None] * len(snapshot.latest)
     if not calibrator.has_explanations:
-        return (None,) * len(snapshot.latest)
+        return tuple(results)
     takes_logits = calibrator.inputs == "both" and calibrator.needs_logits_
     rows = {place: row for place, each in enumerate(snapshot.latest) if (row := _row(calibrator, each)) is not None}
-    logits = {place: each.logits for place, each in enumerate(snapshot.latest) if each.logits is not None}
-    known = [place for place in rows if not takes_logits or place in logits]
-    results: list[Explanation | None] = [None] * len(snapshot.latest)
+    known = [place for place in rows if not takes_logits or snapshot.latest[place].logits is not None]
     if known:
-        options = {"logits": np.stack([logits[place] for place in known])} if takes_logits else {}
+        logits = {"logits": np.array([snapshot.latest[place].logits for place in known])} if takes_logits else {}
         with without_warnings():  # of rows that the calibrator has learnt since
-            explanation = calibrator.explain(np.stack([rows[place] for place in known]), k, **options)
+            explanation = calibrator.explain(np.stack([rows[place] for place in known]), N_SAMPLES, **logits)
         for place, each in zip(known, explanation, strict=True):
             results[place] = each
     return tuple(results)

@@ -1,4 +1,4 @@
-"""What becomes of feedback: it is written to the calibration store, then the calibrator follows the store."""
+"""Feedback is written to the calibration store, then the calibrator follows the store."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +26,14 @@ from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.persistence import CalibrationStore
 from kcal.persistence.store_file import StoreBusyError
+from kcal.threads import threads_for
 
 logger = logging.getLogger("kcal.service")
 
 MOST_AT_ONCE = 1000
 """Records that are written in one transaction."""
-Rows = Mapping[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class FeedbackJob:
-    """The records of one request."""
-
-    records: Sequence[FeedbackRecord]
-    key: None = None
-
-    @property
-    def n_rows(self) -> int:
-        """Number of records."""
-        return len(self.records)
+Records = Sequence[FeedbackRecord]
+"""The records of one request."""
 
 
 def with_text_ids(calibrator: Calibrator) -> Calibrator:
@@ -54,13 +44,15 @@ def with_text_ids(calibrator: Calibrator) -> Calibrator:
     return calibrator
 
 
-def can_follow(calibrator: Calibrator) -> bool:
-    """Return whether samples can be added to a calibrator: one that learns online, of single samples."""
+def obstacle_to_following(calibrator: Calibrator) -> str:
+    """Return why no samples can be added to a calibrator; empty if they can."""
+    if not calibrator.learns_online:
+        return f"the method {calibrator.method} does not learn online."
     try:
-        _ = calibrator.learns_online and calibrator.has_groups_
-    except InvalidInputError:  # a compressed support
-        return False
-    return calibrator.learns_online
+        _ = calibrator.has_groups_
+    except InvalidInputError as error:  # a compressed support, or a blend that was saved without logits
+        return str(error)
+    return ""
 
 
 class Learner:
@@ -82,10 +74,15 @@ class Learner:
     def __init__(self, model: ServedModel, store: CalibrationStore, *, additional: bool = True) -> None:
         assert model.predictor.calibrator is not None
         self.model, self.store, self.calibrator = model, store, model.predictor.calibrator
-        self.follows = can_follow(self.calibrator)
-        """Whether predictions follow the feedback; other methods keep it for their monitor and the next fit."""
-        self._follower = store.follow(with_text_ids(self.calibrator), keep_others=additional) if self.follows else None
-        self.own_ids = frozenset(map(str, self._live.current_ids_)) if self.follows and additional else frozenset()
+        self.obstacle = obstacle_to_following(self.calibrator)
+        """Why predictions do not follow the feedback, which is then for the monitor and the next fit; empty if they do.
+        """
+        if self.obstacle:
+            logger.warning("predictions of %s do not follow the feedback: %s", model.name, self.obstacle)
+        follows = not self.obstacle
+        self._follower = store.follow(with_text_ids(self.calibrator), keep_others=additional) if follows else None
+        self._has_groups = follows and bool(self._live.has_groups_)
+        self.own_ids = frozenset(map(str, self._live.current_ids_)) if follows and additional else frozenset()
         self._follow()
         self.error = ""
         """Why the calibrator could not follow the store; empty if it could."""
@@ -93,7 +90,7 @@ class Learner:
         self._executor = ThreadPoolExecutor(1, f"kcal-follow-{model.name}")
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._next: Future[None] | None = None
-        self.batcher: Batcher[FeedbackJob] = Batcher(
+        self.batcher: Batcher[Records] = Batcher(
             self._write_all, after=self._after, max_batch=MOST_AT_ONCE, name=f"kcal-feedback-{model.name}"
         )
 
@@ -101,11 +98,7 @@ class Learner:
     def _live(self) -> Any:
         return self.calibrator
 
-    @property
-    def _has_groups(self) -> bool:
-        return self.follows and bool(self._live.has_groups_)
-
-    async def learn(self, records: Sequence[FeedbackRecord]) -> list[str]:
+    async def learn(self, records: Records) -> list[str]:
         """Write records and return what was done with each: "stored", "corrected", "erased" or "absent".
 
         An erasure is complete when this returns: the calibrator has followed, too.
@@ -113,7 +106,7 @@ class Learner:
         if any(not record.is_erasure and self._find(record) is record for record in records):
             await self.model.batcher.settled()  # a prediction is recorded just after its answer
         found = [self._find(record) for record in records]
-        done: list[str] = await self.batcher.submit(FeedbackJob(found))
+        done: list[str] = await self.batcher.submit(found, len(found))
         if any(record.is_erasure for record in records):
             await self.batcher.settled()
             await asyncio.wrap_future(self.follow_soon())
@@ -133,26 +126,22 @@ class Learner:
         kept = {name: np.asarray(row, dtype=np.float32)[None] for name, row in rows.items()}
         return replace(record, rows=kept, group=record.group or prediction.group)
 
-    def _write_all(self, jobs: Sequence[FeedbackJob]) -> Sequence[Any]:
+    def _write_all(self, requests: Sequence[Records]) -> Sequence[Any]:
         """Write the records of several requests; if one request is refused, each by itself."""
         try:
-            done = self._write([record for job in jobs for record in job.records])
+            done = iter(self._write([record for records in requests for record in records]))
+            return [list(islice(done, len(records))) for records in requests]
         except (KcalError, RequestError) as error:
-            if len(jobs) == 1:
+            if len(requests) == 1:
                 return [_answer(error)]
-            return [result for job in jobs for result in self._write_all([job])]
-        results, start = [], 0
-        for job in jobs:
-            results.append(done[start : start + job.n_rows])
-            start += job.n_rows
-        return results
+            return [result for records in requests for result in self._write_all([records])]
 
-    def _write(self, records: Sequence[FeedbackRecord]) -> list[str]:
+    def _write(self, records: Records) -> list[str]:
         done: list[str] = []
         for part in segments(records):
             known = self.store.contains([record.id for record in part])
             status = [self._status(record, is_known) for record, is_known in zip(part, known, strict=True)]
-            for name, write in self._writers().items():
+            for name, write in {"stored": self._append, "corrected": self._correct, "erased": self._erase}.items():
                 chosen = [record for record, one in zip(part, status, strict=True) if one == name]
                 if chosen:
                     write(chosen)
@@ -160,7 +149,7 @@ class Learner:
         return done
 
     def _status(self, record: FeedbackRecord, is_known: bool) -> str:
-        """Return what is to be done with a record; raise if it cannot be."""
+        """Return what becomes of a record; raise if it cannot be used."""
         if not is_known and record.id in self.own_ids:
             what = "erased" if record.is_erasure else "corrected"
             message = f"{record.id!r} is a sample of the model's file, not of feedback; it must be {what} there"
@@ -176,9 +165,6 @@ class Learner:
         if self._has_groups and record.group is None:
             raise bad_request(f"feedback of {record.id!r} must have a group, as the samples of the model have")
         return "stored"
-
-    def _writers(self) -> dict[str, Callable[[list[FeedbackRecord]], Any]]:
-        return {"stored": self._append, "corrected": self._correct, "erased": self._erase}
 
     def _append(self, records: list[FeedbackRecord]) -> None:
         groups = [record.group for record in records] if self._has_groups else None
@@ -200,12 +186,12 @@ class Learner:
         with suppress(InvalidInputError):  # another process reads the file: bytes of what was deleted go with the next
             self.store.vacuum()
 
-    def _after(self, jobs: Sequence[FeedbackJob], results: Sequence[Any]) -> None:
-        """Tell the record of predictions, and let the calibrator follow."""
-        for job, done in zip(jobs, results, strict=True):
+    def _after(self, requests: Sequence[Records], results: Sequence[Any]) -> None:
+        """Add the labels to the record of predictions, and let the calibrator follow."""
+        for records, done in zip(requests, results, strict=True):
             if isinstance(done, Exception):
                 continue
-            for record, status in zip(job.records, done, strict=True):
+            for record, status in zip(records, done, strict=True):
                 self.counts[status] += 1
                 if record.is_erasure:
                     self.model.erased(record.id)
@@ -234,7 +220,7 @@ class Learner:
 
     def _follow(self) -> None:
         """Apply what changed in the store; predictions go on with the earlier samples until all is ready."""
-        with without_warnings():
+        with without_warnings(), threads_for(0):  # its operations are small: two threads would wait for each other
             if self._follower is not None and self._follower.update():
                 self.model.predictor = CalibratorPredictor(self._live.snapshot())
 

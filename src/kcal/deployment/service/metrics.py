@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ class Metrics:
 
 
 class ModelCollector(Collector):
-    """What the models have done: batches, classes, evidence, alarms, estimates and feedback."""
+    """The metrics of the models: batches, classes, evidence, alarms, estimates and feedback."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -77,7 +78,7 @@ class ModelCollector(Collector):
             for label, count in model.tallies.class_counts().items():
                 classes.add_metric([*labels, label], count)
             for name, counts in model.tallies.histograms().items():
-                families[name].add_metric(labels, counts.buckets, counts.total)
+                families[name].add_metric(labels, *counts)
         yield from (classes, queues, *families.values())
 
     def _observed(self, models: list[Any]) -> Iterator[Any]:
@@ -93,12 +94,8 @@ class ModelCollector(Collector):
                 continue
             labels, snapshot = [model.name, str(model.version)], model.observer.snapshot()
             labelled.add_metric(labels, snapshot.n_labels)
-            counts: dict[tuple[str, str], int] = {}
-            for alarm in snapshot.alarms:
-                key = (alarm.severity, alarm.kind)
-                counts[key] = counts.get(key, 0) + 1
             alarms.add_metric([*labels, "alarm", "any"], sum(alarm.severity == "alarm" for alarm in snapshot.alarms))
-            for key, count in counts.items():
+            for key, count in Tally((alarm.severity, alarm.kind) for alarm in snapshot.alarms).items():
                 alarms.add_metric([*labels, *key], count)
             if snapshot.performance is not None:
                 estimated.add_metric(labels, snapshot.performance.accuracy.value)

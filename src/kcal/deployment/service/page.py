@@ -13,7 +13,8 @@ from urllib.parse import urlencode
 from kcal.calibrators.explanation import Explanation
 from kcal.deployment.service.formats import name_of, timestamp
 from kcal.deployment.service.prediction_rows import prediction_rows
-from kcal.deployment.service.snapshot import ServiceSnapshot, Traffic
+from kcal.deployment.service.snapshot import ServiceSnapshot
+from kcal.deployment.service.tallies import Traffic
 from kcal.deployment.service.view import (
     default_column,
     evidence_panel,
@@ -25,9 +26,6 @@ from kcal.deployment.service.view import (
     tiles,
     traffic_tiles,
 )
-from kcal.errors import MissingExtraError
-
-__all__ = ["ModelView", "Traffic", "content_security_policy", "render_page"]
 
 REFRESH_SECONDS = (5, 15, 60)
 
@@ -89,7 +87,7 @@ def render_page(
         The values of ``model``, ``class`` and ``refresh`` in the query of the request, as they are: the key or the name
         of a model, the column of a class, and seconds. Values that mean nothing are ignored.
     """
-    model = _selected(models, selected)
+    model = select(models, selected)
     page: str = (
         _environment()
         .get_template("page.html")
@@ -107,7 +105,7 @@ def render_page(
     return page
 
 
-def _selected(models: Sequence[ModelView], selected: str | None) -> ModelView | None:
+def select(models: Sequence[Any], selected: str | None) -> Any:
     """Return the model of this key, or the first of this name; the first of all if there is none."""
     keyed = [model for model in models if model.key == selected]
     named = [model for model in models if model.name == selected]
@@ -174,10 +172,8 @@ def content_security_policy() -> str:
 
 @cache
 def _environment() -> Any:
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("The page needs Jinja2. Run: pip install 'kcal[serve]'") from error
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     loader = PackageLoader("kcal.deployment.service", "templates")
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 

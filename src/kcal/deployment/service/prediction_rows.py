@@ -39,7 +39,7 @@ class ExplanationTable:
 
     heading: tuple[str, ...]
     samples: tuple[tuple[str, ...], ...]
-    others: tuple[tuple[str, str], ...]  # name and share of what is no listed sample
+    others: tuple[tuple[str, str], ...]  # name and share of the probability of other sources
     log_odds: tuple[tuple[str, str], ...]
     log_odds_title: str
 

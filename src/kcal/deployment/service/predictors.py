@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, predict_on
-from kcal.deployment.service.errors import RequestError, bad_request
+from kcal.deployment.service.errors import bad_request
 from kcal.deployment.service.explanations import explanation_entries
 from kcal.deployment.service.tensors import BYTES, NUMPY_TYPES, Tensor
 from kcal.embeddings import ClassifierOutputs
@@ -73,7 +73,7 @@ class ServedPredictor(ABC):
         return ("probabilities", "labels", "evidence") if self.has_evidence else ("probabilities", "labels")
 
     def check(self, tensors: Mapping[str, Tensor]) -> Arrays:
-        """Return the arrays of a request in the model's precision; raise if one is missing, unknown or unfit."""
+        """Return the arrays of a request in the model's precision; raise if one is missing, unknown or invalid."""
         names = [spec.name for spec in self.inputs]
         for name in tensors:
             if name not in names:
@@ -95,11 +95,11 @@ class ServedPredictor(ABC):
 
     def explain(self, arrays: Arrays, k: int) -> list[str]:
         """Return the explanation of each row as JSON text, with ``k`` samples."""
-        raise RequestError(400, "the model has no explanations")
+        raise NotImplementedError  # not among the outputs
 
 
 def _checked(tensor: Tensor, spec: TensorSpec) -> NDArray[Any]:
-    """Return the array of an input; floating point and integers become what the model takes, if it loses nothing."""
+    """Return the array of an input; numbers become floating point if the model takes it."""
     name, array, wanted = spec.name, tensor.array, NUMPY_TYPES[spec.datatype]
     expected = f"input {name!r} must have the shape {list(spec.shape)}; got {list(array.shape)}"
     sizes = zip(array.shape, spec.shape, strict=False)
@@ -151,10 +151,9 @@ class CalibratorPredictor(ServedPredictor):
     def explain(self, arrays: Arrays, k: int) -> list[str]:
         """Return the explanation of each row as JSON text."""
         calibrator: Any = self.calibrator
-        logits = {"logits": arrays["logits"]} if "embeddings" in arrays and "logits" in arrays else {}
-        rows = arrays["logits" if calibrator.inputs == "logits" else "embeddings"]
-        entries = explanation_entries(calibrator.explain(rows, k, **logits))
-        return [json.dumps(entry, allow_nan=False) for entry in entries]
+        logits = {"logits": arrays["logits"]} if len(arrays) == 2 else {}
+        explanation = calibrator.explain(ClassifierOutputs(**arrays).matrix(calibrator.inputs), k, **logits)
+        return [json.dumps(entry, allow_nan=False) for entry in explanation_entries(explanation)]
 
 
 class OnnxPredictor(ServedPredictor):

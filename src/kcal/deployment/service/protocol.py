@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from kcal.deployment.service.errors import bad_request
+from kcal.deployment.service.errors import bad_request, too_large
 from kcal.deployment.service.tensors import (
     Tensor,
     check_datatype,
@@ -16,7 +16,6 @@ from kcal.deployment.service.tensors import (
     decode_json,
     encode_binary,
     encode_json,
-    too_large,
 )
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -26,20 +25,12 @@ LONGEST_NAME = 256
 
 
 @dataclass(frozen=True, eq=False)
-class RequestedOutput:
-    """An output that a client asked for, as JSON or as binary data."""
-
-    name: str
-    is_binary: bool
-
-
-@dataclass(frozen=True, eq=False)
 class InferenceRequest:
-    """A checked request; without ``outputs`` the client wants those that the model gives by default."""
+    """A checked request; without ``outputs``, those that the model gives by default."""
 
     id: str | None
     inputs: Mapping[str, Tensor]
-    outputs: tuple[RequestedOutput, ...]
+    outputs: tuple[tuple[str, bool], ...]  # names, and whether as binary data
     parameters: Mapping[str, Any] = field(default_factory=dict)
     is_binary: bool = False  # outputs that are not named
 
@@ -118,7 +109,7 @@ def _entries(content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
             raise bad_request(f"each of the {key} must be an object with a name")
         if name in names:
-            raise bad_request(f"{key} must have different names; {name!r} is there twice")
+            raise bad_request(f"{key} must have different names; {name!r} comes twice")
         names.add(name)
     return entries
 
@@ -162,14 +153,14 @@ def _tensors(entries: Sequence[Mapping[str, Any]], binary: memoryview) -> dict[s
     return tensors
 
 
-def _outputs(entries: Sequence[Mapping[str, Any]], is_binary: bool) -> tuple[RequestedOutput, ...]:
+def _outputs(entries: Sequence[Mapping[str, Any]], is_binary: bool) -> tuple[tuple[str, bool], ...]:
     outputs = []
     for entry in entries:
         name = entry["name"]
         parameters = _parameters(entry, f"output {name!r}")
         if parameters.get("classification"):
             raise bad_request(f"output {name!r}: the classification extension is not supported; ask for labels")
-        outputs.append(RequestedOutput(name, _flag(parameters, "binary_data", is_binary)))
+        outputs.append((name, _flag(parameters, "binary_data", is_binary)))
     return tuple(outputs)
 
 

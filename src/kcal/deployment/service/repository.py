@@ -1,4 +1,4 @@
-"""The models of a file or a folder: found, loaded, and replaced when their files are, without a dropped request."""
+"""The models of a file or a folder: found, loaded, and replaced without a dropped request."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Repository:
         self.path, self._make, self._drop = path, make, drop
         self.models: dict[str, dict[int, ServedModel]] = {}
         self.errors: dict[Key, str] = {}
-        """Why the latest file of a model was not loaded; what was loaded before it is served on."""
+        """Why the latest file of a model was not loaded; the one before it stays in service."""
         self._seen: dict[Key, ModelFile] = {}
         self.is_loaded = False
         """Whether the first look at all files is over."""
@@ -161,7 +161,7 @@ class Repository:
         self._seen[key] = file
         try:
             model = await asyncio.to_thread(self._read, key, file.path)
-        except Exception as error:  # whatever is wrong with a file, the others are served
+        except Exception as error:  # a damaged file must not stop the others
             is_known = isinstance(error, KcalError | OSError)
             text = str(error) if is_known else f"{file.path} cannot be loaded ({type(error).__name__})."
             self.errors[key] = text.replace(str(file.path), file.path.name)

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.deployment.service.snapshot import ObservedPrediction
-
 
 class RowRing:
     """Hold the latest rows, at most ``capacity``; a new row replaces the oldest.
@@ -106,24 +104,3 @@ class RowRing:
 def _empty(dtype: np.dtype[Any]) -> Any:
     """Return what stands for no value: nan, 0 or None."""
     return {"f": np.nan, "O": None}.get(dtype.kind, 0)
-
-
-def prediction_at(ring: RowRing, place: int, classes: NDArray[Any]) -> ObservedPrediction:
-    """Return a prediction of the record; ``code`` of a row is the column of its label, −1 without one."""
-    code, evidence = int(ring.value("code", place)), ring.value("evidence", place)
-    return ObservedPrediction(
-        id=ring.name_at(place),
-        number=int(ring.numbers[place]),
-        time=float(ring.value("time", place)),
-        probs=ring.value("probs", place).copy(),
-        label=None if code < 0 else classes[code].item(),
-        evidence=None if evidence is None or np.isnan(evidence) else float(evidence),
-        group=ring.value("group", place),
-        embedding=_known(ring.value("embedding", place)),
-        logits=_known(ring.value("logits", place)),
-    )
-
-
-def _known(row: NDArray[Any] | None) -> NDArray[Any] | None:
-    """Return a copy of a row; None if it has no values."""
-    return None if row is None or not np.isfinite(row).all() else row.copy()

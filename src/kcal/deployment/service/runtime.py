@@ -1,4 +1,4 @@
-"""The service beside HTTP: models that are loaded and replaced, feedback, monitor state, and what the page shows."""
+"""The service without HTTP: models that are loaded and replaced, feedback, the state of monitors, and the page."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.inference import BatchLimits, ServedModel
 from kcal.deployment.service.latest import explain_latest
 from kcal.deployment.service.learning import Learner, open_store
-from kcal.deployment.service.page import ModelView
+from kcal.deployment.service.page import ModelView, select
 from kcal.deployment.service.predictors import ServedPredictor
 from kcal.deployment.service.repository import Repository, model_name
-from kcal.deployment.service.snapshot import Traffic
 from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.files import write_whole
 from kcal.persistence import CalibrationStore
@@ -53,7 +52,7 @@ class ServiceOptions:
     max_body : int
         Bytes of a request.
     reload_seconds : float
-        How often files are looked at.
+        How often files are checked.
     save_seconds : float
         How often the state of the monitors is written beside the store.
     """
@@ -124,7 +123,7 @@ class Service:
         self._watching = asyncio.create_task(self._watch())
 
     async def stop(self) -> None:
-        """Answer what waits, write feedback and the state of the monitors, and close the stores."""
+        """Finish the requests that wait, write feedback and the state of the monitors, and close the stores."""
         self.is_stopping = True
         if self._watching is not None:
             self._watching.cancel()
@@ -154,8 +153,8 @@ class Service:
                 if seconds >= self.options.save_seconds:
                     seconds = 0.0
                     await asyncio.to_thread(self._save_states)
-            except Exception:  # whatever the file system does, the models that are loaded are served on
-                logger.exception("the files could not be looked at")
+            except Exception:  # an error of the file system must not end the service
+                logger.exception("the files could not be checked")
 
     def _make(self, name: str, version: int, predictor: ServedPredictor) -> ServedModel:
         """Return a loaded model, with a learner that has followed its store if it is the latest version."""
@@ -177,7 +176,7 @@ class Service:
             self._retired.append(earlier)
 
     async def _replace_learners(self) -> None:
-        """Let another version learn where the latest one is gone, and close learners that are not used any more."""
+        """Let the latest version learn if another one did, and close learners that are no longer used."""
         for name in self.repository.models:
             latest, learner = self.repository.get(name), self.learners.get(name)
             if learner is not None and learner.model is not latest:
@@ -186,7 +185,7 @@ class Service:
             await self._retired.pop().close()
 
     def _drop(self, model: ServedModel) -> None:
-        """Close a model that no new request gets, when it has answered those that it has."""
+        """Close a model that gets no more requests, when it has answered those that it has."""
         task = asyncio.create_task(model.batcher.close())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -196,8 +195,7 @@ class Service:
         model = self.repository.get(name, version)
         learner = self.learners.get(name)
         if learner is None:
-            message = f"the model {name!r} takes no feedback: the service has no store for it"
-            raise RequestError(409, message)
+            raise RequestError(409, f"the model {name!r} takes no feedback: the service has no store for it")
         if version is not None and learner.model is not model:
             raise RequestError(409, f"feedback goes to the latest version of {name!r}, {learner.model.version}")
         return learner
@@ -215,7 +213,7 @@ class Service:
         try:
             return json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError):
-            logger.warning("the state of the monitor of %s cannot be read; it begins anew", name)
+            logger.warning("the state of the monitor of %s cannot be read; it begins again", name)
             return None
 
     def _save_states(self) -> None:
@@ -230,10 +228,9 @@ class Service:
     def views(self, selected: str | None) -> list[ModelView]:
         """Return what the page shows of every model; explanations only of the selected one, or the first."""
         models = self.repository.all()
-        keys = [f"{model.name}/{model.version}" for model in models]
-        names = [model.name for model in models]
-        chosen = keys.index(selected) if selected in keys else names.index(selected) if selected in names else 0
-        views = [self._view(model, place == chosen) for place, model in enumerate(models)]
+        chosen = select(models, selected)
+        with without_warnings():
+            views = [self._view(model, model is chosen) for model in models]
         served = {(model.name, model.version) for model in models}
         failed = [key for key in self.repository.errors if key not in served]
         return views + [
@@ -241,21 +238,14 @@ class Service:
         ]
 
     def _view(self, model: ServedModel, is_chosen: bool) -> ModelView:
-        with without_warnings():
-            return self._computed_view(model, is_chosen)
-
-    def _computed_view(self, model: ServedModel, is_chosen: bool) -> ModelView:
         snapshot = None if model.observer is None else model.observer.snapshot()
         calibrator: Any = model.predictor.calibrator
-        latency, tallies = model.tallies.latency(), model.tallies
-        p50, p99 = (None, None) if latency is None else (1e3 * latency[0], 1e3 * latency[1])
-        traffic = Traffic(tallies.n_requests, tallies.n_errors, tallies.n_requests / max(tallies.age, 1e-3), p50, p99)
         return ModelView(
             model.name,
             str(model.version),
             snapshot=snapshot,
             explanations=explain_latest(calibrator, snapshot) if is_chosen and snapshot is not None else (),
-            traffic=traffic,
+            traffic=model.tallies.traffic(),
             facts=self._facts(model.name, model.version) | (calibrator.summary() if is_chosen and calibrator else {}),
         )
 
@@ -268,6 +258,6 @@ class Service:
             facts["feedback"] = (
                 ", ".join(f"{count:,} {status}" for status, count in learner.counts.items() if count) or "none yet"
             )
-            if learner.error:
-                facts["feedback is not followed"] = learner.error
+            if reason := learner.obstacle or learner.error:
+                facts["predictions do not follow feedback"] = reason
         return facts

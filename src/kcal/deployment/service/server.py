@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 30
 """How long requests in flight may take after the signal to stop."""
 KEEP_ALIVE_SECONDS = 65
+REQUEST_SECONDS = 60.0
+"""How long a connection may be without a complete head of a request; it is closed within twice this time."""
 
 
 def make_application(options: ServiceOptions, on_failure: Callable[[str], None] | None = None) -> Application:
@@ -47,11 +49,11 @@ def make_server(options: ServiceOptions, on_started: Callable[[str], None] | Non
 
     ``on_started`` is called with the address when the server listens.
     """
-    require_extra()
+    application = make_application(options, lambda message: server.fail(message))
     import uvicorn
 
     class Server(uvicorn.Server):
-        """A server that tells where it listens, and stops if its only model cannot be loaded."""
+        """A server that reports its address, and stops if its only model cannot be loaded."""
 
         failure: str | None = None
 
@@ -66,13 +68,18 @@ def make_server(options: ServiceOptions, on_started: Callable[[str], None] | Non
             self.force_exit = self.should_exit and sig == signal.SIGINT
             self.should_exit = True
 
+        async def shutdown(self, sockets: Any = None) -> None:
+            """Stop listening, and wait for the requests in flight."""
+            application.bodies.stop()
+            await super().shutdown(sockets)
+
         def fail(self, message: str) -> None:
             """Stop, because there is nothing to serve."""
             self.failure, self.should_exit = message, True
 
-    application = make_application(options, lambda message: server.fail(message))
     config = uvicorn.Config(
         application,
+        http=_protocol_with_timeout(),
         host=options.host,
         port=options.port,
         log_level="warning",
@@ -88,6 +95,28 @@ def make_server(options: ServiceOptions, on_started: Callable[[str], None] | Non
     return server
 
 
+def _protocol_with_timeout() -> Any:
+    """Return uvicorn's protocol of a connection, closed if the head of a request does not arrive."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        """Checks the connection from time to time."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.check(before=transport)
+
+        def check(self, before: Any) -> None:
+            """Close the connection if it still waits for the same request as at the last check."""
+            is_waiting = self.cycle is None or self.cycle.response_complete
+            if self.transport.is_closing() or (is_waiting and self.cycle is before):
+                self.transport.close()
+            else:
+                self.loop.call_later(REQUEST_SECONDS, self.check, self.cycle if is_waiting else self.transport)
+
+    return Protocol
+
+
 def address_of(server: Any) -> str:
     """Return the address at which a server listens."""
     host, port = server.servers[0].sockets[0].getsockname()[:2]
@@ -96,7 +125,6 @@ def address_of(server: Any) -> str:
 
 def serve(options: ServiceOptions, on_started: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; requests in flight are answered before this returns."""
-    options.check()
     logging.getLogger("kcal.service").setLevel(logging.INFO)
     server = make_server(options, on_started)
     with closing(listen(options.host, options.port)) as listener:

@@ -1,4 +1,4 @@
-"""What a served model has done lately: estimates, reliability, frequencies, evidence and alarms, as frozen results."""
+"""Results on the recent predictions of a served model: estimates, reliability, frequencies, evidence and alarms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.errors import without_warnings
-from kcal.metrics import Interval, ReliabilityBins, multiclass_brier_loss, negative_log_likelihood, reliability
+from kcal.metrics import Interval, ReliabilityBins, negative_log_likelihood, reliability
 from kcal.metrics.predictions import Event
 from kcal.metrics.resampling import wilson_interval
 from kcal.monitoring import MonitorReport, PerformanceEstimate, PriorEstimate, estimate_prior
@@ -29,8 +29,8 @@ MOST_CLASSES = 400
 """Classes up to which frequencies are estimated: the time grows with their cube."""
 ESTIMATED_NUMBERS = 2**19
 """Latest predictions times classes that frequencies are estimated from, at most."""
-FEWEST_LABELS_WORTH = 10.0
-"""Labels that predictions must be worth for their frequencies to count as identifiable."""
+FEWEST_EFFECTIVE_LABELS = 10.0
+"""Labels that would say as much as the predictions, from which on frequencies count as identifiable."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class ObservedPrediction:
 
 @dataclass(frozen=True, eq=False)
 class LabelledPredictions:
-    """The latest labelled predictions, and what can be measured on them."""
+    """The latest labelled predictions, and measures of them."""
 
     probs: Floats = field(repr=False)  # (n, n_classes)
     codes: NDArray[np.intp] = field(repr=False)  # (n,), columns of the labels
@@ -89,11 +89,6 @@ class LabelledPredictions:
         """Mean log-loss."""
         return float(negative_log_likelihood(self.probs, self.codes))
 
-    @property
-    def brier_loss(self) -> float:
-        """Mean Brier loss over rows and classes."""
-        return float(multiclass_brier_loss(self.probs, self.codes))
-
     def reliability(self, of: Event = "confidence") -> ReliabilityBins:
         """Return the reliability curve of the top class, or of a column, in 10 equal-width bins, small ones merged."""
         return reliability(self.probs, self.codes, bins=BINS, of=of, adaptive=False, minimum_count=ROWS_PER_BIN)
@@ -101,7 +96,7 @@ class LabelledPredictions:
 
 @dataclass(frozen=True, eq=False)
 class ClassFrequencies:
-    """Class frequencies in the field beside those that the probabilities assume, (n_classes,) each.
+    """Class frequencies in the field, and those that the probabilities assume, (n_classes,) each.
 
     Attributes
     ----------
@@ -174,7 +169,7 @@ class Alarm:
 
 @dataclass(frozen=True, eq=False)
 class ServiceSnapshot:
-    """What a served model has done lately.
+    """Results on the recent predictions of a served model.
 
     Attributes
     ----------
@@ -183,9 +178,9 @@ class ServiceSnapshot:
     n_recent : int
         Predictions that estimates are made of: the latest.
     performance : PerformanceEstimate or None
-        Of the latest predictions, from their probabilities alone; None without any.
+        Of the latest predictions, from their probabilities alone; None if there are none.
     labelled : LabelledPredictions or None
-        The latest with labels; None without any.
+        The latest with labels; None if there are none.
     monitor : MonitorReport
         Of the calibration, from labels.
     n_watched : int
@@ -201,7 +196,6 @@ class ServiceSnapshot:
     n_labels: int
     n_recent: int
     first_time: float | None
-    last_time: float | None
     performance: PerformanceEstimate | None
     labelled: LabelledPredictions | None
     frequencies: ClassFrequencies | None
@@ -213,19 +207,8 @@ class ServiceSnapshot:
     latest: tuple[ObservedPrediction, ...]  # newest first
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Requests that a model has answered since it was loaded; None for what is not known."""
-
-    requests: int
-    errors: int = 0
-    per_second: float | None = None
-    p50_ms: float | None = None
-    p99_ms: float | None = None
-
-
 def class_frequencies(probs: Floats, expected: Floats | None, classes: NDArray[Any]) -> ClassFrequencies:
-    """Return the frequencies of the latest predictions beside the expected ones."""
+    """Return the frequencies of the latest predictions and the expected ones."""
     predicted = probs.mean(axis=0)
     n_classes = probs.shape[1]
     rows = probs[-max(ESTIMATED_NUMBERS // n_classes, 1) :]
@@ -233,7 +216,7 @@ def class_frequencies(probs: Floats, expected: Floats | None, classes: NDArray[A
         return ClassFrequencies(expected, predicted, None, identifiable=False)
     with without_warnings():
         estimate = estimate_prior(rows, reference=expected, classes=classes)
-    identifiable = estimate.converged and estimate.information * len(rows) >= FEWEST_LABELS_WORTH
+    identifiable = estimate.converged and estimate.information * len(rows) >= FEWEST_EFFECTIVE_LABELS
     return ClassFrequencies(expected, predicted, estimate, identifiable)
 
 

@@ -16,16 +16,20 @@ from numpy.typing import NDArray
 
 BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 EVIDENCE_BOUNDS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+HistogramCounts = tuple[list[tuple[str, int]], float]
 LATEST_REQUESTS = 1000
 """Requests whose times are kept."""
 
 
 @dataclass(frozen=True)
-class HistogramCounts:
-    """A histogram as Prometheus wants it: cumulative counts up to each bound, and the sum."""
+class Traffic:
+    """Requests that a model has answered since it was loaded; the latency is None before the first."""
 
-    buckets: list[tuple[str, float]]
-    total: float
+    requests: int
+    errors: int
+    per_second: float
+    p50_ms: float | None
+    p99_ms: float | None
 
 
 class Histogram:
@@ -43,14 +47,13 @@ class Histogram:
         self.total += float(np.sum(values, dtype=np.float64))
 
     def to_counts(self) -> HistogramCounts:
-        """Return the cumulative counts."""
+        """Return the histogram in the form of Prometheus: cumulative counts up to each bound, and the sum."""
         names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
-        sums = accumulate(self.counts.tolist())
-        return HistogramCounts([(name, float(count)) for name, count in zip(names, sums, strict=True)], self.total)
+        return list(zip(names, accumulate(self.counts.tolist()), strict=True)), self.total
 
 
 class Tallies:
-    """What a model has done since it was loaded; safe to use from several threads."""
+    """Counts since a model was loaded; safe to use from several threads."""
 
     def __init__(self, classes: NDArray[Any]) -> None:
         self.classes = [str(label) for label in classes.tolist()]
@@ -75,16 +78,13 @@ class Tallies:
                 self.n_errors += is_error
                 self._seconds.append(time.perf_counter() - start)
 
-    def latency(self) -> tuple[float, float] | None:
-        """Return the median and the 99 % quantile of the seconds of the latest requests; None without any."""
+    def traffic(self) -> Traffic:
+        """Return the counts of requests, and the latency of the latest."""
         with self._lock:
-            seconds = np.array(self._seconds)
-        return (float(np.median(seconds)), float(np.quantile(seconds, 0.99))) if len(seconds) else None
-
-    @property
-    def age(self) -> float:
-        """Seconds since the counts began."""
-        return time.monotonic() - self._start
+            milliseconds = 1e3 * np.array(self._seconds)
+            rate = self.n_requests / max(time.monotonic() - self._start, 1e-3)
+        p50, p99 = np.quantile(milliseconds, (0.5, 0.99)).tolist() if len(milliseconds) else (None, None)
+        return Traffic(self.n_requests, self.n_errors, rate, p50, p99)
 
     def batch(self, n_requests: int, n_rows: int) -> None:
         """Count a batch."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.deployment.service.errors import RequestError, bad_request
+from kcal.deployment.service.errors import bad_request
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -209,8 +209,3 @@ def to_texts(tensor: Tensor, n_rows: int) -> list[str]:
         return [element.decode() for element in tensor.array.reshape(-1)]
     except UnicodeDecodeError:
         raise bad_request(f"input {tensor.name!r} must be UTF-8 text") from None
-
-
-def too_large(what: str, limit: int) -> RequestError:
-    """Return the error for a body, or a part of one, of more bytes than allowed."""
-    return RequestError(413, f"{what} must have at most {limit} bytes")

@@ -1,4 +1,4 @@
-"""What the page says, as text and charts: tiles, panels and rows of tables, from the snapshot of a model."""
+"""The contents of the page, as text and charts: tiles, panels and rows of tables, from the snapshot of a model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ import numpy as np
 
 from kcal.deployment.service.charts import evidence_chart, range_bar, reliability_chart, wealth_bar
 from kcal.deployment.service.formats import interval, name_of, percent, wealth
-from kcal.deployment.service.snapshot import (
-    CONFIDENCE,
-    LOW_EVIDENCE,
-    Alarm,
-    ServiceSnapshot,
-    Traffic,
-)
+from kcal.deployment.service.snapshot import CONFIDENCE, LOW_EVIDENCE, ServiceSnapshot
+from kcal.deployment.service.tallies import Traffic
 from kcal.metrics.predictions import Event
 from kcal.monitoring import Part
 
@@ -40,7 +35,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, the same as a table, and what it says."""
+    """A chart, the same as a table, and a summary."""
 
     title: str
     svg: str
@@ -90,12 +85,17 @@ def traffic_tiles(traffic: Traffic | None) -> list[Tile]:
     """Return requests and latency, as far as they are known."""
     if traffic is None:
         return []
-    rate = "" if traffic.per_second is None else f"{traffic.per_second:.3g} per second, "
     level = "notice" if traffic.errors > NOTED_ERRORS * traffic.requests else ""
-    shown = [Tile("Requests", f"{traffic.requests:,}", f"{rate}{traffic.errors:,} with errors", level)]
+    shown = [
+        Tile(
+            "Requests",
+            f"{traffic.requests:,}",
+            f"{traffic.per_second:.3g} per second, {traffic.errors:,} with errors",
+            level,
+        )
+    ]
     if traffic.p50_ms is not None:
-        slow = "" if traffic.p99_ms is None else f"; 99 % within {traffic.p99_ms:.3g} ms"
-        shown.append(Tile("Latency", f"{traffic.p50_ms:.3g} ms", f"median{slow}"))
+        shown.append(Tile("Latency", f"{traffic.p50_ms:.3g} ms", f"median; 99 % within {traffic.p99_ms:.3g} ms"))
     return shown
 
 
@@ -106,7 +106,6 @@ class Status:
     level: str
     title: str
     note: str
-    alarms: tuple[Alarm, ...]
 
 
 def status_of(snapshot: ServiceSnapshot) -> Status:
@@ -116,14 +115,9 @@ def status_of(snapshot: ServiceSnapshot) -> Status:
     watched = f"{snapshot.monitor.n_samples:,} labels and {snapshot.n_watched:,} inputs were watched"
     counts = [f"{n} {word}{'s' if n > 1 else ''}" for n, word in ((n_alarms, "alarm"), (n_notices, "notice")) if n]
     if not counts:
-        has_labels = snapshot.monitor.n_samples > 0
-        note = (
-            f"{watched}."
-            if has_labels
-            else f"{watched}. Whether the probabilities are calibrated, only labels can tell."
-        )
-        return Status("good", "No alarms", note, ())
-    return Status("alarm" if n_alarms else "notice", " and ".join(counts), f"{watched}.", snapshot.alarms)
+        note = "" if snapshot.monitor.n_samples else " Only labels can show whether the probabilities are calibrated."
+        return Status("good", "No alarms", f"{watched}.{note}")
+    return Status("alarm" if n_alarms else "notice", " and ".join(counts), f"{watched}.")
 
 
 def reliability_panel(snapshot: ServiceSnapshot, of: Event) -> Chart | None:

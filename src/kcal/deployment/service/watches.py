@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.monitoring import CalibrationMonitor, DriftMonitor, DriftReport, MonitorReport, Part
+from kcal.monitoring import CalibrationMonitor, DriftMonitor, DriftReport, MonitorReport
 
 ALPHA = 0.05
 TOLERANCE = 0.01
@@ -18,7 +19,7 @@ MOST_GROUPS = 200
 """Groups that are watched one by one: those that come first. All later ones are watched as one."""
 OTHER_GROUPS = "other groups"
 PERIOD = 5_000
-"""Rows after which inputs are compared with the calibration set anew, so that memory is bounded."""
+"""Rows after which inputs are compared with the calibration set again, so that memory is bounded."""
 
 
 class LabelWatch:
@@ -57,11 +58,11 @@ class LabelWatch:
             self._groups[self._groups.index(group)] = None
 
     def report(self) -> MonitorReport:
-        """Return what was found, with the names of the groups."""
+        """Return the report of the monitor, with the names of the groups."""
         report = self.monitor.report()
         names = dict(enumerate(self._groups)) | {MOST_GROUPS: OTHER_GROUPS}
-        groups = tuple(_renamed(part, name) for part in report.groups if (name := names[part.name]) is not None)
-        return MonitorReport(report.overall, report.classes, groups, report.alpha, report.path)
+        groups = [replace(part, name=name) for part in report.groups if (name := names[part.name]) is not None]
+        return replace(report, groups=tuple(groups))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state in a form that JSON can represent."""
@@ -84,8 +85,8 @@ class DriftWatch:
     slow drift does not become the rule. Ranks are those of :func:`rank_inputs`, among ``n_references``.
     """
 
-    def __init__(self, n_references: int, *, seed: int) -> None:
-        self.n_references, self.seed = n_references, seed
+    def __init__(self, n_references: int) -> None:
+        self.n_references = n_references
         self.period = 1
         self.alarm_at: int | None = None  # rows after which the first alarm was raised
         self.report: DriftReport | None = None
@@ -132,7 +133,7 @@ class DriftWatch:
     def _new_monitor(self) -> DriftMonitor:
         middles = (np.arange(self.n_references) + 0.5) / self.n_references  # among them, a rank has no equal
         alpha = ALPHA / (self.period * (self.period + 1))
-        return DriftMonitor(middles, alpha=alpha, seed=self.seed + self.period)
+        return DriftMonitor(middles, alpha=alpha, seed=self.period)
 
     def forget(self, numbers: NDArray[np.int64]) -> None:
         """Forget rows of the present period, by their numbers in the stream; the others are watched again."""
@@ -151,23 +152,19 @@ class DriftWatch:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state in a form that JSON can represent."""
-        names = ("n_references", "seed", "period", "alarm_at")
+        names = ("n_references", "period", "alarm_at")
         return {name: getattr(self, name) for name in names} | {"before": self._before, "ranks": self._ranks.tolist()}
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> Self:
         """Return the watch that :meth:`to_dict` described."""
-        watch = cls(int(state["n_references"]), seed=int(state["seed"]))
+        watch = cls(int(state["n_references"]))
         watch.period, watch._before = int(state["period"]), int(state["before"])
         watch._ranks = np.array(state["ranks"], dtype=np.float64)
         watch._numbers = np.full(len(watch._ranks), -1)
         watch.refresh()
         watch.alarm_at = None if state["alarm_at"] is None else int(state["alarm_at"])
         return watch
-
-
-def _renamed(part: Part, name: str) -> Part:
-    return Part(name, part.n_samples, part.predicted, part.observed, part.log_wealth, part.alarm_at)
 
 
 def rank_inputs(calibrator: Any, rows: NDArray[Any], evidence: NDArray[np.float64]) -> tuple[Any, Any]:

@@ -1,0 +1,100 @@
+"""The latest predictions of a model, and the latest with labels, in arrays of fixed size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.deployment.service.rings import RowRing
+from kcal.deployment.service.snapshot import ObservedPrediction
+
+
+class PredictionRecord:
+    """Predictions and labels by id. Two rings have ``capacity`` rows each: all predictions, and those with labels."""
+
+    def __init__(self, classes: NDArray[Any], capacity: int) -> None:
+        self.classes = classes
+        self.recent, self.labelled = RowRing(capacity), RowRing(capacity)
+        self._codes = {str(label): code for code, label in enumerate(classes.tolist())}
+
+    def add(
+        self,
+        ids: Sequence[str] | None,
+        probs: NDArray[np.float64],
+        *,
+        evidence: NDArray[Any] | None = None,
+        groups: Sequence[Any] | None = None,
+        embeddings: NDArray[Any] | None = None,
+        logits: NDArray[Any] | None = None,
+    ) -> None:
+        """Add predictions, (n, n_classes), in their order, with what is known of each."""
+        rows = {
+            "probs": probs,
+            "time": np.full(len(probs), time.time()),
+            "code": np.full(len(probs), -1, dtype=np.int64),
+            "evidence": None if evidence is None else np.asarray(evidence, dtype=np.float64).reshape(len(probs)),
+            "group": None if groups is None else _texts(groups),
+            "embedding": None if embeddings is None else np.asarray(embeddings),
+            "logits": None if logits is None else np.asarray(logits),
+        }
+        self.recent.append(None if ids is None else [str(name) for name in ids], rows)
+
+    def label(self, name: str, label: Any, group: Any) -> int:
+        """Set the label of an id; unknown ids and labels are ignored.
+
+        Returns the number of the labelled row that had another label before; −1 if there is none.
+        """
+        code = self._codes.get(str(label))
+        if code is None:
+            return -1
+        place, known = self.recent.place_of(name), self.labelled.place_of(name)
+        is_first = place is not None and self.recent.columns["code"][place] < 0
+        if place is not None:
+            self.recent.columns["code"][place] = code
+        if known is not None:
+            codes = self.labelled.columns["code"]
+            changed = int(self.labelled.numbers[known]) if codes[known] != code else -1
+            codes[known] = code
+            return changed
+        if place is not None and is_first:
+            groups = _texts([self.recent.value("group", place) or group])
+            row = {"probs": self.recent.columns["probs"][[place]], "code": np.array([code]), "group": groups}
+            self.labelled.append([name], row)
+        return -1
+
+    def find(self, name: str) -> ObservedPrediction | None:
+        """Return the latest prediction of an id; None if it is not in the record."""
+        place = self.recent.place_of(name)
+        return None if place is None else self.prediction(place)
+
+    def prediction(self, place: int) -> ObservedPrediction:
+        """Return the prediction at a place of the ring."""
+        ring = self.recent
+        code, evidence = int(ring.value("code", place)), ring.value("evidence", place)
+        return ObservedPrediction(
+            id=ring.name_at(place),
+            number=int(ring.numbers[place]),
+            time=float(ring.value("time", place)),
+            probs=ring.value("probs", place).copy(),
+            label=None if code < 0 else self.classes[code].item(),
+            evidence=None if evidence is None or np.isnan(evidence) else float(evidence),
+            group=ring.value("group", place),
+            embedding=_known(ring.value("embedding", place)),
+            logits=_known(ring.value("logits", place)),
+        )
+
+
+def _known(row: NDArray[Any] | None) -> NDArray[Any] | None:
+    """Return a copy of a row; None if it has no values."""
+    return None if row is None or not np.isfinite(row).all() else row.copy()
+
+
+def _texts(values: Sequence[Any]) -> NDArray[Any]:
+    """Return groups as text, None where there is none, (n,)."""
+    texts = np.empty(len(values), dtype=object)
+    texts[:] = [None if value is None else str(value) for value in values]
+    return texts

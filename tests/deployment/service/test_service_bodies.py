@@ -1,0 +1,217 @@
+"""Bodies: compressed ones, those that arrive slowly, and the limits of each and of all together."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+import tracemalloc
+import zlib
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from running_service import PATIENCE, Running, running
+
+from kcal.deployment.service import bodies, server
+from kcal.deployment.service.bodies import STEP, BodyReader, compressed
+from kcal.deployment.service.errors import RequestError
+from kcal.deployment.service.messages import Answer
+
+COMPRESS = {"identity": bytes, "gzip": gzip.compress, "deflate": zlib.compress}
+DECOMPRESS = {"gzip": gzip.decompress, "deflate": zlib.decompress}
+INFER = "/v2/models/animals/infer"
+
+
+def read(
+    parts: list[bytes], headers: dict[str, str] | None = None, *, limit: int = 2**22, total: int = 2**23
+) -> tuple[bytes | RequestError, BodyReader]:
+    """Return the body that arrives in these parts, or the error, and the reader."""
+    reader, waiting = BodyReader(limit, total), list(parts)
+
+    async def receive():
+        return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
+
+    async def story():
+        async with reader.body(headers or {}, receive) as body:
+            assert len(body) <= reader.used <= total
+            return body
+
+    try:
+        return asyncio.run(story()), reader
+    except RequestError as error:
+        return error, reader
+
+
+def cut(content: bytes, size: int) -> list[bytes]:
+    return [content[start : start + size] for start in range(0, len(content), size)] or [b""]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.binary(max_size=300), st.sampled_from(list(COMPRESS)), st.integers(1, 50), st.booleans())
+def test_a_body_is_the_same_however_it_arrives(content, encoding, size, announced):
+    encoded = COMPRESS[encoding](content)
+    headers = {"content-encoding": encoding} | ({"content-length": str(len(encoded))} if announced else {})
+    body, reader = read(cut(encoded, size), headers, limit=400)
+    assert body == content
+    assert reader.used == 0
+
+
+@pytest.mark.parametrize("n_bytes", [STEP - 1, STEP, STEP + 1, 3 * STEP])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_nothing_is_left_in_the_decoder_after_a_full_step(n_bytes, encoding):
+    content = b"a" * n_bytes
+    body, _ = read(cut(COMPRESS[encoding](content), 7), {"content-encoding": encoding})
+    assert body == content
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_bomb_is_refused_before_it_has_expanded(encoding):
+    bomb = COMPRESS[encoding](bytes(2**25))
+    tracemalloc.start()
+    try:
+        error, reader = read(cut(bomb, 2**16), {"content-encoding": encoding, "content-length": str(len(bomb))})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert error.status == 413
+    assert "4194304" in error.message.replace(",", "")
+    assert peak < 2 * 2**22
+    assert reader.used == 0
+
+
+def test_what_grows_by_decompression_counts_towards_the_total():
+    content = gzip.compress(bytes(2000))
+    headers = {"content-encoding": "gzip", "content-length": str(len(content))}
+    assert read([content], headers, limit=2000, total=2000)[0] == bytes(2000)
+    error, reader = read([content], headers, limit=2000, total=1999)
+    assert error.status == 503
+    assert reader.used == 0
+
+
+VALID = gzip.compress(b'{"inputs": []}', mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "status", "message"),
+    [
+        (VALID, "br", 415, "'br' is not supported; supported are gzip, deflate and identity"),
+        (VALID, "gzip, gzip", 415, "is not supported"),
+        (VALID, "deflate", 400, "not valid deflate data"),
+        (b"{}", "gzip", 400, "not valid gzip data"),
+        (VALID[:-3], "gzip", 400, "complete gzip data"),
+        (b"", "gzip", 400, "complete gzip data"),
+        (VALID + b"more", "gzip", 400, "nothing behind it"),
+        (VALID + VALID, "gzip", 400, "nothing behind it"),
+    ],
+)
+def test_damaged_and_unknown_encodings_are_refused(service: Running, body, encoding, status, message):
+    with service.http() as client:
+        answer = client.post(INFER, content=body, headers={"Content-Encoding": encoding})
+    assert answer.status_code == status
+    assert message in answer.json()["error"]
+    assert (answer.headers.get("accept-encoding") == "gzip, deflate") == (status == 415)
+
+
+def test_plain_json_may_be_compressed_and_long_answers_of_inference_are(service: Running, problem):
+    rows = problem.test_embeddings[:100].tolist()
+    plain = {"model": "animals", "embeddings": rows[:1]}
+    tensor = {"name": "embeddings", "shape": [100, 6], "datatype": "FP32", "data": rows}
+    with service.http(headers={"Content-Encoding": "gzip"}) as client:
+        predicted = client.post("/predict", content=gzip.compress(json.dumps(plain).encode()))
+        inferred = client.post(INFER, content=gzip.compress(json.dumps({"inputs": [tensor]}).encode()))
+    assert predicted.status_code == inferred.status_code == 200
+    assert "content-encoding" not in predicted.headers
+    assert inferred.headers["content-encoding"] == "gzip"
+    assert inferred.json()["outputs"][0]["data"][:3] == pytest.approx(predicted.json()["probabilities"][0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [
+        ("gzip", "gzip"), ("deflate", "deflate"), ("br, GZIP;q=0.5", "gzip"), ("gzip; q=0, deflate", "deflate"),
+        ("", None), ("br", None), ("gzip;q=0.0", None), ("*", None), (";,;q", None),
+    ],
+)  # fmt: skip
+def test_answers_are_compressed_as_the_client_accepts(accepted, encoding):
+    answer = Answer(bytes(5000), headers={"A": "b"})
+    result = compressed(answer, {"accept-encoding": accepted})
+    assert result.headers.get("Content-Encoding") == encoding
+    assert (DECOMPRESS[encoding](result.body) if encoding else result.body) == answer.body
+    assert result.headers["A"] == "b"
+    assert compressed(Answer(b"short"), {"accept-encoding": accepted}).body == b"short"
+
+
+async def never():
+    """Be a client that sends nothing more."""
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("first", [b"", b"{"])
+def test_a_body_that_does_not_come_is_given_up(first):
+    reader, parts = BodyReader(100, 100, seconds=0.01), [first] if first else []
+
+    async def receive():
+        return {"type": "http.request", "body": parts.pop(), "more_body": True} if parts else await never()
+
+    async def story():
+        async with reader.body({}, receive):
+            raise AssertionError("the body was never complete")
+
+    with pytest.raises(RequestError, match=r"within 0\.01 seconds") as error:
+        asyncio.run(story())
+    assert error.value.status == 408
+    assert reader.used == 0
+
+
+def test_a_service_that_stops_does_not_wait_for_slow_bodies(monkeypatch):
+    monkeypatch.setattr(bodies, "LAST_SECONDS", 0.01)
+
+    async def story():
+        reader = BodyReader(100, 100)
+
+        async def read_slowly():
+            async with reader.body({"content-length": "9"}, never):
+                raise AssertionError("the body was never complete")
+
+        reading = asyncio.create_task(read_slowly())
+        await asyncio.sleep(0)
+        assert reader.used == 9
+        reader.stop()
+        with pytest.raises(RequestError, match=r"within 0\.01 seconds"):
+            await reading
+        with pytest.raises(RequestError, match=r"within 0\.01 seconds"):
+            await read_slowly()
+
+    asyncio.run(story())
+
+
+def test_slow_clients_hold_up_neither_others_nor_the_end(folder, monkeypatch):
+    monkeypatch.setattr(bodies, "LAST_SECONDS", 0.01)
+    head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n"
+    with ExitStack() as stack:
+
+        def connect(content: bytes) -> socket.socket:
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
+            connection.sendall(content)
+            return connection
+
+        with running(folder) as one, one.http() as client:
+            port = int(one.url.rpartition(":")[2])
+            slow = [connect(head + b"\r\n" + b"{" * 50) for _ in range(50)]
+            row = {"model": "animals", "embeddings": [[0.0] * 6]}
+            assert [client.post("/predict", json=row).status_code for _ in range(10)] == [200] * 10
+            monkeypatch.setattr(server, "REQUEST_SECONDS", 0.01)
+            for silent in (connect(b""), connect(head)):
+                assert silent.recv(1000) == b""
+        assert {connection.recv(12) for connection in slow} == {b"HTTP/1.1 408"}
+
+
+def test_a_client_that_sends_a_body_that_nobody_reads_gets_its_answer_and_may_ask_again(folder):
+    with running(folder, max_body=1000) as one, one.http() as client:
+        for path, status in {"/predict": 413, INFER: 413, "/nothing": 404, "/v2": 405}.items():
+            answer = client.post(path, content=bytes(5 * 10**6))
+            assert (answer.status_code, bool(answer.json()["error"])) == (status, True)
+        assert client.get("/healthz").status_code == 200
