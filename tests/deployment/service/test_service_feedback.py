@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from unittest.mock import create_autospec
 
@@ -184,6 +185,59 @@ def test_a_store_of_the_whole_calibration_set_is_followed_in_deletions_too(tmp_p
             return service.learners["animals"].calibrator.current_ids_
 
     assert sorted(asyncio.run(story())) == sorted(set(names) - {"s5", "s6"})
+
+
+@pytest.mark.parametrize("name", ["cow", "yak"])  # which change the columns of other classes, and do not
+def test_a_class_that_the_store_brings_is_counted_and_its_predictions_take_feedback(path, problem, tmp_path, name):
+    far = np.full((1, 6), 50, dtype=np.float32)
+    x = np.concatenate([far, problem.test_embeddings[:20].astype(np.float32)])
+
+    async def story():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
+            await predict(client, x)
+            with CalibrationStore(tmp_path / "feedback.db") as store:
+                store.append(ClassifierOutputs(far, labels=np.array([name]), ids=np.array(["new"])))
+            await followed(service)
+            before = service.repository.get("animals").tallies.class_counts()
+            answer = await predict(client, x, ids=[f"p{row}" for row in range(21)])
+            assert answer["classes"] == sorted(["cat", "dog", "owl", name])
+            assert (await give(client, {"id": "p0", "label": name}))["results"][0]["status"] == "stored"
+            await service.learners["animals"].batcher.settled()
+            model = service.repository.get("animals")
+            assert model.find("p0").label == name
+            return before, answer["labels"], model.tallies.class_counts(), (await client.get("/metrics")).text
+
+    before, labels, after, metrics = asyncio.run(story())
+    assert labels[0] == name
+    assert {label: after[label] - before.get(label, 0) for label in after} == Counter(labels)
+    assert f'kcal_predictions_total{{class="{name}",model="animals",version="1"}} 1.0' in metrics
+
+
+def test_predictions_have_the_classes_of_the_predictor_that_made_them(path, animals, problem):
+    x = problem.test_embeddings[:5].astype(np.float32)
+    later = KCal(projection="identity").fit(problem.embeddings, np.array(["ant", "bee", "cow"])[problem.labels])
+    tensor = {"name": "embeddings", "datatype": "FP32", "shape": [5, 6], "data": x.tolist()}
+
+    async def story():
+        async with in_process(path) as (client, service):
+            model = service.repository.get("animals")
+            first, run = model.predictor, model.batcher._run
+
+            def run_then_replace(jobs):
+                results = run(jobs)
+                model.predictor = CalibratorPredictor(later)
+                return results
+
+            model.batcher._run = run_then_replace
+            plain = await predict(client, x)
+            model.predictor = first
+            outputs = {"inputs": [tensor], "outputs": [{"name": "labels"}]}
+            answer = await client.post("/v2/models/animals/infer", json=outputs)
+            return plain, answer.json()["outputs"][0]["data"]
+
+    plain, labels = asyncio.run(story())
+    assert plain["classes"] == animals.classes_.tolist()
+    assert plain["labels"] == labels == animals.predict(x).tolist()
 
 
 def test_a_method_that_does_not_learn_keeps_labels_for_its_monitor(tmp_path, problem):

@@ -224,7 +224,14 @@ def test_a_body_is_refused_by_its_announced_and_by_its_real_length(ask, headers)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("content-encoding", "gzip"), ("content-length", "-1"), ("content-length", "x")]
+    ("name", "value"),
+    [
+        ("content-encoding", "gzip"),
+        ("content-length", "-1"),
+        ("content-length", "x"),
+        ("inference-header-content-length", "\xb2"),
+        ("inference-header-content-length", "1" * 5000),
+    ],
 )
 def test_headers_that_cannot_be_followed_are_refused(ask, name, value):
     check_refused(*ask(INFER, b"{}", {name: value}))

@@ -17,9 +17,9 @@ from kcal.deployment.service.inference import LARGE, ServedModel
 from kcal.deployment.service.messages import HTML, Answer, json_answer
 from kcal.deployment.service.page import content_security_policy, render_page
 from kcal.deployment.service.protocol import (
-    HEADER_LENGTH,
     InferenceRequest,
     encode_response,
+    json_length,
     parse_json,
     parse_object,
     parse_request,
@@ -55,19 +55,18 @@ class Handlers:
 
     async def infer(self, call: Call) -> Answer:
         """Answer an inference request of the protocol."""
-        body, length = call.body, call.headers.get(HEADER_LENGTH)
-        json_bytes = len(body) if length is None else min(int(length) if length.isdigit() else 0, len(body))
+        n_json = json_length(call.headers, len(call.body))
         max_json = self.service.options.max_json
-        request = await in_thread_if(json_bytes > LARGE_BODY, parse_request, body, length, max_json)
+        request = await in_thread_if(n_json > LARGE_BODY, parse_request, call.body, n_json, max_json)
         model, outputs = await self._infer(call.model, call.version, request)
         head = {"model_name": model.name, "model_version": str(model.version)}
         if request.id is not None:
             head["id"] = request.id
         is_large = sum(tensor.array.size for tensor, _ in outputs) > LARGE
-        content, json_length = await in_thread_if(is_large, encode_response, head, outputs)
-        if json_length is None:
+        content, split = await in_thread_if(is_large, encode_response, head, outputs)
+        if split is None:
             return Answer(content)
-        header = {"Inference-Header-Content-Length": str(json_length)}
+        header = {"Inference-Header-Content-Length": str(split)}
         return Answer(content, media_type="application/octet-stream", headers=header)
 
     async def _infer(self, name: str, version: str | None, request: InferenceRequest) -> tuple[ServedModel, Outputs]:
@@ -96,9 +95,9 @@ class Handlers:
         answer: dict[str, Any] = {
             "model": model.name,
             "version": str(model.version),
-            "classes": model.predictor.classes.tolist(),
+            "classes": predictions.classes.tolist(),
             "ids": job.ids,
-            "labels": model.labels_of(predictions.probs),
+            "labels": predictions.labels,
             "probabilities": predictions.probs.tolist(),
         }
         if predictions.evidence is not None:

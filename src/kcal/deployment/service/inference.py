@@ -66,9 +66,16 @@ class InferenceJob:
 class Predictions:
     """The answer to a job."""
 
+    classes: NDArray[Any]  # (n_classes,), of the predictor that ran the batch: the model may have another one by now
     probs: NDArray[np.float32] = field(repr=False)  # (n, n_classes)
     evidence: NDArray[np.float32] | None = None  # (n,)
     explanation: list[str] | None = None
+
+    @property
+    def labels(self) -> list[Any]:
+        """The most probable classes, (n,), as types of JSON."""
+        labels: list[Any] = self.classes[self.probs.argmax(axis=1)].tolist()
+        return labels
 
 
 class ServedModel:
@@ -161,11 +168,6 @@ class ServedModel:
         models = [self] if self.previous is None else [self, self.previous]
         return [model.observer for model in models if model.observer is not None]
 
-    def labels_of(self, probs: NDArray[np.float32]) -> list[Any]:
-        """Return the most probable classes, (n,), as types of JSON."""
-        labels: list[Any] = self.predictor.classes[probs.argmax(axis=1)].tolist()
-        return labels
-
     def _tensor(self, name: str, job: InferenceJob, predictions: Predictions) -> Tensor:
         if name == "probabilities":
             return Tensor(name, "FP32", predictions.probs)
@@ -173,7 +175,7 @@ class ServedModel:
             assert predictions.evidence is not None
             return Tensor(name, "FP32", predictions.evidence)
         if name == "labels":
-            return text_tensor(name, [str(label) for label in self.labels_of(predictions.probs)])
+            return text_tensor(name, [str(label) for label in predictions.labels])
         return text_tensor(name, (job.ids if name == "ids" else predictions.explanation) or [])
 
     def _run(self, jobs: Sequence[InferenceJob]) -> list[Any]:
@@ -193,7 +195,7 @@ class ServedModel:
         for job, result in zip(jobs, results, strict=True):
             if not isinstance(result, Predictions):
                 continue
-            self.tallies.predicted(result.probs, result.evidence)
+            self.tallies.predicted(result.labels, result.evidence)
             if self.observer is not None:
                 self.observer.predicted(
                     job.ids,
@@ -215,7 +217,8 @@ def _predict(predictor: ServedPredictor, jobs: Sequence[InferenceJob]) -> list[A
     for job in jobs:
         part = slice(start, start + job.n_rows)
         explanation = None if job.n_samples is None else predictor.explain(job.arrays, job.n_samples)
-        results.append(Predictions(probs[part], None if evidence is None else evidence[part], explanation))
+        found = None if evidence is None else evidence[part]
+        results.append(Predictions(predictor.classes, probs[part], found, explanation))
         start = part.stop
     return results
 

@@ -62,11 +62,10 @@ def parse_object(content: bytes | memoryview, limit: int) -> dict[str, Any]:
     return parsed
 
 
-def parse_request(body: bytes, header_length: str | None, json_limit: int) -> InferenceRequest:
-    """Return the request of a body; ``header_length`` is the header's text if it was sent."""
-    split = len(body) if header_length is None else _length(header_length, len(body))
+def parse_request(body: bytes, n_json: int, json_limit: int) -> InferenceRequest:
+    """Return the request of a body, which begins with ``n_json`` bytes of JSON."""
     view = memoryview(body)
-    content = parse_object(view[:split], json_limit)
+    content = parse_object(view[:n_json], json_limit)
     parameters = _parameters(content, "the request")
     inputs = _entries(content, "inputs")
     if not inputs:
@@ -74,14 +73,18 @@ def parse_request(body: bytes, header_length: str | None, json_limit: int) -> In
     is_binary = _flag(parameters, "binary_data_output")
     return InferenceRequest(
         id=_id(content),
-        inputs=_tensors(inputs, view[split:]),
+        inputs=_tensors(inputs, view[n_json:]),
         outputs=_outputs(_entries(content, "outputs"), is_binary),
         parameters=parameters,
         is_binary=is_binary,
     )
 
 
-def _length(text: str, n_bytes: int) -> int:
+def json_length(headers: Mapping[str, str], n_bytes: int) -> int:
+    """Return how many bytes of a body are JSON: as many as its header says, or all."""
+    text = headers.get(HEADER_LENGTH)
+    if text is None:
+        return n_bytes
     if not (text.isascii() and text.isdigit() and len(text) < 20 and 0 < int(text) <= n_bytes):
         raise bad_request(
             f"Inference-Header-Content-Length must be an integer from 1 to the length of the body, {n_bytes}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,9 +56,8 @@ class Tallies:
     """Counts since a model was loaded; safe to use from several threads."""
 
     def __init__(self, classes: NDArray[Any]) -> None:
-        self.classes = [str(label) for label in classes.tolist()]
         self._lock = threading.Lock()
-        self._class_counts = np.zeros(len(classes), dtype=np.int64)
+        self._class_counts = Counter({str(label): 0 for label in classes.tolist()})  # and of those that it has learnt
         self._rows, self._requests = Histogram(BATCH_BOUNDS), Histogram(BATCH_BOUNDS)
         self._evidence = Histogram(EVIDENCE_BOUNDS)
         self._seconds: deque[float] = deque(maxlen=LATEST_REQUESTS)
@@ -92,18 +91,17 @@ class Tallies:
             self._requests.add(np.array([n_requests]))
             self._rows.add(np.array([n_rows]))
 
-    def predicted(self, probs: NDArray[Any], evidence: NDArray[Any] | None) -> None:
+    def predicted(self, labels: Sequence[Any], evidence: NDArray[Any] | None) -> None:
         """Count the most probable classes of predictions and, if it was computed, their evidence."""
-        codes = np.bincount(probs.argmax(axis=1), minlength=len(self.classes))
         with self._lock:
-            self._class_counts += codes
+            self._class_counts.update(map(str, labels))
             if evidence is not None:
                 self._evidence.add(evidence)
 
     def class_counts(self) -> dict[str, int]:
         """Return the number of predictions of each class, by its name."""
         with self._lock:
-            return dict(zip(self.classes, self._class_counts.tolist(), strict=True))
+            return dict(self._class_counts)
 
     def histograms(self) -> dict[str, HistogramCounts]:
         """Return the histograms of batch sizes and evidence."""
