@@ -64,6 +64,19 @@ def test_probes_are_answered(client, path):
     assert client.get(path).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/", "/healthz", "/v2/models/animals", "/metrics", "/docs", "/openapi.json"])
+def test_a_request_for_the_head_is_answered_as_one_for_all_but_without_a_body(client, path):
+    head, whole = client.head(path), client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert int(head.headers["content-length"]) > 0
+
+
+def test_what_cannot_be_read_has_no_head(client):
+    assert client.head("/predict").status_code == client.head("/v2/models/animals/infer").status_code == 405
+    assert not any("head" in methods for methods in client.get("/openapi.json").json()["paths"].values())
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "message"),
     [
@@ -166,25 +179,30 @@ def test_a_queue_that_is_full_answers_503(folder):
 
 def test_bodies_that_wait_have_a_limit_together():
     async def story():
-        reader, first_part, statuses = BodyReader(limit=10, total=15), asyncio.Event(), []
+        reader, rest, statuses = BodyReader(limit=10, total=15), asyncio.Event(), []
 
-        async def slowly():
-            await first_part.wait()
-            return {"type": "http.request", "body": b"123456789", "more_body": False}
+        async def read(first: bytes, headers):
+            parts = [first]
 
-        async def read(headers):
+            async def slowly():
+                if not parts:
+                    await rest.wait()
+                return {"type": "http.request", "body": parts.pop() if parts else b".", "more_body": not rest.is_set()}
+
             try:
                 async with reader.body(headers, slowly) as body:
                     return body
             except RequestError as error:
                 statuses.append(error.status)
 
-        waiting = [
-            asyncio.create_task(read(headers)) for headers in ({"content-length": "9"}, {}, {"content-length": "6"})
-        ]
+        silent = [asyncio.create_task(read(b"", {"content-length": "10"})) for _ in range(8)]
+        bodies = ((b"12345678", {"content-length": "9"}), (b"12345678", {}), (b"1234", {"content-length": "5"}))
+        waiting = [asyncio.create_task(read(*body)) for body in bodies]
         await asyncio.sleep(0)
-        assert reader.used == 15
-        first_part.set()
-        return await asyncio.gather(*waiting), statuses, reader.used
+        assert (reader.used, statuses) == (12, [503])
+        for task in silent:
+            task.cancel()
+        rest.set()
+        return await asyncio.gather(*waiting), reader.used
 
-    assert asyncio.run(story()) == ([b"123456789", None, b"123456789"], [503], 0)
+    assert asyncio.run(story()) == ([b"12345678.", None, b"1234."], 0)

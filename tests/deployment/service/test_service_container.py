@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,20 @@ def test_the_container_has_no_root_and_asks_for_its_health():
     (code,) = re.findall(r'CMD \["python", "-c", "(.*)"\]', CONTAINERFILE)
     compile(code, "health", "exec")
     assert ":8000/readyz" in code
+
+
+@pytest.mark.parametrize("wheels", [["kcal-0.2.0-py3-none-any.whl"], ["kcal-0.1.0.whl", "kcal-0.2.0.whl"]])
+def test_a_wheel_is_installed_if_it_is_the_only_one(tmp_path, wheels):
+    for name in wheels:
+        (tmp_path / name).touch()
+    (command,) = re.findall(r"^RUN (python -m venv .*?[^\\])$", CONTAINERFILE, re.M | re.S)
+    command = command.replace("python -m venv /opt/kcal", "true").replace("/opt/kcal/bin/pip", "echo")
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    if len(wheels) == 1:
+        assert (done.returncode, done.stdout.split()[-2:]) == (0, [f"{wheels[0]}[serve]", "onnxruntime"])
+    else:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "dist/ must hold one wheel of kcal; it holds kcal-0.1.0.whl kcal-0.2.0.whl" in done.stderr
 
 
 def test_the_compose_example_is_read_only_but_for_its_store(compose):

@@ -11,6 +11,9 @@ import tritonclient.http as triton
 from running_service import Running
 from tritonclient.utils import InferenceServerException
 
+from kcal.deployment.service import api
+from kcal.deployment.service.bodies import compressed
+
 
 @pytest.fixture(scope="module")
 def client(service: Running):
@@ -152,9 +155,18 @@ def test_numbers_that_are_not_finite_are_refused_and_spoil_no_other_request(clie
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("binary", [True, False])
-def test_requests_and_answers_may_be_compressed(client, animals, problem, encoding, binary):
+def test_requests_and_answers_may_be_compressed(client, animals, problem, encoding, binary, monkeypatch):
+    encodings = []
+
+    def noted(answer, headers):
+        result = compressed(answer, headers)
+        encodings.append(result.headers.get("Content-Encoding"))
+        return result
+
+    monkeypatch.setattr(api, "compressed", noted)
     x = rows(problem, n=200)
     options = {"request_compression_algorithm": encoding, "response_compression_algorithm": encoding}
     outputs = [triton.InferRequestedOutput("probabilities", binary_data=binary)]
     result = client.infer("animals", [tensor("embeddings", x, binary=binary)], outputs=outputs, **options)
+    assert encodings == [encoding]
     np.testing.assert_allclose(result.as_numpy("probabilities"), animals.predict_proba(x), rtol=1e-5, atol=1e-7)

@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from kcal.deployment.service.batching import in_thread_if
-from kcal.deployment.service.bodies import STEP, BodyReader, compressed
+from kcal.deployment.service.bodies import BodyReader, compressed
 from kcal.deployment.service.documentation import OPERATIONS, docs_page
 from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.handlers import Call, Handlers
@@ -39,6 +39,8 @@ logger = logging.getLogger("kcal.service")
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 BODIES = 8
 """Bodies of the largest size that are in memory at the same time, at most; or more smaller ones."""
+LARGE_ANSWER = 2**15
+"""Answers of more bytes are compressed in a thread, so that other requests go on."""
 Handler = Callable[[Call], Awaitable[Answer]]
 
 
@@ -55,6 +57,8 @@ class Application:
         if scope["type"] != "http":
             await self.api(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # answered as GET is; the server leaves out the body
+            scope = {**scope, "method": "GET"}
         start, endpoint, statuses = time.perf_counter(), "other", [500]
         send = with_security_headers(send, statuses.append)
         try:
@@ -74,7 +78,7 @@ class Application:
     async def _infer(self, model: str, version: str | None, headers: Mapping[str, str], receive: Receive) -> Answer:
         """Answer inference without the framework, whose checks would take longer than the prediction."""
         answer = await self._answer(self.handlers.infer, Call(headers, model, version), receive)
-        return await in_thread_if(len(answer.body) > STEP, compressed, answer, headers)
+        return await in_thread_if(len(answer.body) > LARGE_ANSWER, compressed, answer, headers)
 
     async def _answer(self, handler: Handler, call: Call, receive: Receive | None) -> Answer:
         """Return the answer of a handler, or to its error; the body is read if ``receive`` is given."""

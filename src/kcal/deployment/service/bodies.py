@@ -45,67 +45,62 @@ class BodyReader:
         self.seconds = min(LAST_SECONDS, self.seconds)
         end = asyncio.get_running_loop().time() + self.seconds
         for timeout in self._timeouts:
-            timeout.reschedule(min(end, timeout.when() or end))
+            if not timeout.expired():
+                timeout.reschedule(min(end, timeout.when() or end))
 
     @asynccontextmanager
     async def body(self, headers: Mapping[str, str], receive: Receive) -> AsyncIterator[bytes]:
-        """Yield the body of a request, which counts until the block ends.
-
-        It counts with its announced length or, without one, with the limit; and with what it grows by decompression.
-        """
-        encoding, count = _content_encoding(headers), _Count()
-        self._add(count, self._announced(headers))
+        """Yield the body of a request; what has arrived of it, decompressed, counts until the block ends."""
+        self._check_announced(headers)
+        decoder, count = _Decoder(_content_encoding(headers)), _Count()
         try:
-            yield await self._read(receive, _Decoder(encoding), count)
+            yield await self._read(receive, decoder, count)
         finally:
             self.used -= count.n_bytes
 
     async def _read(self, receive: Receive, decoder: _Decoder, count: _Count) -> bytes:
         """Return a body; raise if it is too large or takes too long."""
+        seconds = self.seconds
         try:
-            async with asyncio.timeout(self.seconds) as timeout:
+            async with asyncio.timeout(seconds) as timeout:
                 self._timeouts.add(timeout)
                 return b"".join([part async for part in self._parts(receive, decoder, count)])
         except TimeoutError:
-            message = f"the body did not arrive within {self.seconds:g} seconds"
-            raise RequestError(408, message, {"Connection": "close"}) from None
+            end = f"within {seconds:g} seconds" if seconds == self.seconds else "before the service stopped"
+            raise RequestError(408, f"the body did not arrive {end}", {"Connection": "close"}) from None
         finally:
             self._timeouts.discard(timeout)
 
     async def _parts(self, receive: Receive, decoder: _Decoder, count: _Count) -> AsyncIterator[bytes]:
-        size, is_complete = 0, False
+        n_received, is_complete = 0, False
         while not is_complete:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise bad_request("the client left before its body was complete")
-            is_complete = not message.get("more_body")
-            for part in decoder.read(message.get("body", b""), is_complete):
-                size += len(part)
-                if size > self.limit:
+            is_complete, content = not message.get("more_body"), message.get("body", b"")
+            n_received += len(content)
+            for part in decoder.read(content, is_complete):
+                if max(n_received, count.n_bytes + len(part)) > self.limit:
                     raise too_large("the body", self.limit)
-                self._add(count, size - count.n_bytes)
+                self._add(count, len(part))
                 yield part
                 if len(part) == STEP:
                     await asyncio.sleep(0)
 
-    def _announced(self, headers: Mapping[str, str]) -> int:
-        """Return the announced length, or the limit; raise if it is above."""
-        announced = headers.get("content-length")
-        if announced is None:
-            return self.limit
+    def _check_announced(self, headers: Mapping[str, str]) -> None:
+        """Raise if the announced length is above the limit, or no number."""
+        announced = headers.get("content-length", "0")
         if not (announced.isascii() and announced.isdigit() and len(announced) <= 18):
             raise bad_request("Content-Length must be a number")
         if int(announced) > self.limit:
             raise too_large("the body", self.limit)
-        return int(announced)
 
     def _add(self, count: _Count, n_bytes: int) -> None:
         """Let a request count with more bytes; raise if all requests together have too many."""
-        if n_bytes > 0:
-            if self.used + n_bytes > self.total:
-                raise busy("too many bytes of other requests are waiting; try again later")
-            self.used += n_bytes
-            count.n_bytes += n_bytes
+        if self.used + n_bytes > self.total:
+            raise busy("too many bytes of other requests are waiting; try again later")
+        self.used += n_bytes
+        count.n_bytes += n_bytes
 
 
 @dataclass
@@ -150,7 +145,7 @@ class _Decoder:
 
 def compressed(answer: Answer, headers: Mapping[str, str]) -> Answer:
     """Return an answer in an encoding that the client accepts, if there is one and the answer is long enough."""
-    offers = [offer.replace(" ", "").partition(";") for offer in headers.get("accept-encoding", "").lower().split(",")]
+    offers = ["".join(offer.split()).partition(";") for offer in headers.get("accept-encoding", "").lower().split(",")]
     accepted = [name for name, _, weight in offers if name in WINDOW_BITS and weight.rstrip(".0") != "q="]
     if not accepted or len(answer.body) < FEWEST_COMPRESSED:
         return answer

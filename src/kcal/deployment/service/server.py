@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 30
 """How long requests in flight may take after the signal to stop."""
 KEEP_ALIVE_SECONDS = 65
-REQUEST_SECONDS = 60.0
-"""How long a connection may be without a complete head of a request; it is closed within twice this time."""
+REQUEST_SECONDS = 70.0
+"""How long a connection may be without a complete head of a request; it is closed within twice this time.
+
+Longer than the keep-alive, which idle connections of proxies can rely on.
+"""
 
 
 def make_application(options: ServiceOptions, on_failure: Callable[[str], None] | None = None) -> Application:
@@ -104,7 +107,7 @@ def _protocol_with_timeout() -> Any:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.check(before=transport)
+            self.timer = self.loop.call_later(REQUEST_SECONDS, self.check, self.cycle)
 
         def check(self, before: Any) -> None:
             """Close the connection if it still waits for the same request as at the last check."""
@@ -112,7 +115,12 @@ def _protocol_with_timeout() -> Any:
             if self.transport.is_closing() or (is_waiting and self.cycle is before):
                 self.transport.close()
             else:
-                self.loop.call_later(REQUEST_SECONDS, self.check, self.cycle if is_waiting else self.transport)
+                now = self.cycle if is_waiting else self.transport
+                self.timer = self.loop.call_later(REQUEST_SECONDS, self.check, now)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.timer.cancel()  # it would keep the connection, and what it has received, in memory
+            super().connection_lost(exc)
 
     return Protocol
 
