@@ -67,7 +67,7 @@ class Arrivals:
         return {"X": self.rows[rows], "y": self.labels[rows], "classes": self.classes, **logits}
 
     def measure(self, calibrator_at: Callable[[int, int], Any]) -> Values:
-        """Return log-loss and bandwidth at every size, and the processor time; arguments are the size before and it."""
+        """Return log-loss, bandwidth and processor time by size; arguments are the previous and the present size."""
         logits = {"logits": self.test_logits} if self.calibrated == BLEND else {}
         losses, bandwidths, seconds, last = [], [], [], 0
         for size in self.sizes:

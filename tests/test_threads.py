@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from threadpoolctl import threadpool_info
 
+from kcal import threads
 from kcal.threads import LARGE_OPERATION, allowed_threads, map_blocks, one_thread, threads_for
 
 CPU = torch.device("cpu")
@@ -34,6 +36,34 @@ def test_small_operations_run_on_one_thread_and_blocks_on_all():
         with threads_for(0):
             assert allowed_threads() == 3
     assert torch.get_num_threads() == allowed_threads() == 3
+
+
+def test_the_last_of_several_threads_restores_the_limit_of_blas(monkeypatch):
+    calls = []
+
+    class Limiter:
+        def __init__(self, limits):
+            calls.append(limits)
+
+        def restore_original_limits(self):
+            calls.append("restored")
+
+    monkeypatch.setattr(threads, "_libraries", lambda *_: SimpleNamespace(limit=Limiter))
+    entered, leave = threading.Event(), threading.Event()
+
+    def compute():
+        with threads_for(0):
+            entered.set()
+            leave.wait(60)
+
+    other = threading.Thread(target=compute)
+    with threads_for(0):
+        other.start()
+        assert entered.wait(60)
+    assert calls == [1]  # the other thread still computes
+    leave.set()
+    other.join()
+    assert calls == [1, "restored"]
 
 
 @pytest.mark.usefixtures("three_threads")

@@ -47,9 +47,10 @@ DIFFERENCES = {
         "The companion mmce has λ = 0.2 of the weighted form in kcal.losses, not tuned; the paper uses its authors' "
         "program, whose λ has another scale.",
         "Focal loss and MMCE replace the smoothed cross-entropy, without smoothing.",
-        "kcal-paper-pn2017 and dircal-paper are the published methods, kcal-paper is that with the learning rate of "
-        "most other data sets, 4e-4 in place of 1e-3; kcal and dircal are this library's defaults. The plateau rule "
-        "sees the training loss, since one projection serves all splits; the paper's sees the calibration set.",
+        "kcal-paper-pn2017 and dircal-paper are the published methods, kcal-paper is the same method with the "
+        "learning rate of most other data sets, 4e-4 in place of 1e-3; kcal and dircal are this library's defaults. "
+        "The plateau rule sees the training loss, since one projection serves all splits; the paper's sees the "
+        "calibration set.",
         "The class-wise error has the threshold min(0.01, 1/K) of the published code, which the paper's tables follow.",
         "The log-loss clips probabilities at 1e-12; the paper's clips them to [0.001/K, 1 − 0.001/K].",
         "Rows by recording (by group) calibrate with 20% of the recordings; the paper has no such row.",

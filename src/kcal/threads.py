@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from threadpoolctl import ThreadpoolController
@@ -37,7 +38,7 @@ def allowed_threads() -> int:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Limit everything in the calling thread to one thread."""
-    with _limited(1), _libraries("blas", len(sys.modules)).limit(limits=1):
+    with _limited(1), _one_blas_thread():
         yield
 
 
@@ -50,7 +51,7 @@ def threads_for(multiplications: float) -> Iterator[None]:
     if multiplications >= LARGE_OPERATION:
         yield
         return
-    with _limited(allowed_threads()), _libraries("blas", len(sys.modules)).limit(limits=1):
+    with _limited(allowed_threads()), _one_blas_thread():
         yield
 
 
@@ -60,6 +61,38 @@ def openmp_threads_for(multiplications: float) -> Iterator[None]:
     n_threads = 1 if multiplications < LARGE_OPERATION else allowed_threads()
     with _libraries("openmp", len(sys.modules)).limit(limits=n_threads):
         yield
+
+
+class _BlasLimit:
+    """The limit of BLAS, which all threads of the process share: the last that leaves it restores what was before."""
+
+    def __init__(self) -> None:
+        self.lock, self.n_users = threading.Lock(), 0
+        self.limiter: Any = None
+
+    def enter(self) -> None:
+        with self.lock:
+            if self.n_users == 0:
+                self.limiter = _libraries("blas", len(sys.modules)).limit(limits=1)
+            self.n_users += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.n_users -= 1
+            if self.n_users == 0:
+                self.limiter.restore_original_limits()
+
+
+_blas_limit = _BlasLimit()
+
+
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    _blas_limit.enter()
+    try:
+        yield
+    finally:
+        _blas_limit.leave()
 
 
 @lru_cache(maxsize=2)

@@ -59,13 +59,12 @@ def test_the_bandwidth_of_an_earlier_search_is_that_of_the_size_before(measured:
         np.testing.assert_array_equal(earlier["loss"][:, 0], fresh["loss"][:, 0])
 
 
-def test_a_blend_is_as_fresh_where_it_was_just_fitted_again(measured: Measurements) -> None:
+def test_a_blend_of_few_samples_is_fitted_again_when_a_tenth_has_come(measured: Measurements) -> None:
     (variants,) = measured.values()
     stream, fresh = (variants[f"{BLEND}, {name}"] for name in (STREAM, FRESH))
-    assert stream["sizes"][0].tolist() == [40, 46, 52, 60]  # half as many as 40 have come at 60
-    np.testing.assert_allclose((stream["loss"] / fresh["loss"])[:, [0, 3]], 1.0, rtol=1e-6)
-    np.testing.assert_array_equal(stream["bandwidth"][:, 2], fresh["bandwidth"][:, 0])
-    assert (stream["searches"] == 2).all()
+    assert stream["sizes"][0].tolist() == [40, 46, 52, 60]
+    np.testing.assert_allclose(stream["loss"], fresh["loss"], rtol=1e-6)
+    assert (stream["searches"] == 4).all()
 
 
 def test_sizes_above_the_limit_are_counted() -> None:

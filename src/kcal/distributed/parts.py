@@ -127,7 +127,8 @@ def find_files(paths: Any) -> list[Path]:
         matches = [match for match in matches if not match.name.startswith(("_", "."))]
         if not matches or not all(match.is_file() for match in matches):
             expected = "must be parquet files, a folder of them or a pattern that some match"
-            raise InvalidInputError("data", expected, got=repr(str(entry)))
+            remedy = "A folder of kcal.extract must hold its outputs.json." if path.is_dir() else ""
+            raise InvalidInputError("data", expected, got=repr(str(entry)), remedy=remedy)
         files |= {os.path.realpath(match): match for match in matches}
     if not files:
         raise InvalidInputError("data", "must name at least one file", got="none")

@@ -16,7 +16,7 @@ from torch import nn
 
 from kcal.calibrators.holdout import MAX_FOLDS, fold_codes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice, check_parts
-from kcal.calibrators.kcal.evidence import EvidenceReference
+from kcal.calibrators.kcal.evidence import COMPARED_ROWS, EvidenceReference
 from kcal.calibrators.kcal.parameters import check_bandwidth, check_pair
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.distributed.engine import connect, count_workers
@@ -26,7 +26,7 @@ from kcal.distributed.sorted_samples import SortedSamples
 from kcal.distributed.tables import NOT_FEATURES, Columns
 from kcal.errors import InvalidInputError, KcalError
 from kcal.kernels import MAX_PREDICTED, ClassSums, PredictedLoss, get_kernel, sampled_positions
-from kcal.projection import UNTRAINED, frozen_copy, project
+from kcal.projection import UNTRAINED, frozen_copy, ignores_length, project
 from kcal.validation import (
     check_choice,
     check_groups,
@@ -52,7 +52,8 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     S_k(q) = Σ_shards S_k(q; shard), p_k = S_k / Σ_j S_j: each shard returns its class sums with an offset, which are
     added in log space. Bandwidth search and probabilities are those of :class:`kcal.KCal` with the same parameters, up
-    to 1e-6. The labels, weights and groups are in the memory of this process, the embeddings only in the shards.
+    to 1e-6 (in single precision, up to a few times that for rows far from all samples). The labels, weights and groups
+    are in the memory of this process; the embeddings of :meth:`fit_files` are only in the shards.
 
     Parameters
     ----------
@@ -101,7 +102,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         def loader(chosen: Index) -> Callable[[], torch.Tensor]:
             return partial(torch.clone, rows[torch.from_numpy(chosen)])
 
-        return self._fit(loader, rows[:1], check_labels(y, len(rows)), sample_weight, groups, classes)
+        return self._fit(loader, rows[:COMPARED_ROWS], check_labels(y, len(rows)), sample_weight, groups, classes)
 
     def fit_files(
         self,
@@ -135,14 +136,17 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         paths = [file.path for file in files]
         values = {name: np.concatenate([_column(path, name) for path in paths]) for name in others}
         labels = check_labels(values[label], len(values[label]))
-        first = load_rows(paths, names, np.zeros(1, dtype=np.int64))
+        first = load_rows(paths, names, np.arange(min(len(labels), COMPARED_ROWS)))
         weights, groups = (None if name is None else values[name] for name in (weight, group))
         return self._fit(lambda rows: partial(load_rows, paths, names, rows), first, labels, weights, groups, classes)
 
     def _fit(
         self, loader: Any, first: torch.Tensor, labels: NDArray[Any], weight: Any, groups: Any, classes: Any
     ) -> Self:
-        """Start the shards and choose the bandwidth; ``loader`` is that of :meth:`SortedSamples.content`."""
+        """Start the shards and choose the bandwidth.
+
+        ``loader`` is that of :meth:`SortedSamples.content`, ``first`` are the embeddings of the first rows.
+        """
         self._check_parameters()
         self.classes_ = collect_classes([labels], classes)
         codes = encode_labels(labels, self.classes_, "y")
@@ -156,10 +160,11 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             keys["fold"] = fold_codes(codes, self.folds, keys.get("group"), self.seed)
         samples = SortedSamples.sort(codes, weights, keys, len(self.classes_))
         untrained = UNTRAINED[self.projection]() if isinstance(self.projection, str) else self.projection
-        self._projection = frozen_copy(untrained, first)
+        self._projection = frozen_copy(untrained, first[:1])
+        keeps_lengths = ignores_length(self._projection, first)
         self.n_features_in_, self._dtype = first.shape[1], first.dtype
         places = cut(samples.support.codes.numpy(), self._count())
-        contents = [samples.content(place, loader, self._projection) for place in places]
+        contents = [samples.content(place, loader, self._projection, keeps_lengths=keeps_lengths) for place in places]
         self.shard_sizes_ = tuple(len(content.codes) for content in contents)
         self.support_size_ = len(codes)
         self._support = start_shards(connect(self.address), contents, len(self.classes_), num_cpus=self.num_cpus)
@@ -268,5 +273,9 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 def _column(path: str, name: str) -> NDArray[Any]:
     """Return one column of a parquet file."""
     with open_parquet(path) as file:
-        values: NDArray[Any] = file.read([name]).column(name).to_numpy()
+        column = file.read([name]).column(name)
+    if column.null_count:
+        expected = f"must have a value in every row of the column {name!r}"
+        raise InvalidInputError("data", expected, got=f"{column.null_count:,} missing values in {path}")
+    values: NDArray[Any] = column.to_numpy()
     return values.astype(str) if values.dtype == object else values

@@ -29,15 +29,13 @@ from kcal.kernels import (
     add_sums,
     sum_of_points,
 )
-from kcal.projection import ignores_length, log_lengths, project
+from kcal.projection import log_lengths, project
 from kcal.threads import threads_for
 from kcal.validation import check_matrix
 
 Index = NDArray[np.int64]
 READ_ROWS = 65_536
 """Rows of a file that an actor reads at once."""
-COMPARED_ROWS = 100
-"""Rows by which a projection is found to ignore the length of embeddings."""
 NEAREST = 1e-5
 """Share of the spread of the points that is so narrow a bandwidth that only the nearest points count."""
 
@@ -111,6 +109,7 @@ class ShardContent:
     keys: Mapping[str, torch.Tensor]  # groups and folds by kind, where there are some
     place: Range
     projection: nn.Module
+    keeps_lengths: bool  # whether Π ignores the lengths of embeddings, which the evidence needs then
 
 
 class Shard:
@@ -124,7 +123,7 @@ class Shard:
         with threads_for(0):
             points = project(content.projection, embeddings)
         self.log_lengths = None
-        if ignores_length(content.projection, embeddings[:: -(-len(embeddings) // COMPARED_ROWS)]):
+        if content.keeps_lengths:
             self.log_lengths = torch.cat([log_lengths(rows) for rows in torch.split(embeddings, READ_ROWS)])
         self.place, self.keys = content.place, content.keys
         weights = None if content.log_weights is None else content.log_weights.to(points)

@@ -40,14 +40,20 @@ class SortedSamples:
         return cls(support, {kind: torch.from_numpy(values)[support.order] for kind, values in keys.items()})
 
     def content(
-        self, place: Range, loader: Callable[[Index], Callable[[], torch.Tensor]], projection: nn.Module
+        self,
+        place: Range,
+        loader: Callable[[Index], Callable[[], torch.Tensor]],
+        projection: nn.Module,
+        *,
+        keeps_lengths: bool,
     ) -> ShardContent:
         """Return what the actor of a range needs; ``loader`` maps rows to a function that loads their embeddings."""
         part = slice(place.start, place.stop)
         weights = None if self.support.log_weights is None else self.support.log_weights[part].clone()
         keys = {kind: values[part].clone() for kind, values in self.keys.items()}  # a view would be sent as the whole
         load = loader(self.support.order[part].numpy())
-        return ShardContent(load, self.support.codes[part].clone(), weights, keys, place, projection)
+        codes = self.support.codes[part].clone()
+        return ShardContent(load, codes, weights, keys, place, projection, keeps_lengths)
 
     def hidden(self, kind: str, positions: torch.Tensor) -> Hidden:
         """Return what samples must not see: themselves, their group or their fold."""

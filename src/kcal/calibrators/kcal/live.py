@@ -135,7 +135,7 @@ class LiveKCal(EmbeddingCalibrator):
         updates = check_updates(self.updates)
         law = updates.law(history, dimension=support.dimension, exponent=self.bandwidth_exponent)
         expected = None if law is None else law(size)
-        if expected is None or updates.is_due(history, rows.n_updates, classes, quick=True):
+        if expected is None or updates.is_due(history, rows.n_updates, classes):
             curve = self._search(choice, samples, support, expected)
             if curve is not None:
                 return BandwidthRecord(curve.bandwidth, "search", curve.loss, **counts, classes=tuple(classes)), curve

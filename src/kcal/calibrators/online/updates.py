@@ -12,8 +12,8 @@ from kcal.kernels import BandwidthLaw, fit_bandwidth_law
 from kcal.validation import check_flag, check_integer, check_number, checked_parameters, parameter, shown
 
 MAX_COUNT = 10**12
-QUICK_SAMPLES, QUICK_GROWTH = 200, 1.1
-"""Below so many samples, a quick search is due when they have grown by this factor, if ``growth`` is no smaller."""
+EARLY_SAMPLES, EARLY_GROWTH = 200, 1.1
+"""Below so many samples, a search is due when they have grown by this factor, if ``growth`` is no smaller."""
 NEGLIGIBLE_HALVINGS = 30
 """Half-lives after which a sample leaves: its weight is below 1e-9 of a new one."""
 
@@ -28,7 +28,7 @@ class Updates:
         A new search (of a blend: a new fit of everything but the projections) follows once the samples that were
         added, corrected or removed since the last one are (growth − 1) times those that it saw; 1.5 for half as many.
         A class that appears leads to one at once. With fewer than 200 samples, a tenth of them leads to a search:
-        there bandwidths are uncertain, and a search takes a millisecond or two.
+        there bandwidths and weights are uncertain, and a search or fit takes little time.
     fit_exponent : bool
         Whether the exponent of the power law by which bandwidths shrink between searches, and not only the constant,
         is learned from the earlier searches: as the mean of the one fitted to them and that of the theory,
@@ -58,17 +58,12 @@ class Updates:
         lasting = inf if self.half_life is None else ceil(NEGLIGIBLE_HALVINGS * self.half_life)
         return min(self.window or inf, lasting)
 
-    def is_due(
-        self, history: Sequence[BandwidthRecord], n_updates: int, classes: Sequence[Any], *, quick: bool = False
-    ) -> bool:
-        """Return whether a search is due, by the earlier bandwidths, the present count and the classes with samples.
-
-        ``quick`` searches come more often while there are few samples.
-        """
+    def is_due(self, history: Sequence[BandwidthRecord], n_updates: int, classes: Sequence[Any]) -> bool:
+        """Return whether a search is due, by the earlier bandwidths, the present count and the classes with samples."""
         last = next((record for record in reversed(history) if record.source == "search"), None)
         if last is None or not set(classes) <= set(last.classes):
             return True
-        growth = min(self.growth, QUICK_GROWTH) if quick and last.n_samples < QUICK_SAMPLES else self.growth
+        growth = min(self.growth, EARLY_GROWTH) if last.n_samples < EARLY_SAMPLES else self.growth
         return n_updates - last.n_updates >= (growth - 1.0) * last.n_samples
 
     def law(self, history: Sequence[BandwidthRecord], *, dimension: int, exponent: float | None) -> BandwidthLaw | None:
