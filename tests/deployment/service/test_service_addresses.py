@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import httpx
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from running_service import Running, in_process
+from running_service import Running, in_process, running, wait_until
 
 from kcal.deployment.service.bodies import BodyReader
 from kcal.deployment.service.errors import RequestError
@@ -102,12 +103,14 @@ def test_the_models_are_listed(client):
     assert client.get("/v2/models").json() == {"models": ["animals", "blend"]}
 
 
-def test_metrics_count_requests_batches_classes_and_evidence(client, animals, problem):
-    def value(name: str, **labels: str) -> float:
-        families = text_string_to_metric_families(client.get("/metrics").text)
-        samples = [one for family in families for one in family.samples if one.name == name]
-        return sum(one.value for one in samples if labels.items() <= one.labels.items())
+def metric(client: httpx.Client, name: str, **labels: str) -> float:
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    samples = [one for family in families for one in family.samples if one.name == name]
+    return sum(one.value for one in samples if labels.items() <= one.labels.items())
 
+
+def test_metrics_count_requests_batches_classes_and_evidence(client, animals, problem):
+    value = partial(metric, client)
     names = {
         "kcal_requests_total": {"endpoint": "predict", "status": "200"},
         "kcal_request_seconds_count": {"endpoint": "predict"},
@@ -125,7 +128,20 @@ def test_metrics_count_requests_batches_classes_and_evidence(client, animals, pr
         assert value("kcal_predictions_total", model="animals", **{"class": label}) - count == expected
     assert value("kcal_ready") == 1
     assert 0 < value("kcal_estimated_accuracy", model="animals") <= 1
-    assert value("kcal_alarms", model="animals", severity="alarm", kind="any") == 0
+
+
+def test_an_alarm_of_the_inputs_is_in_the_metrics(folder, problem):
+    with running(folder) as fresh, fresh.http() as client:
+
+        def alarms(kind: str) -> float:
+            labels = {"model": "animals", "severity": "alarm", "kind": kind}
+            return metric(client, "kcal_alarms", **labels)
+
+        assert (alarms("any"), alarms("inputs")) == (0, 0)
+        far = (problem.test_embeddings[:100] + 100.0).tolist()
+        assert client.post("/predict", json={"model": "animals", "embeddings": far}).status_code == 200
+        wait_until(lambda: alarms("any") == 1)
+        assert (alarms("inputs"), alarms("class")) == (1, 0)
 
 
 def test_the_documentation_lists_every_address_and_loads_nothing_from_elsewhere(client):
