@@ -94,8 +94,8 @@ class ServedPredictor(ABC):
         """Return probabilities, (n, n_classes), and the evidence, (n,), if it is asked for."""
 
     def explain(self, arrays: Arrays, k: int) -> list[str]:
-        """Return the explanation of each row as JSON text, with ``k`` samples."""
-        raise NotImplementedError  # not among the outputs
+        """Return the explanation of each row as JSON text, with ``k`` samples; raise if the model has none."""
+        raise bad_request("this model does not explain its predictions")
 
 
 def _checked(tensor: Tensor, spec: TensorSpec) -> NDArray[Any]:
