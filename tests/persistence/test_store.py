@@ -78,6 +78,31 @@ def test_labels_may_come_late_and_be_corrected(store: CalibrationStore) -> None:
     assert store.samples().outputs.labels.tolist() == ["discharge", "seizure"]
 
 
+def test_changes_of_a_transaction_are_made_together_or_not_at_all(store: CalibrationStore) -> None:
+    store.append(outputs(3, ids=["a", "b", "c"]))
+    with CalibrationStore(store.path) as other:
+        with store.transaction():
+            store.append(outputs(2, seed=1, ids=["d", "e"]))
+            store.delete(["a"])
+            with pytest.raises(InvalidInputError, match="must be new"):
+                store.append(outputs(2, seed=2, ids=["f", "b"]))  # undone, and nothing else
+            assert store.ids() == ["b", "c", "d", "e"]
+            assert other.ids() == ["a", "b", "c"]
+        assert other.ids() == ["b", "c", "d", "e"]
+
+        def fail() -> None:
+            with store.transaction():
+                store.correct(["b"], [7])
+                with store.transaction():
+                    store.delete(["c"])
+                store.delete(["nobody"])
+
+        with pytest.raises(InvalidInputError, match="'nobody'"):
+            fail()
+        assert store.ids() == other.ids() == ["b", "c", "d", "e"]
+        assert 7 not in store.samples().outputs.labels
+
+
 def test_missing_labels_leave_the_others(store: CalibrationStore) -> None:
     store.append(outputs(2, labels=[1, 2]))
     store.append(outputs(1, seed=1, labels=None))

@@ -177,4 +177,4 @@ Recent = Annotated[
 TokenAction = Annotated[str, _argument("ACTION", "create, list or revoke.")]
 TokenFile = Annotated[Path, _argument("FILE", "The token file.")]
 TokenName = Annotated[Text, _main("NAME", "Whose token it is.")]
-TokenScopes = Annotated[list[str] | None, _main("SCOPE", "predict, feedback or admin; repeatable.", "--scope")]
+TokenScopes = Annotated[list[str] | None, _main("SCOPE", "predict, feedback, metrics or admin; repeatable.", "--scope")]

@@ -67,8 +67,8 @@ def token(
 ) -> None:
     """Make, list and revoke the tokens of a service: create, list or revoke.
 
-    A token is shown once; the file holds its digest. Scopes are predict, feedback and admin, which allows everything. A
-    running service sees changes within seconds.
+    A token is shown once; the file holds its digest. Scopes are predict, feedback, metrics (for
+    Prometheus) and admin, which allows everything. A running service sees changes within seconds.
 
     [bold]Examples[/]
 
@@ -80,12 +80,12 @@ def token(
 
     from kcal.cli.messages import check_options
     from kcal.cli.output import console, shown
-    from kcal.deployment.service.tokens import create_token, read_tokens, revoke_token
+    from kcal.deployment.service.tokens import SCOPES, create_token, read_tokens, revoke_token
 
     known = ("create", "list", "revoke")
     check_options((action not in known, f"ACTION must be one of {', '.join(known)}; got {action!r}."))
     check_options((action != "list" and not name, f"{action} needs --name NAME."))
-    check_options((action == "create" and not scope, "create needs --scope predict, feedback or admin; repeatable."))
+    check_options((action == "create" and not scope, f"create needs --scope, one or more of {', '.join(SCOPES)}."))
     if action == "create":
         typer.echo(create_token(file, name or "", scope or ()))
     elif action == "revoke":

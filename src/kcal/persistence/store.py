@@ -13,6 +13,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,19 @@ class CalibrationStore(StoreFile):
     def __init__(self, path: str | Path, *, version: str = "") -> None:
         self.version = check_version(version) or ""
         super().__init__(path)
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Return a context in which several changes are made together: all of them if it ends, none if it raises.
+
+        Other threads and processes see the changes, and they are on disk, when the context has ended.
+
+        Examples
+        --------
+        >>> with store.transaction():  # doctest: +SKIP
+        ...     store.append(outputs)
+        ...     store.delete(["eeg-17"])
+        """
+        return self._transaction()
 
     def append(self, outputs: ClassifierOutputs, *, times: Any = None) -> list[Any]:
         """Add samples and return their ids, those of ``outputs`` or new ones; labels may follow by :meth:`correct`.

@@ -138,13 +138,17 @@ class StoreFile:
 
     @contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
-        """Do all or nothing, alone among writers."""
+        """Do all or nothing, alone among writers; inside another transaction, as a part of it."""
         with self._lock:
-            self._run(f"BEGIN {kind}")
+            with self._translated():
+                is_part = self._database.in_transaction
+            self._run("SAVEPOINT part" if is_part else f"BEGIN {kind}")
             try:
                 yield
-                self._run("COMMIT")
+                self._run("RELEASE part" if is_part else "COMMIT")
             except BaseException:
                 if not self._is_closed and self._database.in_transaction:  # SQLite may have rolled back by itself
-                    self._run("ROLLBACK")
+                    self._run("ROLLBACK TO part" if is_part else "ROLLBACK")
+                    if is_part:
+                        self._run("RELEASE part")
                 raise

@@ -37,7 +37,7 @@ def bearer(token: str) -> dict[str, str]:
 def test_a_token_file_holds_digests_and_is_readable_by_its_owner_alone(tmp_path):
     path = tmp_path / "tokens.json"
     tokens = {scope: create_token(path, scope, [scope]) for scope in SCOPES}
-    assert len(set(tokens.values())) == 3
+    assert len(set(tokens.values())) == len(SCOPES)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     text = path.read_text()
     for scope, token in tokens.items():
@@ -48,7 +48,7 @@ def test_a_token_file_holds_digests_and_is_readable_by_its_owner_alone(tmp_path)
     assert find_token(read_tokens(path), tokens["admin"][:-1]) is None
     revoke_token(path, "admin")
     assert find_token(read_tokens(path), tokens["admin"]) is None
-    assert [record.name for record in read_tokens(path)] == ["predict", "feedback"]
+    assert [record.name for record in read_tokens(path)] == ["predict", "feedback", "metrics"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_damaged_token_files_are_refused(tmp_path, content):
         ("/v2", "any"), ("/v2/models", "any"), ("/v2/models/a", "any"), ("/v2/models/a/versions/1/ready", "any"),
         (INFER, "predict"), ("/v2/models/a/versions/1/infer", "predict"), ("/predict", "predict"),
         (FEEDBACK, "feedback"), ("/v2/models/a/versions/1/feedback", "feedback"),
-        ("/", "admin"), ("/metrics", "admin"), ("/anything", "admin"), ("/healthz/", "admin"), ("//healthz", "admin"),
+        ("/", "admin"), ("/metrics", "metrics"), ("/anything", "admin"), ("/healthz/", "admin"), ("//healthz", "admin"),
     ],
 )  # fmt: skip
 def test_every_address_has_a_scope(path, scope):
@@ -113,7 +113,8 @@ def test_scopes_decide_what_a_token_may_do(tmp_path, animals):
     requests = {
         "predict": [("POST", "/predict", row)],
         "feedback": [("POST", FEEDBACK, label)],
-        "admin": [("GET", "/metrics", None), ("GET", "/", None)],
+        "metrics": [("GET", "/metrics", None)],
+        "admin": [("GET", "/", None)],
         "any": [("GET", "/v2", None), ("GET", "/v2/models/animals", None), ("GET", "/docs", None)],
         "anyone": [("GET", "/healthz", None), ("GET", "/v2/health/ready", None)],
     }
@@ -131,7 +132,7 @@ def test_scopes_decide_what_a_token_may_do(tmp_path, animals):
                         answer = await client.request(method, address, json=body, headers=headers)
                         statuses[scope, address, name] = answer.status_code
                         if answer.status_code == 401:
-                            kind = "Basic" if scope == "admin" else "Bearer"
+                            kind = "Basic" if scope in ("metrics", "admin") else "Bearer"
                             assert answer.headers["www-authenticate"].startswith(kind)
             password = base64.b64encode(f"me:{tokens['admin']}".encode()).decode()
             basic = {"Authorization": f"Basic {password}"}

@@ -60,6 +60,14 @@ def test_plain_json_that_cannot_be_used_is_refused(client, body, status, message
     assert message in answer.json()["error"]
 
 
+@pytest.mark.parametrize("name", ["return_ids", "binary_data_output"])
+def test_flags_of_a_request_for_inference_must_be_true_or_false(client, name):
+    tensor = {"name": "embeddings", "shape": [1, 6], "datatype": "FP32", "data": [0.0] * 6}
+    answer = client.post("/v2/models/animals/infer", json={"inputs": [tensor], "parameters": {name: "yes"}})
+    assert answer.status_code == 400
+    assert answer.json()["error"] == f"parameter {name} must be true or false"
+
+
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"])
 def test_probes_are_answered(client, path):
     assert client.get(path).status_code == 200

@@ -153,6 +153,27 @@ def test_feedback_that_cannot_be_used_changes_nothing(path, tmp_path, content, s
         assert len(store) == 0
 
 
+def test_a_refused_request_leaves_nothing_of_its_earlier_records_in_the_store(path, tmp_path):
+    records = [
+        {"id": "a", "label": "owl"},
+        {"id": "a", "correction": "cat"},
+        {"id": "b", "label": "dog"},
+        {"id": "b", "erase": True},
+        {"id": "unknown", "label": "owl"},
+    ]
+
+    async def story():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
+            await predict(client, np.zeros((2, 6)), ids=["a", "b"])
+            await give(client, records, 404)
+            with CalibrationStore(tmp_path / "feedback.db") as store:
+                assert len(store) == store.last_change == 0
+            return await give(client, records[:-1])
+
+    statuses = [entry["status"] for entry in asyncio.run(story())["results"]]
+    assert statuses == ["stored", "corrected", "stored", "erased"]
+
+
 def test_requests_that_are_written_together_are_refused_one_by_one(path, tmp_path, problem):
     async def story():
         async with in_process(path, store=tmp_path / "feedback.db") as (client, _):

@@ -15,12 +15,15 @@ ANYONE = "anyone"
 """Scope of what needs no token."""
 ANY = "any"
 """Scope of what every token allows."""
+SHOWN_IN_BROWSERS = ("metrics", "admin")
+"""Scopes of what a browser shows; it then asks for the token as a password."""
 
 _RULES: tuple[tuple[str, str], ...] = (
     (r"/healthz|/readyz|/v2/health/(live|ready)", ANYONE),
     (r"/v2/models/[^/]+(/versions/[^/]+)?/feedback", "feedback"),
     (r"/v2/models/[^/]+(/versions/[^/]+)?/infer|/predict", "predict"),
-    (r"/v2/?|/v2/(models|repository/index).*|/openapi\.json|/docs", ANY),
+    (r"/metrics", "metrics"),
+    (r"/v2|/v2/(models|repository/index).*|/openapi\.json|/docs", ANY),
 )
 RULES = tuple((re.compile(pattern), scope) for pattern, scope in _RULES)
 
@@ -81,7 +84,7 @@ class Access:
     def _check_token(self, scope: str, token: str | None, is_reading: bool) -> None:
         record = None if token is None else find_token(self.tokens, token)
         if record is None:
-            kind = 'Basic realm="kcal"' if scope == "admin" and is_reading else "Bearer"
+            kind = 'Basic realm="kcal"' if scope in SHOWN_IN_BROWSERS and is_reading else "Bearer"
             message = "the request needs a valid token: Authorization: Bearer TOKEN"
             raise RequestError(401, message, {"WWW-Authenticate": kind})
         if not record.allows(None if scope == ANY else scope):

@@ -183,9 +183,11 @@ def _endpoint_name(path: str) -> str:
     """Return the name of an address in the metrics; there are only a few, so that metrics stay small."""
     if path.startswith("/v2/models/") and path.endswith("/feedback"):
         return "feedback"
-    if path.startswith("/v2/"):
+    if path in ("/healthz", "/readyz") or path.startswith("/v2/health/"):
+        return "health"
+    if path == "/v2" or path.startswith("/v2/"):
         return "v2"
-    return {"/": "page", "/predict": "predict", "/metrics": "metrics"}.get(path, "other")
+    return {"/": "page", "/predict": "predict", "/metrics": "metrics", "/docs": "docs"}.get(path, "other")
 
 
 def _path_parameters(path: str) -> dict[str, Any]:

@@ -89,7 +89,7 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         "summary": "Calibrated predictions as plain JSON (predict)",
         "openapi": _body(PREDICTION, {"embeddings": [[0.1, 0.2, 0.3]]}),
     },
-    "/metrics": {"summary": "Metrics for Prometheus (admin)"},
+    "/metrics": {"summary": "Metrics for Prometheus (metrics)"},
 }
 for _operation in OPERATIONS.values():
     _operation["responses"] = {

@@ -139,7 +139,7 @@ class ServedModel:
         wanted = list(request.outputs)
         if not wanted:
             wanted = [(name, request.is_binary) for name in self.predictor.default_outputs]
-            if request.parameters.get("return_ids") is True:
+            if request.returns_ids:
                 wanted.append(("ids", request.is_binary))
         arguments = (request.inputs, [name for name, _ in wanted], request.parameters.get("explanation_samples"))
         is_large = sum(tensor.array.size for tensor in request.inputs.values()) > LARGE

@@ -137,15 +137,24 @@ class Learner:
             return [result for records in requests for result in self._write_all([records])]
 
     def _write(self, records: Records) -> list[str]:
+        """Write all records, or raise and write none; return what was done with each."""
         done: list[str] = []
-        for part in segments(records):
-            known = self.store.contains([record.id for record in part])
-            status = [self._status(record, is_known) for record, is_known in zip(part, known, strict=True)]
-            for name, write in {"stored": self._append, "corrected": self._correct, "erased": self._erase}.items():
-                chosen = [record for record, one in zip(part, status, strict=True) if one == name]
-                if chosen:
-                    write(chosen)
-            done += status
+        with self.store.transaction():
+            for part in segments(records):
+                done += self._write_segment(part)
+        if "erased" in done:
+            with suppress(InvalidInputError, StoreBusyError):  # in use elsewhere: the bytes go with the next vacuum
+                self.store.vacuum()
+        return done
+
+    def _write_segment(self, records: Records) -> list[str]:
+        """Write records of different ids, in any order."""
+        known = self.store.contains([record.id for record in records])
+        done = [self._status(record, is_known) for record, is_known in zip(records, known, strict=True)]
+        for status, write in {"stored": self._append, "corrected": self._correct, "erased": self._erase}.items():
+            chosen = [record for record, one in zip(records, done, strict=True) if one == status]
+            if chosen:
+                write(chosen)
         return done
 
     def _status(self, record: FeedbackRecord, is_known: bool) -> str:
@@ -183,8 +192,6 @@ class Learner:
 
     def _erase(self, records: list[FeedbackRecord]) -> None:
         self.store.delete([record.id for record in records])
-        with suppress(InvalidInputError):  # another process reads the file: bytes of what was deleted go with the next
-            self.store.vacuum()
 
     def _after(self, requests: Sequence[Records], results: Sequence[Any]) -> None:
         """Add the labels to the record of predictions, and let the calibrator follow."""

@@ -33,6 +33,7 @@ class InferenceRequest:
     outputs: tuple[tuple[str, bool], ...]  # names, and whether as binary data
     parameters: Mapping[str, Any] = field(default_factory=dict)
     is_binary: bool = False  # outputs that are not named
+    returns_ids: bool = False  # with the outputs by default
 
 
 def parse_json(content: bytes | memoryview, limit: int) -> Any:
@@ -77,6 +78,7 @@ def parse_request(body: bytes, n_json: int, json_limit: int) -> InferenceRequest
         outputs=_outputs(_entries(content, "outputs"), is_binary),
         parameters=parameters,
         is_binary=is_binary,
+        returns_ids=_flag(parameters, "return_ids"),
     )
 
 

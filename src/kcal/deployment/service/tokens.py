@@ -20,7 +20,7 @@ from typing import Any
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import atomic_path, check_path
 
-SCOPES = ("predict", "feedback", "admin")
+SCOPES = ("predict", "feedback", "metrics", "admin")
 """What a token allows; admin also allows the rest."""
 PREFIX = "kcal_"
 N_BYTES = 32
@@ -73,7 +73,7 @@ def revoke_token(path: Path, name: str) -> None:
     records = read_tokens(path)
     left = [record for record in records if record.name != name]
     if len(left) == len(records):
-        raise InvalidInputError("NAME", f"must be that of a token in {path}", got=repr(name))
+        raise InvalidInputError("--name", f"must be that of a token in {path}", got=repr(name))
     _write(path, left)
 
 
