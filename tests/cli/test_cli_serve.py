@@ -68,7 +68,7 @@ def test_tokens_are_made_shown_once_listed_and_revoked(run, tmp_path):
         (["make", "x.json"], "must be one of create, list, revoke"),
         (["create", "x.json", "--scope", "admin"], "needs --name"),
         (["create", "x.json", "--name", "a"], "needs --scope"),
-        (["create", "x.json", "--name", "a", "--scope", "root"], "must be one of predict, feedback, admin"),
+        (["create", "x.json", "--name", "a", "--scope", "root"], "must be one of predict, feedback, metrics, admin"),
         (["list", "missing.json"], "No such file"),
         (["revoke", "missing.json", "--name", "a"], "No such file"),
     ],
