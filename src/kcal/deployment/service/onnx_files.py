@@ -61,7 +61,7 @@ class NetworkFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._session, self._name = OnnxSession(path), path.name
+        self._session, self._path = OnnxSession(path), path
         try:
             self.reference: dict[str, Any] = dict(json.loads(self._session.metadata["network"]))
             self.checksum = str(self.reference["checksum"])
@@ -70,10 +70,16 @@ class NetworkFile:
             raise FileFormatError(message) from error
         self.inputs = self._session.inputs
 
-    def run(self, arrays: Arrays) -> Arrays:
-        """Return the embeddings and logits of checked arrays; raise if they are not finite."""
-        names = self._session.output_names
-        outputs = dict(zip(names, self._session.run(names, arrays), strict=True))
+    def check_outputs(self, names: tuple[str, ...]) -> None:
+        """Raise if the file was written for a calibrator that takes less."""
+        missing = " and ".join(name for name in names if name not in self._session.output_names)
+        if missing:
+            remedy = "Write it again with network_to_onnx of the present one."
+            raise FileFormatError(f"{self._path} was written for a calibrator that does not take {missing}. {remedy}")
+
+    def run(self, names: tuple[str, ...], arrays: Arrays) -> Arrays:
+        """Return embeddings, logits or both of checked arrays; raise if they are not finite."""
+        outputs = dict(zip(names, self._session.run(list(names), arrays), strict=True))
         for name, values in outputs.items():
             if not np.isfinite(values).all() or (name == "embeddings" and float(np.abs(values).max()) > LARGEST):
                 expected = f"must be values for which the network gives finite {name}"
@@ -82,7 +88,8 @@ class NetworkFile:
 
     def summary(self) -> dict[str, str]:
         """Return facts for the page."""
-        return {"network": f"{self.reference.get('class')}, {self._name}", "checksum of the network": self.checksum}
+        name = f"{self.reference.get('class')}, {self._path.name}"
+        return {"network": name, "checksum of the network": self.checksum}
 
 
 @dataclass(frozen=True, eq=False)

@@ -190,7 +190,7 @@ class CalibratorPredictor(ServedPredictor):
 
     def rows(self, arrays: Arrays) -> Arrays:
         """Return the embeddings and logits of checked arrays, which the network computes if there is one."""
-        return arrays if self.network is None else self.network.run(arrays)
+        return arrays if self.network is None else self.network.run(taken_outputs(self.calibrator), arrays)
 
     def predict(self, arrays: Arrays, *, evidence: bool) -> Scores:
         """Return probabilities and, if asked for, evidence."""

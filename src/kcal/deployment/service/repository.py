@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from kcal.deployment.predictors import taken_outputs
 from kcal.deployment.reference import check_pair
 from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.inference import ServedModel
@@ -117,6 +118,7 @@ def load_predictor(file: ModelFile) -> ServedPredictor:
         return CalibratorPredictor(calibrator)
     network = NetworkFile(file.network)
     check_pair(read_network_reference(file.path), network.reference, file.path)
+    network.check_outputs(taken_outputs(calibrator))
     return CalibratorPredictor(calibrator, network)
 
 
