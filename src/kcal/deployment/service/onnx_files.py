@@ -22,6 +22,8 @@ ONNX_TYPES = {
 }
 QUIET = 4
 """Level of onnxruntime's log at which rows that a graph does not take are not logged: the client is told."""
+SHOWN = 12
+"""Characters of a checksum on the page."""
 SERVE_PAIR = "serve its calibrator with the network: kcal serve MODEL.kcal --network NETWORK.onnx --store FILE"
 
 
@@ -89,7 +91,7 @@ class NetworkFile:
     def summary(self) -> dict[str, str]:
         """Return facts for the page."""
         name = f"{self.reference.get('class')}, {self._path.name}"
-        return {"network": name, "checksum of the network": self.checksum}
+        return {"network": name, "checksum of the network": self.checksum[:SHOWN]}
 
 
 @dataclass(frozen=True, eq=False)
