@@ -7,6 +7,7 @@ import re
 import subprocess
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,7 @@ def test_the_shares_on_the_page_on_explanations_sum_to_the_probability():
 
 @pytest.mark.usefixtures("quick")
 def test_the_code_of_the_page_on_export_runs(monkeypatch):
-    for name in ("to_onnx", "to_exported"):  # slow, and tested elsewhere
+    for name in ("to_onnx", "to_exported", "network_to_onnx"):  # slow, and tested elsewhere
         export = create_autospec(getattr(kcal.CalibratedClassifier, name))
         monkeypatch.setattr(kcal.CalibratedClassifier, name, export)
     names = run("docs/how-to/export.md")
@@ -214,15 +215,21 @@ def test_the_code_of_the_page_on_serving_runs_against_a_server(capsys, tmp_path)
             ["bash", "-c", shell.replace("127.0.0.1:8000", service.address)], capture_output=True, check=True
         )
         assert len(json.loads(said.stdout)["probabilities"][0]) == 10
-        for code in others:
-            exec(code.replace("127.0.0.1:8000", service.address), names)
+        with ExitStack() as servers:
+            for code in others:
+                if "127.0.0.1:8001" in code:
+                    network = running(tmp_path / "clothes.kcal", store=tmp_path / "clothes.db")
+                    code = code.replace("127.0.0.1:8001", servers.enter_context(network).address)
+                exec(code.replace("127.0.0.1:8000", service.address), names)
     blend, test = names["blend"], names["test"]
     expected = blend.predict_proba(test.embeddings[:5], logits=test.logits[:5])
     np.testing.assert_allclose(names["result"].as_numpy("probabilities"), expected, atol=1e-6)
     assert names["answer"].json()["results"] == [{"id": "scan-17", "status": "stored"}]
     assert "kcal_estimated_accuracy" in capsys.readouterr().out
-    with CalibrationStore(tmp_path / "feedback.db") as store:
+    assert names["seen"].json()["labels"] == names["classifier"].predict(test.inputs()[:2]).tolist()
+    with CalibrationStore(tmp_path / "feedback.db") as store, CalibrationStore(tmp_path / "clothes.db") as learnt:
         assert len(store) == 0
+        assert learnt.ids() == ["photo-1", "photo-0"]
 
 
 def test_writing_a_table_changes_nothing_else():

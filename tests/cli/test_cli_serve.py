@@ -22,12 +22,13 @@ def served(monkeypatch):
 def test_options_reach_the_service(run, served, tmp_path):
     model = tmp_path / "model.kcal"
     words = "--port 0 --max-batch 8 --max-wait-ms 1.5 --max-queue 9 --max-body-mb 0.5 --recent 7 --store f.db"
-    assert run("serve", str(model), *words.split()).exit_code == 0
+    assert run("serve", str(model), *words.split(), "--network", "n.onnx").exit_code == 0
     (settings,) = served
     assert (settings.path, settings.host, settings.port, str(settings.store)) == (model, "127.0.0.1", 0, "f.db")
     limits = settings.limits
     assert (limits.max_batch, limits.max_wait, limits.max_queue, limits.recent) == (8, 0.0015, 9, 7)
     assert settings.max_body == 2**19
+    assert str(settings.network) == "n.onnx"
 
 
 def test_a_host_for_others_needs_tokens(run, tmp_path):

@@ -64,6 +64,7 @@ def test_a_reopened_store_has_the_same_samples(store: CalibrationStore) -> None:
         other.append(outputs(3, seed=1))
         np.testing.assert_array_equal(other.samples().outputs.embeddings, store.samples().outputs.embeddings)
         assert store.samples().versions.tolist() == [""] * 20 + ["2"] * 3
+        assert store.count_by_version() == {"": 20, "2": 3}
 
 
 def test_labels_may_come_late_and_be_corrected(store: CalibrationStore) -> None:

@@ -159,6 +159,9 @@ ResamplingSeed = Annotated[Integer, _interval("N", "Seed of the resampling. (def
 NoIntervals = Annotated[bool, _interval(None, "Show the values without intervals.", "--no-intervals")]
 
 Served = Annotated[Path, _argument("MODEL", "A file of kcal fit or kcal export, or a folder of them.")]
+Network = Annotated[
+    File, _main("FILE", "Network of the model, from network_to_onnx. (default: NAME.network.onnx beside NAME.kcal)")
+]
 Host = Annotated[str, _main("ADDRESS", "Address to listen at. (default: 127.0.0.1)")]
 Port = Annotated[int, _main("N", "Port to listen at; 0 for any. (default: 8000)", "--port", "-p", min=0, max=65535)]
 Tokens = Annotated[File, _main("FILE", "Tokens that clients must show; see kcal token.")]

@@ -9,6 +9,7 @@ from kcal.cli import options
 
 def serve(
     model: options.Served,
+    network: options.Network = None,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
     tokens: options.Tokens = None,
@@ -23,14 +24,17 @@ def serve(
 ) -> None:
     """Serve a model, or a folder of models, over HTTP: Open Inference Protocol v2, feedback, metrics and a page.
 
-    A folder holds NAME.kcal (or NAME.onnx) and NAME/VERSION/FILE.kcal. A file that is replaced is loaded while the old
-    one answers. With [cyan]--store[/] clients may send labels, and the model follows them. The service listens to this
-    machine alone; for another [cyan]--host[/] it needs [cyan]--tokens[/]. Ctrl-C or SIGTERM ends it when all requests
-    are answered.
+    A folder holds NAME.kcal (or NAME.onnx) and NAME/VERSION/FILE.kcal. A model takes embeddings and logits; with
+    [cyan]--network[/], or NAME.network.onnx beside NAME.kcal, it takes the inputs of its network. A file that is
+    replaced is loaded while the old one answers. With [cyan]--store[/] clients may send labels, and the model follows
+    them. The service listens to this machine alone; for another [cyan]--host[/] it needs [cyan]--tokens[/]. Ctrl-C or
+    SIGTERM ends it when all requests are answered.
 
-    [bold]Example[/]
+    [bold]Examples[/]
 
     [green]kcal serve model.kcal --port 8000 --store feedback.db[/]
+
+    [green]kcal serve model.kcal --network network.onnx --store feedback.db[/]
     """
     gc.disable()  # collections would take a fifth of the time of these imports, and free next to nothing
     try:
@@ -55,6 +59,7 @@ def serve(
         tokens,
         limits,
         int(max_body_mb * 2**20),
+        network=network,
     )
     run(settings, None if quiet else lambda address: console().print(shown(f"{model} at {address}"), soft_wrap=True))
 

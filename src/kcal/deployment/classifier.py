@@ -17,9 +17,14 @@ from sklearn.exceptions import NotFittedError
 from torch import nn
 
 from kcal.calibrators import Calibrator, PredictionModule, fit_on, make_calibrator, predict_on
-from kcal.deployment.export import export_program, metadata_of, write_onnx
+from kcal.deployment.export import export_program, metadata_of, network_metadata, write_onnx
 from kcal.deployment.inputs import check_widths, is_batch, network_inputs, with_names
-from kcal.deployment.predictors import NetworkPredictor, calibrator_predictions
+from kcal.deployment.predictors import (
+    NetworkInputs,
+    NetworkPredictor,
+    OutputsPredictor,
+    calibrator_predictions,
+)
 from kcal.deployment.reference import (
     check_network,
     check_outputs,
@@ -147,16 +152,27 @@ class CalibratedClassifier(nn.Module):
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes), of inputs that the network takes."""
-        module, outputs = self._fitted()[1], self._embeddings_and_logits(inputs, named_inputs)
+        module, outputs = self._fitted()[1], self.embeddings_and_logits(*inputs, **named_inputs)
         with without_autocast():
             probs: torch.Tensor = module(*outputs)
         return probs
 
     def with_evidence(self, *inputs: Any, **named_inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return calibrated probabilities, (n, n_classes), and evidence, (n,), of inputs that the network takes."""
-        module, outputs = self._fitted()[1], self._embeddings_and_logits(inputs, named_inputs)
+        module, outputs = self._fitted()[1], self.embeddings_and_logits(*inputs, **named_inputs)
         with without_autocast():
             return module.with_evidence(*outputs)
+
+    def embeddings_and_logits(self, *inputs: Any, **named_inputs: Any) -> Outputs:
+        """Return embeddings, (n, h), and logits, (n, n_classes), of inputs that the network takes."""
+        arguments = network_inputs(self.network, inputs, named_inputs)
+        self.locate_head(arguments)
+        assert self._head is not None
+        with evaluation_mode(self.network):
+            outputs = self._head.outputs(self.network, arguments)
+        if not torch.compiler.is_compiling():
+            check_widths(self._fitted()[0], *outputs)
+        return outputs
 
     def predict_proba(self, data: Source) -> NDArray[np.float32]:
         """Return calibrated probabilities, (n, n_classes), of a loader, a batch, outputs or a folder of them.
@@ -206,13 +222,17 @@ class CalibratedClassifier(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the calibrator, the name of the head and a checksum of the network to one file; not the network."""
         calibrator, _ = self._fitted()
+        return save(calibrator, path, network=self.network_reference())
+
+    def network_reference(self) -> dict[str, Any]:
+        """Return class, checksum and head of the network, as files name it; warn if it has changed since the fit."""
         reference = network_reference(self.network, self._head)
         if self._checksum not in (None, reference["checksum"]):
             message = (
                 "The weights of the network have changed since the fit: its probabilities may no longer be calibrated."
             )
             warn(message, NetworkWarning, remedy="Fit again.")
-        return save(calibrator, path, network=reference)
+        return reference
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], network: nn.Module, **options: Any) -> Self:
@@ -253,6 +273,26 @@ class CalibratedClassifier(nn.Module):
         metadata = metadata_of(self._fitted()[0])
         return write_onnx(predictor, parts, path, metadata=metadata, tolerance=tolerance, progress=self.progress)
 
+    def network_to_onnx(self, path: str | os.PathLike[str], example: Any, *, tolerance: float = TOLERANCE) -> Path:
+        """Write the network alone as an ONNX file, with any number of rows; return the path.
+
+        ``kcal serve model.kcal --network PATH`` runs it before the calibrator that :meth:`save` wrote, which then
+        learns from feedback. Outputs are ``embeddings`` and ``logits``, as far as the calibrator takes them. The
+        metadata hold the checksum of the network, by which a wrong pair of files is noticed.
+
+        Parameters
+        ----------
+        path, example
+            As in :meth:`to_onnx`. The file is kept only if onnxruntime agrees with the network, at several batch sizes
+            and on 10 and 100 times the example.
+        tolerance : float
+            Largest difference of an output, relative to its largest number.
+        """
+        classifier, inputs, parts = self._on_cpu(example)
+        predictor = OutputsPredictor(classifier, inputs, parts)
+        metadata = network_metadata(classifier.network_reference())
+        return write_onnx(predictor, parts, path, metadata=metadata, tolerance=tolerance, progress=self.progress)
+
     def to_exported(self, example: Any) -> torch.export.ExportedProgram:
         """Return the program of ``torch.export``, with any number of rows; ``example`` as in :meth:`to_onnx`.
 
@@ -261,16 +301,21 @@ class CalibratedClassifier(nn.Module):
         return export_program(*self._predictor(example))
 
     def _predictor(self, example: Any) -> tuple[NetworkPredictor, tuple[torch.Tensor, ...]]:
-        """Return what is exported, on the CPU and with its head found, and its example."""
+        """Return what is exported with its calibration, and the tensors of the example."""
+        classifier, inputs, parts = self._on_cpu(example)
+        return NetworkPredictor(classifier, inputs), parts
+
+    def _on_cpu(self, example: Any) -> tuple[Self, NetworkInputs, tuple[torch.Tensor, ...]]:
+        """Return the classifier on the CPU and with its head found, and the inputs and tensors of the example."""
         self._fitted()
+        inputs, parts = NetworkInputs.of(example)
         classifier = self if device_of(self.network).type == "cpu" else deepcopy(self).cpu()
-        predictor, parts = NetworkPredictor.of(classifier, example, expected=classifier.without_module)
         classifier.locate_head(example)
-        return predictor, parts
+        return classifier, inputs, parts
 
     def without_module(self, *inputs: Any, **named_inputs: Any) -> tuple[torch.Tensor, ...]:
         """Return probabilities and, if the method has it, evidence, by the calibrator itself: exports must equal it."""
-        return calibrator_predictions(self._fitted()[0], *self._embeddings_and_logits(inputs, named_inputs))
+        return calibrator_predictions(self._fitted()[0], *self.embeddings_and_logits(*inputs, **named_inputs))
 
     def locate_head(self, inputs: Any) -> None:
         """Find the last layer by the inputs of a batch, if it is not known yet."""
@@ -312,13 +357,3 @@ class CalibratedClassifier(nn.Module):
         if not torch.compiler.is_compiling() and self.calibrator.model_ is not self._held_model:
             self._hold(self.calibrator)  # it learned from further samples
         return self.calibrator, self.calibrated_head
-
-    def _embeddings_and_logits(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Outputs:
-        arguments = network_inputs(self.network, inputs, named)
-        self.locate_head(arguments)
-        assert self._head is not None
-        with evaluation_mode(self.network):
-            outputs = self._head.outputs(self.network, arguments)
-        if not torch.compiler.is_compiling():
-            check_widths(self._fitted()[0], *outputs)
-        return outputs

@@ -59,9 +59,9 @@ def write_onnx(
 ) -> Path:
     """Write an ONNX file with any number of rows, if it is right; otherwise raise, and write nothing.
 
-    On the example, the module must predict as the calibrator itself, up to the rounding of single-precision kernel
-    sums, 5e-5. onnxruntime must agree with the module, at several batch sizes and far from all calibration samples, on
-    10 and 100 times the example.
+    On the example, a calibrated module must predict as the calibrator itself, up to the rounding of single-precision
+    kernel sums, 5e-5. onnxruntime must agree with the module, at several batch sizes and far from all calibration
+    samples, on 10 and 100 times the example.
 
     Parameters
     ----------
@@ -75,8 +75,9 @@ def write_onnx(
     metadata : mapping
         Texts that are stored in the file.
     tolerance : float
-        Largest difference of a probability, or of the evidence. The evidence may also differ by 2/n, n the number of
-        calibration samples that it refers to, 1,000 at most: rounding decides whether a sample counts.
+        Largest difference of a probability, or of the evidence; of a network alone, relative to the largest number of
+        the output. The evidence may also differ by 2/n, n the number of calibration samples that it refers to, 1,000 at
+        most: rounding decides whether a sample counts.
     progress : bool, optional
         Show a progress bar; by default in a terminal only.
     """
@@ -119,9 +120,16 @@ def write_onnx(
 
 
 def metadata_of(calibrator: Calibrator) -> dict[str, str]:
-    """Return what a file says of itself: class labels, method and version."""
-    labels = calibrator.classes_.tolist()
-    return {"classes": json.dumps(labels), "method": calibrator.method, "kcal_version": version("kcal")}
+    """Return what a file says of itself: class labels, method, version and, if known, the class frequencies assumed."""
+    labels, prior = calibrator.classes_.tolist(), getattr(calibrator, "prior_", None)
+    frequencies = {} if prior is None else {"prior": json.dumps(prior.tolist())}
+    described = {"classes": json.dumps(labels), "method": calibrator.method, "kcal_version": version("kcal")}
+    return described | frequencies
+
+
+def network_metadata(reference: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the file of a network alone says of itself: which network it is, and the version."""
+    return {"network": json.dumps(reference), "kcal_version": version("kcal")}
 
 
 def _trace(predictor: Predictor, example: Sequence[torch.Tensor]) -> torch.export.ExportedProgram:
@@ -147,7 +155,7 @@ def _to_onnx(program: torch.export.ExportedProgram, predictor: Predictor, path: 
             program,
             f=path,
             input_names=list(predictor.names),
-            output_names=predictor.output_names,
+            output_names=list(predictor.output_names),
             dynamo=True,
             verbose=False,
             external_data=size > EXTERNAL_BYTES,

@@ -104,3 +104,28 @@ def check_outputs(outputs: ClassifierOutputs, network: nn.Module) -> None:
         got="embeddings and logits that none of its linear layers connects",
         remedy="Extract them with this network and these weights, or pass the head= that extracted them.",
     )
+
+
+def check_pair(stored: Mapping[str, Any] | None, exported: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Raise if the network that a calibrator's file names is not the one that was exported.
+
+    Parameters
+    ----------
+    stored : mapping or None
+        What the file of the calibrator says of its network; None if it says nothing.
+    exported : mapping
+        The same of the exported network.
+    path : path
+        The file of the calibrator.
+    """
+    if stored is None:
+        expected = f"can be used only if {path} names the network that it belongs to"
+        raise InvalidInputError("network", expected, got="none", remedy="Write it with CalibratedClassifier.save.")
+    heads = [reference.get("head") for reference in (stored, exported)]
+    if stored.get("checksum") != exported.get("checksum") or (None not in heads and heads[0] != heads[1]):
+        raise InvalidInputError(
+            "network",
+            f"must be the one that {path} was fitted with, a {stored.get('class')}",
+            got=f"a {exported.get('class')} with other weights or another head",
+            remedy="Write both files from one CalibratedClassifier: save, and network_to_onnx.",
+        )

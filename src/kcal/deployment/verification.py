@@ -124,19 +124,15 @@ def _verify(
 def _compare(
     predictor: Predictor, found: Sequence[Any], expected: Sequence[Any], tolerance: float, what: str, remedy: str
 ) -> float:
-    """Return the largest difference; raise if one is too large.
-
-    The evidence is a share of calibration samples. Where the density of a row is that of a calibration sample but for
-    rounding, it may count or not: the evidence may differ by that.
-    """
-    allowed = {"probabilities": tolerance, "evidence": max(tolerance, predictor.evidence_step)}
+    """Return the largest difference; raise if one is too large."""
     largest = 0.0
     for name, one, other in zip(predictor.output_names, found, expected, strict=True):
         difference = float(np.abs(one.astype(np.float64) - other).max())
-        if not difference <= allowed[name]:  # NaN, too
+        allowed = predictor.allowed_difference(name, other, tolerance)
+        if not difference <= allowed:  # NaN, too
             raise ExportError(
                 f"Nothing was exported: {what}, {name} by {difference:.2g} with {len(other)} rows; "
-                f"{allowed[name]:g} is allowed. {remedy}"
+                f"{allowed:g} is allowed. {remedy}"
             )
         largest = max(largest, difference)
     return largest

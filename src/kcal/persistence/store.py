@@ -209,6 +209,10 @@ class CalibrationStore(StoreFile):
         """Return the ids of all labelled samples, in the order of their arrival."""
         return [name for (name,) in self._rows("SELECT id FROM samples WHERE label IS NOT NULL ORDER BY row")]
 
+    def count_by_version(self) -> dict[str, int]:
+        """Return the number of samples of each model version, with and without labels."""
+        return dict(self._rows("SELECT version, count(*) FROM samples GROUP BY version"))
+
     @property
     def last_change(self) -> int:
         """Number of the last change; it grows with every sample that is added, corrected or deleted."""

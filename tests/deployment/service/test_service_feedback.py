@@ -320,7 +320,7 @@ def test_without_a_store_feedback_is_refused(path):
     ],
 )
 def test_labels_are_classes_of_the_model_in_the_types_of_json(classes, given, label):
-    predictor = create_autospec(CalibratorPredictor, instance=True, classes=np.array(classes))
+    predictor = create_autospec(CalibratorPredictor, instance=True, classes=np.array(classes), inputs=())
     content = {"id": "a", "label": given}
     if label is None:
         with pytest.raises(RequestError, match="must be a class"):

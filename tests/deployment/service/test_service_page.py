@@ -134,7 +134,7 @@ def test_models_are_selected_by_key_or_name_and_alarms_of_others_are_shown(view:
     [
         (None, "kcal serve model.kcal"),
         (ModelView("new", "1", snapshot=Observer(calibrator()).snapshot()), "No predictions yet"),
-        (ModelView("new", "1"), "Nothing is recorded of this model"),
+        (ModelView("new", "1"), "This model is not ready yet"),
         (ModelView("new", "1", state="loading"), "This model is not ready yet"),
         (ModelView("new", "1", state="failed"), "This model could not be loaded"),
     ],

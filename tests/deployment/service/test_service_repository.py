@@ -182,11 +182,15 @@ def test_predictions_of_the_replaced_model_can_still_get_their_labels(tmp_path, 
         ({"path": "model.kcal", "host": "0.0.0.0"}, "needs a token file"),
         ({"path": "model.kcal", "store": "folder"}, "must be a file, as MODEL is"),
         ({"path": "folder", "store": "model.kcal"}, "must be an existing folder"),
+        ({"path": "a.network.onnx"}, "must be a calibrator, not its network"),
+        ({"path": "folder", "network": "a.network.onnx"}, "put NAME.network.onnx beside NAME.kcal"),
+        ({"path": "whole.onnx", "network": "a.network.onnx"}, "needs one .kcal file as MODEL"),
+        ({"path": "model.kcal", "network": "nothing.onnx"}, "network_to_onnx wrote"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(tmp_path, options, message):
     (tmp_path / "folder").mkdir()
-    for name in ("model.kcal", "model.txt", "a model.kcal"):
+    for name in ("model.kcal", "model.txt", "a model.kcal", "a.network.onnx", "whole.onnx"):
         (tmp_path / name).touch()
     places = {key: value if key == "host" else Path(tmp_path, value) for key, value in options.items()}
     with pytest.raises(InvalidInputError, match=message):

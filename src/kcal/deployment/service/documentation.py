@@ -11,6 +11,7 @@ TEXT = {"type": "string"}
 PARAMETERS = {"type": "object", "additionalProperties": True}
 LABEL = {"oneOf": [{"type": "string"}, {"type": "number"}, {"type": "boolean"}]}
 ROW = {"type": "array", "items": {"type": "number"}}
+OF_NETWORK = "a model with its network takes the network's inputs in their place, by name, as its metadata list them"
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
@@ -49,7 +50,7 @@ FEEDBACK = _object(
     label={**LABEL, "description": "the class that it was"},
     correction={**LABEL, "description": "the class in place of an earlier label"},
     erase={"type": "boolean", "description": "erase everything that is known of the id"},
-    embeddings={**ROW, "description": "of the prediction, if it was long ago"},
+    embeddings={**ROW, "description": f"of the prediction, if it was long ago; {OF_NETWORK}"},
     logits={**ROW, "description": "of the prediction, for a model that takes them"},
     group={**TEXT, "description": "of the sample, for a model with groups"},
 )
@@ -57,8 +58,8 @@ PREDICTION = _object(
     [],
     model={**TEXT, "description": "needed if there are several"},
     version=TEXT,
-    embeddings=_list(ROW),
-    logits=_list(ROW),
+    embeddings={**_list(ROW), "description": f"one row each; {OF_NETWORK}"},
+    logits={**_list(ROW), "description": "for a model that takes them"},
     ids={**_list(TEXT), "description": "by which feedback names the predictions"},
     evidence={"type": "boolean", "default": True},
     explain={"type": "boolean", "default": False},

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from kcal.deployment.service.errors import bad_request
 from kcal.deployment.service.inference import check_id
-from kcal.deployment.service.predictors import ServedPredictor
-from kcal.deployment.service.tensors import Tensor, decode_json
+from kcal.deployment.service.predictors import ServedPredictor, TensorSpec
+from kcal.deployment.service.tensors import Tensor, decode_json, nested_shape
+from kcal.errors import InvalidInputError
 
 MOST_RECORDS = 10_000
-FIELDS = ("id", "label", "correction", "erase", "embeddings", "logits", "group")
+FIELDS = ("id", "label", "correction", "erase", "group")
+"""Fields of feedback, apart from the inputs of the model."""
 LONGEST_GROUP = 256
 
 
@@ -25,7 +27,7 @@ class FeedbackRecord:
 
     id: str
     label: Any = None
-    rows: Mapping[str, NDArray[Any]] | None = None  # embeddings and logits, (1, ·) each, if they were sent
+    rows: Mapping[str, NDArray[Any]] | None = None  # embeddings and logits, (1, ·) each, if inputs were sent
     group: str | None = None
 
     @property
@@ -46,9 +48,10 @@ def parse_feedback(content: Any, predictor: ServedPredictor) -> list[FeedbackRec
 def _record(entry: Any, predictor: ServedPredictor, labels: Mapping[str, Any]) -> FeedbackRecord:
     if not isinstance(entry, dict):
         raise bad_request("each entry of the feedback must be an object")
-    unknown = next((key for key in entry if key not in FIELDS), None)
+    fields = (*FIELDS, *(spec.name for spec in predictor.inputs))
+    unknown = next((key for key in entry if key not in fields), None)
     if unknown is not None:
-        raise bad_request(f"feedback has no field {unknown!r}; its fields are {', '.join(FIELDS)}")
+        raise bad_request(f"feedback has no field {unknown!r}; its fields are {', '.join(fields)}")
     name = check_id(entry.get("id"))
     chosen = [key for key in ("label", "correction", "erase") if entry.get(key) is not None]
     if len(chosen) != 1:
@@ -67,18 +70,25 @@ def _record(entry: Any, predictor: ServedPredictor, labels: Mapping[str, Any]) -
 
 
 def _rows(entry: Mapping[str, Any], predictor: ServedPredictor) -> dict[str, NDArray[Any]] | None:
-    """Return the checked inputs of a record, one row each; None if it has none."""
-    given = [name for name in ("embeddings", "logits") if entry.get(name) is not None]
+    """Return embeddings and logits of the inputs of a record, one row each; None if it has none."""
+    given = [spec for spec in predictor.inputs if spec.name not in FIELDS and entry.get(spec.name) is not None]
     if not given:
         return None
-    tensors = {}
-    for name in given:
-        values = entry[name]
-        if isinstance(values, list) and len(values) == 1 and isinstance(values[0], list):
-            values = values[0]
-        width = len(values) if isinstance(values, list) else 0
-        tensors[name] = Tensor(name, "FP32", decode_json(name, "FP32", (1, width), values))
-    return predictor.check(tensors)
+    arrays = predictor.check({spec.name: _row(entry[spec.name], spec) for spec in given})
+    try:
+        return predictor.rows(arrays)
+    except InvalidInputError as error:  # of the network, which does not take the values
+        raise bad_request(f"feedback of {entry['id']!r}: {error}") from error
+
+
+def _row(values: Any, spec: TensorSpec) -> Tensor:
+    """Return the row of an input; its list may be that of one row, or of a tensor with one row."""
+    shape = nested_shape(values)
+    if len(shape) == len(spec.shape) - 1:
+        values, shape = [values], (1, *shape)
+    if len(shape) == len(spec.shape) and shape[0] != 1:
+        raise bad_request(f"{spec.name} of feedback must be one row, of shape {list(spec.shape[1:])}")
+    return Tensor(spec.name, spec.datatype, decode_json(spec.name, spec.datatype, shape or (0,), values))
 
 
 def _group(entry: Mapping[str, Any]) -> str | None:

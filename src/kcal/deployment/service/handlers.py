@@ -25,7 +25,7 @@ from kcal.deployment.service.protocol import (
     parse_request,
 )
 from kcal.deployment.service.runtime import Service
-from kcal.deployment.service.tensors import BYTES, Tensor, decode_json
+from kcal.deployment.service.tensors import BYTES, Tensor, decode_json, nested_shape
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "parameters"]
 LARGE_BODY = 2**17
@@ -111,7 +111,7 @@ class Handlers:
         content = await asyncio.to_thread(parse_json, call.body, self.service.options.max_json)
         while True:
             learner = self.service.learner(call.model, call.version)
-            records = parse_feedback(content, learner.model.predictor)
+            records = await asyncio.to_thread(parse_feedback, content, learner.model.predictor)  # a network may run
             try:
                 done = await learner.learn(records)
                 break
@@ -184,7 +184,7 @@ def _plain_tensors(model: ServedModel, content: Mapping[str, Any]) -> dict[str, 
     for spec in model.predictor.inputs:
         if spec.name not in content:
             raise bad_request(f"{spec.name!r} is missing; the model's inputs are {', '.join(names)}")
-        shape = _shape_of(content[spec.name])
+        shape = nested_shape(content[spec.name]) or (0,)
         n_rows = shape[0]
         tensors[spec.name] = Tensor(
             spec.name, spec.datatype, decode_json(spec.name, spec.datatype, shape, content[spec.name])
@@ -192,17 +192,8 @@ def _plain_tensors(model: ServedModel, content: Mapping[str, Any]) -> dict[str, 
     ids = content.get("ids")
     if ids is None:
         ids = [uuid.uuid4().hex for _ in range(n_rows)]
-    tensors["ids"] = Tensor("ids", BYTES, decode_json("ids", BYTES, _shape_of(ids), ids))
+    tensors["ids"] = Tensor("ids", BYTES, decode_json("ids", BYTES, nested_shape(ids) or (0,), ids))
     return tensors
-
-
-def _shape_of(values: Any) -> tuple[int, ...]:
-    """Return the shape that nested lists have along their first elements; the decoder checks the others."""
-    shape: list[int] = []
-    while isinstance(values, list) and len(shape) < 16:
-        shape.append(len(values))
-        values = values[0] if values else None
-    return tuple(shape) or (0,)
 
 
 def _plain_outputs(model: ServedModel, content: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kcal.deployment.service.batching import Batcher, in_thread_if
 from kcal.deployment.service.errors import bad_request
 from kcal.deployment.service.observer import Observer
-from kcal.deployment.service.predictors import Arrays, ServedPredictor
+from kcal.deployment.service.predictors import Arrays, Scores, ServedPredictor
 from kcal.deployment.service.protocol import InferenceRequest
 from kcal.deployment.service.snapshot import ObservedPrediction
 from kcal.deployment.service.tallies import Tallies
@@ -67,9 +67,18 @@ class Predictions:
     """The answer to a job."""
 
     classes: NDArray[Any]  # (n_classes,), of the predictor that ran the batch: the model may have another one by now
-    probs: NDArray[np.float32] = field(repr=False)  # (n, n_classes)
-    evidence: NDArray[np.float32] | None = None  # (n,)
+    scores: Scores = field(repr=False)
     explanation: list[str] | None = None
+
+    @property
+    def probs(self) -> NDArray[np.float32]:
+        """Probabilities, (n, n_classes)."""
+        return self.scores.probs
+
+    @property
+    def evidence(self) -> NDArray[np.float32] | None:
+        """Evidence, (n,), if it was requested."""
+        return self.scores.evidence
 
     @property
     def labels(self) -> list[Any]:
@@ -149,24 +158,25 @@ class ServedModel:
         return [(self._tensor(name, job, predictions), is_binary) for name, is_binary in wanted]
 
     def find(self, name: str) -> ObservedPrediction | None:
-        """Return a recent prediction by its id."""
-        predictions = (observer.find(name) for observer in self._observers())
+        """Return a recent prediction by its id; of the model before this one only if its network was the same."""
+        checksum = self.predictor.network_checksum
+        models = (model for model in self._models() if model.predictor.network_checksum == checksum)
+        predictions = (model.observer.find(name) for model in models)
         return next((prediction for prediction in predictions if prediction is not None), None)
 
     def labelled(self, name: str, label: Any, group: str | None = None) -> None:
         """Record the label of a prediction, and its group if it is known."""
-        for observer in self._observers():
-            observer.labelled([name], [label], groups=[group])
+        for model in self._models():
+            model.observer.labelled([name], [label], groups=[group])
 
     def erased(self, name: str) -> None:
         """Erase all that is recorded of a prediction."""
-        for observer in self._observers():
-            observer.erased([name])
+        for model in self._models():
+            model.observer.erased([name])
 
-    def _observers(self) -> list[Observer]:
-        """Return the records of this model and of the one before it."""
-        models = [self] if self.previous is None else [self, self.previous]
-        return [model.observer for model in models if model.observer is not None]
+    def _models(self) -> list[ServedModel]:
+        """Return this model and the one before it."""
+        return [self] if self.previous is None else [self, self.previous]
 
     def _tensor(self, name: str, job: InferenceJob, predictions: Predictions) -> Tensor:
         if name == "probabilities":
@@ -196,14 +206,7 @@ class ServedModel:
             if not isinstance(result, Predictions):
                 continue
             self.tallies.predicted(result.labels, result.evidence)
-            if self.observer is not None:
-                self.observer.predicted(
-                    job.ids,
-                    result.probs,
-                    evidence=result.evidence,
-                    embeddings=job.arrays.get("embeddings"),
-                    logits=job.arrays.get("logits"),
-                )
+            self.observer.predicted(job.ids, result.probs, evidence=result.evidence, **result.scores.rows)
 
 
 def _predict(predictor: ServedPredictor, jobs: Sequence[InferenceJob]) -> list[Any]:
@@ -212,27 +215,24 @@ def _predict(predictor: ServedPredictor, jobs: Sequence[InferenceJob]) -> list[A
         name: np.concatenate([job.arrays[name] for job in jobs]) if len(jobs) > 1 else jobs[0].arrays[name]
         for name in jobs[0].arrays
     }
-    probs, evidence = predictor.predict(rows, evidence=jobs[0].evidence)
+    scores = predictor.predict(rows, evidence=jobs[0].evidence)
     results, start = [], 0
     for job in jobs:
-        part = slice(start, start + job.n_rows)
-        explanation = None if job.n_samples is None else predictor.explain(job.arrays, job.n_samples)
-        found = None if evidence is None else evidence[part]
-        results.append(Predictions(predictor.classes, probs[part], found, explanation))
-        start = part.stop
+        part = scores[start : start + job.n_rows]
+        explanation = None if job.n_samples is None else predictor.explain(part.rows, job.n_samples)
+        results.append(Predictions(predictor.classes, part, explanation))
+        start += job.n_rows
     return results
 
 
-def make_observer(predictor: ServedPredictor, capacity: int, state: Any) -> Observer | None:
-    """Return the record of a calibrator's predictions, continued from a stored state if it fits; None for a network."""
-    if predictor.calibrator is None:
-        return None
+def make_observer(predictor: ServedPredictor, capacity: int, state: Any) -> Observer:
+    """Return the record of a model's predictions, continued from a stored state if it fits."""
     if state is not None:
         try:
-            return Observer.from_dict(state, predictor.calibrator, capacity=capacity)
+            return Observer.from_dict(state, predictor.reference, capacity=capacity)
         except KcalError:
             logger.warning("the stored state of the monitor does not fit the model; it begins again")
-    return Observer(predictor.calibrator, capacity=capacity)
+    return Observer(predictor.reference, capacity=capacity)
 
 
 def check_ids(ids: list[str]) -> list[str]:

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from kcal.calibrators import Calibrator
+from kcal.deployment.predictors import taken_outputs
 from kcal.deployment.service.batching import Batcher
 from kcal.deployment.service.errors import RequestError, bad_request, busy
 from kcal.deployment.service.feedback import FeedbackRecord, segments, stacked
 from kcal.deployment.service.inference import ServedModel
-from kcal.deployment.service.predictors import CalibratorPredictor
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.persistence import CalibrationStore
@@ -79,8 +79,17 @@ class Learner:
         """
         if self.obstacle:
             logger.warning("predictions of %s do not follow the feedback: %s", model.name, self.obstacle)
+        counts = store.count_by_version() if store.version else {}
+        self.n_of_other_networks = sum(counts.values()) - counts.get(store.version, 0)
+        """Samples of the store that are outputs of another network, or do not name one: they are not followed."""
+        if self.n_of_other_networks:
+            text = "%d samples in the store of %s are outputs of another network, and are not followed"
+            logger.warning(text, self.n_of_other_networks, model.name)
         follows = not self.obstacle
-        self._follower = store.follow(with_text_ids(self.calibrator), keep_others=additional) if follows else None
+        self._follower = None
+        if follows:
+            live = with_text_ids(self.calibrator)
+            self._follower = store.follow(live, keep_others=additional, version=store.version or None)
         self._has_groups = follows and bool(self._live.has_groups_)
         self.own_ids = frozenset(map(str, self._live.current_ids_)) if follows and additional else frozenset()
         self._follow()
@@ -120,7 +129,7 @@ class Learner:
         if prediction is None:
             return record
         given = {"embeddings": prediction.embedding, "logits": prediction.logits}
-        rows = {spec.name: given.get(spec.name) for spec in self.model.predictor.inputs}
+        rows = {name: given[name] for name in taken_outputs(self.calibrator)}
         if any(row is None for row in rows.values()):
             return record
         kept = {name: np.asarray(row, dtype=np.float32)[None] for name, row in rows.items()}
@@ -229,7 +238,7 @@ class Learner:
         """Apply what changed in the store; predictions go on with the earlier samples until all is ready."""
         with without_warnings(), threads_for(0):  # its operations are small: two threads would wait for each other
             if self._follower is not None and self._follower.update():
-                self.model.predictor = CalibratorPredictor(self._live.snapshot())
+                self.model.predictor = self.model.predictor.with_calibrator(self._live.snapshot())
 
     async def close(self) -> None:
         """Write what waits, and end the threads; the store stays open."""
@@ -250,9 +259,9 @@ def _answer(error: Exception) -> RequestError:
     return RequestError(503, "the calibration store cannot be written", {"Retry-After": "5"})
 
 
-def open_store(path: Path, name: str) -> CalibrationStore:
-    """Open the store of a model: the file itself or, in a folder, NAME.db."""
-    store = CalibrationStore(path / f"{name}.db" if path.is_dir() else path)
+def open_store(path: Path, name: str, version: str = "") -> CalibrationStore:
+    """Open the store of a model: the file itself or, in a folder, NAME.db; ``version`` is that of its network."""
+    store = CalibrationStore(path / f"{name}.db" if path.is_dir() else path, version=version)
     first = next(iter(store.ids()), "")
     if not isinstance(first, str):
         store.close()

@@ -90,8 +90,6 @@ class ModelCollector(Collector):
         losses = GaugeMetricFamily("kcal_measured_log_loss", "Log-loss on the latest labels", labels=LABELS)
         labelled = CounterMetricFamily("kcal_labels", "Predictions that got a label", labels=LABELS)
         for model in models:
-            if model.observer is None:
-                continue
             labels, snapshot = [model.name, str(model.version)], model.observer.snapshot()
             labelled.add_metric(labels, snapshot.n_labels)
             alarms.add_metric([*labels, "alarm", "any"], sum(alarm.severity == "alarm" for alarm in snapshot.alarms))

@@ -51,7 +51,8 @@ class Observer:
     ----------
     calibrator
         Fitted. If it learns online, what is compared with the calibration set is compared with the present one. The
-        attribute of this name may be replaced by a later calibrator of the same model.
+        attribute of this name may be replaced by a later calibrator of the same model. Of one within an ONNX file
+        only classes and their frequencies are known.
     capacity : int
         Rows of each record.
     """
@@ -216,10 +217,10 @@ class Observer:
     def _watch_inputs(self, columns: dict[str, NDArray[Any]], numbers: NDArray[np.int64]) -> None:
         """Let the monitor of inputs see the latest rows since the last snapshot; add the evidence that they lack."""
         self._drift.refresh()
-        name = "logits" if self.calibrator.inputs == "logits" else "embedding"
         new = np.flatnonzero(numbers > self._last_watched)[-WATCHED_AT_ONCE:]
         if not len(new) or not self.calibrator.has_evidence:
             return
+        name = "logits" if self.calibrator.inputs == "logits" else "embedding"
         self._last_watched = int(numbers.max())
         with self._rows:
             new = new[self._record.recent.has(numbers[new])]

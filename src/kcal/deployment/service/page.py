@@ -39,9 +39,11 @@ class ModelView:
     state : str
         "ready", "loading" or "failed", or any other text.
     snapshot : ServiceSnapshot or None
-        None if the model has no record.
+        None if the model is not ready.
     explanations : sequence of Explanation or None
         Of ``snapshot.latest``, in its order, one row each; see :func:`explain_latest`. May be shorter.
+    feedback_obstacle : str
+        Why the model takes no feedback, and what to do; empty if it does.
     facts : mapping of str to str
         Further lines of the heading, such as ``calibrator.summary()``.
     """
@@ -52,6 +54,7 @@ class ModelView:
     snapshot: ServiceSnapshot | None = None
     explanations: Sequence[Explanation | None] = ()
     traffic: Traffic | None = None
+    feedback_obstacle: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -137,7 +140,7 @@ def _contents(model: ModelView | None, class_column: str | None, refresh: int | 
     return heading | {
         "status": status_of(snapshot),
         "name_of": name_of,
-        "tiles": [*tiles(snapshot), *traffic_tiles(model.traffic)],
+        "tiles": [*tiles(snapshot, takes_feedback=not model.feedback_obstacle), *traffic_tiles(model.traffic)],
         "class_names": [name_of(label) for label in snapshot.classes.tolist()],
         "column": column,
         "curves": curves,

@@ -1,34 +1,29 @@
-"""What a served model computes: a calibrator's predictions, or those of an exported network in an ONNX file."""
+"""What a served model computes: inputs of requests to probabilities, evidence and explanations."""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, predict_on
+from kcal.deployment.predictors import taken_outputs
 from kcal.deployment.service.errors import bad_request
 from kcal.deployment.service.explanations import explanation_entries
 from kcal.deployment.service.tensors import BYTES, NUMPY_TYPES, Tensor
 from kcal.embeddings import ClassifierOutputs
-from kcal.errors import FileFormatError, MissingExtraError
+
+if TYPE_CHECKING:
+    from kcal.deployment.service.onnx_files import NetworkFile
 
 Arrays = dict[str, NDArray[Any]]
 LARGEST = 1e18
 """Larger embeddings are refused, as calibrators do."""
-ONNX_TYPES = {
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(float16)": "FP16",
-    "tensor(bool)": "BOOL",
-    **{f"tensor({sign}int{size})": f"{sign.upper()}INT{size}" for sign in ("", "u") for size in (8, 16, 32, 64)},
-}
 
 
 @dataclass(frozen=True)
@@ -44,15 +39,51 @@ class TensorSpec:
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
 
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What is computed for the rows of a batch.
+
+    Attributes
+    ----------
+    rows : mapping
+        Embeddings and logits that the calibrator was given, as far as it takes them: they are what is recorded,
+        explained and learnt. Empty if they are not known.
+    """
+
+    probs: NDArray[np.float32] = field(repr=False)  # (n, n_classes)
+    evidence: NDArray[np.float32] | None = None  # (n,)
+    rows: Arrays = field(default_factory=dict, repr=False)
+
+    def __getitem__(self, part: slice) -> Scores:
+        """Return the scores of some rows."""
+        evidence = None if self.evidence is None else self.evidence[part]
+        return Scores(self.probs[part], evidence, {name: rows[part] for name, rows in self.rows.items()})
+
+
 class ServedPredictor(ABC):
-    """Rows in, probabilities and evidence out; thread-safe, and the same for a row whatever rows come with it."""
+    """Rows in, probabilities and evidence out; thread-safe, and the same for a row whatever rows come with it.
+
+    Attributes
+    ----------
+    reference : Any
+        What the record of predictions compares them with: the calibrator, or what an exported file says of its own.
+    calibrator : Calibrator or None
+        What explains predictions and learns from feedback.
+    feedback_obstacle : str
+        Why the model cannot take feedback, and what to do; empty if it can.
+    network_checksum : str
+        Of the network that computes embeddings and logits here; empty if clients send them.
+    """
 
     method: str
     classes: NDArray[Any]
     inputs: tuple[TensorSpec, ...]
     has_evidence: bool
     has_explanations: bool = False
+    reference: Any
     calibrator: Calibrator | None = None
+    feedback_obstacle: str = ""
+    network_checksum: str = ""
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -90,12 +121,24 @@ class ServedPredictor(ABC):
         return arrays
 
     @abstractmethod
-    def predict(self, arrays: Arrays, *, evidence: bool) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-        """Return probabilities, (n, n_classes), and the evidence, (n,), if it is asked for."""
+    def predict(self, arrays: Arrays, *, evidence: bool) -> Scores:
+        """Return probabilities and, if it is asked for, evidence of checked arrays."""
 
-    def explain(self, arrays: Arrays, k: int) -> list[str]:
-        """Return the explanation of each row as JSON text, with ``k`` samples; raise if the model has none."""
+    @abstractmethod
+    def summary(self) -> dict[str, str]:
+        """Return facts for the page, label to text."""
+
+    def rows(self, arrays: Arrays) -> Arrays:
+        """Return the embeddings and logits of checked arrays, as far as the calibrator takes them."""
+        raise bad_request(f"this model takes no samples: {self.feedback_obstacle}")
+
+    def explain(self, rows: Arrays, k: int) -> list[str]:
+        """Return explanations of ``Scores.rows`` as JSON text, with ``k`` samples each; raise if the model has none."""
         raise bad_request("this model does not explain its predictions")
+
+    def with_calibrator(self, calibrator: Calibrator) -> ServedPredictor:
+        """Return the same model with a calibrator that has learnt since."""
+        raise bad_request(f"this model does not learn: {self.feedback_obstacle}")
 
 
 def _checked(tensor: Tensor, spec: TensorSpec) -> NDArray[Any]:
@@ -118,76 +161,55 @@ def _checked(tensor: Tensor, spec: TensorSpec) -> NDArray[Any]:
 
 
 class CalibratorPredictor(ServedPredictor):
-    """The predictions of a fitted calibrator, from embeddings, logits or both."""
+    """The predictions of a fitted calibrator, from embeddings, logits or both, or from the inputs of its network."""
 
-    def __init__(self, calibrator: Calibrator) -> None:
-        self.calibrator: Calibrator = calibrator
+    calibrator: Calibrator
+
+    def __init__(self, calibrator: Calibrator, network: NetworkFile | None = None) -> None:
+        self.calibrator = self.reference = calibrator
+        self.network = network
         self.method, self.classes = calibrator.method, calibrator.classes_
         self.has_evidence, self.has_explanations = calibrator.has_evidence, calibrator.has_explanations
-        n_classes = len(self.classes)
-        widths = {}
-        if calibrator.inputs != "logits":
-            widths["embeddings"] = calibrator.n_features_in_
-        if calibrator.needs_logits_:
-            widths["logits"] = calibrator.n_features_in_ if calibrator.inputs == "logits" else n_classes
-        self.inputs = tuple(TensorSpec(name, "FP32", (-1, width)) for name, width in widths.items())
+        if network is not None:
+            self.inputs, self.network_checksum = network.inputs, network.checksum
+            return
+        width, n_classes = calibrator.n_features_in_, len(self.classes)
+        widths = {"embeddings": width, "logits": width if calibrator.inputs == "logits" else n_classes}
+        self.inputs = tuple(TensorSpec(name, "FP32", (-1, widths[name])) for name in taken_outputs(calibrator))
+
+    def with_calibrator(self, calibrator: Calibrator) -> CalibratorPredictor:
+        """Return the predictions of another calibrator, after the same network."""
+        return CalibratorPredictor(calibrator, self.network)
 
     def check(self, tensors: Mapping[str, Tensor]) -> Arrays:
         """Return the arrays of a request; embeddings must not be so large that their squares overflow."""
         arrays = super().check(tensors)
-        if "embeddings" in arrays and float(np.abs(arrays["embeddings"]).max()) > LARGEST:
+        if self.network is None and "embeddings" in arrays and float(np.abs(arrays["embeddings"]).max()) > LARGEST:
             raise bad_request(f"input 'embeddings' must have no number above {LARGEST:g}")
         return arrays
 
-    def predict(self, arrays: Arrays, *, evidence: bool) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+    def rows(self, arrays: Arrays) -> Arrays:
+        """Return the embeddings and logits of checked arrays, which the network computes if there is one."""
+        return arrays if self.network is None else self.network.run(taken_outputs(self.calibrator), arrays)
+
+    def predict(self, arrays: Arrays, *, evidence: bool) -> Scores:
         """Return probabilities and, if asked for, evidence."""
-        outputs = ClassifierOutputs(**arrays)
+        rows = self.rows(arrays)
+        outputs = ClassifierOutputs(**rows)
         probs = np.asarray(predict_on(self.calibrator, outputs), dtype=np.float32)
         if not evidence:
-            return probs, None
+            return Scores(probs, None, rows)
         calibrator: Any = self.calibrator
-        return probs, np.asarray(calibrator.evidence(outputs.matrix(calibrator.inputs)), dtype=np.float32)
+        found = np.asarray(calibrator.evidence(outputs.matrix(calibrator.inputs)), dtype=np.float32)
+        return Scores(probs, found, rows)
 
-    def explain(self, arrays: Arrays, k: int) -> list[str]:
+    def explain(self, rows: Arrays, k: int) -> list[str]:
         """Return the explanation of each row as JSON text."""
         calibrator: Any = self.calibrator
-        logits = {"logits": arrays["logits"]} if len(arrays) == 2 else {}
-        explanation = calibrator.explain(ClassifierOutputs(**arrays).matrix(calibrator.inputs), k, **logits)
+        logits = {"logits": rows["logits"]} if len(rows) == 2 else {}
+        explanation = calibrator.explain(ClassifierOutputs(**rows).matrix(calibrator.inputs), k, **logits)
         return [json.dumps(entry, allow_nan=False) for entry in explanation_entries(explanation)]
 
-
-class OnnxPredictor(ServedPredictor):
-    """The predictions of an ONNX file that ``kcal export`` or ``CalibratedClassifier.to_onnx`` wrote."""
-
-    def __init__(self, path: Path) -> None:
-        runtime = _require_runtime()
-        try:
-            self._session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-            metadata = self._session.get_modelmeta().custom_metadata_map
-            classes = json.loads(metadata["classes"])
-        except Exception as error:  # onnxruntime raises errors of its own for every kind of damage
-            raise FileFormatError(f"{path} is no ONNX file that kcal exported, or it is damaged.") from error
-        self.method, self.classes = f"onnx-{metadata.get('method', '')}", np.array(classes)
-        self.inputs = tuple(_spec(one) for one in self._session.get_inputs())
-        self.has_evidence = "evidence" in [one.name for one in self._session.get_outputs()]
-
-    def predict(self, arrays: Arrays, *, evidence: bool) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-        """Return probabilities and, if asked for, evidence."""
-        names = ["probabilities", "evidence"] if evidence else ["probabilities"]
-        results = self._session.run(names, arrays)
-        return results[0], results[1] if evidence else None
-
-
-def _spec(one: Any) -> TensorSpec:
-    if one.type not in ONNX_TYPES:
-        raise FileFormatError(f"the input {one.name} of the network has the type {one.type}, which cannot be served.")
-    shape = tuple(size if isinstance(size, int) else -1 for size in one.shape)
-    return TensorSpec(one.name, ONNX_TYPES[one.type], (-1, *shape[1:]))
-
-
-def _require_runtime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingExtraError("ONNX files are served with onnxruntime: pip install 'kcal[onnx]'.") from error
-    return onnxruntime
+    def summary(self) -> dict[str, str]:
+        """Return the main results of the fit, and which network computes its inputs."""
+        return self.calibrator.summary() | ({} if self.network is None else self.network.summary())

@@ -6,19 +6,26 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from kcal.deployment.predictors import taken_outputs
+from kcal.deployment.reference import check_pair
 from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.inference import ServedModel
-from kcal.deployment.service.predictors import CalibratorPredictor, OnnxPredictor, ServedPredictor
+from kcal.deployment.service.onnx_files import NetworkFile, OnnxPredictor
+from kcal.deployment.service.predictors import CalibratorPredictor, ServedPredictor
 from kcal.errors import InvalidInputError, KcalError, without_warnings
-from kcal.persistence import load_calibrator
+from kcal.persistence import load_calibrator, read_network_reference
 
 logger = logging.getLogger("kcal.service")
 
-SUFFIXES = (".kcal", ".safetensors", ".onnx")
+CALIBRATOR_SUFFIXES = (".kcal", ".safetensors")
+SUFFIXES = (*CALIBRATOR_SUFFIXES, ".onnx")
+NETWORK_SUFFIX = ".network.onnx"
+"""The network of NAME.kcal is NAME.network.onnx beside it."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 VERSION = re.compile(r"[1-9][0-9]{0,8}")
 ONLY_VERSION = 1
@@ -30,14 +37,33 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A file of a model, and the stamp by which a change of it is seen: time, size and inode."""
+    """A file of a model, the network that runs before it, and the stamps by which a change of them is seen."""
 
     path: Path
     stamp: Stamp
+    network: Path | None = None
+    network_stamp: Stamp | None = None
+
+    @classmethod
+    def find(cls, path: Path, network: Path | None = None) -> Self:
+        """Return the file with its network: a given one or, for a calibrator, NAME.network.onnx if it is there.
+
+        Raises OSError if a file is being replaced at this moment.
+        """
+        beside = path.with_name(f"{path.stem}{NETWORK_SUFFIX}")
+        if network is None and path.suffix.lower() in CALIBRATOR_SUFFIXES and beside.is_file():
+            network = beside
+        return cls(path, _stamp(path), network, None if network is None else _stamp(network))
 
 
-def find_models(path: Path) -> dict[Key, ModelFile]:
-    """Return the files of a file or folder by model and version.
+def _stamp(path: Path) -> Stamp:
+    """Return time, size and inode of a file."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def find_models(path: Path, network: Path | None = None) -> dict[Key, ModelFile]:
+    """Return the files of a file or folder by model and version; ``network`` is that of a single calibrator.
 
     A file NAME.kcal is the only version of a model; in a folder, NAME/VERSION/ holds one file per version.
     """
@@ -52,23 +78,29 @@ def find_models(path: Path) -> dict[Key, ModelFile]:
             else:
                 _add(found, (entry.stem, ONLY_VERSION), entry)
         return found
-    _add(found, (model_name(path), ONLY_VERSION), path)
+    _add(found, (model_name(path), ONLY_VERSION), path, network)
     return found
 
 
-def _add(found: dict[Key, ModelFile], key: Key, path: Path) -> None:
+def _add(found: dict[Key, ModelFile], key: Key, path: Path, network: Path | None = None) -> None:
     """Add a file if it is one of a model, and the first of its name and version."""
-    if path.suffix.lower() not in SUFFIXES or path.name.startswith(".") or not NAME.fullmatch(key[0]) or key in found:
+    is_model = path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and not is_network(path)
+    if not is_model or not NAME.fullmatch(key[0]) or key in found:
         return
-    try:
-        status = path.stat()
-    except OSError:  # replaced at this moment: it is seen the next time
-        return
-    found[key] = ModelFile(path, (status.st_mtime_ns, status.st_size, status.st_ino))
+    with suppress(OSError):  # replaced at this moment: it is seen the next time
+        found[key] = ModelFile.find(path, network)
+
+
+def is_network(path: Path) -> bool:
+    """Return whether a file is the network of a calibrator, by its name."""
+    return path.name.lower().endswith(NETWORK_SUFFIX)
 
 
 def model_name(path: Path) -> str:
     """Return the name of the model of a single file; raise if it cannot be part of an address."""
+    if is_network(path):
+        remedy = f"Pass the .kcal file, and --network {path.name}."
+        raise InvalidInputError("MODEL", "must be a calibrator, not its network", got=str(path), remedy=remedy)
     if path.suffix.lower() not in SUFFIXES:
         raise InvalidInputError("MODEL", f"must end in {', '.join(SUFFIXES)}, or be a folder", got=str(path))
     if not NAME.fullmatch(path.stem):
@@ -77,11 +109,17 @@ def model_name(path: Path) -> str:
     return path.stem
 
 
-def load_predictor(path: Path) -> ServedPredictor:
-    """Return what predicts with a file."""
-    if path.suffix.lower() == ".onnx":
-        return OnnxPredictor(path)
-    return CalibratorPredictor(load_calibrator(path))
+def load_predictor(file: ModelFile) -> ServedPredictor:
+    """Return what predicts with a file, and its network if there is one; raise if they do not belong together."""
+    if file.path.suffix.lower() == ".onnx":
+        return OnnxPredictor(file.path)
+    calibrator = load_calibrator(file.path)
+    if file.network is None:
+        return CalibratorPredictor(calibrator)
+    network = NetworkFile(file.network)
+    check_pair(read_network_reference(file.path), network.reference, file.path)
+    network.check_outputs(taken_outputs(calibrator))
+    return CalibratorPredictor(calibrator, network)
 
 
 class Repository:
@@ -95,6 +133,8 @@ class Repository:
         Returns the served model of a name, a version and a predictor; called in a thread.
     drop : callable
         Called with a model that no new request gets.
+    network : Path, optional
+        The network that runs before a single calibrator.
     """
 
     def __init__(
@@ -102,8 +142,9 @@ class Repository:
         path: Path,
         make: Callable[[str, int, ServedPredictor], ServedModel],
         drop: Callable[[ServedModel], Any],
+        network: Path | None = None,
     ) -> None:
-        self.path, self._make, self._drop = path, make, drop
+        self.path, self.network, self._make, self._drop = path, network, make, drop
         self.models: dict[str, dict[int, ServedModel]] = {}
         self.errors: dict[Key, str] = {}
         """Why the latest file of a model was not loaded; the one before it stays in service."""
@@ -146,7 +187,7 @@ class Repository:
 
     async def refresh(self) -> None:
         """Load files that are new or changed, and drop models whose files are gone."""
-        found = await asyncio.to_thread(find_models, self.path)
+        found = await asyncio.to_thread(find_models, self.path, self.network)
         for key, file in sorted(found.items(), reverse=True):  # the latest version of a model first
             if self._seen.get(key) != file:
                 await self._load(key, file)
@@ -160,20 +201,22 @@ class Repository:
     async def _load(self, key: Key, file: ModelFile) -> None:
         self._seen[key] = file
         try:
-            model = await asyncio.to_thread(self._read, key, file.path)
+            model = await asyncio.to_thread(self._read, key, file)
         except Exception as error:  # a damaged file must not stop the others
             is_known = isinstance(error, KcalError | OSError)
             text = str(error) if is_known else f"{file.path} cannot be loaded ({type(error).__name__})."
-            self.errors[key] = text.replace(str(file.path), file.path.name)
+            for path in filter(None, (file.network, file.path)):
+                text = text.replace(str(path), path.name)
+            self.errors[key] = text
             logger.error("%s version %d was not loaded: %s", *key, self.errors[key])
             return
         self.errors.pop(key, None)
         self._put(key, model)
         logger.info("%s version %d is served", *key)
 
-    def _read(self, key: Key, path: Path) -> ServedModel:
+    def _read(self, key: Key, file: ModelFile) -> ServedModel:
         with without_warnings():
-            return self._make(*key, load_predictor(path))
+            return self._make(*key, load_predictor(file))
 
     def _put(self, key: Key, model: ServedModel) -> None:
         """Let new requests get a model; those that the one before it has are answered by it."""

@@ -19,7 +19,7 @@ from kcal.deployment.service.latest import explain_latest
 from kcal.deployment.service.learning import Learner, open_store
 from kcal.deployment.service.page import ModelView, select
 from kcal.deployment.service.predictors import ServedPredictor
-from kcal.deployment.service.repository import Repository, model_name
+from kcal.deployment.service.repository import CALIBRATOR_SUFFIXES, NETWORK_SUFFIX, Repository, model_name
 from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.files import write_whole
 from kcal.persistence import CalibrationStore
@@ -55,6 +55,8 @@ class ServiceOptions:
         How often files are checked.
     save_seconds : float
         How often the state of the monitors is written beside the store.
+    network : Path, optional
+        The network that runs before a single calibrator; by default NAME.network.onnx beside it, if it is there.
     """
 
     path: Path
@@ -67,6 +69,7 @@ class ServiceOptions:
     max_body: int = 64 * 2**20
     reload_seconds: float = 1.0
     save_seconds: float = 60.0
+    network: Path | None = None
 
     def check(self) -> None:
         """Raise if the options do not go together, before anything is loaded."""
@@ -77,11 +80,22 @@ class ServiceOptions:
             raise InvalidInputError("MODEL", "must be a file or a folder", got=str(self.path))
         if self.path.is_file():
             model_name(self.path)
+        self._check_network()
         if self.store is not None and self.path.is_dir() != self.store.is_dir():
             kind = "an existing folder" if self.path.is_dir() else "a file"
             raise InvalidInputError("--store", f"must be {kind}, as MODEL is", got=str(self.store))
         if self.store is not None and not self.store.parent.is_dir():
             raise InvalidInputError("--store", "must lie in an existing folder", got=str(self.store))
+
+    def _check_network(self) -> None:
+        if self.network is None:
+            return
+        if self.path.is_dir() or self.path.suffix.lower() not in CALIBRATOR_SUFFIXES:
+            remedy = f"In a folder, put NAME{NETWORK_SUFFIX} beside NAME.kcal."
+            raise InvalidInputError("--network", "needs one .kcal file as MODEL", got=str(self.path), remedy=remedy)
+        if not self.network.is_file():
+            expected = "must be an ONNX file that CalibratedClassifier.network_to_onnx wrote"
+            raise InvalidInputError("--network", expected, got=str(self.network))
 
     @property
     def max_json(self) -> int:
@@ -104,10 +118,10 @@ class Service:
         options.check()
         self.options, self._on_failure = options, on_failure
         self.access = Access(options.tokens)
-        self.repository = Repository(options.path, self._make, self._drop)
+        self.repository = Repository(options.path, self._make, self._drop, options.network)
         self.learners: dict[str, Learner] = {}
         self._retired: list[Learner] = []
-        self._stores: dict[str, CalibrationStore] = {}
+        self._stores: dict[tuple[str, str], CalibrationStore] = {}  # by model, and checksum of its network
         self._opening = threading.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -167,10 +181,11 @@ class Service:
         """Let a model learn from feedback, if there is a store; called in a thread."""
         if self.options.store is None or model.predictor.calibrator is None:
             return
+        version = "" if self.options.store_is_complete else model.predictor.network_checksum
         with self._opening:
-            if model.name not in self._stores:
-                self._stores[model.name] = open_store(self.options.store, model.name)
-        store, earlier = self._stores[model.name], self.learners.get(model.name)
+            if (model.name, version) not in self._stores:
+                self._stores[model.name, version] = open_store(self.options.store, model.name, version)
+        store, earlier = self._stores[model.name, version], self.learners.get(model.name)
         self.learners[model.name] = Learner(model, store, additional=not self.options.store_is_complete)
         if earlier is not None:
             self._retired.append(earlier)
@@ -195,10 +210,16 @@ class Service:
         model = self.repository.get(name, version)
         learner = self.learners.get(name)
         if learner is None:
-            raise RequestError(409, f"the model {name!r} takes no feedback: the service has no store for it")
+            raise RequestError(409, f"the model {name!r} takes no feedback: {self.feedback_obstacle(model)}")
         if version is not None and learner.model is not model:
             raise RequestError(409, f"feedback goes to the latest version of {name!r}, {learner.model.version}")
         return learner
+
+    def feedback_obstacle(self, model: ServedModel) -> str:
+        """Return why a model takes no feedback, and what to do; empty if it does."""
+        if model.predictor.feedback_obstacle or model.name in self.learners:
+            return model.predictor.feedback_obstacle
+        return "the service has no store for it; start it with --store"
 
     def _state_path(self, name: str) -> Path | None:
         store = self.options.store
@@ -219,7 +240,7 @@ class Service:
     def _save_states(self) -> None:
         for name in self.repository.models:
             model, path = self.repository.get(name), self._state_path(name)
-            if path is not None and model.observer is not None:
+            if path is not None:
                 try:
                     write_whole(path, json.dumps(model.observer.to_dict()).encode())
                 except (OSError, KcalError) as error:
@@ -238,15 +259,15 @@ class Service:
         ]
 
     def _view(self, model: ServedModel, is_chosen: bool) -> ModelView:
-        snapshot = None if model.observer is None else model.observer.snapshot()
-        calibrator: Any = model.predictor.calibrator
+        snapshot, calibrator = model.observer.snapshot(), model.predictor.calibrator
         return ModelView(
             model.name,
             str(model.version),
             snapshot=snapshot,
-            explanations=explain_latest(calibrator, snapshot) if is_chosen and snapshot is not None else (),
+            explanations=explain_latest(calibrator, snapshot) if is_chosen and calibrator is not None else (),
             traffic=model.tallies.traffic(),
-            facts=self._facts(model.name, model.version) | (calibrator.summary() if is_chosen and calibrator else {}),
+            feedback_obstacle=self.feedback_obstacle(model),
+            facts=self._facts(model.name, model.version) | (model.predictor.summary() if is_chosen else {}),
         )
 
     def _facts(self, name: str, version: int) -> dict[str, str]:
@@ -258,6 +279,8 @@ class Service:
             facts["feedback"] = (
                 ", ".join(f"{count:,} {status}" for status, count in learner.counts.items() if count) or "none yet"
             )
+            if learner.n_of_other_networks:
+                facts["samples of other networks in the store"] = f"{learner.n_of_other_networks:,}; not followed"
             if reason := learner.obstacle or learner.error:
                 facts["predictions do not follow feedback"] = reason
         return facts

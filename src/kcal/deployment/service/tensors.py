@@ -175,6 +175,15 @@ def _flatten(name: str, shape: Sequence[int], data: Any) -> list[Any]:
     return values
 
 
+def nested_shape(values: Any) -> tuple[int, ...]:
+    """Return the shape that nested lists have along their first elements; the decoder checks the others."""
+    shape: list[int] = []
+    while isinstance(values, list) and len(shape) < MOST_DIMENSIONS:
+        shape.append(len(values))
+        values = values[0] if values else None
+    return tuple(shape)
+
+
 def encode_json(tensor: Tensor) -> list[Any]:
     """Return the elements of an output as a flat list for JSON."""
     if tensor.datatype == BYTES:

@@ -55,7 +55,7 @@ class BarRow:
     level: str = ""  # "alarm", "notice" or none
 
 
-def tiles(snapshot: ServiceSnapshot) -> list[Tile]:
+def tiles(snapshot: ServiceSnapshot, *, takes_feedback: bool = True) -> list[Tile]:
     """Return accuracy estimated and measured, calibration and evidence of the latest predictions."""
     shown = []
     if snapshot.performance is not None:
@@ -64,7 +64,8 @@ def tiles(snapshot: ServiceSnapshot) -> list[Tile]:
         note += ", which are not calibrated: do not rely on it" if snapshot.monitor.alarm else ""
         shown.append(Tile("Estimated accuracy", percent(value), note))
     if snapshot.labelled is None:
-        shown.append(Tile("Measured accuracy", "–", "no labels yet: send them as feedback"))
+        note = "no labels yet: send them as feedback" if takes_feedback else "no labels: this model takes no feedback"
+        shown.append(Tile("Measured accuracy", "–", note))
     else:
         labelled = snapshot.labelled
         level = "alarm" if snapshot.monitor.alarm else ""

@@ -1,0 +1,385 @@
+"""A calibrator behind its network: the network's own inputs, with feedback, explanations and evidence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+import tritonclient.http as triton
+from running_service import in_process, running
+from served_networks import CLASSES, N_TOKENS, calibrator, draw_images, draw_texts, make_pair, rows
+from tritonclient.utils import InferenceServerException
+
+from kcal import CalibratedClassifier, KCal, load, save
+from kcal.deployment.service.repository import ModelFile, find_models, load_predictor
+from kcal.errors import FileFormatError, InvalidInputError, MissingExtraError, without_warnings
+from kcal.persistence import CalibrationStore
+
+pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.usefixtures("shared_operators")
+
+FEEDBACK = "/v2/models/images/feedback"
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("networks")
+
+
+@pytest.fixture(scope="module")
+def images(folder, shared_operators):
+    return make_pair(folder, "images")
+
+
+@pytest.fixture(scope="module")
+def texts(folder, shared_operators):
+    return make_pair(folder, "texts")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory, shared_operators):
+    """The same architecture with other weights."""
+    return make_pair(tmp_path_factory.mktemp("other"), "images", seed=7)
+
+
+@pytest.fixture(scope="module")
+def exported(folder, images):
+    """Network and calibration in one graph."""
+    return images.model.to_onnx(folder / "whole.onnx", images.inputs)
+
+
+@pytest.fixture(scope="module")
+def service(folder, images, texts, exported):
+    with running(folder) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def client(service):
+    with service.triton() as one:
+        yield one
+
+
+@pytest.fixture
+def model(images, tmp_path):
+    """The files of the images in a folder of the test."""
+    for path in (images.path, images.network):
+        shutil.copy(path, tmp_path)
+    return tmp_path / "images.kcal"
+
+
+def tensors(inputs, *, binary: bool = True) -> list[triton.InferInput]:
+    named, made = inputs if isinstance(inputs, dict) else {"input": inputs}, []
+    for name, part in named.items():
+        one = triton.InferInput(name, list(part.shape), "INT64" if part.dtype == torch.int64 else "FP32")
+        made.append(one.set_data_from_numpy(part.numpy(), binary_data=binary))
+    return made
+
+
+async def predict(client, inputs, status: int = 200, **fields):
+    named = inputs if isinstance(inputs, dict) else {"input": inputs}
+    body = {name: part.tolist() for name, part in named.items()} | fields
+    response = await client.post("/predict", json=body)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+async def give(client, content, status: int = 200):
+    response = await client.post(FEEDBACK, json=content)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("kind", ["images", "texts"])
+def test_predictions_are_those_of_the_calibrated_network(client, images, texts, kind, binary):
+    pair = {"images": images, "texts": texts}[kind]
+    names = ("probabilities", "labels", "evidence")
+    outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in names]
+    x = rows(pair.inputs, 7)
+    result = client.infer(kind, tensors(x, binary=binary), outputs=outputs)
+    np.testing.assert_allclose(result.as_numpy("probabilities"), pair.model.predict_proba(x), **CLOSE)
+    np.testing.assert_allclose(result.as_numpy("evidence"), pair.model.evidence(x), **CLOSE)
+    labels = [label.decode() if isinstance(label, bytes) else label for label in result.as_numpy("labels")]
+    assert labels == pair.model.predict(x).tolist()
+
+
+def test_the_metadata_name_the_inputs_of_the_network_and_every_output_of_the_calibrator(client):
+    assert client.get_model_metadata("images")["inputs"] == [
+        {"name": "input", "datatype": "FP32", "shape": [-1, 1, 6, 6]}
+    ]
+    text = client.get_model_metadata("texts")
+    assert [(one["name"], one["datatype"], one["shape"]) for one in text["inputs"]] == [
+        ("input_ids", "INT64", [-1, 5]),
+        ("attention_mask", "INT64", [-1, 5]),
+    ]
+    names = {one["name"] for one in text["outputs"]}
+    assert names == {"probabilities", "labels", "evidence", "ids", "explanation"}
+    assert {entry["name"] for entry in client.get_model_repository_index()} == {"images", "texts", "whole"}
+
+
+@pytest.mark.parametrize("kind", ["images", "texts"])
+def test_explanations_name_the_calibration_samples(client, images, texts, kind):
+    pair = {"images": images, "texts": texts}[kind]
+    names = [triton.InferRequestedOutput("explanation")]
+    result = client.infer(kind, tensors(rows(pair.inputs, 2)), outputs=names, parameters={"explanation_samples": 3})
+    outputs = pair.outputs(2)
+    logits = {"logits": outputs.logits} if kind == "images" else {}
+    expected = pair.model.calibrator.explain(outputs.embeddings, 3, **logits)
+    for place, text in enumerate(result.as_numpy("explanation")):
+        samples = json.loads(text)["samples"]
+        assert [sample["id"] for sample in samples] == expected.ids[place].tolist()
+        np.testing.assert_allclose([one["share"] for one in samples], expected.shares[place], rtol=1e-3)
+
+
+def test_a_token_that_the_network_does_not_know_spoils_no_other_request(service, texts):
+    good = {name: part[:1] for name, part in texts.inputs.items()}
+    bad = good | {"input_ids": torch.full((1, 5), N_TOKENS)}
+
+    async def story():
+        async with in_process(texts.path) as (client, _):
+            asked = [predict(client, good), predict(client, bad, 400), predict(client, good)]
+            return await asyncio.gather(*asked)
+
+    first, refused, second = asyncio.run(story())
+    assert "must be values that the network takes" in refused["error"]
+    assert "Gather" not in refused["error"]
+    for answer in (first, second):
+        np.testing.assert_allclose(answer["probabilities"], texts.model.predict_proba(good), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (np.zeros((2, 1, 6, 5), np.float32), r"must have the shape \[-1, 1, 6, 6\]"),
+        (np.full((1, 1, 6, 6), 3e38, np.float32), "for which the network gives finite embeddings"),
+    ],
+)
+def test_inputs_that_the_network_cannot_take_are_refused(client, image, message):
+    with pytest.raises(InferenceServerException, match=message) as error:
+        client.infer("images", tensors(torch.from_numpy(image)))
+    assert error.value.status() == "400"
+
+
+def test_labels_by_id_alone_reach_the_store_the_calibrator_and_the_page(model, images, tmp_path):
+    x = images.inputs[:4]
+
+    async def story():
+        async with in_process(model, store=tmp_path / "feedback.db") as (client, service):
+            await predict(client, x, ids=["a", "b", "c", "d"])
+            answer = await give(client, [{"id": "a", "label": "owl"}, {"id": "b", "label": "dog"}])
+            assert [entry["status"] for entry in answer["results"]] == ["stored", "stored"]
+            await asyncio.wrap_future(service.learners["images"].follow_soon())
+            learnt = await predict(client, x, ids=list("wxyz"), explain=True, explanation_samples=100)
+            snapshot = service.repository.get("images").observer.snapshot(max_age=0)
+            assert snapshot.n_labels == 2
+            assert snapshot.n_watched > 0
+            return learnt, (await client.get("/")).text
+
+    learnt, page = asyncio.run(story())
+    expected, outputs = load(model), images.outputs(4)
+    expected.partial_fit(outputs.embeddings[:2], ["owl", "dog"], logits=outputs.logits[:2], ids=["a", "b"])
+    with without_warnings():  # of rows that it has learnt
+        probs = expected.predict_proba(outputs.embeddings, logits=outputs.logits)
+        explained = expected.explain(outputs.embeddings, 100, logits=outputs.logits)
+    np.testing.assert_allclose(learnt["probabilities"], probs, **CLOSE)
+    assert np.abs(probs - images.model.predict_proba(x)).max() > 0.002  # far more than rounding
+    for place, name in enumerate("ab"):
+        shares = {sample["id"]: sample["share"] for sample in learnt["explanation"][place]["samples"]}
+        ranked = explained.ids[place].tolist()
+        assert shares[name] == pytest.approx(explained.shares[place, ranked.index(name)], rel=1e-3)
+    with CalibrationStore(tmp_path / "feedback.db") as store:
+        samples = store.samples()
+    np.testing.assert_allclose(samples.outputs.embeddings, outputs.embeddings[:2], **CLOSE)
+    np.testing.assert_allclose(samples.outputs.logits, outputs.logits[:2], **CLOSE)
+    for name in explained.ids[:, 0]:  # the first sample of an explanation
+        assert f'<th scope="row">{name}</th>' in page
+    assert "images.network.onnx" in page
+
+
+def test_inputs_sent_again_are_learnt_as_those_of_the_prediction(model, images, tmp_path):
+    x, outputs = images.inputs[:2], images.outputs(2)
+
+    async def story():
+        async with in_process(model, store=tmp_path / "feedback.db") as (client, _):
+            missing = await give(client, {"id": "a", "label": "owl"}, status=404)
+            again = [
+                {"id": "a", "label": "owl", "input": x[0].tolist()},
+                {"id": "b", "label": "dog", "input": x[1:].tolist()},
+            ]
+            stored = await give(client, again)
+            wrong = [
+                await give(client, {"id": "c", "label": "owl", **fields}, status=400)
+                for fields in (
+                    {"embeddings": outputs.embeddings[0].tolist()},
+                    {"input": x.tolist()},
+                    {"input": x[0, 0].tolist()},
+                    {"input": torch.full((1, 6, 6), 3e38).tolist()},
+                )
+            ]
+            return missing["error"], stored["results"], [answer["error"] for answer in wrong]
+
+    missing, stored, wrong = asyncio.run(story())
+    assert "send its input with the label" in missing
+    assert [entry["status"] for entry in stored] == ["stored", "stored"]
+    messages = ("its fields are id, label, correction, erase, group, input", "must be one row", "shape", "finite")
+    for text, message in zip(wrong, messages, strict=True):
+        assert message in text
+    with CalibrationStore(tmp_path / "feedback.db") as store:
+        np.testing.assert_allclose(store.samples().outputs.embeddings, outputs.embeddings, **CLOSE)
+
+
+def test_an_erasure_leaves_nothing_of_a_prediction(model, images, tmp_path):
+    async def story():
+        async with in_process(model, store=tmp_path / "feedback.db") as (client, service):
+            before = await predict(client, images.inputs[:1], ids=["patient-7"])
+            await give(client, {"id": "patient-7", "label": "owl"})
+            assert (await give(client, {"id": "patient-7", "erase": True}))["results"][0]["status"] == "erased"
+            assert service.repository.get("images").find("patient-7") is None
+            assert "patient-7" not in (await client.get("/")).text
+            return before, await predict(client, images.inputs[:1])
+
+    before, after = asyncio.run(story())
+    np.testing.assert_allclose(after["probabilities"], before["probabilities"], rtol=1e-5, atol=1e-6)
+    embedding = images.outputs(1).embeddings.tobytes()
+    for file in tmp_path.iterdir():
+        assert b"patient-7" not in file.read_bytes()
+        assert embedding not in file.read_bytes()
+
+
+def test_the_files_of_two_networks_do_not_go_together(images, other, texts, exported, tmp_path):
+    for wrong in (other, texts):
+        with pytest.raises(InvalidInputError, match=r"must be the one that .*images\.kcal was fitted"):
+            load_predictor(ModelFile.find(images.path, wrong.network))
+    with pytest.raises(FileFormatError, match="is no network alone"):
+        load_predictor(ModelFile.find(images.path, exported))
+    unnamed = save(images.model.calibrator, tmp_path / "unnamed.kcal")
+    with pytest.raises(InvalidInputError, match=r"Write it with CalibratedClassifier\.save"):
+        load_predictor(ModelFile.find(unnamed, images.network))
+    lonely = shutil.copy(images.network, tmp_path / "lonely.onnx")
+    with pytest.raises(FileFormatError, match="is a network alone: serve its calibrator"):
+        load_predictor(ModelFile.find(lonely))
+
+
+def test_a_network_without_an_output_that_the_calibrator_takes_is_refused(texts, tmp_path):
+    inputs, labels = draw_texts(120, 2)
+    with without_warnings():  # of logits that separate the classes
+        blend = CalibratedClassifier(texts.model.network, calibrator("images")).fit([{**inputs, "labels": labels}])
+    with pytest.raises(FileFormatError, match="does not take logits"):
+        load_predictor(ModelFile.find(blend.save(tmp_path / "blend.kcal"), texts.network))
+
+
+def test_the_head_of_the_network_must_be_that_of_the_calibrator(images, tmp_path):
+    head = images.model.network.body[4]  # a linear layer, too
+    inner = CalibratedClassifier(images.model.network, KCal(projection="identity"), head=head)
+    with pytest.warns(UserWarning, match="is not the last"):
+        inner.fit([draw_images(120, 2)])
+    with pytest.raises(InvalidInputError, match="or another head"):
+        load_predictor(ModelFile.find(inner.save(tmp_path / "inner.kcal"), images.network))
+
+
+def test_without_onnxruntime_it_says_what_to_install(images, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'kcal\[onnx\]'"):
+        load_predictor(ModelFile.find(images.path, images.network))
+
+
+def test_a_network_beside_a_calibrator_belongs_to_it_and_is_no_model(tmp_path):
+    for place in ("a.kcal", "a.network.onnx", "b/1/x.kcal", "b/1/x.network.onnx", "b/2/x.kcal", "b/2/y.network.onnx"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).touch()
+    networks = {key: file.network and file.network.name for key, file in find_models(tmp_path).items()}
+    assert networks == {("a", 1): "a.network.onnx", ("b", 1): "x.network.onnx", ("b", 2): None}
+    assert find_models(tmp_path / "a.kcal")["a", 1].network == tmp_path / "a.network.onnx"
+    given = find_models(tmp_path / "a.kcal", tmp_path / "b/2/y.network.onnx")["a", 1]
+    assert given.network == tmp_path / "b/2/y.network.onnx"
+
+
+def replace(path, new) -> None:
+    """Replace a file by a copy of another, atomically."""
+    shutil.copy(new, path.with_name("incoming"))
+    path.with_name("incoming").replace(path)
+
+
+def test_either_file_may_be_replaced_and_an_unmatched_pair_changes_nothing(model, images, other, tmp_path):
+    x, network = images.inputs[:3], tmp_path / "images.network.onnx"
+    recalibrated = CalibratedClassifier(images.model.network, calibrator("images"))
+    recalibrated.fit([draw_images(60, 9)], classes=CLASSES)
+
+    async def story():
+        async with in_process(model, store=tmp_path / "feedback.db", reload_seconds=0.01) as (client, service):
+            repository, answers = service.repository, [await predict(client, x, ids=["first", "second", "third"])]
+            await give(client, {"id": "third", "label": "cat"})
+            before = repository.get("images")
+            recalibrated.save(model)
+            await until(lambda: repository.get("images") is not before)
+            answers.append(await predict(client, x))
+            assert (await give(client, {"id": "first", "label": "owl"}))["results"][0]["status"] == "stored"
+            before = repository.get("images")
+            replace(network, other.network)
+            await until(lambda: repository.errors)
+            assert (await client.get("/readyz")).status_code == 200
+            assert repository.get("images") is before
+            kept = await predict(client, x)
+            page = (await client.get("/")).text
+            replace(model, other.path)
+            await until(lambda: repository.get("images") is not before)
+            answers.append(await predict(client, x))
+            late = await give(client, {"id": "second", "label": "owl"}, status=404)
+            learner = service.learners["images"]
+            assert not repository.errors
+            assert "first" not in learner.calibrator.current_ids_
+            return answers, kept, page, late["error"], (await client.get("/")).text
+
+    (first, second, third), kept, page, late, last_page = asyncio.run(story())
+    np.testing.assert_allclose(first["probabilities"], images.model.predict_proba(x), **CLOSE)
+    np.testing.assert_allclose(third["probabilities"], other.model.predict_proba(x), **CLOSE)
+    outputs, live = images.outputs(3), recalibrated.calibrator
+    live.ids_ = np.array([f"row {row}" for row in range(60)])
+    live.partial_fit(outputs.embeddings[2:], ["cat"], logits=outputs.logits[2:], ids=["third"])
+    with without_warnings():  # of a row that it has learnt
+        expected = live.predict_proba(outputs.embeddings, logits=outputs.logits)
+    np.testing.assert_allclose(second["probabilities"], expected, **CLOSE)
+    assert np.abs(np.subtract(first["probabilities"], expected)).max() > 0.002
+    assert np.abs(np.subtract(kept["probabilities"], third["probabilities"])).max() > 0.01
+    assert "must be the one that images.kcal was fitted with" in page
+    assert str(tmp_path) not in page
+    assert "send its input with the label" in late
+    assert "samples of other networks in the store</dt><dd>2; not followed" in last_page
+
+
+def test_an_exported_network_is_watched_but_takes_no_feedback(service, images):
+    with service.triton() as client:
+        for _ in range(3):
+            client.infer("whole", tensors(images.inputs))
+        result = client.infer("whole", tensors(images.inputs))
+    np.testing.assert_allclose(result.as_numpy("probabilities"), images.model.predict_proba(images.inputs), **CLOSE)
+    snapshot = service.service.repository.get("whole").observer.snapshot(max_age=0)
+    assert (snapshot.n_predictions, snapshot.n_labels, snapshot.n_watched) == (160, 0, 0)
+    np.testing.assert_allclose(snapshot.frequencies.expected, images.model.calibrator.prior_)
+    assert snapshot.frequencies.estimate is not None
+    expected = images.model.predict_proba(images.inputs).max(axis=1).mean()
+    assert snapshot.performance.accuracy.value == pytest.approx(expected, abs=1e-4)
+    median = np.median(images.model.evidence(images.inputs))
+    assert snapshot.evidence.median == pytest.approx(median, abs=0.02)
+    with service.http() as http:
+        refused = http.post("/v2/models/whole/feedback", json={"id": "a", "label": "owl"})
+        assert refused.status_code == 409
+        assert "kcal serve MODEL.kcal --network NETWORK.onnx --store FILE" in refused.json()["error"]
+        assert 'kcal_estimated_accuracy{model="whole",version="1"}' in http.get("/metrics").text
+        page = http.get("/", params={"model": "whole"}).text
+    assert "this model takes no feedback" in page
+    assert "Send them to" not in page
+    assert page.count("<details>\n        <summary>") >= 20  # the latest predictions
