@@ -41,7 +41,7 @@ PAGES = [
 DEMO = "kcal demo"
 """A block that begins with this command needs no other files than its own."""
 FENCE = re.compile(r"^(?P<fence>`{3,}|~{3,})(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=fence)$", re.M | re.S)
-DIRECTIVES = {"{toctree}", "{eval-rst}"}
+DIRECTIVES = {"{toctree}", "{eval-rst}", "{include} ../CHANGELOG.md"}
 """Blocks that are for Sphinx, not for a reader."""
 
 
