@@ -138,6 +138,18 @@ def test_comments_beside_fields_become_attributes():
     assert lines == [*expected, "name : str", r"    Of (x, \*, y), if any.", ""]
 
 
+def test_a_class_with_many_methods_has_a_table_of_them():
+    add = extension("docstrings").add_table_of_methods
+    lines: list[str] = []
+    add(None, "class", "kcal.KCalBlend", kcal.KCalBlend, None, lines)
+    assert {"   KCalBlend.fit", "   KCalBlend.predict_proba", "   KCalBlend.explain"} <= set(lines)
+    assert "   KCalBlend.get_params" not in lines  # described by scikit-learn
+    assert "   KCalBlend.ids_" not in lines  # an attribute
+    few: list[str] = []
+    add(None, "class", "Point", Point, None, few)
+    assert few == []
+
+
 def test_the_text_below_data_is_found_where_it_is_defined():
     assert extension("docstrings").text_below("METRICS", kcal.metrics.METRICS)[0]
 
