@@ -85,20 +85,20 @@ def confused(probs: Floats, share: float) -> Floats:
 
 
 def in_one_group(probs: Floats) -> Floats:
-    """Return the true probabilities where every fifth row comes from a group that is predicted far too boldly."""
+    """Return the true probabilities where every fifth row is of a group with strongly overconfident predictions."""
     changed = probs.copy()
     changed[::5] = sharpened(probs[::5], 0.4)
     return changed
 
 
 DRIFTS: Mapping[str, Callable[[Floats], Floats]] = {
-    "far too bold (exponent 0.5)": lambda probs: sharpened(probs, 0.5),
-    "too bold (exponent 0.75)": lambda probs: sharpened(probs, 0.75),
-    "slightly too bold (exponent 0.9)": lambda probs: sharpened(probs, 0.9),
-    "too timid (exponent 1.5)": lambda probs: sharpened(probs, 1.5),
+    "strongly overconfident (exponent 0.5)": lambda probs: sharpened(probs, 0.5),
+    "overconfident (exponent 0.75)": lambda probs: sharpened(probs, 0.75),
+    "slightly overconfident (exponent 0.9)": lambda probs: sharpened(probs, 0.9),
+    "underconfident (exponent 1.5)": lambda probs: sharpened(probs, 1.5),
     "a class twice as frequent": lambda probs: shifted(probs, 2.0),
     "a fifth of a class labelled as another": lambda probs: confused(probs, 0.2),
-    "one group of five far too bold": in_one_group,
+    "one group of five strongly overconfident": in_one_group,
 }
 """True probabilities after the drift, from those that are predicted."""
 

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
+import runpy
+from collections.abc import Callable
 from typing import Any
-from unittest.mock import create_autospec
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -19,41 +14,19 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from typer.main import get_command
 
 import kcal.datasets
-from deployment.service.running_service import running
+from commands_not_run import NOT_RUN
+from kcal.cli import app
 from kcal.persistence import CalibrationStore
+from page_code import PAGES, ROOT, Block, PageRun, SharedFolders, blocks_of, commands_of, run_page, small_example
 from scripts.figures import between_markers, with_content
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [
-    "README.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "SECURITY.md",
-    *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")),
-]
-
-
-def code_of(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
-
-
-CHECKED = {
-    "README.md",
-    "docs/distributed.md",  # in tests/distributed, which has a cluster
-    "docs/first-steps.md",
-    "docs/hospital.md",
-    "docs/how-to/compression.md",
-    "docs/how-to/embeddings.md",
-    "docs/how-to/explanations.md",
-    "docs/how-to/export.md",
-    "docs/how-to/monitoring.md",
-    "docs/how-to/shift.md",
-    "docs/serving.md",
-}
-"""Pages whose code has a test of its own."""
+ON_A_CLUSTER = "docs/distributed.md"  # runs in tests/distributed, which has one
+CODED = [page for page in PAGES if blocks_of(page) and page != ON_A_CLUSTER]
+RunPage = Callable[[str], PageRun]
 
 
 class Network(nn.Module):
@@ -76,158 +49,173 @@ def loader(seed: int) -> DataLoader[tuple[torch.Tensor, ...]]:
     return DataLoader(TensorDataset(inputs, labels), batch_size=50)
 
 
-def load_small_example() -> kcal.datasets.Example:
-    """Return the first rows of every part of the example."""
-    example = kcal.datasets.load_example()
-    arrays = ("embeddings", "logits", "labels", "rows")
-    parts = {name: getattr(example, name) for name in ("train", "calibration", "test")}
-    cut = {name: replace(part, **{a: getattr(part, a)[:600] for a in arrays}) for name, part in parts.items()}
-    return replace(example, **cut)
+def names_of_the_reader(page: str) -> dict[str, Any]:
+    """Return what a page takes from its reader: the README has three lines for a network that the reader has."""
+    if page != "README.md":
+        return {}
+    torch.manual_seed(0)
+    new_loader = loader(2)
+    inputs, labels = new_loader.dataset.tensors
+    names = {"network": Network(), "calibration_loader": loader(1), "new_loader": new_loader}
+    return {**names, "new_labels": labels, "inputs": inputs}
 
 
-@pytest.fixture
-def quick(short_trainings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def ran(short_trainings: None, shared_operators: None, tmp_path_factory: pytest.TempPathFactory) -> RunPage:
+    """Run the code of a page, once for all tests that look at it."""
+    shared = SharedFolders(tmp_path_factory.mktemp("shared"))
+    runs: dict[str, PageRun] = {}
+
+    def run(page: str) -> PageRun:
+        if page not in runs:
+            folder = tmp_path_factory.mktemp("page")
+            runs[page] = run_page(page, folder, names=names_of_the_reader(page), shared=shared)
+        return runs[page]
+
+    return run
+
+
+@pytest.mark.parametrize("page", CODED)
+def test_every_block_of_a_page_runs(ran, page):
+    probs = ran(page).names.get("probs", [[1.0]])
+    np.testing.assert_allclose(torch.as_tensor(probs).detach().sum(dim=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "message"),
+    [
+        ("", "kcal demo", "tag the block as one of"),
+        ("yaml", "a: 1", "tag the block as one of"),
+        ("text", "kcal demo", "tag the block as sh"),
+        ("sh", "rm model.kcal", "neither run nor listed"),
+        ("sh", "kcal fit missing.npz --out model.kcal", "does not exist"),
+        ("sh", "kcal bench tasks --nonsense", "No such option"),
+        ("sh", "make nonsense", "nonsense"),
+        ("sh", "pip install 'kcal[nonsense]'", "nonsense"),
+        ("sh", "podman build -f deploy/Nonsense .", "Nonsense"),
+        ("console", "$ kcal --version\nkcal 0.0", "kcal [1-9]|kcal 0.[1-9]"),
+    ],
+)
+def test_a_block_that_cannot_be_trusted_fails(tmp_path, monkeypatch, language, text, message):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kcal, "load_example", load_small_example)
-    yield
+    with pytest.raises(Exception, match=message):
+        PageRun(tmp_path).run(Block("page.md", 1, language, text))
+
+
+def test_every_reason_not_to_run_a_command_is_needed():
+    commands = [command for page in PAGES for block in blocks_of(page) for command in commands_of(block)]
+    assert all(any(command.startswith(start) for command in commands) for start in NOT_RUN)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_running_text_and_their_options_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    for words in re.findall(r"`kcal ([a-z]+[^`]*)`", text):
+        name, *others = words.split()
+        options = {name for item in commands[name].params for name in (*item.opts, *item.secondary_opts)}
+        assert {word for word in others if word.startswith("--")} <= {*options, "--help"}, words
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "gallery").glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_of_the_gallery_runs_and_draws(path):
+    with small_example():
+        names = runpy.run_path(str(path))
+    assert plt.get_fignums()
+    assert "example" in names
     plt.close("all")
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_code_of_the_readme_runs_from_a_torch_model_to_metrics(capsys):
-    torch.manual_seed(0)
-    network, new_loader = Network(), loader(2)
-    inputs, labels = new_loader.dataset.tensors
-    names: dict[str, Any] = {
-        "network": network,
-        "calibration_loader": loader(1),
-        "new_loader": new_loader,
-        "new_labels": labels,
-        "inputs": inputs,
-    }
-    first, *others = code_of("README.md")
-    assert len([line for line in first.splitlines() if line.strip()]) == 3
-    exec(first, names)
-    probs = names["probs"]
+def test_the_readme_leads_from_a_torch_model_to_metrics(ran):
+    first = blocks_of("README.md")[1]
+    assert len([line for line in first.text.splitlines() if line.strip()]) == 3
+    run = ran("README.md")
+    probs = run.names["probs"]
     assert probs.shape == (240, 3)
-    for code in others:
-        exec(code, names)
-    np.testing.assert_allclose(names["probs"], probs.detach(), atol=1e-5)  # from arrays as from the network
     with torch.no_grad():
-        np.testing.assert_array_equal(names["new"].embeddings[:50], network.body(inputs[:50]))
-    assert "accuracy" in capsys.readouterr().out
+        inputs, network = run.names["inputs"], run.names["network"]
+        np.testing.assert_allclose(probs, run.names["model"](inputs), atol=1e-5)  # from arrays as from the network
+        np.testing.assert_array_equal(run.names["new"].embeddings[:50], network.body(inputs[:50]))
+    assert "accuracy" in run.output
 
 
-def run(page: str) -> dict[str, Any]:
-    """Run the code of a page from its first line to its last, and return what it has defined."""
-    names: dict[str, Any] = {}
-    for code in code_of(page):
-        exec(code, names)
-    return names
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in CHECKED and code_of(page)])
-def test_the_code_of_a_page_runs_to_probabilities(page):
-    assert run(page)["probs"].shape == (600, 10)
-
-
-@pytest.mark.usefixtures("quick")
-def test_the_code_of_the_first_steps_runs_to_better_probabilities(capsys):
-    names = run("docs/first-steps.md")
-    labels = names["new_labels"]
-    losses = [kcal.evaluate(names[name], labels).negative_log_likelihood for name in ("before", "probs")]
+def test_the_first_steps_lead_to_better_probabilities(ran):
+    run = ran("docs/first-steps.md")
+    labels = run.names["new_labels"]
+    losses = [kcal.evaluate(run.names[name], labels).negative_log_likelihood for name in ("before", "probs")]
     assert losses[1] < losses[0]
-    assert "class-wise calibration error" in capsys.readouterr().out
-    assert sorted(path.name for path in Path.cwd().iterdir()) == ["model.kcal", "model.pt", "reliability.png"]
+    assert "class-wise calibration error" in run.output
+    files = {"model.kcal", "model.pt", "reliability.png", "kcal-demo", "probabilities.csv", "report"}
+    assert {path.name for path in run.folder.iterdir()} == files
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_code_of_the_page_on_embeddings_runs():
-    names = run("docs/how-to/embeddings.md")
+def test_the_page_on_embeddings_gets_them(ran):
+    names = ran("docs/how-to/embeddings.md").names
     assert names["outputs"].embeddings.shape == (600, 64)
     assert len(names["model"].classes_) == 10
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_shares_on_the_page_on_explanations_sum_to_the_probability():
-    names = run("docs/how-to/explanations.md")
+def test_the_shares_on_the_page_on_explanations_sum_to_the_probability(ran):
+    run = ran("docs/how-to/explanations.md")
+    names = run.names
     shares = names["frame"].groupby(["row", "class"])["share"].sum().unstack()[list(names["example"].classes)]
     probs = names["blend"].predict_proba(names["test"].embeddings, logits=names["test"].logits)
     np.testing.assert_allclose(shares, probs, atol=1e-6)
     assert len(names["explanation"]) == 600
+    assert (run.folder / "why.png").stat().st_size > 0
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_code_of_the_page_on_export_runs(monkeypatch):
-    for name in ("to_onnx", "to_exported", "network_to_onnx"):  # slow, and tested elsewhere
-        export = create_autospec(getattr(kcal.CalibratedClassifier, name))
-        monkeypatch.setattr(kcal.CalibratedClassifier, name, export)
-    names = run("docs/how-to/export.md")
+def test_the_exports_of_the_page_on_export_agree_with_torch(ran):
+    run = ran("docs/how-to/export.md")
+    names = run.names
     exported = names["program"].module()(names["embeddings"][:3], names["logits"][:3])
     torch.testing.assert_close(exported, names["probs"][:3], atol=1e-5, rtol=0)
+    session = pytest.importorskip("onnxruntime").InferenceSession(run.folder / "model.onnx")
+    probs = session.run(None, {session.get_inputs()[0].name: names["inputs"][:3].numpy()})[0]
+    with torch.no_grad():
+        np.testing.assert_allclose(probs, names["model"](names["inputs"][:3]), atol=1e-5)
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_page_on_shift_finds_the_new_class_frequencies():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", kcal.IdentifiabilityWarning)  # of 600 rows
-        names = run("docs/how-to/shift.md")
+def test_the_page_on_shift_finds_the_new_class_frequencies(ran):
+    names = ran("docs/how-to/shift.md").names
     frequencies = np.bincount(names["test"].labels[names["field"]], minlength=10) / len(names["field"])
     before = np.bincount(names["cal"].labels, minlength=10) / len(names["cal"].labels)
     assert np.abs(names["estimate"].prior - frequencies).sum() < 0.5 * np.abs(before - frequencies).sum()
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_code_of_the_page_on_monitoring_raises_its_alarms(capsys):
-    names = run("docs/how-to/monitoring.md")
-    assert names["report"].alarm
-    assert not names["first"].alarm
-    printed = capsys.readouterr().out
-    assert "samples without labels, 10 classes" in printed
-    assert "ALARM after" in printed
+def test_the_page_on_monitoring_raises_its_alarms(ran):
+    run = ran("docs/how-to/monitoring.md")
+    assert run.names["report"].alarm
+    assert not run.names["first"].alarm
+    assert "samples without labels, 10 classes" in run.output
+    assert "ALARM after" in run.output
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_code_of_the_page_on_compression_runs():
-    assert run("docs/how-to/compression.md")["small"].support_size_ == 60
+def test_the_page_on_compression_makes_calibrators_smaller(ran):
+    assert ran("docs/how-to/compression.md").names["small"].support_size_ == 60
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_story_of_a_ward_runs_to_its_end(capsys):
-    run("docs/hospital.md")
-    printed = capsys.readouterr().out
-    assert "ALARM" not in printed[: printed.index("BandwidthRecord")]
-    assert "ALARM after" in printed
-    assert "499 → 125 support points" in printed
-    assert kcal.load("ward.kcal").support_size_ == 125
+def test_the_story_of_a_ward_runs_to_its_end(ran):
+    run = ran("docs/hospital.md")
+    assert "ALARM" not in run.output[: run.output.index("BandwidthRecord")]
+    assert "ALARM after" in run.output
+    assert "499 → 125 support points" in run.output
+    assert kcal.load(run.folder / "ward.kcal").support_size_ == 125
 
 
-@pytest.mark.usefixtures("quick")
-def test_the_code_of_the_page_on_serving_runs_against_a_server(capsys, tmp_path):
-    names: dict[str, Any] = {}
-    first, *others = code_of("docs/serving.md")
-    exec(first, names)
-    page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
-    (shell,) = re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)
-    with running(tmp_path / "fashion.kcal", store=tmp_path / "feedback.db") as service:
-        said = subprocess.run(
-            ["bash", "-c", shell.replace("127.0.0.1:8000", service.address)], capture_output=True, check=True
-        )
-        assert len(json.loads(said.stdout)["probabilities"][0]) == 10
-        with ExitStack() as servers:
-            for code in others:
-                if "127.0.0.1:8001" in code:
-                    network = running(tmp_path / "clothes.kcal", store=tmp_path / "clothes.db")
-                    code = code.replace("127.0.0.1:8001", servers.enter_context(network).address)
-                exec(code.replace("127.0.0.1:8000", service.address), names)
+def test_the_page_on_serving_gets_the_probabilities_of_the_library(ran):
+    run = ran("docs/serving.md")
+    names = run.names
     blend, test = names["blend"], names["test"]
     expected = blend.predict_proba(test.embeddings[:5], logits=test.logits[:5])
     np.testing.assert_allclose(names["result"].as_numpy("probabilities"), expected, atol=1e-6)
     assert names["answer"].json()["results"] == [{"id": "scan-17", "status": "stored"}]
-    assert "kcal_estimated_accuracy" in capsys.readouterr().out
+    assert "kcal_estimated_accuracy" in run.output
+    answer, _ = json.JSONDecoder().raw_decode(run.output, run.output.index('{"model": '))  # of curl
+    assert len(answer["probabilities"][0]) == 10
     assert names["seen"].json()["labels"] == names["classifier"].predict(test.inputs()[:2]).tolist()
-    with CalibrationStore(tmp_path / "feedback.db") as store, CalibrationStore(tmp_path / "clothes.db") as learnt:
+    stores = (run.folder / "feedback.db", run.folder / "clothes.db")
+    with CalibrationStore(stores[0]) as store, CalibrationStore(stores[1]) as learnt:
         assert len(store) == 0
         assert learnt.ids() == ["photo-1", "photo-0"]
 

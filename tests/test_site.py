@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import kcal.metrics
+from commands_not_run import check_kcal
 from kcal.cli import app
 from scripts.check_site import problems
 
@@ -136,6 +138,18 @@ def test_comments_beside_fields_become_attributes():
     assert lines == [*expected, "name : str", r"    Of (x, \*, y), if any.", ""]
 
 
+def test_a_class_with_many_methods_has_a_table_of_them():
+    add = extension("docstrings").add_table_of_methods
+    lines: list[str] = []
+    add(None, "class", "kcal.KCalBlend", kcal.KCalBlend, None, lines)
+    assert {"   KCalBlend.fit", "   KCalBlend.predict_proba", "   KCalBlend.explain"} <= set(lines)
+    assert "   KCalBlend.get_params" not in lines  # described by scikit-learn
+    assert "   KCalBlend.ids_" not in lines  # an attribute
+    few: list[str] = []
+    add(None, "class", "Point", Point, None, few)
+    assert few == []
+
+
 def test_the_text_below_data_is_found_where_it_is_defined():
     assert extension("docstrings").text_below("METRICS", kcal.metrics.METRICS)[0]
 
@@ -172,6 +186,14 @@ def test_the_command_line_reference_has_every_command_and_option_of_help():
         options = set(re.findall(r"^│ +(?:\* +)?(--[a-z-]+)", shown, re.M)) - {"--help"}
         assert set(re.findall(r"^\| `(--[a-z-]+)`", text, re.M)) == options != set()
     assert "| `--size` `N\\|SHARE` |" in sections["compress"]
+
+
+def test_the_examples_of_help_have_only_options_that_exist():
+    blocks = re.findall(r"^```sh\n(.*?)^```", extension("commands").reference(), re.M | re.S)
+    commands = [line for block in blocks for line in block.splitlines()]
+    assert len(commands) > 10
+    for command in commands:
+        check_kcal(shlex.split(command))
 
 
 def test_the_markup_of_help_becomes_markdown():

@@ -21,7 +21,8 @@ from sphinx.util.nodes import make_refnode
 
 FIELD = re.compile(r"^    (\w+): (.+?)(?: = .+?)?  # (.+)$", re.M)
 ABSOLUTE_VALUE = re.compile(r"\|(?=\S)([^|`]*[^|`\s])\|")
-BEFORE_NUMPYDOC = 400
+BEFORE_NUMPYDOC, AFTER_NUMPYDOC = 400, 600
+METHODS_FOR_A_TABLE = 4
 
 
 @cache
@@ -82,6 +83,24 @@ def skip_foreign(
     return True if isinstance(module, str) and not module.startswith("kcal") else None
 
 
+def add_table_of_methods(
+    _app: Sphinx, what: str, name: str, value: Any, _options: Any, lines: list[str]
+) -> None:
+    """End the docstring of a class with a table of its public methods, if these are many."""
+    members = inspect.getmembers(value, inspect.isroutine) if what == "class" else []
+    methods = [
+        method
+        for method, function in members
+        if not (method.startswith("_") or method.endswith("_"))  # a fitted attribute
+        and getattr(inspect.unwrap(function), "__module__", "").startswith("kcal")
+    ]
+    if len(methods) >= METHODS_FOR_A_TABLE:
+        short = name.rpartition(".")[2]
+        rows = [f"   {short}.{method}" for method in methods]
+        lines += ["", ".. rubric:: Methods", "", ".. autosummary::", "   :nosignatures:", ""]
+        lines += [*rows, ""]
+
+
 def find_short_name(
     app: Sphinx, env: BuildEnvironment, node: nodes.Element, content: nodes.Element
 ) -> Any:
@@ -123,6 +142,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect(
         "autodoc-process-docstring", escape_absolute_values, priority=BEFORE_NUMPYDOC + 1
     )
+    app.connect("autodoc-process-docstring", add_table_of_methods, priority=AFTER_NUMPYDOC)
     app.connect("doctree-read", leave_navigation, priority=BEFORE_NUMPYDOC)
     app.connect("missing-reference", find_short_name)
     app.connect("autodoc-skip-member", skip_foreign)

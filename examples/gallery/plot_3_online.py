@@ -18,7 +18,7 @@ cal, test = example.calibration, example.test
 
 live = KCal(projection="unit").fit(cal.embeddings[:200], cal.labels[:200], ids=range(200))
 sizes, losses = [200], [metrics.negative_log_likelihood(live.predict_proba(test.embeddings), test.labels)]
-for start in range(200, 3000, 200):
+for start in range(200, len(cal.labels), 200):
     day = slice(start, start + 200)
     live.partial_fit(cal.embeddings[day], cal.labels[day], ids=range(start, start + 200))
     sizes.append(start + 200)

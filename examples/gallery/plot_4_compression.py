@@ -23,19 +23,19 @@ def log_loss(fitted: KCal) -> float:
     return metrics.negative_log_likelihood(fitted.predict_proba(test.embeddings), test.labels)
 
 
-sizes = [30, 100, 300, 1000]
+sizes = [len(cal.labels) // divisor for divisor in (60, 20, 10, 3)]
 figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
 for method, label in {"kmeans": "merged by k-means", "random": "kept at random"}.items():
     smaller = [calibrator.compress(size, method=method) for size in sizes]
     ax.plot(sizes, [log_loss(small) for small in smaller], marker="o", label=label)
-ax.axhline(log_loss(calibrator), color="grey", linestyle="--", label="all 3,000 samples")
+ax.axhline(log_loss(calibrator), color="grey", linestyle="--", label="all samples")
 ax.set(xscale="log", xlabel="support points", ylabel="log-loss on the test part", title="KCal with a smaller support")
 ax.spines[["top", "right"]].set_visible(False)
 ax.legend(frameon=False)
 
 # %%
 # The smallest cluster of the default method, and what is left of the file:
-small = calibrator.compress(300)
+small = calibrator.compress(0.1)
 print(small.support_size_, "points, each of at least", small.compression_.fewest, "sample(s)")
 before, after = (len(kcal.persistence.to_bytes(fitted)) // 1024 for fitted in (calibrator, small))
 print(before, "KiB before,", after, "KiB after")

@@ -8,7 +8,7 @@ long they run.
 """
 
 # %%
-# The first 3,000 test images come as they are, then a broken device adds noise to the embeddings.
+# The first half of the test images comes as it is, then a broken device adds noise to the embeddings.
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -20,7 +20,7 @@ example = kcal.load_example()
 cal, test = example.calibration, example.test
 calibrator = KCal(projection="unit").fit(cal.embeddings, cal.labels)
 
-change = 3000
+change = len(test.labels) // 2
 noise = np.random.default_rng(0).normal(scale=3 * test.embeddings.std(), size=test.embeddings.shape)
 noise[:change] = 0
 embeddings = test.embeddings + noise.astype(np.float32)

@@ -29,7 +29,7 @@ from kcal.calibrators.kcal import bandwidth
 from kcal.distributed import Columns, ShardedKCal, Workers, in_parallel, predict
 from kcal.distributed.shards import ShardedSupport
 from kcal.embeddings import ClassifierOutputs
-from test_documents import code_of, load_small_example
+from page_code import run_page
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -232,17 +232,14 @@ def test_a_benchmark_has_the_same_results_though_a_worker_dies(cluster, tmp_path
 
 
 def test_the_code_of_the_page_runs(cluster, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kcal, "load_example", load_small_example)
     monkeypatch.setattr("kcal.distributed.prediction.count_workers", lambda *_, **__: 1)  # each imports torch
-    names: dict[str, Any] = {}
-    for code in code_of("docs/distributed.md"):
-        exec(code, names)
+    names = run_page("docs/distributed.md", tmp_path).names
     assert names["predictions"].n_rows == len(names["table"]) == 600
     one = names["model"].predict_proba(names["test"].embeddings[:100])
     np.testing.assert_allclose(names["probs"], one, atol=1e-6)  # in single precision
     assert names["sharded"].bandwidth_ == pytest.approx(names["model"].bandwidth_, abs=1e-6)
     assert [row["id"] for row in names["table"].to_pylist()] == list(range(600))
+    assert pq.read_table(tmp_path / "scores").equals(names["table"])  # of the command
 
 
 def test_the_rows_of_a_dataset_are_written_and_scored(cluster, model, tmp_path):

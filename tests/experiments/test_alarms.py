@@ -36,12 +36,14 @@ def test_tables_count_alarms_and_delays(monkeypatch):
     notes: list[str] = []
     rows = false_alarms(Sizes(calibrated=3, rows=200, drifted=1), 0, notes.append).rows
     assert [row[0].text for row in rows] == ["0.01", "0.05", "0.2"]
-    monkeypatch.setattr(alarms, "DRIFTS", {"far too bold": alarms.DRIFTS["far too bold (exponent 0.5)"]})
+    monkeypatch.setattr(
+        alarms, "DRIFTS", {"strongly overconfident": alarms.DRIFTS["strongly overconfident (exponent 0.5)"]}
+    )
     monkeypatch.setattr(alarms, "CALM", 100)
     monkeypatch.setattr(alarms, "AFTER", 400)
     monkeypatch.setattr(alarms, "river_detectors", dict)
     ((name, exact, tolerant),) = detection_delays(QUICK, 0, notes.append).rows
-    assert name.text == "far too bold"
+    assert name.text == "strongly overconfident"
     assert 0 < int(exact.text) < int(tolerant.text) < 400
     assert len(notes) == 5
 

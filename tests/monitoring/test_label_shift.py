@@ -129,7 +129,7 @@ def test_intervals_cover_and_p_values_are_uniform():
 
 
 def biased(points: Floats) -> Floats:
-    """Return predictions that are too timid and too fond of the first class."""
+    """Return predictions that are underconfident and too fond of the first class."""
     logits = 0.5 * np.log(posterior(points, BEFORE)) + [1.0, 0.0, 0.0]
     return np.asarray(softmax(logits, axis=1))
 

@@ -48,10 +48,15 @@ class RiverCalibrator(Classifier):
 
     Examples
     --------
+    >>> from kcal.calibrators.river import RiverCalibrator
+    >>> heights = [row * 7 % 60 for row in range(60)]
+    >>> stream = [({"height": height}, "high" if height > 30 else "low") for height in heights]
     >>> model = RiverCalibrator()
-    >>> for x, y in stream:  # doctest: +SKIP
+    >>> for x, y in stream:
     ...     probs = model.predict_proba_one(x)
     ...     model.learn_one(x, y)
+    >>> model.predict_one({"height": 50.5})
+    'high'
     """
 
     def __init__(self, calibrator: Calibrator | None = None, warm_up: int = 20) -> None:

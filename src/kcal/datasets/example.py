@@ -40,6 +40,7 @@ class ExamplePart:
 
         Examples
         --------
+        >>> from kcal.datasets import load_example
         >>> load_example().test.images.shape
         (7000, 28, 28)
         """
@@ -105,6 +106,7 @@ class Example:
 
         Examples
         --------
+        >>> from kcal.datasets import load_example
         >>> load_example().companion("focal")
         Companion fashion_mnist_small_cnn@focal: 10 logits, calibration and test of 3,000 and 7,000 rows
         """
@@ -131,6 +133,7 @@ def load_example() -> Example:
 
     Examples
     --------
+    >>> from kcal.datasets import load_example
     >>> example = load_example()
     >>> example.test
     ExamplePart(7,000 rows: embeddings of 64 dimensions, 10 logits, labels)

@@ -72,8 +72,13 @@ class CalibratedClassifier(nn.Module):
 
     Examples
     --------
-    >>> model = kcal.CalibratedClassifier(network).fit(calibration_loader)  # doctest: +SKIP
-    >>> probs = model(images)  # doctest: +SKIP
+    >>> import kcal
+    >>> example = kcal.load_example()
+    >>> network, calibration_loader = example.network(), example.calibration.loader()
+    >>> model = kcal.CalibratedClassifier(network).fit(calibration_loader)
+    >>> probs = model(example.test.inputs()[:5])
+    >>> probs.shape
+    torch.Size([5, 10])
     """
 
     calibrator: Calibrator | None

@@ -80,8 +80,13 @@ def extract(
 
     Examples
     --------
-    >>> outputs = kcal.extract(network, calibration_loader)  # doctest: +SKIP
-    >>> kcal.KCalBlend().fit(outputs.embeddings, outputs.labels, logits=outputs.logits)  # doctest: +SKIP
+    >>> import kcal
+    >>> example = kcal.load_example()
+    >>> network, calibration_loader = example.network(), example.calibration.loader()
+    >>> outputs = kcal.extract(network, calibration_loader)
+    >>> outputs.embeddings.shape[1], outputs.logits.shape[1]
+    (64, 10)
+    >>> blend = kcal.KCalBlend().fit(outputs.embeddings, outputs.labels, logits=outputs.logits)
     """
     reader = BatchReader(network, head=head, batch=batch, autocast=autocast)
     check_order(loader)

@@ -55,6 +55,7 @@ class CalibrationMonitor:
 
     Examples
     --------
+    >>> from kcal import CalibrationMonitor
     >>> monitor = CalibrationMonitor([0, 1], alpha=0.05)
     >>> report = monitor.update([[0.1, 0.9]] * 200, [0, 1] * 100)
     >>> report.alarm, report.alarm_at < 30

@@ -64,7 +64,7 @@ def class_payoffs(probs: Floats, labels: NDArray[np.intp]) -> Payoffs:
     """Return the payoffs of each class against the rest, (n_rows, 2·n_classes).
 
     First p_k − 1[y = k], which sees a class that is predicted too often or too rarely; then the Brier loss of the class
-    minus its expectation, (1[y = k] − p_k)·(1 − 2·p_k), which sees predictions that are too bold or too timid.
+    minus its expectation, (1[y = k] − p_k)·(1 − 2·p_k), which sees over- and underconfident predictions.
     """
     own = np.eye(probs.shape[1])[labels]
     tilt = 1.0 - 2.0 * probs

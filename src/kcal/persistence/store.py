@@ -52,10 +52,16 @@ class CalibrationStore(StoreFile):
 
     Examples
     --------
-    >>> with CalibrationStore("ward.db") as store:  # doctest: +SKIP
-    ...     store.append(kcal.extract(network, loader))
-    ...     store.correct(["eeg-17"], ["seizure"])
-    ...     calibrator = store.fit(kcal.KCalBlend())
+    >>> import kcal
+    >>> cal = kcal.load_example().calibration
+    >>> names = [f"image-{row}" for row in range(300)]
+    >>> samples = kcal.ClassifierOutputs(cal.embeddings[:300], cal.logits[:300], cal.labels[:300], ids=names)
+    >>> with kcal.CalibrationStore("ward.db") as store:
+    ...     ids = store.append(samples)
+    ...     store.correct(["image-17"], [3])
+    ...     blend = store.fit(kcal.KCalBlend())
+    >>> len(blend.ids_)
+    300
     """
 
     def __init__(self, path: str | Path, *, version: str = "") -> None:

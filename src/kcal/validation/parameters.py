@@ -1,5 +1,7 @@
 """Parameters that are fields of a dataclass, each declared with its check.
 
+>>> from dataclasses import dataclass
+>>> from kcal.validation import check_integer, parameter
 >>> @dataclass
 ... class Training:
 ...     steps: int = parameter(400, check_integer, minimum=1, maximum=1000)

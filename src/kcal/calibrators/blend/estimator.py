@@ -127,9 +127,18 @@ class KCalBlend(LiveBlend):
 
     Examples
     --------
-    >>> blend = KCalBlend().fit(cal_x, cal_y, logits=cal_z, train_embeddings=x, train_labels=y)  # doctest: +SKIP
-    >>> probs = blend.predict_proba(test_x, logits=test_z)  # doctest: +SKIP
-    >>> probs = KCalBlend(head=network.fc).fit(cal_x, cal_y).predict_proba(test_x)  # doctest: +SKIP
+    >>> import kcal
+    >>> example = kcal.load_example()
+    >>> cal, test = example.calibration, example.test
+    >>> blend = kcal.KCalBlend().fit(cal.embeddings, cal.labels, logits=cal.logits)
+    >>> probs = blend.predict_proba(test.embeddings, logits=test.logits)
+    >>> probs.shape == test.logits.shape
+    True
+
+    With the network's last layer it computes the logits:
+
+    >>> blend = kcal.KCalBlend(head=example.network().head).fit(cal.embeddings, cal.labels)
+    >>> probs = blend.predict_proba(test.embeddings)
     """
 
     inputs: ClassVar[str] = "both"

@@ -133,8 +133,15 @@ class KCal(LiveKCal):
 
     Examples
     --------
-    >>> calibrator = KCal().fit(cal_x, cal_y, train_embeddings=train_x, train_labels=train_y)  # doctest: +SKIP
-    >>> probabilities = calibrator.predict_proba(test_x)  # doctest: +SKIP
+    >>> import kcal
+    >>> example = kcal.load_example()
+    >>> train, cal, test = example.train, example.calibration, example.test
+    >>> calibrator = kcal.KCal().fit(
+    ...     cal.embeddings, cal.labels, train_embeddings=train.embeddings, train_labels=train.labels
+    ... )
+    >>> probs = calibrator.predict_proba(test.embeddings)
+    >>> probs.shape == test.logits.shape
+    True
     """
 
     inputs: ClassVar[str] = "embeddings"
