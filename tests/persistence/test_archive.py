@@ -174,6 +174,20 @@ def test_a_failure_to_write_names_the_callers_path(problem: Any, tmp_path: Path)
         load(path)
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs users and permissions of POSIX")
+def test_a_file_that_may_not_be_read_says_so(fitted: KCal, tmp_path: Path) -> None:
+    path = save(fitted, tmp_path / "model.kcal")
+    path.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)  # nobody: root may read everything
+    try:
+        with pytest.raises(FileFormatError, match=r"model\.kcal cannot be read: its permissions do not allow it"):
+            load(path)
+    finally:
+        os.seteuid(user)
+
+
 def test_the_home_folder_may_be_a_tilde(problem: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     calibrator = KCal(projection="identity", bandwidth=1.0).fit(problem.embeddings, problem.labels)

@@ -188,6 +188,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     try:
         if not path.is_file():
             raise FileFormatError(f"{path} is not a file.")
+        path.open("rb").close()  # safetensors reports a file that may not be read as one that is missing
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if METADATA not in metadata:
@@ -203,6 +204,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         return header, tensors
     except FileFormatError:
         raise
+    except PermissionError as error:
+        raise FileFormatError(f"{path} cannot be read: its permissions do not allow it to this user.") from error
     except (SafetensorError, ValueError, OSError, RecursionError) as error:
         raise FileFormatError(f"{path} is not a kcal file, or it is truncated or corrupt ({error}).") from error
 
