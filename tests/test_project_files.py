@@ -74,7 +74,7 @@ def test_the_workflow_runs_the_checks_of_every_change_on_every_version_of_python
     assert all(SpecifierSet(PROJECT["requires-python"]).contains(version) for version in versions)
     commands = [step["run"] for step in test["steps"] if "run" in step]
     assert ".ci/run" in commands
-    assert any("chromium" in command for command in commands)
+    assert "chromium" in (ROOT / ".ci/run").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("job", ["lowest", "distribution"])
