@@ -11,7 +11,7 @@ from typing import Any
 
 from kcal import errors
 from kcal.deployment import CalibratedClassifier
-from kcal.distributed.engine import check_address, connect, count_workers, require_ray
+from kcal.distributed.engine import connect, count_workers, find_cluster, require_ray
 from kcal.distributed.manifest import LOCK, Plan
 from kcal.distributed.parts import PART_ROWS, InputFile, Part, find_files
 from kcal.distributed.scoring import (
@@ -156,9 +156,8 @@ def predict(
     folder = _output_folder(out)
     if is_dataset:
         data = _spooled(data, folder)
-    if engine == "ray":  # before anything is written
-        require_ray()
-        check_address(workers.address)
+    if engine == "ray" and not require_ray().is_initialized():
+        find_cluster(workers.address)  # before anything is written
     files = [InputFile.read(path) for path in find_files(data)]
     scorer = scorer_for(list(files[0].columns))
     for file in files:
