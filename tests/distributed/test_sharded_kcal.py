@@ -62,3 +62,12 @@ def test_missing_labels_and_groups_of_files_are_no_class_of_their_own(column: st
     expected = f"data must have a value in every row of the column '{column}'; got 1 missing value"
     with pytest.raises(kcal.InvalidInputError, match=expected):
         ShardedKCal(n_shards=1).fit_files(tmp_path, features=["e"], group="patient")
+
+
+def test_a_fitted_one_says_why_it_cannot_be_saved(tmp_path: Any) -> None:
+    fitted = ShardedKCal(n_shards=1, bandwidth=0.5).fit(np.eye(3), [0, 1, 0])
+    with pytest.raises(kcal.KcalError, match=r"cannot be saved.* Fit again with bandwidth=0\.5"):
+        kcal.save(fitted, tmp_path / "model.kcal")
+    with pytest.raises(kcal.InvalidInputError, match="must be a calibrator of kcal or a TrainedProjection"):
+        kcal.save(np.eye(3), tmp_path / "model.kcal")
+    assert not list(tmp_path.iterdir())
