@@ -80,7 +80,8 @@ class Predictions:
 
     def __str__(self) -> str:
         computed = "" if self.n_computed == self.n_parts else f", {self.n_computed:,} of them computed in this run"
-        return f"{self.folder}: {self.n_rows:,} rows in {self.n_parts:,} parts{computed}"
+        parts = f"{self.n_parts:,} part{'' if self.n_parts == 1 else 's'}"
+        return f"{self.folder}: {self.n_rows:,} rows in {parts}{computed}"
 
 
 def predict(
@@ -168,7 +169,7 @@ def predict(
             raise InvalidInputError(file.path, expected, got=file.columns[ids])
     parts = [part for file in files for part in file.parts(part_rows, rows)]
     settings = {"model": model_digest(fitted), "columns": json.loads(json.dumps(asdict(scorer.columns)))}
-    settings |= {"evidence": evidence, "rows_at_once": rows}
+    settings |= {"evidence": evidence, "rows_at_once": rows, "part_rows": part_rows}
     return _run(Plan(folder, settings, parts), scorer, engine, workers, progress)
 
 
