@@ -65,6 +65,17 @@ def test_a_part_is_the_same_rows_however_row_groups_and_blocks_lie(tmp_path, sta
     assert pa.concat_tables(blocks).equals(whole.select(["e3", "e1"]).slice(start, len(part)))
 
 
+def test_of_a_large_row_group_only_pieces_are_held(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(5, 800_000))
+    pq.write_table(pa.table({f"e{index}": row for index, row in enumerate(rows)}), tmp_path / "a.parquet")
+    (part,) = InputFile.read(tmp_path / "a.parquet").parts(10**6, 4_096)
+    before, most = pa.total_allocated_bytes(), 0
+    for _ in part.blocks([f"e{index}" for index in range(5)], 4_096):
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert part.stop == 800_000  # 32 MB
+    assert most < 16 * 2**20
+
+
 def test_a_run_that_was_stopped_continues_with_what_is_missing(model, tmp_path, monkeypatch):
     write(tmp_path / "a.parquet", 3_000, 1)
     predict(tmp_path / "a.parquet", model, tmp_path / "whole", **options())

@@ -22,6 +22,9 @@ from kcal.files import check_path
 PART_ROWS = 131_072
 """Rows of a part; more where a row group of the file has more, so that hardly any row is read twice."""
 
+READ_BYTES = 2**18
+"""Bytes of a column that are read at once: by default pyarrow would hold whole row groups."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -115,7 +118,7 @@ def open_parquet(path: str | Path) -> Any:
     import pyarrow.parquet
 
     with reading(path):
-        return pyarrow.parquet.ParquetFile(path)
+        return pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=READ_BYTES)
 
 
 @contextmanager
