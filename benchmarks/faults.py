@@ -37,7 +37,6 @@ class Study:
     name: str
     actor: str  # class of its workers
     work: Callable[[Path], Any]
-    n_rows: int | None = None
 
 
 def main(console: Console) -> None:
@@ -51,7 +50,7 @@ def main(console: Console) -> None:
         folder = Path(name)
         write_rows(folder / "data")
         studies = (
-            Study("scoring", "MapWorker", lambda out: score(folder / "data", out), N_FILES * FILE_ROWS),
+            Study("scoring", "MapWorker", lambda out: score(folder / "data", out)),
             Study("sharded search", "Shard", search),
             Study("benchmark", "PoolActor", bench),
         )
