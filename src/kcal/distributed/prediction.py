@@ -157,7 +157,7 @@ def predict(
     folder = _output_folder(out)
     if is_dataset:
         data = _spooled(data, folder)
-    if engine == "ray" and not require_ray().is_initialized():
+    if engine == "ray" and (not require_ray().is_initialized() or workers.address):
         find_cluster(workers.address)  # before anything is written
     files = [InputFile.read(path) for path in find_files(data)]
     scorer = scorer_for(list(files[0].columns))
