@@ -16,6 +16,7 @@ from benchmarks import (
     compression,
     deployment,
     distributed,
+    faults,
     heads,
     latency,
     methods,
@@ -41,7 +42,7 @@ ON_REQUEST = {
     "online": online.main,
     "service": service.main,
     "distributed": distributed.main,
-    "faults": distributed.faults,
+    "faults": faults.main,
 }
 """Sections that run only if they are named: minutes, or packages that only the tests need."""
 LONG_ON_TASKS = {"compression": compression.main}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,7 +36,8 @@ def small_cluster(*, head_cpus: int, node_cpus: int | None = None) -> Iterator[A
 
 def worker_pids(cluster: Any, name: str) -> list[int]:
     """Return the processes of the cluster's actors whose class has such a name."""
-    raylets = {info.process.pid for node in cluster.list_all_nodes() for info in node.all_processes["raylet"]}
+    nodes = cluster.list_all_nodes()
+    raylets = {info.process.pid for node in nodes for info in node.all_processes.get("raylet", ())}
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -46,15 +45,6 @@ def worker_pids(cluster: Any, name: str) -> list[int]:
             if parent in raylets and (folder / "cmdline").read_text().startswith(f"ray::{name}"):
                 found.append(int(folder.name))
     return found
-
-
-def kill_one(cluster: Any, name: str, *, after: float = 0.0) -> None:
-    """Kill a process of an actor, some seconds after there is one."""
-    while not worker_pids(cluster, name):
-        time.sleep(0.02)
-    time.sleep(after)
-    for pid in worker_pids(cluster, name)[:1]:
-        os.kill(pid, signal.SIGKILL)
 
 
 def beside(action: Callable[[], None]) -> threading.Thread:

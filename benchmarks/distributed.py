@@ -1,4 +1,4 @@
-"""Predictions on Ray beside one process: rows per second, overhead per part, and what faults change."""
+"""Predictions on Ray beside one process: rows per second and the overhead per part."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.clusters import beside, kill_one, small_cluster
+from benchmarks.clusters import small_cluster
 from kcal import KCal
-from kcal.benchmark import Plan, example_task, run
-from kcal.distributed import ShardedKCal, Workers, in_parallel, predict
+from kcal.distributed import Workers, predict
 from kcal.threads import one_thread
 
 N_SUPPORT, DIMENSION, CLASSES = 5_000, 64, 10
@@ -85,54 +84,3 @@ def main(console: Console) -> None:
                     add(f"engine ray, {count} worker(s), {state} run", seconds, None, overhead, driver)
                     assert pq.read_table(place).equals(pq.read_table(out / "local"))
     console.print(table)
-
-
-def faults(console: Console) -> None:
-    """Kill a worker and a node in the middle of scoring, of a search and of a benchmark, and compare the results."""
-    table = Table("", "undisturbed", "with faults", "same results", title="A worker is killed, then a node is removed")
-    for name, study in (("scoring", score), ("sharded search", search), ("benchmark", bench)):
-        times, results = [], []
-        for disturbed in (False, True):
-            with tempfile.TemporaryDirectory() as folder, small_cluster(head_cpus=2, node_cpus=1) as cluster:
-                seconds, result = timed(study, cluster, Path(folder), disturbed)
-            times.append(seconds)
-            results.append(result)
-        table.add_row(name, *(f"{seconds:.0f} s" for seconds in times), str(results[0] == results[1]))
-    console.print(table)
-
-
-def disturb(cluster: Any, name: str) -> None:
-    """Kill a worker after a second of work, and a node after two more."""
-    kill_one(cluster, name, after=1.0)
-    time.sleep(2.0)
-    cluster.remove_node(cluster.second, allow_graceful=False)
-
-
-def score(cluster: Any, folder: Path, disturbed: bool) -> Any:
-    """Return the table of predictions."""
-    model = KCal(projection="identity", bandwidth=0.5, progress=False).fit(*make_rows(N_SUPPORT, 0))
-    (folder / "data").mkdir()
-    write_files(folder / "data")
-    if disturbed:
-        beside(lambda: disturb(cluster, "MapWorker"))
-    predict(folder / "data", model, folder / "out", part_rows=PART_ROWS)
-    return pq.read_table(folder / "out")
-
-
-def search(cluster: Any, folder: Path, disturbed: bool) -> Any:
-    """Return the bandwidths that a search over shards tried, with their losses."""
-    rows, labels = make_rows(40_000, 0)
-    if disturbed:
-        beside(lambda: disturb(cluster, "Shard"))
-    curve = ShardedKCal(n_shards=2, progress=False).fit(rows, labels).bandwidth_curve_
-    assert curve is not None
-    return curve.bandwidths.tolist(), curve.losses.tolist()
-
-
-def bench(cluster: Any, folder: Path, disturbed: bool) -> Any:
-    """Return the metrics of all cells of a benchmark."""
-    if disturbed:
-        beside(lambda: disturb(cluster, "PoolActor"))
-    plan = Plan(("ts", "dircal", "imax", "spline"), n_splits=4, jobs=3)
-    results = run([example_task()], plan, folder / "results", parallel=in_parallel)
-    return [(result.key, result.metrics, result.error) for result in results]

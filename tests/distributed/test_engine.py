@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from torch import nn
 
 import kcal
-from kcal.distributed import ShardedKCal, Workers, connect
-from kcal.distributed.engine import check_address
+from kcal.distributed import ShardedKCal, Workers, connect, engine
+from kcal.distributed.engine import describe_cluster, find_cluster
 from kcal.distributed.shards import cut, load_rows
 
 
@@ -23,20 +29,100 @@ def test_without_ray_the_message_says_how_to_install_it(monkeypatch):
         connect()
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port at which nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+@pytest.fixture
+def answer() -> Iterator[Callable[[bytes], str]]:
+    """A function that starts a server with one answer, and returns its address."""
+    with ExitStack() as servers:
+
+        def start(content: bytes) -> str:
+            listening = servers.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+            def reply() -> None:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(100)
+                    connection.sendall(content)
+
+            threading.Thread(target=reply, daemon=True).start()
+            return f"127.0.0.1:{listening.getsockname()[1]}"
+
+        yield start
+
+
+@pytest.fixture
+def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file in which Ray notes the last cluster that was started on this machine."""
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (tmp_path / "ray").mkdir()
+    return tmp_path / "ray" / "ray_current_cluster"
+
+
+SETTINGS_FRAME = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""The first answer of a server of HTTP/2, which Ray speaks."""
+
+
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
-def test_a_cluster_that_does_not_answer_is_named(form):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]  # bound, but nobody listens
-        with pytest.raises(kcal.InvalidInputError, match=r"must be that of a Ray cluster that runs; got .*refused"):
-            check_address(form.format(port))
+def test_a_cluster_that_does_not_answer_is_named(form, port):
+    with pytest.raises(kcal.InvalidInputError, match=r"must be that of a Ray cluster that runs; got .*refused"):
+        find_cluster(form.format(port))
+
+
+def test_what_answers_at_an_address_must_speak_as_ray_does(answer):
+    with pytest.raises(kcal.InvalidInputError, match=r"got 127\.0\.0\.1:\d+ \(what answers there is not Ray\)"):
+        find_cluster(answer(b"HTTP/1.1 400 Bad Request\r\n"))
+    address = answer(SETTINGS_FRAME)
+    assert find_cluster(address) == address
 
 
 def test_an_address_has_a_host_and_a_port():
     with pytest.raises(kcal.InvalidInputError, match='address must be "host:port"'):
-        check_address("somewhere")
-    check_address(None)
-    check_address("auto")
+        find_cluster("somewhere")
+
+
+def test_without_an_address_it_is_the_cluster_of_this_machine_or_a_new_one(record, answer, port, monkeypatch):
+    assert find_cluster(None) == "local"
+    with pytest.raises(kcal.InvalidInputError, match=r"got auto \(ray start has begun none here\)"):
+        find_cluster("auto")
+    record.write_text(f"127.0.0.1:{port}")  # of a cluster that has crashed
+    assert find_cluster(None) == "local"
+    with pytest.raises(kcal.InvalidInputError, match=f"got auto \\(127.0.0.1:{port}: .*refused"):
+        find_cluster("auto")
+    record.write_text(address := answer(SETTINGS_FRAME))
+    assert find_cluster(None) == address
+    assert find_cluster("local") == "local"
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert find_cluster(None) == "local"
+
+
+def test_the_reason_of_a_failed_connection_is_that_of_ray(monkeypatch):
+    def init(**_: Any) -> None:
+        raise ConnectionError("Failed to connect") from RuntimeError(
+            "Traceback:\n  a line\nAuthenticationError: no token"
+        )
+
+    ray = SimpleNamespace(init=init, is_initialized=lambda: False)
+    monkeypatch.setattr(engine, "require_ray", lambda: ray)
+    monkeypatch.setattr(engine, "_quieten", lambda _: None)
+    with pytest.raises(kcal.InvalidInputError, match=r"got local \(AuthenticationError: no token\)"):
+        connect("local")
+
+
+def test_a_cluster_is_described_by_its_nodes_and_resources():
+    ray = SimpleNamespace(
+        cluster_resources=lambda: {"CPU": 3.0, "GPU": 1.0},
+        nodes=lambda: [{"Alive": True}, {"Alive": False}, {"Alive": True}],
+        get_runtime_context=lambda: SimpleNamespace(gcs_address="10.0.0.1:6379"),
+    )
+    assert describe_cluster(ray) == "Ray cluster at 10.0.0.1:6379: 2 nodes, 3 CPUs, 1 GPU"
 
 
 @pytest.mark.parametrize(
@@ -78,19 +164,35 @@ def test_rows_of_files_come_in_the_order_that_is_asked_for(tmp_path):
     np.testing.assert_array_equal(loaded, rows[asked])
 
 
+def cluster_with(**resources: float) -> Any:
+    """Ray, connected to a cluster of such resources."""
+    data = SimpleNamespace(ActorPoolStrategy=SimpleNamespace)
+    return SimpleNamespace(data=data, cluster_resources=lambda: resources)
+
+
 @pytest.mark.parametrize(
     ("cores", "needs", "expected"), [(1, 1, (0, 1)), (2, 1, (1, 1)), (2, 0.5, (0.5, 2)), (4, 3, (3, 1))]
 )
 def test_workers_that_score_a_pipeline_leave_a_core_to_its_other_tasks(cores, needs, expected):
-    class Cluster:
-        data = SimpleNamespace(ActorPoolStrategy=SimpleNamespace)
-
-        @staticmethod
-        def cluster_resources() -> dict[str, float]:
-            return {"CPU": cores}
-
-    options = Workers(num_cpus=needs).options(Cluster, kcal.KCal())
+    options = Workers(num_cpus=needs).options(cluster_with(CPU=cores), kcal.KCal())
     assert (options["num_cpus"], options["compute"].max_size) == expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "resources", "num_gpus", "count"),
+    [
+        (Workers(), {"CPU": 16}, None, 16),
+        (Workers(), {"CPU": 16, "GPU": 4}, 1.0, 4),  # a GPU for each
+        (Workers(num_gpus=0.5), {"CPU": 16, "GPU": 4}, 0.5, 8),
+        (Workers(num_gpus=0), {"CPU": 16, "GPU": 4}, None, 16),
+        (Workers(count=2), {"CPU": 16, "GPU": 4}, 1.0, 2),
+    ],
+)
+def test_the_workers_of_a_network_get_gpus_where_there_are_some(workers, resources, num_gpus, count):
+    network = kcal.CalibratedClassifier(nn.Linear(2, 2))
+    options = workers.options(cluster_with(**resources), network, n_tasks=100)
+    assert (options["num_gpus"], options["compute"].max_size) == (num_gpus, count)
+    assert workers.options(cluster_with(**resources), kcal.KCal(), 100)["num_gpus"] == (workers.num_gpus or None)
 
 
 def test_shards_end_between_classes_where_one_is_near():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sklearn.base import clone
 
 import kcal
 from kcal.distributed import ShardedKCal, sharded_kcal
@@ -29,7 +31,7 @@ class Actor:
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = SimpleNamespace(
         get=lambda value: value,
-        put=lambda value: value,
+        put=lambda value: pickle.loads(pickle.dumps(value)),  # what an actor gets is a copy
         remote=lambda **_: lambda kind: SimpleNamespace(remote=lambda *given: Actor(kind(*given))),
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
@@ -62,3 +64,30 @@ def test_missing_labels_and_groups_of_files_are_no_class_of_their_own(column: st
     expected = f"data must have a value in every row of the column '{column}'; got 1 missing value"
     with pytest.raises(kcal.InvalidInputError, match=expected):
         ShardedKCal(n_shards=1).fit_files(tmp_path, features=["e"], group="patient")
+
+
+def test_the_search_by_folds_is_that_of_one_machine() -> None:
+    generator = np.random.default_rng(2)
+    labels = generator.integers(0, 3, 1_500)
+    embeddings = generator.normal(size=(1_500, 6)) + 2.0 * np.eye(3, 6)[labels]
+    # the projection ignores the lengths of embeddings, but the evidence does not
+    options: dict[str, Any] = {"projection": "unit", "folds": 5, "prior": "uniform", "progress": False}
+    one = kcal.KCal(**options).fit(embeddings, labels)
+    many = ShardedKCal(n_shards=2, **options).fit(embeddings, labels)
+    assert many.bandwidth_ == pytest.approx(one.bandwidth_, rel=1e-6)
+    assert many.bandwidth_curve_.loss == pytest.approx(one.bandwidth_curve_.loss, abs=1e-6)
+    queries = generator.normal(size=(300, 6))
+    np.testing.assert_allclose(many.predict_proba(queries), one.predict_proba(queries), atol=1e-6)
+    np.testing.assert_allclose(many.evidence(queries), one.evidence(queries), atol=1e-6)
+    with pytest.raises(kcal.KcalError, match=f"cannot be saved.* Fit again with bandwidth={many.bandwidth_!r}"):
+        pickle.dumps(many)
+    assert clone(many).get_params() == many.get_params()
+
+
+def test_a_fitted_one_says_why_it_cannot_be_saved(tmp_path: Any) -> None:
+    fitted = ShardedKCal(n_shards=1, bandwidth=0.5).fit(np.eye(3), [0, 1, 0])
+    with pytest.raises(kcal.KcalError, match=r"cannot be saved.* Fit again with bandwidth=0\.5"):
+        kcal.save(fitted, tmp_path / "model.kcal")
+    with pytest.raises(kcal.InvalidInputError, match="must be a calibrator of kcal or a TrainedProjection"):
+        kcal.save(np.eye(3), tmp_path / "model.kcal")
+    assert not list(tmp_path.iterdir())

@@ -45,7 +45,7 @@ def bench(
     from kcal.benchmark.output import show_tables, write_results
     from kcal.benchmark.processes import in_parallel
     from kcal.benchmark.tables import all_tables, group_note
-    from kcal.cli.output import console
+    from kcal.cli.output import console, shown_log
     from kcal.cli.parameters import parse_methods
     from kcal.progress import show_progress
 
@@ -57,7 +57,8 @@ def bench(
     if engine == "ray":
         from kcal import distributed
 
-        distributed.connect(address)
+        with shown_log("kcal.distributed", quiet):
+            distributed.connect(address)
         parallel = distributed.in_parallel
     names: tuple[str, ...] = benchmark.DEFAULT_METHODS
     if methods is not None:

@@ -60,7 +60,9 @@ Tolerance = Annotated[Number, _main("X", "Largest difference of a probability. (
 DemoOut = Annotated[Path, _main("FOLDER", "Folder of the output. (default: kcal-demo)", "--out", "-o")]
 BenchOut = Annotated[Path, _main("FOLDER", "Folder of the output. (default: kcal-bench)", "--out", "-o")]
 Engine = Annotated[str, _main("NAME", "Where to compute: local, or ray for a Ray cluster. (default: local)")]
-Address = Annotated[Text, _main("HOST:PORT", "Head of the Ray cluster. (default: one of this machine)")]
+Address = Annotated[
+    Text, _main("HOST:PORT", "Head of the Ray cluster, or local for a new one. (default: one of this machine)")
+]
 Workers = Annotated[Integer, _main("N", "Processes on Ray. (default: as many as it has room for)", min=1)]
 Quiet = Annotated[bool, _main(None, "Show only errors and warnings.", "--quiet", "-q")]
 Evidence = Annotated[

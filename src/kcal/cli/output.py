@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,21 @@ def console() -> Console:
 def shown(text: object) -> str:
     """Return text from data, files or options for a rich console: control characters and markup escaped."""
     return escape(printable(text))
+
+
+@contextmanager
+def shown_log(name: str, quiet: bool) -> Iterator[None]:
+    """Write what a logger of kcal says to standard error, unless ``quiet``."""
+    logger, handler = logging.getLogger(name), logging.StreamHandler()
+    level = logger.level
+    if not quiet:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def check_writable(

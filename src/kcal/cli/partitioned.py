@@ -12,7 +12,7 @@ from kcal.calibrators import Calibrator
 from kcal.cli.data import Source
 from kcal.cli.files import require_pyarrow
 from kcal.cli.messages import check_options
-from kcal.cli.output import console, shown
+from kcal.cli.output import console, shown, shown_log
 from kcal.cli.samples import load_to_predict
 from kcal.distributed import Columns, Workers, predict
 from kcal.distributed.engine import require_ray
@@ -47,16 +47,17 @@ def predict_files(options: Mapping[str, Any]) -> None:
     calibrator = load_calibrator(options["model"])
     files = find_files(options["data"])
     first = next((file for file in files if InputFile.read(file).rows), files[0])
-    result = predict(
-        files,
-        calibrator,
-        options["out"],
-        columns=choose_columns(calibrator, first, options),
-        evidence=options["evidence"],
-        engine=options["engine"],
-        workers=Workers(options["workers"], address=options["address"]),
-        progress=False if options["quiet"] else None,
-    )
+    with shown_log("kcal.distributed", options["quiet"]):
+        result = predict(
+            files,
+            calibrator,
+            options["out"],
+            columns=choose_columns(calibrator, first, options),
+            evidence=options["evidence"],
+            engine=options["engine"],
+            workers=Workers(options["workers"], address=options["address"]),
+            progress=False if options["quiet"] else None,
+        )
     if not options["quiet"]:
         console().print(shown(result), soft_wrap=True)
 

@@ -7,14 +7,17 @@ import os
 import re
 import socket
 import warnings
+from pathlib import Path
 from typing import Any
 
 from kcal.errors import InvalidInputError, MissingExtraError
 
 CONNECT_SECONDS = 5.0
 """Time in which the head of a cluster must answer."""
-LOCAL_ADDRESSES = ("auto", "local")
-"""Addresses without a host: of the cluster that runs on this machine, and of a new one."""
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""First bytes of a client of HTTP/2, which Ray speaks; a server answers with a frame of its settings, of type 4."""
+
+logger = logging.getLogger("kcal.distributed")
 
 
 def require_ray() -> Any:
@@ -33,10 +36,12 @@ def require_ray() -> Any:
 def connect(address: str | None = None, **options: Any) -> Any:
     """Return ray, connected to a cluster.
 
-    A connection that is open is used. Otherwise ``address`` says where the head of the cluster is: "host:port",
-    "ray://host:port" or "auto" for a cluster that runs on this machine; "local" starts one in this machine's
-    processes. By default it is the environment's RAY_ADDRESS, or else a cluster that runs here, or else a new one.
-    ``options`` are those of ``ray.init``.
+    A connection that is open is used. Otherwise ``address`` says where the head of the cluster is, as in ``ray.init``:
+    "host:port", "ray://host:port", "auto" for the cluster that ``ray start`` began on this machine, or "local" for a
+    new one in this machine's processes, which ends with this process. By default it is the environment's RAY_ADDRESS,
+    or else a cluster that runs on this machine, or else a new one. ``options`` are those of ``ray.init``.
+
+    The logger "kcal.distributed" says at level INFO which cluster it is.
 
     Raises
     ------
@@ -49,14 +54,22 @@ def connect(address: str | None = None, **options: Any) -> Any:
     _quieten(ray)
     if ray.is_initialized():
         return ray
-    place = address or os.environ.get("RAY_ADDRESS")
-    check_address(place)
-    settings = {"include_dashboard": False} if place in (None, "local") else {}
+    place = find_cluster(address)
+    settings = {"include_dashboard": False} if place == "local" else {}
     try:
         ray.init(address=place, logging_level=logging.ERROR, log_to_driver=False, **settings | options)
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
-        raise _unreachable(place, str(error).strip().splitlines()[0] if str(error) else type(error).__name__) from error
+        raise _unreachable(place, _reason(error)) from error
+    logger.info("%s", describe_cluster(ray))
     return ray
+
+
+def describe_cluster(ray: Any) -> str:
+    """Return the address, the nodes and the cores of the cluster that ray is connected to."""
+    resources, n_nodes = ray.cluster_resources(), sum(node["Alive"] for node in ray.nodes())
+    counts = {"node": n_nodes, "CPU": resources.get("CPU", 0), "GPU": resources.get("GPU", 0)}
+    texts = [f"{count:,g} {name}{'' if count == 1 else 's'}" for name, count in counts.items() if count]
+    return f"Ray cluster at {ray.get_runtime_context().gcs_address}: {', '.join(texts)}"
 
 
 def _quieten(ray: Any) -> None:
@@ -67,18 +80,55 @@ def _quieten(ray: Any) -> None:
         ray.data.DataContext.get_current().enable_progress_bars = False
 
 
-def check_address(address: str | None) -> None:
-    """Raise if nothing listens at the host and port of an address; Ray itself would wait for minutes."""
-    if address is None or address in LOCAL_ADDRESSES:
-        return
+def find_cluster(address: str | None) -> str:
+    """Return the address of a cluster that answers, or "local" for a new one; ``address`` as in :func:`connect`.
+
+    Ray itself would wait for minutes for a cluster that does not answer.
+    """
+    place = address or os.environ.get("RAY_ADDRESS")
+    if place == "local":
+        return place
+    if place in (None, "auto"):
+        recorded = _recorded_address()
+        reason = _why_unreachable(recorded) if recorded else "ray start has begun none here"
+        if reason and place == "auto":
+            raise _unreachable("auto", f"{recorded}: {reason}" if recorded else reason)
+        return "local" if reason or recorded is None else recorded
+    if reason := _why_unreachable(place):
+        raise _unreachable(place, reason)
+    return place
+
+
+def _recorded_address() -> str | None:
+    """Return the address that the last ``ray start`` on this machine wrote down; it stays after a crash."""
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    try:
+        return (Path(folder) / "ray" / "ray_current_cluster").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _why_unreachable(address: str) -> str:
+    """Return why Ray cannot answer at "host:port" or "ray://host:port"; empty text if it can."""
     match = re.fullmatch(r"(?:ray://)?\[?([^/\[\]]+)\]?:(\d+)", address)
     if match is None:
         expected = 'must be "host:port", "ray://host:port", "auto" or "local"'
         raise InvalidInputError("address", expected, got=repr(address))
     try:
-        socket.create_connection((match[1], int(match[2])), timeout=CONNECT_SECONDS).close()
+        with socket.create_connection((match[1], int(match[2])), timeout=CONNECT_SECONDS) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return ""  # the greeting would have to be encrypted
+            connection.sendall(GREETING)
+            return "" if connection.recv(9)[3:4] == b"\x04" else "what answers there is not Ray"
     except (OSError, OverflowError) as error:
-        raise _unreachable(address, str(error)) from error
+        return str(error)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the line of an error of Ray that says what is wrong: of its cause, a traceback as text, the last."""
+    if error.__cause__ is None:
+        return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return next(iter(str(error.__cause__).strip().splitlines()[::-1]), type(error.__cause__).__name__)
 
 
 def _unreachable(address: str | None, reason: str) -> InvalidInputError:
@@ -86,7 +136,7 @@ def _unreachable(address: str | None, reason: str) -> InvalidInputError:
         "address",
         "must be that of a Ray cluster that runs",
         got=f"{address or 'none'} ({reason.rstrip('.')})",
-        remedy="Start one with: ray start --head. Or leave the address out: Ray then runs on this machine.",
+        remedy='Start one with: ray start --head. Or pass "local": Ray then runs in processes of this machine.',
     )
 
 

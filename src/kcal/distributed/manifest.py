@@ -53,20 +53,27 @@ class Plan:
             if differing:
                 expected = f"must be empty or hold predictions with the same {', '.join(differing)}"
                 raise InvalidInputError("out", expected, got=str(self.folder), remedy=REMEDY)
-        unknown = sorted({file.name for file in self.folder.glob("[!.]*.parquet")} - {part.name for part in self.parts})
+        known = {part.name for part in self.parts} if path.exists() else set()
+        unknown = sorted({file.name for file in self.folder.glob("[!.]*.parquet")} - known)
         if unknown:
             expected = "must hold predictions for these files only, as they are now"
+            expected = expected if path.exists() else f"must hold no parquet files without their {MANIFEST}"
             raise InvalidInputError("out", expected, got=f"{self.folder / unknown[0]}", remedy=REMEDY)
-        for leftover in self.folder.glob(TEMPORARY):
-            leftover.unlink(missing_ok=True)
+        self._remove_leftovers()
         self._write(complete=False)
 
     def end(self) -> None:
-        """Check that every part is there, and say so in the manifest."""
-        removed = self.missing()
-        if removed:
-            raise FileFormatError(f"{self.folder / removed[0].name} was removed during the run. Run it again.")
+        """Check that every part is there, and say so in the manifest; remove what workers that died left."""
+        absent = self.missing()
+        if absent:
+            problem = f"{self.folder / absent[0].name} was written, but is not there"
+            raise FileFormatError(f"{problem}: all machines must share the folder, and nobody may remove its files.")
+        self._remove_leftovers()
         self._write(complete=True)
+
+    def _remove_leftovers(self) -> None:
+        for leftover in self.folder.glob(TEMPORARY):
+            leftover.unlink(missing_ok=True)
 
     def _write(self, *, complete: bool) -> None:
         parts = [

@@ -14,7 +14,10 @@ from kcal.errors import KcalError
 ROUND = 4
 """Calls per worker after which results are handed over: the backend returns those of a round together."""
 ATTEMPTS = 10
-"""Times that a round is begun again because a worker or a machine was lost."""
+"""Times that a round is begun, because a worker or a machine was lost."""
+FIRST, AGAIN = {"num_cpus": 1.0}, {"num_cpus": 0.0, "scheduling_strategy": "SPREAD"}
+"""Needs of a worker. For some seconds Ray counts the cores of a machine that is lost, and a worker that asks for one of
+them waits forever: those of a repeated round ask for none."""
 
 
 def in_parallel(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], *, jobs: int) -> Iterator[Any]:
@@ -35,14 +38,18 @@ def _round(ray: Any, function: Callable[..., Any], calls: Sequence[tuple[Any, ..
     from ray.util.joblib import register_ray
 
     register_ray()  # type: ignore[no-untyped-call]
-    for _ in range(ATTEMPTS):
+    for needs in (FIRST, *[AGAIN] * (ATTEMPTS - 1)):
         room = count_workers(ray, num_cpus=1.0)
         try:
-            with joblib.parallel_config("ray", ray_remote_args={"num_cpus": 1.0}):
+            with joblib.parallel_config("ray", ray_remote_args=needs):
                 results: list[Any] = joblib.Parallel(n_jobs=min(jobs, room), batch_size=1)(  # one is this process
                     joblib.delayed(_received)(function, call) for call in calls
                 )
         except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError):
+            continue
+        except ValueError:  # the pool's, of a machine that was lost after its cores were counted
+            if count_workers(ray, num_cpus=1.0) >= room:
+                raise
             continue
         return results
     raise KcalError(f"Workers of the Ray cluster were lost {ATTEMPTS} times in a row; finished results are kept.")

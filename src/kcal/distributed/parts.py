@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
@@ -21,25 +22,39 @@ from kcal.files import check_path
 PART_ROWS = 131_072
 """Rows of a part; more where a row group of the file has more, so that hardly any row is read twice."""
 
+READ_BYTES = 2**18
+"""Bytes of a column that are read at once: by default pyarrow would hold whole row groups."""
+
 
 @dataclass(frozen=True)
 class Part:
-    """Rows ``start`` to ``stop`` of a parquet file, and the name of the file of their predictions."""
+    """Rows ``start`` to ``stop`` of a parquet file; ``digest`` is that of the file when the parts were cut."""
 
     path: str
     start: int
     stop: int
-    name: str
+    digest: str
 
     def __len__(self) -> int:
         return self.stop - self.start
 
+    @property
+    def name(self) -> str:
+        """Name of the file of the predictions."""
+        return f"{Path(self.path).stem}-{self.digest}-{self.start:012d}.parquet"
+
     def blocks(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
         """Yield tables of ``rows`` rows, the last with those that are left; little more than one is held."""
-        with open_parquet(self.path) as file:
+        with reading(self.path), open_parquet(self.path) as file:
+            self._check_unchanged()
             first, groups = self._row_groups(file)
             batches = file.iter_batches(rows, row_groups=groups, columns=list(columns))
             yield from _regrouped(batches, skip=self.start - first, length=len(self), rows=rows)
+            self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        if file_digest(self.path) != self.digest:
+            raise FileFormatError(f"{self.path} was changed during the run. Write to another folder.")
 
     def _row_groups(self, file: Any) -> tuple[int, list[int]]:
         """Return the numbers of the row groups that hold the part, and the first row of the first."""
@@ -70,8 +85,7 @@ class InputFile:
     """A parquet file with what identifies its content."""
 
     path: str
-    size: int
-    modified: int  # nanoseconds
+    digest: str
     rows: int
     largest_row_group: int
     columns: dict[str, str]  # types by name
@@ -79,33 +93,41 @@ class InputFile:
     @classmethod
     def read(cls, path: Path) -> InputFile:
         """Return the description of a file from its footer."""
+        place = os.path.realpath(path)
+        digest = file_digest(place)
         with open_parquet(path) as file:
             groups = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-            columns, stored = {field.name: str(field.type) for field in file.schema_arrow}, path.stat()
-        return cls(
-            os.path.realpath(path), stored.st_size, stored.st_mtime_ns, sum(groups), max(groups, default=0), columns
-        )
-
-    @property
-    def digest(self) -> str:
-        """A short hash of the path, the size and the time of the last change."""
-        return hashlib.sha256(f"{self.path}\0{self.size}\0{self.modified}".encode()).hexdigest()[:10]
+            columns = {field.name: str(field.type) for field in file.schema_arrow}
+        return cls(place, digest, sum(groups), max(groups, default=0), columns)
 
     def parts(self, rows: int, block_rows: int) -> Iterator[Part]:
         """Yield the parts of the file, which begin at multiples of ``block_rows``."""
         step = -(-max(rows, self.largest_row_group) // block_rows) * block_rows
         for start in range(0, self.rows, step):
-            name = f"{Path(self.path).stem}-{self.digest}-{start:012d}.parquet"
-            yield Part(self.path, start, min(start + step, self.rows), name)
+            yield Part(self.path, start, min(start + step, self.rows), self.digest)
+
+
+def file_digest(path: str) -> str:
+    """Return a short hash of the path, the size and the time of the last change of a file."""
+    stored = Path(path).stat()
+    return hashlib.sha256(f"{path}\0{stored.st_size}\0{stored.st_mtime_ns}".encode()).hexdigest()[:10]
 
 
 def open_parquet(path: str | Path) -> Any:
     """Open a parquet file; raise if it cannot be read as one."""
-    import pyarrow
     import pyarrow.parquet
 
+    with reading(path):
+        return pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=READ_BYTES)
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Raise one clear error if a file, or a part of it, cannot be read as parquet."""
+    import pyarrow
+
     try:
-        return pyarrow.parquet.ParquetFile(path)
+        yield
     except (pyarrow.ArrowException, OSError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise FileFormatError(f"{path} cannot be read as parquet: {reason}.") from error
@@ -117,7 +139,7 @@ def find_files(paths: Any) -> list[Path]:
     A folder stands for its parquet files.
     """
     files: dict[str, Path] = {}
-    for entry in [paths] if isinstance(paths, str | os.PathLike) else paths:
+    for entry in paths if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]:
         path = check_path(entry, "data")
         matches = [path]
         if path.is_dir():

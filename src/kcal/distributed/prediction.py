@@ -11,7 +11,7 @@ from typing import Any
 
 from kcal import errors
 from kcal.deployment import CalibratedClassifier
-from kcal.distributed.engine import check_address, connect, count_workers, require_ray
+from kcal.distributed.engine import connect, count_workers, find_cluster, require_ray
 from kcal.distributed.manifest import LOCK, Plan
 from kcal.distributed.parts import PART_ROWS, InputFile, Part, find_files
 from kcal.distributed.scoring import (
@@ -80,7 +80,8 @@ class Predictions:
 
     def __str__(self) -> str:
         computed = "" if self.n_computed == self.n_parts else f", {self.n_computed:,} of them computed in this run"
-        return f"{self.folder}: {self.n_rows:,} rows in {self.n_parts:,} parts{computed}"
+        parts = f"{self.n_parts:,} part{'' if self.n_parts == 1 else 's'}"
+        return f"{self.folder}: {self.n_rows:,} rows in {parts}{computed}"
 
 
 def predict(
@@ -156,9 +157,8 @@ def predict(
     folder = _output_folder(out)
     if is_dataset:
         data = _spooled(data, folder)
-    if engine == "ray":  # before anything is written
-        require_ray()
-        check_address(workers.address)
+    if engine == "ray" and (not require_ray().is_initialized() or workers.address):
+        find_cluster(workers.address)  # before anything is written
     files = [InputFile.read(path) for path in find_files(data)]
     scorer = scorer_for(list(files[0].columns))
     for file in files:
@@ -169,7 +169,7 @@ def predict(
             raise InvalidInputError(file.path, expected, got=file.columns[ids])
     parts = [part for file in files for part in file.parts(part_rows, rows)]
     settings = {"model": model_digest(fitted), "columns": json.loads(json.dumps(asdict(scorer.columns)))}
-    settings |= {"evidence": evidence, "rows_at_once": rows}
+    settings |= {"evidence": evidence, "rows_at_once": rows, "part_rows": part_rows}
     return _run(Plan(folder, settings, parts), scorer, engine, workers, progress)
 
 

@@ -94,7 +94,7 @@ class Scorer:
         return pyarrow.table(columns)
 
     def write(self, part: Part, folder: Path) -> Done:
-        """Write the predictions of a part, unless they are there; return an error of kcal as text."""
+        """Write the predictions of a part, unless they are there; return an error of the data or the files as text."""
         target = folder / part.name
         if target.exists():
             return Done(part.name, len(part))
@@ -104,7 +104,7 @@ class Scorer:
             try:
                 with one_thread(), atomic_path(target) as temporary:
                     self._write_blocks(part, temporary)
-            except KcalError as error:
+            except (KcalError, OSError) as error:
                 return Done(part.name, 0, error=f"{part.path}, rows {part.start:,} to {part.stop:,}: {error}")
         issued = dict.fromkeys((entry.category.__name__, str(entry.message)) for entry in caught)
         return Done(part.name, len(part), tuple(issued))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -237,13 +237,16 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         log_volume = get_kernel(self.kernel).log_volume(self.bandwidth_, len(self._support.centre))
         return torch.cat([part.log_densities(log_weights + log_volume)[0] for part in sums])
 
+    def state(self) -> NoReturn:
+        """Raise: the samples are too many for this process, which :func:`kcal.save` would gather them in."""
+        check_is_fitted(self)
+        raise KcalError(
+            "A fitted ShardedKCal cannot be saved: its samples are in processes of the cluster. Fit again with "
+            f"bandwidth={self.bandwidth_!r}, which only loads the shards; or save a KCal of a sample."
+        )
+
     def __getstate__(self) -> Any:
-        if "bandwidth_" in vars(self):
-            raise KcalError(
-                "A fitted ShardedKCal cannot be saved: its samples are in processes of the cluster. Fit again with "
-                f"bandwidth={self.bandwidth_!r}, which only loads the shards; or save a KCal of a sample."
-            )
-        return super().__getstate__()
+        return self.state() if "bandwidth_" in vars(self) else super().__getstate__()
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable class of each row."""

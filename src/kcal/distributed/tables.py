@@ -47,6 +47,8 @@ def default_columns(names: Sequence[str], fitted: Sequence[str], logits: Sequenc
     """Return the columns of a table: those that a model was ``fitted`` on, or all that may be features."""
     reserved = {*NOT_FEATURES, *logits}
     features = tuple(fitted) or tuple(name for name in names if name not in reserved)
+    if not features:
+        raise InvalidInputError("data", "must have columns of features", got=f"only {', '.join(names) or 'no columns'}")
     return Columns(features, tuple(logits), "id" if "id" in names and "id" not in features else None)
 
 
@@ -77,8 +79,9 @@ def _nested(values: Any, name: str) -> NDArray[Any]:
         if types.is_list(chunk.type) or types.is_large_list(chunk.type) or types.is_fixed_size_list(chunk.type):
             lengths = compute.min_max(compute.list_value_length(chunk)).as_py()
             if lengths["min"] != lengths["max"] or chunk.null_count:
-                expected = "must have lists of one length"
-                raise InvalidInputError(f"column {name!r}", expected, got=f"{lengths['min']} to {lengths['max']}")
+                got = f"{lengths['min']} to {lengths['max']} numbers"
+                got = f"{chunk.null_count:,} rows without a list" if chunk.null_count else got
+                raise InvalidInputError(f"column {name!r}", "must have lists of one length in all rows", got=got)
             chunks.append(chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), -1))
         elif hasattr(chunk, "to_numpy_ndarray"):  # tensors of pyarrow
             chunks.append(chunk.to_numpy_ndarray())

@@ -25,7 +25,9 @@ def locked_folder(folder: Path, name: str = LOCK_FILE) -> Iterator[None]:
             owner = os.pread(descriptor, 20, 0).decode(errors="replace").strip() if hasattr(os, "pread") else ""
             got = f"{folder}, in use by process {owner or '(unknown)'}"
             remedy = "Wait until that run ends, or choose another folder."
-            raise InvalidInputError("folder", "must not be in use by another run", got=got, remedy=remedy) from None
+            raise InvalidInputError(
+                "output folder", "must not be in use by another run", got=got, remedy=remedy
+            ) from None
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         yield

@@ -68,7 +68,7 @@ def to_bytes(calibrator: Calibrator | TrainedProjection, *, network: Mapping[str
     """Return the content of the file that :func:`save` writes."""
     if isinstance(calibrator, TrainedProjection):
         state = projection_to_state(calibrator)
-    elif isinstance(calibrator, Calibrator):
+    elif hasattr(calibrator, "state"):
         state = calibrator.state()
     else:
         expected = "must be a calibrator of kcal or a TrainedProjection"
