@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -90,6 +90,7 @@ class Learner:
         self._executor = ThreadPoolExecutor(1, f"kcal-follow-{model.name}")
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._next: Future[None] | None = None
+        self._search_soon()
         self.batcher: Batcher[Records] = Batcher(
             self._write_all, after=self._after, max_batch=MOST_AT_ONCE, name=f"kcal-feedback-{model.name}"
         )
@@ -209,20 +210,49 @@ class Learner:
     def _update(self) -> None:
         with self._lock:
             self._next = None
+        if self._try(self._follow):
+            self._search_soon()  # in a task of its own, which no erasure waits for
+
+    def _search_soon(self) -> None:
+        if not self._stop.is_set():
+            with suppress(RuntimeError):  # the thread has ended meanwhile
+                self._executor.submit(self._try, self._search)
+
+    def _try(self, step: Callable[[], None]) -> bool:
+        """Make a step in the thread, then leave the processor to predictions for as long; return if it succeeded."""
         start = time.monotonic()
         try:
-            self._follow()
+            step()
             self.error = ""
         except Exception as error:  # the store has the feedback; the next update tries again
             self.error = str(error) if isinstance(error, KcalError) else type(error).__name__
             logger.error("%s could not follow its store: %s", self.model.name, self.error)
-        self._stop.wait(time.monotonic() - start)  # predictions get the processor for as long
+        self._stop.wait(time.monotonic() - start)
+        return not self.error
 
     def _follow(self) -> None:
-        """Apply what changed in the store; predictions go on with the earlier samples until all is ready."""
+        """Apply what changed in the store; predictions go on with the earlier samples until all is ready.
+
+        Bandwidths and weights stay, as between two searches. So the service is ready soon after a restart, and an
+        erasure is complete soon, also if a search is due.
+        """
         with without_warnings(), threads_for(0):  # its operations are small: two threads would wait for each other
-            if self._follower is not None and self._follower.update():
-                self.model.predictor = CalibratorPredictor(self._live.snapshot())
+            if self._follower is not None and self._follower.update(search=False):
+                self._show()
+
+    def _search(self) -> None:
+        """Search for the bandwidth, or fit the weights of a blend, if it is due."""
+        with without_warnings(), threads_for(0):
+            if self._follower is not None and self._live.is_search_due_ and not self._stop.is_set():
+                self._live.refresh()
+                self._show()
+
+    def _show(self) -> None:
+        """Let predictions come from the present samples."""
+        frozen = self._live.frozen(search=False)
+        self.model.predictor = CalibratorPredictor(frozen)
+        if self.model.observer is not None:
+            self.model.observer.calibrator = frozen  # the page must not wait for a search either
 
     async def close(self) -> None:
         """Write what waits, and end the threads; the store stays open."""
