@@ -150,3 +150,117 @@ def test_it_is_ready_before_the_search_that_is_due(path, problem, tmp_path, monk
         for one, other in zip(found, predicted(CalibratorPredictor(calibrator), path, problem), strict=True):
             np.testing.assert_array_equal(one, other)
     assert not np.array_equal(early[0], late[0])
+
+
+async def labelled(client: Any, path: Path, problem: Problem) -> None:
+    """Predict 20 rows and label them."""
+    arrays = {name: rows.tolist() for name, rows in inputs(path, slice(100, 120), problem).items()}
+    names = [f"patient-{row:02}" for row in range(20)]
+    assert (await client.post("/predict", json={**arrays, "ids": names})).status_code == 200
+    await give(client, [{"id": name, "label": int(problem.labels[100 + row])} for row, name in enumerate(names)])
+
+
+def test_the_page_survives_it(path, problem, tmp_path):
+    async def first():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
+            await labelled(client, path, problem)
+            await all_done(service)
+            return service.repository.get("model").observer.snapshot(max_age=0).labelled
+
+    async def second():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
+            observer = service.repository.get("model").observer
+            return observer.snapshot(max_age=0).labelled, (await client.get("/metrics")).text
+
+    before, (after, metrics) = asyncio.run(first()), asyncio.run(second())
+    np.testing.assert_array_equal(after.probs, before.probs)
+    np.testing.assert_array_equal(after.codes, problem.labels[100:120])
+    line = next(line for line in metrics.splitlines() if line.startswith("kcal_measured_accuracy{"))
+    assert float(line.split()[-1]) == pytest.approx(np.mean(before.probs.argmax(axis=1) == problem.labels[100:120]))
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_when_an_erasure_is_acknowledged_its_file_has_nothing_of_the_id(path, problem, tmp_path, is_restarted):
+    file = tmp_path / "feedback.db.monitor.json"
+
+    async def erased(client):
+        assert b"patient-07" in file.read_bytes()
+        await give(client, {"id": "patient-07", "erase": True})
+        for each in tmp_path.iterdir():
+            assert b"patient-07" not in each.read_bytes()
+        assert b"patient-08" in file.read_bytes()
+
+    async def first():
+        async with in_process(path, store=tmp_path / "feedback.db", reload_seconds=0.01, save_seconds=0.02) as (
+            client,
+            _,
+        ):
+            await labelled(client, path, problem)
+            while not (file.exists() and b"patient-07" in file.read_bytes()):
+                await asyncio.sleep(0.01)
+            if not is_restarted:
+                await erased(client)
+
+    async def second():
+        (tmp_path / ".feedback.db.monitor.json.new").write_bytes(b"patient-07")  # left by a killed process
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
+            await erased(client)
+
+    asyncio.run(first())
+    if is_restarted:
+        asyncio.run(second())
+
+
+def test_a_sample_that_another_program_deleted_is_gone_from_the_record(path, problem, tmp_path):
+    async def first():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
+            await labelled(client, path, problem)
+
+    async def second():
+        async with in_process(path, store=tmp_path / "feedback.db") as (_, service):
+            return service.repository.get("model").observer.labelled_ids()
+
+    asyncio.run(first())
+    with CalibrationStore(tmp_path / "feedback.db") as store:
+        store.delete(["patient-03"])
+        store.vacuum()
+    assert asyncio.run(second()) == [f"patient-{row:02}" for row in range(20) if row != 3]
+    for each in tmp_path.iterdir():
+        assert b"patient-03" not in each.read_bytes()
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"format": 1}', b"[3]", b""])
+def test_a_damaged_or_older_file_is_reported_and_begins_anew(path, problem, tmp_path, content, caplog):
+    file = tmp_path / "feedback.db.monitor.json"
+    file.write_bytes(content)
+
+    async def story():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
+            await labelled(client, path, problem)
+            await service.learners["model"].batcher.settled()  # labels are recorded just after their acknowledgement
+            return service.repository.get("model").observer.n_labels
+
+    assert asyncio.run(story()) == 20
+    assert "begins again" in caplog.text
+    assert b"patient-03" in file.read_bytes()
+
+
+def test_without_room_for_the_file_an_erasure_removes_it(path, problem, tmp_path, monkeypatch):
+    file = tmp_path / "feedback.db.monitor.json"
+
+    async def first():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
+            await labelled(client, path, problem)
+
+    async def second():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
+            monkeypatch.setattr("kcal.deployment.service.state_file.os.fsync", no_room)
+            await give(client, {"id": "patient-07", "erase": True})
+            assert not file.exists()
+
+    def no_room(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    asyncio.run(first())
+    assert file.exists()
+    asyncio.run(second())

@@ -22,6 +22,7 @@ from kcal.deployment.service.errors import RequestError, bad_request, busy
 from kcal.deployment.service.feedback import FeedbackRecord, segments, stacked
 from kcal.deployment.service.inference import ServedModel
 from kcal.deployment.service.predictors import CalibratorPredictor
+from kcal.deployment.service.state_file import StateFile
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.persistence import CalibrationStore
@@ -69,9 +70,18 @@ class Learner:
         Holds the feedback or, if it is not ``additional``, the whole calibration set.
     additional : bool
         Whether samples of the model that are not in the store stay.
+    state_file : StateFile, optional
+        Holds labelled predictions: it is written again before an erasure is acknowledged.
     """
 
-    def __init__(self, model: ServedModel, store: CalibrationStore, *, additional: bool = True) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        store: CalibrationStore,
+        *,
+        additional: bool = True,
+        state_file: StateFile | None = None,
+    ) -> None:
         assert model.predictor.calibrator is not None
         self.model, self.store, self.calibrator = model, store, model.predictor.calibrator
         self.obstacle = obstacle_to_following(self.calibrator)
@@ -83,7 +93,9 @@ class Learner:
         self._follower = store.follow(with_text_ids(self.calibrator), keep_others=additional) if follows else None
         self._has_groups = follows and bool(self._live.has_groups_)
         self.own_ids = frozenset(map(str, self._live.current_ids_)) if follows and additional else frozenset()
+        self._state_file, self._has_erased = state_file, False
         self._follow()
+        self.forget_deleted()
         self.error = ""
         """Why the calibrator could not follow the store; empty if it could."""
         self.counts = {"stored": 0, "corrected": 0, "erased": 0, "absent": 0}
@@ -102,7 +114,7 @@ class Learner:
     async def learn(self, records: Records) -> list[str]:
         """Write records and return what was done with each: "stored", "corrected", "erased" or "absent".
 
-        An erasure is complete when this returns: the calibrator has followed, too.
+        An erasure is complete when this returns: the calibrator has followed, and the file of the record, too.
         """
         if any(not record.is_erasure and self._find(record) is record for record in records):
             await self.model.batcher.settled()  # a prediction is recorded just after its answer
@@ -196,6 +208,7 @@ class Learner:
                 self.counts[status] += 1
                 if record.is_erasure:
                     self.model.erased(record.id)
+                    self._has_erased = True
                 else:
                     self.model.labelled(record.id, record.label, record.group)
         self.follow_soon()
@@ -212,6 +225,32 @@ class Learner:
             self._next = None
         if self._try(self._follow):
             self._search_soon()  # in a task of its own, which no erasure waits for
+        if self._has_erased:
+            self._has_erased = False
+            self._erase_from_file()
+
+    def _erase_from_file(self) -> None:
+        """Write the record of predictions without those that were erased; raise if they may be in the file still."""
+        if self._state_file is None or self.model.observer is None:
+            return
+        try:
+            self._state_file.write(self.model.observer.to_dict)
+        except Exception as error:  # no space, perhaps: then the page begins again after a restart
+            logger.error("the record of predictions of %s was not written: %s", self.model.name, error)
+            try:
+                self._state_file.remove()
+            except OSError:
+                self._has_erased = True
+                raise busy("the record of predictions cannot be written; try again later") from error
+
+    def forget_deleted(self) -> None:
+        """Erase predictions from the record whose samples another program has deleted from the store."""
+        observer = self.model.observer
+        names = [] if observer is None else observer.labelled_ids()
+        known = self.store.contains(names) if names else []
+        gone = [name for name, is_known in zip(names, known, strict=True) if not is_known]
+        if observer is not None and gone:
+            observer.erased(gone)
 
     def _search_soon(self) -> None:
         if not self._stop.is_set():
