@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import closing
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from kcal.deployment.service.runtime import Service, ServiceOptions
@@ -37,15 +38,10 @@ def make_application(options: ServiceOptions, on_failure: Callable[[str], None] 
 
 def require_extra() -> None:
     """Raise with the command that installs the extra if it is missing."""
-    try:
-        import fastapi  # noqa: F401
-        import jinja2  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            f"The service needs {error.name}, which is not installed. Run: pip install 'kcal[serve]'"
-        ) from error
+    for name in ("fastapi", "jinja2", "prometheus_client", "uvicorn"):
+        if find_spec(name) is None:
+            message = f"The service needs {name}, which is not installed. Run: pip install 'kcal[serve]'"
+            raise MissingExtraError(message)
 
 
 def make_server(options: ServiceOptions, on_started: Callable[[str], None] | None = None) -> Any:
