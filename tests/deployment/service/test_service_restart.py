@@ -170,11 +170,15 @@ def test_the_page_survives_it(path, problem, tmp_path):
     async def second():
         async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
             observer = service.repository.get("model").observer
-            return observer.snapshot(max_age=0).labelled, (await client.get("/metrics")).text
+            page = (await client.get("/")).text
+            return observer.snapshot(max_age=0).labelled, (await client.get("/metrics")).text, page
 
-    before, (after, metrics) = asyncio.run(first()), asyncio.run(second())
+    before, (after, metrics, page) = asyncio.run(first()), asyncio.run(second())
     np.testing.assert_array_equal(after.probs, before.probs)
     np.testing.assert_array_equal(after.codes, problem.labels[100:120])
+    assert "on the latest 20 labels" in page
+    assert 'id="reliability' in page
+    assert "no predictions since the service started" in page
     line = next(line for line in metrics.splitlines() if line.startswith("kcal_measured_accuracy{"))
     assert float(line.split()[-1]) == pytest.approx(np.mean(before.probs.argmax(axis=1) == problem.labels[100:120]))
 
