@@ -41,6 +41,7 @@ ON_REQUEST = {
     "heads": heads.main,
     "online": online.main,
     "service": service.main,
+    "restarts": service.restarts,
     "distributed": distributed.main,
     "faults": faults.main,
 }
@@ -55,7 +56,7 @@ def main(
         list[str] | None,
         typer.Argument(
             help="sums, search, metrics, storage, latency, recipes, methods, blend: all by default; deployment, heads, "
-            "online, service, distributed, faults, shards, compression."
+            "online, service, restarts, distributed, faults, shards, compression."
         ),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes, methods and blend.")] = None,

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.latency import problem
 from benchmarks.measuring import typical
-from kcal import KCal, KCalBlend, load, save
+from kcal import ClassifierOutputs, KCal, KCalBlend, Updates, load, save
 from kcal.persistence import CalibrationStore
 
 CLIENTS = 32
@@ -38,6 +38,8 @@ ROUNDS = 3
 BATCHES = (1, 16, 64, 256, 1024)
 MEMORY_REQUESTS = 100_000
 KILLS = 50
+LABELS = 20_000
+"""Labels in the store when the server is first killed."""
 
 
 def make_models(folder: Path) -> dict[str, Path]:
@@ -47,7 +49,7 @@ def make_models(folder: Path) -> dict[str, Path]:
         warnings.simplefilter("ignore")
         models = {
             "kcal": KCal(projection="identity").fit(x, y, ids=[f"cal-{row}" for row in range(len(x))]),
-            "blend": KCalBlend().fit(x, y, logits=z),
+            "blend": KCalBlend(updates=Updates()).fit(x, y, logits=z),
         }
     return {name: save(model, folder / f"{name}.kcal") for name, model in models.items()}
 
@@ -64,9 +66,10 @@ def served(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], i
 
 
 def start(path: Path, *options: str) -> tuple[subprocess.Popen[str], int]:
-    """Start ``kcal serve`` and wait until it is ready."""
+    """Start ``kcal serve`` and wait until it is ready; after the first time with bytecode, as where it is installed."""
     command = [sys.executable, "-m", "kcal", "serve", str(path), "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     match = re.search(r":(\d+)\s*$", process.stdout.readline())
     assert match is not None
@@ -208,32 +211,59 @@ def _resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def kills(console: Console, path: Path, folder: Path, n_kills: int = KILLS) -> None:
-    """Kill the server at random moments under feedback; count labels that were acknowledged and then lost."""
-    generator, store = np.random.default_rng(0), folder / "feedback.db"
-    acknowledged: set[str] = set()
+def restarts(console: Console) -> None:
+    """Print how long killed servers take to be ready again."""
+    with TemporaryDirectory() as name:
+        kills(console, Path(name), make_models(Path(name)))
+
+
+def kills(console: Console, folder: Path, models: dict[str, Path], n_kills: int = KILLS) -> None:
+    """Kill servers at random moments under feedback; count labels that were acknowledged and then lost."""
+    table = Table(
+        "model", "labels", "kills", "acknowledged", "lost", "to ready, median s", "longest s",
+        "processor time to ready, median s", title="SIGKILL",
+    )  # fmt: skip
+    for name, path in models.items():
+        store = folder / f"{name}.db"
+        fill(store, has_logits=name == "blend")
+        with served(path, "--store", str(store)):
+            pass
+        acknowledged, ready, work = _killed(console, path, store, n_kills)
+        with CalibrationStore(store) as opened:
+            stored = set(opened.ids())
+        table.add_row(
+            name, f"{LABELS:,} to {len(stored):,}", f"{n_kills}", f"{len(acknowledged):,}",
+            f"{len(acknowledged - stored):,}", f"{np.median(ready):.2f}", f"{max(ready):.2f}", f"{np.median(work):.2f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def fill(path: Path, *, has_logits: bool) -> None:
+    """Write labels to a store."""
+    x, z, y = problem(LABELS, 64, 10, seed=2)
+    with CalibrationStore(path) as store:
+        ids = np.array([f"label-{row}" for row in range(LABELS)])
+        store.append(ClassifierOutputs(embeddings=x, logits=z if has_logits else None, labels=y, ids=ids))
+
+
+def _killed(console: Console, path: Path, store: Path, n_kills: int) -> tuple[set[str], list[float], list[float]]:
+    """Return the ids that servers acknowledged until they were killed, and wall and processor seconds to ready."""
+    generator, acknowledged = np.random.default_rng(0), set[str]()
     ready, work = [], []
-    for number in track(range(n_kills), "Kills", console=console):
+    for number in track(range(n_kills), f"Kills of {path.stem}", console=console):
         begin = time.perf_counter()
         process, port = start(path, "--store", str(store))
         ready.append(time.perf_counter() - begin)
         work.append(_processor_seconds(process.pid))
-        acknowledged |= asyncio.run(_feedback_until_killed(process, port, number, generator.uniform(0.05, 1.0)))
+        seconds = generator.uniform(0.05, 1.0)
+        acknowledged |= asyncio.run(_feedback_until_killed(process, port, path.stem, number, seconds))
         process.wait()
-    with CalibrationStore(store) as opened:
-        stored = set(opened.ids())
-    table = Table(
-        "kills", "acknowledged", "lost", "to ready, median s", "longest s", "processor time to ready, median s",
-        title="SIGKILL",
-    )  # fmt: skip
-    table.add_row(
-        f"{n_kills}", f"{len(acknowledged):,}", f"{len(acknowledged - stored):,}",
-        f"{np.median(ready):.2f}", f"{max(ready):.2f}", f"{np.median(work):.2f}",
-    )  # fmt: skip
-    console.print(table)
+    return acknowledged, ready, work
 
 
-async def _feedback_until_killed(process: subprocess.Popen[str], port: int, number: int, seconds: float) -> set[str]:
+async def _feedback_until_killed(
+    process: subprocess.Popen[str], port: int, model: str, number: int, seconds: float
+) -> set[str]:
     """Send labels from eight clients until the server is killed; return the ids that it acknowledged."""
     acknowledged: set[str] = set()
 
@@ -242,9 +272,12 @@ async def _feedback_until_killed(process: subprocess.Popen[str], port: int, numb
         generator = np.random.default_rng((number, place))
         for count in range(10**6):
             name = f"kill{number}-{place}-{count}"
-            row = generator.normal(size=64).round(3).tolist()
-            body = json.dumps({"id": name, "label": int(generator.integers(10)), "embeddings": row})
-            head = "POST /v2/models/kcal/feedback HTTP/1.1\r\nHost: 127.0.0.1"
+            record = {"id": name, "label": int(generator.integers(10))}
+            record["embeddings"] = generator.normal(size=64).round(3).tolist()
+            if model == "blend":
+                record["logits"] = generator.normal(size=10).round(3).tolist()
+            body = json.dumps(record)
+            head = f"POST /v2/models/{model}/feedback HTTP/1.1\r\nHost: 127.0.0.1"
             writer.write(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
             try:
                 answer = await reader.readuntil(b"\r\n\r\n")
@@ -271,4 +304,4 @@ def main(console: Console) -> None:
         models = make_models(folder)
         throughput(console, folder, models)
         memory(console, models["kcal"])
-        kills(console, models["kcal"], folder)
+        kills(console, folder, models)

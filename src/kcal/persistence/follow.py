@@ -64,10 +64,11 @@ class Follower:
         self.error: Exception | None = None
         """Error of the latest update by the thread; None if it succeeded."""
 
-    def update(self) -> int:
+    def update(self, *, search: bool = True) -> int:
         """Apply what changed in the store since the last call; return the number of samples that changed.
 
-        An unfitted calibrator is fitted as soon as there are labelled samples.
+        An unfitted calibrator is fitted as soon as there are labelled samples. Predictions follow at once; then a
+        search (of a blend: a fit) is made if it is due or, without ``search``, left for ``calibrator.refresh()``.
         """
         self._check_calibrator()
         samples, deleted, last = self.store.changes(self.since, version=self.version)
@@ -88,7 +89,8 @@ class Follower:
         self.since = last
         if self._is_fitted:
             with suppress(KcalError):  # too few samples may be left: then predictions raise
-                self._live.refresh()  # so that no reader has to
+                self._live.refresh(search=False)  # so that no reader has to, nor waits for a search
+                self._live.refresh(search=search)
         return len(gone | taken)
 
     def _check_calibrator(self) -> None:

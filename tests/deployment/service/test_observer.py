@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from types import SimpleNamespace
@@ -256,7 +257,70 @@ def test_monitors_go_on_after_a_restart() -> None:
     assert (one.n_predictions, one.n_labels, one.n_watched) == (other.n_predictions, other.n_labels, other.n_watched)
 
 
-@pytest.mark.parametrize("state", [{}, {"format": 9}, {"format": 1, "labels": 3}, {"format": 1, "labels": {}}])
+def test_labelled_predictions_survive_a_restart() -> None:
+    rows = stream()
+    observer = observed(rows, groups=["home" if place % 3 else "away" for place in range(600)])
+    again = Observer.from_dict(json.loads(json.dumps(observer.to_dict())), calibrator())
+    before, after = observer.snapshot().labelled, again.snapshot().labelled
+    np.testing.assert_array_equal(after.probs, before.probs)
+    np.testing.assert_array_equal(after.codes, before.codes)
+    assert after.accuracy == np.mean(rows.probs.argmax(axis=1) == rows.codes)
+    assert again.labelled_ids() == rows.ids
+    again.labelled(rows.ids[:1], [CLASSES[(rows.codes[0] + 1) % 3]])
+    corrected = again.snapshot(max_age=0)
+    assert corrected.n_labels == 600
+    assert corrected.labelled.codes[0] == (rows.codes[0] + 1) % 3
+    assert corrected.monitor.n_samples == 600  # the monitor began again with the labels as they are now
+
+
+def test_an_erasure_after_a_restart_leaves_nothing_in_the_next_state() -> None:
+    rows = stream()
+    observer = observed(rows, groups=["alone", *["home"] * 599])
+    again = Observer.from_dict(json.loads(json.dumps(observer.to_dict())), calibrator())
+    again.erased(rows.ids[:1])
+    state = again.to_dict()
+    assert rows.ids[0] not in state["labelled"]["ids"]
+    assert "alone" not in json.dumps(state)
+    encoded = base64.b64decode(state["labelled"]["probs"])
+    assert rows.probs[0].astype("<f8").tobytes() not in encoded
+    assert rows.probs[1].astype("<f8").tobytes() in encoded
+
+
+def test_a_smaller_record_takes_the_latest_of_a_state() -> None:
+    rows = stream()
+    again = Observer.from_dict(observed(rows).to_dict(), calibrator(), capacity=100)
+    assert again.labelled_ids() == rows.ids[-100:]
+    assert again.snapshot().n_labels == 600
+    again.erased(rows.ids[-1:])
+    assert again.snapshot(max_age=0).monitor.n_samples == 600  # it has seen rows that are gone, and goes on
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"ids": ["a", "a"]},
+        {"ids": ["a", 3]},
+        {"ids": ["a"]},
+        {"codes": [0, 3]},
+        {"codes": [0, -1]},
+        {"codes": [0, None]},
+        {"groups": [None, 4]},
+        {"groups": [None]},
+        {"probs": "????"},
+        {"probs": base64.b64encode(np.zeros(5).tobytes()).decode()},
+        {"probs": base64.b64encode(np.full(6, np.nan).tobytes()).decode()},
+    ],
+)
+def test_damaged_labelled_predictions_are_refused(damage: dict[str, object]) -> None:
+    rows = stream(n_rows=2)
+    state = observed(rows).to_dict()
+    assert Observer.from_dict(state, calibrator()).labelled_ids() == rows.ids
+    state["labelled"] |= damage
+    with pytest.raises(FileFormatError):
+        Observer.from_dict(state, calibrator())
+
+
+@pytest.mark.parametrize("state", [{}, {"format": 9}, {"format": 1, "labels": 3}, {"format": 2, "labels": {}}])
 def test_a_damaged_state_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(FileFormatError):
         Observer.from_dict(state, calibrator())

@@ -6,12 +6,15 @@ import asyncio
 import gc
 import gzip
 import json
+import re
 import socket
 import threading
 import tracemalloc
 import weakref
 import zlib
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -282,6 +285,88 @@ def test_slow_clients_hold_up_neither_others_nor_the_end(folder, monkeypatch):
             for silent in (connect(b""), connect(head)):
                 assert silent.recv(1000) == b""
         assert {connection.recv(12) for connection in slow} == {b"HTTP/1.1 408"}
+
+
+class Connections:
+    """The connections that a server has at present."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.protocols: list[Any] = []
+        made, lost = AutoHTTPProtocol.connection_made, AutoHTTPProtocol.connection_lost
+
+        def connection_made(protocol: Any, transport: Any) -> None:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            self.protocols.append(protocol)
+            made(protocol, transport)
+
+        def connection_lost(protocol: Any, error: Exception | None) -> None:
+            self.protocols.remove(protocol)
+            lost(protocol, error)
+
+        monkeypatch.setattr(AutoHTTPProtocol, "connection_made", connection_made)
+        monkeypatch.setattr(AutoHTTPProtocol, "connection_lost", connection_lost)
+
+    @contextmanager
+    def asking(self, one: Running, n_rows: int) -> Iterator[socket.socket]:
+        """Yield a socket that has sent a request whose answer is too large for the buffers of the system."""
+        body = json.dumps({"model": "animals", "embeddings": [[0.0] * 6] * n_rows}).encode()
+        head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.socket() as connection:
+            connection.settimeout(PATIENCE)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", int(one.url.rpartition(":")[2])))
+            connection.sendall(head.encode() + body)
+            wait_until(lambda: self.unsent() > 0)
+            yield connection
+
+    def unsent(self) -> int:
+        """Return the bytes that wait in the server."""
+        return sum(protocol.transport.get_write_buffer_size() for protocol in self.protocols)
+
+    def check(self, unsent_before: int) -> None:
+        """Let the server check its only connection now."""
+        (protocol,), done = self.protocols, threading.Event()
+
+        def check() -> None:
+            protocol.timer.cancel()
+            protocol.check(protocol.cycle, unsent_before)
+            done.set()
+
+        protocol.loop.call_soon_threadsafe(check)
+        assert done.wait(PATIENCE)
+
+
+def test_a_client_that_does_not_read_its_answer_is_disconnected(folder, monkeypatch):
+    connections = Connections(monkeypatch)
+    with running(folder) as one, connections.asking(one, 5_000) as connection:
+        monkeypatch.setattr(server, "REQUEST_SECONDS", 0.01)
+        connections.check(0)  # the others follow by themselves
+        wait_until(lambda: not connections.protocols)
+        content = b""
+        with suppress(ConnectionResetError):
+            while part := connection.recv(2**16):
+                content += part
+    head, _, body = content.partition(b"\r\n\r\n")
+    assert len(body) < int(re.search(rb"content-length: (\d+)", head)[1])
+
+
+def test_a_client_that_reads_slowly_gets_its_whole_answer(folder, monkeypatch):
+    connections = Connections(monkeypatch)
+    with running(folder) as one, connections.asking(one, 5_000) as connection:
+        content, before, n_checks = b"", connections.unsent(), 0
+        while unsent := connections.unsent():
+            if unsent < before:
+                connections.check(before)
+                before, n_checks = unsent, n_checks + 1
+            content += connection.recv(2**12)
+        head, _, body = content.partition(b"\r\n\r\n")
+        length = int(re.search(rb"content-length: (\d+)", head)[1])
+        while len(body) < length:
+            part = connection.recv(2**16)
+            assert part, "the connection was closed"
+            body += part
+    assert n_checks > 3
+    assert len(json.loads(body)["probabilities"]) == 5_000
 
 
 def test_a_client_that_sends_a_body_that_nobody_reads_gets_its_answer_and_may_ask_again(folder):

@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +73,12 @@ def test_no_acknowledged_label_is_lost_when_the_server_is_killed(tmp_path, anima
             f"{url}/v2/models/animals/feedback", json={"id": acknowledged[0], "label": "cat"}, timeout=PATIENCE
         )
         assert answer.json()["results"][0]["status"] == "corrected"
+
+
+def test_a_start_does_not_wait_for_the_framework_of_the_documentation():
+    code = "import sys, kcal.deployment.service.api; print({'starlette', 'fastapi', 'pydantic'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "{'starlette'}\n"
 
 
 def give_labels(url: str, name: str, acknowledged: list[str]) -> None:

@@ -123,14 +123,25 @@ class LiveBlend(EmbeddingCalibrator):
         samples = samples.rows(counted)
         supports = [self._support_of(rows, place, samples, counted) for place in range(len(self.model_.experts))]
         scores = torch.from_numpy(rows.column("scores")[counted]) if "scores" in rows.columns else None
-        due = check_updates(self.updates).is_due(self.bandwidth_history_, rows.n_updates, samples.classes_seen)
-        base = self._refitted(rows, samples, supports, scores) if due and samples.n_parts > 1 else self
-        if base is self and rows.n_erasures > self._n_erasures and scores is not None:
+
+        def grown(base: Self) -> Snapshot[Self]:
+            model = grown_model(base.model_, supports, vars(base)["_log_weight"])
+            results = {"classes_": samples.classes, "_fingerprints": self._known_fingerprints(rows)}
+            return Snapshot(copy_with(base, model_=model, **results), base)
+
+        @with_gradients()
+        def search() -> Snapshot[Self]:
+            return grown(self._refitted(rows, samples, supports, scores))
+
+        is_due = check_updates(self.updates).is_due(self.bandwidth_history_, rows.n_updates, samples.classes_seen)
+        is_due = is_due and samples.n_parts > 1
+        if is_due and len(samples.classes) != len(self.classes_):
+            return search()  # the present weights have no entry for a new class
+        base = self
+        if rows.n_erasures > self._n_erasures and scores is not None:
             lowest = float(to_log_probs(scores, self.model_.representation).min())  # maybe that of a forgotten sample
             base = copy_with(self, model_=replace(self.model_, min_log_prob=lowest), _n_erasures=rows.n_erasures)
-        model = grown_model(base.model_, supports, vars(base)["_log_weight"])
-        results = {"classes_": samples.classes, "_fingerprints": self._known_fingerprints(rows)}
-        return Snapshot(copy_with(base, model_=model, **results), base)
+        return replace(grown(base), search=search if is_due else None)
 
     def _support_of(self, rows: SampleRows, place: int, samples: Samples, counted: NDArray[np.int64]) -> SortedSupport:
         like = self.model_.experts[place].support.points

@@ -93,9 +93,46 @@ class LiveKCal(EmbeddingCalibrator):
 
     @with_gradients()
     def _make_snapshot(self, rows: SampleRows) -> Snapshot[Self]:
+        """Return the snapshot at a given bandwidth, or at that of the power law with a search around it, if it is due.
+
+        The power law is that of the earlier searches.
+        """
         samples = self._samples_of(rows)
         support = samples.sorted(samples.embeddings)
-        record, curve = self._bandwidth_of(samples, support, rows)
+        choice = self.bandwidth_choice(size_of_rarest_class(samples.codes, samples.weights, len(samples.classes)))
+        fixed = choice.without_search(support.dimension)
+        if fixed is not None:
+            record = self._record(fixed, choice.fixed_source, samples, rows)
+            return self._snapshot_at(record, None, rows, samples, support)
+        history, updates = self.bandwidth_history_, check_updates(self.updates)
+        law = updates.law(history, dimension=support.dimension, exponent=self.bandwidth_exponent)
+        expected = None if law is None else law(choice.size)
+        record, curve = history[-1], self.bandwidth_curve_
+        if record.n_updates != rows.n_updates:
+            bandwidth = record.bandwidth if expected is None else expected
+            record, curve = self._record(bandwidth, "law", samples, rows), None
+        snapshot = self._snapshot_at(record, curve, rows, samples, support)
+
+        @with_gradients()
+        def search() -> Snapshot[Self]:
+            curve = self._search(choice, samples, support, expected)
+            if curve is None:
+                return snapshot
+            found = self._record(curve.bandwidth, "search", samples, rows, loss=curve.loss)
+            return self._snapshot_at(found, curve, rows, samples, support)
+
+        is_due = updates.is_due(history, rows.n_updates, samples.classes_seen)
+        return replace(snapshot, search=search) if is_due else snapshot
+
+    def _snapshot_at(
+        self,
+        record: BandwidthRecord,
+        curve: BandwidthCurve | None,
+        rows: SampleRows,
+        samples: Samples,
+        support: SortedSupport,
+    ) -> Snapshot[Self]:
+        """Return the snapshot at a bandwidth."""
         model = replace(
             self.model_,
             support=support,
@@ -115,32 +152,14 @@ class LiveKCal(EmbeddingCalibrator):
         model = self.model_.with_reference_lengths(lengths, self.model_.groups)
         return self._finished(rows, model)
 
-    def _bandwidth_of(
-        self, samples: Samples, support: SortedSupport, rows: SampleRows
-    ) -> tuple[BandwidthRecord, BandwidthCurve | None]:
-        """Return the bandwidth: given, by the power law of earlier searches, or by a new search around it."""
+    def _record(
+        self, bandwidth: float, source: str, samples: Samples, rows: SampleRows, *, loss: float | None = None
+    ) -> BandwidthRecord:
+        """Return a record of a bandwidth for the present samples."""
         size = size_of_rarest_class(samples.codes, samples.weights, len(samples.classes))
-        counts: dict[str, Any] = {
-            "n_samples": len(rows),
-            "size": size,
-            "n_classes": len(classes := samples.classes_seen),
-            "n_updates": rows.n_updates,
-        }
-        choice, history = self.bandwidth_choice(size), self.bandwidth_history_
-        fixed = choice.without_search(support.dimension)
-        if fixed is not None:
-            return BandwidthRecord(fixed, choice.fixed_source, None, **counts), None
-        if history and history[-1].n_updates == rows.n_updates:
-            return history[-1], self.bandwidth_curve_
-        updates = check_updates(self.updates)
-        law = updates.law(history, dimension=support.dimension, exponent=self.bandwidth_exponent)
-        expected = None if law is None else law(size)
-        if expected is None or updates.is_due(history, rows.n_updates, classes):
-            curve = self._search(choice, samples, support, expected)
-            if curve is not None:
-                return BandwidthRecord(curve.bandwidth, "search", curve.loss, **counts, classes=tuple(classes)), curve
-        bandwidth = history[-1].bandwidth if expected is None else expected
-        return BandwidthRecord(bandwidth, "law", None, **counts), None
+        seen = samples.classes_seen
+        classes = tuple(seen) if source == "search" else ()
+        return BandwidthRecord(bandwidth, source, loss, len(rows), size, len(seen), rows.n_updates, classes=classes)
 
     def _search(
         self, choice: BandwidthChoice, samples: Samples, support: SortedSupport, expected: float | None

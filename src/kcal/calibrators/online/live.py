@@ -86,23 +86,32 @@ class LiveCalibrator(Calibrator):
         ids: list[Any] = (self.support_indices_ if self.ids_ is None else self.ids_).tolist()
         return ids
 
-    def frozen(self, *, complete: bool = True) -> Self:
-        """Return the latest snapshot; without ``complete``, as far as predictions need it."""
+    def frozen(self, *, complete: bool = True, search: bool = True) -> Self:
+        """Return the latest snapshot; without ``complete``, as far as predictions need it.
+
+        Without ``search``, a search (of a blend: a fit) that is due is left for later.
+        """
         copy: Self = copy_with(self)
         stream = vars(copy).get("_stream")  # looked up in the copy: an update may begin the stream meanwhile
         if stream is None:
             return copy
-        calibrator: Self = stream.complete() if complete else stream.latest()
+        calibrator: Self = stream.complete(search=search) if complete else stream.latest(search=search)
         return calibrator
 
-    def refresh(self) -> Self:
+    def refresh(self, *, search: bool = True) -> Self:
         """Make what predictions need after updates, in this thread; other threads predict as before meanwhile.
 
-        Otherwise the next prediction does so.
+        Otherwise the next prediction does so. Without ``search``, a search (of a blend: a fit) that is due is left for
+        later, and the parameters are those of the last one, as between two searches.
         """
         if "_stream" in vars(self):
-            self._stream.latest()
+            self._stream.latest(search=search)
         return self
+
+    @property
+    def is_search_due_(self) -> bool:
+        """Whether the latest snapshot waits for a search, which :meth:`refresh` makes."""
+        return "_stream" in vars(self) and self._stream.is_search_due
 
     @without_autocast()
     def correct(self, ids: Any, labels: Any) -> Self:

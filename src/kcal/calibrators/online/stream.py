@@ -3,6 +3,9 @@
 Readers take the latest snapshot, a fitted calibrator that no update changes. After an update the first reader makes a
 new one, in time O(n·d), as a prediction takes; meanwhile the others use the one before. The thread that made the
 latest update waits for it, so that it sees what it did. No reader waits if the writer makes the snapshot: ``latest()``.
+
+A search that is due takes much longer than a snapshot. It can be left for later: ``latest(search=False)`` gives the
+snapshot with the present samples and the parameters of the last search, as between two searches.
 """
 
 from __future__ import annotations
@@ -21,10 +24,14 @@ Frozen = TypeVar("Frozen")
 
 @dataclass(frozen=True, eq=False)
 class Snapshot(Generic[Frozen]):
-    """A fitted calibrator for the samples of a view, and the one without samples that the next is made from."""
+    """A fitted calibrator for the samples of a view, and the one without samples that the next is made from.
+
+    If a search is due, the calibrator has the parameters of the last one; ``search()`` returns the snapshot after it.
+    """
 
     calibrator: Frozen
     base: Frozen
+    search: Callable[[], Snapshot[Frozen]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +44,15 @@ class Published(Generic[Frozen]):
     made_of: SampleRows | None = None  # samples of the snapshot; others than ``rows`` after an update
     latest: Frozen | None = None
     complete: Frozen | None = None
+    search: Callable[[], Snapshot[Frozen]] | None = None  # the one that is due for the snapshot
+
+    def has_snapshot(self, *, search: bool) -> bool:
+        """Return whether there is a snapshot of the present samples, with ``search`` one for which none is due."""
+        return self.made_of is self.rows and not (search and self.search is not None)
+
+    def with_snapshot(self, made: Snapshot[Frozen]) -> Published[Frozen]:
+        """Return this with a snapshot of its samples."""
+        return Published(self.rows, self.author, made.base, self.rows, made.calibrator, search=made.search)
 
 
 class Stream(Generic[Frozen]):
@@ -84,6 +100,11 @@ class Stream(Generic[Frozen]):
         return self._published.rows.groups is not None
 
     @property
+    def is_search_due(self) -> bool:
+        """Whether the latest snapshot waits for a search."""
+        return self._published.search is not None
+
+    @property
     def ids(self) -> list[Any]:
         """Identifiers of the samples."""
         names: list[Any] = self._published.rows.names().tolist()
@@ -109,49 +130,49 @@ class Stream(Generic[Frozen]):
             return
         published = Published(rows, author, before.base)
         with suppress(KcalError):  # too few samples may be left: then predictions raise
-            published = self._with_snapshot(published)  # meanwhile readers use the one before
+            published = published.with_snapshot(self._make(before.base, rows))  # readers use the one before meanwhile
         with self._swapping:
             self._published = published
 
-    def _with_snapshot(self, published: Published[Frozen]) -> Published[Frozen]:
-        made = self._make(published.base, published.rows)
-        return replace(published, base=made.base, made_of=published.rows, latest=made.calibrator, complete=None)
-
-    def _current(self) -> Published[Frozen]:
+    def _current(self, *, search: bool = True) -> Published[Frozen]:
         """Return the latest snapshot with its samples; make it if another thread does not, or if there is none."""
         published = self._published
-        if published.made_of is published.rows:
+        if published.has_snapshot(search=search):
             return published
         waits = published.latest is None or published.author == threading.get_ident()
         if not self._making.acquire(blocking=waits):
             return published
         try:
-            return self._remake()
+            return self._remake(search=search)
         finally:
             self._making.release()
 
-    def _remake(self) -> Published[Frozen]:
+    def _remake(self, *, search: bool) -> Published[Frozen]:
         """Make a snapshot of the present samples and show it, unless samples were erased meanwhile."""
         while True:
             before = self._published
-            if before.made_of is before.rows:
+            if before.has_snapshot(search=search):
                 return before
-            made = self._with_snapshot(before)
+            made = before
+            if not made.has_snapshot(search=False):
+                made = made.with_snapshot(self._make(made.base, made.rows))
+            if search and made.search is not None:
+                made = made.with_snapshot(made.search())
             with self._swapping:
                 now = self._published
                 if now.rows.n_erasures == before.rows.n_erasures:
                     self._published = replace(made, rows=now.rows, author=now.author)
                     return made
 
-    def latest(self) -> Frozen:
-        """Return the latest snapshot, as far as predictions need it."""
-        latest = self._current().latest
+    def latest(self, *, search: bool = True) -> Frozen:
+        """Return the latest snapshot, as far as predictions need it; without ``search``, one that is due waits."""
+        latest = self._current(search=search).latest
         assert latest is not None
         return latest
 
-    def complete(self) -> Frozen:
+    def complete(self, *, search: bool = True) -> Frozen:
         """Return the latest snapshot with everything that a fitted calibrator has."""
-        current = self._current()
+        current = self._current(search=search)
         if current.complete is not None:
             return current.complete
         assert current.latest is not None

@@ -1,4 +1,7 @@
-"""The service as an ASGI application: FastAPI for addresses and their documentation, a direct way for inference."""
+"""The service as an ASGI application: Starlette for addresses, FastAPI for their documentation.
+
+Inference takes a direct way. FastAPI takes long to import, and is imported when the documentation is first asked for.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,18 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from importlib.metadata import version as package_version
+from functools import cached_property
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from kcal.deployment.service.batching import in_thread_if
 from kcal.deployment.service.bodies import BodyReader, compressed
-from kcal.deployment.service.documentation import OPERATIONS, docs_page
+from kcal.deployment.service.documentation import docs_page, openapi_schema
 from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.handlers import Call, Handlers
 from kcal.deployment.service.messages import (
@@ -93,36 +99,19 @@ class Application:
             logger.exception("a request failed")
             return json_answer({"error": "internal error"}, 500)
 
-    def _make_api(self) -> FastAPI:
+    def _make_api(self) -> Starlette:
         @asynccontextmanager
-        async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
             await self.service.start()
             yield
             await self.service.stop()
 
-        api = FastAPI(
-            title="kcal",
-            version=package_version("kcal"),
-            description="Calibrated predictions over the Open Inference Protocol v2, with feedback and monitoring.",
-            docs_url=None,
-            redoc_url=None,
-            redirect_slashes=False,
-            lifespan=lifespan,
-        )
+        api = Starlette(lifespan=lifespan, exception_handlers={HTTPException: _framework_error})
+        api.router.redirect_slashes = False
         for path, (method, handler) in self._routes().items():
-            documentation = OPERATIONS.get(path.replace("/versions/{version}", ""), {})
-            api.add_api_route(
-                path,
-                self._endpoint(handler, has_body=method == "POST"),
-                methods=[method],
-                response_class=Response,
-                name=re.sub(r"\W+", "_", path).strip("_") or "page",
-                summary=documentation.get("summary"),
-                openapi_extra={**documentation.get("openapi", {}), **_path_parameters(path)},
-                responses=documentation.get("responses"),
-                include_in_schema=path != "/docs",
-            )
-        api.add_exception_handler(HTTPException, _framework_error)
+            route = Route(path, self._endpoint(handler, has_body=method == "POST"), methods=[method])
+            route.methods = {method}  # not HEAD beside GET: it has become GET before
+            api.router.routes.append(route)
         return api
 
     def _routes(self) -> dict[str, tuple[str, Handler]]:
@@ -148,6 +137,7 @@ class Application:
             "/predict": ("POST", handlers.predict),
             "/metrics": ("GET", self._metrics),
             "/docs": ("GET", self._docs),
+            "/openapi.json": ("GET", self._openapi),
         }
 
     def _endpoint(self, handler: Handler, *, has_body: bool) -> Callable[[Request], Awaitable[Response]]:
@@ -164,7 +154,17 @@ class Application:
         return Answer(await asyncio.to_thread(self.metrics.text), media_type=MEDIA_TYPE)
 
     async def _docs(self, _: Call) -> Answer:
-        return Answer(docs_page(self.api.openapi()).encode(), media_type=HTML)
+        return Answer(docs_page(await asyncio.to_thread(lambda: self._schema)).encode(), media_type=HTML)
+
+    @cached_property
+    def _schema(self) -> dict[str, Any]:
+        undocumented = ("/docs", "/openapi.json")
+        return openapi_schema(
+            {path: method for path, (method, _) in self._routes().items() if path not in undocumented}
+        )
+
+    async def _openapi(self, _: Call) -> Answer:
+        return json_answer(await asyncio.to_thread(lambda: self._schema))
 
 
 async def _framework_error(request: Request, error: Exception) -> Response:
@@ -188,9 +188,3 @@ def _endpoint_name(path: str) -> str:
     if path == "/v2" or path.startswith("/v2/"):
         return "v2"
     return {"/": "page", "/predict": "predict", "/metrics": "metrics", "/docs": "docs"}.get(path, "other")
-
-
-def _path_parameters(path: str) -> dict[str, Any]:
-    names = re.findall(r"\{(\w+)\}", path)
-    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-    return {"parameters": parameters} if parameters else {}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from html import escape
+from importlib.metadata import version as package_version
 from typing import Any
 
 TEXT = {"type": "string"}
@@ -104,6 +106,40 @@ STYLE = (
     "section{border-top:1px solid #8886;padding:.5rem 0}h2{font-size:1rem;margin:.25rem 0}"
     ":root{color-scheme:light dark}"
 )
+
+
+def openapi_schema(methods: Mapping[str, str]) -> dict[str, Any]:
+    """Return what OpenAPI says of the addresses, given the method of each."""
+    from fastapi import FastAPI, Response
+
+    async def endpoint() -> None:  # for any of them: FastAPI describes them here, and answers nothing
+        pass
+
+    api = FastAPI(
+        title="kcal",
+        version=package_version("kcal"),
+        description="Calibrated predictions over the Open Inference Protocol v2, with feedback and monitoring.",
+    )
+    for path, method in methods.items():
+        documentation = OPERATIONS.get(path.replace("/versions/{version}", ""), {})
+        api.add_api_route(
+            path,
+            endpoint,
+            methods=[method],
+            response_class=Response,
+            response_model=None,
+            name=re.sub(r"\W+", "_", path).strip("_") or "page",
+            summary=documentation.get("summary"),
+            openapi_extra={**documentation.get("openapi", {}), **_path_parameters(path)},
+            responses=documentation.get("responses"),
+        )
+    return api.openapi()
+
+
+def _path_parameters(path: str) -> dict[str, Any]:
+    names = re.findall(r"\{(\w+)\}", path)
+    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    return {"parameters": parameters} if parameters else {}
 
 
 def docs_page(schema: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +22,7 @@ from kcal.deployment.service.batching import Batcher
 from kcal.deployment.service.errors import RequestError, bad_request, busy
 from kcal.deployment.service.feedback import FeedbackRecord, segments, stacked
 from kcal.deployment.service.inference import ServedModel
+from kcal.deployment.service.state_file import StateFile
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.persistence import CalibrationStore
@@ -69,9 +70,18 @@ class Learner:
         Holds the feedback or, if it is not ``additional``, the whole calibration set.
     additional : bool
         Whether samples of the model that are not in the store stay.
+    state_file : StateFile, optional
+        Holds labelled predictions: it is written again before an erasure is acknowledged.
     """
 
-    def __init__(self, model: ServedModel, store: CalibrationStore, *, additional: bool = True) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        store: CalibrationStore,
+        *,
+        additional: bool = True,
+        state_file: StateFile | None = None,
+    ) -> None:
         assert model.predictor.calibrator is not None
         self.model, self.store, self.calibrator = model, store, model.predictor.calibrator
         self.obstacle = obstacle_to_following(self.calibrator)
@@ -92,13 +102,16 @@ class Learner:
             self._follower = store.follow(live, keep_others=additional, version=store.version or None)
         self._has_groups = follows and bool(self._live.has_groups_)
         self.own_ids = frozenset(map(str, self._live.current_ids_)) if follows and additional else frozenset()
+        self._state_file, self._has_erased = state_file, False
         self._follow()
+        self.forget_deleted()
         self.error = ""
         """Why the calibrator could not follow the store; empty if it could."""
         self.counts = {"stored": 0, "corrected": 0, "erased": 0, "absent": 0}
         self._executor = ThreadPoolExecutor(1, f"kcal-follow-{model.name}")
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._next: Future[None] | None = None
+        self._search_soon()
         self.batcher: Batcher[Records] = Batcher(
             self._write_all, after=self._after, max_batch=MOST_AT_ONCE, name=f"kcal-feedback-{model.name}"
         )
@@ -110,7 +123,7 @@ class Learner:
     async def learn(self, records: Records) -> list[str]:
         """Write records and return what was done with each: "stored", "corrected", "erased" or "absent".
 
-        An erasure is complete when this returns: the calibrator has followed, too.
+        An erasure is complete when this returns: the calibrator has followed, and the file of the record, too.
         """
         if any(not record.is_erasure and self._find(record) is record for record in records):
             await self.model.batcher.settled()  # a prediction is recorded just after its answer
@@ -211,6 +224,7 @@ class Learner:
                 self.counts[status] += 1
                 if record.is_erasure:
                     self.model.erased(record.id)
+                    self._has_erased = True
                 else:
                     self.model.labelled(record.id, record.label, record.group)
         self.follow_soon()
@@ -225,20 +239,73 @@ class Learner:
     def _update(self) -> None:
         with self._lock:
             self._next = None
+        if self._try(self._follow):
+            self._search_soon()  # in a task of its own, which no erasure waits for
+        if self._has_erased:
+            self._has_erased = False
+            self._erase_from_file()
+
+    def _erase_from_file(self) -> None:
+        """Write the record of predictions without those that were erased; raise if they may be in the file still."""
+        if self._state_file is None:
+            return
+        try:
+            self._state_file.write(self.model.observer.to_dict)
+        except Exception as error:  # no space, perhaps: then the page begins again after a restart
+            logger.error("the record of predictions of %s was not written: %s", self.model.name, error)
+            try:
+                self._state_file.remove()
+            except OSError:
+                self._has_erased = True
+                raise busy("the record of predictions cannot be written; try again later") from error
+
+    def forget_deleted(self) -> None:
+        """Erase predictions from the record whose samples another program has deleted from the store."""
+        names = self.model.observer.labelled_ids()
+        known = self.store.contains(names) if names else []
+        gone = [name for name, is_known in zip(names, known, strict=True) if not is_known]
+        if gone:
+            self.model.observer.erased(gone)
+
+    def _search_soon(self) -> None:
+        if not self._stop.is_set():
+            with suppress(RuntimeError):  # the thread has ended meanwhile
+                self._executor.submit(self._try, self._search)
+
+    def _try(self, step: Callable[[], None]) -> bool:
+        """Make a step in the thread, then leave the processor to predictions for as long; return if it succeeded."""
         start = time.monotonic()
         try:
-            self._follow()
+            step()
             self.error = ""
         except Exception as error:  # the store has the feedback; the next update tries again
             self.error = str(error) if isinstance(error, KcalError) else type(error).__name__
             logger.error("%s could not follow its store: %s", self.model.name, self.error)
-        self._stop.wait(time.monotonic() - start)  # predictions get the processor for as long
+        self._stop.wait(time.monotonic() - start)
+        return not self.error
 
     def _follow(self) -> None:
-        """Apply what changed in the store; predictions go on with the earlier samples until all is ready."""
+        """Apply what changed in the store; predictions go on with the earlier samples until all is ready.
+
+        Bandwidths and weights stay, as between two searches. So the service is ready soon after a restart, and an
+        erasure is complete soon, also if a search is due.
+        """
         with without_warnings(), threads_for(0):  # its operations are small: two threads would wait for each other
-            if self._follower is not None and self._follower.update():
-                self.model.predictor = self.model.predictor.with_calibrator(self._live.snapshot())
+            if self._follower is not None and self._follower.update(search=False):
+                self._show()
+
+    def _search(self) -> None:
+        """Search for the bandwidth, or fit the weights of a blend, if it is due."""
+        with without_warnings(), threads_for(0):
+            if self._follower is not None and self._live.is_search_due_ and not self._stop.is_set():
+                self._live.refresh()
+                self._show()
+
+    def _show(self) -> None:
+        """Let predictions come from the present samples."""
+        frozen = self._live.frozen(search=False)
+        self.model.predictor = self.model.predictor.with_calibrator(frozen)
+        self.model.observer.calibrator = frozen  # the page must not wait for a search either
 
     async def close(self) -> None:
         """Write what waits, and end the threads; the store stays open."""

@@ -32,7 +32,7 @@ WATCHED_NUMBERS = 2**17
 WINDOW_NUMBERS = 2**21
 """Latest predictions times classes that a snapshot is made of, at most."""
 MAX_AGE = 1.0
-FORMAT = 1
+FORMAT = 2
 
 
 class Observer:
@@ -240,10 +240,23 @@ class Observer:
             with self._rows:
                 self._record.recent.fill("evidence", numbers[new], found)
 
+    def labelled_ids(self) -> list[str]:
+        """Return the ids of the labelled predictions in the record."""
+        with self._rows:
+            labelled = self._record.labelled
+            return [str(labelled.name_at(place)) for place in labelled.places().tolist()]
+
     def to_dict(self) -> dict[str, Any]:
-        """Return counts and monitors in a form that JSON can represent; neither rows nor ids are among them."""
+        """Return counts, monitors and the labelled predictions in a form that JSON can represent.
+
+        Of a labelled prediction these are the id, the probabilities, the label and the group.
+        """
         self.snapshot(max_age=0.0)
         with self._summary, self._rows:
+            self._forget_changed_labels()
+            labelled = self._record.labelled
+            every = labelled.places()
+            places = every[-max(WINDOW_NUMBERS // len(self.classes), 1) :]
             return {
                 "format": FORMAT,
                 "n_predictions": self.n_predictions,
@@ -251,11 +264,14 @@ class Observer:
                 "first_time": self._first_time,
                 "labels": self._watch.to_dict(),
                 "inputs": self._drift.to_dict(),
+                "labelled": self._record.labelled_state(places),
+                "n_checked": int((labelled.numbers[places] <= self._last_checked).sum()),
+                "is_complete": self._is_complete and len(places) == len(every),
             }
 
     @classmethod
     def from_dict(cls, state: dict[str, Any], calibrator: Any, *, capacity: int = 1000) -> Self:
-        """Return an observer that goes on with what :meth:`to_dict` described; the rows of the record are gone.
+        """Return an observer that goes on with what :meth:`to_dict` described; of the record, with labelled rows.
 
         If the calibrator has other classes now, only counts remain.
         """
@@ -263,11 +279,14 @@ class Observer:
         try:
             if state["format"] != FORMAT:
                 raise FileFormatError(f"the state of an observer must be of format {FORMAT}; got {state['format']!r}.")
-            watch, drift = LabelWatch.from_dict(state["labels"]), DriftWatch.from_dict(state["inputs"])
+            watch, drift, n_rows = LabelWatch.from_dict(state["labels"]), DriftWatch.from_dict(state["inputs"]), 0
             if watch.monitor.classes.tolist() == observer.classes.tolist():
+                n_rows = observer._record.restore_labelled(state["labelled"])
+                n_left_out = len(state["labelled"]["ids"]) - n_rows
                 observer._watch, observer._drift = watch, drift
-                observer._is_complete = watch.monitor.n_samples == 0
-            observer._earlier = (int(state["n_predictions"]), int(state["n_labels"]))
+                observer._last_checked = max(int(state["n_checked"]) - n_left_out, 0) - 1
+                observer._is_complete = bool(state["is_complete"]) and n_left_out == 0
+            observer._earlier = (int(state["n_predictions"]), int(state["n_labels"]) - n_rows)
             observer._first_time = None if state["first_time"] is None else float(state["first_time"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, KcalError):

@@ -127,7 +127,7 @@ def _contents(model: ModelView | None, class_column: str | None, refresh: int | 
         "first_time": "" if snapshot is None or snapshot.first_time is None else timestamp(snapshot.first_time),
         "status": None,
     }
-    if model is None or snapshot is None or not snapshot.n_recent:
+    if model is None or snapshot is None or snapshot.is_empty:
         return heading
     column = _column(class_column, snapshot)
     curves = [reliability_panel(snapshot, of) for of in ("confidence", column)] if snapshot.labelled else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -65,6 +66,34 @@ class PredictionRecord:
             row = {"probs": self.recent.columns["probs"][[place]], "code": np.array([code]), "group": groups}
             self.labelled.append([name], row)
         return -1
+
+    def labelled_state(self, places: NDArray[np.intp]) -> dict[str, Any]:
+        """Return some of the labelled predictions in a form that JSON can represent."""
+        rows = self.labelled.rows(places, ("probs", "code", "group"))
+        return {
+            "ids": [self.labelled.name_at(place) for place in places.tolist()],
+            "probs": base64.b64encode(rows["probs"].astype("<f8").tobytes()).decode() if len(places) else "",
+            "codes": rows["code"].tolist() if len(places) else [],
+            "groups": rows["group"].tolist() if len(places) else [],
+        }
+
+    def restore_labelled(self, state: dict[str, Any]) -> int:
+        """Add the labelled predictions of :meth:`labelled_state`, at most the latest ``capacity``; return how many.
+
+        Raises ValueError if its parts do not fit together.
+        """
+        ids, codes, groups = (state[name][-self.labelled.capacity :] for name in ("ids", "codes", "groups"))
+        shape = (len(state["ids"]), len(self.classes))
+        probs = np.frombuffer(base64.b64decode(state["probs"], validate=True), dtype="<f8").reshape(shape)[-len(ids) :]
+        texts = all(type(name) is str for name in ids) and all(type(group) in (str, type(None)) for group in groups)
+        if not texts or not len(set(ids)) == len(codes) == len(groups) == len(ids):
+            raise ValueError("ids, labels and groups of labelled predictions")
+        if not (all(type(code) is int and 0 <= code < shape[1] for code in codes) and (probs >= 0).all()):
+            raise ValueError("labels and probabilities of labelled predictions")
+        if ids:
+            row = {"probs": probs.astype(np.float64), "code": np.array(codes), "group": _texts(groups)}
+            self.labelled.append(ids, row)
+        return len(ids)
 
     def find(self, name: str) -> ObservedPrediction | None:
         """Return the latest prediction of an id; None if it is not in the record."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import threading
 from collections.abc import Callable
@@ -20,8 +19,8 @@ from kcal.deployment.service.learning import Learner, open_store
 from kcal.deployment.service.page import ModelView, select
 from kcal.deployment.service.predictors import ServedPredictor
 from kcal.deployment.service.repository import CALIBRATOR_SUFFIXES, NETWORK_SUFFIX, Repository, model_name
+from kcal.deployment.service.state_file import StateFile
 from kcal.errors import InvalidInputError, KcalError, without_warnings
-from kcal.files import write_whole
 from kcal.persistence import CalibrationStore
 
 logger = logging.getLogger("kcal.service")
@@ -54,7 +53,7 @@ class ServiceOptions:
     reload_seconds : float
         How often files are checked.
     save_seconds : float
-        How often the state of the monitors is written beside the store.
+        How often the record of predictions is written beside the store.
     network : Path, optional
         The network that runs before a single calibrator; by default NAME.network.onnx beside it, if it is there.
     """
@@ -122,6 +121,7 @@ class Service:
         self.learners: dict[str, Learner] = {}
         self._retired: list[Learner] = []
         self._stores: dict[tuple[str, str], CalibrationStore] = {}  # by model, and checksum of its network
+        self._state_files: dict[str, StateFile] = {}
         self._opening = threading.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -186,7 +186,8 @@ class Service:
             if (model.name, version) not in self._stores:
                 self._stores[model.name, version] = open_store(self.options.store, model.name, version)
         store, earlier = self._stores[model.name, version], self.learners.get(model.name)
-        self.learners[model.name] = Learner(model, store, additional=not self.options.store_is_complete)
+        options: dict[str, Any] = {"state_file": self._state_file(model.name)}
+        self.learners[model.name] = Learner(model, store, additional=not self.options.store_is_complete, **options)
         if earlier is not None:
             self._retired.append(earlier)
 
@@ -221,30 +222,28 @@ class Service:
             return model.predictor.feedback_obstacle
         return "the service has no store for it; start it with --store"
 
-    def _state_path(self, name: str) -> Path | None:
+    def _state_file(self, name: str) -> StateFile | None:
+        """Return the file beside the store for the record of a model's predictions; None without a store."""
         store = self.options.store
         if store is None:
             return None
-        return store / f"{name}.monitor.json" if store.is_dir() else store.with_name(f"{store.name}.monitor.json")
+        path = store / f"{name}.monitor.json" if store.is_dir() else store.with_name(f"{store.name}.monitor.json")
+        return self._state_files.setdefault(name, StateFile(path))
 
     def _read_state(self, name: str) -> Any:
-        path = self._state_path(name)
-        if path is None or not path.is_file() or name in self.repository.models:
-            return None
-        try:
-            return json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            logger.warning("the state of the monitor of %s cannot be read; it begins again", name)
-            return None
+        file = self._state_file(name)
+        return None if file is None or name in self.repository.models else file.read()
 
     def _save_states(self) -> None:
         for name in self.repository.models:
-            model, path = self.repository.get(name), self._state_path(name)
-            if path is not None:
+            model, file, learner = self.repository.get(name), self._state_file(name), self.learners.get(name)
+            if file is not None:
                 try:
-                    write_whole(path, json.dumps(model.observer.to_dict()).encode())
+                    if learner is not None:
+                        learner.forget_deleted()
+                    file.write(model.observer.to_dict)
                 except (OSError, KcalError) as error:
-                    logger.error("the state of the monitor of %s was not written: %s", name, error)
+                    logger.error("the record of predictions of %s was not written: %s", name, error)
 
     def views(self, selected: str | None) -> list[ModelView]:
         """Return what the page shows of every model; explanations only of the selected one, or the first."""

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import closing
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from kcal.deployment.service.runtime import Service, ServiceOptions
@@ -20,7 +21,8 @@ GRACE_SECONDS = 30
 """How long requests in flight may take after the signal to stop."""
 KEEP_ALIVE_SECONDS = 65
 REQUEST_SECONDS = 70.0
-"""How long a connection may be without a complete head of a request; it is closed within twice this time.
+"""How long a connection may be without a complete head of a request, or its client may read nothing of an answer; it is
+closed within twice this time.
 
 Longer than the keep-alive, which idle connections of proxies can rely on.
 """
@@ -36,15 +38,10 @@ def make_application(options: ServiceOptions, on_failure: Callable[[str], None] 
 
 def require_extra() -> None:
     """Raise with the command that installs the extra if it is missing."""
-    try:
-        import fastapi  # noqa: F401
-        import jinja2  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            f"The service needs {error.name}, which is not installed. Run: pip install 'kcal[serve]'"
-        ) from error
+    for name in ("fastapi", "jinja2", "prometheus_client", "uvicorn"):
+        if find_spec(name) is None:
+            message = f"The service needs {name}, which is not installed. Run: pip install 'kcal[serve]'"
+            raise MissingExtraError(message)
 
 
 def make_server(options: ServiceOptions, on_started: Callable[[str], None] | None = None) -> Any:
@@ -99,7 +96,7 @@ def make_server(options: ServiceOptions, on_started: Callable[[str], None] | Non
 
 
 def _protocol_with_timeout() -> Any:
-    """Return uvicorn's protocol of a connection, closed if the head of a request does not arrive."""
+    """Return uvicorn's protocol of a connection, closed if no request arrives or no answer is read."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -107,16 +104,19 @@ def _protocol_with_timeout() -> Any:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.timer = self.loop.call_later(REQUEST_SECONDS, self.check, self.cycle)
+            self.timer = self.loop.call_later(REQUEST_SECONDS, self.check, self.cycle, 0)
 
-        def check(self, before: Any) -> None:
-            """Close the connection if it still waits for the same request as at the last check."""
+        def check(self, before: Any, unsent_before: int) -> None:
+            """Close the connection if it waits for the same request, or to send as much, as at the last check."""
+            unsent = self.transport.get_write_buffer_size()
             is_waiting = self.cycle is None or self.cycle.response_complete
-            if self.transport.is_closing() or (is_waiting and self.cycle is before):
+            if 0 < unsent_before <= unsent:
+                self.transport.abort()  # to close it would wait for the client
+            elif is_waiting and self.cycle is before and not unsent:
                 self.transport.close()
             else:
                 now = self.cycle if is_waiting else self.transport
-                self.timer = self.loop.call_later(REQUEST_SECONDS, self.check, now)
+                self.timer = self.loop.call_later(REQUEST_SECONDS, self.check, now, unsent)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.timer.cancel()  # it would keep the connection, and what it has received, in memory

@@ -206,6 +206,11 @@ class ServiceSnapshot:
     alarms: tuple[Alarm, ...]
     latest: tuple[ObservedPrediction, ...]  # newest first
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it knows no prediction; after a restart there may be labelled ones only."""
+        return not self.n_recent and self.labelled is None
+
 
 def class_frequencies(probs: Floats, expected: Floats | None, classes: NDArray[Any]) -> ClassFrequencies:
     """Return the frequencies of the latest predictions and the expected ones."""

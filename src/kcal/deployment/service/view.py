@@ -63,6 +63,8 @@ def tiles(snapshot: ServiceSnapshot, *, takes_feedback: bool = True) -> list[Til
         note = f"{interval(low, high)}, from the probabilities of the latest {snapshot.n_recent:,} predictions"
         note += ", which are not calibrated: do not rely on it" if snapshot.monitor.alarm else ""
         shown.append(Tile("Estimated accuracy", percent(value), note))
+    else:
+        shown.append(Tile("Estimated accuracy", "–", "no predictions since the service started"))
     if snapshot.labelled is None:
         note = "no labels yet: send them as feedback" if takes_feedback else "no labels: this model takes no feedback"
         shown.append(Tile("Measured accuracy", "–", note))
