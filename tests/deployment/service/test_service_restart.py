@@ -59,7 +59,8 @@ def labels_of(path: Path, rows: slice, problem: Problem) -> list[dict[str, Any]]
 
 def predicted(predictor: Any, path: Path, problem: Problem) -> Any:
     with without_warnings():
-        return predictor.predict(inputs(path, slice(200, 230), problem), evidence=True)
+        scores = predictor.predict(inputs(path, slice(200, 230), problem), evidence=True)
+    return scores.probs, scores.evidence
 
 
 async def give(client: Any, content: Any) -> None:
