@@ -227,6 +227,27 @@ def test_wrong_labels_of_a_group_are_named() -> None:
     assert [name for kind, name in alarms if kind == "group"] == ["away"]
 
 
+def test_a_reset_ends_alarms_and_begins_with_what_comes_next() -> None:
+    rows = stream(shift=2.5)
+    observer = observed(rows, labelled=False)
+    observer.labelled(rows.ids, CLASSES[(rows.codes + 1) % 3].tolist())
+    alarms = {alarm.kind for alarm in observer.snapshot(max_age=0).alarms if alarm.severity == "alarm"}
+    assert {"inputs", "calibration"} <= alarms
+    observer.reset_monitors()
+    observer.labelled(rows.ids[:10], rows.labels[:10])  # corrections of what came before
+    snapshot = observer.snapshot(max_age=0)
+    assert not [alarm for alarm in snapshot.alarms if alarm.severity == "alarm"]
+    assert (snapshot.n_watched, snapshot.monitor.n_samples, snapshot.n_labels) == (0, 0, 600)
+    again = Observer.from_dict(json.loads(json.dumps(observer.to_dict())), calibrator())
+    for each in (observer, again):
+        new = stream(seed=2)
+        each.predicted(new.ids, new.probs, embeddings=new.embeddings)
+        each.labelled(new.ids, CLASSES[(new.codes + 1) % 3].tolist())
+        report = each.snapshot(max_age=0).monitor
+        assert report.alarm
+        assert report.n_samples == 600
+
+
 def test_drift_of_a_later_period_is_found() -> None:
     generator, watch = np.random.default_rng(0), DriftWatch(100)
     for start in range(0, 3 * PERIOD, 500):

@@ -89,6 +89,7 @@ def test_damaged_token_files_are_refused(tmp_path, content):
         ("/v2", "any"), ("/v2/models", "any"), ("/v2/models/a", "any"), ("/v2/models/a/versions/1/ready", "any"),
         (INFER, "predict"), ("/v2/models/a/versions/1/infer", "predict"), ("/predict", "predict"),
         (FEEDBACK, "feedback"), ("/v2/models/a/versions/1/feedback", "feedback"),
+        ("/v2/models/a/monitors/reset", "admin"), ("/v2/models/a/versions/1/monitors/reset", "admin"),
         ("/", "admin"), ("/metrics", "metrics"), ("/anything", "admin"), ("/healthz/", "admin"), ("//healthz", "admin"),
     ],
 )  # fmt: skip

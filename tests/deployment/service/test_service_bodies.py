@@ -287,6 +287,10 @@ def test_slow_clients_hold_up_neither_others_nor_the_end(folder, monkeypatch):
         assert {connection.recv(12) for connection in slow} == {b"HTTP/1.1 408"}
 
 
+BUFFER = 2**15
+"""Bytes of the system's buffers; with much smaller ones TCP may pause for seconds."""
+
+
 class Connections:
     """The connections that a server has at present."""
 
@@ -295,7 +299,7 @@ class Connections:
         made, lost = AutoHTTPProtocol.connection_made, AutoHTTPProtocol.connection_lost
 
         def connection_made(protocol: Any, transport: Any) -> None:
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
             self.protocols.append(protocol)
             made(protocol, transport)
 
@@ -313,7 +317,7 @@ class Connections:
         head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
         with socket.socket() as connection:
             connection.settimeout(PATIENCE)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
             connection.connect(("127.0.0.1", int(one.url.rpartition(":")[2])))
             connection.sendall(head.encode() + body)
             wait_until(lambda: self.unsent() > 0)
@@ -358,7 +362,7 @@ def test_a_client_that_reads_slowly_gets_its_whole_answer(folder, monkeypatch):
             if unsent < before:
                 connections.check(before)
                 before, n_checks = unsent, n_checks + 1
-            content += connection.recv(2**12)
+            content += connection.recv(BUFFER)
         head, _, body = content.partition(b"\r\n\r\n")
         length = int(re.search(rb"content-length: (\d+)", head)[1])
         while len(body) < length:

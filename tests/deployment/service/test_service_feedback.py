@@ -10,6 +10,7 @@ from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from running_service import in_process
 
 from kcal import ClassifierOutputs, KCal, TemperatureScaling, load, save
@@ -347,6 +348,35 @@ def test_the_group_of_feedback_is_watched_by_the_monitor(path, problem, tmp_path
     assert groups == {"ward 1", "ward 2"}
     assert "<summary>Groups</summary>" in page
     assert "ward 2" in page
+
+
+def test_alarms_stay_until_the_monitors_are_reset(path, problem, tmp_path):
+    x = problem.test_embeddings.astype(np.float32)
+    wrong = {"cat": "dog", "dog": "owl", "owl": "cat"}
+
+    async def story():
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
+            names = [f"p{row}" for row in range(len(x))]
+            labels = (await predict(client, x, ids=names))["labels"]
+            await give(client, [{"id": one, "label": wrong[label]} for one, label in zip(names, labels, strict=True)])
+            page, metrics = (await client.get("/")).text, (await client.get("/metrics")).text
+            assert "/v2/models/animals/versions/1/monitors/reset" in page
+            assert alarms_in(metrics) > 0
+            answer = await client.post("/v2/models/animals/monitors/reset")
+            assert (answer.status_code, answer.json()["alarms"]) == (200, 0)
+            assert "monitors/reset" not in (await client.get("/")).text
+            assert (await client.post("/v2/models/nothing/monitors/reset")).status_code == 404
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
+            return (await client.get("/metrics")).text
+
+    assert alarms_in(asyncio.run(story())) == 0
+
+
+def alarms_in(metrics: str) -> float:
+    """Return the number of alarms, without notices."""
+    families = text_string_to_metric_families(metrics)
+    samples = [one for family in families for one in family.samples if one.name == "kcal_alarms"]
+    return sum(one.value for one in samples if one.labels["kind"] == "any")
 
 
 def test_plain_requests_are_counted_as_those_of_the_protocol_are(path, problem, tmp_path):

@@ -22,6 +22,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     (r"/healthz|/readyz|/v2/health/(live|ready)", ANYONE),
     (r"/v2/models/[^/]+(/versions/[^/]+)?/feedback", "feedback"),
     (r"/v2/models/[^/]+(/versions/[^/]+)?/infer|/predict", "predict"),
+    (r"/v2/models/[^/]+(/versions/[^/]+)?/monitors/reset", "admin"),
     (r"/metrics", "metrics"),
     (r"/v2|/v2/(models|repository/index).*|/openapi\.json|/docs", ANY),
 )

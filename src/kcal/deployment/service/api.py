@@ -122,6 +122,7 @@ class Application:
             "/ready": ("GET", handlers.model_ready),
             "/infer": ("POST", handlers.infer),  # for the documentation: requests take the direct way
             "/feedback": ("POST", handlers.feedback),
+            "/monitors/reset": ("POST", handlers.reset_monitors),
         }
         return {
             "/": ("GET", handlers.page),

@@ -88,6 +88,9 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         "summary": "Labels, corrections and erasures (feedback); answered when they are on disk",
         "openapi": _body({"oneOf": [FEEDBACK, _list(FEEDBACK)]}, {"id": "scan-17", "label": "cat"}),
     },
+    "/v2/models/{model}/monitors/reset": {
+        "summary": "End the alarms of a model: its monitors begin again with what comes from now on (admin)",
+    },
     "/predict": {
         "summary": "Calibrated predictions as plain JSON (predict)",
         "openapi": _body(PREDICTION, {"embeddings": [[0.1, 0.2, 0.3]]}),

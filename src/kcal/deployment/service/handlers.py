@@ -121,6 +121,11 @@ class Handlers:
         results = [{"id": record.id, "status": status} for record, status in zip(records, done, strict=True)]
         return json_answer({"model_name": call.model, "accepted": len(results), "results": results})
 
+    async def reset_monitors(self, call: Call) -> Answer:
+        """End the alarms of a model."""
+        model = await asyncio.to_thread(self.service.reset_monitors, call.model, call.version)
+        return json_answer({"model_name": model.name, "model_version": str(model.version), "alarms": 0})
+
     async def server_metadata(self, _: Call) -> Answer:
         """Answer with name and version of the server."""
         return json_answer({"name": "kcal", "version": package_version("kcal"), "extensions": EXTENSIONS})

@@ -63,7 +63,7 @@ class Observer:
         self._summary = threading.Lock()  # of the monitors and the last snapshot; taken first if both are
         self._earlier = (0, 0)  # predictions and labels before those of the record
         self._first_time: float | None = None
-        self._drift = DriftWatch(len(calibrator.calibration_log_evidence_) if calibrator.has_evidence else 1)
+        self._drift = self._new_drift_watch()
         self._start(np.asarray(calibrator.classes_))
 
     def _start(self, classes: NDArray[Any]) -> None:
@@ -75,6 +75,9 @@ class Observer:
         self._is_complete = True  # whether all labels that it has seen are in the record
         self._cached: ServiceSnapshot | None = None
         self._changes, self._cached_changes = 0, -1
+
+    def _new_drift_watch(self) -> DriftWatch:
+        return DriftWatch(len(self.calibrator.calibration_log_evidence_) if self.calibrator.has_evidence else 1)
 
     @property
     def classes(self) -> NDArray[Any]:
@@ -138,6 +141,16 @@ class Observer:
                     self._watch.forget_group_of_row(labelled.value("group", place))
             labelled.erase(names)
             self._forget_changed_labels()
+            self._cached = None
+            self._changes += 1
+
+    def reset_monitors(self) -> None:
+        """End all alarms: the monitors begin again, with the predictions and labels that come from now on."""
+        with self._summary, self._rows:
+            self._watch, self._drift = LabelWatch(self.classes), self._new_drift_watch()
+            self._last_checked = self._record.labelled.n_rows - 1
+            self._last_watched = self._record.recent.n_rows - 1
+            self._is_stale = self._is_complete = False
             self._cached = None
             self._changes += 1
 

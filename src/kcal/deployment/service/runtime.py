@@ -216,6 +216,13 @@ class Service:
             raise RequestError(409, f"feedback goes to the latest version of {name!r}, {learner.model.version}")
         return learner
 
+    def reset_monitors(self, name: str | None, version: str | None) -> ServedModel:
+        """End the alarms of a model, also in the file beside its store; return the model."""
+        model = self.repository.get(name, version)
+        model.observer.reset_monitors()
+        self._save_states()
+        return model
+
     def feedback_obstacle(self, model: ServedModel) -> str:
         """Return why a model takes no feedback, and what to do; empty if it does."""
         if model.predictor.feedback_obstacle or model.name in self.learners:
