@@ -141,4 +141,4 @@ def test_the_commands_at_the_head_of_the_files_are_those_of_the_documentation(te
     )
     commands = re.findall(r"^#   (.*)$", (DEPLOY.parent / text).read_text(encoding="utf-8"), re.M)
     assert commands
-    assert [command for command in commands if f"$ {command}\n" not in documented] == []
+    assert [command for command in commands if f"\n{command}\n" not in documented] == []
