@@ -75,9 +75,11 @@ class CalibrationStore(StoreFile):
 
         Examples
         --------
-        >>> with store.transaction():  # doctest: +SKIP
-        ...     store.append(outputs)
-        ...     store.delete(["eeg-17"])
+        >>> import kcal
+        >>> sample = kcal.ClassifierOutputs([[0.1, 0.2]], labels=["artefact"], ids=["eeg-18"])
+        >>> with kcal.CalibrationStore("eeg.db") as store, store.transaction():
+        ...     ids = store.append(sample)
+        ...     store.correct(ids, ["seizure"])
         """
         return self._transaction()
 
@@ -127,6 +129,8 @@ class CalibrationStore(StoreFile):
     def vacuum(self) -> None:
         """Rewrite the file, so that it holds no byte of deleted samples and is as small as possible."""
         with self._lock:
+            if self.is_in_transaction:
+                raise InvalidInputError("vacuum", "must be called outside a transaction")
             self._run("VACUUM")
             if self._number("PRAGMA wal_checkpoint(TRUNCATE)"):
                 expected = "must not be read by another process during vacuum"
@@ -208,8 +212,12 @@ class CalibrationStore(StoreFile):
 
     def contains(self, ids: Sequence[Any]) -> list[bool]:
         """Return for each id whether a sample has it."""
-        query = "SELECT 1 FROM samples WHERE id = ?"
-        return [bool(self._rows(query, (name,))) for name in plain_ids(ids, len(ids))]
+        return [version is not None for version in self.versions_of(ids)]
+
+    def versions_of(self, ids: Sequence[Any]) -> list[str | None]:
+        """Return for each id the model version of its sample; None if no sample has it."""
+        found = (self._rows("SELECT version FROM samples WHERE id = ?", (name,)) for name in plain_ids(ids, len(ids)))
+        return [rows[0][0] if rows else None for rows in found]
 
     def ids(self) -> list[Any]:
         """Return the ids of all labelled samples, in the order of their arrival."""

@@ -136,12 +136,17 @@ class StoreFile:
     def _number(self, query: str) -> int:
         return int(self._rows(query)[0][0])
 
+    @property
+    def is_in_transaction(self) -> bool:
+        """Whether a transaction has begun on this connection."""
+        with self._lock, self._translated():
+            return self._database.in_transaction
+
     @contextmanager
     def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
         """Do all or nothing, alone among writers; inside another transaction, as a part of it."""
         with self._lock:
-            with self._translated():
-                is_part = self._database.in_transaction
+            is_part = self.is_in_transaction
             self._run("SAVEPOINT part" if is_part else f"BEGIN {kind}")
             try:
                 yield

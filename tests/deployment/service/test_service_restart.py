@@ -72,7 +72,7 @@ async def all_done(service: Any) -> None:
     """Wait until the calibrator has followed its store, and a search that was due is over."""
     learner = service.learners["model"]
     await asyncio.wrap_future(learner.follow_soon())
-    await asyncio.wrap_future(learner.follow_soon())  # after the search, in the same thread
+    await asyncio.to_thread(learner.following.wait)
 
 
 def test_without_a_search_meanwhile_predictions_are_the_same_to_the_bit(path, problem, tmp_path):

@@ -101,7 +101,10 @@ class Batcher(Generic[Job]):
 
     async def settled(self) -> None:
         """Wait until the thread has finished all that it has begun, the work after a batch included."""
-        await asyncio.get_running_loop().run_in_executor(self._executor, lambda: None)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, lambda: None)
+        except RuntimeError:  # it takes nothing more: wait for its end
+            await asyncio.to_thread(self._executor.shutdown)
 
     async def close(self) -> None:
         """Finish the jobs that wait, and end the thread; later jobs are refused."""

@@ -114,6 +114,9 @@ class Handlers:
             records = await asyncio.to_thread(parse_feedback, content, learner.model.predictor)  # a network may run
             try:
                 done = await learner.learn(records)
+                successor = self.service.learners.get(call.model or learner.model.name)
+                if successor not in (None, learner) and any(record.is_erasure for record in records):
+                    await successor.finish_erasures()  # the model was replaced meanwhile
                 break
             except BatcherClosedError:
                 if self.service.is_stopping or self.service.learners.get(call.model) is learner:
@@ -124,7 +127,7 @@ class Handlers:
     async def reset_monitors(self, call: Call) -> Answer:
         """End the alarms of a model."""
         model = await asyncio.to_thread(self.service.reset_monitors, call.model, call.version)
-        return json_answer({"model_name": model.name, "model_version": str(model.version), "alarms": 0})
+        return json_answer({"model_name": model.name, "model_version": str(model.version)})
 
     async def server_metadata(self, _: Call) -> Answer:
         """Answer with name and version of the server."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kcal.calibrators import Calibrator
 from kcal.deployment.service.batching import Batcher, in_thread_if
 from kcal.deployment.service.errors import bad_request
 from kcal.deployment.service.observer import Observer
@@ -94,6 +95,8 @@ class ServedModel:
         self, name: str, version: int, predictor: ServedPredictor, limits: BatchLimits, state: Any = None
     ) -> None:
         self.name, self.version, self.predictor = name, version, predictor
+        self.loaded = predictor
+        """The predictor as its file says, without what it has learnt since."""
         self.tallies = Tallies(predictor.classes)
         self.observer = make_observer(predictor, limits.recent, state)
         self.previous: ServedModel | None = None
@@ -156,6 +159,11 @@ class ServedModel:
             job = await in_thread_if(is_large, self.job, *arguments)
             predictions = await self.batcher.submit(job, job.n_rows, job.key)
         return [(self._tensor(name, job, predictions), is_binary) for name, is_binary in wanted]
+
+    def show(self, calibrator: Calibrator) -> None:
+        """Let predictions and the page come from another calibrator of the same model."""
+        self.predictor = self.predictor.with_calibrator(calibrator)
+        self.observer.calibrator = calibrator
 
     def find(self, name: str) -> ObservedPrediction | None:
         """Return a recent prediction by its id; of the model before this one only if its network was the same."""

@@ -71,6 +71,7 @@ class Observer:
         self._record = PredictionRecord(classes, self.capacity)
         self._watch = LabelWatch(classes)
         self._last_watched = self._last_checked = -1  # numbers of rows that the monitors have seen
+        self._first_checked = 0  # number of the first label that the monitor of labels was shown, or will be
         self._is_stale = False  # whether the monitor of labels has seen a label that has changed since
         self._is_complete = True  # whether all labels that it has seen are in the record
         self._cached: ServiceSnapshot | None = None
@@ -125,7 +126,8 @@ class Observer:
         named = [None] * len(ids) if groups is None else groups
         with self._rows:
             for name, label, group in zip(map(str, ids), labels, named, strict=True):
-                self._is_stale |= 0 <= self._record.label(name, label, group) <= self._last_checked
+                changed = self._record.label(name, label, group)
+                self._is_stale |= changed >= 0 and self._first_checked <= changed <= self._last_checked
             self._changes += 1
 
     def erased(self, ids: Sequence[str]) -> None:
@@ -136,7 +138,7 @@ class Observer:
             self._drift.forget(self._record.recent.erase(names))
             for name in names:
                 place = labelled.place_of(name)
-                if place is not None and labelled.numbers[place] <= self._last_checked:
+                if place is not None and self._first_checked <= labelled.numbers[place] <= self._last_checked:
                     self._is_stale = True
                     self._watch.forget_group_of_row(labelled.value("group", place))
             labelled.erase(names)
@@ -150,15 +152,16 @@ class Observer:
             self._watch, self._drift = LabelWatch(self.classes), self._new_drift_watch()
             self._last_checked = self._record.labelled.n_rows - 1
             self._last_watched = self._record.recent.n_rows - 1
-            self._is_stale = self._is_complete = False
+            self._first_checked = self._record.labelled.n_rows
+            self._is_stale, self._is_complete = False, True
             self._cached = None
             self._changes += 1
 
     def _forget_changed_labels(self) -> None:
         """Let the monitor of labels begin again if it has seen labels that changed and all others are at hand."""
-        self._is_complete &= self._record.labelled.n_rows <= self.capacity
+        self._is_complete &= self._record.labelled.n_rows - self._first_checked <= self.capacity
         if self._is_stale and self._is_complete:
-            self._watch, self._last_checked = LabelWatch(self.classes), -1
+            self._watch, self._last_checked = LabelWatch(self.classes), self._first_checked - 1
         self._is_stale = False
 
     def find(self, id: str) -> ObservedPrediction | None:
@@ -278,6 +281,7 @@ class Observer:
                 "labels": self._watch.to_dict(),
                 "inputs": self._drift.to_dict(),
                 "labelled": self._record.labelled_state(places),
+                "n_unchecked_before": int((labelled.numbers[places] < self._first_checked).sum()),
                 "n_checked": int((labelled.numbers[places] <= self._last_checked).sum()),
                 "is_complete": self._is_complete and len(places) == len(every),
             }
@@ -298,6 +302,7 @@ class Observer:
                 n_left_out = len(state["labelled"]["ids"]) - n_rows
                 observer._watch, observer._drift = watch, drift
                 observer._last_checked = max(int(state["n_checked"]) - n_left_out, 0) - 1
+                observer._first_checked = max(int(state["n_unchecked_before"]) - n_left_out, 0)
                 observer._is_complete = bool(state["is_complete"]) and n_left_out == 0
             observer._earlier = (int(state["n_predictions"]), int(state["n_labels"]) - n_rows)
             observer._first_time = None if state["first_time"] is None else float(state["first_time"])

@@ -157,6 +157,10 @@ class Repository:
         """Whether there is a model, and none is missing because its file cannot be loaded."""
         return self.is_loaded and bool(self.models) and all(self._serves(*key) for key in self.errors)
 
+    def _has_network(self, name: str, version: int) -> bool:
+        """Whether the model that is served runs after its network."""
+        return self._serves(name, version) and bool(self.models[name][version].predictor.network_checksum)
+
     def _serves(self, name: str, version: int) -> bool:
         return version in self.models.get(name, {})
 
@@ -200,6 +204,10 @@ class Repository:
 
     async def _load(self, key: Key, file: ModelFile) -> None:
         self._seen[key] = file
+        if file.network is None and self._has_network(*key):
+            self.errors[key] = f"the network of {file.path.name} is gone; the model goes on with it until a restart."
+            logger.error("%s version %d was not loaded: %s", *key, self.errors[key])
+            return
         try:
             model = await asyncio.to_thread(self._read, key, file)
         except Exception as error:  # a damaged file must not stop the others

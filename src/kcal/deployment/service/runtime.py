@@ -125,7 +125,12 @@ class Service:
         self._opening = threading.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watching: asyncio.Task[None] | None = None
-        self.is_stopping = False
+        self._stopping = asyncio.Event()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the service has begun to stop."""
+        return self._stopping.is_set()
 
     @property
     def is_ready(self) -> bool:
@@ -138,17 +143,18 @@ class Service:
 
     async def stop(self) -> None:
         """Finish the requests that wait, write feedback and the state of the monitors, and close the stores."""
-        self.is_stopping = True
+        self._stopping.set()
         if self._watching is not None:
-            self._watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watching
-        for learner in [*self.learners.values(), *self._retired]:
-            await learner.close()
+            await self._watching  # a file that is being loaded first: what it opens is then closed
+        learners = [*self.learners.values(), *self._retired]
+        for learner in learners:
+            await learner.batcher.close()
         for model in self.repository.all():
             await model.batcher.close()
         await asyncio.gather(*self._tasks)
         await asyncio.to_thread(self._save_states)
+        for learner in learners:
+            await learner.close()
         for store in self._stores.values():
             store.close()
 
@@ -157,8 +163,10 @@ class Service:
         if self.options.path.is_file() and self.repository.errors and self._on_failure is not None:
             self._on_failure(next(iter(self.repository.errors.values())))
         seconds = 0.0
-        while True:
-            await asyncio.sleep(self.options.reload_seconds)
+        while not self.is_stopping:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), self.options.reload_seconds)
+                return
             seconds += self.options.reload_seconds
             try:
                 await asyncio.to_thread(self.access.refresh)
@@ -179,17 +187,26 @@ class Service:
 
     def _learn(self, model: ServedModel) -> None:
         """Let a model learn from feedback, if there is a store; called in a thread."""
-        if self.options.store is None or model.predictor.calibrator is None:
+        earlier = self.learners.get(model.name)
+        if self.options.store is None or model.loaded.calibrator is None:
+            if earlier is not None:
+                self._retired.append(self.learners.pop(model.name))
             return
         version = "" if self.options.store_is_complete else model.predictor.network_checksum
         with self._opening:
             if (model.name, version) not in self._stores:
                 self._stores[model.name, version] = open_store(self.options.store, model.name, version)
-        store, earlier = self._stores[model.name, version], self.learners.get(model.name)
-        options: dict[str, Any] = {"state_file": self._state_file(model.name)}
-        self.learners[model.name] = Learner(model, store, additional=not self.options.store_is_complete, **options)
+        learner = Learner(
+            model,
+            self._stores[model.name, version],
+            additional=not self.options.store_is_complete,
+            state_file=self._state_file(model.name),
+            versions=lambda: list(self.repository.models.get(model.name, {}).values()),
+        )
+        self.learners[model.name] = learner
         if earlier is not None:
             self._retired.append(earlier)
+            learner.following.follow_soon(urgent=True).result()  # what came while this one was made
 
     async def _replace_learners(self) -> None:
         """Let the latest version learn if another one did, and close learners that are no longer used."""
@@ -197,8 +214,13 @@ class Service:
             latest, learner = self.repository.get(name), self.learners.get(name)
             if learner is not None and learner.model is not latest:
                 await asyncio.to_thread(self._learn, latest)
+        for name in self.learners.keys() - self.repository.models.keys():
+            self._retired.append(self.learners.pop(name))
         while self._retired:
-            await self._retired.pop().close()
+            learner = self._retired.pop()
+            await learner.retire()
+            if learner.model.name in self.learners:  # it may have written until it was closed
+                self.learners[learner.model.name].follow_soon()
 
     def _drop(self, model: ServedModel) -> None:
         """Close a model that gets no more requests, when it has answered those that it has."""
@@ -220,7 +242,8 @@ class Service:
         """End the alarms of a model, also in the file beside its store; return the model."""
         model = self.repository.get(name, version)
         model.observer.reset_monitors()
-        self._save_states()
+        if model is self.repository.get(model.name):
+            self._save_state(model)
         return model
 
     def feedback_obstacle(self, model: ServedModel) -> str:
@@ -242,15 +265,20 @@ class Service:
         return None if file is None or name in self.repository.models else file.read()
 
     def _save_states(self) -> None:
-        for name in self.repository.models:
-            model, file, learner = self.repository.get(name), self._state_file(name), self.learners.get(name)
-            if file is not None:
-                try:
-                    if learner is not None:
-                        learner.forget_deleted()
-                    file.write(model.observer.to_dict)
-                except (OSError, KcalError) as error:
-                    logger.error("the record of predictions of %s was not written: %s", name, error)
+        for name in list(self.repository.models):
+            self._save_state(self.repository.get(name))
+
+    def _save_state(self, model: ServedModel) -> None:
+        """Write the record of predictions of the latest version of a model beside its store."""
+        file, learner = self._state_file(model.name), self.learners.get(model.name)
+        if file is None:
+            return
+        try:
+            if learner is not None:
+                learner.forget_deleted()
+            file.write(model.observer.to_dict)
+        except (OSError, KcalError) as error:
+            logger.error("the record of predictions of %s was not written: %s", model.name, error)
 
     def views(self, selected: str | None) -> list[ModelView]:
         """Return what the page shows of every model; explanations only of the selected one, or the first."""
@@ -287,6 +315,6 @@ class Service:
             )
             if learner.n_of_other_networks:
                 facts["samples of other networks in the store"] = f"{learner.n_of_other_networks:,}; not followed"
-            if reason := learner.obstacle or learner.error:
+            if reason := learner.obstacle:
                 facts["predictions do not follow feedback"] = reason
         return facts
