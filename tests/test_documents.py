@@ -82,6 +82,17 @@ def test_every_block_of_a_page_runs(ran, page):
 
 
 @pytest.mark.parametrize(
+    "page",
+    [
+        *(f"docs/how-to/{name}.md" for name in ("few-samples", "groups", "logits", "many-classes", "scikit-learn")),
+        *(f"docs/concepts/{name}.md" for name in ("blend", "kcal", "metrics")),
+    ],
+)
+def test_a_page_that_predicts_ends_with_the_probabilities_of_all_rows(ran, page):
+    assert ran(page).names["probs"].shape == (600, 10)
+
+
+@pytest.mark.parametrize(
     ("language", "text", "message"),
     [
         ("", "kcal demo", "tag the block as one of"),

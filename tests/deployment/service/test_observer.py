@@ -341,7 +341,7 @@ def test_damaged_labelled_predictions_are_refused(damage: dict[str, object]) -> 
         Observer.from_dict(state, calibrator())
 
 
-@pytest.mark.parametrize("state", [{}, {"format": 9}, {"format": 1, "labels": 3}, {"format": 2, "labels": {}}])
+@pytest.mark.parametrize("state", [{}, {"format": 9}, {"format": 2, "labels": 3}, {"format": 2, "labels": {}}])
 def test_a_damaged_state_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(FileFormatError):
         Observer.from_dict(state, calibrator())

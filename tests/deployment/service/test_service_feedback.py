@@ -355,13 +355,14 @@ def test_alarms_stay_until_the_monitors_are_reset(path, problem, tmp_path):
     wrong = {"cat": "dog", "dog": "owl", "owl": "cat"}
 
     async def story():
-        async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
+        async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
             names = [f"p{row}" for row in range(len(x))]
             labels = (await predict(client, x, ids=names))["labels"]
             await give(client, [{"id": one, "label": wrong[label]} for one, label in zip(names, labels, strict=True)])
-            page, metrics = (await client.get("/")).text, (await client.get("/metrics")).text
-            assert "/v2/models/animals/versions/1/monitors/reset" in page
-            assert alarms_in(metrics) > 0
+            await service.learners["animals"].batcher.settled()  # labels are recorded just after the answer
+            service.repository.get("animals").observer.snapshot(max_age=0)
+            assert "/v2/models/animals/versions/1/monitors/reset" in (await client.get("/")).text
+            assert alarms_in((await client.get("/metrics")).text) > 0
             answer = await client.post("/v2/models/animals/monitors/reset")
             assert (answer.status_code, answer.json()) == (200, {"model_name": "animals", "model_version": "1"})
             assert "monitors/reset" not in (await client.get("/")).text

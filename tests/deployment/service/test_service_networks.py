@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.http as triton
-from running_service import in_process, running
+from running_service import in_process, running, wait_until
 from served_networks import CLASSES, N_TOKENS, calibrator, draw_images, draw_texts, make_pair, rows
 from tritonclient.utils import InferenceServerException
 
@@ -313,6 +313,22 @@ def replace(path, new) -> None:
     path.with_name("incoming").replace(path)
 
 
+def test_a_network_that_is_gone_does_not_turn_its_model_into_one_without(model, images, tmp_path):
+    async def story():
+        async with in_process(model, store=tmp_path / "feedback.db", reload_seconds=0.01) as (client, service):
+            (tmp_path / "images.network.onnx").rename(tmp_path / "elsewhere")
+            await until(lambda: service.repository.errors)
+            answer = await predict(client, images.inputs[:3])
+            message = service.repository.errors["images", 1]
+            (tmp_path / "elsewhere").rename(tmp_path / "images.network.onnx")
+            await until(lambda: not service.repository.errors)
+            return answer, message
+
+    answer, message = asyncio.run(story())
+    np.testing.assert_allclose(answer["probabilities"], images.model.predict_proba(images.inputs[:3]), **CLOSE)
+    assert message.startswith("the network of images.kcal is gone")
+
+
 def test_either_file_may_be_replaced_and_an_unmatched_pair_changes_nothing(model, images, other, tmp_path):
     x, network = images.inputs[:3], tmp_path / "images.network.onnx"
     recalibrated = CalibratedClassifier(images.model.network, calibrator("images"))
@@ -366,7 +382,9 @@ def test_an_exported_network_is_watched_but_takes_no_feedback(service, images):
             client.infer("whole", tensors(images.inputs))
         result = client.infer("whole", tensors(images.inputs))
     np.testing.assert_allclose(result.as_numpy("probabilities"), images.model.predict_proba(images.inputs), **CLOSE)
-    snapshot = service.service.repository.get("whole").observer.snapshot(max_age=0)
+    observer = service.service.repository.get("whole").observer
+    wait_until(lambda: observer.n_predictions == 160)  # recorded just after the answer
+    snapshot = observer.snapshot(max_age=0)
     assert (snapshot.n_predictions, snapshot.n_labels, snapshot.n_watched) == (160, 0, 0)
     np.testing.assert_allclose(snapshot.frequencies.expected, images.model.calibrator.prior_)
     assert snapshot.frequencies.estimate is not None
