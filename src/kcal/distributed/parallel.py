@@ -15,8 +15,9 @@ ROUND = 4
 """Calls per worker after which results are handed over: the backend returns those of a round together."""
 ATTEMPTS = 10
 """Times that a round is begun, because a worker or a machine was lost."""
-FIRST, AGAIN = {"num_cpus": 1.0}, {"num_cpus": 0.0, "scheduling_strategy": "SPREAD"}
-"""Needs of a worker. For some seconds Ray counts the cores of a machine that is lost, and a worker that asks for one of
+RESOURCES = {"num_cpus": 1.0}
+RESOURCES_OF_REPEATED_ROUNDS = {"num_cpus": 0.0, "scheduling_strategy": "SPREAD"}
+"""Of a worker. For some seconds Ray counts the cores of a machine that is lost, and a worker that asks for one of
 them waits forever: those of a repeated round ask for none."""
 
 
@@ -38,10 +39,10 @@ def _round(ray: Any, function: Callable[..., Any], calls: Sequence[tuple[Any, ..
     from ray.util.joblib import register_ray
 
     register_ray()  # type: ignore[no-untyped-call]
-    for needs in (FIRST, *[AGAIN] * (ATTEMPTS - 1)):
+    for resources in (RESOURCES, *[RESOURCES_OF_REPEATED_ROUNDS] * (ATTEMPTS - 1)):
         room = count_workers(ray, num_cpus=1.0)
         try:
-            with joblib.parallel_config("ray", ray_remote_args=needs):
+            with joblib.parallel_config("ray", ray_remote_args=resources):
                 results: list[Any] = joblib.Parallel(n_jobs=min(jobs, room), batch_size=1)(  # one is this process
                     joblib.delayed(_received)(function, call) for call in calls
                 )
