@@ -37,6 +37,13 @@ def test_a_host_for_others_needs_tokens(run, tmp_path):
     assert "needs a token file" in result.stderr
 
 
+def test_a_complete_store_must_be_given_and_have_samples(run, model, tmp_path):
+    assert "needs --store" in run("serve", model, "--complete-store", code=2).stderr
+    store = ("--store", str(tmp_path / "new.db"))
+    result = run("serve", model, "--port", "0", "--complete-store", *store, code=1)
+    assert "needs a store with samples" in " ".join(result.stderr.split())
+
+
 def test_a_damaged_model_ends_the_command_with_its_error(run, tmp_path):
     path = tmp_path / "model.kcal"
     path.write_bytes(b"nothing")

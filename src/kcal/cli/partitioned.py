@@ -70,6 +70,8 @@ def choose_columns(calibrator: Calibrator, path: Path, options: Mapping[str, Any
     named = options["feature_columns"]
     if len(lists) == 1 and named in (None, lists[0]) and logits in (None, *types):
         ids = options["id_column"] or "id"
+        absent = f"{path} has no column called {ids!r}; it has {', '.join(types)}."
+        check_options((options["id_column"] and ids not in types, absent))
         return Columns((lists[0],), () if logits is None else (logits,), ids if ids in types else None, ids)
     source = replace(Source.from_options(path, options, prefixes=("",)), max_rows=HEAD_ROWS)
     head = load_to_predict(calibrator, source, keys=("ids",))

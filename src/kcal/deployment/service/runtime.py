@@ -80,6 +80,9 @@ class ServiceOptions:
         if self.path.is_file():
             model_name(self.path)
         self._check_network()
+        if self.store_is_complete and self.store is None:
+            remedy = "Pass the store of the calibration set: --store FILE."
+            raise InvalidInputError("--complete-store", "needs --store", got="none", remedy=remedy)
         if self.store is not None and self.path.is_dir() != self.store.is_dir():
             kind = "an existing folder" if self.path.is_dir() else "a file"
             raise InvalidInputError("--store", f"must be {kind}, as MODEL is", got=str(self.store))
@@ -196,9 +199,15 @@ class Service:
         with self._opening:
             if (model.name, version) not in self._stores:
                 self._stores[model.name, version] = open_store(self.options.store, model.name, version)
+        store = self._stores[model.name, version]
+        if self.options.store_is_complete and not len(store):
+            remedy = "Leave the option out, or fit the model by CalibrationStore.fit."
+            raise InvalidInputError(
+                "--complete-store", "needs a store with samples", got=store.path.name, remedy=remedy
+            )
         learner = Learner(
             model,
-            self._stores[model.name, version],
+            store,
             additional=not self.options.store_is_complete,
             state_file=self._state_file(model.name),
             versions=lambda: list(self.repository.models.get(model.name, {}).values()),
