@@ -16,9 +16,8 @@ BINNED = (
 
 def interval_of(name, probs, labels, *, confidence=0.95, resamples=100, bins=20, groups=None):
     """Return the interval of the accuracy or of a binned error, in a small part of the time that all of them take."""
-    predictions, resampling = check_resampling(
-        check_predictions(probs, labels), confidence=confidence, resamples=resamples, groups=groups, seed=0
-    )
+    predictions = check_predictions(probs, labels, groups=groups)
+    resampling = check_resampling(predictions, confidence=confidence, resamples=resamples, seed=0)
     if name == "accuracy":
         means = resampled_means(predictions, predictions.correct.astype(float)[:, None], resampling)
         return accuracy_interval(predictions, means[:, 0], resampling)

@@ -13,7 +13,7 @@ from kcal.metrics import (
     expected_calibration_error,
     negative_log_likelihood,
 )
-from kcal.metrics.intervals import Gaps, estimate_error, shared_gaps
+from kcal.metrics.intervals import Gaps, shared_gaps
 from kcal.metrics.resampling import Resampling
 
 
@@ -69,23 +69,18 @@ def test_weights_and_repetition_give_intervals_of_the_same_metric():
         assert tuple(weighted[name]) == pytest.approx(tuple(interval), rel=1e-6)
 
 
-def one_gap(size, noise, count):
-    """A single bin of all samples, at a prediction of one half, whose resamples lie `noise` to either side."""
-    resampled = size + np.repeat([[-noise], [noise]], 500, axis=0)
-    ones = np.ones(1)
-    return Gaps(size * ones, resampled.astype(np.float32), ones, 0.5 * ones, count * ones, ["confidence"])
-
-
-def test_the_inverted_test_in_a_case_worked_by_hand():
-    """One gap g with noise ±ε√t: t·g + ε√t = g at the lower end, t·g − ε = g at the upper one."""
-    options = Resampling(0.9, 1000, 0, None)
-    debiased, (low, high) = estimate_error(one_gap(0.3, 0.1, 1e9), options)  # so many samples that only resamples vary
-    assert (low, high) == pytest.approx((0.3 * 0.7176, 0.4), abs=0.01)
-    assert debiased == pytest.approx(0.3, abs=0.01)
-    low, high = estimate_error(one_gap(0.05, 0.03, 100), options).interval
-    assert low == 0.0  # of 100 samples one half, chance alone shows 0.08
-    assert 0.05 < high < 0.15
-    assert estimate_error(one_gap(0.0, 0.02, 100), options).interval.high > 0.02
+def test_interval_of_a_single_bin_in_a_case_worked_by_hand():
+    """400 predictions of 0.7, half of them right: the gap is 0.2, with the noise of binomial counts."""
+    probs, labels = np.tile([0.7, 0.3], (400, 1)), np.arange(400) % 2
+    found = evaluate(probs, labels, bins=1, confidence=0.9, resamples=4000)
+    low, high = found.intervals["expected_calibration_error"]
+    at_low, at_high = np.sqrt(0.86**2 * 0.25 + (1 - 0.86**2) * 0.21), 0.5
+    assert low == pytest.approx(0.2 - 1.645 * at_low / 20, abs=0.003)
+    assert high == pytest.approx(0.2 + 1.645 * at_high / 20, abs=0.003)
+    assert found.debiased["expected_calibration_error"] == pytest.approx(0.2, abs=0.003)
+    few = evaluate(probs[:20], np.arange(20) < 6, bins=1, confidence=0.9).intervals["expected_calibration_error"]
+    assert few.low == 0.0  # 14 of 20 is what they predict
+    assert 0.05 < few.high < 0.3
     assert tuple(Resampling(0.9, 20, 0, None).percentile_interval(np.arange(101.0))) == pytest.approx((5.0, 95.0))
 
 
@@ -93,8 +88,7 @@ def test_shared_gaps_are_the_mean_of_all_events_at_like_predictions():
     predictions = np.tile([0.1, 0.5, 0.9], 40)
     sizes = np.where(predictions == 0.5, -0.2, 0.1) + np.random.default_rng(0).normal(scale=0.05, size=120)
     shares = np.full(120, 1 / 120)
-    resampled, counts = np.zeros((2, 120), dtype=np.float32), np.full(120, 30.0)
-    gaps = Gaps(shares * sizes, resampled, shares, predictions, counts, range(40))
+    gaps = Gaps(shares * sizes, shares, predictions, np.zeros(120), np.full(120, 30.0), range(40))
     found = shared_gaps(gaps) / shares
     for place in (0.1, 0.5, 0.9):
         here = predictions == place

@@ -109,9 +109,8 @@ def test_without_intervals_there_is_nothing_debiased():
 def test_the_estimates_of_classes_are_those_of_each_class_alone():
     probs, labels = drawn(200, 3, 2.0, np.random.default_rng(2))
     found = class_errors(probs, labels, confidence=0.9, resamples=50, seed=3)
-    predictions, resampling = check_resampling(
-        check_predictions(probs, labels), confidence=0.9, resamples=50, groups=None, seed=3
-    )
+    predictions = check_predictions(probs, labels)
+    resampling = check_resampling(predictions, confidence=0.9, resamples=50, seed=3)
     binning = Binning(20, True, resolve_threshold("max", 3))
     for k in range(3):
         alone = estimate_binned_error(predictions, [k], binning, resampling)

@@ -145,11 +145,19 @@ class ClassErrors:
     debiased: NDArray[np.float64] | None = None  # the error without the part that chance adds; None without intervals
     low: NDArray[np.float64] | None = None  # ends of the interval of the error, which contains the debiased one
     high: NDArray[np.float64] | None = None
+    signed_margin: NDArray[np.float64] | None = None  # the largest |signed_error| that chance alone gives
 
     @property
     def signed_error(self) -> NDArray[np.float64]:
         """Frequency minus mean prediction: negative where the predictions are too high."""
         return self.frequency - self.mean_prediction
+
+    @property
+    def beyond_chance(self) -> NDArray[np.bool_] | None:
+        """Whether an error, in its bins or on average, is more than chance alone gives; None without intervals."""
+        if self.low is None or self.signed_margin is None:
+            return None
+        return np.asarray((np.nan_to_num(self.low) > 0) | (np.abs(self.signed_error) > self.signed_margin))
 
     @property
     def mean(self) -> float:
@@ -167,7 +175,12 @@ class ClassErrors:
         names = ("positives", "counts", "mean_prediction", "frequency", "error", "signed_error")
         columns = {name: getattr(self, name) for name in (*names, "overconfidence", "underconfidence")}
         if self.debiased is not None:
-            columns |= {"debiased": self.debiased, "low": self.low, "high": self.high}
+            columns |= {
+                "debiased": self.debiased,
+                "low": self.low,
+                "high": self.high,
+                "beyond_chance": self.beyond_chance,
+            }
         return pandas.DataFrame(columns, index=pandas.Index(self.classes, name="class"))
 
     def __str__(self) -> str:
@@ -210,14 +223,12 @@ def class_errors(
         Of the intervals of the errors, as in `evaluate`; no intervals if ``confidence`` is None.
     """
     predictions, binning = check_binned(
-        probs, labels, sample_weight, bins=bins, adaptive=adaptive, threshold=threshold, classes=classes
+        probs, labels, sample_weight, bins=bins, adaptive=adaptive, threshold=threshold, classes=classes, groups=groups
     )
-    debiased = low = high = None
+    debiased = low = high = margin = None
     if confidence is not None:
-        kept, resampling = check_resampling(
-            predictions, confidence=confidence, resamples=resamples, groups=groups, seed=seed
-        )
-        debiased, low, high = estimate_class_errors(kept, binning, resampling).T
+        resampling = check_resampling(predictions, confidence=confidence, resamples=resamples, seed=seed)
+        debiased, low, high, margin = estimate_class_errors(predictions, binning, resampling).T
     ordered = enumerate(sort_classes(predictions, threshold=binning.threshold))
     binned = [values.bin(binning, of=k) for k, values in ordered]
     return ClassErrors(
@@ -233,4 +244,5 @@ def class_errors(
         debiased=debiased,
         low=low,
         high=high,
+        signed_margin=margin,
     )

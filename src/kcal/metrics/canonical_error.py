@@ -68,7 +68,7 @@ def canonical_cells(
     probs: ArrayLike, labels: ArrayLike, *, bins: int = 10, sample_weight: ArrayLike | None = None
 ) -> CanonicalCells:
     """Return the cells of `canonical_calibration_error`, of the same parameters; those without weight are left out."""
-    predictions = check_predictions(probs, labels, sample_weight).weighted_rows()
+    predictions = check_predictions(probs, labels, sample_weight)
     number, n_classes = check_bins(bins), predictions.n_classes
     cells = _cells(predictions.probs, number)
     weights = predictions.row_weights

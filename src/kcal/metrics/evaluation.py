@@ -14,7 +14,7 @@ from kcal.metrics.predictions import Predictions, Threshold, check_binned
 from kcal.metrics.registry import METRICS
 from kcal.metrics.resampling import Interval, check_resampling
 from kcal.metrics.scores import Clip, check_clip, log_losses, multiclass_brier_losses, top_label_brier_losses
-from kcal.validation import check_groups, require_pandas
+from kcal.validation import require_pandas
 
 if TYPE_CHECKING:
     import pandas
@@ -148,24 +148,23 @@ def evaluate(
     groups
         Patients, speakers, sites, (n_samples,): whole groups are resampled, because their rows are not independent.
     """
-    predictions, binning = check_binned(probs, labels, sample_weight, bins=bins, threshold=threshold, classes=classes)
+    predictions, binning = check_binned(
+        probs, labels, sample_weight, bins=bins, threshold=threshold, classes=classes, groups=groups
+    )
     clip = check_clip(clip)
-    if groups is not None:
-        check_groups(groups, predictions.n_samples)
+    scores = _scores(predictions, clip)
     intervals: dict[str, Interval] = {}
     debiased: dict[str, float] = {}
     if confidence is not None:
-        kept, resampling = check_resampling(
-            predictions, confidence=confidence, resamples=resamples, groups=groups, seed=seed
-        )
-        intervals, debiased = metric_intervals(kept, _scores(kept, clip), binning, resampling)
+        resampling = check_resampling(predictions, confidence=confidence, resamples=resamples, seed=seed)
+        intervals, debiased = metric_intervals(predictions, scores, binning, resampling)
         confidence = resampling.confidence
     both = (binning, binning._replace(adaptive=False))
     ordered = sort_event(predictions, "confidence")
     adaptive, static = (ordered.bin(kind, of="confidence").calibration_error for kind in both)
     class_adaptive, class_static = mean_class_errors(predictions, *both)
     return Evaluation(
-        **{name: predictions.mean(values) for name, values in _scores(predictions, clip).items()},
+        **{name: predictions.mean(values) for name, values in scores.items()},
         expected_calibration_error=adaptive,
         classwise_calibration_error=class_adaptive,
         static_expected_calibration_error=static,

@@ -10,8 +10,13 @@ calibration, never contains it. Here tests of hypotheses are inverted. They lie 
               (t − 1)·g              2 ≤ t
 
 Under each hypothesis one would measure Σ_b |gaps_b(t) + noise_b|. The interval holds the errors Σ_b |gaps_b(t)| of the
-hypotheses under which the measured error is not extreme. The noise is that of binomial counts with the rates of the
-hypothesis and, towards the measured gaps, that of the resampled gaps. With a single event, h = g.
+hypotheses under which the measured error is not extreme. The noise is that of independent outcomes with the rates of
+the hypothesis. With a single event, h = g.
+
+Rows of one group may err together. Let R_g be the sum of outcome − prediction − g_b over the rows of group g, each in
+its bin b. If rows were independent, Σ R_g² would follow from the squares of single rows; let ρ be the fraction of it
+beyond that. The noise of bin b then gets √ρ·Σ_g ξ_g·R_g·n_gb/n_g with one normal ξ_g per group, the same for all bins
+and events.
 
 The debiased estimate is the error Σ_b |gaps_b(t)| of the hypothesis under which the measured error is the median of
 what one would measure, but not more than the measured error, because chance only adds to it. It lies within the
@@ -24,10 +29,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
+from scipy.stats import norm
 
 from kcal.metrics.binning import WeightedPredictions, sort_weighted
 from kcal.metrics.predictions import Binning, Event, Floats, Predictions
-from kcal.metrics.reliability_bins import ReliabilityBins
 from kcal.metrics.resampling import Interval, Resampling, tails, wilson_interval
 
 Array = NDArray[np.float64]
@@ -38,8 +43,6 @@ FINE = 2001
 SHARED_BINS = 20
 ROUNDING = 1e-3
 """Fraction of the measured error by which it may pass a quantile: with few possible outcomes they are often equal."""
-LEAST_COUNT = 1.5
-"""Effective count that a bin needs for its resamples to show its variance."""
 
 
 class ErrorEstimate(NamedTuple):
@@ -102,79 +105,88 @@ def estimate_binned_error(
     predictions: Predictions, events: Sequence[Event], binning: Binning, resampling: Resampling
 ) -> ErrorEstimate | None:
     """Estimate the mean calibration error of the events that have samples; None if there are none."""
-    gaps = measure_gaps(predictions, events, binning, resampling)
+    gaps = measure_gaps(predictions, events, binning, resampling.groups)
     return None if gaps is None else estimate_error(gaps, resampling)
 
 
 def estimate_class_errors(predictions: Predictions, binning: Binning, resampling: Resampling) -> Array:
-    """Return the debiased calibration error and both ends of its interval for each class, (n_classes, 3).
+    """Return the debiased calibration error of each class, the ends of its interval and the margin, (n_classes, 4).
 
-    nan for a class without samples.
+    The margin is the largest Σ_b (n_b / n)·gap_b that chance alone gives. nan for a class without samples.
     """
-    estimates = np.full((predictions.n_classes, 3), np.nan)
-    gaps = measure_gaps(predictions, range(predictions.n_classes), binning, resampling)
+    estimates = np.full((predictions.n_classes, 4), np.nan)
+    gaps = measure_gaps(predictions, range(predictions.n_classes), binning, resampling.groups)
     if gaps is not None:
         for k, part in zip(gaps.events, gaps.split(), strict=True):
             debiased, interval = estimate_error(part, resampling)
-            estimates[k] = debiased, *interval
+            estimates[k] = debiased, *interval, chance_margin(part, resampling)
     return estimates
 
 
 def measure_gaps(
-    predictions: Predictions, events: Sequence[Event], binning: Binning, resampling: Resampling
+    predictions: Predictions, events: Sequence[Event], binning: Binning, groups: NDArray[np.int64] | None
 ) -> "Gaps | None":
-    """Return the gaps of the events that have samples, measured and in each resample; None if there are none.
-
-    The bins stay those of the given predictions: if they moved with every resample, samples that change bins would
-    count as noise twice.
-    """
+    """Return the gaps of the events that have samples; None if there are none."""
     sorted_events = ((of, sort_weighted(predictions, of, threshold=binning.threshold)) for of in events)
     filled = [(of, event) for of, event in sorted_events if event.weights.any()]
     if not filled:
         return None
-    parts = [_event_matrices(event, of, binning, predictions.n_samples) for of, event in filled]
-    residuals, kept = (vstack([part[i] for part in parts], format="csr") for i in (0, 1))
-    binned = [part[2] for part in parts]
+    numbers = np.concatenate([_measure_bins(event, of, binning) for of, event in filled], axis=1)
+    measured, shares = numbers[:2] / len(filled)
+    means, variances, counts = numbers[2:]
+    gaps = Gaps(measured, shares, means, variances, counts, [of for of, _ in filled])
+    if groups is None:
+        return gaps
+    effects = [_measure_groups(event, of, binning, groups) for of, event in filled]
+    together, alone = np.sum([squares for _, squares in effects], axis=0)
+    excess = max(1 - alone / together, 0.0) if together > 0 else 0.0
+    return gaps._replace(effects=vstack([part for part, _ in effects], format="csr") * (np.sqrt(excess) / len(filled)))
 
-    def gap_shares(weights: Array) -> Array:
-        """Return Σ_bin w·(y − p) / Σ_event w for each column of weights (n_samples, n_vectors); 0 without weight."""
-        totals = np.repeat(kept @ weights, binning.bins, axis=0)
-        return np.asarray((residuals @ weights) / np.where(totals > 0, totals, 1.0) / len(parts))
 
-    blocks = [gap_shares(drawn).astype(np.float32) for drawn in resampling.draws(predictions)]
-    return Gaps(
-        measured=gap_shares(predictions.row_weights[:, None])[:, 0],
-        resampled=np.ascontiguousarray(np.concatenate(blocks, axis=1).T),
-        shares=np.concatenate([part.weights / part.weights.sum() for part in binned]) / len(parts),
-        predictions=np.concatenate([np.nan_to_num(part.mean_prediction) for part in binned]),
-        counts=np.concatenate([part.effective_counts for part in binned]),
-        events=[of for of, _ in filled],
+def _measure_bins(event: WeightedPredictions, of: Event, binning: Binning) -> Array:
+    """Return (n_b / n)·gap_b, n_b / n, mean and variance of the predictions, and effective count, (5, bins)."""
+    binned, memberships = event.bin(binning, of=of), event.memberships(binning)
+    means = np.nan_to_num(binned.mean_prediction)
+    squares = memberships @ (event.weights * event.values.astype(np.float64) ** 2)
+    variances = np.maximum(squares / np.where(binned.weights > 0, binned.weights, 1.0) - means**2, 0.0)
+    shares = binned.weights / binned.weights.sum()
+    return np.stack([shares * np.nan_to_num(binned.gap), shares, means, variances, binned.effective_counts])
+
+
+def _measure_groups(
+    event: WeightedPredictions, of: Event, binning: Binning, groups: NDArray[np.int64]
+) -> tuple[csr_array, Array]:
+    """Return R_g·n_gb/n_g, (bins, n_groups), and Σ R_g², as measured and as independent rows would give it, (2,)."""
+    binned, rows = event.bin(binning, of=of), event.memberships(binning)
+    bins, n_groups = binning.bins, int(groups.max()) + 1
+    bin_of_row = np.repeat(np.arange(bins), np.diff(rows.indptr))
+    place = bin_of_row * n_groups + groups[event.order[rows.indices]]
+    fractions = rows.data * event.weights[rows.indices] / event.weights.sum()
+    centred = fractions * event.residuals[rows.indices] - fractions * np.nan_to_num(binned.gap)[bin_of_row]
+    sizes, sums = (
+        np.bincount(place, weights=values, minlength=bins * n_groups).reshape(bins, n_groups)
+        for values in (fractions, centred)
     )
-
-
-def _event_matrices(
-    event: WeightedPredictions, of: Event, binning: Binning, n_samples: int
-) -> tuple[csr_array, csr_array, ReliabilityBins]:
-    """Return residuals where a row is in a bin, (bins, n_samples), 1 where it is in any bin, and the bins."""
-    memberships = event.memberships(binning)
-    residuals = memberships.data * event.residuals[memberships.indices]
-    rows, n_kept = event.order[memberships.indices], len(event.order)
-    return (
-        csr_array((residuals, rows, memberships.indptr), shape=(binning.bins, n_samples)),
-        csr_array((np.ones(n_kept), event.order, [0, n_kept]), shape=(1, n_samples)),
-        event.bin(binning, of=of),
-    )
+    # Its own gap takes 1/n_b of the variance of single rows from a bin, and Σ_g (n_gb/n_b)² of that of groups.
+    shares = np.where(binned.weights > 0, binned.weights / event.weights.sum(), 1.0)
+    left_of_groups = 1 - ((sizes / shares[:, None]) ** 2).sum(axis=1)
+    left_of_rows = np.maximum(1 - 1 / np.maximum(binned.effective_counts, 1.0), ROUNDING)
+    alone = (np.bincount(bin_of_row, weights=centred**2, minlength=bins) * left_of_groups / left_of_rows).sum()
+    totals, of_groups = sums.sum(axis=0), sizes.sum(axis=0)
+    effects = np.divide(totals, of_groups, out=np.zeros(n_groups), where=of_groups > 0)
+    return csr_array(sizes * effects), np.array([(totals**2).sum(), alone])
 
 
 class Gaps(NamedTuple):
     """(n_b / n)·gap_b of all bins of some events, each event with equal weight; arrays are (n_gaps,) unless noted."""
 
     measured: Array
-    resampled: NDArray[np.float32]  # (resamples, n_gaps)
     shares: Array  # n_b / n
     predictions: Array  # mean prediction of the bin
+    variances: Array  # variance of the predictions in the bin
     counts: Array  # effective counts of the bins
     events: Sequence[Event]
+    effects: csr_array | None = None  # (n_gaps, n_groups), √ρ·R_g·n_gb/n_g with the ρ of all events
 
     @property
     def n_events(self) -> int:
@@ -185,9 +197,9 @@ class Gaps(NamedTuple):
         """Yield the gaps of each event alone."""
         for place, columns in enumerate(np.split(np.arange(len(self.shares)), self.n_events)):
             measured, shares = (self.n_events * values[columns] for values in (self.measured, self.shares))
-            resampled = np.float32(self.n_events) * self.resampled[:, columns]
-            rest = (self.predictions[columns], self.counts[columns], [self.events[place]])
-            yield Gaps(measured, resampled, shares, *rest)
+            predictions, variances, counts = self.predictions[columns], self.variances[columns], self.counts[columns]
+            effects = None if self.effects is None else self.effects[columns] * self.n_events
+            yield Gaps(measured, shares, predictions, variances, counts, [self.events[place]], effects)
 
     def rates(self, gaps: Floats) -> Array:
         """Return the rate of the event in each bin for given gaps."""
@@ -196,13 +208,10 @@ class Gaps(NamedTuple):
 
 
 def estimate_error(gaps: Gaps, resampling: Resampling) -> ErrorEstimate:
-    """Return the debiased Σ|gaps| and its interval by inverting its test along the path.
-
-    If whole groups were resampled, simulated noise is widened by as much as they widen the noise of the resamples.
-    """
+    """Return the debiased Σ|gaps| and its interval by inverting its test along the path."""
     measured = float(np.abs(gaps.measured).sum())
     systematic = gaps.measured if gaps.n_events == 1 else shared_gaps(gaps)
-    noises = _noise(gaps, systematic, np.random.default_rng([resampling.seed, 1]), resampling.groups is not None)
+    noises = _noise(gaps, systematic, resampling)
     low_tail, high_tail = tails(resampling.confidence)
     errors, quantiles = [], []
     for place in PATH:
@@ -214,6 +223,15 @@ def estimate_error(gaps: Gaps, resampling: Resampling) -> ErrorEstimate:
         errors.append(float(np.abs(assumed).sum()))
         quantiles.append(np.quantile(sums, (low_tail, 0.5, high_tail)))
     return _accepted(measured, np.array(errors), np.array(quantiles))
+
+
+def chance_margin(gaps: Gaps, resampling: Resampling) -> float:
+    """Return the half-width of the interval of Σ gaps if the predictions are calibrated."""
+    variances = gaps.predictions * (1 - gaps.predictions) - gaps.variances  # mean of p·(1 − p) in each bin
+    variance = float((gaps.shares**2 * variances / np.maximum(gaps.counts, 1.0)).sum())
+    if gaps.effects is not None:
+        variance += resampling.few_groups_factor**2 * float((gaps.effects.sum(axis=0) ** 2).sum())
+    return float(norm.ppf(tails(resampling.confidence)[1]) * np.sqrt(variance))
 
 
 def shared_gaps(gaps: Gaps) -> Array:
@@ -239,33 +257,29 @@ def _gaps_on_path(place: float, measured: Floats, systematic: Floats) -> Array:
     return np.asarray((place - 1) * measured)
 
 
-def _noise(
-    gaps: Gaps, systematic: Floats, generator: np.random.Generator, clustered: bool
-) -> tuple[NDArray[np.float32], ...]:
+def _noise(gaps: Gaps, systematic: Floats, resampling: Resampling) -> list[NDArray[np.float32]]:
     """Return simulated noise at t = 0, 1 and 2, (resamples, n_gaps) each."""
-    measured_rates = gaps.rates(gaps.measured)
-    smoothed_rates = gaps.rates(systematic)
-    enough = gaps.counts > LEAST_COUNT
-    widening = np.sqrt(np.where(enough, gaps.counts / np.maximum(gaps.counts - 1, LEAST_COUNT - 1), 1.0))
-    resampled = (gaps.resampled - gaps.resampled.mean(axis=0)) * widening.astype(np.float32)
-    factor = 1.0
-    if clustered:
-        of_rows = (gaps.shares**2 * measured_rates * (1 - measured_rates) / np.maximum(gaps.counts, 1.0)).sum()
-        factor = float(np.sqrt(max(resampled.var(axis=0).sum() / of_rows, 1.0))) if of_rows > 0 else 1.0
-    shrunk_rates = (gaps.counts * measured_rates + smoothed_rates) / (gaps.counts + 1)
-    drawn = [
-        _binomial_noise(gaps, rates, generator, factor)
-        for rates in (gaps.rates(np.zeros(1)), smoothed_rates, shrunk_rates)
-    ]
-    at_measured = np.where(enough, resampled, drawn[2])
-    return drawn[0], at_measured if gaps.n_events == 1 else drawn[1], at_measured
+    generator = np.random.default_rng([resampling.seed, 1])
+    smoothed = gaps.rates(systematic)
+    shrunk = (gaps.counts * gaps.rates(gaps.measured) + smoothed) / (gaps.counts + 1)
+    rates = (gaps.rates(np.zeros(1)), smoothed, shrunk) if gaps.n_events > 1 else (gaps.rates(np.zeros(1)), shrunk)
+    noises = [_noise_of_rows(gaps, of_bins, generator, resampling.resamples) for of_bins in rates]
+    if gaps.effects is not None:
+        signs = resampling.few_groups_factor * generator.normal(size=(gaps.effects.shape[1], resampling.resamples))
+        shared = (gaps.effects @ signs).T.astype(np.float32)
+        noises = [noise + shared for noise in noises]
+    return noises if gaps.n_events > 1 else [noises[0], noises[1], noises[1]]
 
 
-def _binomial_noise(gaps: Gaps, rates: Floats, generator: np.random.Generator, factor: float) -> NDArray[np.float32]:
+def _noise_of_rows(gaps: Gaps, rates: Floats, generator: np.random.Generator, resamples: int) -> NDArray[np.float32]:
+    """Return noise of independent rows, (resamples, n_gaps): binomial, with the variance of unequal rates in a bin."""
     counts = np.maximum(np.rint(gaps.counts), 1).astype(np.int64)
-    drawn = np.empty(gaps.resampled.shape, dtype=np.float32)
+    variance = rates * (1 - rates)
+    equal = np.divide(gaps.variances, variance, out=np.zeros_like(variance), where=variance > 0)
+    scale = gaps.shares * np.sqrt(np.clip(1 - equal, 0.0, 1.0))
+    drawn = np.empty((resamples, len(counts)), dtype=np.float32)
     for row in drawn:
-        row[:] = factor * gaps.shares * (generator.binomial(counts, rates) / counts - rates)
+        row[:] = scale * (generator.binomial(counts, rates) / counts - rates)
     return drawn
 
 

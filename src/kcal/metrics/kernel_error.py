@@ -103,7 +103,7 @@ def kernel_calibration_error(
     The quadratic estimators and their p-values do not depend on the order of the rows. They take time in
     n²·(n_classes + resamples), and memory for a sorted copy of the input and n·resamples numbers.
     """
-    predictions = check_predictions(probs, labels, sample_weight).weighted_rows()
+    predictions = check_predictions(probs, labels, sample_weight)
     check_choice(estimator, "estimator", get_args(Estimator))
     check_choice(kernel, "kernel", get_args(Kernel))
     if predictions.n_samples < 2 and estimator != "biased":

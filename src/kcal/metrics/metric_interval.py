@@ -68,13 +68,11 @@ def confidence_interval(
     but 83 to 90 % with 200 rows, 20 per bin, all misses being too low. The smooth error was measured on calibrated
     sets only.
     """
-    predictions = check_predictions(probs, labels, sample_weight)
+    predictions = check_predictions(probs, labels, sample_weight, groups=groups)
     check_choice(kind, "kind", get_args(Kind))
     chosen = kind_of_metric(metric) if kind == "auto" else kind
     measure = _measure_of(metric)
-    predictions, resampling = check_resampling(
-        predictions, confidence=confidence, resamples=resamples, groups=groups, seed=seed
-    )
+    resampling = check_resampling(predictions, confidence=confidence, resamples=resamples, seed=seed)
     if chosen == "score":
         values = [measure(predictions, drawn) for block in resampling.draws(predictions) for drawn in block.T]
         return resampling.percentile_interval(np.array(values))

@@ -12,6 +12,7 @@ from kcal.errors import InvalidInputError
 from kcal.validation import (
     check_columns,
     check_flag,
+    check_groups,
     check_integer,
     check_labels,
     check_number,
@@ -46,7 +47,8 @@ class Predictions:
 
     probs: Floats  # (n_samples, n_classes), float32 or float64
     labels: NDArray[np.intp]  # (n_samples,), column indices of probs
-    weights: NDArray[np.float64] | None = None  # (n_samples,), relative importance; None if all are equal
+    weights: NDArray[np.float64] | None = None  # (n_samples,), relative importance, above 0; None if all are equal
+    groups: NDArray[np.int64] | None = None  # (n_samples,), codes from 0 without gaps
 
     @property
     def n_samples(self) -> int:
@@ -101,19 +103,19 @@ class Predictions:
         return residuals
 
     def rows(self, chosen: NDArray[Any]) -> "Predictions":
-        """Return some of the rows: a mask, or indices in any order."""
+        """Return some of the rows, without groups: a mask, or indices in any order."""
         weights = None if self.weights is None else self.weights[chosen]
         return Predictions(self.probs[chosen], self.labels[chosen], weights)
 
-    def weighted_rows(self) -> "Predictions":
-        """Return the rows of positive weight."""
-        return self if self.weights is None else self.rows(self.weights > 0)
-
 
 def check_predictions(
-    probs: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None, classes: ArrayLike | None = None
+    probs: ArrayLike,
+    labels: ArrayLike,
+    sample_weight: ArrayLike | None = None,
+    classes: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
 ) -> Predictions:
-    """Check probabilities, labels and weights.
+    """Check probabilities, labels, weights and groups; rows of weight 0 are left out.
 
     Labels are column indices, truth values of two columns, members of ``classes``, or names of the columns of a table.
     """
@@ -129,10 +131,15 @@ def check_predictions(
             expected = f"must name all {n_classes} columns of probs, in their order"
             raise InvalidInputError("classes", expected, got=f"{len(names)} names")
         columns = encode_labels(check_labels(labels, n_samples, "labels"), names).astype(np.intp, copy=False)
+    codes = None if groups is None else check_groups(groups, n_samples)
     weights = None if sample_weight is None else check_weights(sample_weight, n_samples)
+    if weights is not None and not weights.all():
+        present = weights > 0
+        checked, columns, weights = checked[present], columns[present], weights[present]
+        codes = None if codes is None else check_groups(codes[present], len(columns))
     if weights is not None and (weights == 1).all():
         weights = None  # equal weights are exactly no weights
-    return Predictions(checked, columns, weights)
+    return Predictions(checked, columns, weights, codes)
 
 
 def blocks(length: int, entries: int) -> Iterator[slice]:
@@ -151,9 +158,10 @@ def check_binned(
     adaptive: bool = True,
     threshold: Threshold = 0.0,
     classes: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
 ) -> tuple[Predictions, Binning]:
     """Check predictions and the options of their bins."""
-    predictions = check_predictions(probs, labels, sample_weight, classes)
+    predictions = check_predictions(probs, labels, sample_weight, classes, groups)
     lowest = resolve_threshold(threshold, predictions.n_classes)
     return predictions, Binning(check_bins(bins), check_flag(adaptive, "adaptive"), lowest)
 

@@ -11,7 +11,7 @@ from scipy.stats import norm, t
 
 from kcal.errors import InvalidInputError
 from kcal.metrics.predictions import Predictions, blocks
-from kcal.validation import check_groups, check_integer, check_number, check_seed
+from kcal.validation import check_integer, check_number, check_seed
 
 FEWEST_RESAMPLES, MOST_RESAMPLES = 20, 1_000_000
 
@@ -71,17 +71,11 @@ class Resampling:
         return Interval(centre + factor * (float(low) - centre), centre + factor * (float(high) - centre))
 
 
-def check_resampling(
-    predictions: Predictions, *, confidence: Any, resamples: Any, groups: ArrayLike | None, seed: Any
-) -> tuple[Predictions, Resampling]:
-    """Check the options of the bootstrap; rows of weight 0 are left out, because they are never resampled."""
-    codes = None
-    if groups is not None:
-        kept = check_groups(groups, predictions.n_samples)[predictions.row_weights > 0]
-        codes = check_groups(kept, len(kept))  # from 0, without gaps
+def check_resampling(predictions: Predictions, *, confidence: Any, resamples: Any, seed: Any) -> Resampling:
+    """Check the options of the bootstrap of these predictions."""
     number = check_integer(resamples, "resamples", minimum=FEWEST_RESAMPLES, maximum=MOST_RESAMPLES)
     level = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
-    return predictions.weighted_rows(), Resampling(level, number, check_seed(seed), codes)
+    return Resampling(level, number, check_seed(seed), predictions.groups)
 
 
 def tails(confidence: float) -> tuple[float, float]:

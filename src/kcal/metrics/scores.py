@@ -114,7 +114,7 @@ def accuracy_rejection(
     probs, labels, sample_weight
         As in `expected_calibration_error`. The confidence is the largest probability of a row.
     """
-    predictions = check_predictions(probs, labels, sample_weight).weighted_rows()
+    predictions = check_predictions(probs, labels, sample_weight)
     weights = predictions.row_weights
     thresholds, level, counts = np.unique(predictions.confidences, return_inverse=True, return_counts=True)
     level = level.reshape(-1)

@@ -115,7 +115,7 @@ def _sorted_event(
     probs: ArrayLike, labels: ArrayLike, of: Event, sample_weight: ArrayLike | None
 ) -> tuple[Array, Array, Array]:
     """Return predictions of the event, whether it occurred (0 or 1), and w_i / Σw, in an order that ignores ties."""
-    predictions = check_predictions(probs, labels, sample_weight).weighted_rows()
+    predictions = check_predictions(probs, labels, sample_weight)
     values, occurred = predictions.event(check_event(of, predictions.n_classes))
     weights = predictions.row_weights
     order = np.lexsort((weights, occurred, values))

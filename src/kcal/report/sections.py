@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from kcal.metrics import METRICS, ClassErrors, Metric
+from kcal.metrics import METRICS, ClassErrors, Evaluation, Metric
 from kcal.report.contents import MOST_INTERVALS, Contents
 from kcal.report.markup import Column, escaped, facts, named, percent, section, signed_text, table
 from kcal.report.pictures import class_pictures, legend
@@ -52,6 +52,8 @@ def metrics_section(contents: Contents) -> str:
             "Intervals are confidence intervals by resampling. Chance makes calibration errors larger; debiased is "
             "without that part, and what their interval is about."
         )
+        if any(_above_interval(evaluation) for evaluation in contents.evaluations.values()):
+            notes.append("A value above its interval is mostly chance: read the debiased one.")
     notes.append(
         f"Calibration errors use {contents.bins_text} of equal count unless stated otherwise; class-wise errors use "
         f"probabilities of at least {settings.threshold:.4g}."
@@ -122,6 +124,11 @@ def _metric_cells(contents: Contents, metric: Metric) -> list[str]:
             cells.append("" if debiased is None else metric.format(debiased))
             cells.append(f"[{', '.join(map(metric.format, ends))}]" if ends else "")
     return cells
+
+
+def _above_interval(evaluation: Evaluation) -> bool:
+    """Return whether a calibration error is larger than its own interval."""
+    return any(getattr(evaluation, name) > evaluation.intervals[name].high for name in evaluation.debiased)
 
 
 def _interval_heading(contents: Contents) -> str:

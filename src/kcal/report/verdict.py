@@ -54,21 +54,33 @@ def _change(contents: Contents) -> str:
 def _classes(contents: Contents) -> str:
     """Return the classes whose errors are largest, and not chance if that is known."""
     errors = contents.class_errors
-    if errors.low is None or errors.debiased is None or errors.high is None:
+    if errors.beyond_chance is None or errors.debiased is None or errors.low is None or errors.high is None:
         worst = [k for k in errors.worst(CLASSES_NAMED).tolist() if np.isfinite(errors.error[k])]
         listed = ", ".join(f"{named(contents.class_names[k])} ({percent(errors.error[k])} %)" for k in worst)
         return f"Classes to look at, by their calibration error: {listed or 'none has samples'}."
-    # An error that is smaller than chance would make it has an interval that begins at the debiased error.
-    beyond_chance = np.flatnonzero((np.nan_to_num(errors.low) > 0) & (errors.debiased > errors.low))
+    beyond_chance = np.flatnonzero(errors.beyond_chance)
     if len(beyond_chance) == 0:
-        return "Classes to look at: none has a calibration error that chance alone would not give."
-    order = beyond_chance[np.argsort(-errors.debiased[beyond_chance], kind="stable")].tolist()
+        return "Classes to look at: none has a calibration error that chance alone would not give." + _all_classes(
+            contents
+        )
+    sizes = np.fmax(errors.debiased, np.abs(errors.signed_error))[beyond_chance]
+    order = beyond_chance[np.argsort(-sizes, kind="stable")].tolist()
     listed = ", ".join(
-        f"{named(contents.class_names[k])} ({percent(errors.debiased[k])} % [{percent(errors.low[k])}, "
-        f"{percent(errors.high[k])}], {signed_text(errors.signed_error[k])})"
+        f"{named(contents.class_names[k])} ({signed_text(errors.signed_error[k])}; debiased error "
+        f"{percent(errors.debiased[k])} % [{percent(errors.low[k])}, {percent(errors.high[k])}])"
         for k in order[:CLASSES_NAMED]
     )
     more = f" and {len(order) - CLASSES_NAMED:,} more" if len(order) > CLASSES_NAMED else ""
-    by_chance = round(len(errors.error) * (1 - contents.band) / 2)
+    by_chance = round(len(errors.error) * (1 - contents.band))
     note = f" Of {len(errors.error):,} classes, chance alone would list about {by_chance:,}." if by_chance else ""
-    return f"Classes to look at, by their debiased calibration error: {listed}{more}.{note}"
+    return f"Classes to look at: {listed}{more}.{note}"
+
+
+def _all_classes(contents: Contents) -> str:
+    """Return a sentence if the classes together have an error that no single one shows."""
+    name, evaluation = "classwise_calibration_error", contents.evaluation
+    interval = evaluation.intervals.get(name)
+    if interval is None or not interval.low > 0:
+        return ""
+    debiased, ends = percent(evaluation.debiased[name]), f"{percent(interval.low)}, {percent(interval.high)}"
+    return f" Over all classes together the error is beyond chance: {debiased} % [{ends}]."

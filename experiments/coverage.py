@@ -1,0 +1,148 @@
+"""Coverage of confidence intervals of metrics, in simulations whose true values are known: python -m experiments.coverage.
+
+The true distribution of a row of group g is softmax(z + u_g), u_g a normal effect of its group. Its mean over groups,
+p(z), is the calibrated prediction; predictions are p(z), or p(z)^1.5 normalised, which is overconfident.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from kcal.metrics import METRICS, class_errors, confidence_interval, evaluate, reliability
+
+
+Array = NDArray[np.float64]
+
+EFFECTS_AVERAGED = 64
+POPULATION = 40_000
+OTHER_ERRORS = (
+    "top_label_calibration_error",
+    "marginal_calibration_error",
+    "canonical_calibration_error",
+    "smooth_calibration_error",
+    "kde_calibration_error",
+    "debiased_squared_calibration_error",
+)
+
+
+class Problem(NamedTuple):
+    """A distribution of data sets."""
+
+    rows: int
+    classes: int
+    balanced: bool
+    groups: int  # 0: rows are independent
+    effect: float  # standard deviation of the effect of a group on each logit
+    power: float  # predictions are p^power; 1: calibrated
+
+
+class DataSet(NamedTuple):
+    """Rows of a problem, with the probabilities that labels have given the predictions."""
+
+    probs: Array  # (n, K)
+    true: Array  # (n, K)
+    labels: NDArray[np.intp]
+    groups: NDArray[np.intp] | None
+
+
+def problems() -> Iterator[Problem]:
+    """Yield all combinations; an effect needs groups."""
+    for rows, classes, balanced, power in product((200, 1000, 5000), (2, 6, 20), (True, False), (1.0, 1.5)):
+        yield Problem(rows, classes, balanced, 0, 0.0, power)
+        for groups, effect in product((8, 30, 100), (0.0, 0.5)):
+            yield Problem(rows, classes, balanced, groups, effect, power)
+
+
+def draw(problem: Problem, generator: np.random.Generator) -> DataSet:
+    """Draw a data set."""
+    n, n_classes = problem.rows, problem.classes
+    base = np.ones(n_classes) if problem.balanced else 0.6 ** np.arange(n_classes)
+    logits = np.log(np.maximum(generator.dirichlet(2 * base / base.sum(), n), 1e-6))
+    groups = generator.integers(problem.groups, size=n) if problem.groups else None
+    true = rates = softmax(logits, axis=1)
+    if problem.effect:
+        effects = problem.effect * generator.normal(size=(EFFECTS_AVERAGED, n_classes))
+        effects -= effects.mean(axis=0)
+        true = np.mean([softmax(logits + effect, axis=1) for effect in effects], axis=0)
+        own = effects[generator.integers(EFFECTS_AVERAGED, size=problem.groups)]
+        rates = softmax(logits + own[groups], axis=1)
+    probs = true**problem.power
+    labels = (generator.random(n)[:, None] > rates.cumsum(axis=1)[:, :-1]).sum(axis=1)
+    return DataSet(probs / probs.sum(axis=1, keepdims=True), true, labels, groups)
+
+
+def true_errors(data: DataSet) -> dict[str, Any]:
+    """Return the binned errors over the same bins if every frequency were what it is on average."""
+    n_classes = data.probs.shape[1]
+    top = data.probs.argmax(axis=1)
+    rows = np.arange(len(top))
+    truth: dict[str, Any] = {}
+    for prefix, adaptive in (("", True), ("static_", False)):
+        expected = _binned(data.probs[rows, top], data.true[rows, top], 0.0, adaptive)
+        truth[f"{prefix}expected_calibration_error"] = expected
+        columns = zip(data.probs.T, data.true.T, strict=True)
+        errors = [_binned(p, q, max(0.01, 1 / n_classes), adaptive) for p, q in columns]
+        truth[f"{prefix}classwise_calibration_error"] = float(np.nanmean(errors))
+        if adaptive:
+            truth["class_errors"] = np.array(errors)
+    return truth
+
+
+def _binned(predictions: Array, rates: Array, threshold: float, adaptive: bool, bins: int = 20) -> float:
+    kept = np.flatnonzero(predictions >= threshold)
+    if len(kept) == 0:
+        return float("nan")
+    order = kept[np.argsort(predictions[kept])]
+    gaps = rates[order] - predictions[order]
+    if adaptive:
+        sizes = [len(kept) // bins + (b >= bins - len(kept) % bins) for b in range(bins)]
+        cuts = np.cumsum(sizes)[:-1]
+    else:
+        cuts = np.searchsorted(predictions[order], np.arange(1, bins) / bins, "right")
+    return float(sum(abs(part.sum()) for part in np.split(gaps, cuts)) / len(kept))
+
+
+def true_scores(problem: Problem, generator: np.random.Generator) -> dict[str, float]:
+    """Return the means of the scores in a large population."""
+    data = draw(problem._replace(rows=POPULATION), generator)
+    top = data.probs.argmax(axis=1)
+    rows = np.arange(len(top))
+    confidence, right = data.probs[rows, top], data.true[rows, top]
+    squares = (data.probs**2).sum(axis=1) - 2 * (data.probs * data.true).sum(axis=1) + 1
+    return {
+        "accuracy": float(right.mean()),
+        "top_label_brier_loss": float((right * (1 - confidence) ** 2 + (1 - right) * confidence**2).mean()),
+        "multiclass_brier_loss": float(squares.mean() / problem.classes),
+        "negative_log_likelihood": float(-(data.true * np.log(data.probs)).sum(axis=1).mean()),
+    }
+
+
+def cover(problem: Problem, data_sets: int, resamples: int, seed: int) -> dict[str, float]:
+    """Return the fraction of intervals that contain the true value, by metric; and mean widths."""
+    generator = np.random.default_rng(
+        [seed, *np.abs(np.array([*problem[:4], 10 * problem.effect, 10 * problem.power], dtype=int))]
+    )
+    scores = true_scores(problem, generator)
+    hits: dict[str, list[float]] = {}
+    for number in range(data_sets):
+        data = draw(problem, generator)
+        options: dict[str, Any] = {"confidence": 0.95, "resamples": resamples, "groups": data.groups, "seed": number}
+        truth = true_errors(data)
+        of_classes = truth.pop("class_errors")
+        evaluation = evaluate(data.probs, data.labels, **options)
+        for name, value in (truth | scores).items():
+            interval = evaluation.intervals[name]
+            hits.setdefault(name, []).append(interval.low - 1e-9 <= value <= interval.high + 1e-9)
+        errors = class_errors(data.probs, data.labels, **options)
+        inside = (errors.low - 1e-9 <= of_classes) & (of_classes <= errors.high + 1e-9)
+        hits.setdefault("class_errors", []).append(float(inside[np.isfinite(of_classes)].mean()))
+    return {name: float(np.mean(values)) for name, values in hits.items()}
