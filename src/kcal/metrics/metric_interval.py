@@ -78,7 +78,8 @@ def confidence_interval(
         return resampling.percentile_interval(np.array(values))
     measured = measure(predictions, predictions.weights)
     quantiles = np.array([_quantiles(measure, predictions, scale, resampling) for scale in SCALES])
-    return _inverted(measured, np.maximum.accumulate(quantiles, axis=0), power=1 if chosen == "error" else 2)
+    power = 1 if chosen == "error" else 2
+    return _inverted(measured, np.maximum.accumulate(quantiles, axis=0), power, resampling.few_groups_factor)
 
 
 def _measure_of(metric: Callable[..., Any]) -> Measure:
@@ -134,14 +135,15 @@ def _quantiles(measure: Measure, predictions: Predictions, scale: float, resampl
     return np.asarray(np.nanquantile(values, (low, 0.5, high)))
 
 
-def _inverted(measured: float, quantiles: NDArray[np.float64], *, power: int) -> Interval:
+def _inverted(measured: float, quantiles: NDArray[np.float64], power: int, widening: float) -> Interval:
     """Return the errors, s to some power times the measured one, under which the measured one is not extreme.
 
-    Data with s > 1 cannot be simulated; there the interval reaches as far above as the lower quantile is below.
+    Data with s > 1 cannot be simulated; there the interval reaches as far above as the lower quantile is below, and
+    farther if there are few groups.
     """
     lower, middle, upper = quantiles.T
     at_least, at_most = (float(np.interp(measured, ends, SCALES)) for ends in (upper, lower))
     low = at_least**power * max(measured, 0.0)
-    high = 2 * measured - float(lower[-1]) if measured >= lower[-1] else at_most**power * max(measured, 0.0)
+    high = measured + widening * (measured - float(lower[-1])) if measured >= lower[-1] else at_most**power * max(measured, 0.0)
     noise = float(upper[0] - middle[0])  # errors this small cannot be distinguished from 0
     return Interval(low, max(high, noise))
