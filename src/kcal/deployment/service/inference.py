@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator
 from kcal.deployment.service.batching import Batcher, in_thread_if
-from kcal.deployment.service.errors import bad_request
+from kcal.deployment.service.errors import RequestError, bad_request
 from kcal.deployment.service.observer import Observer
-from kcal.deployment.service.predictors import Arrays, Scores, ServedPredictor
+from kcal.deployment.service.predictors import Arrays, Scores, ServedPredictor, check_finite
 from kcal.deployment.service.protocol import InferenceRequest
 from kcal.deployment.service.snapshot import ObservedPrediction
 from kcal.deployment.service.tallies import Tallies
@@ -197,15 +197,15 @@ class ServedModel:
         return text_tensor(name, (job.ids if name == "ids" else predictions.explanation) or [])
 
     def _run(self, jobs: Sequence[InferenceJob]) -> list[Any]:
-        """Predict the rows of all jobs at once or, if the calibrator refuses them, one job after the other."""
+        """Predict the rows of all jobs at once or, if the model cannot, one job after the other."""
         predictor = self.predictor
         self.tallies.batch(len(jobs), sum(job.n_rows for job in jobs))
         try:
             with without_warnings():  # of rows that the model was fitted on, or has learnt since
                 return _predict(predictor, jobs)
-        except InvalidInputError as error:
+        except (InvalidInputError, RequestError) as error:
             if len(jobs) == 1:
-                return [bad_request(str(error))]
+                return [error if isinstance(error, RequestError) else bad_request(str(error))]
         return [result for job in jobs for result in self._run([job])]
 
     def _observe(self, jobs: Sequence[InferenceJob], results: Sequence[Any]) -> None:
@@ -224,6 +224,7 @@ def _predict(predictor: ServedPredictor, jobs: Sequence[InferenceJob]) -> list[A
         for name in jobs[0].arrays
     }
     scores = predictor.predict(rows, evidence=jobs[0].evidence)
+    check_finite({"probabilities": scores.probs, "evidence": scores.evidence})
     results, start = [], 0
     for job in jobs:
         part = scores[start : start + job.n_rows]
