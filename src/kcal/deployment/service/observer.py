@@ -14,7 +14,6 @@ from kcal.deployment.service.alarms import find_alarms
 from kcal.deployment.service.record import PredictionRecord
 from kcal.deployment.service.snapshot import (
     LabelledPredictions,
-    ObservedPrediction,
     ServiceSnapshot,
     class_frequencies,
     evidence_summary,
@@ -163,11 +162,6 @@ class Observer:
         if self._is_stale and self._is_complete:
             self._watch, self._last_checked = LabelWatch(self.classes), self._first_checked - 1
         self._is_stale = False
-
-    def find(self, id: str) -> ObservedPrediction | None:
-        """Return the latest prediction of an id, with embedding and logits if they are known; None if it is gone."""
-        with self._rows:
-            return self._record.find(str(id))
 
     def snapshot(self, *, max_age: float = MAX_AGE) -> ServiceSnapshot:
         """Return results on the recent predictions.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import threading
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,11 +97,6 @@ class PredictionRecord:
             self.labelled.append(ids, row)
         return len(ids)
 
-    def find(self, name: str) -> ObservedPrediction | None:
-        """Return the latest prediction of an id; None if it is not in the record."""
-        place = self.recent.place_of(name)
-        return None if place is None else self.prediction(place)
-
     def prediction(self, place: int) -> ObservedPrediction:
         """Return the prediction at a place of the ring."""
         ring = self.recent
@@ -115,6 +112,39 @@ class PredictionRecord:
             embedding=_known(ring.value("embedding", place)),
             logits=_known(ring.value("logits", place)),
         )
+
+
+class PredictionInputs:
+    """What the calibrator was given for the latest predictions of a model, by id, until they get their labels.
+
+    All versions of a model share one, and it outlives each of them, so that feedback can name a prediction whatever
+    was loaded since; safe to use from any thread. A labelled sample is in the calibration store.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity, self._lock = capacity, threading.Lock()
+        self._rows: OrderedDict[str, tuple[str, dict[str, NDArray[Any]]]] = OrderedDict()
+
+    def add(self, ids: Sequence[str], rows: Mapping[str, NDArray[Any]], network: str) -> None:
+        """Add predictions: embeddings and logits, (n, ·) each, and the checksum of the network that computed them."""
+        with self._lock:
+            for place, name in enumerate(ids):
+                self._rows[name] = network, {key: part[place : place + 1].copy() for key, part in rows.items()}
+                self._rows.move_to_end(name)
+            while len(self._rows) > self._capacity:
+                self._rows.popitem(last=False)
+
+    def find(self, name: str, network: str) -> dict[str, NDArray[Any]]:
+        """Return embeddings and logits of a prediction, (1, ·) each; none if it is not known, or of another network."""
+        with self._lock:
+            checksum, rows = self._rows.get(name, (network, {}))
+        return rows if checksum == network else {}
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Remove predictions, because they are in the store or are erased."""
+        with self._lock:
+            for name in ids:
+                self._rows.pop(name, None)
 
 
 def _known(row: NDArray[Any] | None) -> NDArray[Any] | None:
