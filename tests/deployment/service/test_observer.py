@@ -123,6 +123,17 @@ def test_latest_predictions_are_what_was_predicted() -> None:
     assert (prediction.group, prediction.logits, prediction.evidence) == ("117", None, None)
 
 
+def test_latest_predictions_have_no_inputs_of_others() -> None:
+    rows = stream()
+    observer = Observer(calibrator())
+    observer.predicted(rows.ids, rows.probs, embeddings=rows.embeddings)
+    observer.erased(rows.ids[10:590])
+    latest = observer.snapshot().latest
+    assert [each.id for each in latest] == [*rows.ids[:589:-1], *rows.ids[9::-1]]
+    np.testing.assert_array_equal([each.embedding for each in latest[:10]], rows.embeddings[:589:-1])
+    assert [each.embedding for each in latest[10:]] == [None] * 10
+
+
 def test_evidence_that_no_request_asked_for_is_computed() -> None:
     rows = stream(120)
     observer = Observer(calibrator())

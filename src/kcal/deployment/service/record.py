@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from kcal.deployment.service.rings import RowRing
 from kcal.deployment.service.snapshot import ObservedPrediction
 
+WATCHED_AT_ONCE = 256
+"""Rows whose density a snapshot computes, at most: the latest. Embeddings and logits of earlier ones are not kept."""
+
 
 class PredictionRecord:
     """Predictions and labels by id. Two rings have ``capacity`` rows each: all predictions, and those with labels."""
@@ -22,6 +25,7 @@ class PredictionRecord:
     def __init__(self, classes: NDArray[Any], capacity: int) -> None:
         self.classes = classes
         self.recent, self.labelled = RowRing(capacity), RowRing(capacity)
+        self.inputs = RowRing(min(capacity, WATCHED_AT_ONCE))  # of the latest in ``recent``, with the same numbers
         self._codes = {str(label): code for code, label in enumerate(classes.tolist())}
 
     def add(
@@ -41,10 +45,15 @@ class PredictionRecord:
             "code": np.full(len(probs), -1, dtype=np.int64),
             "evidence": None if evidence is None else np.asarray(evidence, dtype=np.float64).reshape(len(probs)),
             "group": None if groups is None else _texts(groups),
+        }
+        inputs = {
+            "time": rows["time"],  # all rows have one
             "embedding": None if embeddings is None else np.asarray(embeddings),
             "logits": None if logits is None else np.asarray(logits),
         }
-        self.recent.append(None if ids is None else [str(name) for name in ids], rows)
+        names = None if ids is None else [str(name) for name in ids]
+        self.recent.append(names, rows)
+        self.inputs.append(names, inputs)
 
     def label(self, name: str, label: Any, group: Any) -> int:
         """Set the label of an id; unknown ids and labels are ignored.
@@ -99,19 +108,25 @@ class PredictionRecord:
 
     def prediction(self, place: int) -> ObservedPrediction:
         """Return the prediction at a place of the ring."""
-        ring = self.recent
+        ring, number = self.recent, int(self.recent.numbers[place])
         code, evidence = int(ring.value("code", place)), ring.value("evidence", place)
         return ObservedPrediction(
             id=ring.name_at(place),
-            number=int(ring.numbers[place]),
+            number=number,
             time=float(ring.value("time", place)),
             probs=ring.value("probs", place).copy(),
             label=None if code < 0 else self.classes[code].item(),
             evidence=None if evidence is None or np.isnan(evidence) else float(evidence),
             group=ring.value("group", place),
-            embedding=_known(ring.value("embedding", place)),
-            logits=_known(ring.value("logits", place)),
+            embedding=self._input("embedding", number),
+            logits=self._input("logits", number),
         )
+
+    def _input(self, column: str, number: int) -> NDArray[Any] | None:
+        """Return a copy of the embedding or the logits of a prediction; None if they are not known."""
+        place = number % self.inputs.capacity
+        row = self.inputs.value(column, place) if self.inputs.numbers[place] == number else None
+        return None if row is None or not np.isfinite(row).all() else row.copy()
 
 
 class PredictionInputs:
@@ -145,11 +160,6 @@ class PredictionInputs:
         with self._lock:
             for name in ids:
                 self._rows.pop(name, None)
-
-
-def _known(row: NDArray[Any] | None) -> NDArray[Any] | None:
-    """Return a copy of a row; None if it has no values."""
-    return None if row is None or not np.isfinite(row).all() else row.copy()
 
 
 def _texts(values: Sequence[Any]) -> NDArray[Any]:
