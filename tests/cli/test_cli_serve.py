@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import stat
+import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -85,3 +88,39 @@ def test_words_that_mean_nothing_are_refused(run, tmp_path, monkeypatch, words, 
     monkeypatch.chdir(tmp_path)
     code = 1 if words[1] == "missing.json" else 2
     assert message in run("token", *words, code=code).stderr
+
+
+CHANGES = """
+import sys
+from kcal.cli import app
+
+name, file = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+for row in range(20):
+    app(["token", "create", file, "--name", f"{name}-{row}", "--scope", "predict"], standalone_mode=False)
+    if row % 2:
+        app(["token", "revoke", file, "--name", f"{name}-{row}"], standalone_mode=False)
+"""
+
+
+def test_no_token_is_lost_when_processes_change_the_file_at_once(tmp_path):
+    file, names = tmp_path / "tokens.json", [f"process-{number}" for number in range(4)]
+    (tmp_path / "link.json").symlink_to(file)
+    pipe = subprocess.PIPE
+    files = [tmp_path / "link.json" if name.endswith("0") else file for name in names]
+    with ExitStack() as stack:
+        commands = [[sys.executable, "-c", CHANGES, name, str(one)] for name, one in zip(names, files, strict=True)]
+        processes = [stack.enter_context(subprocess.Popen(one, stdin=pipe, stdout=pipe, text=True)) for one in commands]
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        tokens = [process.communicate()[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4
+    records = read_tokens(file)
+    assert {record.name for record in records} == {f"{name}-{row}" for name in names for row in range(0, 20, 2)}
+    for name, made in zip(names, tokens, strict=True):
+        assert [find_token(records, token).name for token in made[::2]] == [f"{name}-{row}" for row in range(0, 20, 2)]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -14,13 +14,16 @@ LOCK_FILE = "run.lock"
 
 
 @contextmanager
-def locked_folder(folder: Path, name: str = LOCK_FILE) -> Iterator[None]:
-    """Hold the lock of a folder, a file ``name``, which the operating system releases however the process ends."""
+def locked_folder(folder: Path, name: str = LOCK_FILE, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder, a file ``name``, which the operating system releases however the process ends.
+
+    While another process holds it, this raises, or waits with ``wait`` (on Windows for 10 seconds).
+    """
     path = folder / name
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     try:
         try:
-            _lock(descriptor)
+            _lock(descriptor, wait)
         except OSError:
             owner = os.pread(descriptor, 20, 0).decode(errors="replace").strip() if hasattr(os, "pread") else ""
             got = f"{folder}, in use by process {owner or '(unknown)'}"
@@ -38,13 +41,13 @@ def locked_folder(folder: Path, name: str = LOCK_FILE) -> Iterator[None]:
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(descriptor: int) -> None:
+    def _lock(descriptor: int, wait: bool) -> None:
         os.lseek(descriptor, 1_000_000, os.SEEK_SET)  # beyond the process number, which others may read
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        msvcrt.locking(descriptor, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
         os.lseek(descriptor, 0, os.SEEK_SET)
 
 else:
     import fcntl
 
-    def _lock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def _lock(descriptor: int, wait: bool) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -97,7 +97,6 @@ def test_erasure_leaves_nothing() -> None:
     observer.erased(["secret"])
     assert not np.isin(traces, numbers_held(observer)).any()
     assert not {"secret", "somebody"} & texts_held(observer)
-    assert observer.find("secret") is None
     without = observed(rows, groups=groups)
     assert str(observer.snapshot(max_age=0).monitor) == str(without.snapshot().monitor)
     assert observer.to_dict()["inputs"]["ranks"] == without.to_dict()["inputs"]["ranks"]
@@ -112,16 +111,27 @@ def test_erasure_of_a_row_that_came_long_ago_forgets_its_group() -> None:
     assert report.n_samples == 120  # sums remain
 
 
-def test_find_returns_what_was_predicted() -> None:
+def test_latest_predictions_are_what_was_predicted() -> None:
     rows = stream(120)
-    observer = Observer(calibrator(), capacity=100)
+    observer = Observer(calibrator(), capacity=15)
     observer.predicted(rows.ids, rows.probs, embeddings=rows.embeddings, groups=range(120))
-    prediction = observer.find(rows.ids[77])
-    assert prediction is not None
-    np.testing.assert_array_equal(prediction.probs, rows.probs[77])
-    np.testing.assert_array_equal(prediction.embedding, rows.embeddings[77])
-    assert (prediction.group, prediction.logits, prediction.evidence) == ("77", None, None)
-    assert observer.find(rows.ids[19]) is None  # replaced by later ones
+    latest = observer.snapshot().latest
+    assert [prediction.id for prediction in latest] == rows.ids[:-16:-1]
+    prediction = latest[2]
+    np.testing.assert_array_equal(prediction.probs, rows.probs[117])
+    np.testing.assert_array_equal(prediction.embedding, rows.embeddings[117])
+    assert (prediction.group, prediction.logits, prediction.evidence) == ("117", None, None)
+
+
+def test_latest_predictions_have_no_inputs_of_others() -> None:
+    rows = stream()
+    observer = Observer(calibrator())
+    observer.predicted(rows.ids, rows.probs, embeddings=rows.embeddings)
+    observer.erased(rows.ids[10:590])
+    latest = observer.snapshot().latest
+    assert [each.id for each in latest] == [*rows.ids[:589:-1], *rows.ids[9::-1]]
+    np.testing.assert_array_equal([each.embedding for each in latest[:10]], rows.embeddings[:589:-1])
+    assert [each.embedding for each in latest[10:]] == [None] * 10
 
 
 def test_evidence_that_no_request_asked_for_is_computed() -> None:
@@ -129,8 +139,9 @@ def test_evidence_that_no_request_asked_for_is_computed() -> None:
     observer = Observer(calibrator())
     observer.predicted(rows.ids, rows.probs, embeddings=rows.embeddings)
     observer.snapshot()
-    found = [observer.find(name) for name in rows.ids]
-    np.testing.assert_allclose([each.evidence for each in found if each], rows.evidence)
+    observer.predicted(["one more"], rows.probs[:1], evidence=np.array([0.5]))
+    _, *latest = observer.snapshot(max_age=0).latest
+    np.testing.assert_allclose([each.evidence for each in latest], rows.evidence[: -len(latest) - 1 : -1])
 
 
 def test_memory_is_bounded() -> None:

@@ -89,7 +89,8 @@ def test_an_erasure_leaves_nothing_in_the_store_the_calibrator_and_the_observer(
             assert "patient-7" in service.learners["animals"].calibrator.current_ids_
             assert (await give(client, {"id": "patient-7", "erase": True}))["results"][0]["status"] == "erased"
             assert "patient-7" not in service.learners["animals"].calibrator.current_ids_
-            assert service.repository.get("animals").find("patient-7") is None
+            assert "patient-7" not in (await client.get("/")).text
+            await give(client, {"id": "patient-7", "label": "owl"}, 404)
             after = await predict(client, x)
             assert (await give(client, {"id": "patient-7", "erase": True}))["results"][0]["status"] == "absent"
             return before, after
@@ -226,7 +227,7 @@ def test_a_class_that_the_store_brings_is_counted_and_its_predictions_take_feedb
             assert (await give(client, {"id": "p0", "label": name}))["results"][0]["status"] == "stored"
             await service.learners["animals"].batcher.settled()
             model = service.repository.get("animals")
-            assert model.find("p0").label == name
+            assert model.observer.labelled_ids() == ["p0"]
             return before, answer["labels"], model.tallies.class_counts(), (await client.get("/metrics")).text
 
     before, labels, after, metrics = asyncio.run(story())

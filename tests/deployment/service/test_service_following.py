@@ -19,6 +19,7 @@ from kcal.deployment.service.following import FollowingCalibrator
 from kcal.deployment.service.inference import BatchLimits, ServedModel
 from kcal.deployment.service.learning import Learner
 from kcal.deployment.service.predictors import CalibratorPredictor
+from kcal.deployment.service.record import PredictionInputs
 from kcal.errors import KcalError
 from kcal.persistence import CalibrationStore
 from synthetic import Problem
@@ -79,7 +80,7 @@ def test_an_erasure_holds_for_every_version_and_after_a_return_to_an_earlier_one
             await until(lambda: not {"patient-7", "patient-8"} & set(first.predictor.calibrator.current_ids_))
             assert {"patient-7", "patient-8"} <= used_ids(service)
             assert (await give(client, {"id": "patient-7", "erase": True}))["results"][0]["status"] == "erased"
-            assert first.observer.find("patient-7") is None
+            assert [each.id for each in first.observer.snapshot(max_age=0).latest] == ["patient-8"]
             assert first.observer.labelled_ids() == ["patient-8"]
             shutil.rmtree(models / "2")
             await until(lambda: service.repository.get("model") is first and "patient-8" in used_ids(service))
@@ -210,7 +211,8 @@ def test_a_label_with_inputs_replaces_the_sample_of_an_earlier_network(path, pro
         with CalibrationStore(tmp_path / "feedback.db", version="A") as earlier:
             earlier.append(ClassifierOutputs(x[:2], labels=[0, 1], ids=["scan-1", "scan-2"]))
         with CalibrationStore(tmp_path / "feedback.db", version="B") as store:
-            learner = Learner(ServedModel("model", 1, CalibratorPredictor(fitted(problem)), BatchLimits()), store)
+            predictor, inputs = CalibratorPredictor(fitted(problem)), PredictionInputs(10)
+            learner = Learner(ServedModel("model", 1, predictor, BatchLimits(), inputs), store)
             records = [FeedbackRecord("scan-1", 2, {"embeddings": x[5:6]}), FeedbackRecord("scan-2", 2)]
             assert await learner.learn(records) == ["corrected", "corrected"]
             await asyncio.wrap_future(learner.follow_soon())

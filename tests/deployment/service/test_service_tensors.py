@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -152,3 +154,28 @@ def test_data_of_another_kind_or_range_are_refused(datatype, data):
 def test_lengths_of_bytes_must_fit_the_data(data):
     with pytest.raises(RequestError, match="must hold 1 elements"):
         decode_binary("x", "BYTES", (1,), memoryview(data))
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BF16", "BOOL", "BYTES"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        [0, 2**40, 2**40], [2**40, 2**40, 0], [2**32, 2**32], [2**40] * 16, [0, *[2**20] * 4], [2**63], [2**64],
+        [10**300], [-1, 6], [1, -6], [-1, -6], [0, -1], [-(2**63)],
+    ],
+)  # fmt: skip
+def test_absurd_shapes_are_bad_requests(service, shape, datatype):
+    entry = {"name": "embeddings", "shape": shape, "datatype": datatype}
+    rows = {"name": "embeddings", "shape": [1, 6], "datatype": "FP32", "data": [0.0] * 6}
+    contents = [
+        {"inputs": [entry | {"data": []}]},
+        {"inputs": [entry | {"data": [[]]}]},
+        {"inputs": [entry | {"parameters": {"binary_data_size": 0}}]},
+        {"inputs": [rows, entry | {"name": "ids", "data": []}]},
+    ]
+    with service.http() as client:
+        for content in contents:
+            body = json.dumps(content).encode()
+            headers = {"Inference-Header-Content-Length": str(len(body))}
+            response = client.post("/v2/models/animals/infer", content=body, headers=headers)
+            assert (response.status_code, list(response.json())) == (400, ["error"]), content

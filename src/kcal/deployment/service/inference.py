@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator
 from kcal.deployment.service.batching import Batcher, in_thread_if
-from kcal.deployment.service.errors import bad_request
+from kcal.deployment.service.errors import RequestError, bad_request
 from kcal.deployment.service.observer import Observer
-from kcal.deployment.service.predictors import Arrays, Scores, ServedPredictor
+from kcal.deployment.service.predictors import Arrays, Scores, ServedPredictor, check_finite
 from kcal.deployment.service.protocol import InferenceRequest
-from kcal.deployment.service.snapshot import ObservedPrediction
+from kcal.deployment.service.record import PredictionInputs
 from kcal.deployment.service.tallies import Tallies
 from kcal.deployment.service.tensors import Tensor, text_tensor, to_texts
 from kcal.errors import InvalidInputError, KcalError, without_warnings
@@ -92,15 +92,21 @@ class ServedModel:
     """A model in memory that answers requests; feedback may replace its predictor between two batches."""
 
     def __init__(
-        self, name: str, version: int, predictor: ServedPredictor, limits: BatchLimits, state: Any = None
+        self,
+        name: str,
+        version: int,
+        predictor: ServedPredictor,
+        limits: BatchLimits,
+        inputs: PredictionInputs,
+        state: Any = None,
     ) -> None:
         self.name, self.version, self.predictor = name, version, predictor
         self.loaded = predictor
         """The predictor as its file says, without what it has learnt since."""
         self.tallies = Tallies(predictor.classes)
         self.observer = make_observer(predictor, limits.recent, state)
-        self.previous: ServedModel | None = None
-        """The model in whose place this one was loaded: feedback may still name its predictions."""
+        self.inputs = inputs
+        """By which feedback finds predictions, also those of other versions."""
         self.batcher: Batcher[InferenceJob] = Batcher(
             self._run,
             after=self._observe,
@@ -165,27 +171,6 @@ class ServedModel:
         self.predictor = self.predictor.with_calibrator(calibrator)
         self.observer.calibrator = calibrator
 
-    def find(self, name: str) -> ObservedPrediction | None:
-        """Return a recent prediction by its id; of the model before this one only if its network was the same."""
-        checksum = self.predictor.network_checksum
-        models = (model for model in self._models() if model.predictor.network_checksum == checksum)
-        predictions = (model.observer.find(name) for model in models)
-        return next((prediction for prediction in predictions if prediction is not None), None)
-
-    def labelled(self, name: str, label: Any, group: str | None = None) -> None:
-        """Record the label of a prediction, and its group if it is known."""
-        for model in self._models():
-            model.observer.labelled([name], [label], groups=[group])
-
-    def erased(self, name: str) -> None:
-        """Erase all that is recorded of a prediction."""
-        for model in self._models():
-            model.observer.erased([name])
-
-    def _models(self) -> list[ServedModel]:
-        """Return this model and the one before it."""
-        return [self] if self.previous is None else [self, self.previous]
-
     def _tensor(self, name: str, job: InferenceJob, predictions: Predictions) -> Tensor:
         if name == "probabilities":
             return Tensor(name, "FP32", predictions.probs)
@@ -197,19 +182,23 @@ class ServedModel:
         return text_tensor(name, (job.ids if name == "ids" else predictions.explanation) or [])
 
     def _run(self, jobs: Sequence[InferenceJob]) -> list[Any]:
-        """Predict the rows of all jobs at once or, if the calibrator refuses them, one job after the other."""
+        """Predict the rows of all jobs at once or, if the model cannot, one job after the other."""
         predictor = self.predictor
         self.tallies.batch(len(jobs), sum(job.n_rows for job in jobs))
         try:
             with without_warnings():  # of rows that the model was fitted on, or has learnt since
-                return _predict(predictor, jobs)
-        except InvalidInputError as error:
+                results = _predict(predictor, jobs)
+        except (InvalidInputError, RequestError) as error:
             if len(jobs) == 1:
-                return [bad_request(str(error))]
-        return [result for job in jobs for result in self._run([job])]
+                return [error if isinstance(error, RequestError) else bad_request(str(error))]
+            return [result for job in jobs for result in self._run([job])]
+        for job, result in zip(jobs, results, strict=True):
+            if job.ids is not None:  # before the answer: whoever has it may send the label
+                self.inputs.add(job.ids, result.scores.rows, predictor.network_checksum)
+        return results
 
     def _observe(self, jobs: Sequence[InferenceJob], results: Sequence[Any]) -> None:
-        """Record what was predicted."""
+        """Let tallies and monitors see what was predicted."""
         for job, result in zip(jobs, results, strict=True):
             if not isinstance(result, Predictions):
                 continue
@@ -217,13 +206,14 @@ class ServedModel:
             self.observer.predicted(job.ids, result.probs, evidence=result.evidence, **result.scores.rows)
 
 
-def _predict(predictor: ServedPredictor, jobs: Sequence[InferenceJob]) -> list[Any]:
+def _predict(predictor: ServedPredictor, jobs: Sequence[InferenceJob]) -> list[Predictions]:
     """Return the predictions of jobs of one key."""
     rows = {
         name: np.concatenate([job.arrays[name] for job in jobs]) if len(jobs) > 1 else jobs[0].arrays[name]
         for name in jobs[0].arrays
     }
     scores = predictor.predict(rows, evidence=jobs[0].evidence)
+    check_finite({"probabilities": scores.probs, "evidence": scores.evidence})
     results, start = [], 0
     for job in jobs:
         part = scores[start : start + job.n_rows]

@@ -97,8 +97,8 @@ class Learner:
         An erasure is complete when this returns: the calibrator has followed, and the file of the record, too. If they
         cannot, this raises though the sample is gone from the store; the same request completes it later.
         """
-        if any(not record.is_erasure and self._find(record) is record for record in records):
-            await self.model.batcher.settled()  # a prediction is recorded just after its answer
+        for model in self._models():
+            await model.batcher.settled()  # its monitors see a prediction just after the answer
         complete = [self._find(record) for record in records]
         done: list[str] = await self.batcher.submit(complete, len(complete))
         if any(record.is_erasure for record in records):
@@ -114,18 +114,18 @@ class Learner:
         await asyncio.to_thread(self._erase_from_file)
 
     def _find(self, record: FeedbackRecord) -> FeedbackRecord:
-        """Return a record with the inputs of its prediction, if it has none and the prediction is remembered."""
+        """Return a record with the inputs of its prediction, if it has none and they are known and still fit."""
         if record.is_erasure or record.rows is not None:
             return record
-        prediction = self.model.find(record.id)
-        if prediction is None:
+        found = self.model.inputs.find(record.id, self.model.predictor.network_checksum)
+        names = taken_outputs(self.calibrator)
+        if not found.keys() >= set(names) or found[names[0]].shape[1] != self.calibrator.n_features_in_:
             return record
-        given = {"embeddings": prediction.embedding, "logits": prediction.logits}
-        rows = {name: given[name] for name in taken_outputs(self.calibrator)}
-        if any(row is None for row in rows.values()):
-            return record
-        kept = {name: np.asarray(row, dtype=np.float32)[None] for name, row in rows.items()}
-        return replace(record, rows=kept, group=record.group or prediction.group)
+        return replace(record, rows={name: np.asarray(found[name], dtype=np.float32) for name in names})
+
+    def _models(self) -> set[ServedModel]:
+        """Return the model that learns, and all that are served under its name."""
+        return {self.model, *self._versions()}
 
     def _write_all(self, requests: Sequence[Records]) -> Sequence[Any]:
         """Write the records of several requests; if one request is refused, each by itself."""
@@ -203,13 +203,14 @@ class Learner:
         for records, done in zip(requests, results, strict=True):
             if isinstance(done, Exception):
                 continue
+            self.model.inputs.remove(record.id for record in records)
             for record, status in zip(records, done, strict=True):
                 self.counts[status] += 1
-                for model in {self.model, *self._versions()}:
+                for model in self._models():
                     if record.is_erasure:
-                        model.erased(record.id)
+                        model.observer.erased([record.id])
                     else:
-                        model.labelled(record.id, record.label, record.group)
+                        model.observer.labelled([record.id], [record.label], groups=[record.group])
         self.follow_soon()
 
     def _erase_from_file(self) -> None:

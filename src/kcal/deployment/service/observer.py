@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.deployment.service.alarms import find_alarms
-from kcal.deployment.service.record import PredictionRecord
+from kcal.deployment.service.record import WATCHED_AT_ONCE, PredictionRecord
 from kcal.deployment.service.snapshot import (
     LabelledPredictions,
-    ObservedPrediction,
     ServiceSnapshot,
     class_frequencies,
     evidence_summary,
@@ -25,8 +24,6 @@ from kcal.monitoring import estimate_performance
 
 N_LATEST = 20
 """Predictions that a snapshot lists."""
-WATCHED_AT_ONCE = 256
-"""Rows whose density a snapshot computes, at most: the latest."""
 WATCHED_NUMBERS = 2**17
 """Labels times classes that a snapshot lets the monitor see, at most."""
 WINDOW_NUMBERS = 2**21
@@ -136,6 +133,7 @@ class Observer:
         with self._summary, self._rows:
             labelled = self._record.labelled
             self._drift.forget(self._record.recent.erase(names))
+            self._record.inputs.erase(names)
             for name in names:
                 place = labelled.place_of(name)
                 if place is not None and self._first_checked <= labelled.numbers[place] <= self._last_checked:
@@ -163,11 +161,6 @@ class Observer:
         if self._is_stale and self._is_complete:
             self._watch, self._last_checked = LabelWatch(self.classes), self._first_checked - 1
         self._is_stale = False
-
-    def find(self, id: str) -> ObservedPrediction | None:
-        """Return the latest prediction of an id, with embedding and logits if they are known; None if it is gone."""
-        with self._rows:
-            return self._record.find(str(id))
 
     def snapshot(self, *, max_age: float = MAX_AGE) -> ServiceSnapshot:
         """Return results on the recent predictions.
@@ -239,8 +232,9 @@ class Observer:
         name = "logits" if self.calibrator.inputs == "logits" else "embedding"
         self._last_watched = int(numbers.max())
         with self._rows:
-            new = new[self._record.recent.has(numbers[new])]
-            rows = self._record.recent.rows(numbers[new] % self.capacity, (name,)).get(name)
+            inputs = self._record.inputs
+            new = new[inputs.has(numbers[new])]
+            rows = inputs.rows(numbers[new] % inputs.capacity, (name,)).get(name)
         if rows is None or rows.shape[1] != self.calibrator.n_features_in_:
             return
         present = self.calibrator.snapshot() if self.calibrator.learns_online else self.calibrator

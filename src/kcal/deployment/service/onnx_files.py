@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.deployment.service.predictors import LARGEST, Arrays, Scores, ServedPredictor, TensorSpec
+from kcal.deployment.service.predictors import Arrays, Scores, ServedPredictor, TensorSpec, check_finite
 from kcal.errors import FileFormatError, InvalidInputError, MissingExtraError
 
 ONNX_TYPES = {
@@ -82,10 +82,7 @@ class NetworkFile:
     def run(self, names: tuple[str, ...], arrays: Arrays) -> Arrays:
         """Return embeddings, logits or both of checked arrays; raise if they are not finite."""
         outputs = dict(zip(names, self._session.run(list(names), arrays), strict=True))
-        for name, values in outputs.items():
-            if not np.isfinite(values).all() or (name == "embeddings" and float(np.abs(values).max()) > LARGEST):
-                expected = f"must be values for which the network gives finite {name}"
-                raise InvalidInputError(" and ".join(arrays), expected)
+        check_finite(outputs)
         return outputs
 
     def summary(self) -> dict[str, str]:

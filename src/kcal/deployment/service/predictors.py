@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, predict_on
 from kcal.deployment.predictors import taken_outputs
-from kcal.deployment.service.errors import bad_request
+from kcal.deployment.service.errors import RequestError, bad_request
 from kcal.deployment.service.explanations import explanation_entries
 from kcal.deployment.service.tensors import BYTES, NUMPY_TYPES, Tensor
 from kcal.embeddings import ClassifierOutputs
@@ -58,6 +58,14 @@ class Scores:
         """Return the scores of some rows."""
         evidence = None if self.evidence is None else self.evidence[part]
         return Scores(self.probs[part], evidence, {name: rows[part] for name, rows in self.rows.items()})
+
+
+def check_finite(outputs: Mapping[str, NDArray[Any] | None]) -> None:
+    """Raise, with status 422, if the model gave a number that is not finite, or an embedding whose square overflows."""
+    for name, values in outputs.items():
+        limit, bound = (LARGEST, f" below {LARGEST:g}") if name == "embeddings" else (np.inf, "")
+        if values is not None and not float(np.abs(values).max()) < limit:
+            raise RequestError(422, f"for this input the model gives {name} that are not finite numbers{bound}")
 
 
 class ServedPredictor(ABC):

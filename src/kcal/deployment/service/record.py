@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import threading
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,9 @@ from numpy.typing import NDArray
 from kcal.deployment.service.rings import RowRing
 from kcal.deployment.service.snapshot import ObservedPrediction
 
+WATCHED_AT_ONCE = 256
+"""Rows whose density a snapshot computes, at most: the latest. Embeddings and logits of earlier ones are not kept."""
+
 
 class PredictionRecord:
     """Predictions and labels by id. Two rings have ``capacity`` rows each: all predictions, and those with labels."""
@@ -20,6 +25,7 @@ class PredictionRecord:
     def __init__(self, classes: NDArray[Any], capacity: int) -> None:
         self.classes = classes
         self.recent, self.labelled = RowRing(capacity), RowRing(capacity)
+        self.inputs = RowRing(min(capacity, WATCHED_AT_ONCE))  # of the latest in ``recent``, with the same numbers
         self._codes = {str(label): code for code, label in enumerate(classes.tolist())}
 
     def add(
@@ -39,10 +45,15 @@ class PredictionRecord:
             "code": np.full(len(probs), -1, dtype=np.int64),
             "evidence": None if evidence is None else np.asarray(evidence, dtype=np.float64).reshape(len(probs)),
             "group": None if groups is None else _texts(groups),
+        }
+        inputs = {
+            "time": rows["time"],  # all rows have one
             "embedding": None if embeddings is None else np.asarray(embeddings),
             "logits": None if logits is None else np.asarray(logits),
         }
-        self.recent.append(None if ids is None else [str(name) for name in ids], rows)
+        names = None if ids is None else [str(name) for name in ids]
+        self.recent.append(names, rows)
+        self.inputs.append(names, inputs)
 
     def label(self, name: str, label: Any, group: Any) -> int:
         """Set the label of an id; unknown ids and labels are ignored.
@@ -95,31 +106,60 @@ class PredictionRecord:
             self.labelled.append(ids, row)
         return len(ids)
 
-    def find(self, name: str) -> ObservedPrediction | None:
-        """Return the latest prediction of an id; None if it is not in the record."""
-        place = self.recent.place_of(name)
-        return None if place is None else self.prediction(place)
-
     def prediction(self, place: int) -> ObservedPrediction:
         """Return the prediction at a place of the ring."""
-        ring = self.recent
+        ring, number = self.recent, int(self.recent.numbers[place])
         code, evidence = int(ring.value("code", place)), ring.value("evidence", place)
         return ObservedPrediction(
             id=ring.name_at(place),
-            number=int(ring.numbers[place]),
+            number=number,
             time=float(ring.value("time", place)),
             probs=ring.value("probs", place).copy(),
             label=None if code < 0 else self.classes[code].item(),
             evidence=None if evidence is None or np.isnan(evidence) else float(evidence),
             group=ring.value("group", place),
-            embedding=_known(ring.value("embedding", place)),
-            logits=_known(ring.value("logits", place)),
+            embedding=self._input("embedding", number),
+            logits=self._input("logits", number),
         )
 
+    def _input(self, column: str, number: int) -> NDArray[Any] | None:
+        """Return a copy of the embedding or the logits of a prediction; None if they are not known."""
+        place = number % self.inputs.capacity
+        row = self.inputs.value(column, place) if self.inputs.numbers[place] == number else None
+        return None if row is None or not np.isfinite(row).all() else row.copy()
 
-def _known(row: NDArray[Any] | None) -> NDArray[Any] | None:
-    """Return a copy of a row; None if it has no values."""
-    return None if row is None or not np.isfinite(row).all() else row.copy()
+
+class PredictionInputs:
+    """What the calibrator was given for the latest predictions of a model, by id, until they get their labels.
+
+    All versions of a model share one, and it outlives each of them, so that feedback can name a prediction whatever
+    was loaded since; safe to use from any thread. A labelled sample is in the calibration store.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity, self._lock = capacity, threading.Lock()
+        self._rows: OrderedDict[str, tuple[str, dict[str, NDArray[Any]]]] = OrderedDict()
+
+    def add(self, ids: Sequence[str], rows: Mapping[str, NDArray[Any]], network: str) -> None:
+        """Add predictions: embeddings and logits, (n, ·) each, and the checksum of the network that computed them."""
+        with self._lock:
+            for place, name in enumerate(ids):
+                self._rows[name] = network, {key: part[place : place + 1].copy() for key, part in rows.items()}
+                self._rows.move_to_end(name)
+            while len(self._rows) > self._capacity:
+                self._rows.popitem(last=False)
+
+    def find(self, name: str, network: str) -> dict[str, NDArray[Any]]:
+        """Return embeddings and logits of a prediction, (1, ·) each; none if it is not known, or of another network."""
+        with self._lock:
+            checksum, rows = self._rows.get(name, (network, {}))
+        return rows if checksum == network else {}
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Remove predictions, because they are in the store or are erased."""
+        with self._lock:
+            for name in ids:
+                self._rows.pop(name, None)
 
 
 def _texts(values: Sequence[Any]) -> NDArray[Any]:

@@ -232,7 +232,6 @@ class Repository:
         old = self.models.get(name, {}).get(version)
         self.models[name] = {**self.models.get(name, {}), version: model}
         if old is not None:
-            model.previous, old.previous = old, None
             self._drop(old)
 
     def _remove(self, key: Key) -> None:

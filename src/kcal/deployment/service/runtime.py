@@ -18,6 +18,7 @@ from kcal.deployment.service.latest import explain_latest
 from kcal.deployment.service.learning import Learner, open_store
 from kcal.deployment.service.page import ModelView, select
 from kcal.deployment.service.predictors import ServedPredictor
+from kcal.deployment.service.record import PredictionInputs
 from kcal.deployment.service.repository import CALIBRATOR_SUFFIXES, NETWORK_SUFFIX, Repository, model_name
 from kcal.deployment.service.state_file import StateFile
 from kcal.errors import InvalidInputError, KcalError, without_warnings
@@ -123,6 +124,7 @@ class Service:
         self.repository = Repository(options.path, self._make, self._drop, options.network)
         self.learners: dict[str, Learner] = {}
         self._retired: list[Learner] = []
+        self._inputs: dict[str, PredictionInputs] = {}  # by model: they outlive its versions
         self._stores: dict[tuple[str, str], CalibrationStore] = {}  # by model, and checksum of its network
         self._state_files: dict[str, StateFile] = {}
         self._opening = threading.Lock()
@@ -183,7 +185,9 @@ class Service:
 
     def _make(self, name: str, version: int, predictor: ServedPredictor) -> ServedModel:
         """Return a loaded model, with a learner that has followed its store if it is the latest version."""
-        model = ServedModel(name, version, predictor, self.options.limits, self._read_state(name))
+        limits = self.options.limits
+        inputs = self._inputs.setdefault(name, PredictionInputs(limits.recent))
+        model = ServedModel(name, version, predictor, limits, inputs, self._read_state(name))
         if version >= max(self.repository.models.get(name, {version: None})):
             self._learn(model)
         return model
@@ -225,6 +229,8 @@ class Service:
                 await asyncio.to_thread(self._learn, latest)
         for name in self.learners.keys() - self.repository.models.keys():
             self._retired.append(self.learners.pop(name))
+        for name in self._inputs.keys() - self.repository.models.keys():
+            del self._inputs[name]
         while self._retired:
             learner = self._retired.pop()
             await learner.retire()
@@ -243,7 +249,7 @@ class Service:
         learner = self.learners.get(name)
         if learner is None:
             raise RequestError(409, f"the model {name!r} takes no feedback: {self.feedback_obstacle(model)}")
-        if version is not None and learner.model is not model:
+        if version is not None and learner.model.version != model.version:
             raise RequestError(409, f"feedback goes to the latest version of {name!r}, {learner.model.version}")
         return learner
 

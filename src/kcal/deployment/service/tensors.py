@@ -36,6 +36,7 @@ BYTES, BF16 = "BYTES", "BF16"
 DATATYPES = (*NUMPY_TYPES, BF16, BYTES)
 MOST_DIMENSIONS = 16
 LARGEST_SIZE = 2**40
+"""Largest product of the sizes above 0: numpy has no shape of 2**63 bytes, not even of an empty array."""
 LENGTH_BYTES = 4
 """Binary data of BYTES have the length of each element before it, in so many bytes."""
 
@@ -50,10 +51,12 @@ class Tensor:
 
 
 def check_shape(shape: Any, name: str) -> tuple[int, ...]:
-    """Return the shape of a tensor; raise if it is not a list of a few sizes from 0 on."""
+    """Return the shape of a tensor; raise if it is not a list of a few sizes, or too large even without its zeros."""
     valid = isinstance(shape, list) and 1 <= len(shape) <= MOST_DIMENSIONS
-    if not valid or not all(type(size) is int and 0 <= size <= LARGEST_SIZE for size in shape):
-        raise bad_request(f"input {name!r}: shape must be a list of 1 to {MOST_DIMENSIONS} integers from 0 on")
+    valid = valid and all(type(size) is int and 0 <= size <= LARGEST_SIZE for size in shape)
+    if not valid or prod(size or 1 for size in shape) > LARGEST_SIZE:
+        expected = f"1 to {MOST_DIMENSIONS} integers, 0 or more, with a product of at most {LARGEST_SIZE}"
+        raise bad_request(f"input {name!r}: shape must be a list of {expected}")
     return tuple(shape)
 
 

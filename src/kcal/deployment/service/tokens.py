@@ -10,15 +10,17 @@ import binascii
 import hashlib
 import hmac
 import json
+import os
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kcal.errors import FileFormatError, InvalidInputError
-from kcal.files import atomic_path, check_path
+from kcal.files import atomic_path, check_path, locked_folder
 
 SCOPES = ("predict", "feedback", "metrics", "admin")
 """What a token allows; admin also allows the rest."""
@@ -49,13 +51,10 @@ def digest(token: str) -> str:
 
 def create_token(path: Path, name: str, scopes: Sequence[str]) -> str:
     """Add a token to a file, which is created if it does not exist; return the token, which is stored nowhere."""
-    records = read_tokens(path) if check_path(path).exists() else []
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise InvalidInputError(
             "--name", f"must be printable text of at most {LONGEST_NAME} characters", got=repr(name)
         )
-    if name in [record.name for record in records]:
-        raise InvalidInputError("--name", "must be new", got=repr(name), remedy="Revoke the token of this name first.")
     for scope in scopes:
         if scope not in SCOPES:
             raise InvalidInputError("--scope", f"must be one of {', '.join(SCOPES)}", got=repr(scope))
@@ -64,17 +63,33 @@ def create_token(path: Path, name: str, scopes: Sequence[str]) -> str:
     token = PREFIX + secrets.token_urlsafe(N_BYTES)
     ordered = tuple(scope for scope in SCOPES if scope in scopes)
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    _write(path, [*records, TokenRecord(name, ordered, digest(token), created)])
+    with _locked(path):
+        records = read_tokens(path) if check_path(path).exists() else []
+        if name in [record.name for record in records]:
+            remedy = "Revoke the token of this name first."
+            raise InvalidInputError("--name", "must be new", got=repr(name), remedy=remedy)
+        _write(path, [*records, TokenRecord(name, ordered, digest(token), created)])
     return token
 
 
 def revoke_token(path: Path, name: str) -> None:
     """Remove the token of a name from a file; a running service reads the file again within seconds."""
-    records = read_tokens(path)
-    left = [record for record in records if record.name != name]
-    if len(left) == len(records):
-        raise InvalidInputError("--name", f"must be that of a token in {path}", got=repr(name))
-    _write(path, left)
+    read_tokens(path)  # raises before a lock file is made beside a file that does not exist
+    with _locked(path):
+        records = read_tokens(path)
+        left = [record for record in records if record.name != name]
+        if len(left) == len(records):
+            raise InvalidInputError("--name", f"must be that of a token in {path}", got=repr(name))
+        _write(path, left)
+
+
+def _locked(path: Path) -> AbstractContextManager[None]:
+    """Return the lock of a token file, a file beside it: one process at a time reads, changes and writes it."""
+    target = Path(os.path.realpath(check_path(path)))
+    if not target.parent.is_dir():
+        remedy = f"Make the folder {target.parent} first."
+        raise InvalidInputError("path", "must be in an existing folder", got=str(path), remedy=remedy)
+    return locked_folder(target.parent, f".{target.name}.lock", wait=True)
 
 
 def read_tokens(path: Path) -> list[TokenRecord]:
