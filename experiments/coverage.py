@@ -1,4 +1,4 @@
-"""Coverage of confidence intervals of metrics, in simulations whose true values are known: python -m experiments.coverage.
+"""Coverage of confidence intervals where the true values are known: python -m experiments.coverage.
 
 The true distribution of a row of group g is softmax(z + u_g), u_g a normal effect of its group. Its mean over groups,
 p(z), is the calibrated prediction; predictions are p(z), or p(z)^1.5 normalised, which is overconfident.
@@ -6,24 +6,28 @@ p(z), is the calibrated prediction; predictions are p(z), or p(z)^1.5 normalised
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import pandas
 import typer
 from numpy.typing import NDArray
+from rich.console import Console
 from scipy.special import softmax
 
-from kcal.metrics import METRICS, class_errors, confidence_interval, evaluate, reliability
-
+from kcal.files.atomic import atomic_path
+from kcal.metrics import METRICS, class_errors, confidence_interval, evaluate
+from kcal.progress import show_progress
 
 Array = NDArray[np.float64]
 
 EFFECTS_AVERAGED = 64
 POPULATION = 40_000
+LABELS_PER_ROW = 30
+ROUNDING = 1e-9
 OTHER_ERRORS = (
     "top_label_calibration_error",
     "marginal_calibration_error",
@@ -58,7 +62,7 @@ def problems() -> Iterator[Problem]:
     """Yield all combinations; an effect needs groups."""
     for rows, classes, balanced, power in product((200, 1000, 5000), (2, 6, 20), (True, False), (1.0, 1.5)):
         yield Problem(rows, classes, balanced, 0, 0.0, power)
-        for groups, effect in product((8, 30, 100), (0.0, 0.5)):
+        for groups, effect in product((8, 100), (0.0, 0.5)):
             yield Problem(rows, classes, balanced, groups, effect, power)
 
 
@@ -76,8 +80,12 @@ def draw(problem: Problem, generator: np.random.Generator) -> DataSet:
         own = effects[generator.integers(EFFECTS_AVERAGED, size=problem.groups)]
         rates = softmax(logits + own[groups], axis=1)
     probs = true**problem.power
-    labels = (generator.random(n)[:, None] > rates.cumsum(axis=1)[:, :-1]).sum(axis=1)
-    return DataSet(probs / probs.sum(axis=1, keepdims=True), true, labels, groups)
+    return DataSet(probs / probs.sum(axis=1, keepdims=True), true, draw_labels(rates, generator), groups)
+
+
+def draw_labels(rates: Array, generator: np.random.Generator) -> NDArray[np.intp]:
+    """Draw one label per row from its probabilities."""
+    return np.asarray((generator.random(len(rates))[:, None] > rates.cumsum(axis=1)[:, :-1]).sum(axis=1))
 
 
 def true_errors(data: DataSet) -> dict[str, Any]:
@@ -126,11 +134,9 @@ def true_scores(problem: Problem, generator: np.random.Generator) -> dict[str, f
     }
 
 
-def cover(problem: Problem, data_sets: int, resamples: int, seed: int) -> dict[str, float]:
-    """Return the fraction of intervals that contain the true value, by metric; and mean widths."""
-    generator = np.random.default_rng(
-        [seed, *np.abs(np.array([*problem[:4], 10 * problem.effect, 10 * problem.power], dtype=int))]
-    )
+def cover(problem: Problem, data_sets: int, resamples: int) -> dict[str, float]:
+    """Return the fraction of 95 % intervals that contain the true value, by metric."""
+    generator = np.random.default_rng([round(10 * float(value)) for value in problem])
     scores = true_scores(problem, generator)
     hits: dict[str, list[float]] = {}
     for number in range(data_sets):
@@ -138,11 +144,75 @@ def cover(problem: Problem, data_sets: int, resamples: int, seed: int) -> dict[s
         options: dict[str, Any] = {"confidence": 0.95, "resamples": resamples, "groups": data.groups, "seed": number}
         truth = true_errors(data)
         of_classes = truth.pop("class_errors")
-        evaluation = evaluate(data.probs, data.labels, **options)
+        intervals = evaluate(data.probs, data.labels, **options).intervals
         for name, value in (truth | scores).items():
-            interval = evaluation.intervals[name]
-            hits.setdefault(name, []).append(interval.low - 1e-9 <= value <= interval.high + 1e-9)
+            hits.setdefault(name, []).append(_contains(*intervals[name], value))
         errors = class_errors(data.probs, data.labels, **options)
-        inside = (errors.low - 1e-9 <= of_classes) & (of_classes <= errors.high + 1e-9)
+        inside = _contains(errors.low, errors.high, of_classes)
         hits.setdefault("class_errors", []).append(float(inside[np.isfinite(of_classes)].mean()))
     return {name: float(np.mean(values)) for name, values in hits.items()}
+
+
+def cover_any(problem: Problem, data_sets: int, resamples: int) -> dict[str, float]:
+    """Return the same for errors that only `confidence_interval` covers, with half of the data sets and resamples.
+
+    Their true values are those of many labels per row.
+    """
+    generator = np.random.default_rng([round(10 * float(value)) for value in problem])
+    hits: dict[str, list[float]] = {}
+    for number in range(max(data_sets // 2, 1)):
+        data = draw(problem, generator)
+        often = np.repeat(np.arange(problem.rows), LABELS_PER_ROW)
+        labels = draw_labels(data.true[often], generator)
+        for name in OTHER_ERRORS:
+            truth = 0.0 if problem.power == 1 else METRICS[name](data.probs[often], labels)
+            options: dict[str, Any] = {"resamples": max(resamples // 2, 20), "groups": data.groups, "seed": number}
+            low, high = confidence_interval(METRICS[name], data.probs, data.labels, **options)
+            hits.setdefault(name, []).append(_contains(low, high, truth))
+    return {name: float(np.mean(values)) for name, values in hits.items()}
+
+
+def _contains(low: Any, high: Any, value: Any) -> Any:
+    return (low - ROUNDING <= value) & (value <= high + ROUNDING)
+
+
+def other_problems() -> Iterator[Problem]:
+    """Yield problems for the errors that take long."""
+    for balanced, power in product((True, False), (1.0, 1.5)):
+        for groups, effect in ((0, 0.0), (8, 0.0), (8, 0.5), (30, 0.0), (30, 0.5)):
+            yield Problem(400, 3, balanced, groups, effect, power)
+
+
+def main(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Write coverage.csv there; a second run goes on.")],
+    data_sets: Annotated[int, typer.Option(min=1, help="Data sets per problem.")] = 40,
+    resamples: Annotated[int, typer.Option(min=20, help="Resamples per interval.")] = 100,
+) -> None:
+    """Measure how many 95 % intervals contain the true value."""
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "coverage.csv"
+    found = pandas.read_csv(path) if path.exists() else pandas.DataFrame(columns=[*Problem._fields, "metric"])
+    done = set(found[[*Problem._fields]].itertuples(index=False, name=None))
+    work = [(cover, problem) for problem in problems()] + [(cover_any, problem) for problem in other_problems()]
+    with show_progress(False) as report:
+        for number, (measure, problem) in enumerate(work, 1):
+            if tuple(problem) not in done:
+                coverage = measure(problem, data_sets, resamples)
+                rows = [{**problem._asdict(), "metric": name, "coverage": value} for name, value in coverage.items()]
+                found = pandas.concat([found, pandas.DataFrame(rows)]) if len(found) else pandas.DataFrame(rows)
+                with atomic_path(path) as temporary:
+                    found.to_csv(temporary, index=False, float_format="%.4g")
+            report("coverage: problems", number, len(work))
+    Console().print(summary(found).round(1).to_string())
+
+
+def summary(found: pandas.DataFrame) -> pandas.DataFrame:
+    """Return mean and least coverage, in percent, of each metric, by groups and by whether the true error is 0."""
+    kinds = np.where(found["groups"] == 0, "rows", np.where(found["effect"] == 0, "groups", "groups with effects"))
+    named = found.assign(data=kinds, error=np.where(found["power"] == 1, "0", "not 0"))
+    table = 100 * named.groupby(["metric", "data", "error"])["coverage"].agg(["mean", "min"])
+    return table.unstack(["data", "error"]).swaplevel(0, 2, axis=1).sort_index(axis=1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

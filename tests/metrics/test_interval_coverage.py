@@ -194,3 +194,47 @@ def test_intervals_of_class_wise_errors_hold_the_truth(flatter):
             yield low <= truth <= high
 
     assert coverage_is_nominal(holds(), poor=0.74)
+
+
+UNEQUAL = 2 * np.array([0.45, 0.25, 0.15, 0.08, 0.05, 0.02])
+
+
+@pytest.mark.parametrize(("n_groups", "rows"), [(30, 10), (50, 40)])
+@pytest.mark.parametrize("name", ["classwise_calibration_error", "static_classwise_calibration_error"])
+def test_intervals_of_rare_classes_hold_the_truth_with_groups_that_have_no_effect(name, n_groups, rows):
+    """Calibrated predictions, bins of one to five rows: measured rates there are 0 or 1."""
+    generator = np.random.default_rng(43)
+    groups = np.repeat(np.arange(n_groups), rows)
+
+    def holds():
+        while True:
+            probs = generator.dirichlet(UNEQUAL, size=len(groups))
+            yield interval_of(name, probs, draw_labels(probs, generator), groups=groups).low == 0
+
+    assert coverage_is_nominal(holds(), poor=0.75)
+
+
+@pytest.mark.parametrize("n_groups", [8, 30])
+@pytest.mark.parametrize("name", ["expected_calibration_error", "classwise_calibration_error"])
+def test_intervals_hold_the_truth_where_groups_err_together(name, n_groups):
+    """Groups whose rates are 0.2 above or below predictions that are right on average; rows alone miss the truth."""
+    generator = np.random.default_rng(44)
+    groups = np.repeat(np.arange(n_groups), 60)
+
+    def lows(given):
+        while True:
+            p = generator.uniform(0.55, 0.75, len(groups))
+            rates = p + generator.choice([-0.2, 0.2], size=n_groups)[groups]
+            labels = (generator.random(len(groups)) < rates).astype(int)
+            yield interval_of(name, np.column_stack([1 - p, p]), labels, groups=given).low == 0
+
+    assert coverage_is_nominal(lows(groups), poor=0.75)
+    assert not coverage_is_nominal(lows(None), poor=0.75)
+
+
+def test_groups_of_one_row_are_no_groups():
+    probs, _, labels = five_classes(400, 0.2, np.random.default_rng(45))
+    plain = evaluate(probs, labels, confidence=0.95, resamples=100)
+    single = evaluate(probs, labels, confidence=0.95, resamples=100, groups=np.arange(400))
+    for name in BINNED:
+        assert tuple(single.intervals[name]) == pytest.approx(tuple(plain.intervals[name]), abs=1e-6), name

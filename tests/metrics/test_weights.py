@@ -10,6 +10,7 @@ from scipy.integrate import trapezoid
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import (
+    METRICS,
     accuracy,
     accuracy_rejection,
     accuracy_rejection_area,
@@ -98,6 +99,28 @@ def test_rows_of_weight_0_might_as_well_not_be_there():
     one = class_errors(probs, labels, sample_weight=weights)
     other = class_errors(probs[kept], labels[kept], sample_weight=weights[kept])
     np.testing.assert_allclose(one.error, other.error, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_rows_of_weight_0_do_not_change_the_bins_of_few_rows(name):
+    """12 rows in 20 bins, and 28 of weight 0."""
+    generator = np.random.default_rng(6)
+    probs, labels = generator.dirichlet(np.ones(3), size=40), generator.integers(3, size=40)
+    weights = np.repeat([1.0, 0.0], [12, 28])
+    some, alone = METRICS[name](probs, labels, sample_weight=weights), METRICS[name](probs[:12], labels[:12])
+    assert some == pytest.approx(alone, rel=1e-12, nan_ok=True)
+
+
+def test_rows_of_weight_0_leave_with_their_groups():
+    generator = np.random.default_rng(7)
+    probs, labels = generator.dirichlet(np.ones(3), size=60), generator.integers(3, size=60)
+    weights, groups = np.repeat([1.0, 0.0], [40, 20]), np.arange(60) // 5
+    options = {"confidence": 0.9, "resamples": 50}
+    some = evaluate(probs, labels, sample_weight=weights, groups=groups, **options)
+    alone = evaluate(probs[:40], labels[:40], groups=groups[:40], **options)
+    assert some == alone
+    assert some.intervals == alone.intervals
+    assert some.n_samples == 40
 
 
 def test_a_class_whose_rows_all_weigh_0_is_left_out():

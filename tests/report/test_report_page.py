@@ -208,6 +208,43 @@ def test_the_verdict_compares_before_and_after_and_names_classes(page, judged):
     assert page.text.index("Classes to look at") < page.text.index("Metrics")
 
 
+def too_low_class(n_samples, seed):
+    """Predictions of six classes of unequal frequencies; the first is 15 points too low, in favour of the second."""
+    generator = np.random.default_rng(seed)
+    true = generator.dirichlet(2 * np.array([0.45, 0.25, 0.15, 0.08, 0.05, 0.02]), size=n_samples)
+    labels = (true.cumsum(axis=1) > generator.random((n_samples, 1))).argmax(axis=1)
+    moved = np.minimum(true[:, 0], 0.15)
+    return true + moved[:, None] * np.array([-1, 1, 0, 0, 0, 0]), true, labels
+
+
+def test_the_verdict_names_a_class_that_is_too_low_and_no_other():
+    probs, true, labels = too_low_class(300, seed=3)
+    groups, names = np.arange(300) // 10, list("abcdef")
+    wrong = Page(report_page({"p": probs}, labels, class_names=names, groups=groups, limit=1)).text
+    assert re.search(r"Classes to look at: .*a \(too low by 1\d\.\d\d points", wrong)
+    right = Page(report_page({"p": true}, labels, class_names=names, groups=groups, limit=1)).text
+    assert "Classes to look at: none" in right
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_class_is_cleared_beside_an_interval_that_excludes_0(seed):
+    probs, _, labels = sharpened(250, 5, seed)
+    text = Page(report_page({"p": probs}, labels, groups=np.arange(250) // 10, limit=1)).text
+    found = evaluate(probs, labels, confidence=0.95, groups=np.arange(250) // 10)
+    assert found.intervals["classwise_calibration_error"].low > 0
+    assert "Classes to look at: none" not in text or "Over all classes together the error is beyond chance" in text
+
+
+def test_a_value_above_its_interval_is_explained():
+    _, true, labels = sharpened(60, 6)
+    found = evaluate(true, labels, confidence=0.95)
+    assert found.classwise_calibration_error > found.intervals["classwise_calibration_error"].high
+    assert (
+        "A value above its interval is mostly chance: read the debiased one."
+        in Page(report_page({"p": true}, labels, limit=1)).text
+    )
+
+
 def test_groups_widen_the_intervals_of_classes():
     probs, _, labels = sharpened(200, 2)
     again, many = np.repeat(probs, 5, axis=0), np.repeat(labels, 5)
