@@ -152,7 +152,8 @@ def fit_density_temperature(
 ) -> tuple[float, float]:
     """Return w₁ and w₀ of T = w₁·s + w₀, from the s of the samples, (n,).
 
-    They minimise Σ_i w_i·(log-loss of softmax(z_i / T_i)) + Σ_i w_i·(log T_i)²/(2σ²) / Σ_i w_i.
+    They minimise Σ_i w_i·(log-loss of softmax(z_i / T_i)) + Σ_i w_i·(log T_i)²/(2σ²) / Σ_i w_i, from temperature
+    scaling on: never worse, though the loss is not convex.
     """
     total, labels = float(weights.sum()), torch.from_numpy(codes)[:, None]
     unit = float(weights @ distances) / total or 1.0  # so that both numbers are of the size of T
@@ -168,18 +169,8 @@ def fit_density_temperature(
         slopes = weights * (rise + np.log(temperatures) / LOG_TEMPERATURE_SPREAD**2 / total) / temperatures
         return float(weights @ losses) / total, slopes @ features / total
 
-    constant = fit_temperature_with_prior(log_probs, codes, weights)
+    start = np.array([0.0, fit_temperature_with_prior(log_probs, codes, weights)])
     bounds = [(0.0, None), (MIN_TEMPERATURE, None)]
-    solutions = [
-        minimise_convex(
-            loss,
-            np.array([part * constant, max((1 - part) * constant, MIN_TEMPERATURE)]),
-            name="a temperature by density",
-            bounds=bounds,
-            ftol=1e-14,
-            gtol=1e-9,
-        )
-        for part in (0.0, 0.5, 1.0)  # the loss is not convex
-    ]
-    slope, intercept = min(solutions, key=lambda point: loss(point)[0])
+    options = {"ftol": 1e-14, "gtol": 1e-9}
+    slope, intercept = minimise_convex(loss, start, name="a temperature by density", bounds=bounds, **options)
     return float(slope) / unit, float(intercept)
