@@ -159,3 +159,9 @@ def test_tables_of_logits_must_have_the_columns_of_the_fit() -> None:
     assert fitted.classes_.tolist() == names
     with pytest.raises(InvalidInputError, match=r"^logits must have the columns of the fit"):
         fitted.predict_proba(embeddings + 1.0, logits=table[names[::-1]])
+
+
+def test_groups_may_leave_fewer_samples_than_neighbours() -> None:
+    embeddings, logits, labels = small_problem(6, 13)
+    fitted = KNNInterpolation().fit(embeddings, labels, logits=logits, groups=[0, 0, 0, 1, 1, 1], classes=range(3))
+    np.testing.assert_allclose(fitted.predict_proba(embeddings + 1.0, logits=logits).sum(axis=1), 1.0)

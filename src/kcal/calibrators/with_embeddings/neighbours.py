@@ -27,7 +27,7 @@ def nearest_others(points: torch.Tensor, keys: torch.Tensor | None, k: int) -> t
 
     Where fewer than k are left, the distances after them are infinite.
     """
-    keys = torch.arange(len(points)) if keys is None else keys
+    keys = torch.arange(len(points)) if keys is None else keys.to(points.device)
     found = []
     for rows in torch.split(torch.arange(len(points)), max(1, BLOCK_NUMBERS // len(points))):
         distances = squared_distances(points[rows], points)
