@@ -294,3 +294,8 @@ def test_what_is_not_a_task_or_a_folder_is_an_error(task: Task, tmp_path: Path) 
         run(["small"], Plan(("ts",), 1, jobs=1), tmp_path)
     with pytest.raises(InvalidInputError, match="folder must be"):
         run([task], Plan(("ts",), 1, jobs=1), 3)
+
+
+def test_a_method_that_uses_the_training_set_gets_it(task: Task) -> None:
+    fitted = BenchmarkMethod("dac").fit(task, task.splits(1, 0)[0].calibration, by_group=False)
+    assert len(fitted.model_.points) == len(task.train.labels)

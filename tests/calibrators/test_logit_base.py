@@ -19,8 +19,9 @@ from kcal.errors import FileFormatError, InvalidInputError
 
 pytestmark = pytest.mark.usefixtures("short_solvers")
 NAMES = [name for name, method in METHODS.items() if issubclass(method.calibrator_class, LogitCalibrator)]
+PER_CLASS = ("platt", "beta", "isotonic", "venn-abers", "histogram", "scaling-binning")
 VARIANTS: dict[str, dict[str, list[Any]]] = {
-    **{name: {"maps": ["class", "shared"]} for name in ("platt", "beta", "isotonic", "histogram", "scaling-binning")},
+    **{name: {"maps": ["class", "shared"]} for name in PER_CLASS},
     "imax": {"form": ["shared", "classwise", "top"]},
     "spline": {"form": ["one-versus-rest", "rank", "top"]},
     "iop": {"form": ["diag", "oi", "op"]},

@@ -11,7 +11,7 @@ from torch import nn
 from kcal.calibrators.modules import PredictionModule
 from module_cases import WITH_OWN_MODULE, first_rows, fitted, inputs_of, module_of, query_rows
 
-STEPS = ("histogram", "scaling-binning", "imax")
+STEPS = ("histogram", "scaling-binning", "imax", "venn-abers")
 """Methods whose probabilities are step functions."""
 
 

@@ -51,7 +51,11 @@ def test_masked_classes_are_masked(name: str, mask: float) -> None:
 
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {"maps": maps}) for name in ("platt", "beta", "isotonic", "histogram") for maps in ("class", "shared")),
+    *(
+        (name, {"maps": maps})
+        for name in ("platt", "beta", "isotonic", "venn-abers", "histogram")
+        for maps in ("class", "shared")
+    ),
     ("histogram", {"binning": "equal-mass", "bins": 1}),
     ("scaling-binning", {"maps": "class", "bins": 6}),
     ("imax", {"form": "classwise"}),

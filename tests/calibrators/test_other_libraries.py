@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 
-from kcal import BetaCalibration, HistogramBinning, IsotonicCalibration, TemperatureScaling
+from kcal import BetaCalibration, HistogramBinning, IsotonicCalibration, TemperatureScaling, VennAbers
 from kcal.metrics import negative_log_likelihood
 
 pytestmark = pytest.mark.other_libraries
@@ -86,6 +86,33 @@ def test_beta_calibration_of_two_classes_is_betacals() -> None:
     np.testing.assert_allclose(mine, theirs, atol=2e-3)  # theirs is regularised a little
     both = [negative_log_likelihood(np.column_stack([1 - p, p]), new_labels) for p in (mine, np.ravel(theirs))]
     assert both[0] <= both[1] + 1e-4
+
+
+def test_venn_abers_prediction_is_that_of_its_authors(problem: Any) -> None:
+    venn_abers = pytest.importorskip("venn_abers.venn_abers")
+    probs, new_probs = softmax(problem.logits, axis=1), softmax(problem.test_logits, axis=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of divisions by zero, which it expects
+        theirs, pairs = venn_abers.predict_proba_prefitted_va(probs, problem.labels, new_probs, va_tpe="one_vs_rest")
+    mine = VennAbers().fit(problem.logits, problem.labels)
+    np.testing.assert_allclose(mine.predict_proba(problem.test_logits), theirs, atol=1e-9)
+    odds = np.log(new_probs) - np.log1p(-new_probs)
+    for k, pair in enumerate(pairs):
+        lower = mine.lower_[k][np.searchsorted(mine.thresholds_[k], odds[:, k], "right")]
+        upper = mine.upper_[k][np.searchsorted(mine.thresholds_[k], odds[:, k], "left")]
+        np.testing.assert_allclose(np.column_stack([lower, upper]), pair, atol=1e-9)
+
+
+def test_venn_abers_prediction_of_two_classes_is_that_of_its_authors() -> None:
+    venn_abers = pytest.importorskip("venn_abers")
+    logits, probability, labels = two_classes(2000, 4)
+    new_logits, new_probability, _ = two_classes(500, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = venn_abers.VennAbers()
+        theirs.fit(np.column_stack([1 - probability, probability]), labels)
+        found, _ = theirs.predict_proba(np.column_stack([1 - new_probability, new_probability]))
+    np.testing.assert_allclose(VennAbers().fit(logits, labels).predict_proba(new_logits), found, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["isotonic", "histogram"])

@@ -119,9 +119,21 @@ def test_of_all_methods_those_that_lack_their_inputs_are_left_out_with_a_word(ru
     np.savez(tmp_path / "logits.npz", **arrays)
     result = run("evaluate", "logits.npz", test_set, "--methods", "all", "--no-intervals", "--json", "figures.json")
     found = json.loads(Path("figures.json").read_text())["metrics"]
-    assert set(METHODS) - set(found) == {"kcal", "kcal-paper", "kcal-linear", "kcal-blend"}
+    assert set(METHODS) - set(found) == {name for name, method in METHODS.items() if method.inputs != "logits"}
     assert "kcal-linear is left out" in result.output
     assert "kcal-paper" not in result.output  # it takes an hour: it is run if it is named, not among all
+
+
+def test_without_logits_only_the_blend_is_fitted_on_embeddings_alone(run, tmp_path):
+    for name, rows, seed in (("calibration", 90, 1), ("test", 60, 2)):
+        arrays = blobs(rows, seed)
+        del arrays["logits"]
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    words = ("evaluate", "calibration.npz", "test.npz", "--no-intervals", "--methods")
+    result = run(*words, "knn,refit,dac", code=1)
+    assert "embeddings alone" not in result.output
+    assert "logits" in result.output
+    assert "kcal-blend: calibration.npz has no logits" in " ".join(run(*words, "kcal-blend").output.split())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The methods of the benchmark: every registered calibrator, two more forms, and networks trained with another loss.
 
-A method sees the calibration rows of a split with their labels, then the test rows without, and nothing else.
+A method sees the calibration rows of a split with their labels and, if it uses one, the training set; then the test
+rows without labels, and nothing else.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class BenchmarkMethod:
             calibrator.set_params(projection=self.projection)
         if "progress" in calibrator.get_params():
             calibrator.set_params(progress=False)
-        return fit_on(calibrator, pool_outputs(self.name, task, rows, by_group=by_group, labelled=True))
+        return fit_on(calibrator, pool_outputs(self.name, task, rows, by_group=by_group, labelled=True), task.train)
 
     def predict(self, calibrator: Calibrator, task: Task, rows: NDArray[np.intp]) -> NDArray[Any]:
         """Return probabilities for some rows of the pool, with the columns of the logits."""

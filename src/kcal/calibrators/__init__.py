@@ -4,6 +4,7 @@ from kcal.calibrators.base import Calibrator, CalibratorState
 from kcal.calibrators.binary.binning import HistogramBinning, ScalingBinning
 from kcal.calibrators.binary.isotonic import IsotonicCalibration
 from kcal.calibrators.binary.logistic import BetaCalibration, PlattScaling
+from kcal.calibrators.binary.venn_abers import VennAbers
 from kcal.calibrators.blend.estimator import KCalBlend
 from kcal.calibrators.dirichlet.estimator import DirichletCalibration
 from kcal.calibrators.explanation import Explanation, LogOdds
@@ -26,6 +27,9 @@ from kcal.calibrators.scaling.linear import (
 from kcal.calibrators.scaling.temperature import TemperatureScaling
 from kcal.calibrators.spline.estimator import SplineCalibration
 from kcal.calibrators.uncalibrated import Uncalibrated
+from kcal.calibrators.with_embeddings.dac import DensityAwareCalibration
+from kcal.calibrators.with_embeddings.knn import KNNInterpolation
+from kcal.calibrators.with_embeddings.refit import LastLayerRefit
 
 __all__ = [
     "METHODS",
@@ -33,6 +37,7 @@ __all__ = [
     "BetaCalibration",
     "Calibrator",
     "CalibratorState",
+    "DensityAwareCalibration",
     "DirichletCalibration",
     "EnsembleTemperatureScaling",
     "Explanation",
@@ -43,6 +48,8 @@ __all__ = [
     "KCal",
     "KCalBlend",
     "KCalLogits",
+    "KNNInterpolation",
+    "LastLayerRefit",
     "LogOdds",
     "MatrixScaling",
     "Method",
@@ -57,6 +64,7 @@ __all__ = [
     "Uncalibrated",
     "Updates",
     "VectorScaling",
+    "VennAbers",
     "calibrator_class",
     "fit_on",
     "make_calibrator",

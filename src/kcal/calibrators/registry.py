@@ -13,6 +13,7 @@ from kcal.calibrators.base import Calibrator
 from kcal.calibrators.binary.binning import HistogramBinning, ScalingBinning
 from kcal.calibrators.binary.isotonic import IsotonicCalibration
 from kcal.calibrators.binary.logistic import BetaCalibration, PlattScaling
+from kcal.calibrators.binary.venn_abers import VennAbers
 from kcal.calibrators.blend import KCalBlend
 from kcal.calibrators.dirichlet.estimator import DirichletCalibration
 from kcal.calibrators.gaussian_process.estimator import GaussianProcessCalibration
@@ -29,6 +30,9 @@ from kcal.calibrators.scaling.linear import (
 from kcal.calibrators.scaling.temperature import TemperatureScaling
 from kcal.calibrators.spline.estimator import SplineCalibration
 from kcal.calibrators.uncalibrated import Uncalibrated
+from kcal.calibrators.with_embeddings.dac import DensityAwareCalibration
+from kcal.calibrators.with_embeddings.knn import KNNInterpolation
+from kcal.calibrators.with_embeddings.refit import LastLayerRefit
 from kcal.errors import FileFormatError
 from kcal.validation import check_choice
 
@@ -90,6 +94,7 @@ METHODS: dict[str, Method] = {
         Method("platt", PlattScaling, "Platt scaling"),
         Method("beta", BetaCalibration, "beta calibration"),
         Method("isotonic", IsotonicCalibration, "isotonic regression"),
+        Method("venn-abers", VennAbers, "Venn–Abers prediction"),
         Method("histogram", HistogramBinning, "histogram binning"),
         Method("scaling-binning", ScalingBinning, "scaling-binning"),
         Method("dircal", DirichletCalibration, "Dirichlet calibration", cost=6),
@@ -97,6 +102,9 @@ METHODS: dict[str, Method] = {
         Method("spline", SplineCalibration, "spline calibration"),
         Method("gp", GaussianProcessCalibration, "Gaussian-process calibration", 2, "gp", ("gpytorch",)),
         Method("iop", OrderPreservingCalibration, "intra order-preserving calibration", cost=8),
+        Method("knn", KNNInterpolation, "k-nearest-neighbour interpolation", cost=1),
+        Method("refit", LastLayerRefit, "ridge refit of the last layer", cost=4),
+        Method("dac", DensityAwareCalibration, "density-aware calibration", cost=1),
         Method("kcal", KCal, "KCal", cost=5),
         Method("kcal-paper", partial(KCal, recipe="paper", bandwidth="published"), "KCal as published", cost=SLOW),
         Method("kcal-linear", partial(KCal, projection="linear"), "KCal with a linear projection", cost=4),

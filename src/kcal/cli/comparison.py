@@ -137,9 +137,10 @@ def _fit_method(name: str, calibration: Source, files: tuple[Path | None, Path |
     learns = calibrator.uses_training_set and calibrator.inputs != "logits"
     try:
         data, training = samples.load_to_fit(calibrator, calibration, *(files if learns else (None, None)))
-        if calibrator.inputs == "both" and data.logits is None:
+        fitted = samples.fit_dataset(calibrator, data, training)
+        if fitted.inputs == "both" and not fitted.needs_logits_:
             warn(f"{name}: {data.name} has no logits, so it is fitted on embeddings alone.", KcalWarning)
-        return samples.fit_dataset(calibrator, data, training)
+        return fitted
     except KcalError as error:
         raise KcalError(f"{name}: {error_text(error)}") from error
 

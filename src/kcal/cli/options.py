@@ -118,8 +118,8 @@ FeatureColumns = Annotated[Text, _column("PATTERN", "Embeddings, such as 'e_*'. 
 LogitColumns = Annotated[Text, _column("PATTERN", "Logits, such as 'z_*', if the table has embeddings too.")]
 
 _METHODS = (
-    "uncal, ts, ets, vector, matrix, svs, sms, platt, beta, isotonic, histogram, scaling-binning, dircal, imax, "
-    "spline, gp, iop, kcal, kcal-paper, kcal-linear, kcal-logits, kcal-blend"
+    "uncal, ts, ets, vector, matrix, svs, sms, platt, beta, isotonic, venn-abers, histogram, scaling-binning, dircal, "
+    "imax, spline, gp, iop, knn, refit, dac, kcal, kcal-paper, kcal-linear, kcal-logits, kcal-blend"
 )
 _KERNELS = "rbf, laplace, matern32, matern52, epanechnikov, biweight, triweight"
 Method = Annotated[

@@ -15,7 +15,7 @@ from kcal.calibrators.blend.attribution import attribute_blend
 from kcal.calibrators.blend.compression import compress_blend
 from kcal.calibrators.blend.experts import Expert, at_best_bandwidth, check_factors, fit_experts
 from kcal.calibrators.blend.fitting import fit_blend
-from kcal.calibrators.blend.head import LinearHead, check_logits
+from kcal.calibrators.blend.head import LinearHead, check_logit_names, check_logits
 from kcal.calibrators.blend.live import LiveBlend, bandwidth_records
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.blend.module import BlendModule
@@ -339,10 +339,7 @@ class KCalBlend(LiveBlend):
             expected = "are needed: this blend was fitted with logits; pass logits="
             unused = "must be left out: this blend was fitted without logits"
             raise InvalidInputError("logits", expected if logits is None else unused)
-        names, known = column_names(logits), self.logit_names_in_.tolist()
-        if names and known and names != known:
-            expected = f"must have the columns of the fit, in the same order: {', '.join(known)}"
-            raise InvalidInputError("logits", expected, got=", ".join(names))
+        check_logit_names(logits, self.logit_names_in_.tolist())
         model, n_classes = self.model_, len(self.classes_)
         return (rows, check_logits(logits, rows, model.representation, model.head, n_classes=n_classes)), kind
 

@@ -12,7 +12,15 @@ from torch import nn
 from kcal.calibrators.model_state import StoredModel, tensor
 from kcal.embeddings.layer_calls import CONVOLUTIONS
 from kcal.errors import InvalidInputError
-from kcal.validation import LARGEST, check_matrix, check_scores, shown, to_numbers, warn_of_probabilities
+from kcal.validation import (
+    LARGEST,
+    check_matrix,
+    check_scores,
+    column_names,
+    shown,
+    to_numbers,
+    warn_of_probabilities,
+)
 
 EXPECTED = "must be an nn.Linear, a 1×1 convolution or a pair of arrays, weight (n_classes, h) and bias (n_classes,)"
 FORWARDS = [layer.forward for layer in (nn.Linear, *CONVOLUTIONS)]  # a subclass with its own need not be linear
@@ -73,3 +81,11 @@ def check_logits(
         raise InvalidInputError("logits", expected, got=f"{len(scores):,}")
     warn_of_probabilities(scores, representation, "logits")
     return scores
+
+
+def check_logit_names(logits: Any, known: list[str]) -> None:
+    """Raise if logits are a table with other columns than ``known``, those of the fit, if they had names."""
+    names = column_names(logits)
+    if names and known and names != known:
+        expected = f"must have the columns of the fit, in the same order: {', '.join(known)}"
+        raise InvalidInputError("logits", expected, got=", ".join(names))

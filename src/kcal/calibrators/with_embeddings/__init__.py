@@ -1,0 +1,1 @@
+"""Methods on embeddings and logits that are not kernel density estimates."""
