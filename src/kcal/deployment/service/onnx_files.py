@@ -32,7 +32,8 @@ class OnnxSession:
 
     def __init__(self, path: Path) -> None:
         runtime = _require_runtime()
-        self._refusal = runtime.capi.onnxruntime_pybind11_state.InvalidArgument
+        errors = runtime.capi.onnxruntime_pybind11_state
+        self._refusal = (errors.InvalidArgument, errors.Fail)  # Fail: lengths that do not fit together
         options = runtime.SessionOptions()
         options.log_severity_level = QUIET
         try:
