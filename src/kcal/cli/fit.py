@@ -44,8 +44,8 @@ def fit(
     [cyan]groups, weights, ids, classes[/] and, from the network's own training set, [cyan]train_embeddings,
     train_labels, train_groups[/]; the other keys may begin with [cyan]calibration_[/]. Options such as --label-column
     name other keys. A csv or parquet table has a header and one column per feature. Without --method, embeddings and
-    logits are blended (kcal-blend); embeddings alone are fitted by kcal, logits alone by sms. Models of kcal and kcal-
-    blend contain the projected embeddings of the calibration set: personal data, if the inputs were.
+    logits are blended (kcal-blend); embeddings alone are fitted by kcal, logits alone by sms. Models of kcal and
+    kcal-blend contain the projected embeddings of the calibration set: personal data, if the inputs were.
 
     [bold]Examples[/]
 
