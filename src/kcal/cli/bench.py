@@ -45,7 +45,7 @@ def bench(
     from kcal import benchmark
     from kcal.benchmark.output import show_tables, write_results
     from kcal.benchmark.processes import in_parallel
-    from kcal.benchmark.tables import all_tables, group_note
+    from kcal.benchmark.tables import all_tables, group_note, split_note
     from kcal.cli.output import console, shown_log
     from kcal.cli.parameters import parse_methods
     from kcal.progress import show_progress
@@ -77,7 +77,7 @@ def bench(
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"results so far are kept in {out}; the same command resumes.") from stop
     if not quiet:
-        show_tables(screen, all_tables(results), group_note(results))
+        show_tables(screen, all_tables(results), split_note(results), group_note(results))
         listed = "results.json, tables.md, tables.tex, csv/, reliability/"
         screen.print(f"{len(files)} files in {out}: {listed}", markup=False)
 
