@@ -27,6 +27,7 @@ from kcal.benchmark.tables import (
     group_note,
     metric_table,
     rank_table,
+    split_note,
     time_table,
     training_table,
 )
@@ -148,7 +149,9 @@ def summary_table(results: Results) -> Table:
 
 
 def first_places(results: Results, method: str) -> str:
-    """Return a sentence: in how many rows and metrics a method has the best mean."""
+    """Return a sentence: in how many rows and metrics a method has the best mean, or why none is said to have it."""
+    if note := split_note(results):
+        return note
     lines = where_not_first(results, method).split("\n\n")[0].splitlines()
     total = len(results.rows) * len(MAIN_METRICS)
     tied = sum(line.endswith(TIED) for line in lines)
@@ -254,7 +257,12 @@ def paper_ranks(results: Results) -> Table:
 
 
 def where_not_first(results: Results, method: str) -> str:
-    """List the rows and metrics in which another method that keeps the accuracy has the best mean; "" if none."""
+    """List the rows and metrics in which another method that keeps the accuracy has the best mean; "" if none.
+
+    With too few splits it says so.
+    """
+    if note := split_note(results):
+        return note
     entries = [_not_first(results, row, metric, method) for row in results.rows for metric in MAIN_METRICS]
     lines = [line for line in entries if line]
     notes = [note for mark, note in NOTES.items() if any(mark in line for line in lines)]

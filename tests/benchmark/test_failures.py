@@ -27,7 +27,7 @@ def results_with(*failing: tuple[str, int]) -> Results:
     found = [
         result(method, index, ece + 0.01 * index, "ValueError: a|b\nc" if (method, index) in failing else None)
         for method, ece in levels.items()
-        for index in range(3)
+        for index in range(10)
     ]
     return Results.of(found, (*levels, "focal"))
 
@@ -64,8 +64,8 @@ def test_too_few_groups_are_split_by_row_with_a_note(n_groups: int, tmp_path: Pa
 
 
 def test_failed_and_missing_methods_look_different() -> None:
-    results = results_with(*(("ts", index) for index in range(3)))
-    assert [entry.text for entry in metric_table(results, ECE).rows[0]][2:] == ["failed", "21.00±1.00", "–"]
+    results = results_with(*(("ts", index) for index in range(10)))
+    assert [entry.text for entry in metric_table(results, ECE).rows[0]][2:] == ["failed", "24.50±3.03", "–"]
     assert metric_table(results, ECE).rows[0][3].bold
     assert [entry.text for entry in rank_table(results).rows[0]][2:] == ["failed", "1.50", "–"]
     assert [entry.text for entry in time_table(results).rows[0]][2:] == ["failed", "1.00 + 0.50", "–"]
@@ -74,7 +74,7 @@ def test_failed_and_missing_methods_look_different() -> None:
 def test_failing_now_and_then_leaves_a_mean_that_is_not_compared() -> None:
     results = results_with(("ts", 1))
     ts, kcal = metric_table(results, ECE).rows[0][2:4]
-    assert ts == Entry("11.00±1.41 ✗1")
+    assert ts == Entry("14.89±2.93 ✗1")
     assert kcal.bold
     ranks = results.ranks(ECE)
     assert ranks is not None
@@ -85,10 +85,10 @@ def test_failing_now_and_then_leaves_a_mean_that_is_not_compared() -> None:
 def test_without_the_baseline_numbers_stand_without_marks() -> None:
     results = results_with(("uncal", 0))
     row = metric_table(results, ECE).rows[0]
-    assert [entry.text for entry in row] == ["task", "31.50±0.71 ✗1", "11.00±1.00", "21.00±1.00", "–"]
+    assert [entry.text for entry in row] == ["task", "35.00±2.74 ✗1", "14.50±3.03", "24.50±3.03", "–"]
     assert not any(entry.bold for entry in row)
-    assert as_json(results, Plan(("ts", "kcal"), 3))["versions"] == {}
-    nobody = results_with(*((method, index) for method in ("uncal", "ts", "kcal") for index in range(3)))
+    assert as_json(results, Plan(("ts", "kcal"), 10))["versions"] == {}
+    nobody = results_with(*((method, index) for method in ("uncal", "ts", "kcal") for index in range(10)))
     assert all(table.rows for table in all_tables(nobody))
 
 

@@ -41,8 +41,8 @@ def result(method: str, split: int, **numbers: float) -> Result:
 
 @pytest.fixture
 def results() -> Results:
-    """Three splits: ts as accurate as uncal and better calibrated; imax best of all, but far less accurate."""
-    noise = (0.0, 0.002, -0.002)
+    """Ten splits: ts as accurate as uncal and better calibrated; imax best of all, but far less accurate."""
+    noise = (0.0, 0.0, *(0.002, -0.002) * 4)
     found = []
     for index, shift in enumerate(noise):
         found += [
@@ -59,11 +59,23 @@ def test_a_table_marks_the_best_that_keeps_the_accuracy(results: Results) -> Non
     (row,) = table.rows
     assert row == (
         Entry("ta_sk"),
-        Entry("10.00±0.20"),
-        Entry("5.00±0.20", bold=True),
-        Entry("1.00±0.20†", underlined=True),
+        Entry("10.00±0.19"),
+        Entry("5.00±0.19", bold=True),
+        Entry("1.00±0.19†", underlined=True),
         Entry("–"),
     )
+
+
+def test_a_few_splits_mark_no_method_and_say_how_many_are_needed(results: Results, tmp_path: Path) -> None:
+    few = [replace(each, sizes=(40, 60)) for each in results.results if each.key.split < 9]
+    found = Results.of(few, METHODS)
+    entries = [entry for metric in TABLE_METRICS for row in metric_table(found, metric).rows for entry in row]
+    assert not any(entry.bold or entry.underlined for entry in entries)
+    assert corrected_table(found).rows == ()
+    needed = "10 splits are needed to tell methods apart at p = 0.01, and there are 9."
+    for each, expected in ((found, 1), (results, 0)):
+        write_results(each, Plan(METHODS, 9), tmp_path)
+        assert (tmp_path / "tables.md").read_text().count(needed) == expected
 
 
 def test_ranks_and_seconds(results: Results) -> None:
@@ -72,9 +84,9 @@ def test_ranks_and_seconds(results: Results) -> None:
     assert ranks["ECE"][2].bold
     assert ranks["accuracy"][0].text == "1.50"
     assert ranks["overall, without NLL"][3].text == "–"
-    assert [entry.text for entry in time_table(results).rows[0]] == ["ta_sk", *["2.00 + 0.50"] * 3, "–"]
+    assert [entry.text for entry in time_table(results).rows[0]] == ["ta_sk", *["5.50 + 0.50"] * 3, "–"]
     assert rank_sheet(results).splitlines()[3] == "ECE,3,,2,,1,,,"
-    assert time_sheet(results).splitlines()[1] == "ta_sk,2,0.5,,2,0.5,,2,0.5,,,,"
+    assert time_sheet(results).splitlines()[1] == "ta_sk,5.5,0.5,,5.5,0.5,,5.5,0.5,,,,"
 
 
 def test_seconds_of_training_have_a_table_of_their_own(results: Results) -> None:
@@ -129,7 +141,7 @@ def test_a_table_is_split_rather_than_cut(width: int) -> None:
 
 
 def test_notes_are_in_every_text(results: Results, tmp_path: Path) -> None:
-    plan = Plan(("ts", "imax"), 3)
+    plan = Plan(("ts", "imax"), 10)
     trained = [replace(each, train_seconds=7.25) if each.key.method == "ts" else each for each in results.results]
     found = Results.of(trained, METHODS)
     write_results(found, plan, tmp_path)
@@ -143,12 +155,12 @@ def test_notes_are_in_every_text(results: Results, tmp_path: Path) -> None:
 def test_every_format_says_the_same(results: Results) -> None:
     table = metric_table(results, "expected_calibration_error")
     markdown = table.as_markdown()
-    assert "| ta_sk | 10.00±0.20 | **5.00±0.20** | <u>1.00±0.20†</u> | – |" in markdown
+    assert "| ta_sk | 10.00±0.19 | **5.00±0.19** | <u>1.00±0.19†</u> | – |" in markdown
     heading, row = csv.reader(io.StringIO(metric_sheet(results, "expected_calibration_error")))
     assert heading[:4] == ["task", "uncal_mean", "uncal_std", "uncal_failed"]
-    assert row == ["ta_sk", "10", "0.2", "0", "5", "0.2", "0", "1", "0.2", "0", "", "", ""]
+    assert row == ["ta_sk", "10", "0.188562", "0", "5", "0.188562", "0", "1", "0.188562", "0", "", "", ""]
     latex = table.as_latex()
-    assert r"ta\_sk & 10.00$\pm$0.20 & \textbf{5.00$\pm$0.20} & \underline{1.00$\pm$0.20$\dagger$} & -- \\" in latex
+    assert r"ta\_sk & 10.00$\pm$0.19 & \textbf{5.00$\pm$0.19} & \underline{1.00$\pm$0.19$\dagger$} & -- \\" in latex
     assert latex.count("{") == latex.count("}")
     console = Console(width=100, file=io.StringIO(), force_terminal=False)
     console.print(table.transposed().as_rich())
@@ -194,7 +206,7 @@ def test_no_results_are_an_error() -> None:
 
 
 def test_the_corrected_test_ties_methods_whose_difference_scatters() -> None:
-    shifts = {"uncal": (0.1, 0.1, 0.1, 0.1), "ts": (0.05, 0.05, 0.05, 0.05), "imax": (0.055, 0.052, 0.056, 0.053)}
+    shifts = {"uncal": (0.1,) * 10, "ts": (0.05,) * 10, "imax": (0.055, 0.049, 0.056, 0.053, 0.051) * 2}
     found = [
         replace(result(method, place, expected_calibration_error=value), sizes=(40, 60))
         for method, values in shifts.items()

@@ -260,13 +260,31 @@ def test_before_the_fit_there_is_nothing_to_predict(trained: Trained, tmp_path: 
 
 
 def test_the_reference_is_text(model: CalibratedClassifier, tmp_path: Path) -> None:
-    from kcal.persistence import read_network_reference
+    from kcal.persistence import load_with_network
 
-    reference = read_network_reference(model.save(tmp_path / "model.kcal"))
+    reference = load_with_network(model.save(tmp_path / "model.kcal"))[1]
     assert reference is not None
     assert json.loads(json.dumps(reference)) == reference
     assert reference["class"].endswith("small_network.Network")
     assert reference["head"] == {"name": "fc", "logits_key": None, "call_index": 0, "gives_logits": True}
+
+
+def test_calibrator_and_network_are_of_one_file_even_if_it_is_replaced(
+    model: CalibratedClassifier, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model.save(tmp_path / "model.kcal")
+    other = CalibratedClassifier(Network(), "uncal").fit(trained.calibration).save(tmp_path / "other.kcal")
+    plain = Path.open
+
+    def open_and_replace(self: Path, *arguments: Any, **options: Any) -> Any:
+        opened = plain(self, *arguments, **options)
+        if other.exists():
+            other.replace(path)
+        return opened
+
+    monkeypatch.setattr(Path, "open", open_and_replace)
+    loaded = CalibratedClassifier.load(path, trained.network)
+    torch.testing.assert_close(loaded(trained.points), model(trained.points), rtol=0, atol=0)
 
 
 def test_groups_and_weights_of_given_outputs_are_kept(trained: Trained) -> None:

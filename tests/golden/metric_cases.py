@@ -135,8 +135,8 @@ def comparisons() -> Cases:
     """Tests between methods over splits, and average ranks."""
     generator = np.random.default_rng(32)
     methods = ["uncalibrated", "a", "b", "c"]
-    errors = {name: generator.normal(0.1 + 0.01 * place, 0.01, 8) for place, name in enumerate(methods)}
-    accuracies = {name: generator.normal(0.9 - 0.004 * place, 0.004, 8) for place, name in enumerate(methods)}
+    errors = {name: generator.normal(0.1 + 0.01 * place, 0.01, 10) for place, name in enumerate(methods)}
+    accuracies = {name: generator.normal(0.9 - 0.004 * place, 0.004, 10) for place, name in enumerate(methods)}
     yield "pooled", np.array(m.pooled_t_test(errors["a"], errors["c"]))
     yield "corrected", np.array(m.corrected_resampled_t_test(errors["a"], errors["c"], n_calibration=300, n_test=700))
     for better in ("lower", "higher"):

@@ -67,8 +67,8 @@ def test_mean_and_standard_deviation_by_hand():
 def random_data(seed, better):
     generator = np.random.default_rng(seed)
     names = ["uncalibrated", "a", "b", "c", "d"]
-    values = {name: generator.normal(generator.normal(0, 1), 1, size=8) for name in names}
-    accuracies = {name: generator.normal(generator.normal(0, 1), 1, size=8) for name in names}
+    values = {name: generator.normal(generator.normal(0, 1), 1, size=10) for name in names}
+    accuracies = {name: generator.normal(generator.normal(0, 1), 1, size=10) for name in names}
     return values, accuracies, better
 
 
@@ -127,8 +127,8 @@ def test_the_corrected_test_finds_fewer_differences():
 
 
 def test_equal_values_over_all_splits_are_compared_exactly():
-    values = {"uncalibrated": [0.3] * 4, "a": [0.2] * 4, "b": [0.2] * 4, "c": [0.1] * 4}
-    accuracies = {"uncalibrated": [0.9] * 4, "a": [0.9] * 4, "b": [0.95] * 4, "c": [0.8] * 4}
+    values = {"uncalibrated": [0.3] * 10, "a": [0.2] * 10, "b": [0.2] * 10, "c": [0.1] * 10}
+    accuracies = {"uncalibrated": [0.9] * 10, "a": [0.9] * 10, "b": [0.95] * 10, "c": [0.8] * 10}
     comparison = compare_methods(values, accuracies, n_calibration=10, n_test=10)
     for marks in (comparison.pooled, comparison.corrected):
         assert marks.accuracy_preserving == ("uncalibrated", "a", "b")
@@ -136,35 +136,38 @@ def test_equal_values_over_all_splits_are_compared_exactly():
         assert marks.underlined == "c"
 
 
-def test_one_split_is_marked_by_the_plain_numbers():
-    values = {"uncalibrated": [0.3], "a": [0.2], "b": [0.25], "c": [0.1]}
-    accuracies = {"uncalibrated": [0.9], "a": [0.9], "b": [0.95], "c": [0.8]}
+@pytest.mark.parametrize("n_splits", [1, 3, 9])
+def test_fewer_than_ten_splits_call_no_method_best(n_splits):
+    noise = np.random.default_rng(0).normal(0, 0.02, (4, n_splits))
+    values = dict(zip(["uncalibrated", "a", "b", "c"], np.array([[0.11], [0.08], [0.09], [0.01]]) + noise, strict=True))
+    accuracies = dict.fromkeys(values, np.full(n_splits, 0.9)) | {"c": np.full(n_splits, 0.8)}
     comparison = compare_methods(values, accuracies, n_calibration=10, n_test=10)
-    assert math.isnan(comparison.summaries["a"].std)
     for marks in (comparison.pooled, comparison.corrected):
-        assert math.isnan(marks.p_values["b"])
-        assert marks.accuracy_preserving == ("uncalibrated", "a", "b")
-        assert marks.best == ("a",)
-        assert marks.underlined == "c"
+        assert marks.best == ()
+        assert marks.underlined is None
+        assert math.isnan(marks.p_values["b"]) == (n_splits == 1)
+    assert "best" not in str(comparison).rpartition("\n")[0]
+    assert f"10 splits are needed to call methods best, not {n_splits}" in str(comparison)
 
 
 def test_an_inaccurate_method_that_only_ties_with_the_best_is_not_underlined():
-    values = {"sharp": [0.2] * 4, "uncalibrated": [0.2] * 4}
-    marks = compare_methods(values, {"sharp": [0.8] * 4, "uncalibrated": [0.9] * 4}).pooled
+    values = {"sharp": [0.2] * 10, "uncalibrated": [0.2] * 10}
+    marks = compare_methods(values, {"sharp": [0.8] * 10, "uncalibrated": [0.9] * 10}).pooled
     assert marks.best == ("uncalibrated",)
     assert marks.underlined is None
 
 
 def test_where_no_method_preserves_accuracy_none_is_best():
-    values, accuracies = {"a": [0.2, 0.21], "b": [0.3, 0.31]}, {"a": [0.1, 0.1], "b": [0.2, 0.2], "none": [0.9, 0.9]}
+    values = {"a": [0.2, 0.21] * 5, "b": [0.3, 0.31] * 5}
+    accuracies = {"a": [0.1] * 10, "b": [0.2] * 10, "none": [0.9] * 10}
     marks = compare_methods(values, accuracies, baseline="none").pooled
     assert marks.accuracy_preserving == marks.best == ()
     assert marks.underlined == "a"
 
 
 def test_a_comparison_prints_as_a_table():
-    values = {"uncalibrated": [0.3] * 4, "good": [0.2] * 4, "sharp": [0.1] * 4, "bad": [0.4] * 4}
-    accuracies = {"uncalibrated": [0.9] * 4, "good": [0.9] * 4, "sharp": [0.8] * 4, "bad": [0.8] * 4}
+    values = {"uncalibrated": [0.3] * 10, "good": [0.2] * 10, "sharp": [0.1] * 10, "bad": [0.4] * 10}
+    accuracies = {"uncalibrated": [0.9] * 10, "good": [0.9] * 10, "sharp": [0.8] * 10, "bad": [0.8] * 10}
     lines = str(compare_methods(values, accuracies, n_calibration=10, n_test=10)).splitlines()
     assert lines[0].split() == ["method", "mean", "±", "std", "pooled", "corrected"]
     assert lines[1].split() == ["uncalibrated", "0.30000", "±", "0.00000"]

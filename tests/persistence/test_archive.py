@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +172,29 @@ def test_a_failure_to_write_names_the_callers_path(problem: Any, tmp_path: Path)
     with pytest.raises(OSError, match="too long") as caught:
         save(calibrator, path)
     assert caught.value.filename == str(path)
-    with pytest.raises(FileFormatError, match="not a kcal file"):
+    with pytest.raises(FileFormatError, match="cannot be read"):
         load(path)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_whole(
+    fitted: KCal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever Python or torch, which safetensors calls, opens the file, it has just been replaced."""
+    other = KCal(projection="identity", bandwidth=0.5).fit(np.eye(9).repeat(3, 0), np.arange(27) % 3)
+    files = cycle([save(other, tmp_path / "one"), save(fitted, tmp_path / "two")])
+    path = save(fitted, tmp_path / "model.kcal")
+
+    def after_replacing(opener: Callable[..., Any]) -> Callable[..., Any]:
+        def replace_and_open(*arguments: Any, **options: Any) -> Any:
+            Path(shutil.copy(next(files), tmp_path / "new")).replace(path)
+            return opener(*arguments, **options)
+
+        return replace_and_open
+
+    monkeypatch.setattr(Path, "open", after_replacing(Path.open))
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", after_replacing(torch.UntypedStorage.from_file))
+    for _ in range(4):
+        assert load(path).n_features_in_ in (6, 9)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs users and permissions of POSIX")

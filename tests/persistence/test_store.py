@@ -229,7 +229,7 @@ def test_a_store_that_another_process_holds_says_so(tmp_path: Path, monkeypatch:
     with CalibrationStore(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         store.append(outputs(2))
         other.execute("BEGIN IMMEDIATE")
-        for call in (lambda: store.append(outputs(1, seed=1)), lambda: CalibrationStore(path), store.vacuum):
+        for call in (lambda: store.append(outputs(1, seed=1)), store.vacuum):
             with pytest.raises(KcalError, match="Another process holds the store"):
                 call()
         assert len(store) == 2
@@ -245,11 +245,26 @@ def test_nothing_of_an_erased_sample_stays_in_the_file(store: CalibrationStore) 
     store.correct(["patient-4711"], ["plugh"])
     store.append(outputs(50, seed=1, groups=np.repeat("ward-1", 50), labels=np.repeat("normal", 50)))
     traces = [b"patient-4711", b"ward-xyzzy", b"plugh", secret.embeddings.tobytes(), secret.logits.tobytes()]
+    with closing(sqlite3.connect(store.path)) as database:
+        (checksum,) = database.execute("SELECT checksum FROM samples WHERE id = 'patient-4711'").fetchone()
+    traces.append(checksum.to_bytes(8, "big"))
     assert all(any(trace in content for content in contents(store.path)) for trace in traces)
     store.delete(["patient-4711"])
     store.vacuum()
     assert not any(trace in content for trace in traces for content in contents(store.path))
     assert len(store) == 100
+
+
+def test_deleted_samples_leave_the_totals_of_those_that_remain(tmp_path: Path) -> None:
+    totals = []
+    for name, extra in (("a.db", []), ("b.db", ["secret"])):
+        with CalibrationStore(tmp_path / name) as store:
+            store.append(outputs(5), times=np.zeros(5))
+            store.append(outputs(1, seed=1, ids=extra)) if extra else None
+            store.delete(extra) if extra else None
+        with closing(sqlite3.connect(tmp_path / name)) as database:
+            totals.append(database.execute("SELECT samples FROM totals").fetchone())
+    assert totals[0] == totals[1]
 
 
 def contents(path: Path) -> list[bytes]:
@@ -368,10 +383,18 @@ def test_impossible_chunks_ids_and_paths_say_what_is_expected(store: Calibration
         CalibrationStore(tmp_path / "folder.db")
 
 
+def test_a_store_may_be_made_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "store.db")
+    with CalibrationStore(tmp_path / "link.db") as store:
+        store.append(outputs(2))
+    with CalibrationStore(tmp_path / "store.db") as store:
+        assert len(store) == 2
+
+
 def test_a_file_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "store.db"
     CalibrationStore(path).close()
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda file, **rest: connect(f"file:{file}?mode=ro", uri=True, **rest))
     with CalibrationStore(path) as store, pytest.raises(InvalidInputError, match=r"path must be a file .* readonly"):
-        store.correct([1], [2])
+        store.append(outputs(1))

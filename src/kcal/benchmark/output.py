@@ -18,7 +18,7 @@ from rich.console import Console
 from kcal.benchmark.results import Results, Row
 from kcal.benchmark.running import Plan
 from kcal.benchmark.table import Entry, Table
-from kcal.benchmark.tables import METRIC_NOTE, all_sheets, all_tables, group_note
+from kcal.benchmark.tables import METRIC_NOTE, all_sheets, all_tables, group_note, split_note
 from kcal.errors import MissingExtraError
 from kcal.files import write_whole
 from kcal.metrics import ReliabilityBins
@@ -38,7 +38,7 @@ def write_results(results: Results, plan: Plan, folder: str | Path) -> list[Path
     tables = all_tables(results)
     files = [
         write_whole(place / "results.json", json.dumps(as_json(results, plan), indent=1, allow_nan=False).encode()),
-        write_whole(place / "tables.md", markdown(tables, group_note(results)).encode()),
+        write_whole(place / "tables.md", markdown(tables, split_note(results), group_note(results)).encode()),
         write_whole(place / "tables.tex", "\n".join(table.as_latex() for table in tables).encode()),
     ]
     files += [write_whole(place / "csv" / f"{name}.csv", text.encode()) for name, text in all_sheets(results).items()]

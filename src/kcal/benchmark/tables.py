@@ -10,6 +10,7 @@ from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS, Results, Row
 from kcal.benchmark.table import Entry, Table, comma_separated
 from kcal.benchmark.tasks import MIN_CALIBRATION_GROUPS
 from kcal.metrics import MethodComparison, SplitSummary
+from kcal.metrics.comparison import MIN_SPLITS
 from kcal.metrics.registry import Metric
 
 Numbers = tuple[float | None, ...]
@@ -73,10 +74,10 @@ def _metric_entry(results: Results, row: Row, metric: str, method: str, comparis
 def corrected_table(results: Results) -> Table:
     """Return the methods that tie with the best under the corrected test: tasks as rows, metrics as columns.
 
-    There are no rows without the sizes of calibration and test sets, which the test needs.
+    There are no rows without the sizes of calibration and test sets, which the test needs, nor with too few splits.
     """
     rows = []
-    for row in results.rows if any(map(results.sizes, results.rows)) else ():
+    for row in results.rows if any(map(results.sizes, results.rows)) and not split_note(results) else ():
         comparisons = [results.comparison(row, metric) for metric in MAIN_METRICS]
         marks = [None if comparison is None else comparison.corrected for comparison in comparisons]
         best = [mark.best if mark is not None else () for mark in marks]
@@ -150,6 +151,17 @@ def failure_table(results: Results) -> Table:
         for result in results.failures
     )
     return Table("failures", "Failed", ("task", "method", "split", "error"), rows)
+
+
+def split_note(results: Results) -> str:
+    """Return that there are too few splits to call methods best; empty if there are enough."""
+    n_splits = min(max(map(len, by_method.values())) for by_method in results.by_method.values())
+    if n_splits >= MIN_SPLITS:
+        return ""
+    return (
+        f"No method is marked as best: {MIN_SPLITS} splits are needed to tell methods apart at p = 0.01, and "
+        f"there {'is 1' if n_splits == 1 else f'are {n_splits}'}."
+    )
 
 
 def group_note(results: Results) -> str:

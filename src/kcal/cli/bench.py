@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from typer import BadParameter
 
 from kcal.cli import options
-from kcal.cli.messages import check_options
+from kcal.cli.messages import check_options, option_name
 from kcal.errors import printable
 
 
@@ -44,7 +45,7 @@ def bench(
     from kcal import benchmark
     from kcal.benchmark.output import show_tables, write_results
     from kcal.benchmark.processes import in_parallel
-    from kcal.benchmark.tables import all_tables, group_note
+    from kcal.benchmark.tables import all_tables, group_note, split_note
     from kcal.cli.output import console, shown_log
     from kcal.cli.parameters import parse_methods
     from kcal.progress import show_progress
@@ -76,7 +77,7 @@ def bench(
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"results so far are kept in {out}; the same command resumes.") from stop
     if not quiet:
-        show_tables(screen, all_tables(results), group_note(results))
+        show_tables(screen, all_tables(results), split_note(results), group_note(results))
         listed = "results.json, tables.md, tables.tex, csv/, reliability/"
         screen.print(f"{len(files)} files in {out}: {listed}", markup=False)
 
@@ -86,7 +87,7 @@ def task(
     train: options.TaskTrain = None,
     pool: options.Pool = None,
     out_of_scope: options.OutOfScope = None,
-    share: options.Share = 0.3,
+    share: options.Share = None,
     group_share: options.GroupShare = None,
     classes: options.Classes = None,
     label_column: options.LabelColumn = None,
@@ -110,6 +111,9 @@ def task(
     from kcal.cli.samples import load_task_part, load_task_parts
 
     if train is None and pool is None:
+        given = [name for name, value in arguments.items() if name != "path" and value not in (None, False)]
+        unused = ", ".join(option_name(name) for name in given)
+        check_options((given, f"{unused} would have no effect: a task is made from --train and --pool."))
         console().print(printable(read_task(path)), markup=False)
         return
     if train is None or pool is None:
@@ -119,15 +123,16 @@ def task(
             raise BadParameter(f"{option} must be between 0 and 1; got {value:g}.")
     check_writable(path, (".npz",), inputs=(train, pool, out_of_scope), option="NAME.npz")
 
-    def source(file: Path, prefix: str) -> Source:
-        return Source.from_options(file, arguments, prefixes=("", prefix))
-
-    parts, names = load_task_parts(source(train, "train_"), source(pool, "pool_"))
-    outside = load_task_part(source(out_of_scope, "out_of_scope_"), keys=()) if out_of_scope else None
+    source = Source.from_options(train, arguments, prefixes=("", "train_"))
+    parts, names = load_task_parts(source, replace(source, path=pool, prefixes=("", "pool_")))
+    outside = None
+    if out_of_scope is not None:
+        outside = load_task_part(replace(source, path=out_of_scope, prefixes=("", "out_of_scope_")), keys=())
+    source.check_used()
     made = write_task(
         path,
         *parts,
-        calibration_share=share,
+        calibration_share=0.3 if share is None else share,
         group_calibration_share=group_share,
         classes=names,
         out_of_scope=outside,

@@ -21,8 +21,9 @@ def choose_method(source: Source) -> tuple[str, str]:
         has_logits = has_logits or bool(logit_columns(file, source))
         has_embeddings = "features" in source.columns or bool(remaining_columns(file, source))
     else:
-        has_logits = has_logits or any(f"{prefix}logits" in file.names for prefix in source.prefixes)
-        has_embeddings = file.is_single or any(f"{prefix}embeddings" in file.names for prefix in source.prefixes)
+        found = {name.removeprefix(prefix) for prefix in source.prefixes for name in file.names}
+        has_logits = has_logits or "logits" in source.columns or "logits" in found
+        has_embeddings = file.is_single or "features" in source.columns or "embeddings" in found
     if has_embeddings and has_logits:
         return "kcal-blend", "there are embeddings and logits"
     if has_logits:

@@ -15,7 +15,7 @@ from kcal.calibrators import Calibrator, Uncalibrated, make_calibrator
 from kcal.cli import samples
 from kcal.cli.data import COLUMNS, Dataset, Request, Source, load
 from kcal.cli.files import TableFile, open_file, shorten
-from kcal.cli.messages import OverlapError, error_text
+from kcal.cli.messages import OverlapError, check_options, error_text
 from kcal.distributed.tables import PROBABILITY_COLUMN
 from kcal.errors import InvalidInputError, KcalError, KcalWarning, warn
 from kcal.metrics import Evaluation
@@ -43,7 +43,7 @@ def predict_model(
         raise BadParameter("--logits has no effect here: this model takes logits itself, from DATA.")
     if before is not None and ("logits" in source.files or "logits" in source.columns) and not needs_both:
         raise BadParameter("--before and the logits are both to compare with; give one of them.")
-    data = samples.load_to_predict(calibrator, source, labelled=True, logits=before is None)
+    data = samples.load_to_predict(calibrator, source, labelled=True, logits=before is None, keys=_keys(before))
     if not allow_overlap:
         samples.check_overlap(calibrator, data)
     labels = samples.encode(data, calibrator.classes_)
@@ -57,11 +57,17 @@ def predict_model(
     return Comparison(probs, labels, calibrator.classes_, data.groups, data.weights)
 
 
+def _keys(before: Path | None) -> tuple[str, ...]:
+    """Return what is needed of a test set beside predictions: ids only to compare its rows with others."""
+    return ("labels", "groups", "weights", *(() if before is None else ("ids",)))
+
+
 def load_probabilities(source: Source, before: Path | None) -> Comparison:
     """Return the probabilities of a file, after those of ``before``."""
     features = source.columns.get("features")
     columns = {**source.columns, **_probability_columns(source.path)} if features is None else source.columns
-    data = samples.name_labels(load(replace(source, columns=columns), Request("probabilities", labelled=True)))
+    request = Request("probabilities", keys=_keys(before), labelled=True)
+    data = samples.name_labels(load(replace(source, columns=columns), request))
     classes = samples.classes_or_indices(data)
     _check_n_columns(data, classes)
     labels = samples.encode(data, classes)
@@ -86,6 +92,8 @@ def fit_methods(
     ``training`` are the files of the training set and of its labels. With ``skip_failures``, a method that cannot be
     fitted or applied is left out with a warning.
     """
+    useless = training != (None, None) and not any(_learns(make_calibrator(name)) for name in names)
+    check_options((useless, "--train and --train-labels have no effect: none of these methods learns a projection."))
     source = replace(test, path=calibration, files={}, prefixes=("", "calibration_"))
     probs: dict[str, NDArray[Any]] = {}
     first: Comparison | None = None
@@ -132,11 +140,15 @@ def _probability_columns(path: Path) -> dict[str, str]:
     return {"features": f"{PROBABILITY_COLUMN}*"} if is_written else {}
 
 
+def _learns(calibrator: Calibrator) -> bool:
+    """Return whether a method learns a projection from embeddings of the training set."""
+    return calibrator.uses_training_set and calibrator.inputs != "logits"
+
+
 def _fit_method(name: str, calibration: Source, files: tuple[Path | None, Path | None]) -> Calibrator:
     calibrator = make_calibrator(name)
-    learns = calibrator.uses_training_set and calibrator.inputs != "logits"
     try:
-        data, training = samples.load_to_fit(calibrator, calibration, *(files if learns else (None, None)))
+        data, training = samples.load_to_fit(calibrator, calibration, *(files if _learns(calibrator) else (None, None)))
         fitted = samples.fit_dataset(calibrator, data, training)
         if fitted.inputs == "both" and not fitted.needs_logits_:
             warn(f"{name}: {data.name} has no logits, so it is fitted on embeddings alone.", KcalWarning)
@@ -159,8 +171,11 @@ def _load_before(
     path: Path, source: Source, after: Dataset, classes: NDArray[Any], features: str | None = None
 ) -> NDArray[Any]:
     """Return the probabilities of another file for the rows of ``after``, columns in the order of ``classes``."""
-    columns = {key: name for key, name in source.columns.items() if key in COLUMNS}
-    columns |= _probability_columns(path) or ({} if features is None else {"features": features})
+    file = open_file(path)
+    there = file.columns if isinstance(file, TableFile) else file.names
+    columns = {key: name for key, name in source.columns.items() if key in COLUMNS and name in there}
+    is_named = features is not None and (isinstance(file, TableFile) or features in there)
+    columns |= _probability_columns(path) or ({"features": str(features)} if is_named else {})
     source = replace(source, path=path, columns=columns, files={})
     data = samples.name_labels(load(source, Request("probabilities", keys=("ids", "labels"))))
     if len(data) != len(after):

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.cli.files import ArrayFile, TableFile, as_table, open_file
-from kcal.cli.messages import errors_about, option_name
+from kcal.cli.files import ArrayFile, TableFile, as_table, open_file, shorten
+from kcal.cli.messages import check_options, errors_about, option_name
 from kcal.cli.parameters import parse_classes
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
@@ -21,13 +21,20 @@ COLUMNS = {"labels": "label", "groups": "group", "weights": "weight", "ids": "id
 """Values per sample: the key in an npz file, and the default column of a table."""
 
 
+def column_option(key: str) -> str:
+    """Return the option that names the column of labels, groups, weights or ids, or those of features or logits."""
+    return option_name(f"{COLUMNS[key]}_column" if key in COLUMNS else f"{key[:-1]}_columns")
+
+
 @dataclass(frozen=True)
 class Source:
     """Where to load samples from.
 
-    ``columns`` and ``files`` are what the user named, by key ("labels", "groups", …); ``columns`` may also contain the
-    patterns "features" and "logits". ``prefixes`` may precede the keys of an npz file. ``labels_are_positions`` says
-    that integer labels are positions among classes that have names.
+    ``columns`` and ``files`` are what the user named, by key ("labels", "groups", …); ``columns`` may also contain
+    "features" and "logits". They are columns of a table, patterns in the case of features and logits, or arrays of an
+    npz file. ``prefixes`` may precede the keys of an npz file. ``labels_are_positions`` says that integer labels are
+    positions among classes that have names. ``used`` collects the options of columns and files that had an effect;
+    sources that are made from this one share it.
     """
 
     path: Path
@@ -37,6 +44,7 @@ class Source:
     classes: Sequence[str] | None = None
     labels_are_positions: bool = False
     max_rows: int | None = None  # of a table, where its first rows are enough
+    used: set[str] = field(default_factory=set)
 
     @classmethod
     def from_options(cls, path: Path, options: Mapping[str, Any], *, prefixes: Sequence[str]) -> Source:
@@ -57,6 +65,24 @@ class Source:
     def reserved(self) -> set[str]:
         """The columns of labels, groups, weights and ids."""
         return {self.columns.get(key, default) for key, default in COLUMNS.items()}
+
+    def matrix_array(self, matrix: str) -> tuple[str, str]:
+        """Return the key and the name of the array of embeddings, logits or probabilities in an npz file."""
+        key = next((key for key in (matrix, "features") if key in self.columns), matrix)
+        return key, self.columns.get(key, key)
+
+    def array(self, file: ArrayFile, key: str, prefixes: Sequence[str], *, required: bool = True) -> Any:
+        """Return the array that the user named for a key or, after one of the prefixes, that of the key's own name."""
+        if key not in self.columns:
+            return file.get(key, prefixes) if required else file.find(key, prefixes)
+        self.used.add(column_option(key))
+        return file.get(self.columns[key], tuple(dict.fromkeys((*prefixes, *self.prefixes))), column_option(key))
+
+    def check_used(self) -> None:
+        """Raise if an option had no effect on what was loaded."""
+        options = [*map(column_option, self.columns), *map(option_name, self.files)]
+        unused = ", ".join(option for option in options if option not in self.used)
+        check_options((unused, f"{unused} would have no effect with {self.path} in this command. Leave it out."))
 
 
 @dataclass(frozen=True)
@@ -108,29 +134,37 @@ def load(source: Source, request: Request) -> Dataset:
     file = open_file(source.path, source.max_rows)
     parts = _read_table(file, source, request) if isinstance(file, TableFile) else _read_arrays(file, source, request)
     for key, path in source.files.items():
-        other = open_file(path)
-        if isinstance(other, ArrayFile):
-            parts[key] = other.get(key, source.prefixes)
-        elif key == "logits":
-            parts |= _read_logits(other, source, request.logit_names, is_separate=True)
-        else:
-            column = source.columns.get(key, COLUMNS[key])
-            is_only = column not in other.columns and len(other.columns) == 1
-            parts[key] = other.get(other.columns[0] if is_only else column, option_name(f"{COLUMNS[key]}_column"))
+        if key in request.keys or (key == "logits" and request.logits):
+            parts |= _read_file(open_file(path), key, source, request)
+            source.used.add(option_name(key))
     return _check(source, request.matrix, parts)
 
 
+def _read_file(file: ArrayFile | TableFile, key: str, source: Source, request: Request) -> dict[str, Any]:
+    """Return the values of a key from a file of their own."""
+    if isinstance(file, ArrayFile):
+        return {key: file.get(key) if file.is_single else source.array(file, key, source.prefixes)}
+    if key == "logits":
+        return _read_logits(file, source, request.logit_names, is_separate=True)
+    column = source.columns.get(key, COLUMNS[key])
+    is_only = key not in source.columns and column not in file.columns and len(file.columns) == 1
+    return {key: _column(file, source, key, file.columns[0] if is_only else column)}
+
+
 def _read_arrays(file: ArrayFile, source: Source, request: Request) -> dict[str, Any]:
-    if file.is_single and request.labelled and "labels" not in source.files:
-        raise InvalidInputError(str(file.path), "is a single array without labels", remedy="Pass --labels FILE.")
-    parts: dict[str, Any] = {"matrix": file.get(request.matrix, source.prefixes), "classes": file.find("classes")}
-    prefix = next((prefix for prefix in source.prefixes if f"{prefix}{request.matrix}" in file.names), "")
-    if request.logits and request.matrix != "logits":
-        parts["logits"] = file.find(f"{prefix}logits")
-    for key in request.keys:
-        if key not in source.files:
-            required = request.labelled and key == "labels"
-            parts[key] = file.get(f"{prefix}{key}") if required else file.find(f"{prefix}{key}")
+    if file.is_single:
+        if request.labelled and "labels" not in source.files:
+            raise InvalidInputError(str(file.path), "is a single array without labels", remedy="Pass --labels FILE.")
+        return {"matrix": file.get(request.matrix)}
+    key, name = source.matrix_array(request.matrix)
+    prefix = next((prefix for prefix in source.prefixes if f"{prefix}{name}" in file.names), "")
+    parts: dict[str, Any] = {"matrix": source.array(file, key, source.prefixes), "classes": file.find("classes")}
+    if request.logits and request.matrix != "logits" and "logits" not in source.files:
+        parts["logits"] = source.array(file, "logits", (prefix,), required=False)
+    for part in request.keys:
+        if part not in source.files:
+            required = request.labelled and part == "labels"
+            parts[part] = source.array(file, part, (prefix,), required=required)
     return parts
 
 
@@ -141,8 +175,10 @@ def _read_table(table: TableFile, source: Source, request: Request) -> dict[str,
         if key not in source.files:
             required = key in source.columns or (request.labelled and key == "labels")
             column = source.columns.get(key, COLUMNS[key])
-            parts[key] = table.get(column, option_name(f"{COLUMNS[key]}_column")) if required else table.find(column)
+            parts[key] = _column(table, source, key, column) if required else table.find(column)
             columns |= {} if parts[key] is None else {key: column}
+    described = {key for key, column in source.columns.items() if key in COLUMNS and column in table.columns}
+    source.used.update(map(column_option, described))  # these columns are not features
     names = _choose_features(table, source, request)
     parts |= {"matrix": table.matrix(names, "--feature-columns"), "feature_columns": names}
     parts["value_columns"] = tuple(columns.items())
@@ -154,14 +190,20 @@ def _read_table(table: TableFile, source: Source, request: Request) -> dict[str,
     return parts
 
 
+def _column(table: TableFile, source: Source, key: str, column: str) -> NDArray[Any]:
+    """Return the values of a column of labels, groups, weights or ids; raise if there is none."""
+    values = table.get(column, column_option(key))
+    source.used.add(column_option(key))
+    return values
+
+
 def _choose_features(table: TableFile, source: Source, request: Request) -> tuple[str, ...]:
     """Return the columns of the matrix: those that the user names, those of the model, or all that remain.
 
     Raise if the columns that remain seem to be of more than one kind.
     """
-    logits = logit_columns(table, source)
-    named = logits if request.matrix == "logits" else ()
-    named = named or _matching(table, source, "features")
+    logits, features = logit_columns(table, source), _matching(table, source, "features")
+    named = (logits if request.matrix == "logits" else ()) or features
     if named and sorted(named) != sorted(request.feature_names):
         return named
     remaining = remaining_columns(table, source)
@@ -182,7 +224,8 @@ def remaining_columns(table: TableFile, source: Source) -> tuple[str, ...]:
 
 def _matching(table: TableFile, source: Source, key: str) -> tuple[str, ...]:
     """Return the columns of the pattern of the features or of the logits, without labels, groups, weights and ids."""
-    names = table.matching(source.columns.get(key), option_name(f"{key[:-1]}_columns"))
+    names = table.matching(source.columns.get(key), column_option(key))
+    source.used.add(column_option(key))
     return tuple(name for name in names if name not in source.reserved)
 
 
@@ -265,9 +308,22 @@ def _check(source: Source, matrix_name: str, parts: dict[str, Any]) -> Dataset:
                 check_weights(arrays[key], len(matrix), key)
             else:
                 arrays[key] = _check_names(values, len(matrix), key)
+    if source.labels_are_positions:
+        labels = arrays.get("labels")
+        is_text = labels is not None and labels.dtype.kind == "U"
+        check_options((is_text, f"--labels-are-positions needs integer labels; those of {source.path} are text."))
+        check_positions_among(() if classes is None else classes.tolist())
     in_one_file = listed is not None and "labels" not in source.files
     positions = source.labels_are_positions or source.classes is not None or in_one_file
     return Dataset(**arrays, name=str(source.path), classes=classes, labels_are_positions=positions, **parts)
+
+
+def check_positions_among(classes: Sequence[Any]) -> None:
+    """Raise if labels are to be positions among classes that are other numbers: it is unclear which are meant."""
+    names = [str(label) for label in classes]
+    are_numbers = bool(names) and all(name.isdecimal() for name in names)
+    is_unclear = are_numbers and names != [str(position) for position in range(len(names))]
+    check_options((is_unclear, f"--labels-are-positions is for classes with names; these are {shorten(names)}."))
 
 
 def _check_names(values: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]:

@@ -96,6 +96,7 @@ def evaluate(
         comparison = load_probabilities(test, before)
     else:
         comparison = predict_model(load_calibrator(model), test, before, allow_overlap)
+    test.check_used()
     level = None if no_intervals else 0.95 if confidence is None else confidence
     with working("Measuring"):
         evaluations = measure_all(comparison, confidence=level, resamples=resamples or 1000, seed=seed or 0)

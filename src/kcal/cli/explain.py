@@ -74,7 +74,9 @@ def explain(
     takes_both = calibrator.inputs == "both" and calibrator.needs_logits_
     unused = f"--logits has no effect here: {model} was not fitted on embeddings and logits."
     check_options((logits and not takes_both, unused))
-    samples = load_to_predict(calibrator, Source.from_options(data, arguments, prefixes=("", "test_")), keys=("ids",))
+    source = Source.from_options(data, arguments, prefixes=("", "test_"))
+    samples = load_to_predict(calibrator, source, keys=("ids",))
+    source.check_used()
     rows = chosen_rows(samples, row, id_)
     explanation = explain_dataset(calibrator, samples, rows, k)
     names = None if samples.ids is None else samples.ids[rows]

@@ -65,13 +65,17 @@ class ArrayFile:
         key = next((key for key in (f"{prefix}{name}" for prefix in prefixes) if key in self.names), None)
         return None if key is None else self._read(f"array {key}", lambda arrays: arrays[key])
 
-    def get(self, name: str, prefixes: Sequence[str] = ("",)) -> NDArray[Any]:
-        """Return the array of that name, or the single array; raise if there is none."""
+    def get(self, name: str, prefixes: Sequence[str] = ("",), option: str = "") -> NDArray[Any]:
+        """Return the array of that name, or the single array; raise if there is none.
+
+        ``option`` named the array on the command line, for the message.
+        """
         array = self._read("it", np.asarray) if self.is_single else self.find(name, prefixes)
         if array is None:
             expected = " or ".join(f"{prefix}{name}" for prefix in prefixes)
             problem = f"has no array called {expected}; it has {', '.join(self.names) or 'no arrays'}"
             remedy = f"Write it with numpy.savez({str(self.path)!r}, {name}=..., ...)."
+            remedy = f"Name the right one with {option}." if option else remedy
             raise InvalidInputError(str(self.path), problem, remedy=remedy)
         return array
 

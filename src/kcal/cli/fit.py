@@ -42,10 +42,11 @@ def fit(
 
     An npz file has the keys [cyan]labels[/] and [cyan]embeddings[/], [cyan]logits[/] or both, and optionally
     [cyan]groups, weights, ids, classes[/] and, from the network's own training set, [cyan]train_embeddings,
-    train_labels, train_groups[/]; the other keys may begin with [cyan]calibration_[/]. A csv or parquet table has a
-    header and one column per feature. Without --method, embeddings and logits are blended (kcal-blend); embeddings
-    alone are fitted by kcal, logits alone by sms. Models of kcal, kcal-blend, knn and dac contain embeddings of the
-    calibration set or, for dac, of the training set: personal data, if the inputs were.
+    train_labels, train_groups[/]; the other keys may begin with [cyan]calibration_[/]. Options such as --label-column
+    name other keys. A csv or parquet table has a header and one column per feature. Without --method, embeddings and
+    logits are blended (kcal-blend); embeddings alone are fitted by kcal, logits alone by sms. Models of kcal,
+    kcal-blend, knn and dac contain embeddings of the calibration set or, for dac, of the training set: personal data,
+    if the inputs were.
 
     [bold]Examples[/]
 
@@ -77,6 +78,7 @@ def fit(
     else:
         calibrator, parameters = build_calibrator(method, arguments, settings or [])
     samples, training = load_to_fit(calibrator, source, train, train_labels)
+    source.check_used()
     if calibrator.inputs == "both":
         has_logits = samples.logits is not None
         check_blend_options(parameters, has_training=training is not None, has_logits=has_logits)

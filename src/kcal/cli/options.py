@@ -27,9 +27,11 @@ def _option(panel: str | None, metavar: str | None, explanation: str, *names: st
     return typer.Option(*names, **settings)
 
 
+FILE_PANEL = "Data in separate files"
+COLUMN_PANEL = "Columns of csv and parquet files, arrays of npz files"
 _main = partial(_option, None)
-_file = partial(_option, "Data in separate files")
-_column = partial(_option, "Columns of csv and parquet files")
+_file = partial(_option, FILE_PANEL)
+_column = partial(_option, COLUMN_PANEL)
 _parameter = partial(_option, "The method")
 _interval = partial(_option, "Confidence intervals")
 
@@ -90,7 +92,7 @@ Jobs = Annotated[Integer, _main("N", "Worker processes. (default: one per core)"
 TaskTrain = Annotated[File, _main("FILE", "Outputs for the network's training data.", "--train")]
 Pool = Annotated[File, _main("FILE", "Outputs for data that it never saw.")]
 OutOfScope = Annotated[File, _main("FILE", "Outputs for inputs that belong to no class.")]
-Share = Annotated[float, _main("SHARE", "Share of the pool that calibrates in each split. (default: 0.3)")]
+Share = Annotated[float | None, _main("SHARE", "Share of the pool that calibrates in each split. (default: 0.3)")]
 GroupShare = Annotated[
     float | None, _main("SHARE", "Share of the groups that calibrate in grouped splits. (default: --share)")
 ]

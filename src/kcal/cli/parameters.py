@@ -99,6 +99,9 @@ def _check_projection(method: str, chosen: Mapping[str, Any]) -> None:
     for name in ("dimension", "recipe"):
         if name in chosen and projection in (*UNTRAINED, NO_PROJECTION):
             raise BadParameter(f"{option_name(name)} has no effect with --projection {projection}. Leave it out.")
+    bandwidth = chosen.get("bandwidth", "cv")
+    if "folds" in chosen and bandwidth not in ("cv", "published") and chosen.get("support") != "merged":
+        raise BadParameter(f"--folds has no effect with --bandwidth {bandwidth}, which is not searched. Leave it out.")
     if ("bandwidth_reference" in chosen) != (chosen.get("bandwidth") == "rule"):
         raise BadParameter(
             "--bandwidth rule and --bandwidth-reference B,SIZE, such as 1.4,300, need each other: an earlier "

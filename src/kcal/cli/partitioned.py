@@ -72,9 +72,12 @@ def choose_columns(calibrator: Calibrator, path: Path, options: Mapping[str, Any
         ids = options["id_column"] or "id"
         absent = f"{path} has no column called {ids!r}; it has {', '.join(types)}."
         check_options((options["id_column"] and ids not in types, absent))
+        label = options["label_column"]
+        check_options((label not in (None, *types), f"{path} has no column called {label!r}."))
         return Columns((lists[0],), () if logits is None else (logits,), ids if ids in types else None, ids)
     source = replace(Source.from_options(path, options, prefixes=("",)), max_rows=HEAD_ROWS)
     head = load_to_predict(calibrator, source, keys=("ids",))
+    source.check_used()
     return Columns(
         head.feature_columns, head.logit_columns, dict(head.value_columns).get("ids"), options["id_column"] or "id"
     )

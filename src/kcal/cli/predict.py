@@ -68,7 +68,9 @@ def predict(
     takes_both = calibrator.inputs == "both" and calibrator.needs_logits_
     unused = f"--logits has no effect here: {model} was not fitted on embeddings and logits."
     check_options((logits and not takes_both, unused))
-    samples = load_to_predict(calibrator, Source.from_options(data, arguments, prefixes=("", "test_")), keys=("ids",))
+    source = Source.from_options(data, arguments, prefixes=("", "test_"))
+    samples = load_to_predict(calibrator, source, keys=() if suffix == ".npy" else ("ids",))
+    source.check_used()
     probs = predict_dataset(calibrator, samples)
     shares = calibrator.evidence(samples.matrix(calibrator.inputs)) if evidence else None
     ids_column, names = id_column or "id", samples.ids

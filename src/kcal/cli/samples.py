@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, Explanation, fit_on, predict_on
-from kcal.cli.data import Dataset, Request, Source, load
+from kcal.cli.data import COLUMNS, Dataset, Request, Source, check_positions_among, load
 from kcal.cli.files import ArrayFile, open_file, shorten
 from kcal.cli.messages import OverlapError, check_options, errors_about, remedies_for
 from kcal.errors import InvalidInputError
@@ -32,11 +32,15 @@ def load_to_fit(
         ("logits" in source.files and calibrator.inputs != "both", f"--logits has no effect here: {takes}."),
     )
     matrix = "logits" if calibrator.inputs == "logits" else "embeddings"
-    data = load(source, Request(matrix, logits=calibrator.inputs == "both", labelled=True))
+    keys = [key for key in COLUMNS if key in ("labels", "weights") or key in calibrator.fit_options]
+    data = load(source, Request(matrix, logits=calibrator.inputs == "both", keys=keys, labelled=True))
     origin = _training_source(source, train, train_labels, matrix) if calibrator.uses_training_set else None
     if origin is None:
         return name_labels(data), None
-    training = load(origin, Request(matrix, labelled=True, feature_names=data.feature_columns))
+    names = data.feature_columns
+    if names:  # in a table, the columns of the calibration set
+        origin = replace(origin, columns={key: name for key, name in origin.columns.items() if key in COLUMNS})
+    training = load(origin, Request(matrix, keys=("labels", "groups"), labelled=True, feature_names=names))
     return share_classes(data, training)
 
 
@@ -63,6 +67,12 @@ def load_to_predict(calibrator: Calibrator, source: Source, **request: Any) -> D
     )
     request["logits"] = request.get("logits", False) or needs_both
     data = load(source, Request(matrix, feature_names=feature_names, logit_names=logit_names, **request))
+    known = [str(label) for label in calibrator.classes_.tolist()]
+    if source.classes is not None and sorted(source.classes) != sorted(known):
+        expected = f"must be those of the model, {shorten(known)}"
+        raise InvalidInputError("--classes", expected, got=shorten(source.classes))
+    if source.labels_are_positions:
+        check_positions_among(known)
     data = match_labels(data, calibrator.classes_)
     n_columns = data.matrix(calibrator.inputs).shape[1]
     if n_columns != calibrator.n_features_in_:
@@ -129,13 +139,14 @@ def load_task_part(source: Source, **request: Any) -> Dataset:
 
 def _training_source(source: Source, train: Path | None, labels: Path | None, matrix: str) -> Source | None:
     """Return where the training set is; its columns have the names of the calibration set's."""
+    keys = [key for key in source.columns if key not in ("weights", "ids") and not (key == "labels" and labels)]
+    columns = {key: source.columns[key] for key in keys}
     if train is not None:
-        keys, files = (("labels", "groups"), {}) if labels is None else (("groups",), {"labels": labels})
-        columns = {key: source.columns[key] for key in keys if key in source.columns}
+        files = {} if labels is None else {"labels": labels}
         return replace(source, path=train, columns=columns, files=files, prefixes=("", "train_"))
     file = open_file(source.path)
-    has_training = isinstance(file, ArrayFile) and f"train_{matrix}" in file.names
-    return replace(source, columns={}, files={}, prefixes=("train_",)) if has_training else None
+    has_training = isinstance(file, ArrayFile) and f"train_{source.matrix_array(matrix)[1]}" in file.names
+    return replace(source, columns=columns, files={}, prefixes=("train_",)) if has_training else None
 
 
 def is_text(values: NDArray[Any]) -> bool:

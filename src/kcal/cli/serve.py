@@ -91,6 +91,8 @@ def token(
     check_options((action not in known, f"ACTION must be one of {', '.join(known)}; got {action!r}."))
     check_options((action != "list" and not name, f"{action} needs --name NAME."))
     check_options((action == "create" and not scope, f"create needs --scope, one or more of {', '.join(SCOPES)}."))
+    check_options((action == "list" and name, "--name is for create and revoke; list shows all tokens."))
+    check_options((action != "create" and scope, f"--scope is for create; {action} has no use for it."))
     if action == "create":
         typer.echo(create_token(file, name or "", scope or ()))
     elif action == "revoke":

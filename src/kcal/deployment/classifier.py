@@ -41,7 +41,7 @@ from kcal.embeddings.heads import Outputs, layer_name
 from kcal.embeddings.undisturbed import device_of, evaluation_mode, undisturbed, unwrap
 from kcal.errors import InvalidInputError, NetworkWarning, warn
 from kcal.modes import with_gradients, without_autocast
-from kcal.persistence import from_bytes, load_calibrator, read_network_reference, save, to_bytes
+from kcal.persistence import from_bytes, load_with_network, save, to_bytes
 from kcal.validation import shown
 
 Source = ClassifierOutputs | Iterable[Any] | str | os.PathLike[str]
@@ -246,7 +246,7 @@ class CalibratedClassifier(nn.Module):
         Weights and buffers are compared with those of the fit, but not the code that computes with them.
         ``options`` are those of the constructor; a ``head`` that is a function has to be given again.
         """
-        reference, calibrator = read_network_reference(path), load_calibrator(path)
+        calibrator, reference = load_with_network(path)
         classifier = cls(network, calibrator, **options)
         if reference is None:
             message = f"{path} does not say which network it belongs to, so that a wrong one is not noticed."

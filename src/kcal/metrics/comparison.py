@@ -3,7 +3,8 @@
 The KCal paper marks its tables at p = 0.01: a method preserves accuracy unless it is significantly worse than
 the uncalibrated one; best are the accuracy-preserving method of the best mean and those not significantly worse.
 The published marks follow a one-sided, unpaired, pooled t-test. It treats splits as independent although they
-share samples; the corrected test of Nadeau and Bengio is computed too.
+share samples; the corrected test of Nadeau and Bengio is computed too. With fewer than ten splits, as many as the
+paper has, "not significantly worse" says little, and no method is called best.
 """
 
 import math
@@ -24,6 +25,8 @@ Better = Literal["lower", "higher"]
 ROUNDING = 1e-12  # standard errors and differences below this fraction of the values are rounding errors
 UNPAIRED = "Without n_calibration and n_test, only the pooled test is computed."
 MOST_SAMPLES = 10**15
+MIN_SPLITS = 10
+"""Splits without which no method is called best: the tests would not find most differences at p = 0.01."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ class ComparisonMarks:
     accuracy_preserving: tuple[str, ...]  # methods whose accuracy is not significantly lower than the baseline's
     best: tuple[str, ...]  # of these, the one of the best mean, first, and those not significantly worse than it
     underlined: str | None  # the method of the best mean of all, if it does not preserve accuracy
+    # Below MIN_SPLITS, best is empty and underlined None.
     accuracy_p_values: dict[str, float]  # by method, of "less accurate than the baseline"
     p_values: dict[str, float]  # by method, of "worse than the best accuracy-preserving mean"
 
@@ -130,6 +134,11 @@ class MethodComparison:
             f"{self.better} is better; best: not significantly worse than the best mean among the methods "
             f"that are not significantly less accurate than {self.baseline} (p = {self.level:g})"
         )
+        n_splits = _fewest(self.summaries, self.accuracies)
+        if n_splits < MIN_SPLITS:
+            explanation = (
+                f"{self.better} is better; {MIN_SPLITS} splits are needed to call methods best, not {n_splits}"
+            )
         return "\n".join(line.rstrip() for line in [heading, *rows, explanation])
 
 
@@ -164,7 +173,8 @@ def compare_methods(
 
     Notes
     -----
-    With one split p-values are nan, and the marks follow the plain numbers.
+    With fewer than 10 splits no method is called best: at p = 0.01 the tests have too little power, and a method that
+    is not significantly worse may still be much worse. With one split p-values are nan.
     """
     check_choice(better, "better", get_args(Better))
     level = check_number(level, "level", minimum=0, maximum=1, exclusive=True)
@@ -200,32 +210,29 @@ def _marks(
 ) -> ComparisonMarks:
     """Mark the methods by a test that gives the p-value of "the first is higher"."""
     accuracy_p_values = {name: test(accuracies[baseline], accuracies[name]) for name in values}
-    means = {name: summarize(entry).mean for name, entry in accuracies.items()}
-    preserving = [
-        name for name, p in accuracy_p_values.items() if not _significant(p, means[baseline] > means[name], level)
-    ]
+    preserving = [name for name, p in accuracy_p_values.items() if not p < level]  # nan is not significant
     sign = 1 if better == "lower" else -1
     badness = {name: sign * summarize(entry).mean for name, entry in values.items()}
     leader = min(badness, key=badness.__getitem__)
+    is_conclusive = _fewest(values, accuracies) >= MIN_SPLITS
     if not preserving:
-        return ComparisonMarks((), (), leader, accuracy_p_values, dict.fromkeys(values, float("nan")))
+        p_values, underlined = dict.fromkeys(values, float("nan")), leader if is_conclusive else None
+        return ComparisonMarks((), (), underlined, accuracy_p_values, p_values)
     best = min(preserving, key=badness.__getitem__)
     underlined = leader if badness[leader] < badness[best] else None
     p_values = {
         name: test(entry, values[best]) if better == "lower" else test(values[best], entry)
         for name, entry in values.items()
     }
-    others = [
-        name
-        for name in preserving
-        if name != best and not _significant(p_values[name], badness[name] > badness[best], level)
-    ]
+    if not is_conclusive:
+        return ComparisonMarks(tuple(preserving), (), None, accuracy_p_values, p_values)
+    others = [name for name in preserving if name != best and not p_values[name] < level]
     return ComparisonMarks(tuple(preserving), (best, *others), underlined, accuracy_p_values, p_values)
 
 
-def _significant(p_value: float, worse: bool, level: float) -> bool:
-    """Whether a difference is significant; without a p-value, any difference is."""
-    return worse if math.isnan(p_value) else p_value < level
+def _fewest(*entries: Mapping[str, Checked]) -> int:
+    """Return the smallest number of splits."""
+    return min(summarize(entry).n_splits for part in entries for entry in part.values())
 
 
 def _mark(name: str, marks: ComparisonMarks) -> str:

@@ -1,6 +1,6 @@
 """Files of calibrators (safetensors and JSON, no pickle), and the store of calibration samples (SQLite)."""
 
-from kcal.persistence.archive import from_bytes, load, load_calibrator, read_network_reference, save, to_bytes
+from kcal.persistence.archive import from_bytes, load, load_calibrator, load_with_network, save, to_bytes
 from kcal.persistence.follow import Follower
 from kcal.persistence.store import CalibrationStore
 from kcal.persistence.stored_samples import StoredSamples
@@ -12,7 +12,7 @@ __all__ = [
     "from_bytes",
     "load",
     "load_calibrator",
-    "read_network_reference",
+    "load_with_network",
     "save",
     "to_bytes",
 ]

@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load as safetensors_tensors
 from safetensors.torch import save as safetensors_bytes
 from torch import nn
 
@@ -36,6 +37,8 @@ from kcal.validation import check_device, shown
 
 METADATA = "kcal"
 FORMAT_VERSION = 1
+LENGTH_BYTES = 8
+"""A safetensors file begins with the length of its header."""
 LARGEST_NUMBER = 1e18
 """No fit gives a tensor with a larger entry; with one, probabilities can become NaN."""
 LABEL_BYTES, LABEL_BYTES_PER_FILE_BYTE = 2**26, 64
@@ -95,18 +98,7 @@ def to_bytes(calibrator: Calibrator | TrainedProjection, *, network: Mapping[str
 
 def from_bytes(content: bytes) -> Calibrator:
     """Return the calibrator whose file has this content."""
-    with TemporaryDirectory() as folder:
-        path = write_whole(Path(folder) / "model.kcal", content)
-        return load_calibrator(path)
-
-
-def read_network_reference(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return the description of the network in a file; None if there is none."""
-    place = check_path(path)
-    network = _read(place)[0].get("network")
-    if network is not None and not isinstance(network, dict):
-        raise FileFormatError(f"{place} is damaged: its description of the network is.")
-    return network
+    return _check_calibrator(_restore(*_parse(content, "The content"), "The content"), "The content")
 
 
 def load(
@@ -128,7 +120,7 @@ def load(
     place = None if device is None else check_device(device)
     if projection is not None and not isinstance(projection, nn.Module):
         raise InvalidInputError("projection", "must be a torch module", got=shown(projection))
-    loaded = _restore(path, {} if projection is None else {"projection": projection})
+    loaded = _restore(*_parse(_read(path), path), path, {} if projection is None else {"projection": projection})
     if place is None:
         return loaded
     if not isinstance(loaded, EmbeddingCalibrator):
@@ -138,15 +130,32 @@ def load(
 
 def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
     """Read a calibrator that :func:`save` wrote; raise if the file holds a trained projection."""
-    loaded = load(path)
+    return _check_calibrator(load(path), path)
+
+
+def load_with_network(path: str | os.PathLike[str]) -> tuple[Calibrator, dict[str, Any] | None]:
+    """Read a calibrator and the description of its network, None if there is none, from one and the same file."""
+    place = check_path(path)
+    header, tensors = _parse(_read(place), place)
+    network = header.get("network")
+    if network is not None and not isinstance(network, dict):
+        raise FileFormatError(f"{place} is damaged: its description of the network is.")
+    return _check_calibrator(_restore(header, tensors, place), place), network
+
+
+def _check_calibrator(loaded: Calibrator | TrainedProjection, path: str | os.PathLike[str]) -> Calibrator:
     if not isinstance(loaded, Calibrator):
         raise FileFormatError(f"{path} holds a trained projection, not a calibrator. Pass it to KCal(projection=...).")
     return loaded
 
 
-def _restore(path: Path, extra: dict[str, Any]) -> Calibrator | TrainedProjection:
+def _restore(
+    header: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    path: str | os.PathLike[str],
+    extra: Mapping[str, Any] = MappingProxyType({}),
+) -> Calibrator | TrainedProjection:
     """Return what a file holds; ``extra`` are the arguments that what is stored needs."""
-    header, tensors = _read(path)
     try:
         state = CalibratorState(header["method"], header["parameters"], header["values"], tensors)
         if state.method == METHOD:
@@ -183,30 +192,40 @@ def checksum(header: str, tensors: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return the checked header and tensors of a file."""
+def _read(path: Path) -> bytes:
+    """Return the content of a file, opened once: it may be replaced at any time, but one open file is always whole."""
     try:
         if not path.is_file():
             raise FileFormatError(f"{path} is not a file.")
-        path.open("rb").close()  # safetensors reports a file that may not be read as one that is missing
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if METADATA not in metadata:
-                raise FileFormatError(f"{path} is a safetensors file, but kcal did not write it.")
-            text = metadata[METADATA].partition("\n")[2]
-            header = json.loads(text, parse_constant=_refuse_constant)
-            _check_version(header, path)
-            # Copies: what was read stays as it was checked, even if the file changes.
-            tensors = {name: file.get_tensor(name).clone() for name in list(file.keys())}
+        with path.open("rb") as file:
+            if int.from_bytes(file.read(LENGTH_BYTES), "little") > os.fstat(file.fileno()).st_size:
+                raise FileFormatError(f"{path} is not a kcal file, or it is truncated or corrupt.")
+            file.seek(0)
+            return file.read()
+    except PermissionError as error:
+        raise FileFormatError(f"{path} cannot be read: its permissions do not allow it to this user.") from error
+    except OSError as error:
+        raise FileFormatError(f"{path} cannot be read ({error}).") from error
+
+
+def _parse(content: bytes, path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the checked header and tensors of a file's content."""
+    try:
+        tensors = safetensors_tensors(content)
+        end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
+        metadata = json.loads(content[LENGTH_BYTES:end]).get("__metadata__") or {}
+        if METADATA not in metadata:
+            raise FileFormatError(f"{path} is a safetensors file, but kcal did not write it.")
+        text = metadata[METADATA].partition("\n")[2]
+        header = json.loads(text, parse_constant=_refuse_constant)
+        _check_version(header, path)
         if metadata != to_metadata(text, tensors):
             raise FileFormatError(f"{path} is damaged: its checksum does not match. Save the calibrator again.")
-        _check_content(header, tensors, path)
+        _check_content(header, tensors, len(content), path)
         return header, tensors
     except FileFormatError:
         raise
-    except PermissionError as error:
-        raise FileFormatError(f"{path} cannot be read: its permissions do not allow it to this user.") from error
-    except (SafetensorError, ValueError, OSError, RecursionError) as error:
+    except (SafetensorError, ValueError, KeyError, RuntimeError, RecursionError) as error:
         raise FileFormatError(f"{path} is not a kcal file, or it is truncated or corrupt ({error}).") from error
 
 
@@ -214,7 +233,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} in the header")
 
 
-def _check_version(header: Any, path: Path) -> None:
+def _check_version(header: Any, path: str | os.PathLike[str]) -> None:
     number = header.get("format_version") if isinstance(header, dict) else None
     if type(number) is not int or number < 1:
         raise FileFormatError(f"{path} has no valid format version; it is damaged.")
@@ -225,13 +244,14 @@ def _check_version(header: Any, path: Path) -> None:
         )
 
 
-def _check_content(header: dict[str, Any], tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+def _check_content(
+    header: dict[str, Any], tensors: Mapping[str, torch.Tensor], n_bytes: int, path: str | os.PathLike[str]
+) -> None:
     for part in ("parameters", "values"):
         if not isinstance(header.get(part), dict):
             raise FileFormatError(f"{path} has no {part}; it is damaged.")
     if damaged := _first_damaged(tensors):
         raise FileFormatError(f"{path} is damaged: it holds {damaged}.")
-    n_bytes = path.stat().st_size
     n_features = header["values"].get("n_features", 0)  # a trained projection has them in its tensors
     if not isinstance(n_features, int) or n_features > max(FEW_FEATURES, n_bytes):
         raise FileFormatError(f"{path} is damaged: {shown(n_features)} is not the number of its features.")

@@ -1,10 +1,12 @@
 """A durable store of labelled samples in one SQLite file: what a calibrator is fitted on, and follows.
 
-    samples   row, id, embedding, logits, label, group, weight, time, model version
+    samples   row, id, embedding, logits, label, group, weight, time, model version, checksum
     changes   number, row: every sample that was added, corrected or deleted, in order
+    totals    sum of the checksums, number and sum of the changes
 
 A call that changes the store returns when the change is on disk (write-ahead log, ``synchronous=FULL``); a process that
-is killed leaves all of it or nothing. Several processes may use one store.
+is killed leaves all of it or nothing. Several processes may use one store. A file that is not as it was written raises
+at opening.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from kcal.calibrators import Calibrator, fit_on
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, KcalWarning, warn
 from kcal.persistence.follow import Follower
-from kcal.persistence.store_file import StoreFile
+from kcal.persistence.store_file import COLUMNS, StoreFile
 from kcal.persistence.stored_samples import (
     LARGEST_INTEGER,
     StoredSamples,
@@ -36,7 +38,6 @@ from kcal.persistence.stored_samples import (
 from kcal.validation import check_groups, check_integer, check_weights, shown
 
 CHUNK = 10_000
-COLUMNS = 'row, id, embedding, logits, label, "group", weight, time, version'
 
 
 class CalibrationStore(StoreFile):
@@ -107,6 +108,7 @@ class CalibrationStore(StoreFile):
                 except sqlite3.IntegrityError:
                     expected, remedy = "must be new", "Change labels with correct()."
                     raise InvalidInputError("ids", expected, got=f"{record[0]!r} again", remedy=remedy) from None
+                self._seal(record[0])
         return [record[0] for record in records]
 
     def correct(self, ids: Sequence[Any], labels: Any) -> None:
@@ -116,8 +118,10 @@ class CalibrationStore(StoreFile):
         with self._transaction():
             self._check_type("label", new, "labels")
             for name, label in zip(names, new, strict=True):
-                if self._run("UPDATE samples SET label = ? WHERE id = ?", (label, name)) == 0:
+                if not self._read("id = ?", (name,)):
                     raise unknown_id(name)
+                self._run("UPDATE samples SET label = ? WHERE id = ?", (label, name))
+                self._seal(name)
 
     def delete(self, ids: Sequence[Any]) -> None:
         """Delete samples; :meth:`vacuum` then removes the last of their bytes from the file."""
@@ -251,7 +255,7 @@ class CalibrationStore(StoreFile):
             last = self.last_change
             rows = [row for (row,) in self._rows("SELECT DISTINCT row FROM changes WHERE number > ?", (since,))]
             changed = "row IN (SELECT row FROM changes WHERE number > ?)"
-            records = self._rows(f"SELECT {COLUMNS} FROM samples WHERE {changed} ORDER BY row", (since,))
+            records = self._read(f"{changed} ORDER BY row", (since,))
         deleted = np.array(sorted(set(rows) - {record[0] for record in records}), dtype=np.int64)
         labelled = [record for record in records if record[4] is not None and version in (None, record[8])]
         return (as_samples(labelled) if labelled else None), deleted, last
@@ -262,8 +266,8 @@ class CalibrationStore(StoreFile):
     def _select(self, labelled: bool, version: str | None, after: int, limit: int = -1) -> list[tuple[Any, ...]]:
         where = "AND label IS NOT NULL" if labelled else ""
         where += "" if version is None else " AND version = ?"
-        statement = f"SELECT {COLUMNS} FROM samples WHERE row > ? {where} ORDER BY row LIMIT ?"
-        return self._rows(statement, (after, *(() if version is None else (version,)), limit))
+        values = (after, *(() if version is None else (version,)), limit)
+        return self._read(f"row > ? {where} ORDER BY row LIMIT ?", values)
 
     def _records(self, outputs: ClassifierOutputs, times: Any) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the columns from the id on, one record per sample; the id is None if it is not given."""
@@ -298,11 +302,11 @@ class CalibrationStore(StoreFile):
 
     def _check_widths(self, outputs: ClassifierOutputs) -> None:
         """Raise if embeddings or logits have other columns than those in the store."""
-        for name in ("embeddings", "logits"):
+        for name, column in (("embeddings", "embedding"), ("logits", "logits")):
             matrix = getattr(outputs, name)
             width = 0 if matrix is None else (*np.shape(matrix), 1)[1]  # logits of two classes may be one number each
-            self._run("INSERT OR IGNORE INTO widths VALUES (?, ?)", (name, width))
-            known = self._rows("SELECT width FROM widths WHERE name = ?", (name,))[0][0]
+            lengths = self._rows(f"SELECT coalesce(length({column}), 0) FROM samples LIMIT 1")
+            known = lengths[0][0] // 4 if lengths else width  # single precision
             if width != known:
                 expected = f"must have {known:,} columns, as in the store" if known else "must be left out, as before"
                 raise InvalidInputError(f"outputs.{name}", expected, got=f"{width:,}" if width else "None")

@@ -18,7 +18,7 @@ from kcal.deployment.service.inference import ServedModel
 from kcal.deployment.service.onnx_files import NetworkFile, OnnxPredictor
 from kcal.deployment.service.predictors import CalibratorPredictor, ServedPredictor
 from kcal.errors import InvalidInputError, KcalError, without_warnings
-from kcal.persistence import load_calibrator, read_network_reference
+from kcal.persistence import load_with_network
 
 logger = logging.getLogger("kcal.service")
 
@@ -113,11 +113,11 @@ def load_predictor(file: ModelFile) -> ServedPredictor:
     """Return what predicts with a file, and its network if there is one; raise if they do not belong together."""
     if file.path.suffix.lower() == ".onnx":
         return OnnxPredictor(file.path)
-    calibrator = load_calibrator(file.path)
+    calibrator, reference = load_with_network(file.path)
     if file.network is None:
         return CalibratorPredictor(calibrator)
     network = NetworkFile(file.network)
-    check_pair(read_network_reference(file.path), network.reference, file.path)
+    check_pair(reference, network.reference, file.path)
     network.check_outputs(taken_outputs(calibrator))
     return CalibratorPredictor(calibrator, network)
 
