@@ -204,7 +204,7 @@ class Gaps(NamedTuple):
     def rates(self, gaps: Floats) -> Array:
         """Return the rate of the event in each bin for given gaps."""
         filled = np.where(self.shares > 0, self.shares, 1.0)
-        return np.clip(self.predictions + gaps / filled, 0.0, 1.0)
+        return np.clip(np.round(self.predictions + gaps / filled, 12), 0.0, 1.0)  # 0 and 1 exactly, which draw nothing
 
 
 def estimate_error(gaps: Gaps, resampling: Resampling) -> ErrorEstimate:
