@@ -219,7 +219,7 @@ def test_intervals_of_rare_classes_hold_the_truth_with_groups_that_have_no_effec
 def test_intervals_hold_the_truth_where_groups_err_together(name, n_groups):
     """Groups whose rates are 0.2 above or below predictions that are right on average; rows alone miss the truth."""
     generator = np.random.default_rng(44)
-    groups = np.repeat(np.arange(n_groups), 60)
+    groups = np.repeat(np.arange(n_groups), 300)
 
     def lows(given):
         while True:
