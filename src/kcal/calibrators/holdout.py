@@ -72,6 +72,13 @@ def fold_codes(codes: Index, folds: int, groups: Index | None, seed: int) -> Ind
     return _spread(shuffled[np.argsort(codes[shuffled], kind="stable")], folds)
 
 
+def cross_folds(codes: Index, groups: Index | None, n_folds: int, seed: int) -> Index:
+    """Return the fold of each row, (n,), stratified by class or by whole groups; as many folds as there can be."""
+    if groups is None:
+        return stratified_folds(codes, min(n_folds, len(codes)), seed)
+    return fold_codes(codes, min(n_folds, len(np.unique(groups))), groups, seed)
+
+
 def stratified_folds(codes: Index, n_folds: int, seed: int) -> Index:
     """Return the fold of each row, (n,): random, each class spread evenly.
 

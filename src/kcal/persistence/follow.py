@@ -134,7 +134,7 @@ class Follower:
     def _labels(self) -> dict[Any, Any]:
         """Return the label of each sample of the calibrator, by id."""
         frozen = self._live.snapshot()
-        support = frozen.model_.experts[0].support if hasattr(frozen.model_, "experts") else frozen.model_.support
+        support = frozen.first_estimate.support
         labels = frozen.classes_[support.in_original_order(support.codes).cpu().numpy()]
         return dict(zip(frozen.ids_.tolist(), labels.tolist(), strict=True))
 

@@ -1,132 +1,82 @@
-"""Divide the predictions of a blend among calibration samples, network and the rest of its formula.
+"""Divide the predictions of a blend among calibration samples, the network and its refitted last layer.
 
 Shares of probabilities
-    A_jk = S_jk/m_j + ε·π_k is the mass of class k in estimate j, S_jk that of its samples. Estimate j has the share
-    s_j = |g·w_j|/Z of every probability, network calibrator i |g·v_i|/Z and the fallback (1 − g)/Z, with Z the sum of
-    all of these. So sample i has the share p_k·Σ_j s_j·(its part of A_jk), k being its class.
+    The mixture gives the share λ_m·m_k/p_k of the probability of class k to its part m. That of the pool is divided
+    among the experts by the absolute values of their exponents, and that of the kernel estimate among the samples,
+    S_k/(β·f_k + S_k), and the network.
 
 Log-odds of the two most probable classes a and b
-    log p_a − log p_b = Σ_j g·w_j·(log A_ja − log A_jb) + g·Σ_i v_i·(n_ia − n_ib) + g·(bias_a − bias_b)
-                        + (1 − g)·(fallback_a − fallback_b) + sharpness + prior
-
-    With τ the exponent of the sharpness, its contribution is τ − 1 times the terms before. A difference of logarithms
-    is divided among samples and background by the logarithmic mean L of its two masses, without a remainder:
-    log A_a − log A_b = (A_a − A_b)/L = (S_a − S_b)/(m·L) + ε·(π_a − π_b)/L.
+    With the logarithmic mean L(x, y) = (x − y)/(log x − log y), every difference is divided without a remainder:
+    log p_a − log p_b = Σ_m λ_m·(m_a − m_b)/L(p_a, p_b), and for the pool m_a − m_b = L(m_a, m_b)·Σ_j w_j·(log j_a −
+    log j_b) over the experts j. The kernel estimate is d = (β·f + S)/(β + Σ S).
 """
 
 from __future__ import annotations
 
 import torch
 
-from kcal.calibrators.blend.model import BlendInputs, BlendModel, mass_factors
-from kcal.calibrators.blend.pool import PoolInputs
+from kcal.calibrators.blend.model import EXPERTS, BlendModel, Experts
+from kcal.calibrators.blend.pool import pool_log_probs
 from kcal.calibrators.kcal.attribution import Attribution, attribution, top_two
 from kcal.calibrators.logit_base import to_log_probs
 from kcal.kernels import ClassSums, Contributions
 
 
 def attribute_blend(
-    model: BlendModel,
-    embeddings: torch.Tensor,
-    logits: torch.Tensor | None,
-    probs: torch.Tensor,
-    k: int,
-    *,
-    n_samples: int,
+    model: BlendModel, embeddings: torch.Tensor, logits: torch.Tensor | None, probs: torch.Tensor, k: int
 ) -> Attribution:
-    """Return the attribution of ``probs``, (n, n_classes) in float64, of embeddings, (n, h), and logits.
-
-    A support of ``n_samples`` points has the samples, in the same order in every metric. The points of another one
-    stand for several samples; they are explained in the first metric only.
-    """
-    contributions = [Contributions(expert.prepared, expert.project(embeddings)) for expert in model.experts]
-    class_sums = [part.class_sums() for part in contributions]
-    log_probs = None if logits is None else to_log_probs(logits, model.representation)
-    copies = tuple(ClassSums(part.sums.cpu().clone(), part.offsets.cpu()) for part in class_sums)
-    inputs = model.inputs_of(copies, log_probs)  # which scales the sums in place
-    pooled = model.pool_inputs(inputs)
-    within = sample_shares(model, inputs, pooled)
-    carried, parts = divide(model, pooled, within, probs)
-    metrics, n_first = {}, len(model.experts[0].support)
-    by_samples, by_merged = torch.zeros_like(probs), torch.zeros_like(probs)
-    by_metric = torch.split(carried, [len(part.sums) for part in class_sums])
-    for expert, part, own, share in zip(model.experts, contributions, class_sums, by_metric, strict=True):
-        if expert is model.experts[0] or len(expert.support) == n_first == n_samples:
-            metrics[expert.metric] = part, torch.where(own.sums > 0, share.transpose(1, 2).to(own.sums) / own.sums, 0.0)
-            by_samples += share.sum(dim=0)
-        else:
-            by_merged += share.sum(dim=0)
+    """Return the attribution of ``probs``, (n, n_classes) in float64, of embeddings, (n, h), and logits."""
+    estimate, formula = model.estimate, model.formula
+    points = estimate.project(embeddings)
+    contributions = Contributions(estimate.prepared, points)
+    sums = contributions.class_sums()
+    log_probs = None if logits is None else to_log_probs(logits, formula.representation)
+    in_double = ClassSums(sums.sums.cpu().double(), sums.offsets.cpu().double())
+    experts = formula.experts(in_double, points.cpu().double(), log_probs)
+    parts = divide(model, experts, probs)
+    by_samples = parts.pop("samples")
+    factors = torch.where(sums.sums > 0, by_samples.T.to(sums.sums) / sums.sums, 0.0)
     top = top_two(probs)
-    terms, total = log_odds_terms(model, pooled, within, top), difference(model.log_probs(inputs), top)
-    return attribution(metrics, k, by_samples, parts | {"merged": by_merged}, terms=terms, log_odds=total)
+    total = difference(formula.log_probs(experts), top)
+    terms = log_odds_terms(model, experts, top)
+    return attribution({model.metric: (contributions, factors)}, k, by_samples, parts, terms=terms, log_odds=total)
 
 
-def divide(
-    model: BlendModel, pooled: PoolInputs, within: torch.Tensor, probs: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return what the samples of each estimate carry of ``probs``, (n_estimates, n, n_classes), and the other parts.
-
-    ``within`` is the share of the samples in the masses of the estimates.
-    """
-    weights, missing, n_estimates = pool_shares(model, pooled), model.sample_frequencies == 0, len(within)
-    estimates = weights[:n_estimates, :, None] * probs
-    carried = estimates * within
-    parts = {
-        "network": weights[n_estimates:-1].sum(dim=0)[:, None] * probs,
-        "background": (estimates - carried).sum(dim=0).masked_fill(missing, 0.0),
-        "fallback": weights[-1][:, None] * probs + torch.where(missing, estimates.sum(dim=0), 0.0),
-    }
-    return carried, parts
+def divide(model: BlendModel, experts: Experts, probs: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what each expert carries of ``probs``, (n, n_classes), by name."""
+    formula = model.formula
+    pool = pool_log_probs(formula.exponents, experts.log_probs).exp()
+    sizes = formula.exponents.abs() / formula.exponents.abs().sum()
+    masses = formula.shares[1:, None, None] * experts.log_probs.exp() + formula.shares[0] * sizes[:, None, None] * pool
+    carried = masses / masses.sum(dim=0) * probs  # (3, n, n_classes)
+    network, refit, estimate = carried
+    samples = estimate * sample_share(model, experts)
+    return {"samples": samples, "network": network + estimate - samples, "refit": refit}
 
 
-def sample_shares(model: BlendModel, inputs: BlendInputs, pooled: PoolInputs) -> torch.Tensor:
-    """Return the share of the samples in the mass A of each estimate and class, (n_estimates, n, n_classes)."""
-    masses = [
-        part.sums * mass_factors(part.offsets, median)[0][:, None]
-        for part, median in zip(inputs.sums, model.medians, strict=True)
-    ]
-    own = torch.cat(masses).transpose(1, 2)
-    return (own / pooled.experts[: len(own)].exp()).clamp_max(1.0)
+def sample_share(model: BlendModel, experts: Experts) -> torch.Tensor:
+    """Return the share of the samples in the kernel estimate of each class, (n, n_classes)."""
+    prior = model.formula.background * experts.log_probs[0].exp()
+    return experts.counts / (experts.counts + prior)
 
 
-def pool_shares(model: BlendModel, pooled: PoolInputs) -> torch.Tensor:
-    """Return the share of each estimate, network calibrator and, last, of the fallback, (n_experts + 1, n)."""
-    gate = pooled.gate[:, 0]
-    sizes = torch.cat([model.pool.weights.abs()[:, None] * gate, 1.0 - gate[None]])
-    sizes[-1] = torch.where(sizes.sum(dim=0) > 0, sizes[-1], 1.0)  # without any weight there are only biases
-    return sizes / sizes.sum(dim=0)
-
-
-def log_odds_terms(
-    model: BlendModel, pooled: PoolInputs, within: torch.Tensor, top: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """Return the contributions to the log-odds of the classes ``top``, (n, 2), by name, (n,) each.
-
-    ``within`` is the share of the samples in the masses of the estimates.
-    """
-    n_estimates, gate, missing = len(within), pooled.gate[:, 0], model.sample_frequencies == 0
-    weights = model.pool.weights[:, None] * gate  # (n_experts, n)
-    of_estimates, log_masses = weights[:n_estimates], pooled.experts[:n_estimates]
-    samples = of_estimates * mass_difference(log_masses, within, top)
-    network = weights[n_estimates:] * difference(pooled.experts[n_estimates:], top)
-    background = of_estimates * mass_difference(log_masses, (1.0 - within).masked_fill(missing, 0.0), top)
-    filled = of_estimates * mass_difference(log_masses, missing.to(within).expand_as(within), top)
-    fallback = pooled.fallback.expand_as(pooled.experts[0])
-    terms = dict(zip(model.names, [*samples, *network], strict=True))
-    terms |= {
-        "bias": gate * difference(model.pool.bias.expand_as(fallback), top),
-        "background": background.sum(dim=0),
-        "fallback": (1.0 - gate) * difference(fallback, top) + filled.sum(dim=0),
-    }
-    log_probs = pooled.log_probs(model.pool.weights, model.pool.bias)
-    exponents = model.sharpness.exponents(log_probs, pooled.gate)[:, 0]
-    terms["sharpness"] = (exponents - 1.0) * torch.stack(list(terms.values())).sum(dim=0)
-    if model.prior is not None:
-        terms["prior"] = difference((model.prior / model.frequencies).log().expand_as(fallback), top)
-    if pooled.excluded is not None:
-        second_is_masked = pooled.excluded.expand(fallback.shape).gather(1, top)[:, 1]
-        terms["masked"] = torch.where(second_is_masked, torch.inf, 0.0)
-    return terms
+def log_odds_terms(model: BlendModel, experts: Experts, top: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the contributions to the log-odds of the classes ``top``, (n, 2), by name, (n,) each."""
+    formula = model.formula
+    pool, mixed = pool_log_probs(formula.exponents, experts.log_probs), formula.mixed(experts)
+    mean = logarithmic_mean(mixed, top)
+    of_experts = logarithmic_mean(experts.log_probs, top)  # (3, n)
+    in_pool = formula.shares[0] * logarithmic_mean(pool, top) * formula.exponents[:, None]
+    factors = (formula.shares[1:, None] * of_experts + in_pool) / mean  # of the log-odds of each expert
+    terms = factors * difference(experts.log_probs, top)
+    share = experts.log_probs[2].exp() * sample_share(model, experts)
+    samples = factors[2] * difference(share, top) / of_experts[2]
+    network, refit, estimate = terms
+    named = dict(zip(EXPERTS, (network + estimate - samples, refit, samples), strict=True))
+    if formula.prior is not None:
+        named["prior"] = difference((formula.prior / formula.frequencies).log().expand_as(mixed), top)
+    named["masked"] = torch.where(experts.excluded.gather(1, top)[:, 1], torch.inf, 0.0)
+    return named
 
 
 def difference(scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
@@ -135,14 +85,8 @@ def difference(scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     return first - second
 
 
-def mass_difference(log_masses: torch.Tensor, shares: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
-    """Return what ``shares`` of the masses add to the difference of log masses, all (…, n, n_classes), (…, n).
-
-    It is (r_a·A_a − r_b·A_b)/L, r being the shares and L = (A_a − A_b)/(log A_a − log A_b) the logarithmic mean.
-    """
-    places = top.expand(*log_masses.shape[:-1], 2)
-    pair = log_masses.gather(-1, places)
-    relative = torch.exp(pair - pair.amax(dim=-1, keepdim=True)) * shares.gather(-1, places)
-    gap = (pair[..., 0] - pair[..., 1]).abs()
-    mean = torch.where(gap > 0, -torch.expm1(-gap) / torch.where(gap > 0, gap, 1.0), 1.0)
-    return (relative[..., 0] - relative[..., 1]) / mean
+def logarithmic_mean(log_values: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+    """Return (x − y)/(log x − log y) of the two classes, (…, n), of logarithms (…, n, n_classes)."""
+    pair = log_values.gather(-1, top.expand(*log_values.shape[:-1], 2))
+    high, gap = pair.amax(dim=-1), (pair[..., 0] - pair[..., 1]).abs()
+    return high.exp() * torch.where(gap > 0, -torch.expm1(-gap) / torch.where(gap > 0, gap, 1.0), 1.0)

@@ -1,4 +1,4 @@
-"""KCal blended with the network: kernel density estimates in several metrics and bandwidths, pooled with its logits."""
+"""KCal blended with the network: its calibrated probabilities, its last layer refitted, and a kernel estimate."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
-from kcal.calibrators.base import EXAMPLE_ROWS, CalibratorState, example_logits
+from kcal.calibrators.base import EXAMPLE_ROWS, CalibratorState, check_at_least_two, example_logits
 from kcal.calibrators.blend.attribution import attribute_blend
-from kcal.calibrators.blend.compression import compress_blend
-from kcal.calibrators.blend.experts import Expert, at_best_bandwidth, check_factors, fit_experts
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.head import LinearHead, check_logit_names, check_logits
-from kcal.calibrators.blend.live import LiveBlend, bandwidth_records
+from kcal.calibrators.blend.live import LiveBlend, bandwidth_record
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.blend.module import BlendModule
-from kcal.calibrators.blend.network import NetworkFit, cross_fit_network
 from kcal.calibrators.fit_warnings import (
     are_few,
     warn_of_few_samples,
@@ -28,71 +26,41 @@ from kcal.calibrators.fit_warnings import (
 )
 from kcal.calibrators.holdout import MAX_FOLDS
 from kcal.calibrators.kcal.attribution import Attribution
-from kcal.calibrators.kcal.compression import CompressionOptions, FindSize
+from kcal.calibrators.kcal.compression import CompressionOptions, FindSize, compress_estimate
 from kcal.calibrators.kcal.embedding_base import without_samples
-from kcal.calibrators.kcal.samples import Samples, TrainingSet, warn_of_shared_rows
+from kcal.calibrators.kcal.model import KernelEstimate
+from kcal.calibrators.kcal.samples import Samples, check_samples
 from kcal.calibrators.logit_base import encode_columns, fitted, to_log_probs
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.online.records import SampleRecords
-from kcal.calibrators.online.snapshots import on_latest, on_snapshot
+from kcal.calibrators.online.snapshots import on_snapshot
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError
-from kcal.kernels import SortedSupport
 from kcal.modes import with_gradients
-from kcal.projection import ARCHITECTURES, TrainedProjection
+from kcal.projection import UNTRAINED, frozen_copy, project
+from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
 from kcal.threads import threads_for
-from kcal.validation import (
-    ArrayKind,
-    check_choice,
-    check_groups,
-    check_integer,
-    check_number,
-    column_names,
-    parameter,
-    shown,
-)
+from kcal.validation import ArrayKind, check_groups, check_integer, column_names, parameter, shown
 
 BLOCK_ROWS = 4096
-MAX_SPREAD = 1e6
-MIN_BACKGROUND = 1e-20
-"""Smallest background that single precision can spread over classes, however rare."""
-BACKGROUND = f'must be "cv" or a number from {MIN_BACKGROUND:g} to 1'
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class KCalBlend(LiveBlend):
-    """KCal that keeps the information of the network's logits.
+    """Calibrated probabilities from the network, its last layer refitted, and the calibration samples nearby.
 
-    Kernel density estimates over the calibration set (of the embeddings' directions and, where there is a training
-    set, of a learned projection, each at three bandwidths) are pooled with the network's calibrated probabilities. The
-    weights are found by a convex solver on out-of-fold predictions (leave-one-out for the estimates, cross-fitted for
-    the network). Where no calibration samples are near, the prediction falls back to the network or, without logits,
-    to the class frequencies.
+    p = λ_1·pool + λ_2·f + λ_3·r + λ_4·d,   pool ∝ f^(w_f)·r^(w_r)·d^(w_d)
+
+    f is the network, averaged over the posterior of its temperature and corrected for classes that it predicts more
+    or less often than they occur; r = softmax(b·z + Wᵀe + a) its last layer, refitted by ridge regression; d counts
+    the calibration samples of each class near the embedding, beside a prior of β samples that agree with f. Exponents
+    and shares are fitted on out-of-fold predictions. Few samples leave the network as it is; far from all samples d is
+    f.
 
     Parameters
     ----------
-    projection : "skip", "linear", None or TrainedProjection
-        The learned metric; left out if there is no training set to learn it from, or if None.
-    dimension, recipe
-        Of the learned projection, as in :class:`KCal`.
-    bandwidth_factors : sequence of float
-        Bandwidths of each metric, in units of the one with the lowest leave-one-out loss. Powers of √2 are fastest.
-    network_calibrator : "auto", "ts", "svs" or "sms"
-        Calibration of the network: temperature scaling, and beside it structured vector or matrix scaling, always
-        ("svs", "sms") or where cross-validation prefers it ("auto": the matrix, from 200 classes on the vector).
-    bias : float
-        Prior standard deviation of the bias of a class; 0 for none.
-    background : "cv" or float
-        Mass that is spread over the classes by their frequency, in units of the median mass at a calibration sample;
-        "cv" takes the one of a few with the lowest loss. It bounds the confidence of an estimate.
-    fallback_quantile : float
-        Quantile of the calibration samples' log mass at which pool and fallback have equal shares; with less mass the
-        fallback prevails. 0 for no fallback. A larger one makes predictions far from all classes more cautious, and
-        others slightly worse.
-    sharpness : float
-        Prior standard deviation of the change of the log temperature with the entropy of the prediction; 0 for none.
     folds : int
-        For the out-of-fold predictions of the network.
+        For the out-of-fold predictions of the refitted layer.
     head : nn.Linear, 1×1 convolution or pair of arrays, optional
         The network's last layer, or its weight, (n_classes, h), and bias, (n_classes,) or None. It computes the logits
         from the embeddings, so that ``fit`` and predictions take none: pipelines, ``cross_val_score`` and
@@ -109,17 +77,20 @@ class KCalBlend(LiveBlend):
     model_ : BlendModel
         The fitted model: everything that predictions need.
     weights_ : dict
-        Pool weight of each estimate and network calibrator, by name.
-    bias_, background_, sharpness_ : array, (n_classes,), float and Sharpness
-        Bias of each class, background mass, temperature by entropy.
+        Exponents of the pool by expert: w_f ("network"), w_r ("refit") and w_d ("samples").
+    shares_ : dict
+        λ, of the pool and of each expert, by name.
+    temperature_ : float
+        Posterior mean of the network's temperature.
+    bandwidth_, background_ : float
+        b and β of the kernel estimate.
     group_efficiency_ : float
         Information of a sample relative to an independent one, estimated from the groups; 1 without groups.
-    bandwidths_ : dict
-        Best single bandwidth of each metric.
     bandwidth_history_ : tuple of BandwidthRecord
-        Bandwidth of each metric at the fit, and at every later one that updates led to.
+        Bandwidth at the fit, and at every later one that updates led to.
     frequencies_ : array, (n_classes,)
-        Class frequencies that the probabilities assume: those of the calibration set, without sampling noise.
+        Class frequencies that the probabilities assume: those of the calibration set and, with the weight of two
+        samples, of the network's predictions.
     support_indices_ : array
         Rows of ``X`` that are support: those of positive weight.
     logit_names_in_ : array
@@ -143,24 +114,16 @@ class KCalBlend(LiveBlend):
 
     inputs: ClassVar[str] = "both"
     method: ClassVar[str] = "kcal-blend"
-    fit_options: ClassVar[frozenset[str]] = frozenset(
-        {"logits", "train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes", "ids"}
-    )
+    fit_options: ClassVar[frozenset[str]] = frozenset({"logits", "groups", "sample_weight", "classes", "ids"})
 
     model_class = BlendModel
     weights_ = fitted("weights")
-    bias_ = fitted("pool.bias")
-    sharpness_ = fitted("sharpness")
-    group_efficiency_ = fitted("group_efficiency")
-    background_ = fitted("background")
-    bandwidths_ = fitted("bandwidths")
+    shares_ = fitted("shares")
+    temperature_ = fitted("formula.network.temperature")
+    bandwidth_ = fitted("bandwidth")
+    background_ = fitted("formula.background")
+    group_efficiency_ = fitted("formula.group_efficiency")
     frequencies_ = fitted("frequencies")
-    bandwidth_factors: Any = (0.5, 1.0, 2.0)
-    network_calibrator: str = parameter("auto", check_choice, choices=("auto", "ts", "svs", "sms"))
-    bias: float = parameter(0.1, check_number, minimum=0, maximum=MAX_SPREAD)
-    background: str | float = parameter("cv", check_number, minimum=MIN_BACKGROUND, maximum=1, expected=BACKGROUND)
-    fallback_quantile: float = parameter(0.01, check_number, minimum=0, maximum=0.999)
-    sharpness: float = parameter(0.5, check_number, minimum=0, maximum=MAX_SPREAD)
     folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
     head: Any = None
     representation: str = "logits"
@@ -173,22 +136,19 @@ class KCalBlend(LiveBlend):
         y: Any,
         *,
         logits: Any = None,
-        train_embeddings: Any = None,
-        train_labels: Any = None,
         groups: Any = None,
-        train_groups: Any = None,
         sample_weight: Any = None,
         classes: Any = None,
         ids: Any = None,
     ) -> Self:
-        """Fit metrics, bandwidths and weights to the calibration set.
+        """Fit to the calibration set.
 
         Parameters
         ----------
-        X, y, train_embeddings, train_labels, train_groups, groups, sample_weight, classes, ids
-            As in :meth:`KCal.fit`, but without a training set no projection is learned. With logits, integers in ``y``
-            are columns, truth values the two of them; text needs ``classes``, all of them in the order of the columns,
-            unless the logits are a table whose columns are the classes.
+        X, y, groups, sample_weight, classes, ids
+            As in :meth:`KCal.fit`. With logits, integers in ``y`` are columns, booleans the two of them; text needs
+            ``classes``, all of them in the order of the columns, unless the logits are a table whose columns are the
+            classes.
         logits : (n, n_classes) array, tensor or table, optional
             The network's logits for the rows of ``X``, unless a ``head`` computes them. Of two classes, (n,) or (n, 1)
             suffice: the log-odds of the second.
@@ -200,54 +160,46 @@ class KCalBlend(LiveBlend):
         if scores is not None:
             classes = encode_columns(y, logits, scores.shape, classes)[1]
         options = {"classes": classes, "groups": groups, "sample_weight": sample_weight, "ids": ids}
-        samples, training = self._check_fit_data(rows, y, train_embeddings, train_labels, train_groups, **options)
+        samples = check_samples(rows, y, **options)
+        check_at_least_two(samples.classes, type(self).__name__)
         prior = check_prior(self.prior, samples.classes)
         samples = samples.rows(np.flatnonzero(samples.weights))
-        if len(np.unique(samples.indices if samples.groups is None else samples.groups)) < 2:
+        if samples.n_parts < 2:
             name, unit = ("X", "samples") if groups is None else ("groups", "groups")
             raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
-        warn_of_shared_rows(samples, training, self.projection)
         if scores is None:
             warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
         elif are_few(len(samples.codes), len(samples.classes)):
             warn_of_few_samples(len(samples.codes), len(samples.classes))
         scores = None if scores is None else scores[samples.indices]
-        with threads_for(0 if scores is None else scores.numel() * scores.shape[1]):
-            model = self._fit_model(samples, training, scores)
+        module = frozen_copy(UNTRAINED[metric_of(rows.shape[1])](), samples.embeddings)
+        with threads_for(samples.embeddings.numel() * len(samples.classes)):
+            model = self._fit_points(samples, project(module, samples.embeddings), scores, module)
+            model = model.with_reference(samples.embeddings, samples.keys)
         prints = self._remember(rows[samples.indices])
         self._remember_samples(prints, samples, groups, sample_weight, scores)
         self.support_indices_, self.ids_ = samples.indices, samples.ids
-        self.bandwidth_history_ = bandwidth_records(model, samples, len(samples.codes))
+        self.bandwidth_history_ = (bandwidth_record(model, samples, len(samples.codes)),)
         self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)
-        self.model_ = replace(model, representation=self.representation, prior=prior, head=head)
+        self.model_ = model.with_formula(representation=self.representation, prior=prior, head=head)
         return self
 
-    def _fit_model(self, samples: Samples, training: TrainingSet | None, scores: torch.Tensor | None) -> BlendModel:
-        """Return the model of the samples, without a prior."""
-        options, factors = self.estimate_options(), check_factors(self.bandwidth_factors)
-        experts = fit_experts(samples, training, options, projection=self.projection, factors=factors)
-        return self._fit_weights(samples, experts, scores).with_reference(samples.embeddings, samples.keys)
-
-    def _fit_weights(self, samples: Samples, experts: tuple[Expert, ...], scores: torch.Tensor | None) -> BlendModel:
-        network = NetworkFit()
-        if scores is not None:
-            log_probs, choice = to_log_probs(scores, self.representation), self.network_calibrator
-            network = cross_fit_network(log_probs, samples, choice=choice, folds=self.folds, seed=self.seed)
-        tuning = {name: getattr(self, name) for name in ("bias", "background", "fallback_quantile", "sharpness")}
-        return fit_blend(samples, experts, network, **tuning)
+    def _fit_points(
+        self, samples: Samples, points: torch.Tensor, scores: torch.Tensor | None, projection: nn.Module
+    ) -> BlendModel:
+        log_probs = None if scores is None else to_log_probs(scores, self.representation)
+        metric = metric_of(points.shape[1])
+        return fit_blend(samples, points, log_probs, projection, metric, folds=self.folds, seed=self.seed)
 
     def _compressed(self, find_size: FindSize, options: CompressionOptions, groups: Any) -> dict[str, Any]:
         keys: NDArray[np.int64] | None = None
         if groups is not None:
-            keys = check_groups(groups, len(self.model_.experts[0].support))
+            keys = check_groups(groups, len(self.model_.estimate.support))
         elif self._records is not None and self._records.group_codes is not None:
             keys = self._records.group_codes.numpy()
-        model = compress_blend(self.model_, keys, find_size, options)
-        unchanged = all(one is other for one, other in zip(model.experts, self.model_.experts, strict=True))
-        return {} if unchanged else {"model_": model, **without_samples()}
-
-    def _fit_expert(self, expert: Expert, support: SortedSupport, samples: Samples) -> Expert:
-        return at_best_bandwidth(replace(expert, support=support), samples, self.estimate_options())
+        estimate, _ = compress_estimate(self.model_.estimate, keys, find_size, options)
+        unchanged = estimate is self.model_.estimate
+        return {} if unchanged else {"model_": replace(self.model_, estimate=estimate), **without_samples()}
 
     @on_snapshot
     def as_module(self) -> BlendModule:
@@ -260,29 +212,19 @@ class KCalBlend(LiveBlend):
         """Return made-up rows like those of the calibration set and, if it was fitted with them, random logits."""
         rows = super().example_inputs(n_rows)
         if self.needs_logits_:
-            rows["logits"] = example_logits(n_rows, len(self.classes_), self.model_.representation)
+            rows["logits"] = example_logits(n_rows, len(self.classes_), self.model_.formula.representation)
         return rows
 
     @property
-    def first_estimate(self) -> Expert:
-        """The kernel density estimate by which the evidence is measured: that of the first metric."""
-        return self.model_.experts[0]
-
-    @on_latest
-    def gate(self, X: Any) -> Any:
-        """Return g, (n,): near 1 where calibration samples lie, near 0 where the fallback decides.
-
-        From 16 features on it depends on directions only. It is 1 with ``fallback_quantile=0``.
-        """
-        rows, kind = self._check_rows(X)
-        model = self.model_
-        return kind.give_back(model.gate(model.at_estimated_frequencies(model.experts[0].class_sums(rows)))[:, 0])
+    def first_estimate(self) -> KernelEstimate:
+        """The kernel density estimate by which the evidence is measured."""
+        return self.model_.estimate
 
     @property
     def needs_logits_(self) -> bool:
         """Whether it was fitted with logits, and so needs them to predict."""
         check_is_fitted(self)
-        return bool(self.model_.network) and self.model_.head is None
+        return self.model_.formula.has_logits and self.model_.formula.head is None
 
     @property
     def uses_logits(self) -> bool:
@@ -293,13 +235,15 @@ class KCalBlend(LiveBlend):
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
         check_is_fitted(self)
-        width, model = max(map(len, self.weights_)), self.model_
-        losses = f"{model.pool.loss:.4f}; the network alone, temperature scaled: {model.network_loss or 0.0:.4f}"
+        formula = self.model_.formula
+        parts = {name: f"{share:.0%}" for name, share in self.shares_.items()}
+        powers = {name: f"{weight:.2f}" for name, weight in self.weights_.items()}
         return {
-            "metrics": "\n".join(f"{metric}, bandwidth {b:.4g}" for metric, b in self.bandwidths_.items()),
-            "weights": "\n".join(f"{name:<{width}}  {weight: .4f}" for name, weight in self.weights_.items()),
-            "background": f"{self.background_:.4g} of the median mass at a calibration sample",
-            **({} if model.network_loss is None else {"out-of-fold log-loss": losses}),
+            "shares": ", ".join(f"{name} {text}" for name, text in parts.items()),
+            "exponents of the pool": ", ".join(f"{name} {text}" for name, text in powers.items()),
+            "temperature": f"{self.temperature_:.3f}",
+            "bandwidth": f"{self.bandwidth_:.4g}",
+            "out-of-fold log-loss": f"{formula.loss:.4f}; the network alone: {formula.network_loss:.4f}",
         }
 
     def _model_state(self) -> tuple[dict[str, Any], Tensors]:
@@ -315,42 +259,39 @@ class KCalBlend(LiveBlend):
     def _restore(self, state: CalibratorState) -> Self:
         self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
         self._lives = self._records is not None and self._records.scores is not None
-        if (head := self.model_.head) is not None:
+        if (head := self.model_.formula.head) is not None:
             self.head = (head.weight.numpy().copy(), None if head.bias is None else head.bias.numpy().copy())
         return super()._restore(state)
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        check_factors(self.bandwidth_factors)
         if self.head is not None and self.representation != "logits":
             expected = 'must be "logits" with a head, which computes logits'
             raise InvalidInputError("representation", expected, got=shown(self.representation))
 
-    def _check_projection(self) -> None:
-        if isinstance(self.projection, str) and self.projection in ARCHITECTURES:
-            super()._check_projection()
-        elif self.projection is not None and not isinstance(self.projection, TrainedProjection):
-            expected = f"must be {', '.join(map(repr, ARCHITECTURES))}, a TrainedProjection or None"
-            raise InvalidInputError("projection", expected, got=shown(self.projection))
-
     def _check_inputs(self, X: Any, logits: Any) -> tuple[tuple[torch.Tensor, torch.Tensor | None], ArrayKind]:
         rows, kind = self._check_rows(X)
-        if (logits is not None) != self.needs_logits_ and self.model_.head is None:
+        formula = self.model_.formula
+        if (logits is not None) != self.needs_logits_ and formula.head is None:
             expected = "are needed: this blend was fitted with logits; pass logits="
             unused = "must be left out: this blend was fitted without logits"
             raise InvalidInputError("logits", expected if logits is None else unused)
         check_logit_names(logits, self.logit_names_in_.tolist())
-        model, n_classes = self.model_, len(self.classes_)
-        return (rows, check_logits(logits, rows, model.representation, model.head, n_classes=n_classes)), kind
+        n_classes = len(self.classes_)
+        return (rows, check_logits(logits, rows, formula.representation, formula.head, n_classes=n_classes)), kind
 
     def _attribute(self, inputs: Any, block: slice, probs: torch.Tensor, k: int) -> Attribution:
         rows, scores = inputs
-        own, n_samples = None if scores is None else scores[block], len(self.support_indices_)
-        return attribute_blend(self.model_, rows[block], own, probs, k, n_samples=n_samples)
+        return attribute_blend(self.model_, rows[block], None if scores is None else scores[block], probs, k)
 
     def _log_probabilities(self, inputs: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
         rows, scores = inputs
         warn_of_known_rows(self._knows(rows))
         blocks = [slice(start, start + BLOCK_ROWS) for start in range(0, len(rows), BLOCK_ROWS)]
-        parts = (self.model_.inputs(rows[block], None if scores is None else scores[block]) for block in blocks)
-        return torch.cat([self.model_.log_probs(part) for part in parts])
+        parts = [self.model_.log_probs(rows[block], None if scores is None else scores[block]) for block in blocks]
+        return torch.cat(parts)
+
+
+def metric_of(n_features: int) -> str:
+    """Return the metric of embeddings: their directions or, if they are short, the embeddings themselves."""
+    return "unit" if n_features >= FEATURES_OF_A_DIRECTION else "identity"

@@ -1,91 +1,136 @@
-"""The calibrators of the network in a blend, with out-of-fold predictions for fitting the pool."""
+"""The network's prediction, averaged over what the calibration samples leave open.
+
+n(x) = Σ_t u_t·softmax(z/t)                    u: the posterior of the temperature t, with log t ~ N(0.2, 0.3²)
+f_k(x) = Σ_a v_a·c_ka·n_k(x) / Σ_l c_la·n_l(x)     c_ka = (n_k + a) / (m_k + a)
+
+n_k is the number of calibration samples of class k and m_k the sum of n_k(x_i) over all of them: what the network
+predicts that number to be. The factor c_ka is the mean of a Gamma posterior with the prior Gamma(a, a): a class that
+the network predicts often and that n samples did not show becomes unlikely. v_a is the weight of each a by its
+leave-one-out likelihood. So nothing is certain that the samples do not show.
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.holdout import fold_codes, stratified_folds
-from kcal.calibrators.kcal.samples import Samples
-from kcal.calibrators.scaling.linear import DiagonalModel, LinearModel, fit_structured_matrix, fit_structured_vector
-from kcal.calibrators.scaling.temperature import TemperatureModel, fit_temperature
+from kcal.calibrators.model_state import StoredModel, tensor
 
 Index = NDArray[np.int64]
-Floats = NDArray[np.float64]
-NetworkModel = TemperatureModel | DiagonalModel
 
-NAMES: dict[type[NetworkModel], str] = {TemperatureModel: "ts", DiagonalModel: "svs", LinearModel: "sms"}
-FITS: dict[str, Callable[[torch.Tensor, Index, Floats], NetworkModel]] = {
-    "svs": fit_structured_vector,
-    "sms": fit_structured_matrix,
-}
-MANY_CLASSES = 200
-"""Number of classes from which a matrix takes too long to fit, and has too many entries for its samples."""
+LOG_TEMPERATURES = torch.linspace(np.log(0.2), np.log(12.0), 81, dtype=torch.float64)
+LOG_TEMPERATURE_MEAN, LOG_TEMPERATURE_SPREAD = 0.2, 0.3
+"""Of the prior: networks are overconfident more often than not."""
+STRENGTHS = torch.tensor([0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 1e9], dtype=torch.float64)
+"""Values of a; with the last one every factor is 1."""
+NEGLIGIBLE = 1e-4
+"""Posterior weight below which a temperature or a strength is left out."""
 
 
 @dataclass(frozen=True, eq=False)
-class NetworkFit:
-    """Calibrators of the network fitted on all samples, and log probabilities of each sample without its fold."""
+class LeaveOut:
+    """Sums over the samples that a sample is predicted from: all others or, with groups, those of other groups."""
 
-    models: tuple[NetworkModel, ...] = ()
-    out_of_fold: tuple[torch.Tensor, ...] = ()  # (n, n_classes) each, float64
-    min_log_prob: float = 0.0  # lowest log probability of the network for a class of a sample
+    weights: torch.Tensor  # (n,), what a sample counts
+    groups: torch.Tensor | None  # (n,), codes from 0
 
-
-def cross_fit_network(log_probs: torch.Tensor, samples: Samples, *, choice: str, folds: int, seed: int) -> NetworkFit:
-    """Fit temperature scaling and, where cross-validation prefers it, a structured linear map beside it.
-
-    The map is structured matrix scaling, or with many classes structured vector scaling. It is preferred if it lowers
-    the out-of-fold log-loss by more than one standard error of the difference; with groups, that of the group means.
-    ``choice`` "ts" fits temperature scaling only, "svs" and "sms" always both, "auto" compares.
-    """
-    lowest = float(log_probs.min())
-    if samples.groups is None:
-        fold_of = stratified_folds(samples.codes, min(folds, len(samples.codes)), seed)
-    else:
-        n_groups = len(np.unique(samples.groups))
-        fold_of = fold_codes(samples.codes, min(folds, n_groups), samples.groups, seed)
-    temperature, scaled = _cross_fit(fit_temperature, log_probs, samples, fold_of)
-    if choice == "ts":
-        return NetworkFit((temperature,), (scaled,), lowest)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of classes without samples, for which temperature scaling does
-        name = choice if choice != "auto" else "svs" if log_probs.shape[1] >= MANY_CLASSES else "sms"
-        linear, mapped = _cross_fit(FITS[name], log_probs, samples, fold_of)
-    gains = (mapped - scaled).numpy()[np.arange(len(samples.codes)), samples.codes]
-    if choice == "auto" and not _is_gain(gains, samples):
-        return NetworkFit((temperature,), (scaled,), lowest)
-    return NetworkFit((temperature, linear), (scaled, mapped), lowest)
+    def sums(self, values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Return Σ_j w_j·values_j over the others of each sample of ``index``, (n_index, k), of values (n, k)."""
+        weighted = self.weights[:, None] * values
+        total = weighted.sum(dim=0)
+        if self.groups is None:
+            return total - weighted[index]
+        by_group = torch.zeros(int(self.groups.max()) + 1, values.shape[1], dtype=values.dtype)
+        return total - by_group.index_add_(0, self.groups, weighted)[self.groups[index]]
 
 
-def _is_gain(gains: Floats, samples: Samples) -> bool:
-    """Return whether a mean is above its standard error; samples of a group are not independent."""
-    shares = samples.weights / samples.weights.sum()
-    gain = float(shares @ gains)
-    deviations, correction = shares * (gains - gain), 1.0
-    if samples.groups is not None:
-        deviations = np.bincount(np.unique(samples.groups, return_inverse=True)[1], weights=deviations)
-        correction = len(deviations) / (len(deviations) - 1)
-    return gain > float(np.sqrt((deviations**2).sum() * correction))
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NetworkModel(StoredModel):
+    """The average over temperatures and factors of the classes."""
+
+    temperatures: torch.Tensor = tensor("temperatures")
+    temperature_weights: torch.Tensor = tensor("temperatures")  # u
+    factors: torch.Tensor = tensor("strengths", "classes")  # c
+    factor_weights: torch.Tensor = tensor("strengths")  # v
+
+    @property
+    def temperature(self) -> float:
+        """The posterior mean of the temperature."""
+        return float(self.temperatures @ self.temperature_weights)
+
+    def probs(self, log_probs: torch.Tensor) -> torch.Tensor:
+        """Return f, (n, n_classes), of the network's log probabilities."""
+        scaled = average_temperatures(log_probs, self.temperatures, self.temperature_weights.to(log_probs)[None])
+        return average_factors(scaled, self.factors[:, None].to(scaled), self.factor_weights.to(scaled)[None])
 
 
-def _cross_fit(
-    fit: Callable[[torch.Tensor, Index, Floats], NetworkModel],
-    log_probs: torch.Tensor,
-    samples: Samples,
-    fold_of: Index,
+def average_temperatures(log_probs: torch.Tensor, temperatures: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return Σ_t u_t·softmax(z/t), (n, n_classes); weights are (1, n_temperatures) or (n, n_temperatures)."""
+    parts = zip(temperatures.tolist(), weights.T[:, :, None], strict=True)
+    return torch.stack([weight * torch.softmax(log_probs / t, dim=1) for t, weight in parts]).sum(dim=0)
+
+
+def average_factors(probs: torch.Tensor, factors: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return Σ_a v_a·(c_a·n, normalised), (n, n_classes); factors are (n_strengths, 1 or n, n_classes)."""
+    parts = [weight[:, None] * normalised(probs * factor) for factor, weight in zip(factors, weights.T, strict=True)]
+    return torch.stack(parts).sum(dim=0)
+
+
+def normalised(masses: torch.Tensor) -> torch.Tensor:
+    """Return masses over their sum, (n, n_classes)."""
+    return masses / masses.sum(dim=1, keepdim=True).clamp_min(torch.finfo(masses.dtype).tiny)
+
+
+def fit_network(
+    log_probs: torch.Tensor, codes: torch.Tensor, leave_out: LeaveOut, index: torch.Tensor
 ) -> tuple[NetworkModel, torch.Tensor]:
-    """Return the model of all samples, and log probabilities of each sample by the model of the other folds."""
-    out_of_fold = torch.empty_like(log_probs)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a fold may lack classes or be separable
-        for fold in np.unique(fold_of).tolist():
-            inside, outside = np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)
-            model = fit(log_probs[outside], samples.codes[outside], samples.weights[outside])
-            out_of_fold[inside] = model.log_probs(log_probs[inside])
-    return fit(log_probs, samples.codes, samples.weights), out_of_fold
+    """Return the model of all samples, and f of the samples of ``index`` without themselves, (n_index, n_classes)."""
+    own = torch.stack([_own(torch.log_softmax(log_probs / t, dim=1), codes) for t in LOG_TEMPERATURES.exp()], dim=1)
+    prior = -((LOG_TEMPERATURES - LOG_TEMPERATURE_MEAN) ** 2) / (2 * LOG_TEMPERATURE_SPREAD**2)
+    posterior = torch.softmax(leave_out.weights @ own + prior, dim=0)
+    others = torch.softmax(leave_out.sums(own, torch.arange(len(codes))) + prior, dim=1)
+    kept = (posterior > NEGLIGIBLE) | (others.amax(dim=0) > 10 * NEGLIGIBLE)
+    temperatures, weights = LOG_TEMPERATURES.exp()[kept], normalised(posterior[None, kept])
+    scaled = average_temperatures(log_probs, temperatures, normalised(others[:, kept]))
+
+    counted = torch.nn.functional.one_hot(codes, log_probs.shape[1]).to(scaled)
+    shown, expected = (leave_out.sums(values, index).clamp_min(0.0) for values in (counted, scaled))
+    strengths = STRENGTHS[:, None, None]
+    factors = (shown + strengths) / (expected + strengths)  # (n_strengths, n_index, n_classes)
+    own_probs = torch.stack([_own(normalised(scaled[index] * factor), codes[index]) for factor in factors])
+    losses = own_probs.clamp_min(torch.finfo(torch.float64).tiny).log() @ leave_out.weights[index]
+    posterior = torch.softmax(losses * (len(codes) / len(index)), dim=0)
+    out_of_fold = average_factors(scaled[index], factors, posterior[None])
+    kept = posterior > NEGLIGIBLE
+    totals = [leave_out.weights @ values for values in (counted, scaled)]
+    of_all = (totals[0] + STRENGTHS[kept, None]) / (totals[1] + STRENGTHS[kept, None])
+    model = NetworkModel(
+        temperatures=temperatures,
+        temperature_weights=weights[0],
+        factors=of_all,
+        factor_weights=normalised(posterior[None, kept])[0],
+    )
+    return model, out_of_fold
+
+
+def group_efficiency(log_probs: torch.Tensor, codes: torch.Tensor, groups: torch.Tensor | None) -> float:
+    """Return the information of a sample relative to an independent one: Σ_i ‖r_i‖² / Σ_g ‖Σ_{i in g} r_i‖², at most 1.
+
+    r_i are the residuals of the network at the prior mean of the temperature. Samples of a group that err together
+    tell less than as many independent ones.
+    """
+    if groups is None:
+        return 1.0
+    residuals = torch.softmax(log_probs / np.exp(LOG_TEMPERATURE_MEAN), dim=1)
+    residuals[torch.arange(len(codes)), codes] -= 1
+    sums = torch.zeros(int(groups.max()) + 1, residuals.shape[1], dtype=residuals.dtype)
+    together = float(sums.index_add_(0, groups, residuals).square().sum())
+    return min(float(residuals.square().sum()) / together, 1.0) if together > 0 else 1.0
+
+
+def _own(values: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Return the entry of each row's class, (n,)."""
+    return values.gather(1, codes[:, None])[:, 0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,7 +15,6 @@ from torch import nn
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
     CalibratorState,
-    check_at_least_two,
     encode_classes,
     refuse_extra,
 )
@@ -24,15 +23,6 @@ from kcal.calibrators.kcal.attribution import BLOCK_NUMBERS, BLOCK_ROWS, Attribu
 from kcal.calibrators.kcal.compression import CompressionOptions, FindSize, check_target
 from kcal.calibrators.kcal.example_rows import example_rows
 from kcal.calibrators.kcal.growing import GrowingCalibrator
-from kcal.calibrators.kcal.learning import EstimateOptions
-from kcal.calibrators.kcal.parameters import check_learned_projection
-from kcal.calibrators.kcal.samples import (
-    Samples,
-    TrainingSet,
-    check_samples,
-    check_training_set,
-    known_labels,
-)
 from kcal.calibrators.kcal.state import (
     read_history,
     read_indices,
@@ -45,12 +35,10 @@ from kcal.calibrators.online.records import SampleRecords
 from kcal.calibrators.online.snapshots import copy_with, on_latest, on_snapshot
 from kcal.calibrators.online.updates import Updates, check_updates
 from kcal.calibrators.prior import check_prior, check_prior_reaches
-from kcal.errors import InvalidInputError
 from kcal.modes import without_autocast
 from kcal.progress import progress_bar
-from kcal.projection import Recipe, get_recipe, needs_training
 from kcal.threads import threads_for
-from kcal.validation import check_device, check_integer, checked_parameters, column_names
+from kcal.validation import check_device, check_integer, checked_parameters
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -66,26 +54,10 @@ class EmbeddingCalibrator(GrowingCalibrator):
     has_explanations: ClassVar[bool] = True
     model_class: ClassVar[type[StoredModel]]
     """Class of ``model_``."""
-    projection: Any = "skip"
-    dimension: int | str = "auto"
-    recipe: str | Recipe = "fast"
     prior: Any = None
     seed: int = 0
     progress: bool | None = None
     updates: Updates | None = None
-
-    @property
-    def uses_training_set(self) -> bool:
-        """Whether ``fit``, with the present parameters, learns from the network's training set."""
-        return needs_training(self.projection)
-
-    def training_recipe(self) -> Recipe:
-        """Return the recipe by which the projection is trained."""
-        return get_recipe(self.recipe)
-
-    def estimate_options(self, **options: Any) -> EstimateOptions:
-        """Return how kernel density estimates are fitted; ``options`` are the kernel and the bandwidth."""
-        return EstimateOptions(self.dimension, self.training_recipe(), self.seed, self.progress, **options)
 
     @on_latest
     @without_autocast()
@@ -166,7 +138,7 @@ class EmbeddingCalibrator(GrowingCalibrator):
         check_is_fitted(self)
         checked = check_prior(prior, self.classes_)
         check_prior_reaches(checked, self.model_.frequencies)
-        other: Self = copy_with(self, prior=prior, model_=replace(self.model_, prior=checked))
+        other: Self = copy_with(self, prior=prior, model_=self.model_.with_prior(checked))
         return other
 
     @property
@@ -277,7 +249,7 @@ class EmbeddingCalibrator(GrowingCalibrator):
         """Return the fitted calibrator; ``projection`` is its module, if the architecture is not one of kcal's."""
         refuse_extra(cls, extra)
         values = state.values
-        refuse_unused_projection(projection, [part["projection"] for part in values.get("experts", [values])])
+        refuse_unused_projection(projection, values.get("estimate", values)["projection"])
         n_features = values["n_features"]
         if cls.inputs == "logits":
             n_features = max(n_features, 2)  # one column of logits becomes those of both classes
@@ -300,28 +272,7 @@ class EmbeddingCalibrator(GrowingCalibrator):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         checked_parameters(self)
-        get_recipe(self.recipe)
         check_updates(self.updates)
-        self._check_projection()
-
-    def _check_projection(self) -> None:
-        check_learned_projection(self.projection, self.dimension)
-
-    def _check_fit_data(
-        self, rows: torch.Tensor, y: Any, embeddings: Any, labels: Any, train_groups: Any, **options: Any
-    ) -> tuple[Samples, TrainingSet | None]:
-        """Return the checked samples of a fit, and its training set; ``options`` are those of ``check_samples``."""
-        columns, names = column_names(embeddings), getattr(self, "feature_names_in_", [])
-        if columns and len(names) and columns != list(names):
-            raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
-        given, logits = (embeddings, labels, train_groups), self.inputs == "logits"
-        training = check_training_set(*given, rows, self.projection, columns=self.n_features_in_, logits=logits)
-        if training is not None:
-            training = replace(training, embeddings=self.as_embeddings(training.embeddings))
-        known = known_labels(training, self.projection)
-        samples = check_samples(self.as_embeddings(rows), y, known_labels=known, **options)
-        check_at_least_two(samples.classes, type(self).__name__)
-        return samples, training
 
 
 def without_samples() -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from kcal.calibrators.base import CalibratorState
+from kcal.calibrators.base import CalibratorState, check_at_least_two
 from kcal.calibrators.fit_warnings import are_few, warn_of_known_rows, warn_of_missing_classes, warn_of_sparse_support
 from kcal.calibrators.holdout import MAX_FOLDS
 from kcal.calibrators.kcal.attribution import Attribution, attribute_kcal
@@ -22,13 +22,21 @@ from kcal.calibrators.kcal.compression import (
     of_clear_gain,
 )
 from kcal.calibrators.kcal.embedding_base import without_samples
-from kcal.calibrators.kcal.learning import FittedProjection, fit_projection
+from kcal.calibrators.kcal.learning import EstimateOptions, FittedProjection, fit_projection
 from kcal.calibrators.kcal.live import LiveKCal
 from kcal.calibrators.kcal.model import KCalModel
 from kcal.calibrators.kcal.module import KCalModule
 from kcal.calibrators.kcal.out_of_fold import FOLDS
-from kcal.calibrators.kcal.parameters import check_bandwidth, check_pair
-from kcal.calibrators.kcal.samples import Samples, TrainingSet, hold_out_half, warn_of_shared_rows
+from kcal.calibrators.kcal.parameters import check_bandwidth, check_learned_projection, check_pair
+from kcal.calibrators.kcal.samples import (
+    Samples,
+    TrainingSet,
+    check_samples,
+    check_training_set,
+    hold_out_half,
+    known_labels,
+    warn_of_shared_rows,
+)
 from kcal.calibrators.kcal.state import read_curves
 from kcal.calibrators.logit_base import fitted
 from kcal.calibrators.model_state import Tensors
@@ -37,9 +45,9 @@ from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve, get_kernel, size_of_rarest_class
 from kcal.modes import with_gradients
-from kcal.projection import PaperRecipe, TrainingCurve
+from kcal.projection import PaperRecipe, Recipe, TrainingCurve, get_recipe, needs_training
 from kcal.threads import threads_for
-from kcal.validation import ArrayKind, check_choice, check_integer, check_number, parameter, shown
+from kcal.validation import ArrayKind, check_choice, check_integer, check_number, column_names, parameter, shown
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -156,6 +164,9 @@ class KCal(LiveKCal):
     dimension_ = fitted("dimension")
     compression_ = fitted("compression")
     bandwidth_curve_ = latest()
+    projection: Any = "skip"
+    dimension: int | str = "auto"
+    recipe: str | Recipe = "fast"
     kernel: str = "rbf"
     bandwidth: str | float = "cv"
     folds: int | None = parameter(None, check_integer, minimum=2, maximum=MAX_FOLDS)
@@ -243,6 +254,19 @@ class KCal(LiveKCal):
                 setattr(self, name, value)
         self.classes_ = samples.classes
         return self
+
+    @property
+    def uses_training_set(self) -> bool:
+        """Whether ``fit``, with the present parameters, learns from the network's training set."""
+        return needs_training(self.projection)
+
+    def training_recipe(self) -> Recipe:
+        """Return the recipe by which the projection is trained."""
+        return get_recipe(self.recipe)
+
+    def estimate_options(self, **options: Any) -> EstimateOptions:
+        """Return how kernel density estimates are fitted; ``options`` are the kernel and the bandwidth."""
+        return EstimateOptions(self.dimension, self.training_recipe(), self.seed, self.progress, **options)
 
     def _merged(self) -> dict[str, Any]:
         """Return the fitted attributes that the best merged support changes."""
@@ -378,6 +402,8 @@ class KCal(LiveKCal):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
+        get_recipe(self.recipe)
+        check_learned_projection(self.projection, self.dimension)
         get_kernel(self.kernel)
         if self.smoothing == 1:
             raise InvalidInputError("smoothing", "must be less than 1", got="1")
@@ -387,6 +413,22 @@ class KCal(LiveKCal):
         if self.bandwidth_interval is not None and not self.bandwidth_interval[0] < self.bandwidth_interval[1]:
             expected, got = "must be (low, high) with 0 < low < high", shown(self.bandwidth_interval)
             raise InvalidInputError("bandwidth_interval", expected, got=got)
+
+    def _check_fit_data(
+        self, rows: torch.Tensor, y: Any, embeddings: Any, labels: Any, train_groups: Any, **options: Any
+    ) -> tuple[Samples, TrainingSet | None]:
+        """Return the checked samples of a fit, and its training set; ``options`` are those of ``check_samples``."""
+        columns, names = column_names(embeddings), getattr(self, "feature_names_in_", [])
+        if columns and len(names) and columns != list(names):
+            raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
+        given, logits = (embeddings, labels, train_groups), self.inputs == "logits"
+        training = check_training_set(*given, rows, self.projection, columns=self.n_features_in_, logits=logits)
+        if training is not None:
+            training = replace(training, embeddings=self.as_embeddings(training.embeddings))
+        known = known_labels(training, self.projection)
+        samples = check_samples(self.as_embeddings(rows), y, known_labels=known, **options)
+        check_at_least_two(samples.classes, type(self).__name__)
+        return samples, training
 
     def _check_support(self, samples: Samples, training: TrainingSet | None) -> None:
         """Check the prior against the classes of the support; warn of missing classes and of training rows."""

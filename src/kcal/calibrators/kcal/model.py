@@ -144,6 +144,10 @@ class KCalModel(KernelEstimate):
         own = probs.gather(1, codes[:, None]).squeeze(1)
         return float(shares @ correct), mean_log_loss(torch.log(own).cpu(), log_weights.cpu())
 
+    def with_prior(self, prior: torch.Tensor | None) -> Self:
+        """Return the model for other class frequencies of deployment."""
+        return replace(self, prior=prior)
+
     def to(self, device: str | torch.device) -> Self:
         """Return the model on another device."""
         return replace(super().to(device), groups=None if self.groups is None else self.groups.to(device))

@@ -5,7 +5,6 @@ The checksum of a file covers damage; what is checked here is that the parts hav
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from typing import Any
@@ -83,20 +82,21 @@ def read_module(stored: Stored, name: str, sizes: tuple[int, int], dtype: torch.
     return module.eval().requires_grad_(False)
 
 
-def refuse_unused_projection(projection: nn.Module | None, architectures: Sequence[str]) -> None:
-    """Raise if a module was given, and every projection is stored whole."""
-    if projection is not None and OWN_MODULE not in architectures:
-        stored = ", ".join(f'"{architecture}"' for architecture in architectures)
-        raise LoadArgumentError("projection", f"is not needed: {stored} is stored whole", remedy="Leave it out.")
+def refuse_unused_projection(projection: nn.Module | None, architecture: str) -> None:
+    """Raise if a module was given, and the projection is stored whole."""
+    if projection is not None and architecture != OWN_MODULE:
+        raise LoadArgumentError(
+            "projection", f'is not needed: "{architecture}" is stored whole', remedy="Leave it out."
+        )
 
 
 def stored_parameters(parameters: dict[str, Any], classes: NDArray[Any]) -> dict[str, Any]:
     """Return constructor parameters in a form that JSON can represent."""
     stored = dict(parameters)
     stored.pop("head", None)  # of a blend; its model has it
-    if stored["projection"] is not None and not isinstance(stored["projection"], str):
+    if not isinstance(stored.get("projection", ""), str):
         stored["projection"] = OWN_MODULE
-    if not isinstance(stored["recipe"], str):
+    if not isinstance(stored.get("recipe", ""), str):
         stored["recipe"] = stored_recipe(stored["recipe"])
     if stored["updates"] is not None:
         stored["updates"] = asdict(stored["updates"])
@@ -120,14 +120,14 @@ def read_recipe(stored: dict[str, Any]) -> Recipe:
 
 def read_parameters(stored: dict[str, Any], model: Any) -> dict[str, Any]:
     """Return constructor parameters from :func:`stored_parameters`; a projection of the caller's is the model's."""
-    sequences = ("bandwidth_interval", "bandwidth_reference", "bandwidth_factors")
+    sequences = ("bandwidth_interval", "bandwidth_reference")
     parameters = stored | {name: tuple(stored[name]) for name in sequences if isinstance(stored.get(name), list)}
-    if not isinstance(stored["recipe"], str):
+    if not isinstance(stored.get("recipe", ""), str):
         parameters["recipe"] = read_recipe(stored["recipe"])
     if stored["updates"] is not None:
         parameters["updates"] = Updates(**stored["updates"])
-    if stored["projection"] == OWN_MODULE:
-        parameters["projection"] = getattr(model, "projection", "skip")  # a blend has several
+    if stored.get("projection") == OWN_MODULE:
+        parameters["projection"] = model.projection
     return parameters
 
 
