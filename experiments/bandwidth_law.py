@@ -114,4 +114,4 @@ def bandwidth_panel(label: str, bandwidths: Bandwidths) -> Panel:
     return Panel(label, "m, samples of the rarest class", "bandwidth b", tuple(lines), x_log=True, y_log=True)
 
 
-STUDY = Study("sizes", "More calibration data", variants, show)
+STUDY = Study("bandwidth_law", "More calibration data", variants, show)
