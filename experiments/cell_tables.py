@@ -17,7 +17,7 @@ from kcal.metrics import METRICS
 PLACE = ["protocol", "task", "n"]
 FEW = "30"
 MAX_LINES = 8
-MAX_SHOWN = 1.5
+MAX_SHOWN = 1.2
 """Largest ratio in the figure."""
 MIN_TICK_RATIO = 1.8
 """Ratio of two labelled sizes."""
