@@ -28,6 +28,7 @@ from kcal.benchmark.processes import in_parallel
 from kcal.benchmark.tasks import Split, group_splits, row_splits
 from kcal.cli.messages import readable_messages
 from kcal.embeddings import ClassifierOutputs
+from kcal.errors import InvalidInputError
 from kcal.files import atomic_path, locked_folder, write_whole
 from kcal.progress import Report, show_progress
 
@@ -235,7 +236,13 @@ def command(name: str, protocols: Sequence[str], help_text: str) -> Callable[...
             names, apart = check_methods(methods.split(",")), chosen.split(",")
             check_tasks(folder)
             options: dict[str, Any] = {"methods": names, "sizes": sizes or SIZES, "n_splits": splits, "again": again}
-            found = run(read_tasks(folder), out, name, protocols, **options, jobs=jobs, progress=progress)
+            try:
+                found = run(read_tasks(folder), out, name, protocols, **options, jobs=jobs, progress=progress)
+            except KeyboardInterrupt as stop:
+                raise KeyboardInterrupt(f"cells so far are in {out}; the same command resumes.") from stop
+            if found.empty:
+                expected = f"must hold a task for the protocol {' or '.join(protocols)}"
+                raise InvalidInputError("folder", expected, got=str(folder), remedy="subset needs 3 classes or more.")
             write_output(found, out, name, apart)
         Console(soft_wrap=True).print(f"{summary(found, apart).round(3).to_string()}\n{name} is in {out}", markup=False)
 

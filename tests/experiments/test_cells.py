@@ -142,16 +142,28 @@ def test_summary_of_a_worked_example() -> None:
     assert shown["few"][0] == ["random", "a", "0.500", "0.625"]
 
 
+def invoke(command: Any, *words: Any) -> Any:
+    app = typer.Typer()
+    app.command()(command.main)
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
 @pytest.mark.parametrize("command", [sizes, subset])
 def test_commands_write_tables_and_a_figure(task: Task, tmp_path: Path, command: Any) -> None:
     write_task(tmp_path / "small.npz", task.train, task.pool, calibration_share=0.4)
-    app = typer.Typer()
-    app.command()(command.main)
-    words = [tmp_path, "--out", tmp_path / "out", "--methods", "ts,kcal", "--size", "30", "--splits", "1"]
-    outcome = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    outcome = invoke(command, tmp_path, "--out", tmp_path / "out", "--size", 30, "--splits", 1, "--methods", "ts,kcal")
     assert outcome.exit_code == 0
     name = command.__name__.rpartition(".")[2]
     text = (tmp_path / "out" / f"{name}.md").read_text(encoding="utf-8")
     assert text.count("### ") == len(list((tmp_path / "out").glob(f"{name}-*.csv")))
     assert (tmp_path / "out" / f"{name}.png").stat().st_size > 0
     assert "Failures" not in text
+
+
+def test_subset_of_two_classes_is_an_error(task: Task, tmp_path: Path) -> None:
+    pool, rows = task.pool, np.flatnonzero(task.pool.labels < 2)
+    outputs = ClassifierOutputs(pool.embeddings[rows], pool.logits[rows, :2], pool.labels[rows])
+    write_task(tmp_path / "two.npz", outputs, outputs, calibration_share=0.4)
+    outcome = invoke(subset, tmp_path, "--out", tmp_path / "out")
+    assert outcome.exit_code > 0
+    assert "3 classes" in outcome.output
