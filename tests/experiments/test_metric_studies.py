@@ -13,7 +13,7 @@ import torch
 from scipy.special import softmax
 
 from benchmark.conftest import make_task
-from experiments import dimension, groups, ingredients, remedies, sizes, variants
+from experiments import bandwidth_law, dimension, groups, ingredients, remedies, variants
 from experiments.output import LOG_LOSS, quartile_line
 from experiments.remedies import RECIPES, has_equal_classes, standardised, what_helped
 from experiments.runner import run_study
@@ -141,7 +141,7 @@ def test_what_helped_is_read_from_the_overview() -> None:
 
 
 def test_sizes_end_with_the_whole_calibration_set_and_bandwidths_are_of_one_checkpoint(task: Task) -> None:
-    measured = run_study(sizes.STUDY, lambda: [task], n_splits=2)
+    measured = run_study(bandwidth_law.STUDY, lambda: [task], n_splits=2)
     by_share = measured["small"]
     assert [values["size"][0] for name, values in by_share.items() if name != "uncalibrated"] == [4, 8, 15, 30, 60]
     learned = train_projection(task.train.embeddings, task.train.labels, progress=False)
@@ -154,7 +154,7 @@ def test_sizes_end_with_the_whole_calibration_set_and_bandwidths_are_of_one_chec
         by_hand(with_fixed, task, each)
         assert by_share["1"]["bandwidth"][place] == pytest.approx(with_fixed.bandwidth_)
         assert by_share["1"]["rarest"][place] == np.bincount(task.pool.labels[each.calibration]).min()
-    shown = sizes.show(measured)
+    shown = bandwidth_law.show(measured)
     assert [row[0].text for row in shown.tables[0].rows] == ["4", "8", "15", "30", "60", "uncalibrated"]
     assert shown.tables[1].heading[-1].endswith("·m^(−1/10)")  # six dimensions
     assert "theory: m^(−0.100)" in shown.tables[1].note
@@ -165,9 +165,9 @@ def test_sizes_end_with_the_whole_calibration_set_and_bandwidths_are_of_one_chec
 def test_the_slope_is_the_power_that_the_bandwidths_follow() -> None:
     counts = np.array([2.0, 3.0, 20.0, 25.0])
     measured = {"rarest": counts, "bandwidth": 0.7 * counts**-0.25, "dimension": np.full(4, 6.0)}
-    found = sizes.Bandwidths([measured])
+    found = bandwidth_law.Bandwidths([measured])
     assert (found.slope, found.level) == (pytest.approx(-0.25), pytest.approx(0.7))
-    assert np.isnan(sizes.Bandwidths([measured | {"rarest": np.ones(4)}]).slope)
+    assert np.isnan(bandwidth_law.Bandwidths([measured | {"rarest": np.ones(4)}]).slope)
 
 
 def test_each_dimension_is_trained_by_itself(task: Task, split: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,169 @@
+"""Cells are measured once, as by hand; splits keep groups and classes apart; summaries are those worked by hand."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from experiments import sizes, subset
+from experiments.cell_tables import cell_tables, summary
+from experiments.cells import Cell, run, sized_splits
+from kcal import TemperatureScaling, metrics
+from kcal.benchmark import Task, write_task
+from kcal.embeddings import ClassifierOutputs
+
+LOG_LOSS = "negative_log_likelihood"
+OPTIONS: dict[str, Any] = {"methods": ("uncal", "ts"), "sizes": (20, 40, 500), "n_splits": 1}
+
+
+@pytest.fixture(scope="module")
+def many_classes() -> Task:
+    labels = np.arange(180) % 9
+    logits = np.random.default_rng(0).normal(size=(180, 9)) + 2 * np.eye(9)[labels]
+    outputs = ClassifierOutputs(logits[:, :4].astype(np.float32), logits.astype(np.float32), labels)
+    return Task("many", outputs, outputs, 0.5, tuple("abcdefghi"))
+
+
+def cells_of(found: pandas.DataFrame) -> set[Cell]:
+    return {Cell(*row) for row in found[list(Cell._fields)].itertuples(index=False, name=None)}
+
+
+def test_every_cell_is_measured_as_by_hand(task: Task, tmp_path: Path) -> None:
+    found = run([task], tmp_path, "sizes", ("random", "group"), **OPTIONS)
+    splits = {"20": 2, "40": 2, "full": 1}  # 500 is beyond the calibration set
+    places = {(protocol, n, split) for protocol in ("random", "group") for n in splits for split in range(splits[n])}
+    assert cells_of(found) == {Cell("small", *place, method) for place in places for method in ("uncal", "ts")}
+    assert (found["error"] == "").all()
+    name, split = next(iter(sized_splits(task, "random", (20,), 1)))
+    calibrator = TemperatureScaling().fit(task.pool.logits[split.calibration], task.pool.labels[split.calibration])
+    probs = calibrator.predict_proba(task.pool.logits[split.test])
+    row = found.set_index(list(Cell._fields)).loc[("small", "random", name, 0, "ts")]
+    assert row["calibration_rows"] == 20
+    for metric in (LOG_LOSS, "accuracy", "expected_calibration_error", "classwise_calibration_error"):
+        assert row[metric] == pytest.approx(metrics.METRICS[metric](probs, task.pool.labels[split.test]), rel=1e-6)
+
+
+def test_stored_cells_are_kept_unless_measured_again(task: Task, tmp_path: Path) -> None:
+    run([task], tmp_path, "sizes", ("random",), **OPTIONS)
+    path = tmp_path / "sizes.csv"
+    stored = pandas.read_csv(path)
+    stored[LOG_LOSS] = 99.0
+    stored.iloc[:-1].to_csv(path, index=False)
+    resumed = run([task], tmp_path, "sizes", ("random",), **OPTIONS)
+    assert cells_of(resumed) == cells_of(stored.astype({"n": str}))
+    assert (resumed[LOG_LOSS] == 99).sum() == len(stored) - 1
+    again = run([task], tmp_path, "sizes", ("random",), **OPTIONS | {"methods": ("ts",), "again": True})
+    assert len(again) == len(stored)
+    assert (again[LOG_LOSS] == 99).tolist() == (again["method"] == "uncal").tolist()
+
+
+def test_sizes_are_nested_and_groups_are_never_on_both_sides(task: Task) -> None:
+    splits = list(sized_splits(task, "group", (20, 40), 5))
+    assert len(splits) == 3 * 10  # all pairs of five groups at every size
+    groups = task.pool.groups
+    for _, split in splits:
+        assert not set(groups[split.calibration]) & set(groups[split.test])
+    pairs = {tuple(np.unique(groups[split.calibration])) for name, split in splits if name == "full"}
+    assert len(pairs) == 10
+    for small, large in zip(splits[0::3], splits[1::3], strict=True):
+        np.testing.assert_array_equal(small[1].calibration, large[1].calibration[:20])
+        np.testing.assert_array_equal(small[1].test, large[1].test)
+
+
+def test_subset_keeps_a_third_of_the_classes_and_all_columns(many_classes: Task, tmp_path: Path) -> None:
+    kept = []
+    for _, split in sized_splits(many_classes, "subset", (), 4):
+        labels = many_classes.pool.labels
+        kept.append(tuple(np.unique(labels[split.calibration])))
+        assert kept[-1] == tuple(np.unique(labels[split.test]))
+        assert (len(split.calibration), len(split.test)) == (30, 30)
+    assert [len(classes) for classes in kept] == [3] * 4
+    assert len(set(kept)) == 4
+    found = run([many_classes], tmp_path, "subset", ("subset",), **OPTIONS)
+    name, split = next(iter(sized_splits(many_classes, "subset", (20,), 1)))
+    logits, labels = many_classes.pool.logits[split.test], many_classes.pool.labels[split.test]
+    loss = metrics.negative_log_likelihood(np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True), labels)
+    row = found.set_index(list(Cell._fields)).loc[("many", "subset", name, 0, "uncal")]
+    assert row[LOG_LOSS] == pytest.approx(loss, rel=1e-5)
+
+
+def test_failures_are_stored_and_shown(many_classes: Task, tmp_path: Path) -> None:
+    found = run([many_classes], tmp_path, "sizes", ("random",), **OPTIONS | {"methods": ("uncal", "ts", "focal")})
+    failed = found[found["method"] == "focal"]
+    assert len(failed)
+    assert failed["error"].str.contains("KeyError").all()
+    tables = {table.name: table for table in cell_tables(found)}
+    assert {row[-1].text for row in tables["log-loss-random"].rows} == {"–"}
+    assert {row[3].text for row in tables["failures"].rows} == {"focal"}
+    assert summary(found).loc[("all", "random", "focal"), "missing"] == 3
+
+
+def test_summary_of_a_worked_example() -> None:
+    losses = {  # the mean of two splits
+        ("a", "30"): {"uncal": 0.80, "ts": 0.40, "svs": 0.50},
+        ("a", "full"): {"uncal": 0.80, "ts": 0.40, "svs": 0.20},
+        ("b", "30"): {"uncal": 0.60, "ts": 0.402, "svs": 0.40},
+    }
+    rows = [
+        {"task": task, "protocol": "random", "n": n, "split": split, "method": method, "calibration_rows": 30}
+        | {LOG_LOSS: loss + sign * 0.1, "accuracy": 0.9 - 0.01 * (method == "svs"), "error": ""}
+        | {"expected_calibration_error": 0.05 - (method == "svs") * (0.02 + sign * 0.01)}
+        | {"classwise_calibration_error": 0.05}
+        for ((task, n), by_method), (split, sign) in product(losses.items(), enumerate((-1, 1)))
+        for method, loss in by_method.items()
+    ]
+    found = pandas.DataFrame(rows)
+    every = summary(found).loc[("all", "random")]
+    assert every["ratio"].to_dict() == pytest.approx(
+        {
+            "uncal": (2 * 4 * 1.5) ** (1 / 3),
+            "ts": (0.8 * 2 * 1.005) ** (1 / 3),
+            "svs": (1.25 * 0.5 * 0.4 / 0.402) ** (1 / 3),
+        }
+    )
+    assert every["worst"].to_dict() == pytest.approx({"uncal": 4, "ts": 2, "svs": 1.25})
+    assert every["worst at"].tolist() == ["a full", "a full", "a 30"]
+    assert every["> 1 % above"].tolist() == [3, 1, 1]
+    apart = summary(found, ["b"])
+    assert apart.loc[("chosen", "random", "ts"), "ratio"] == pytest.approx(1.005)
+    assert apart.loc[("others", "random", "ts"), "ratio"] == pytest.approx(1.6**0.5)
+    shown = {table.name: [[entry.text for entry in row] for row in table.rows] for table in cell_tables(found)}
+    assert shown["log-loss-random"][0] == ["a", "30", "0.8000", "0.4000", "0.5000"]
+    assert [entry.bold for entry in cell_tables(found)[1].rows[0]] == [False, False, False, True, False]
+    assert shown["accuracy"] == [["random", "a", "+0.00", "−1.00"], ["random", "b", "+0.00", "−1.00"]]
+    assert shown["ece-random"][0] == ["a", "30", "+0.00±0.00", "−2.00±1.00"]
+    assert shown["few"][0] == ["random", "a", "0.500", "0.625"]
+
+
+def invoke(command: Any, *words: Any) -> Any:
+    app = typer.Typer()
+    app.command()(command.main)
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.mark.parametrize("command", [sizes, subset])
+def test_commands_write_tables_and_a_figure(task: Task, tmp_path: Path, command: Any) -> None:
+    write_task(tmp_path / "small.npz", task.train, task.pool, calibration_share=0.4)
+    outcome = invoke(command, tmp_path, "--out", tmp_path / "out", "--size", 30, "--splits", 1, "--methods", "ts,kcal")
+    assert outcome.exit_code == 0
+    name = command.__name__.rpartition(".")[2]
+    text = (tmp_path / "out" / f"{name}.md").read_text(encoding="utf-8")
+    assert text.count("### ") == len(list((tmp_path / "out").glob(f"{name}-*.csv")))
+    assert (tmp_path / "out" / f"{name}.png").stat().st_size > 0
+    assert "Failures" not in text
+
+
+def test_subset_of_two_classes_is_an_error(task: Task, tmp_path: Path) -> None:
+    pool, rows = task.pool, np.flatnonzero(task.pool.labels < 2)
+    outputs = ClassifierOutputs(pool.embeddings[rows], pool.logits[rows, :2], pool.labels[rows])
+    write_task(tmp_path / "two.npz", outputs, outputs, calibration_share=0.4)
+    outcome = invoke(subset, tmp_path, "--out", tmp_path / "out")
+    assert outcome.exit_code > 0
+    assert "3 classes" in outcome.output
