@@ -132,7 +132,7 @@ def test_any_layer_equals_its_own_logits(
         logits, new_logits = head(x), head(new)
     labels = (logits.numpy() + generator.gumbel(size=logits.shape)).argmax(axis=1)
     blend = quick(head, network_calibrator="ts").fit(x, labels)
-    plain = KCalBlend(projection=None, network_calibrator="ts").fit(x, labels, logits=logits)
+    plain = KCalBlend(network_calibrator="ts").fit(x, labels, logits=logits)
     assert largest_difference(blend.predict_proba(new), plain.predict_proba(new, logits=new_logits)) < 1e-6
 
 
@@ -144,7 +144,7 @@ def test_layers_serve_as_heads_and_stay_as_they_are(problem: Problem, kind: str)
     blend = quick(head).fit(x, problem.labels)
     with torch.no_grad():
         logits, new_logits = layer()(x), layer()(new)
-    plain = KCalBlend(projection=None).fit(x, problem.labels, logits=logits)
+    plain = KCalBlend().fit(x, problem.labels, logits=logits)
     probs = blend.predict_proba(new)
     assert largest_difference(probs, plain.predict_proba(new, logits=new_logits)) < 1e-6
     assert not probs.requires_grad
@@ -171,7 +171,7 @@ def test_one_output_is_the_log_odds_of_the_second_of_two_classes(problem: Proble
     x, y = problem.embeddings[rows], problem.labels[rows]
     network = LogisticRegression().fit(problem.train_embeddings, problem.train_labels == 1)
     blend = quick((network.coef_, network.intercept_)).fit(x, y == 1)
-    plain = KCalBlend(projection=None).fit(x, y == 1, logits=network.decision_function(x))
+    plain = KCalBlend().fit(x, y == 1, logits=network.decision_function(x))
     new = problem.test_embeddings
     expected = plain.predict_proba(new, logits=network.decision_function(new))
     assert blend.classes_.tolist() == [False, True]
@@ -199,7 +199,7 @@ def test_labels_are_columns_of_the_head(problem: Problem) -> None:
 def test_scikit_learn_scores_it_by_cross_validation(problem: Problem) -> None:
     x, y = problem.embeddings, problem.labels
     scores = cross_val_score(quick(layer()), x, y, cv=2, scoring="neg_log_loss", error_score="raise")
-    plain = cross_val_score(KCalBlend(projection=None), x, y, cv=2, scoring="neg_log_loss", error_score="raise")
+    plain = cross_val_score(KCalBlend(), x, y, cv=2, scoring="neg_log_loss", error_score="raise")
     assert scores.mean() > plain.mean()  # without logits
     probs = cross_val_predict(quick(), x, y, cv=2, method="predict_proba")
     assert log_loss(y, probs) == pytest.approx(-scores.mean(), abs=1e-4)

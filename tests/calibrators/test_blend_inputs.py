@@ -23,8 +23,8 @@ from quick_blend import QUICK, blend_of
 
 def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
     x, y, z = problem.embeddings, problem.labels, problem.logits
-    with_logits = KCalBlend(projection=None).fit(x, y, logits=z)
-    without = KCalBlend(projection=None).fit(x, y)
+    with_logits = KCalBlend().fit(x, y, logits=z)
+    without = KCalBlend().fit(x, y)
     with pytest.raises(InvalidInputError, match="fitted with logits; pass logits="):
         with_logits.predict_proba(problem.test_embeddings)
     with pytest.raises(InvalidInputError, match="fitted without logits"):
@@ -38,7 +38,7 @@ def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
     broken = z.copy()
     broken[3, 1] = np.nan
     with pytest.raises(InvalidInputError, match=r"logits.*row 3"):
-        KCalBlend(projection=None).fit(x, y, logits=broken)
+        KCalBlend().fit(x, y, logits=broken)
     with pytest.warns(LeakageWarning):
         without.predict_proba(x)
 
@@ -79,7 +79,7 @@ def test_parameters_that_cannot_be_meant_are_refused(problem: Any, parameters: A
 
 
 def test_the_score_is_the_accuracy(problem: Any) -> None:
-    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    blend = KCalBlend().fit(problem.embeddings, problem.labels, logits=problem.logits)
     right = blend.predict(problem.test_embeddings, logits=problem.test_logits) == problem.test_labels
     assert blend.score(problem.test_embeddings, problem.test_labels, logits=problem.test_logits) == right.mean()
     weights = np.linspace(0, 1, len(right))
@@ -89,23 +89,21 @@ def test_the_score_is_the_accuracy(problem: Any) -> None:
 
 def test_training_data_that_cannot_be_used_are_refused(problem: Any) -> None:
     with pytest.raises(InvalidInputError, match="of no use with projection=None"):
-        KCalBlend(projection=None).fit(
+        KCalBlend().fit(
             problem.embeddings,
             problem.labels,
             train_embeddings=problem.train_embeddings,
             train_labels=problem.train_labels,
         )
     with pytest.raises(InvalidInputError, match=r"two (different )?groups"):
-        KCalBlend(projection=None).fit(problem.embeddings, problem.labels, groups=np.zeros(240))
+        KCalBlend().fit(problem.embeddings, problem.labels, groups=np.zeros(240))
 
 
 def test_a_class_without_calibration_samples_keeps_the_networks_opinion(problem: Any) -> None:
     rows = problem.labels < 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        blend = KCalBlend(projection=None).fit(
-            problem.embeddings[rows], problem.labels[rows], logits=problem.logits[rows]
-        )
+        blend = KCalBlend().fit(problem.embeddings[rows], problem.labels[rows], logits=problem.logits[rows])
     found = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
     assert found.shape == (600, 3)
     assert (found[:, 2] > 0).all()
@@ -113,21 +111,17 @@ def test_a_class_without_calibration_samples_keeps_the_networks_opinion(problem:
 
 def test_labels_of_any_kind_with_their_classes(problem: Any) -> None:
     names = np.array(["b", "a", "c"])
-    blend = KCalBlend(projection=None).fit(
-        problem.embeddings, names[problem.labels], logits=problem.logits, classes=["b", "a", "c"]
-    )
-    plain = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    blend = KCalBlend().fit(problem.embeddings, names[problem.labels], logits=problem.logits, classes=["b", "a", "c"])
+    plain = KCalBlend().fit(problem.embeddings, problem.labels, logits=problem.logits)
     rows = {"X": problem.test_embeddings, "logits": problem.test_logits}
     np.testing.assert_allclose(blend.predict_proba(**rows), plain.predict_proba(**rows), atol=1e-9)
     np.testing.assert_array_equal(blend.predict(**rows), names[plain.predict(**rows)])
 
 
 def test_probabilities_as_logits_when_told(problem: Any) -> None:
-    plain = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    plain = KCalBlend().fit(problem.embeddings, problem.labels, logits=problem.logits)
     shares = softmax(problem.logits, axis=1)
-    told = KCalBlend(projection=None, representation="probabilities").fit(
-        problem.embeddings, problem.labels, logits=shares
-    )
+    told = KCalBlend(representation="probabilities").fit(problem.embeddings, problem.labels, logits=shares)
     np.testing.assert_allclose(
         told.predict_proba(problem.test_embeddings, logits=softmax(problem.test_logits, axis=1)),
         plain.predict_proba(problem.test_embeddings, logits=problem.test_logits),
@@ -160,7 +154,7 @@ def test_the_dispatcher_hands_it_both(problem: Any) -> None:
     from kcal.embeddings import ClassifierOutputs
 
     both = ClassifierOutputs(problem.embeddings, problem.logits, problem.labels)
-    fitted = fit_on(KCalBlend(projection=None), both)
+    fitted = fit_on(KCalBlend(), both)
     found = predict_on(fitted, ClassifierOutputs(problem.test_embeddings, problem.test_logits))
     expected = fitted.predict_proba(problem.test_embeddings, logits=problem.test_logits)
     np.testing.assert_array_equal(found, expected)
@@ -170,7 +164,7 @@ def test_the_dispatcher_hands_it_both(problem: Any) -> None:
 
 def test_columns_of_logits_in_another_order_are_refused(problem: Any) -> None:
     table = pd.DataFrame(problem.logits, columns=["a", "b", "c"])
-    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=table)
+    blend = KCalBlend().fit(problem.embeddings, problem.labels, logits=table)
     other = pd.DataFrame(problem.test_logits, columns=["b", "a", "c"])
     with pytest.raises(InvalidInputError, match="in the same order: a, b, c; got b, a, c"):
         blend.predict_proba(problem.test_embeddings, logits=other)

@@ -283,7 +283,7 @@ def test_kcal_on_logits_is_compressed_too(problem: Any) -> None:
 
 
 def test_a_blend_is_compressed_in_each_metric(problem: Any, tmp_path: Path) -> None:
-    blend = KCalBlend(projection=None).fit(problem.x, problem.y, logits=problem.z)
+    blend = KCalBlend().fit(problem.x, problem.y, logits=problem.z)
     before = blend.predict_proba(problem.test_x, logits=problem.test_z)
     small = blend.compress(0.15)
     after = small.predict_proba(problem.test_x, logits=problem.test_z)
@@ -304,7 +304,7 @@ def test_a_blend_is_compressed_in_each_metric(problem: Any, tmp_path: Path) -> N
 
 def test_masses_of_a_compressed_blend_are_those_of_the_merged_other_folds_at_their_whole_weight(problem: Any) -> None:
     weights = np.random.default_rng(1).uniform(0.5, 2.0, 260)
-    blend = KCalBlend(projection=None, bandwidth_factors=(0.5, 1.0)).fit(problem.x, problem.y, sample_weight=weights)
+    blend = KCalBlend(bandwidth_factors=(0.5, 1.0)).fit(problem.x, problem.y, sample_weight=weights)
     expert = blend.compress(30).model_.experts[0]
     folded, factors = CompressionOptions().folded(blend.model_.experts[0], None), blend.model_.frequency_factors.numpy()
     points, codes, masses = folded.samples.points.numpy(), folded.samples.codes, np.empty((2, 260))
@@ -322,7 +322,7 @@ def test_masses_of_a_compressed_blend_are_those_of_the_merged_other_folds_at_the
 
 def test_a_blend_with_groups_is_compressed_by_its_groups(problem: Any, tmp_path: Path) -> None:
     data = (problem.x, problem.y)
-    by_groups = KCalBlend(projection=None).fit(*data, logits=problem.z, groups=problem.groups)
+    by_groups = KCalBlend().fit(*data, logits=problem.z, groups=problem.groups)
     queries = {"X": problem.test_x, "logits": problem.test_z}
     expected = by_groups.compress(0.3, groups=problem.groups).predict_proba(**queries)
     np.testing.assert_array_equal(by_groups.compress(0.3).predict_proba(**queries), expected)

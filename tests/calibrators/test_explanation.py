@@ -187,7 +187,7 @@ def test_a_blend_without_weight_on_some_rows_names_rows_of_the_calibration_set(
     """After loading too; in single precision the shares still sum to the probabilities that are predicted."""
     weights = (np.arange(240) % 3 > 0).astype(float)
     rows, queries = problem.embeddings.astype(np.float32), problem.test_embeddings.astype(np.float32)
-    fitted = KCalBlend(projection=None).fit(rows, problem.labels, sample_weight=weights)
+    fitted = KCalBlend().fit(rows, problem.labels, sample_weight=weights)
     for model in (fitted, load(save(fitted, tmp_path / "blend.kcal"))):
         explanation = model.explain(queries)
         assert weights[explanation.rows].all()
@@ -201,9 +201,7 @@ def test_a_blend_without_weight_on_some_rows_names_rows_of_the_calibration_set(
 
 def test_a_masked_second_class_is_named(problem: Problem) -> None:
     two = problem.labels < 2
-    fitted = KCalBlend(projection=None).fit(
-        problem.embeddings[two], problem.labels[two], logits=problem.logits[two][:, :2]
-    )
+    fitted = KCalBlend().fit(problem.embeddings[two], problem.labels[two], logits=problem.logits[two][:, :2])
     logits = problem.test_logits[QUERIES, :2].copy()
     logits[:6, 1] = -1e9
     explanation = fitted.explain(problem.test_embeddings[QUERIES], logits=logits)
@@ -218,7 +216,7 @@ def test_a_masked_second_class_is_named(problem: Problem) -> None:
 
 def test_a_class_without_samples_is_carried_by_the_network(problem: Problem) -> None:
     seen = problem.labels < 2
-    fitted = KCalBlend(projection=None).fit(problem.embeddings[seen], problem.labels[seen], logits=problem.logits[seen])
+    fitted = KCalBlend().fit(problem.embeddings[seen], problem.labels[seen], logits=problem.logits[seen])
     explanation = fitted.explain(problem.test_embeddings, logits=problem.test_logits)
     np.testing.assert_allclose(whole(explanation), explanation.probabilities, rtol=1e-12)
     assert not explanation.rest[:, 2].any()

@@ -196,5 +196,5 @@ def test_an_unfitted_calibrator_has_no_module(name: str) -> None:
 
 def test_a_blend_without_logits_takes_none() -> None:
     part, (embeddings, logits) = problem(), query_rows()
-    blend = KCalBlend(projection=None).fit(part.embeddings, part.labels)
+    blend = KCalBlend().fit(part.embeddings, part.labels)
     check_same(blend, embeddings, logits, 1e-12)

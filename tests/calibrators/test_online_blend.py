@@ -31,7 +31,7 @@ def part(start: int, stop: int, *, full: bool = True) -> tuple[tuple[Any, Any], 
 
 
 def blend(**parameters: Any) -> KCalBlend:
-    return KCalBlend(projection=None, progress=False, **parameters)
+    return KCalBlend(progress=False, **parameters)
 
 
 def fitted(start: int, stop: int, calibrator: KCalBlend | None = None) -> KCalBlend:
@@ -93,7 +93,7 @@ def test_corrected_and_forgotten_samples_count_towards_the_next_fit() -> None:
 
 def test_with_a_head_no_logits_are_needed() -> None:
     weight, bias = GENERATOR.normal(size=(3, 20)), GENERATOR.normal(size=3)
-    make = lambda: KCalBlend(projection=None, progress=False, head=(weight, bias))  # noqa: E731
+    make = lambda: KCalBlend(progress=False, head=(weight, bias))  # noqa: E731
     live = make().fit(ROWS[:100], LABELS[:100]).partial_fit(ROWS[100:200], LABELS[100:200])
     expected = make().fit(ROWS[:200], LABELS[:200])
     np.testing.assert_allclose(live.predict_proba(QUERIES), expected.predict_proba(QUERIES), atol=1e-9)

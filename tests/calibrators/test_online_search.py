@@ -78,7 +78,7 @@ def test_an_erasure_makes_no_search_and_loses_none(kind: type[Any]) -> None:
 
 
 def test_a_new_class_of_a_blend_has_weights_at_once() -> None:
-    live = KCalBlend(projection=None).fit(ROWS[:120], LABELS[:120])
+    live = KCalBlend().fit(ROWS[:120], LABELS[:120])
     new = live.partial_fit(ROWS[120:], np.where(LABELS[120:] == 1, 7, LABELS[120:])).frozen(search=False)
     assert new.classes_.tolist() == [0, 1, 2, 7]
     np.testing.assert_allclose(new.predict_proba(QUERIES).sum(axis=1), 1.0)

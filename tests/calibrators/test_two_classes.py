@@ -69,7 +69,7 @@ def test_a_row_of_a_calibrator_of_two_columns_is_not_taken_for_a_column() -> Non
 
 
 def test_embeddings_of_one_dimension_are_refused() -> None:
-    for calibrator in (KCal(projection="identity"), KCalBlend(projection=None)):
+    for calibrator in (KCal(projection="identity"), KCalBlend()):
         with pytest.raises(InvalidInputError, match=r"X must have two dimensions .* got shape \(120,\). Reshape"):
             calibrator.fit(LOGITS, LABELS)
 

@@ -16,7 +16,7 @@ def fitted(method: str, problem: Any, **parameters: Any) -> tuple[Any, dict[str,
     """Return a calibrator and what its predictions take beside embeddings."""
     if method == "kcal":
         return KCal(projection="identity", **parameters).fit(problem.embeddings, problem.labels), {}
-    blend = KCalBlend(projection=None, **parameters).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    blend = KCalBlend(**parameters).fit(problem.embeddings, problem.labels, logits=problem.logits)
     return blend, {"logits": problem.test_logits}
 
 

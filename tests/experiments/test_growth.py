@@ -57,7 +57,7 @@ def test_more_samples_come_closer_to_the_truth_and_the_estimates_gain_weight(gro
 
 def test_weights_are_summed_by_their_source() -> None:
     world = draw_world(200, np.random.default_rng(3))
-    blend = KCalBlend(projection=None).fit(world.outputs.embeddings, world.outputs.labels, logits=world.outputs.logits)
+    blend = KCalBlend().fit(world.outputs.embeddings, world.outputs.labels, logits=world.outputs.logits)
     found = summed_weights(blend)
     assert sum(found.values()) == pytest.approx(sum(blend.weights_.values()))
     assert found[ESTIMATES] == pytest.approx(

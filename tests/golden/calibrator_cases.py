@@ -271,10 +271,10 @@ def blend_options() -> Cases:
     yield from outcomes("kcal-blend/probabilities", fitted, shares)
     fewer = without_last_class(plain)
     for label, logits in (("missing", fewer.calibration.logits), ("missing-without-logits", None)):
-        fitted = fit(made("kcal-blend", projection=None), fewer, logits=logits, classes=range(plain.n_classes))
+        fitted = fit(made("kcal-blend"), fewer, logits=logits, classes=range(plain.n_classes))
         yield from outcomes(f"kcal-blend/{label}", fitted, plain, logits=logits is not None)
     for label, keywords in (("without-logits", {}), ("without-logits-groups", {"groups": plain.groups})):
-        fitted = fit(made("kcal-blend", projection=None), plain, logits=None, **keywords)
+        fitted = fit(made("kcal-blend"), plain, logits=None, **keywords)
         yield from outcomes(f"kcal-blend/{label}", fitted, plain, logits=False)
     far = fit(made("kcal-blend", projection=None, **quick), plain)
     queries = plain.test.embeddings[:ROWS] * np.linspace(1.0, 40.0, ROWS)[:, None]

@@ -59,7 +59,7 @@ def test_what_another_process_changes_reaches_the_calibrator(tmp_path: Path) -> 
     path = tmp_path / "store.db"
     with CalibrationStore(path) as store:
         store.append(outputs(0, 120))
-        followers = [store.follow(kcal()), store.follow(KCalBlend(projection=None, progress=False))]
+        followers = [store.follow(kcal()), store.follow(KCalBlend(progress=False))]
         assert [follower.update() for follower in followers] == [120, 120]
         assert [follower.update() for follower in followers] == [0, 0]
         in_another_process(path)
@@ -125,7 +125,7 @@ def test_an_error_of_the_thread_is_kept_and_the_next_update_goes_on(tmp_path: Pa
     with CalibrationStore(tmp_path / "store.db") as store:
         store.append(outputs(0, 100))
         with pytest.warns(KcalWarning, match="could not update its calibrator") as warned:
-            scene(store, KCalBlend(projection=None, progress=False))
+            scene(store, KCalBlend(progress=False))
     assert len(warned) == 1
 
 
@@ -164,7 +164,7 @@ def test_an_id_that_is_deleted_and_appended_again_is_another_sample(tmp_path: Pa
         np.testing.assert_allclose(predict_on(live, QUERIES), predict_on(store.fit(kcal()), QUERIES), atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [kcal, lambda: KCalBlend(projection=None, progress=False)])
+@pytest.mark.parametrize("make", [kcal, lambda: KCalBlend(progress=False)])
 def test_a_restart_leaves_samples_that_did_not_change(tmp_path: Path, make: Any) -> None:
     with CalibrationStore(tmp_path / "store.db") as store:
         store.append(outputs(0, 60))
@@ -227,7 +227,7 @@ def test_a_blend_follows_a_store_that_was_emptied_and_filled_again(tmp_path: Pat
 
     with CalibrationStore(tmp_path / "store.db") as store:
         store.append(named(0, 60))
-        blend = KCalBlend(projection=None, progress=False)
+        blend = KCalBlend(progress=False)
         follower = store.follow(blend, classes=names)
         assert follower.update() == 60
         assert blend.classes_.tolist() == names.tolist()
@@ -235,7 +235,7 @@ def test_a_blend_follows_a_store_that_was_emptied_and_filled_again(tmp_path: Pat
         assert follower.update() == 60
         store.append(named(60, 130))
         assert follower.update() == 70
-        fresh = store.fit(KCalBlend(projection=None, progress=False), classes=names)
+        fresh = store.fit(KCalBlend(progress=False), classes=names)
         np.testing.assert_allclose(predict_on(blend, QUERIES), predict_on(fresh, QUERIES), atol=1e-6)
 
 
@@ -271,7 +271,7 @@ def test_samples_of_several_model_versions_are_told_apart(tmp_path: Path) -> Non
         assert follower.update() == 0
 
 
-@pytest.mark.parametrize("make", [kcal, lambda: KCalBlend(projection=None, progress=False)])
+@pytest.mark.parametrize("make", [kcal, lambda: KCalBlend(progress=False)])
 def test_all_samples_may_be_replaced_at_once(tmp_path: Path, make: Any) -> None:
     with CalibrationStore(tmp_path / "store.db") as store:
         store.append(outputs(0, 60))

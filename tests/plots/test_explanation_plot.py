@@ -31,7 +31,7 @@ def explained(problem: Problem) -> Explanation:
 
 @pytest.fixture(scope="module")
 def blended(problem: Problem) -> Explanation:
-    blend = KCalBlend(projection=None).fit(problem.embeddings, problem.labels, logits=problem.logits)
+    blend = KCalBlend().fit(problem.embeddings, problem.labels, logits=problem.logits)
     return blend.explain(problem.test_embeddings[:9], k=3, logits=problem.test_logits[:9])
 
 

@@ -20,7 +20,7 @@ MAX_ENTRIES = 5_000_000
 """Samples × classes of out-of-fold predictions, at most: what is fitted on them has few parameters."""
 MAX_PRODUCTS = 3_000_000_000
 """Samples × features × classes of the refit of the last layer, at most."""
-REFIT_TOLERANCE = 1e-7
+REFIT_TOLERANCE = 1e-8
 FREQUENCY_PRIOR = 2.0
 """Pseudo-samples by which the network's mean prediction enters the class frequencies."""
 
@@ -68,13 +68,15 @@ def fit_blend(
     parts = torch.cat([pool_log_probs(exponents, log_experts)[None], log_experts]).exp()
     own_probs = parts.gather(2, own.expand(4, -1)[:, :, None])[:, :, 0]
     shares = fit_mixture(own_probs, weights)
-    mean_loss = weights / weights.sum()
+    mean_loss, centre = weights / weights.sum(), points.cpu().double().mean(dim=0)
     totals, expected = torch.from_numpy(samples.class_weights()), network.probs(scores).mean(dim=0)
     formula = BlendFormula(
         network=network,
         refit=refit,
         exponents=exponents,
         shares=shares,
+        centre=centre,
+        radius=float((points.cpu().double() - centre).norm(dim=1).max()),
         background=background,
         log_scale=log_scale,
         frequencies=(totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
@@ -105,5 +107,5 @@ def fit_refit(
     penalty, out_of_fold = cross_fit(some, cross_folds(some.codes, groups, folds, seed))
     if features.numel() * scores.shape[1] > MAX_PRODUCTS:
         problem = some
-    point = problem.single().solve(penalty, problem.start, REFIT_TOLERANCE)
+    point = problem.solve(penalty, problem.start, REFIT_TOLERANCE)
     return axes.model(point, temperature, penalty, scores.shape[1]), out_of_fold

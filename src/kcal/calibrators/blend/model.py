@@ -48,6 +48,8 @@ class BlendFormula(StoredModel):
     refit: RidgeModel = nested(RidgeModel)
     exponents: torch.Tensor = tensor(3)  # w, of network, refit and kernel estimate
     shares: torch.Tensor = tensor(4)  # λ, of the pool, network, refit and kernel estimate
+    centre: torch.Tensor = tensor("dimension")  # of the calibration points
+    radius: float  # of the ball around the centre that holds them: the refit does not extrapolate beyond
     background: float  # β
     log_scale: float  # makes numbers of samples of class sums
     frequencies: torch.Tensor = tensor("classes")  # class frequencies that the probabilities assume
@@ -70,9 +72,15 @@ class BlendFormula(StoredModel):
         # A linear map would carry a value far below all calibration samples over to other classes.
         bounded = log_probs.clamp_min(self.min_log_prob)
         network = self.network.probs(bounded).clamp_min(MIN_PROB)
-        refit = self.refit.log_probs(points, bounded).clamp_min(log_of(MIN_PROB))
+        refit = self.refit.log_probs(self.inside(points), bounded).clamp_min(log_of(MIN_PROB))
         parts = torch.stack([network.log(), refit, log_estimate(counts, network, self.background)])
         return Experts(parts, counts, log_probs < min(MASKED, MASK_FACTOR * self.min_log_prob))
+
+    def inside(self, points: torch.Tensor) -> torch.Tensor:
+        """Return points, (n, d), moved towards the centre into the ball of the calibration points."""
+        offsets = points - self.centre.to(points)
+        lengths = offsets.norm(dim=1, keepdim=True).clamp_min(torch.finfo(points.dtype).tiny)
+        return self.centre.to(points) + offsets * (self.radius / lengths).clamp_max(1.0)
 
     def log_probs(self, experts: Experts) -> torch.Tensor:
         """Return log probabilities, (n, n_classes)."""
