@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quick_blend import blend_of
 from scipy.optimize import minimize
 from scipy.special import log_softmax, logsumexp, softmax
 from scipy.stats import norm
@@ -19,6 +18,7 @@ from kcal.calibrators.blend.pool import PSEUDO_COUNTS, SPREAD, fit_mixture, fit_
 from kcal.calibrators.kcal.samples import check_samples
 from kcal.datasets import load_example
 from kcal.metrics import negative_log_likelihood
+from quick_blend import blend_of
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,9 @@ def test_predictions_are_the_documented_formula(blend: KCalBlend, problem: Any) 
     )
     counts = kernel_counts(queries, problem.embeddings.astype(float), problem.labels, blend.bandwidth_)
     d = (blend.background_ * f + counts) / (blend.background_ + counts.sum(axis=1, keepdims=True))
+    in_pool = (formula.pool_background * f + counts) / (formula.pool_background + counts.sum(axis=1, keepdims=True))
     w = blend.weights_
-    pool = f ** w["network"] * r ** w["refit"] * d ** w["samples"]
+    pool = f ** w["network"] * r ** w["refit"] * in_pool ** w["samples"]
     shares = blend.shares_
     assert sum(shares.values()) == pytest.approx(1)
     expected = shares["pool"] * pool / pool.sum(axis=1, keepdims=True)
@@ -265,7 +266,7 @@ def test_far_from_all_samples_the_kernel_estimate_is_the_network(blend: KCalBlen
     far = 1e3 * np.array([[1.0], [-1.0], [7.0]]) * np.ones((3, 6))
     logits = np.array([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.5]])
     experts = blend.model_.experts(torch.from_numpy(far), torch.from_numpy(logits))
-    torch.testing.assert_close(experts.log_probs[2], experts.log_probs[0])
+    torch.testing.assert_close(experts.estimate, experts.pooled[0])
     probs = blend.predict_proba(far, logits=logits)
     again = blend.predict_proba(1e6 * far, logits=logits)  # the refit does not extrapolate either
     np.testing.assert_allclose(again, probs, atol=1e-6)

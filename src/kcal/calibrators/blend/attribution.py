@@ -45,33 +45,38 @@ def attribute_blend(
 def divide(model: BlendModel, experts: Experts, probs: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return what each expert carries of ``probs``, (n, n_classes), by name."""
     formula = model.formula
-    pool = pool_log_probs(formula.exponents, experts.log_probs).exp()
+    pool = pool_log_probs(formula.exponents, experts.pooled).exp()
     sizes = formula.exponents.abs() / formula.exponents.abs().sum()
-    masses = formula.shares[1:, None, None] * experts.log_probs.exp() + formula.shares[0] * sizes[:, None, None] * pool
-    carried = masses / masses.sum(dim=0) * probs  # (3, n, n_classes)
-    network, refit, estimate = carried
-    samples = estimate * sample_share(model, experts)
-    return {"samples": samples, "network": network + estimate - samples, "refit": refit}
+    in_pool = formula.shares[0] * sizes[:, None, None] * pool
+    mixed = formula.shares[1:, None, None] * experts.mixed.exp()
+    scale = probs / (in_pool + mixed).sum(dim=0)
+    samples = sum(
+        part[2] * sample_share(experts, background)
+        for part, background in ((in_pool, formula.pool_background), (mixed, formula.background))
+    )
+    network, refit, estimate = in_pool + mixed
+    parts = {"samples": samples, "network": network + estimate - samples, "refit": refit}
+    return {name: scale * part for name, part in parts.items()}
 
 
-def sample_share(model: BlendModel, experts: Experts) -> torch.Tensor:
-    """Return the share of the samples in the kernel estimate of each class, (n, n_classes)."""
-    prior = model.formula.background * experts.log_probs[0].exp()
-    return experts.counts / (experts.counts + prior)
+def sample_share(experts: Experts, background: float) -> torch.Tensor:
+    """Return the share of the samples in a kernel estimate of each class, (n, n_classes)."""
+    return experts.counts / (experts.counts + background * experts.pooled[0].exp())
 
 
 def log_odds_terms(model: BlendModel, experts: Experts, top: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the contributions to the log-odds of the classes ``top``, (n, 2), by name, (n,) each."""
     formula = model.formula
-    pool, mixed = pool_log_probs(formula.exponents, experts.log_probs), formula.mixed(experts)
+    pool, mixed = pool_log_probs(formula.exponents, experts.pooled), formula.mixed(experts)
     mean = logarithmic_mean(mixed, top)
-    of_experts = logarithmic_mean(experts.log_probs, top)  # (3, n)
-    in_pool = formula.shares[0] * logarithmic_mean(pool, top) * formula.exponents[:, None]
-    factors = (formula.shares[1:, None] * of_experts + in_pool) / mean  # of the log-odds of each expert
-    terms = factors * difference(experts.log_probs, top)
-    share = experts.log_probs[2].exp() * sample_share(model, experts)
-    samples = factors[2] * difference(share, top) / of_experts[2]
-    network, refit, estimate = terms
+    in_pool = formula.exponents[:, None] * formula.shares[0] * logarithmic_mean(pool, top) / mean
+    in_mixture = formula.shares[1:, None] * logarithmic_mean(experts.mixed, top) / mean
+    network, refit, estimate = in_pool * difference(experts.pooled, top) + in_mixture * difference(experts.mixed, top)
+    samples = torch.zeros_like(estimate)
+    kinds = ((in_pool, experts.pooled[2], formula.pool_background), (in_mixture, experts.estimate, formula.background))
+    for factors, log_probs, background in kinds:
+        share = log_probs.exp() * sample_share(experts, background)
+        samples += factors[2] * difference(share, top) / logarithmic_mean(log_probs, top)
     named = dict(zip(EXPERTS, (network + estimate - samples, refit, samples), strict=True))
     if formula.prior is not None:
         named["prior"] = difference((formula.prior / formula.frequencies).log().expand_as(mixed), top)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from kcal.calibrators.blend.kernel import choose_bandwidth, leave_out_counts, log_estimate, log_scale_of
+from kcal.calibrators.blend.kernel import POOL_SHARE, choose_bandwidth, leave_out_counts, log_estimate, log_scale_of
 from kcal.calibrators.blend.model import MIN_PROB, BlendFormula, BlendModel
 from kcal.calibrators.blend.network import LeaveOut, fit_network, group_efficiency
 from kcal.calibrators.blend.pool import fit_mixture, fit_pool, pool_log_probs
@@ -21,6 +21,8 @@ MAX_ENTRIES = 5_000_000
 MAX_PRODUCTS = 3_000_000_000
 """Samples × features × classes of the refit of the last layer, at most."""
 REFIT_TOLERANCE = 1e-8
+MIN_COUNT = 1e-3
+"""Least median number of samples near a sample, by which the background of the pool is measured."""
 FREQUENCY_PRIOR = 2.0
 """Pseudo-samples by which the network's mean prediction enters the class frequencies."""
 
@@ -59,13 +61,15 @@ def fit_blend(
     counts = leave_out_counts(estimate, samples, index, log_scale)
 
     of_network = of_network.clamp_min(MIN_PROB)
+    pool_background = POOL_SHARE * float(counts.sum(dim=1).median().clamp_min(MIN_COUNT))
     log_experts = torch.stack(
-        [of_network.log(), of_refit.clamp_min(np.log(MIN_PROB)), log_estimate(counts, of_network, background)]
+        [of_network.log(), of_refit.clamp_min(np.log(MIN_PROB)), log_estimate(counts, of_network, pool_background)]
     )
+    estimated = log_estimate(counts, of_network, background)
     own, weights = codes[index], leave_out.weights[index]
     weights = weights * (len(codes) / len(index))
     exponents = fit_pool(log_experts, own, weights)
-    parts = torch.cat([pool_log_probs(exponents, log_experts)[None], log_experts]).exp()
+    parts = torch.stack([pool_log_probs(exponents, log_experts), *log_experts[:2], estimated]).exp()
     own_probs = parts.gather(2, own.expand(4, -1)[:, :, None])[:, :, 0]
     shares = fit_mixture(own_probs, weights)
     mean_loss, centre = weights / weights.sum(), points.cpu().double().mean(dim=0)
@@ -78,6 +82,7 @@ def fit_blend(
         centre=centre,
         radius=float((points.cpu().double() - centre).norm(dim=1).max()),
         background=background,
+        pool_background=pool_background,
         log_scale=log_scale,
         frequencies=(totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
         min_log_prob=float(scores.min()),

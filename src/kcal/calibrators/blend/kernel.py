@@ -3,7 +3,8 @@
 d_k(x) = (β·f_k(x) + S_k(x)) / (β + Σ_l S_l(x)),     S_k(x) = Σ_{i: y_i = k} w_i·φ_b(x_i − x)
 
 S_k counts the samples of class k near x, each by a kernel that is 1 at distance 0. d is the mean of a Dirichlet
-posterior whose prior is the network's prediction f, worth β samples: far from all samples d is f.
+posterior whose prior is the network's prediction f, worth β samples: far from all samples d is f. In the pool f is an
+expert itself, so that d has a much smaller background there, which matters only where no sample is near.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ BANDWIDTHS = tuple(0.08 * 2 ** (place / 2) for place in range(10))
 """Bandwidths that are tried, in units of the root mean square distance of the samples from their mean."""
 BACKGROUNDS = (1e-3, 1e-2, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 """Values of β that are tried."""
-BACKGROUND_SHARE, MIN_BACKGROUND = 0.1, 1e-4
-"""Share of the best β of the estimate alone that serves best beside other experts."""
+POOL_SHARE = 1e-5
+"""Background of the estimate in the pool, in units of the median count at a sample from the others."""
 BLOCK_ENTRIES = 2_000_000
 """Numbers of class sums at once."""
 
@@ -66,8 +67,7 @@ def choose_bandwidth(
         shares = (backgrounds * prior + own.transpose(1, 2)) / (backgrounds + mass[:, None])  # (…, n_backgrounds, rows)
         losses -= shares.clamp_min(torch.finfo(torch.float64).tiny).log() @ weights[block]
     best = int(losses.argmin())
-    background = BACKGROUND_SHARE * BACKGROUNDS[best % len(BACKGROUNDS)]
-    return bandwidths[best // len(BACKGROUNDS)], max(background, MIN_BACKGROUND)
+    return bandwidths[best // len(BACKGROUNDS)], BACKGROUNDS[best % len(BACKGROUNDS)]
 
 
 def leave_out_counts(estimate: KernelEstimate, samples: Samples, index: torch.Tensor, log_scale: float) -> torch.Tensor:

@@ -1,9 +1,10 @@
 """The fitted blend: its formula and everything the formula needs.
 
-p = λ_1·pool + λ_2·f + λ_3·r + λ_4·d,     pool ∝ f^(w_f)·r^(w_r)·d^(w_d)
+p = λ_1·pool + λ_2·f + λ_3·r + λ_4·d,     pool ∝ f^(w_f)·r^(w_r)·d'^(w_d)
 
-f is the network (``network.py``), r its last layer refitted (``ridge.py``), d the kernel estimate (``kernel.py``); the
-exponents w and the shares λ are those of ``pool.py``. All are fitted on out-of-fold predictions.
+f is the network (``network.py``), r its last layer refitted (``ridge.py``), d the kernel estimate (``kernel.py``), d'
+the same with the background of the pool; the exponents w and the shares λ are those of ``pool.py``. All are fitted on
+out-of-fold predictions.
 """
 
 from __future__ import annotations
@@ -35,9 +36,15 @@ MIN_PROB = 1e-12
 class Experts:
     """The predictions that a blend combines, of n samples."""
 
-    log_probs: torch.Tensor  # (3, n, n_classes): network, refit, kernel estimate
+    pooled: torch.Tensor  # (3, n, n_classes), logarithms: network, refit, kernel estimate of the pool
+    estimate: torch.Tensor  # (n, n_classes), logarithms of the kernel estimate of the mixture
     counts: torch.Tensor  # (n, n_classes), samples of each class near a sample
     excluded: torch.Tensor  # (n, n_classes), classes that the network masks
+
+    @property
+    def mixed(self) -> torch.Tensor:
+        """Logarithms of network, refit and kernel estimate in the mixture, (3, n, n_classes)."""
+        return torch.cat([self.pooled[:2], self.estimate[None]])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -51,6 +58,7 @@ class BlendFormula(StoredModel):
     centre: torch.Tensor = tensor("dimension")  # of the calibration points
     radius: float  # of the ball around the centre that holds them: the refit does not extrapolate beyond
     background: float  # β
+    pool_background: float  # that of the pool
     log_scale: float  # makes numbers of samples of class sums
     frequencies: torch.Tensor = tensor("classes")  # class frequencies that the probabilities assume
     min_log_prob: float  # lowest log probability of the network for a class of a calibration sample
@@ -73,13 +81,15 @@ class BlendFormula(StoredModel):
         bounded = log_probs.clamp_min(self.min_log_prob)
         network = self.network.probs(bounded).clamp_min(MIN_PROB)
         refit = self.refit.log_probs(self.inside(points), bounded).clamp_min(log_of(MIN_PROB))
-        parts = torch.stack([network.log(), refit, log_estimate(counts, network, self.background)])
-        return Experts(parts, counts, log_probs < min(MASKED, MASK_FACTOR * self.min_log_prob))
+        pooled = torch.stack([network.log(), refit, log_estimate(counts, network, self.pool_background)])
+        estimate = log_estimate(counts, network, self.background)
+        return Experts(pooled, estimate, counts, log_probs < min(MASKED, MASK_FACTOR * self.min_log_prob))
 
     def inside(self, points: torch.Tensor) -> torch.Tensor:
         """Return points, (n, d), moved towards the centre into the ball of the calibration points."""
         offsets = points - self.centre.to(points)
-        lengths = offsets.norm(dim=1, keepdim=True).clamp_min(torch.finfo(points.dtype).tiny)
+        lengths: torch.Tensor = torch.linalg.vector_norm(offsets, dim=1, keepdim=True)
+        lengths = lengths.clamp_min(torch.finfo(points.dtype).tiny)
         return self.centre.to(points) + offsets * (self.radius / lengths).clamp_max(1.0)
 
     def log_probs(self, experts: Experts) -> torch.Tensor:
@@ -88,7 +98,7 @@ class BlendFormula(StoredModel):
 
     def mixed(self, experts: Experts) -> torch.Tensor:
         """Return the logarithm of the mixture, (n, n_classes)."""
-        parts = torch.cat([pool_log_probs(self.exponents, experts.log_probs)[None], experts.log_probs])
+        parts = torch.cat([pool_log_probs(self.exponents, experts.pooled)[None], experts.mixed])
         return torch.logsumexp(parts + self.shares.log().to(parts)[:, None, None], dim=0)
 
     def deployed(self, log_probs: torch.Tensor) -> torch.Tensor:
