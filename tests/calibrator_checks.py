@@ -68,7 +68,7 @@ def prediction_arguments(calibrator: Calibrator, outputs: ClassifierOutputs, cha
 def unlearned(calibrator: Calibrator) -> Calibrator:
     """Return the calibrator without a trained projection."""
     if calibrator.uses_training_set and "projection" in calibrator.get_params():
-        calibrator.set_params(projection=None if calibrator.inputs == "both" else "identity")
+        calibrator.set_params(projection="identity")
     return calibrator
 
 

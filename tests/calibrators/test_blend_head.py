@@ -34,7 +34,6 @@ from kcal.cli import app
 from kcal.deployment import HeadPredictor, metadata_of, write_onnx
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError
-from quick_blend import QUICK
 from synthetic import CENTRES, Problem, make_problem
 
 HEAD = (3.0 * CENTRES, -1.5 * (CENTRES**2).sum(axis=1))  # of the logits of the problem
@@ -60,7 +59,7 @@ CONTRACT = [
 
 
 def quick(head: Any = HEAD, **parameters: Any) -> KCalBlend:
-    return KCalBlend(**{"projection": None, "head": head, **parameters})
+    return KCalBlend(head=head, **parameters)
 
 
 def layer(dtype: torch.dtype = torch.float32, *, kind: str = "linear") -> nn.Module:
@@ -98,16 +97,13 @@ def test_contract(check: Any, problem: Problem, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_it_equals_the_blend_with_explicit_logits(problem: Problem, dtype: Any) -> None:
-    parts = [problem.embeddings, problem.test_embeddings, problem.train_embeddings, *HEAD]
-    x, new, train, weight, bias = (part.astype(dtype) for part in parts)
-    options = {"train_embeddings": train, "train_labels": problem.train_labels}
-    for learned, more in ({"projection": None}, {}), ({"projection": "skip", "recipe": QUICK}, options):
-        blend = quick((weight, bias), **learned).fit(x, problem.labels, **more)
-        plain = KCalBlend(**learned).fit(x, problem.labels, logits=x @ weight.T + bias, **more)
-        probs = blend.predict_proba(new)
-        assert probs.dtype == dtype
-        assert largest_difference(probs, plain.predict_proba(new, logits=new @ weight.T + bias)) < 1e-6
-        assert blend.weights_ == pytest.approx(plain.weights_, abs=1e-4)
+    x, new, weight, bias = (part.astype(dtype) for part in (problem.embeddings, problem.test_embeddings, *HEAD))
+    blend = quick((weight, bias)).fit(x, problem.labels)
+    plain = KCalBlend().fit(x, problem.labels, logits=x @ weight.T + bias)
+    probs = blend.predict_proba(new)
+    assert probs.dtype == dtype
+    assert largest_difference(probs, plain.predict_proba(new, logits=new @ weight.T + bias)) < 1e-5
+    assert blend.weights_ == pytest.approx(plain.weights_, abs=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore::kcal.errors.KcalWarning")
@@ -131,8 +127,8 @@ def test_any_layer_equals_its_own_logits(
         x, new = torch.from_numpy(generator.normal(size=(2, 60, n_features))).to(dtype)
         logits, new_logits = head(x), head(new)
     labels = (logits.numpy() + generator.gumbel(size=logits.shape)).argmax(axis=1)
-    blend = quick(head, network_calibrator="ts").fit(x, labels)
-    plain = KCalBlend(network_calibrator="ts").fit(x, labels, logits=logits)
+    blend = quick(head).fit(x, labels)
+    plain = KCalBlend().fit(x, labels, logits=logits)
     assert largest_difference(blend.predict_proba(new), plain.predict_proba(new, logits=new_logits)) < 1e-6
 
 
@@ -206,7 +202,7 @@ def test_scikit_learn_scores_it_by_cross_validation(problem: Problem) -> None:
 
 
 def test_scikit_learn_searches_its_parameters(problem: Problem, tmp_path: Path) -> None:
-    grid = {"bias": [0.0, 0.1], "fallback_quantile": [0.0, 0.01]}
+    grid = {"folds": [3, 5], "prior": [None, "uniform"]}
     search = GridSearchCV(quick(), grid, cv=2, scoring="neg_log_loss", error_score="raise")
     search.fit(problem.embeddings, problem.labels)
     assert len(search.cv_results_["params"]) == 4
@@ -271,10 +267,10 @@ def test_a_loaded_blend_fits_again(problem: Problem, tmp_path: Path) -> None:
 
 def test_a_stored_head_fits_the_features_and_classes() -> None:
     state = fitted().state()
-    weight = state.tensors["head.weight"]
+    weight = state.tensors["formula.head.weight"]
     for damaged in (weight[:, 1:], weight[1:], weight.float()):
         with pytest.raises(FileFormatError, match="the stored weight do not fit"):
-            KCalBlend.from_state(replace(state, tensors=state.tensors | {"head.weight": damaged}))
+            KCalBlend.from_state(replace(state, tensors=state.tensors | {"formula.head.weight": damaged}))
 
 
 def test_pickles_and_copies_keep_the_head(problem: Problem) -> None:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from scipy.special import softmax
 
-import kcal
-from kcal import FastRecipe, KCalBlend, train_projection
+from kcal import KCalBlend
 from kcal.calibrators import fit_on
-from kcal.calibrators.base import LoadArgumentError
 from kcal.errors import FileFormatError, InvalidInputError, LeakageWarning
-from quick_blend import QUICK, blend_of
+from quick_blend import blend_of
 
 
 def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
@@ -46,36 +42,14 @@ def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"projection": "identity"}, "projection must be"),
-        ({"projection": 3}, "projection must be"),
-        ({"bandwidth_factors": ()}, "bandwidth_factors must be"),
-        ({"bandwidth_factors": (0.5, 2)}, "1 among them"),
-        ({"bandwidth_factors": (1, -1)}, "bandwidth_factors must be"),
-        ({"bandwidth_factors": (1, 1.0001)}, "differ in their first three digits"),
-        ({"bandwidth_factors": 1.0}, "bandwidth_factors must be"),
-        ({"bandwidth_factors": ("a",)}, "bandwidth_factors must be"),
         ({"folds": 1}, "folds must be"),
-        ({"network_calibrator": "iop"}, "network_calibrator must be one of"),
-        ({"bias": -0.1}, "bias must be"),
-        ({"bias": float("nan")}, "bias must be"),
-        ({"background": 0.0}, "background must be"),
-        ({"background": "much"}, "background must be"),
-        ({"fallback_quantile": 1.0}, "fallback_quantile must be"),
-        ({"sharpness": -1.0}, "sharpness must be"),
         ({"prior": [0.5, 0.5]}, "prior must have one entry per class"),
-        ({"recipe": "slow"}, "recipe must be"),
+        ({"representation": "odds"}, "representation must be"),
     ],
 )
-def test_parameters_that_cannot_be_meant_are_refused(problem: Any, parameters: Any, message: str) -> None:
-    given = {"recipe": QUICK} | parameters
+def test_bad_parameters_are_refused(problem: Any, parameters: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        KCalBlend(**given).fit(
-            problem.embeddings,
-            problem.labels,
-            logits=problem.logits,
-            train_embeddings=problem.train_embeddings,
-            train_labels=problem.train_labels,
-        )
+        KCalBlend(**parameters).fit(problem.embeddings, problem.labels, logits=problem.logits)
 
 
 def test_the_score_is_the_accuracy(problem: Any) -> None:
@@ -87,14 +61,7 @@ def test_the_score_is_the_accuracy(problem: Any) -> None:
     assert found == pytest.approx(np.average(right, weights=weights))
 
 
-def test_training_data_that_cannot_be_used_are_refused(problem: Any) -> None:
-    with pytest.raises(InvalidInputError, match="of no use with projection=None"):
-        KCalBlend().fit(
-            problem.embeddings,
-            problem.labels,
-            train_embeddings=problem.train_embeddings,
-            train_labels=problem.train_labels,
-        )
+def test_one_group_is_not_enough(problem: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"two (different )?groups"):
         KCalBlend().fit(problem.embeddings, problem.labels, groups=np.zeros(240))
 
@@ -131,22 +98,17 @@ def test_probabilities_as_logits_when_told(problem: Any) -> None:
 
 def test_parts_of_a_stored_blend_that_do_not_fit_together_are_refused(problem: Any) -> None:
     state = blend_of(problem).state()
-    assert len(state.values["experts"]) == 2
     for name in (
-        "pool.weights",
-        "pool.bias",
-        "frequencies",
-        "sample_frequencies",
-        "experts.0.median_evidence",
-        "experts.1.factors",
-        "experts.1.support.points",
-        "experts.1.support.codes",
+        "formula.exponents",
+        "formula.shares",
+        "formula.frequencies",
+        "formula.network.factors",
+        "formula.refit.bias",
+        "estimate.support.points",
+        "estimate.support.codes",
     ):
-        with pytest.raises(FileFormatError, match="fit"):
-            KCalBlend.from_state(replace(state, tensors=state.tensors | {name: state.tensors[name][:-1]}))
-    for wrong in ({"experts": state.values["experts"][:1]}, {"network": []}):
-        with pytest.raises(FileFormatError, match="fit"):
-            KCalBlend.from_state(replace(state, values=state.values | wrong))
+        with pytest.raises(FileFormatError, match="stored"):
+            KCalBlend.from_state(replace(state, tensors=state.tensors | {name: state.tensors[name][..., :-1]}))
 
 
 def test_the_dispatcher_hands_it_both(problem: Any) -> None:
@@ -169,20 +131,3 @@ def test_columns_of_logits_in_another_order_are_refused(problem: Any) -> None:
     with pytest.raises(InvalidInputError, match="in the same order: a, b, c; got b, a, c"):
         blend.predict_proba(problem.test_embeddings, logits=other)
     blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
-
-
-def test_a_metric_of_ones_own_is_given_again_at_loading(problem: Any, tmp_path: Path) -> None:
-    module = torch.nn.Linear(6, 3, bias=False)
-    trained = train_projection(
-        problem.train_embeddings, problem.train_labels, projection=module, recipe=FastRecipe(steps=4)
-    )
-    blend = KCalBlend(projection=trained).fit(problem.embeddings, problem.labels)
-    assert any(name.startswith("learned") for name in blend.weights_)
-    path = tmp_path / "blend.safetensors"
-    kcal.save(blend, path)
-    with pytest.raises(LoadArgumentError, match="projection"):
-        kcal.load(path)
-    again = kcal.load(path, projection=torch.nn.Linear(6, 3, bias=False))
-    np.testing.assert_array_equal(
-        again.predict_proba(problem.test_embeddings), blend.predict_proba(problem.test_embeddings)
-    )

@@ -282,42 +282,22 @@ def test_kcal_on_logits_is_compressed_too(problem: Any) -> None:
     assert small.support_size_ == 26
 
 
-def test_a_blend_is_compressed_in_each_metric(problem: Any, tmp_path: Path) -> None:
+def test_a_blend_is_compressed(problem: Any, tmp_path: Path) -> None:
     blend = KCalBlend().fit(problem.x, problem.y, logits=problem.z)
     before = blend.predict_proba(problem.test_x, logits=problem.test_z)
     small = blend.compress(0.15)
     after = small.predict_proba(problem.test_x, logits=problem.test_z)
     assert np.array_equal(blend.predict_proba(problem.test_x, logits=problem.test_z), before)
-    assert len(small.model_.experts[0].support) == 39
+    assert len(small.first_estimate.support) == 39
     assert small.weights_ == blend.weights_
     losses = [negative_log_likelihood(probs, problem.test_y) for probs in (before, after)]
     assert losses[1] < 1.03 * losses[0]
-    gates = [each.gate(problem.test_x) for each in (blend, small)]
-    assert abs(np.mean(gates[0] < 0.5) - np.mean(gates[1] < 0.5)) < 0.02
     loaded = kcal.load(kcal.save(small, tmp_path / "blend.kcal"))
     assert np.array_equal(loaded.predict_proba(problem.test_x, logits=problem.test_z), after)
     rows = (torch.from_numpy(problem.test_x), torch.from_numpy(problem.test_z))
     np.testing.assert_allclose(small.as_module()(*rows), after, atol=1e-9)
     with pytest.raises(InvalidInputError, match="groups must"):
         blend.compress(0.15, groups=[1, 2, 3])
-
-
-def test_masses_of_a_compressed_blend_are_those_of_the_merged_other_folds_at_their_whole_weight(problem: Any) -> None:
-    weights = np.random.default_rng(1).uniform(0.5, 2.0, 260)
-    blend = KCalBlend(bandwidth_factors=(0.5, 1.0)).fit(problem.x, problem.y, sample_weight=weights)
-    expert = blend.compress(30).model_.experts[0]
-    folded, factors = CompressionOptions().folded(blend.model_.experts[0], None), blend.model_.frequency_factors.numpy()
-    points, codes, masses = folded.samples.points.numpy(), folded.samples.codes, np.empty((2, 260))
-    for fold in range(5):
-        others, own = np.flatnonzero(folded.folds != fold), np.flatnonzero(folded.folds == fold)
-        merged = Reduction()(folded.samples.rows(others), round(30 * len(others) / 260))
-        squares = ((points[own][:, None] - merged.points.numpy()[None]) ** 2).sum(axis=2)
-        left = np.bincount(codes[others], weights=folded.samples.weights[others])
-        whole = np.bincount(codes, weights=folded.samples.weights)
-        for place, bandwidth in enumerate(expert.bandwidths):
-            kernel = np.exp(-squares / (2 * points.shape[1] * bandwidth**2)) * merged.weights
-            masses[place, own] = kernel @ np.eye(3)[merged.codes] @ (whole / left * factors[:, 0])
-    np.testing.assert_allclose(expert.median_evidence, np.sort(np.log(masses))[:, 129], rtol=1e-9)
 
 
 def test_a_blend_with_groups_is_compressed_by_its_groups(problem: Any, tmp_path: Path) -> None:

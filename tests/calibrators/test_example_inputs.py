@@ -35,10 +35,9 @@ def high_dimensional() -> tuple[Any, Any, Any]:
     return PROBLEM.embeddings @ mixing + 2.0, PROBLEM.logits, PROBLEM.labels
 
 
-def blend(training: bool) -> Calibrator:
+def blend() -> Calibrator:
     x, z, y = high_dimensional()
-    others = {"train_embeddings": x + 0.1, "train_labels": y} if training else {}
-    return quick("kcal-blend").fit(x, y, logits=z, **others)
+    return quick("kcal-blend").fit(x, y, logits=z)
 
 
 def learned(**parameters: Any) -> Calibrator:
@@ -61,8 +60,7 @@ FITS = {
     "kcal-logits, one column": lambda: KCalLogits(projection="identity").fit(
         PROBLEM.logits[:, :1], PROBLEM.labels == 0
     ),
-    "blend": lambda: blend(training=False),
-    "blend, two metrics": lambda: blend(training=True),
+    "blend": blend,
     "blend, few features": lambda: KCalBlend().fit(PROBLEM.embeddings, PROBLEM.labels, logits=PROBLEM.logits),
 }
 

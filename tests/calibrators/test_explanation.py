@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import re
-from copy import copy
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,11 @@ import pandas as pd
 import pytest
 import torch
 
-from kcal import KCal, KCalBlend, KCalLogits, load, save
+from kcal import FastRecipe, KCal, KCalBlend, KCalLogits, load, save
 from kcal.calibrators import Explanation
 from kcal.calibrators.kcal import attribution
 from kcal.errors import FewSamplesWarning, HeldOutWarning, InvalidInputError, LeakageWarning, MissingExtraError
 from kcal.kernels import sort_support
-from quick_blend import QUICK, blend_of
 from synthetic import Problem
 
 QUERIES = slice(0, 12)
@@ -98,7 +96,7 @@ def test_where_the_prior_excludes_all_mass_the_prior_itself_is_the_explanation()
 
 def test_rows_are_those_of_the_calibration_set_where_half_was_held_out(problem: Problem) -> None:
     with pytest.warns(HeldOutWarning):
-        model = KCal(recipe=QUICK).fit(problem.embeddings, problem.labels)
+        model = KCal(recipe=FastRecipe(steps=12, batch_size=120, checkpoints=3)).fit(problem.embeddings, problem.labels)
     explanation = model.explain(problem.test_embeddings[QUERIES])
     assert set(explanation.rows.ravel()) <= set(model.support_indices_)
     np.testing.assert_array_equal(problem.labels[explanation.rows], explanation.labels)
@@ -113,27 +111,13 @@ def test_logits_are_explained_in_the_space_of_their_log_softmax(problem: Problem
     np.testing.assert_allclose(explanation.distances[:, 0, 0], distances, rtol=1e-9)
 
 
-def masses_of(blend: KCalBlend, rows: Any, labels: Any, query: Any) -> dict[str, Any]:
-    """Return by name of the estimate the mass of each sample and of the background of each class; sample by sample."""
-    model, masses = blend.model_, {}
-    factors = model.frequency_factors[:, 0].numpy()
-    for expert in model.experts:
-        points, place = (expert.project(torch.from_numpy(part)).numpy() for part in (rows, query[None]))
-        for factor, median in zip(expert.factors.tolist(), expert.median_evidence.tolist(), strict=True):
-            b, d = expert.bandwidth * factor, points.shape[1]
-            exponents = -((points - place) ** 2).sum(axis=1) / (2 * d * b * b) - median
-            background = model.background * model.frequencies.numpy()
-            masses[f"{expert.metric} × {factor:.3g}"] = (np.exp(exponents) * factors[labels], background)
-    return masses
-
-
 @pytest.fixture(scope="module")
 def blend(problem: Problem) -> KCalBlend:
-    return blend_of(problem, network_calibrator="sms", prior=[0.5, 0.3, 0.2])
+    return KCalBlend(prior=[0.5, 0.3, 0.2]).fit(problem.embeddings, problem.labels, logits=problem.logits)
 
 
 def test_the_log_odds_of_a_blend_are_the_sum_of_its_terms(problem: Problem, blend: KCalBlend) -> None:
-    """Also far from all samples, where the fallback decides."""
+    """Also far from all samples, where none is near."""
     far = np.linspace(0, 1, 600)[:, None] ** 4 * 30
     queries = problem.test_embeddings + far
     explanation = blend.explain(queries, logits=problem.test_logits)
@@ -141,44 +125,57 @@ def test_the_log_odds_of_a_blend_are_the_sum_of_its_terms(problem: Problem, blen
     top = np.sort(log_probs, axis=1)[:, ::-1]
     odds = explanation.log_odds
     assert odds is not None
-    assert odds.terms == (*blend.weights_, "bias", "background", "fallback", "sharpness", "prior")
+    assert odds.terms == ("network", "refit", "samples", "prior")
     np.testing.assert_allclose(odds.total, top[:, 0] - top[:, 1], rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(odds.contributions.sum(axis=1), odds.total, rtol=1e-12, atol=1e-12)
-    assert (np.abs(odds.contributions[:, odds.terms.index("fallback")]) > 0.1).any()
+    np.testing.assert_allclose(odds.contributions[-1, odds.terms.index("samples")], 0.0, atol=1e-6)
     np.testing.assert_allclose(whole(explanation), np.exp(log_probs), rtol=1e-12, atol=1e-300)
 
 
 def test_shares_and_terms_of_a_blend_are_those_of_a_loop(problem: Problem, blend: KCalBlend) -> None:
-    model, queries = blend.model_, problem.test_embeddings[QUERIES]
-    logits = problem.test_logits[QUERIES]
-    explanation, gates = blend.explain(queries, k=3, logits=logits), blend.gate(queries)
-    assert explanation.metrics == ("identity", "learned")
-    assert list(explanation.parts) == ["network", "background", "fallback"]
-    for row, (query, gate) in enumerate(zip(queries, gates, strict=True)):
-        masses = masses_of(blend, problem.embeddings, problem.labels, query)
-        total = gate * sum(abs(weight) for weight in blend.weights_.values()) + 1 - gate
-        shares, background = np.zeros(240), np.zeros(3)
-        first, second = np.argsort(-explanation.probabilities[row])[:2]
-        for name, (samples, floor) in masses.items():
-            sums = np.bincount(problem.labels, weights=samples)
-            of_pool = gate * abs(blend.weights_[name]) / total * explanation.probabilities[row]
-            shares += of_pool[problem.labels] * samples / (sums + floor)[problem.labels]
-            background += of_pool * floor / (sums + floor)
-            mass = (sums + floor)[[first, second]]
-            mean = (mass[0] - mass[1]) / np.log(mass[0] / mass[1])
-            expected = gate * blend.weights_[name] * (sums[first] - sums[second]) / mean
-            odds = explanation.log_odds
-            assert odds is not None
-            np.testing.assert_allclose(odds.contributions[row, odds.terms.index(name)], expected, rtol=1e-7)
+    model, queries, logits = blend.model_, problem.test_embeddings[QUERIES], problem.test_logits[QUERIES]
+    formula, lam, w = model.formula, blend.shares_, blend.weights_
+    experts = model.experts(torch.from_numpy(queries), torch.from_numpy(logits))
+    explanation = blend.explain(queries, k=3, logits=logits)
+    assert explanation.metrics == ("identity",)
+    assert list(explanation.parts) == ["network", "refit"]
+    for row, query in enumerate(queries):
+        kernel = np.exp(-((problem.embeddings - query) ** 2).sum(axis=1) / (2 * 6 * blend.bandwidth_**2))
+        counts = np.bincount(problem.labels, weights=kernel, minlength=3)
+        f, r = np.exp(experts.pooled[:2, row].numpy())
+        backgrounds = {"pool": formula.pool_background, "mixture": formula.background}
+        d = {name: (b * f + counts) / (b + counts.sum()) for name, b in backgrounds.items()}
+        near = {name: counts / (counts + b * f) for name, b in backgrounds.items()}
+        pool = f ** w["network"] * r ** w["refit"] * d["pool"] ** w["samples"]
+        pool /= pool.sum()
+        p = lam["pool"] * pool + lam["network"] * f + lam["refit"] * r + lam["samples"] * d["mixture"]
+        size = sum(map(abs, w.values()))
+        samples = lam["pool"] * pool * abs(w["samples"]) / size * near["pool"]
+        samples += lam["samples"] * d["mixture"] * near["mixture"]
+        refit = lam["pool"] * pool * abs(w["refit"]) / size + lam["refit"] * r
+        probs = explanation.probabilities[row]
+        shares = (samples / p * probs)[problem.labels] * kernel / counts[problem.labels]
         largest = np.argsort(-shares)[:3]
         assert explanation.rows[row].tolist() == largest.tolist()
-        np.testing.assert_allclose(explanation.shares[row], shares[largest], rtol=1e-8)
-        np.testing.assert_allclose(explanation.parts["background"][row], background, rtol=1e-6, atol=1e-15)
-        network = gate * sum(abs(blend.weights_[name]) for name in ("ts", "sms")) / total
-        np.testing.assert_allclose(explanation.parts["network"][row], network * explanation.probabilities[row])
-        for place, expert in enumerate(model.experts):
-            points = [expert.project(torch.from_numpy(part)) for part in (problem.embeddings[largest], query[None])]
-            np.testing.assert_allclose(explanation.distances[row, :, place], torch.cdist(*points)[:, 0], rtol=1e-9)
+        np.testing.assert_allclose(explanation.shares[row], shares[largest], rtol=1e-7)
+        np.testing.assert_allclose(explanation.parts["refit"][row], refit / p * probs, rtol=1e-7)
+
+        a, b = np.argsort(-probs)[:2]
+
+        def mean(x: Any, a: int = a, b: int = b) -> float:
+            return float((x[a] - x[b]) / np.log(x[a] / x[b]))
+
+        def change(x: Any, a: int = a, b: int = b) -> float:
+            return float(x[a] - x[b])
+
+        in_pool = lam["pool"] * mean(pool) / mean(p)
+        term = in_pool * w["refit"] * change(np.log(r)) + lam["refit"] * change(r) / mean(p)
+        odds = explanation.log_odds
+        assert odds is not None
+        np.testing.assert_allclose(odds.contributions[row, odds.terms.index("refit")], term, rtol=1e-6, atol=1e-12)
+        term = in_pool * w["samples"] * change(d["pool"] * near["pool"]) / mean(d["pool"])
+        term += lam["samples"] * change(d["mixture"] * near["mixture"]) / mean(p)
+        np.testing.assert_allclose(odds.contributions[row, odds.terms.index("samples")], term, rtol=1e-6, atol=1e-12)
 
 
 def test_a_blend_without_weight_on_some_rows_names_rows_of_the_calibration_set(
@@ -196,7 +193,6 @@ def test_a_blend_without_weight_on_some_rows_names_rows_of_the_calibration_set(
         np.testing.assert_allclose(explanation.distances[:, :, 0], distances, rtol=1e-9)
         np.testing.assert_allclose(whole(explanation), model.predict_proba(queries), rtol=1e-7)
         assert explanation.log_odds is not None
-        assert not explanation.parts.keys() & {"network"}
 
 
 def test_a_masked_second_class_is_named(problem: Problem) -> None:
@@ -220,8 +216,7 @@ def test_a_class_without_samples_is_carried_by_the_network(problem: Problem) -> 
     explanation = fitted.explain(problem.test_embeddings, logits=problem.test_logits)
     np.testing.assert_allclose(whole(explanation), explanation.probabilities, rtol=1e-12)
     assert not explanation.rest[:, 2].any()
-    assert not explanation.parts["background"][:, 2].any()
-    assert (explanation.parts["fallback"][:, 2] > 0).all()
+    assert (explanation.parts["network"][:, 2] > 0).all()
     odds = explanation.log_odds
     assert odds is not None
     assert (odds.first == 2).any()
@@ -260,7 +255,7 @@ def test_a_frame_has_all_shares(small: Explanation, problem: Problem, blend: KCa
     assert samples["distance"].notna().all()
     assert frame.loc[frame["part"] != "sample", ["id", "distance"]].isna().all(axis=None)
     explained = blend.explain(problem.test_embeddings[:7], logits=problem.test_logits[:7])
-    assert list(explained.to_frame())[-2:] == ["distance_identity", "distance_learned"]
+    assert list(explained.to_frame())[-1] == "distance"
     terms = explained.log_odds.to_frame()
     np.testing.assert_allclose(terms.iloc[:, 3:].sum(axis=1), terms["total"])
     assert isinstance(terms, pd.DataFrame)
@@ -297,7 +292,7 @@ def test_printed_columns_sum_to_the_probabilities(small: Explanation) -> None:
 
 def test_a_blend_prints_its_log_odds(problem: Problem, blend: KCalBlend) -> None:
     text = str(blend.explain(problem.test_embeddings[:1], logits=problem.test_logits[:1]))
-    for name in ("distance, learned", "network", "log-odds of", "identity × 0.5", "sharpness", "sum"):
+    for name in ("distance", "network", "refit", "log-odds of", "samples", "sum"):
         assert name in text
 
 
@@ -338,27 +333,14 @@ def test_points_that_are_no_samples_are_named_by_number(problem: Problem) -> Non
     np.testing.assert_array_equal(problem.labels[::4][explanation.ids], explanation.labels)
 
 
-@pytest.mark.parametrize("all_merged", [False, True])
-def test_estimates_over_merged_points_are_a_part_of_their_own(
-    problem: Problem, blend: KCalBlend, all_merged: bool
-) -> None:
-    model, (first, second) = copy(blend), blend.model_.experts
-    few = sort_support(second.support.points[::4] + 0.1, second.support.codes[::4], 3)
-    merged = replace(second, support=few, metric="merged learned")
-    experts = (first, merged)
-    if all_merged:  # with as many points in each metric
-        few = sort_support(first.support.points[::4], first.support.codes[::4], 3)
-        experts = (replace(first, support=few), merged)
-    model.model_ = replace(blend.model_, experts=experts)
+def test_a_compressed_blend_is_explained_by_its_points(problem: Problem, blend: KCalBlend) -> None:
+    small = blend.compress(30)
     queries, logits = problem.test_embeddings[QUERIES], problem.test_logits[QUERIES]
-    explanation = model.explain(queries, logits=logits)
-    assert explanation.metrics == ("identity",)
-    assert (explanation.rows == -1).all() == all_merged
-    assert (explanation.parts["merged"] > 0).any()
-    np.testing.assert_allclose(whole(explanation), model.predict_proba(queries, logits=logits), rtol=1e-12)
+    explanation = small.explain(queries, logits=logits)
+    assert (explanation.rows == -1).all()
+    np.testing.assert_allclose(whole(explanation), small.predict_proba(queries, logits=logits), rtol=1e-9)
     odds = explanation.log_odds
     assert odds is not None
-    assert "merged learned × 1" in odds.terms
     np.testing.assert_allclose(odds.contributions.sum(axis=1), odds.total, rtol=1e-12, atol=1e-12)
 
 

@@ -95,7 +95,7 @@ def living(kind: type[Any], **parameters: Any) -> Any:
 def test_nothing_of_forgotten_rows_is_left(kind: type[Any], tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = torch.nn.Linear(5, 4).requires_grad_(False)
-    options: dict[str, Any] = {"projection": module} if kind is KCal else {"projection": None}
+    options: dict[str, Any] = {"projection": module} if kind is KCal else {}
     live, ids = living(kind, progress=False, updates=Updates(growth=1.2), **options)
     # Of few features, the blend compares the embeddings themselves.
     points = module(torch.from_numpy(ROWS)).numpy() if kind is KCal else ROWS

@@ -25,7 +25,8 @@ def make(kind: type[Any], start: int, stop: int, live: Any = None) -> Any:
     logits = {"logits": LOGITS[rows]} if kind is KCalBlend else {}
     if live is not None:
         return live.partial_fit(ROWS[rows], LABELS[rows], **logits)
-    return kind(projection="identity" if kind is KCal else None).fit(ROWS[rows], LABELS[rows], **logits)
+    parameters = {"projection": "identity"} if kind is KCal else {}
+    return kind(**parameters).fit(ROWS[rows], LABELS[rows], **logits)
 
 
 def probabilities(calibrator: Any) -> Any:

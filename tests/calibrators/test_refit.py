@@ -31,13 +31,14 @@ def test_no_direction_leads_down_from_the_solution(penalty: float) -> None:
     mean = weights @ embeddings / 50
     scale = np.sqrt(weights @ ((embeddings - mean) ** 2).sum(axis=1) / 50)
     base, features = log_softmax(logits, axis=1) / temperature, (embeddings - mean) / scale
-    point = np.concatenate([[fitted.factor_ * temperature - 1], fitted.bias_, fitted.weights_.ravel()])
+    matrix, bias = scale * fitted.weights_, fitted.bias_ + mean @ fitted.weights_
+    point = np.concatenate([[fitted.factor_ * temperature - 1], bias, matrix.ravel()])
     arguments = (base, features, labels, weights, penalty)
     for direction in np.eye(len(point)):
         ahead, behind = (slow_loss(point + step * direction, *arguments) for step in (1e-4, -1e-4))
         assert (ahead - behind) / 2e-4 == pytest.approx(0.0, abs=1e-4)  # the loss is convex: this is the minimum
     new, new_logits, _ = small_problem(20, 2)
-    scores = fitted.factor_ * log_softmax(new_logits, axis=1) + (new - mean) / scale @ fitted.weights_ + fitted.bias_
+    scores = fitted.factor_ * log_softmax(new_logits, axis=1) + new @ fitted.weights_ + fitted.bias_
     np.testing.assert_allclose(fitted.predict_proba(new, logits=new_logits), softmax(scores, axis=1), atol=1e-10)
 
 

@@ -69,14 +69,18 @@ class NetworkModel(StoredModel):
 
 def average_temperatures(log_probs: torch.Tensor, temperatures: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return Σ_t u_t·softmax(z/t), (n, n_classes); weights are (1, n_temperatures) or (n, n_temperatures)."""
-    parts = zip(temperatures.tolist(), weights.T[:, :, None], strict=True)
-    return torch.stack([weight * torch.softmax(log_probs / t, dim=1) for t, weight in parts]).sum(dim=0)
+    average = torch.zeros_like(log_probs)
+    for temperature, weight in zip(temperatures.to(log_probs), weights.T, strict=True):
+        average = average + weight[:, None] * torch.softmax(log_probs / temperature, dim=1)
+    return average
 
 
 def average_factors(probs: torch.Tensor, factors: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return Σ_a v_a·(c_a·n, normalised), (n, n_classes); factors are (n_strengths, 1 or n, n_classes)."""
-    parts = [weight[:, None] * normalised(probs * factor) for factor, weight in zip(factors, weights.T, strict=True)]
-    return torch.stack(parts).sum(dim=0)
+    average = torch.zeros_like(probs)
+    for factor, weight in zip(factors, weights.T, strict=True):
+        average = average + weight[:, None] * normalised(probs * factor)
+    return average
 
 
 def normalised(masses: torch.Tensor) -> torch.Tensor:
