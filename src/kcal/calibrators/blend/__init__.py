@@ -1,4 +1,4 @@
-"""KCalBlend: kernel density estimates pooled with the calibrated logits of the network."""
+"""KCalBlend: the network, its refitted last layer and the calibration samples nearby, in one prediction."""
 
 from kcal.calibrators.blend.estimator import KCalBlend
 from kcal.calibrators.blend.model import BlendModel

@@ -15,7 +15,7 @@ from kcal.calibrators.kcal.model import KernelEstimate
 from kcal.calibrators.kcal.samples import Samples
 from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule
 
-BANDWIDTHS = tuple(0.08 * 2 ** (place / 2) for place in range(10))
+BANDWIDTHS = tuple(0.04 * 2 ** (place / 2) for place in range(12))
 """Bandwidths that are tried, in units of the root mean square distance of the samples from their mean."""
 BACKGROUNDS = (1e-3, 1e-2, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 """Values of β that are tried."""
