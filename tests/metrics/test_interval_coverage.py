@@ -19,6 +19,7 @@ from single_intervals import BINNED, coverage_is_nominal, interval_of
 
 from kcal.metrics import (
     canonical_calibration_error,
+    class_errors,
     classwise_calibration_error,
     confidence_interval,
     debiased_squared_calibration_error,
@@ -238,3 +239,44 @@ def test_groups_of_one_row_are_no_groups():
     single = evaluate(probs, labels, confidence=0.95, resamples=100, groups=np.arange(400))
     for name in BINNED:
         assert tuple(single.intervals[name]) == pytest.approx(tuple(plain.intervals[name]), abs=1e-6), name
+
+
+def test_an_error_smaller_than_chance_does_not_exclude_0():
+    """Calibrated predictions with weights so unequal that few rows decide; and outcomes that alternate."""
+    generator = np.random.default_rng(46)
+
+    def holds():
+        while True:
+            probs = generator.dirichlet(np.ones(4), size=600)
+            weights = np.exp(1.5 * generator.normal(size=600))
+            options = {"sample_weight": weights, "confidence": 0.95, "resamples": 50}
+            found = evaluate(probs, draw_labels(probs, generator), **options)
+            yield found.intervals["classwise_calibration_error"].low == 0
+
+    assert coverage_is_nominal(holds(), poor=0.7)
+    alternating = evaluate(np.tile([0.5, 0.5], (400, 1)), np.arange(400) % 2, confidence=0.95)
+    assert all(alternating.intervals[name].low == 0 for name in BINNED)
+
+
+def test_intervals_hold_the_truth_where_groups_are_copies_of_one_row():
+    generator = np.random.default_rng(47)
+    groups = np.repeat(np.arange(100), 10)
+
+    def holds():
+        while True:
+            probs = generator.dirichlet(np.ones(5), size=100)
+            labels = draw_labels(probs, generator)
+            name = "classwise_calibration_error"
+            yield interval_of(name, probs[groups], labels[groups], groups=groups).low == 0
+
+    assert coverage_is_nominal(holds(), poor=0.7)
+
+
+def test_few_classes_of_calibrated_predictions_are_beyond_chance():
+    generator = np.random.default_rng(48)
+    flagged = []
+    for _ in range(60):
+        probs = generator.dirichlet(UNEQUAL, size=300)
+        labels = draw_labels(probs, generator)
+        flagged.append(class_errors(probs, labels, confidence=0.95, resamples=50).beyond_chance.mean())
+    assert 0.01 < np.mean(flagged) < 0.09

@@ -87,17 +87,18 @@ def corrected_table(results: Results) -> Table:
 
 
 def rank_table(results: Results) -> Table:
-    """Return average ranks: metrics as rows, methods as columns, and an overall average."""
+    """Return average ranks, metrics as rows and methods as columns, and an overall average; few splits mark no best."""
     rows = []
+    is_marked = not split_note(results)
     for metric in MAIN_METRICS:
         ranked = results.ranks(metric)
         ranks, best = ({}, ()) if ranked is None else (ranked.ranks, ranked.best)
         texts = {name: str(rank).replace(" ± ", "±").removesuffix("±nan") for name, rank in ranks.items()}
-        rows.append((Entry(TABLE_METRICS[metric].title), *_rank_entries(results, texts, best)))
+        rows.append((Entry(TABLE_METRICS[metric].title), *_rank_entries(results, texts, best if is_marked else ())))
     overall = results.overall()
     lowest = min(overall.values(), default=None)
     texts = {name: f"{rank:.2f}" for name, rank in overall.items()}
-    best = tuple(name for name, rank in overall.items() if rank == lowest)
+    best = tuple(name for name, rank in overall.items() if is_marked and rank == lowest)
     rows.append((Entry(OVERALL), *_rank_entries(results, texts, best)))
     return Table("ranks", "Average rank ↓", ("metric", *results.methods), tuple(rows), RANK_NOTE)
 

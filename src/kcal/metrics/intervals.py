@@ -13,8 +13,8 @@ Under each hypothesis one would measure Σ_b |gaps_b(t) + noise_b|. The interval
 hypotheses under which the measured error is not extreme. The noise is that of independent outcomes with the rates of
 the hypothesis. With a single event, h = g.
 
-Rows of one group may err together. Let R_g be the sum of outcome − prediction − g_b over the rows of group g, each in
-its bin b. If rows were independent, Σ R_g² would follow from the squares of single rows; let ρ be the fraction of it
+Rows of one group may err together. Let R_g be the sum of outcome − prediction over the rows of group g, less the mean
+of the event. If rows were independent, Σ R_g² would follow from the squares of single rows; let ρ be the fraction of it
 beyond that. The noise of bin b then gets √ρ·Σ_g ξ_g·R_g·n_gb/n_g with one normal ξ_g per group, the same for all bins
 and events.
 
@@ -32,7 +32,7 @@ from scipy.sparse import csr_array, vstack
 from scipy.stats import norm
 
 from kcal.metrics.binning import WeightedPredictions, sort_weighted
-from kcal.metrics.predictions import Binning, Event, Floats, Predictions
+from kcal.metrics.predictions import Binning, Event, Floats, Predictions, blocks
 from kcal.metrics.resampling import Interval, Resampling, tails, wilson_interval
 
 Array = NDArray[np.float64]
@@ -41,6 +41,8 @@ PATH = np.concatenate([np.linspace(0.0, 2.0, 17), [2.2, 2.5, 3.0, 4.0, 6.0, 11.0
 """The hypotheses t; in between, quantiles are interpolated."""
 FINE = 2001
 SHARED_BINS = 20
+SMALLEST_PART = 1e-9
+"""Of a variance, below which nothing is left of it."""
 ROUNDING = 1e-3
 """Fraction of the measured error by which it may pass a quantile: with few possible outcomes they are often equal."""
 
@@ -62,7 +64,8 @@ def metric_intervals(
     """
     per_row = np.stack(list(scores.values()), axis=1)  # (n_samples, n_metrics)
     means = resampled_means(predictions, per_row, resampling)
-    intervals = {name: resampling.percentile_interval(means[:, i]) for i, name in enumerate(scores)}
+    drawn = {name: resampling.percentile_interval(means[:, i]) for i, name in enumerate(scores)}
+    intervals = {name: Interval(max(low, 0.0), high) for name, (low, high) in drawn.items()}
     intervals["accuracy"] = accuracy_interval(predictions, means[:, 0], resampling)
     debiased = {}
     for prefix, adaptive in (("", True), ("static_", False)):
@@ -137,10 +140,12 @@ def measure_gaps(
     gaps = Gaps(measured, shares, means, variances, counts, [of for of, _ in filled])
     if groups is None:
         return gaps
-    effects = [_measure_groups(event, of, binning, groups) for of, event in filled]
-    together, alone = np.sum([squares for _, squares in effects], axis=0)
-    excess = max(1 - alone / together, 0.0) if together > 0 else 0.0
-    return gaps._replace(effects=vstack([part for part, _ in effects], format="csr") * (np.sqrt(excess) / len(filled)))
+    parts = [_measure_groups(event, binning, groups) for _, event in filled]
+    observed, independent = np.sum([squares for _, squares in parts], axis=0)
+    excess = 1 - independent / observed if observed > independent else 0.0
+    if excess == 0:
+        return gaps
+    return gaps._replace(group_gaps=vstack([part for part, _ in parts], format="csr") * (np.sqrt(excess) / len(filled)))
 
 
 def _measure_bins(event: WeightedPredictions, of: Event, binning: Binning) -> Array:
@@ -153,28 +158,19 @@ def _measure_bins(event: WeightedPredictions, of: Event, binning: Binning) -> Ar
     return np.stack([shares * np.nan_to_num(binned.gap), shares, means, variances, binned.effective_counts])
 
 
-def _measure_groups(
-    event: WeightedPredictions, of: Event, binning: Binning, groups: NDArray[np.int64]
-) -> tuple[csr_array, Array]:
+def _measure_groups(event: WeightedPredictions, binning: Binning, groups: NDArray[np.int64]) -> tuple[csr_array, Array]:
     """Return R_g·n_gb/n_g, (bins, n_groups), and Σ R_g², as measured and as independent rows would give it, (2,)."""
-    binned, rows = event.bin(binning, of=of), event.memberships(binning)
-    bins, n_groups = binning.bins, int(groups.max()) + 1
-    bin_of_row = np.repeat(np.arange(bins), np.diff(rows.indptr))
-    place = bin_of_row * n_groups + groups[event.order[rows.indices]]
-    fractions = rows.data * event.weights[rows.indices] / event.weights.sum()
-    centred = fractions * event.residuals[rows.indices] - fractions * np.nan_to_num(binned.gap)[bin_of_row]
-    sizes, sums = (
-        np.bincount(place, weights=values, minlength=bins * n_groups).reshape(bins, n_groups)
-        for values in (fractions, centred)
-    )
-    # Its own gap takes 1/n_b of the variance of single rows from a bin, and Σ_g (n_gb/n_b)² of that of groups.
-    shares = np.where(binned.weights > 0, binned.weights / event.weights.sum(), 1.0)
-    left_of_groups = 1 - ((sizes / shares[:, None]) ** 2).sum(axis=1)
-    left_of_rows = np.maximum(1 - 1 / np.maximum(binned.effective_counts, 1.0), ROUNDING)
-    alone = (np.bincount(bin_of_row, weights=centred**2, minlength=bins) * left_of_groups / left_of_rows).sum()
-    totals, of_groups = sums.sum(axis=0), sizes.sum(axis=0)
-    effects = np.divide(totals, of_groups, out=np.zeros(n_groups), where=of_groups > 0)
-    return csr_array(sizes * effects), np.array([(totals**2).sum(), alone])
+    codes, n_groups = groups[event.order], int(groups.max()) + 1
+    shares = event.weights / event.weights.sum()
+    centred = shares * (event.residuals - shares @ event.residuals)
+    sums, sizes = (np.bincount(codes, weights=values, minlength=n_groups) for values in (centred, shares))
+    # The mean takes Σ_g (n_g/n)² of the variance of groups from them, and Σ_i (w_i/Σw)² of that of rows.
+    left_of_groups, left_of_rows = (max(1 - float(sizes @ sizes), SMALLEST_PART) for sizes in (sizes, shares))
+    means = np.divide(sums, sizes, out=np.zeros(n_groups), where=sizes > 0) / np.sqrt(left_of_groups)
+    of_rows = csr_array((shares, (np.arange(len(codes)), codes)), shape=(len(codes), n_groups))
+    members = event.memberships(binning) @ of_rows
+    squares = np.array([sums @ sums, (centred @ centred) * left_of_groups / left_of_rows])
+    return csr_array(members.multiply(means[None])), squares
 
 
 class Gaps(NamedTuple):
@@ -186,7 +182,7 @@ class Gaps(NamedTuple):
     variances: Array  # variance of the predictions in the bin
     counts: Array  # effective counts of the bins
     events: Sequence[Event]
-    effects: csr_array | None = None  # (n_gaps, n_groups), √ρ·R_g·n_gb/n_g with the ρ of all events
+    group_gaps: csr_array | None = None  # (n_gaps, n_groups), √ρ·R_g·n_gb/n_g with the ρ of all events
 
     @property
     def n_events(self) -> int:
@@ -198,8 +194,8 @@ class Gaps(NamedTuple):
         for place, columns in enumerate(np.split(np.arange(len(self.shares)), self.n_events)):
             measured, shares = (self.n_events * values[columns] for values in (self.measured, self.shares))
             predictions, variances, counts = self.predictions[columns], self.variances[columns], self.counts[columns]
-            effects = None if self.effects is None else self.effects[columns] * self.n_events
-            yield Gaps(measured, shares, predictions, variances, counts, [self.events[place]], effects)
+            group_gaps = None if self.group_gaps is None else self.group_gaps[columns] * self.n_events
+            yield Gaps(measured, shares, predictions, variances, counts, [self.events[place]], group_gaps)
 
     def rates(self, gaps: Floats) -> Array:
         """Return the rate of the event in each bin for given gaps."""
@@ -226,12 +222,15 @@ def estimate_error(gaps: Gaps, resampling: Resampling) -> ErrorEstimate:
 
 
 def chance_margin(gaps: Gaps, resampling: Resampling) -> float:
-    """Return the half-width of the interval of Σ gaps if the predictions are calibrated."""
+    """Return the half-width of the interval of Σ gaps if the predictions are calibrated, with half of the error rate.
+
+    The other half is for the interval of Σ|gaps|: a class is looked at by both.
+    """
     variances = gaps.predictions * (1 - gaps.predictions) - gaps.variances  # mean of p·(1 − p) in each bin
     variance = float((gaps.shares**2 * variances / np.maximum(gaps.counts, 1.0)).sum())
-    if gaps.effects is not None:
-        variance += resampling.few_groups_factor**2 * float((gaps.effects.sum(axis=0) ** 2).sum())
-    return float(norm.ppf(tails(resampling.confidence)[1]) * np.sqrt(variance))
+    if gaps.group_gaps is not None:
+        variance += resampling.few_groups_factor**2 * float((gaps.group_gaps.sum(axis=0) ** 2).sum())
+    return float(norm.ppf(tails((1 + resampling.confidence) / 2)[1]) * np.sqrt(variance))
 
 
 def shared_gaps(gaps: Gaps) -> Array:
@@ -264,9 +263,11 @@ def _noise(gaps: Gaps, systematic: Floats, resampling: Resampling) -> list[NDArr
     shrunk = (gaps.counts * gaps.rates(gaps.measured) + smoothed) / (gaps.counts + 1)
     rates = (gaps.rates(np.zeros(1)), smoothed, shrunk) if gaps.n_events > 1 else (gaps.rates(np.zeros(1)), shrunk)
     noises = [_noise_of_rows(gaps, of_bins, generator, resampling.resamples) for of_bins in rates]
-    if gaps.effects is not None:
-        signs = resampling.few_groups_factor * generator.normal(size=(gaps.effects.shape[1], resampling.resamples))
-        shared = (gaps.effects @ signs).T.astype(np.float32)
+    if gaps.group_gaps is not None:
+        shared = np.empty_like(noises[0])
+        for block in blocks(resampling.resamples, gaps.group_gaps.shape[1]):
+            draws = generator.normal(size=(gaps.group_gaps.shape[1], block.stop - block.start))
+            shared[block] = (gaps.group_gaps @ draws).T * resampling.few_groups_factor
         noises = [noise + shared for noise in noises]
     return noises if gaps.n_events > 1 else [noises[0], noises[1], noises[1]]
 
@@ -275,8 +276,8 @@ def _noise_of_rows(gaps: Gaps, rates: Floats, generator: np.random.Generator, re
     """Return noise of independent rows, (resamples, n_gaps): binomial, with the variance of unequal rates in a bin."""
     counts = np.maximum(np.rint(gaps.counts), 1).astype(np.int64)
     variance = rates * (1 - rates)
-    equal = np.divide(gaps.variances, variance, out=np.zeros_like(variance), where=variance > 0)
-    scale = gaps.shares * np.sqrt(np.clip(1 - equal, 0.0, 1.0))
+    unequal = np.divide(gaps.variances, variance, out=np.zeros_like(variance), where=variance > 0)
+    scale = gaps.shares * np.sqrt(np.clip(1 - unequal, 0.0, 1.0) * counts / np.maximum(gaps.counts, 1.0))
     drawn = np.empty((resamples, len(counts)), dtype=np.float32)
     for row in drawn:
         row[:] = scale * (generator.binomial(counts, rates) / counts - rates)
@@ -291,6 +292,7 @@ def _accepted(measured: float, errors: Floats, quantiles: Floats) -> ErrorEstima
     )
     excess = np.maximum(low - measured, measured - high)  # how far outside; not above 0 where it is accepted
     accepted = excess <= max(float(excess.min()), 0.0) + ROUNDING * measured
+    accepted[0] |= measured <= high[0]  # too small an error does not refute calibration
     noise = float(high[0] - middle[0])  # errors this small cannot be distinguished from 0
     interval = Interval(float(error[accepted].min()), min(max(float(error[accepted].max()), noise), 1.0))
     debiased = min(float(np.interp(measured, np.maximum.accumulate(middle), error)), measured)
