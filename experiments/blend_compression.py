@@ -1,4 +1,4 @@
-"""The blend with a smaller support in each metric."""
+"""The blend with a smaller support."""
 
 from __future__ import annotations
 

@@ -21,16 +21,7 @@ from kcal.benchmark.tasks import Split
 from kcal.calibrators import Calibrator, predict_on
 from kcal.embeddings import ClassifierOutputs
 
-NO_FALLBACK = "kcal-blend, fallback_quantile=0"
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "uncal": ("uncal", {}),
-    "ts": ("ts", {}),
-    "kcal": ("kcal", {}),
-    NO_FALLBACK: ("kcal-blend", {"fallback_quantile": 0.0}),
-    "kcal-blend": ("kcal-blend", {}),
-    "kcal-blend, fallback_quantile=0.05": ("kcal-blend", {"fallback_quantile": 0.05}),
-}
-"""Name, method and parameters."""
+METHODS = ("uncal", "ts", "kcal", "kcal-blend")
 HIGH = 0.9
 """Confidence that counts as high."""
 LEVELS = np.linspace(0.0, 1.0, 101)
@@ -50,10 +41,8 @@ def settings(tasks: Iterable[Task], seed: int) -> Iterator[TaskSetting]:
 
 
 def variants(setting: TaskSetting) -> Mapping[str, Variant]:
-    return {
-        title: setting.variant(method, partial(dict, parameters), measure=partial(inside_and_outside, setting.task))
-        for title, (method, parameters) in METHODS.items()
-    }
+    measure = partial(inside_and_outside, setting.task)
+    return {method: setting.variant(method, measure=measure) for method in METHODS}
 
 
 def inside_and_outside(task: Task, fitted: Fitted, split: Split) -> Values:

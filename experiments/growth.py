@@ -16,7 +16,7 @@ from experiments.study import Measurements, Study, StudyOutput, Values, Variant
 from kcal.benchmark import Task
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
-from kcal.calibrators import METHODS, Calibrator, fit_on, make_calibrator, predict_on
+from kcal.calibrators import Calibrator, fit_on, make_calibrator, predict_on
 from kcal.embeddings import ClassifierOutputs
 
 SIZES = (100, 300, 1_000, 3_000, 10_000, 30_000)
@@ -30,11 +30,11 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "uncal": {},
     "ts": {},
     "kcal": {"projection": "identity", "progress": False},
-    "kcal-blend": {"projection": None, "progress": False},
+    "kcal-blend": {"progress": False},
 }
 """Methods and their parameters; nothing is learned from a training set."""
 BLEND = "kcal-blend"
-ESTIMATES, NETWORK = "kernel estimates", "network"
+EXPERTS = ("network", "refit", "samples")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Simulation:
         return self.label
 
     def variant(self, method: str) -> Variant:
-        """Return the distance of a method from the truth and, for the blend, its weights."""
+        """Return the distance of a method from the truth and, for the blend, what it relies on."""
 
         def measure(split: Split) -> Values:
             world = draw_world(self.size, np.random.default_rng([self.seed, 1, self.size, split.index]))
@@ -84,15 +84,15 @@ class Simulation:
             calibrator = make_calibrator(method, seed=self.seed, **PARAMETERS[method])
             fit_on(calibrator, world.outputs, classes=range(3))
             error = float(np.abs(predict_on(calibrator, test.outputs) - test.truth).mean())
-            return {"error": error, **(summed_weights(calibrator) if method == BLEND else {})}
+            return {"error": error, **(reliance(calibrator) if method == BLEND else {})}
 
         return measure
 
 
-def summed_weights(blend: Calibrator | Any) -> dict[str, float]:
-    """Return the blend's weights of its kernel estimates and of the network, summed."""
-    network = sum(weight for name, weight in blend.weights_.items() if name in METHODS)
-    return {ESTIMATES: sum(blend.weights_.values()) - network, NETWORK: network}
+def reliance(blend: Calibrator | Any) -> dict[str, float]:
+    """Return the share of each expert in the mixture, that of the pool divided by the sizes of its exponents."""
+    total = sum(abs(weight) for weight in blend.weights_.values())
+    return {name: blend.shares_["pool"] * abs(blend.weights_[name]) / total + blend.shares_[name] for name in EXPERTS}
 
 
 def settings(tasks: Iterable[Task], seed: int) -> Iterator[Simulation]:
@@ -103,32 +103,28 @@ def settings(tasks: Iterable[Task], seed: int) -> Iterator[Simulation]:
 def show(measured: Measurements) -> StudyOutput:
     rows = []
     for label, by_method in measured.items():
-        weights = [by_method[BLEND][name] for name in (ESTIMATES, NETWORK)]
-        share = weights[0].mean() / sum(weight.mean() for weight in weights)
         distances = (number_entry(values["error"]) for values in by_method.values())
-        entries = (*distances, *(number_entry(weight, digits=2) for weight in weights))
-        rows.append((Entry(label), *entries, Entry(f"{100 * share:.0f}%".replace("-", "−"))))
+        shares = (number_entry(by_method[BLEND][name], scale=100, digits=0) for name in EXPERTS)
+        rows.append((Entry(label), *distances, *shares))
     n_splits = ", ".join(str(len(by_method[BLEND]["error"])) for by_method in measured.values())
-    weight_names = (f"weight of the {ESTIMATES}", f"weight of the {NETWORK}", f"share of the {ESTIMATES}")
-    heading = ("samples", *PARAMETERS, *weight_names)
+    heading = ("samples", *PARAMETERS, *(f"share of the {name}, %" for name in EXPERTS))
     note = (
-        "Mean of |p̂ − p|, and the blend's summed weights, ± standard deviation over repetitions, of which large sizes "
-        f"have fewer: {n_splits}. The share is of the sum of all weights, above 100% if the network's is negative."
+        "Mean of |p̂ − p|, and the share of each expert in the blend, ± standard deviation over repetitions, of which "
+        f"large sizes have fewer: {n_splits}. The share of the pool is divided by the sizes of its exponents."
     )
-    table = Table("growth", "Known truth: error and weights by calibration samples", heading, tuple(rows), note)
+    table = Table("growth", "Known truth: error and shares by calibration samples", heading, tuple(rows), note)
     sizes = [float(label.replace(",", "")) for label in measured]
     errors = {name: [by_method[name]["error"] for by_method in measured.values()] for name in PARAMETERS}
     rate = errors["kcal"][-1].mean() * (np.array(sizes) / sizes[-1]) ** (-2 / (DIMENSION + 4))
     reference = Line(f"n^(−2/{DIMENSION + 4})", tuple(sizes), floats(rate), reference=True)
     distance = (*(spread_line(name, sizes, values) for name, values in errors.items()), reference)
     relied = tuple(
-        spread_line(name, sizes, [by_method[BLEND][name] for by_method in measured.values()])
-        for name in (ESTIMATES, NETWORK)
+        spread_line(name, sizes, [by_method[BLEND][name] for by_method in measured.values()]) for name in EXPERTS
     )
     axis = "calibration samples n"
     panels = (
         Panel("Distance from the truth", axis, "mean of |p̂ − p|", distance, True, True, tuple(sizes)),
-        Panel("What the blend relies on", axis, "summed weights", relied, True, False, tuple(sizes)),
+        Panel("What the blend relies on", axis, "share", relied, True, False, tuple(sizes)),
     )
     return StudyOutput((table,), panels)
 

@@ -57,7 +57,7 @@ class Arrivals:
 
     def calibrator(self, **parameters: Any) -> Any:
         if self.calibrated == BLEND:
-            return KCalBlend(projection=None, progress=False, **parameters)
+            return KCalBlend(progress=False, **parameters)
         return KCal(projection=METRICS[self.calibrated], smoothing=SMOOTHING, progress=False, **parameters)
 
     def samples(self, first: int, last: int) -> dict[str, Any]:

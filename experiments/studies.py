@@ -6,6 +6,6 @@ from experiments.study import Study
 
 NAMES = (
     "variants", "remedies", "dimension", "bandwidth_law", "convexity", "sampling", "recipes", "groups", "shift", "far",
-    "ingredients", "growth", "online", "monitoring", "compression", "blend_compression",
+    "growth", "online", "monitoring", "compression", "blend_compression",
 )  # fmt: skip
 STUDIES: tuple[Study, ...] = tuple(import_module(f"experiments.{name}").STUDY for name in NAMES)

@@ -9,7 +9,7 @@ import pytest
 from experiments import blend_compression, compression
 from experiments.output import LOG_LOSS
 from experiments.runner import run_study
-from experiments.study import TaskSetting, by_row
+from experiments.study import by_row
 from kcal import KCal, KCalBlend
 from kcal.benchmark import Task
 from kcal.metrics import negative_log_likelihood
@@ -54,7 +54,7 @@ def test_a_compressed_blend_is_compared_with_the_blend_on_the_same_splits(task: 
     (measured,) = run_study(replace(blend_compression.STUDY, settings=by_row), lambda: [task], n_splits=1).values()
     (split,) = task.splits(1, 0)
     rows, test = split.calibration, split.test
-    blend = KCalBlend(projection=TaskSetting(task).projection("kcal-blend"), progress=False)
+    blend = KCalBlend(progress=False)
     blend.fit(task.pool.embeddings[rows], task.pool.labels[rows], logits=task.pool.logits[rows])
     for name, calibrator in ((blend_compression.BLEND, blend), ("compressed to 30%", blend.compress(0.3))):
         probs = calibrator.predict_proba(task.pool.embeddings[test], logits=task.pool.logits[test])

@@ -50,21 +50,17 @@ def test_confidence_out_of_scope_is_what_fitting_by_hand_gives(task: Task, measu
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             kcal = KCal(projection=learned, progress=False).fit(pool.embeddings[rows], labels)
-            blend = KCalBlend(projection=learned, fallback_quantile=0.0, progress=False)
-            blend.fit(pool.embeddings[rows], labels, logits=pool.logits[rows])
+            blend = KCalBlend(progress=False).fit(pool.embeddings[rows], labels, logits=pool.logits[rows])
         confidence = blend.predict_proba(outside.embeddings, logits=outside.logits).max(axis=1)
         evidence = [kcal.log_evidence(part) for part in (pool.embeddings[split.test], outside.embeddings)]
         assert measured["small"]["kcal"]["by_evidence"][place] == pytest.approx(auroc(*evidence))
-        assert measured["small"][far.NO_FALLBACK]["outside"][place] == pytest.approx(confidence.mean())
+        assert measured["small"]["kcal-blend"]["outside"][place] == pytest.approx(confidence.mean())
     half = int(np.argmin(np.abs(far.LEVELS - 0.5)))
     assert measured["small"]["ts"]["out of scope"][:, half].tolist() == pytest.approx(shares)
 
 
-def test_the_fallback_lowers_the_confidence_on_far_inputs_and_kernel_methods_have_evidence(
-    measured: Measurements,
-) -> None:
+def test_kernel_methods_have_evidence_that_tells_far_inputs_apart(measured: Measurements) -> None:
     values = measured["small"]
-    assert values["kcal-blend"]["outside"].mean() < values[far.NO_FALLBACK]["outside"].mean()
     assert values["kcal-blend"]["by_evidence"].min() > 0.95
     shown = far.show(measured)
     assert [row[0].text for row in shown.tables[0].rows if row[5].text == "–"] == ["uncal", "ts"]

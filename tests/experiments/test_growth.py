@@ -7,7 +7,7 @@ import pytest
 from scipy.special import log_softmax
 
 from experiments import growth
-from experiments.growth import ESTIMATES, NETWORK, Simulation, draw_world, summed_weights
+from experiments.growth import EXPERTS, Simulation, draw_world, reliance
 from experiments.runner import run_study
 from experiments.study import Measurements
 from kcal import KCal, KCalBlend
@@ -42,27 +42,26 @@ def test_errors_are_those_of_fitting_by_hand(grown: Measurements) -> None:
     assert grown["60"]["kcal"]["error"][1] == pytest.approx(expected)
 
 
-def test_more_samples_come_closer_to_the_truth_and_the_estimates_gain_weight(grown: Measurements) -> None:
+def test_more_samples_come_closer_to_the_truth_and_the_samples_gain_weight(grown: Measurements) -> None:
     few, many = (
         {name: float(values["error"].mean()) for name, values in grown[size].items()} for size in ("60", "2,000")
     )
-    for method in ("kcal", "kcal-blend"):
-        assert few[method] > 2 * many[method]
+    assert few["kcal"] > 2 * many["kcal"]
     assert few["uncal"] == many["uncal"]
-    assert many["ts"] > 2 * many["kcal-blend"]
-    weights = [grown[size]["kcal-blend"] for size in ("60", "2,000")]
-    assert weights[0][ESTIMATES].mean() < weights[1][ESTIMATES].mean()
-    assert weights[0][NETWORK].mean() > weights[1][NETWORK].mean()
+    assert few["kcal-blend"] == min(few.values())
+    assert few["kcal-blend"] > many["kcal-blend"] == min(many.values())
+    shares = [grown[size]["kcal-blend"] for size in ("60", "2,000")]
+    assert shares[0]["samples"].mean() < shares[1]["samples"].mean()
+    assert shares[0]["network"].mean() > shares[1]["network"].mean()
 
 
-def test_weights_are_summed_by_their_source() -> None:
+def test_shares_of_the_experts_sum_to_one() -> None:
     world = draw_world(200, np.random.default_rng(3))
     blend = KCalBlend().fit(world.outputs.embeddings, world.outputs.labels, logits=world.outputs.logits)
-    found = summed_weights(blend)
-    assert sum(found.values()) == pytest.approx(sum(blend.weights_.values()))
-    assert found[ESTIMATES] == pytest.approx(
-        sum(weight for name, weight in blend.weights_.items() if name.startswith("identity"))
-    )
+    found = reliance(blend)
+    assert tuple(found) == EXPERTS
+    assert sum(found.values()) == pytest.approx(1)
+    assert all(found[name] >= blend.shares_[name] for name in EXPERTS)
 
 
 def test_large_sizes_are_drawn_less_often(grown: Measurements) -> None:
@@ -70,4 +69,4 @@ def test_large_sizes_are_drawn_less_often(grown: Measurements) -> None:
     shown = growth.show(grown)
     assert [row[0].text for row in shown.tables[0].rows] == ["60", "2,000"]
     assert "fewer: 2, 1." in shown.tables[0].note
-    assert [len(panel.lines) for panel in shown.panels] == [len(growth.PARAMETERS) + 1, 2]
+    assert [len(panel.lines) for panel in shown.panels] == [len(growth.PARAMETERS) + 1, len(EXPERTS)]

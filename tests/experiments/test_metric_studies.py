@@ -1,4 +1,4 @@
-"""Variants, remedies, sizes, dimensions, groups and ingredients are measured as fitting by hand measures them."""
+"""Variants, remedies, sizes, dimensions and groups are measured as fitting by hand measures them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from scipy.special import softmax
 
 from benchmark.conftest import make_task
-from experiments import bandwidth_law, dimension, groups, ingredients, remedies, variants
+from experiments import bandwidth_law, dimension, groups, remedies, variants
 from experiments.output import LOG_LOSS, quartile_line
 from experiments.remedies import RECIPES, has_equal_classes, standardised, what_helped
 from experiments.runner import run_study
 from experiments.study import Measurements, TaskSetting
-from kcal import KCal, KCalBlend, TemperatureScaling, metrics, train_projection
+from kcal import KCal, metrics, train_projection
 from kcal.benchmark import Task, example_task
 from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import group_splits, row_splits
-from kcal.calibrators.holdout import stratified_folds
-from kcal.projection import project
 
 STEPS = 8
 
@@ -35,8 +32,6 @@ def _short_recipes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, recipe in RECIPES.items():
             patch.setitem(RECIPES, name, replace(recipe, steps=2 * STEPS if recipe.steps == 800 else STEPS))
-        for name, metric in ingredients.METRICS.items():
-            patch.setitem(ingredients.METRICS, name, replace(metric, recipe=replace(metric.recipe, steps=STEPS)))
         patch.setattr(dimension, "DIMENSIONS", (2, 4, 8))
         patch.setattr(dimension, "REPEATS", 1)
         yield
@@ -223,96 +218,6 @@ def test_what_new_groups_lose_is_the_difference_from_rows(task: Task, monkeypatc
         shown = float(lost["ts"][0 if place == 0 else -1].text.partition("±")[0].replace("−", "-"))
         assert shown == pytest.approx(sign * scale * change.mean(), abs=0.006)
     assert {entry.text[0] for entries in lost.values() for entry in entries} <= {"+", "−"}
-
-
-def test_each_ingredient_is_what_fitting_by_hand_gives(task: Task, split: Any) -> None:
-    found = ingredients.variants(TaskSetting(task))
-    names = [ingredients.WHOLE, *ingredients.PARAMETERS, "no logits", *ingredients.REFITS, *ingredients.METRICS]
-    assert list(found) == [*names, *ingredients.PARTS.values()]
-    learned = train_projection(task.train.embeddings, task.train.labels, progress=False)
-    metric = ingredients.METRICS["learned from a random start"]
-    other = train_projection(task.train.embeddings, task.train.labels, recipe=metric.recipe, progress=False)
-    cases: dict[str, dict[str, Any]] = {
-        ingredients.WHOLE: {"projection": learned},
-        "no bias": {"projection": learned, "bias": 0.0},
-        "no learned metric": {"projection": None},
-        "learned from a random start": {"projection": other},
-        "no logits": {"projection": learned},
-    }
-    losses = set()
-    for name, parameters in cases.items():
-        blend = KCalBlend(progress=False, **parameters)
-        logits = {} if name == "no logits" else {"logits": task.pool.logits}
-        expected = by_hand(blend, task, split, **logits)
-        values = measure(found[name], split)
-        assert values[LOG_LOSS] == pytest.approx(expected[LOG_LOSS], rel=1e-9)
-        losses.add(values[LOG_LOSS])
-        if name == ingredients.WHOLE:
-            assert values[ingredients.LEFT_OUT] == pytest.approx(blend.model_.pool.loss, rel=1e-9)
-            assert values[ingredients.NETWORK_LEFT_OUT] == pytest.approx(cross_fitted_loss(task, split), rel=1e-6)
-    assert len(losses) == len(cases)
-
-
-def measure(variant: Any, split: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return variant(split)
-
-
-def cross_fitted_loss(task: Task, split: Any) -> float:
-    """Return the log-loss of temperature scaling on samples of other folds."""
-    logits, labels = task.pool.logits[split.calibration], task.pool.labels[split.calibration]
-    folds = stratified_folds(labels, 5, 0)
-    losses = []
-    for fold in range(5):
-        inside, outside = folds == fold, folds != fold
-        log_probs = TemperatureScaling().fit(logits[outside], labels[outside]).predict_log_proba(logits[inside])
-        losses.append(-log_probs[np.arange(inside.sum()), labels[inside]])
-    return float(np.concatenate(losses).mean())
-
-
-def test_a_blend_composed_of_its_parts_is_the_blend_and_each_change_changes_it(task: Task) -> None:
-    setting = TaskSetting(task, by_group=True)
-    split = setting.splits(1)[0]
-    whole = measure(ingredients.variants(setting)[ingredients.WHOLE], split)
-    same = measure(lambda each: ingredients.Refit().measure(setting, each), split)
-    assert same[LOG_LOSS] == pytest.approx(whole[LOG_LOSS], rel=1e-9)
-    changed = {
-        name: measure(lambda each, refit=refit: refit.measure(setting, each), split)[LOG_LOSS]
-        for name, refit in ingredients.REFITS.items()
-    }
-    assert len({whole[LOG_LOSS], *changed.values()}) == len(changed) + 1
-    blend = measure(lambda each: setting.fit(setting.calibrator("kcal-blend"), each), split).calibrator
-    losses = {
-        expert.metric: measure(lambda each, expert=expert: ingredients.metric_loss(setting, each, expert), split)
-        for expert in blend.model_.experts
-    }
-    assert len(losses) == 2
-    kcal = KCal(projection="identity", progress=False)
-    by_hand(kcal, task, split, groups=np.asarray(task.pool.groups))
-    assert losses["identity"] == pytest.approx(kcal.bandwidth_curve_.loss)
-
-
-def test_the_blend_is_shown_with_what_it_expected_of_itself() -> None:
-    numbers = {name: np.array([0.5]) for name in MAIN_METRICS}
-    whole = numbers | {LOG_LOSS: np.array([0.6]), ingredients.LEFT_OUT: np.array([0.55])}
-    whole |= {ingredients.NETWORK_LEFT_OUT: np.array([0.7])}
-    by_variant = {ingredients.WHOLE: whole, "no bias": numbers, ingredients.PARTS["ts"]: numbers}
-    shown = ingredients.show({"t": by_variant, "t (by group)": {**by_variant, "by group alone": numbers}})
-    overview, expected, *tables = shown.tables
-    assert [entry.text for entry in expected.rows[0]] == ["t", "0.5500", "0.6000", "0.0500", "−0.2000"]
-    assert [row[0].text for row in overview.rows] == ["the whole blend, NLL", *list(by_variant)[1:], "by group alone"]
-    assert [entry.text for entry in overview.rows[-1][1:]] == ["–", "−0.1000"]
-    assert [table.title for table in tables] == ["t: the blend's ingredients", "t (by group): the blend's ingredients"]
-
-
-def test_a_metric_that_is_not_trained_is_the_standardised_embeddings_up_to_a_rotation(task: Task) -> None:
-    made = ingredients.METRICS["standardised, in place of the learned metric"].projection(TaskSetting(task))
-    assert len(made.checkpoints) == 1
-    rows = torch.from_numpy(task.train.embeddings)
-    found = torch.pdist(project(made.module, rows[:30]))
-    ratios = found / torch.pdist(((rows - rows.mean(0)) / rows.std(0, correction=0))[:30])
-    torch.testing.assert_close(ratios, ratios.mean().expand_as(ratios), rtol=1e-3, atol=0)
 
 
 def test_the_dimension_figure_shows_medians_and_the_middle_half():

@@ -193,7 +193,7 @@ def test_commands_run_studies_and_write_the_page(
     assert output.stdout.splitlines()[0] == "page.md"
     assert "# Results" in Path("page.md").read_text()
     help_text = CliRunner().invoke(command.app, ["--help"]).stdout
-    assert all(name in help_text for name in ("variants", "shift", "ingredients", "all", "page"))
+    assert all(name in help_text for name in ("variants", "shift", "growth", "all", "page"))
     assert CliRunner().invoke(command.app, ["colours"]).exit_code == 2
 
 

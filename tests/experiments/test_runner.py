@@ -139,7 +139,7 @@ def test_a_folder_in_use_is_an_error(study: Study, task: Task, tmp_path: Path) -
 
 def test_studies_have_different_names_and_texts() -> None:
     names = [study.name for study in STUDIES]
-    assert len(set(names)) == len(names) == 16
+    assert len(set(names)) == len(names) == 15
     assert all(len(study.about) > 100 for study in STUDIES)
 
 
