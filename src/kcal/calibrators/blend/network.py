@@ -69,7 +69,7 @@ class NetworkModel(StoredModel):
 
 def average_temperatures(log_probs: torch.Tensor, temperatures: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return Σ_t u_t·softmax(z/t), (n, n_classes); weights are (1, n_temperatures) or (n, n_temperatures)."""
-    parts = zip(temperatures.tolist(), weights.T[:, :, None], strict=True)
+    parts = zip(temperatures.to(log_probs), weights.T[:, :, None], strict=True)
     return torch.stack([weight * torch.softmax(log_probs / t, dim=1) for t, weight in parts]).sum(dim=0)
 
 
