@@ -36,7 +36,7 @@ from kcal.projection import RECIPES, FastRecipe, PaperRecipe
 AVAILABLE = tuple(name for name in BENCHMARK_METHODS if name != "smooth")
 """The small task has no companion for the other."""
 AS_PUBLISHED = tuple(f"kcal-paper-{data_set}" for data_set in ("imagenet", "isruc", "pn2017"))
-LEARNING = ("kcal", "kcal-paper", *AS_PUBLISHED, "kcal-linear", "kcal-logits", "kcal-blend")
+LEARNING = ("kcal", "kcal-paper", *AS_PUBLISHED, "kcal-linear", "kcal-logits")
 
 
 @pytest.fixture

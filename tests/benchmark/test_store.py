@@ -68,7 +68,7 @@ def test_a_recipe_of_other_numbers_is_another_parameter(monkeypatch: pytest.Monk
     before = {name: parameters_hash(name, seed=0) for name in names}
     monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=7))
     after = {name: parameters_hash(name, seed=0) for name in names}
-    assert [name for name in names if before[name] == after[name]] == ["ts"]
+    assert [name for name in names if before[name] == after[name]] == ["kcal-blend", "ts"]
 
 
 def test_other_versions_are_measured_anew(task: Task, folder: Path) -> None:
@@ -138,17 +138,22 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_methods_that_learn_alike_share_one_training(task: Task, tmp_path: Path, trained: list[str]) -> None:
-    both = run([task], Plan(("kcal", "kcal-blend", "kcal-linear"), n_splits=1, jobs=1), tmp_path / "both")
+def test_methods_that_learn_alike_share_one_training(
+    task: Task, tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laplace = replace(BENCHMARK_METHODS["kcal"], name="kcal-laplace", factory=partial(KCal, kernel="laplace"))
+    monkeypatch.setitem(BENCHMARK_METHODS, "kcal-laplace", laplace)
+    names = ("kcal", "kcal-laplace", "kcal-linear", "kcal-blend")
+    every = run([task], Plan(names, n_splits=1, jobs=1), tmp_path / "every")
     assert sorted(trained) == ["kcal", "kcal", "kcal-linear", "kcal-linear"]  # by row, by group
-    assert [result.error for result in both] == [None] * len(both)
-    assert {result.key.method for result in both if result.train_seconds} == {"kcal", "kcal-blend", "kcal-linear"}
-    alone = run([task], Plan(("kcal-blend",), n_splits=1, jobs=1), tmp_path / "alone")
-    shared = {result.key: result for result in both}
-    blends = [result for result in alone if result.key.method == "kcal-blend"]
-    assert [result.metrics for result in blends] == [shared[result.key].metrics for result in blends]
-    learned = {result.key.method for result in both if result.details.get("checkpoint_step_") in (0, 1, 2)}
-    assert learned == {"kcal", "kcal-linear"}
+    assert [result.error for result in every] == [None] * len(every)
+    assert {result.key.method for result in every if result.train_seconds} == set(names[:3])
+    alone = run([task], Plan(("kcal-laplace",), n_splits=1, jobs=1), tmp_path / "alone")
+    shared = {result.key: result for result in every}
+    again = [result for result in alone if result.key.method == "kcal-laplace"]
+    assert [result.metrics for result in again] == [shared[result.key].metrics for result in again]
+    learned = {result.key.method for result in every if result.details.get("checkpoint_step_") in (0, 1, 2)}
+    assert learned == set(names[:3])
 
 
 def test_only_what_is_missing_is_trained_and_its_seconds_are_kept(

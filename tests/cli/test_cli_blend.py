@@ -17,14 +17,12 @@ BLEND = ("-m", "kcal-blend", "-o", "model.kcal")
 TABLE = ("--feature-columns", "e_*", "--logit-columns", "z_*")
 
 
-def fitted(*, logits: bool = True, train: bool = False, **parameters: object) -> KCalBlend:
+def fitted(*, logits: bool = True, **parameters: object) -> KCalBlend:
     """The library's blend on the same animals."""
-    arrays, more = blobs(90, 1), {}
-    if train:
-        more = {f"train_{key}": blobs(150, 3)[key] for key in ("embeddings", "labels")}
+    arrays = blobs(90, 1)
     scores = arrays["logits"] if logits else None
     return KCalBlend(progress=False, **parameters).fit(
-        arrays["embeddings"], arrays["labels"], logits=scores, classes=ANIMALS, **more
+        arrays["embeddings"], arrays["labels"], logits=scores, classes=ANIMALS
     )
 
 
@@ -52,15 +50,14 @@ def without(arrays: dict[str, np.ndarray], *keys: str) -> dict[str, np.ndarray]:
 
 
 def test_fit_predict_and_evaluate_give_the_library_s_numbers(run, calibration, test_set):
-    np.savez("train.npz", **blobs(150, 3))
-    output = run("fit", calibration, *BLEND, "--train", "train.npz").stdout
-    blend = fitted(train=True)
+    output = said(run("fit", calibration, *BLEND))
+    blend = fitted()
+    for name, share in blend.shares_.items():
+        assert f"{name} {share:.0%}" in output
     for name, weight in blend.weights_.items():
-        assert f"{name} " in output
-        assert f"{weight:.4f}" in output
-    for metric, bandwidth in blend.bandwidths_.items():
-        assert f"{metric}, bandwidth {bandwidth:.4g}" in output
-    assert f"{blend.background_:.4g}" in output
+        assert f"{name} {weight:.2f}" in output
+    assert f"temperature {blend.temperature_:.3f}" in output
+    assert f"bandwidth {blend.bandwidth_:.4g}" in output
     np.testing.assert_allclose(written(run, test_set), expected(blend), atol=1e-6)
     found = metrics(run, "model.kcal", test_set)
     assert list(found) == ["uncal", "kcal-blend"]
@@ -70,13 +67,10 @@ def test_fit_predict_and_evaluate_give_the_library_s_numbers(run, calibration, t
     assert found["uncal"] == pytest.approx(kcal.evaluate(network, CODES).as_dict(), abs=1e-6)
 
 
-def test_a_training_set_in_the_same_file_teaches_the_metric(run, test_set):
+def test_a_training_set_in_the_same_file_changes_nothing(run, test_set):
     train = {f"train_{key}": blobs(150, 3)[key] for key in ("embeddings", "logits", "labels")}
     np.savez("all.npz", **{f"calibration_{key}": values for key, values in blobs(90, 1).items()}, **train)
     run("fit", "all.npz", *BLEND, "--classes", "cat,dog,owl")
-    np.testing.assert_allclose(written(run, test_set), expected(fitted(train=True)), atol=1e-6)
-    output = run("fit", "all.npz", *BLEND, "--classes", "cat,dog,owl", "--projection", "none").stdout
-    assert "learned" not in output
     np.testing.assert_allclose(written(run, test_set), expected(fitted()), atol=1e-6)
 
 
@@ -208,10 +202,9 @@ def test_logits_that_are_missing_are_named_with_the_ways_to_give_them(run, calib
 
 
 def test_methods_side_by_side_hold_the_library_s_blend(run, calibration, test_set):
-    np.savez("train.npz", **blobs(150, 3))
-    found = metrics(run, calibration, test_set, "--methods", "sms,kcal-blend", "--train", "train.npz")
+    found = metrics(run, calibration, test_set, "--methods", "sms,kcal-blend")
     assert list(found) == ["uncal", "sms", "kcal-blend"]
-    wanted = kcal.evaluate(expected(fitted(train=True)), CODES).as_dict()
+    wanted = kcal.evaluate(expected(fitted()), CODES).as_dict()
     assert found["kcal-blend"] == pytest.approx(wanted, abs=1e-6)
     one, other = blobs(90, 1), blobs(60, 2)
     structured = StructuredMatrixScaling().fit(one["logits"], one["labels"], classes=ANIMALS)
@@ -233,12 +226,9 @@ def test_methods_without_logits_say_what_the_blend_was_fitted_on(run, test_set):
     assert "kcal-blend: bare.npz has no logits, so it is fitted on embeddings alone" in said(result)
 
 
-@pytest.mark.parametrize("text", ["0.5,1,2", "(0.5, 1, 2)", "[0.5, 1, 2]"])
-def test_scales_are_a_list_with_or_without_brackets(run, calibration, test_set, text):
-    run("fit", calibration, *BLEND, "--set", f"bandwidth_factors={text}", "--folds", "3", "--seed", "2")
-    np.testing.assert_allclose(
-        written(run, test_set), expected(fitted(bandwidth_factors=(0.5, 1, 2), folds=3, seed=2)), atol=1e-6
-    )
+def test_folds_seed_and_prior_reach_the_blend(run, calibration, test_set):
+    run("fit", calibration, *BLEND, "--folds", "3", "--seed", "2", "--prior", "uniform")
+    np.testing.assert_allclose(written(run, test_set), expected(fitted(folds=3, seed=2, prior="uniform")), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -247,16 +237,10 @@ def test_scales_are_a_list_with_or_without_brackets(run, calibration, test_set, 
         (("--kernel", "rbf"), 2, "--kernel is not an option of method kcal-blend"),
         (("--bandwidth", "1"), 2, "--bandwidth is not an option of method kcal-blend"),
         (("--smoothing", "0.1"), 2, "--smoothing is not an option of method kcal-blend"),
-        (("--projection", "identity"), 2, "is not for method kcal-blend, which takes skip, linear, none"),
-        (("--projection", "none", "--recipe", "fast"), 2, "--recipe has no effect with --projection none"),
-        (("--projection", "none", "--train", "calibration.npz"), 2, "learns no projection"),
-        (("--projection", "linear"), 2, "training set, and none is given. Pass --train FILE"),
-        (("--dimension", "2"), 2, "--dimension has no effect here"),
-        (
-            ("--set", "bandwidth_factors=2,3"),
-            2,
-            "1 among them; got [2, 3]. Pass (0.5, 1, 2), for example",
-        ),
+        (("--projection", "identity"), 2, "--projection is not an option of method kcal-blend"),
+        (("--dimension", "2"), 2, "--dimension is not an option of method kcal-blend"),
+        (("--recipe", "fast"), 2, "--recipe is not an option of method kcal-blend"),
+        (("--train", "calibration.npz"), 2, "--train has no effect here: this method learns no projection"),
         (("--set", "bins=2"), 2, "'bins' is not a parameter of method kcal-blend, which takes"),
         (("--representation", "probabilities"), 1, "must hold probabilities that sum to 1"),
         (("--classes", "cat,dog,owl,cow"), 1, "classes must name every column of the logits (3); got 4 classes"),
@@ -279,7 +263,8 @@ def test_a_single_sample_or_group_is_refused_without_naming_options_that_a_blend
 
 def test_what_is_about_logits_is_refused_without_them(run):
     np.savez("bare.npz", **without(blobs(90, 1), "logits"))
-    assert "it is about logits, and there are none" in said(run("fit", "bare.npz", *BLEND, "--folds", "3", code=2))
+    words = ("fit", "bare.npz", *BLEND, "--representation", "probabilities")
+    assert "it is about logits, and there are none" in said(run(*words, code=2))
 
 
 @pytest.mark.parametrize(("method", "inputs"), [("kcal", "embeddings"), ("ts", "logits"), ("sms", "logits")])

@@ -84,7 +84,6 @@ def test_the_blend_repairs_the_probabilities(shown):
     assert all(repaired < raw for raw, repaired in zip(before[1:], after[1:], strict=True))
     others = ("temperature", "structured matrix", "Dirichlet", "KCal ")
     assert after[-1] < min(row(shown[0], title)[-1] for title in others)  # the log-loss
-    assert row(shown[0], "KCalBlend, no")[-1] < row(shown[0], "temperature")[-1]
 
 
 def test_the_commands_to_type_next_agree_with_the_table(shown):
@@ -135,7 +134,7 @@ def test_the_printed_lines_run_and_give_the_row_of_the_table_that_they_name(show
     assert code == CODE
     assert len(code.partition("\n\n")[2].splitlines()) == 3
     evaluation = kcal.evaluate(names["probs"], names["example"].test.labels)
-    assert round(evaluation.negative_log_likelihood, 4) == row(shown[0], "KCalBlend, no")[-1]
+    assert round(evaluation.negative_log_likelihood, 4) == row(shown[0], "KCalBlend ")[-1]
 
 
 def test_the_saved_model_is_loaded_with_the_network_by_the_line_that_is_printed(shown):
@@ -154,11 +153,10 @@ def test_the_saved_model_is_loaded_with_the_network_by_the_line_that_is_printed(
         kcal.CalibratedClassifier.load(folder / "model.kcal", kcal.datasets.SmallCNN())
 
 
-def test_the_saved_model_is_what_a_training_set_gives(shown):
+def test_the_saved_model_is_that_of_the_printed_lines(shown):
     example = load_small_example()
-    train = kcal.ClassifierOutputs(example.train.embeddings, example.train.logits, example.train.labels)
     model = kcal.CalibratedClassifier(example.network())
-    model.fit(example.calibration.loader(), train_loader=train, classes=example.classes)
+    model.fit(example.calibration.loader(), classes=example.classes)
     mine, theirs = model.calibrator.state(), kcal.load(shown[1] / "model.kcal").state()
     assert mine.tensors.keys() == theirs.tensors.keys()
     assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in mine.tensors.items())

@@ -73,7 +73,7 @@ def test_a_blend_shows_its_log_odds(run, blend, test_set):
     assert f"log-odds of {odds['first']} against {odds['second']}" in output
     assert f"{odds['total']:+.4f}" in output
     assert sum(odds["terms"].values()) == pytest.approx(odds["total"], rel=1e-12)
-    assert set(entry["parts"]) == {"network", "background", "fallback"}
+    assert set(entry["parts"]) == {"network", "refit"}
     assert set(entry["samples"][0]["distances"]) == {"identity"}
 
 

@@ -15,7 +15,6 @@ from kcal.calibrators import METHODS
 from kcal.calibrators.base import REPRESENTATIONS
 from kcal.cli import app, main
 from kcal.cli.messages import readable_messages
-from kcal.cli.parameters import NO_PROJECTION
 from kcal.kernels import KERNELS
 from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED
 
@@ -44,7 +43,7 @@ def test_every_command_explains_itself_with_an_example(run, command):
     [
         ("method", METHODS),
         ("kernel", KERNELS),
-        ("projection", (*ARCHITECTURES, *UNTRAINED, NO_PROJECTION)),
+        ("projection", (*ARCHITECTURES, *UNTRAINED)),
         ("recipe", RECIPES),
         ("representation", REPRESENTATIONS),
     ],

@@ -227,7 +227,7 @@ def test_several_files_get_the_predictions_of_one(run, tmp_path):
     logits = {name: new["logits"][:, index] for index, name in reversed(list(enumerate(names)))}
     columns = {"key": np.arange(60), **features, **logits}
     np.savez("calibration.npz", **arrays)
-    run("fit", "calibration.npz", "--out", "m.kcal", "-m", "kcal-blend", "--projection", "none", "-q")
+    run("fit", "calibration.npz", "--out", "m.kcal", "-m", "kcal-blend", "-q")
     write_several(tmp_path, columns)
     pq.write_table(pa.table(columns), tmp_path / "all.parquet")
     options = ("--feature-columns", "e*", "--logit-columns", "z_*", "--id-column", "key", "--evidence")

@@ -80,12 +80,21 @@ def test_every_method_can_calibrate(method: Any, trained: Trained) -> None:
 
 
 def test_the_training_loader_serves_a_learned_projection(trained: Trained) -> None:
-    blend = KCalBlend(recipe=kcal.FastRecipe(steps=5), dimension=4)
-    fitted = CalibratedClassifier(trained.network, blend).fit(trained.calibration, train_loader=trained.train)
-    assert isinstance(fitted.calibrator, KCalBlend)
-    assert "learned" in fitted.calibrator.bandwidths_
-    assert blend is not fitted.calibrator  # what the user passed stays unfitted
-    assert not hasattr(blend, "classes_")
+    unfitted = kcal.KCal(recipe=kcal.FastRecipe(steps=5), dimension=4)
+    fitted = CalibratedClassifier(trained.network, unfitted).fit(trained.calibration, train_loader=trained.train)
+    assert isinstance(fitted.calibrator, kcal.KCal)
+    assert fitted.calibrator.training_curve_ is not None
+    assert unfitted is not fitted.calibrator  # what the user passed stays unfitted
+    assert not hasattr(unfitted, "classes_")
+
+
+@pytest.mark.parametrize("method", ["kcal-blend", "ts", kcal.KCal(projection="identity")])
+def test_a_training_loader_that_the_method_does_not_learn_from_is_an_error(method: Any, trained: Trained) -> None:
+    model = CalibratedClassifier(trained.network, method)
+    with pytest.raises(kcal.InvalidInputError, match=r"^train_loader must be left out: method") as raised:
+        model.fit(trained.calibration, train_loader=trained.train)
+    assert raised.value.parameter == "train_loader"
+    assert model.calibrator is None
 
 
 def test_groups_and_weights_reach_the_calibrator(trained: Trained) -> None:
@@ -288,7 +297,8 @@ def test_calibrator_and_network_are_of_one_file_even_if_it_is_replaced(
 
 
 def test_groups_and_weights_of_given_outputs_are_kept(trained: Trained) -> None:
-    outputs = replace(kcal.extract(trained.network, trained.calibration), groups=np.arange(240) // 24)
+    outputs = kcal.extract(trained.network, trained.calibration)
+    outputs = replace(outputs, groups=3 * outputs.labels + np.arange(240) % 3)  # samples of a group err together
     fitted = CalibratedClassifier(trained.network).fit(outputs)
     expected = kcal.fit_on(KCalBlend(), outputs)
     assert isinstance(fitted.calibrator, KCalBlend)

@@ -108,14 +108,14 @@ def test_a_module_that_does_not_predict_as_its_calibrator_is_refused(
     blend: CalibratedClassifier, trained: Trained, tmp_path: Path
 ) -> None:
     changed = deepcopy(blend)
-    changed.get_buffer("calibrated_head.formula.pool.weights")[0] += 0.5
+    changed.get_buffer("calibrated_head.formula.exponents")[0] += 0.5
     message = "the module to export does not predict as its calibrator, probabilities by"
     with pytest.raises(ExportError, match=message):
         changed.to_onnx(tmp_path / "network.onnx", trained.points)
     with pytest.raises(ExportError, match=message):
         changed.to_exported(trained.points)
     head = HeadPredictor(fitted_calibrator(blend))
-    head.get_buffer("head.experts.0.reference.log_densities").sub_(1.0)
+    head.get_buffer("head.estimate.reference.log_densities").sub_(1.0)
     outputs = blend.outputs(trained.points)
     example = [torch.from_numpy(part) for part in (outputs.embeddings, outputs.logits)]
     with pytest.raises(ExportError, match="as its calibrator, evidence by"):

@@ -27,7 +27,7 @@ GROUPS = np.arange(36) // 3
 
 QUICK: dict[str, dict[str, Any]] = {
     "kcal": {"projection": "identity", "bandwidth": 0.7},
-    "kcal-blend": {"projection": None, "network_calibrator": "ts", "background": 0.01, "folds": 2},
+    "kcal-blend": {"folds": 2},
     "kcal-logits": {"projection": "identity", "bandwidth": 0.7},
     "imax": {"bins": 4},
 }

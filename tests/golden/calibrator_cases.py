@@ -89,10 +89,8 @@ def outcomes(name: str, calibrator: Any, problem: Problem, *, logits: bool = Tru
     parts = {"embeddings": names.KCAL_FITTED, "both": names.BLEND_FITTED}.get(calibrator.inputs, {})
     for part, value in parts.items():
         yield f"{name}/{part}", np.atleast_1d(np.asarray(value(calibrator), dtype=np.float64))[:ROWS]
-    if calibrator.inputs == "embeddings":
+    if parts:
         yield f"{name}/log-density", names.log_densities(loaded, rows)
-    if calibrator.inputs == "both":
-        yield f"{name}/gate", names.gate(loaded, rows)
 
 
 def logit_method(name: str) -> Cases:
@@ -232,31 +230,20 @@ def kcal_learned() -> Cases:
 
 
 def blend_options() -> Cases:
-    """The blend without a learned metric: every parameter, precision, weights, groups, missing classes, masks."""
+    """The blend: parameters, precision, weights, groups, missing classes, masks, and rows far from all samples."""
     plain, wide = few(), many()
-    quick = {names.NETWORK_CALIBRATOR: "ts"}  # where the network's part is not what matters
     variants: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "float64": ({}, {}),
         "weights": ({}, {"sample_weight": plain.weights}),
-        "counts": (quick, {"sample_weight": plain.counts}),
+        "counts": ({}, {"sample_weight": plain.counts}),
         "groups": ({}, {"groups": plain.groups}),
         "groups-weights": ({"seed": 2}, {"groups": plain.groups, "sample_weight": plain.weights}),
-        "network-sms": ({names.NETWORK_CALIBRATOR: "sms"}, {}),
-        "network-ts": ({names.NETWORK_CALIBRATOR: "ts"}, {}),
-        "fallback-none": ({**quick, names.FALLBACK_QUANTILE: 0.0}, {}),
-        "fallback-more": ({**quick, names.FALLBACK_QUANTILE: 0.05}, {}),
-        "factors-roots": ({**quick, names.BANDWIDTH_FACTORS: (1.0, 2.0**0.5, 2.0)}, {}),
-        "factors-other": ({**quick, names.BANDWIDTH_FACTORS: (0.6, 1.0, 1.7)}, {}),
-        "factors-one": ({**quick, names.BANDWIDTH_FACTORS: (1.0,)}, {}),
-        "background": ({**quick, "background": 0.01}, {}),
-        "bias": ({**quick, "bias": 0.0}, {}),
-        "sharpness": ({**quick, "sharpness": 0.0}, {}),
         "folds": ({"folds": 3}, {}),
-        "prior-uniform": ({**quick, "prior": "uniform"}, {}),
-        "prior-sequence": ({**quick, "prior": [0.4, 0.3, 0.2, 0.1]}, {}),
+        "prior-uniform": ({"prior": "uniform"}, {}),
+        "prior-sequence": ({"prior": [0.4, 0.3, 0.2, 0.1]}, {}),
     }
     for label, (parameters, keywords) in variants.items():
-        fitted = fit(made("kcal-blend", projection=None, **parameters), plain, **keywords)
+        fitted = fit(made("kcal-blend", **parameters), plain, **keywords)
         yield from outcomes(f"kcal-blend/{label}", fitted, plain)
     for label, problem in (
         ("float32", in_single(plain)),
@@ -264,10 +251,10 @@ def blend_options() -> Cases:
         ("many", wide),
         ("many-float32", in_single(wide)),
     ):
-        fitted = fit(made("kcal-blend", projection=None, **quick), problem)
+        fitted = fit(made("kcal-blend"), problem)
         yield from outcomes(f"kcal-blend/{label}", fitted, problem, single=label.endswith("float32"))
     shares = as_probabilities(plain)
-    fitted = fit(made("kcal-blend", projection=None, representation="probabilities", **quick), shares)
+    fitted = fit(made("kcal-blend", representation="probabilities"), shares)
     yield from outcomes("kcal-blend/probabilities", fitted, shares)
     fewer = without_last_class(plain)
     for label, logits in (("missing", fewer.calibration.logits), ("missing-without-logits", None)):
@@ -276,29 +263,9 @@ def blend_options() -> Cases:
     for label, keywords in (("without-logits", {}), ("without-logits-groups", {"groups": plain.groups})):
         fitted = fit(made("kcal-blend"), plain, logits=None, **keywords)
         yield from outcomes(f"kcal-blend/{label}", fitted, plain, logits=False)
-    far = fit(made("kcal-blend", projection=None, **quick), plain)
+    far = fit(made("kcal-blend"), plain)
     queries = plain.test.embeddings[:ROWS] * np.linspace(1.0, 40.0, ROWS)[:, None]
     yield "kcal-blend/far", far.predict_proba(queries, logits=plain.test.logits[:ROWS])
-    yield "kcal-blend/far/gate", names.gate(far, queries)
-
-
-def blend_learned() -> Cases:
-    """The blend with a metric that is learned in a few steps."""
-    plain, wide = few(), many()
-    yield from outcomes("kcal-blend/learned", fit(made("kcal-blend", recipe=RECIPE), plain, learn=True), plain)
-    fitted = fit(made("kcal-blend", recipe=RECIPE, projection="linear", dimension=4), wide, learn=True)
-    yield from outcomes("kcal-blend/learned-many", fitted, wide)
-    grouped = fit(
-        made("kcal-blend", recipe=RECIPE, **{names.NETWORK_CALIBRATOR: "sms"}),
-        plain,
-        learn=True,
-        groups=plain.groups,
-        train_groups=plain.train_groups,
-        sample_weight=plain.weights,
-    )
-    yield from outcomes("kcal-blend/learned-groups", grouped, plain)
-    fitted = fit(made("kcal-blend", recipe=RECIPE), plain, learn=True, logits=None)
-    yield from outcomes("kcal-blend/learned-without-logits", fitted, plain, logits=False)
 
 
 def dispatched() -> Cases:
@@ -308,6 +275,6 @@ def dispatched() -> Cases:
     record = names.ClassifierOutputs(part.embeddings, part.logits, part.labels, weights=plain.weights)
     train = names.ClassifierOutputs(plain.train.embeddings, plain.train.logits, plain.train.labels)
     queries = names.ClassifierOutputs(test.embeddings[:ROWS], test.logits[:ROWS])
-    for name, parameters in (("ts", {}), ("kcal", {"recipe": RECIPE}), ("kcal-blend", {"recipe": RECIPE})):
+    for name, parameters in (("ts", {}), ("kcal", {"recipe": RECIPE}), ("kcal-blend", {})):
         fitted = names.fit_on(made(name, **parameters), record, train)
         yield f"dispatched/{name}", names.predict_on(fitted, queries)

@@ -22,7 +22,6 @@ GROUPS: dict[str, Callable[[], Cases]] = {
     "kcal-options": calibrator_cases.kcal_options,
     "kcal-learned": calibrator_cases.kcal_learned,
     "blend-options": calibrator_cases.blend_options,
-    "blend-learned": calibrator_cases.blend_learned,
     "dispatched": calibrator_cases.dispatched,
     "metrics": metric_cases.metrics,
     "intervals": metric_cases.intervals,

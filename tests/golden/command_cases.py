@@ -69,10 +69,7 @@ def commands() -> Cases:
                 n.PRIOR, "owl=0.4,cat=0.3,dog=0.2,bat=0.1",
             ),
             "blend": (n.METHOD, "kcal-blend"),
-            "blend-options": (
-                n.METHOD, "kcal-blend", n.SET, f"{n.BANDWIDTH_FACTORS}=0.5,1", n.SET, f"{n.NETWORK_CALIBRATOR}=sms",
-                n.SET, f"{n.FALLBACK_QUANTILE}=0.05",
-            ),
+            "blend-options": (n.METHOD, "kcal-blend", n.FOLDS, 3, n.PRIOR, "owl=0.4,cat=0.3,dog=0.2,bat=0.1"),
             "ts": (n.METHOD, "ts"),
             "imax": (n.METHOD, "imax", n.SET, "form=top", n.SET, "bins=8"),
         }  # fmt: skip

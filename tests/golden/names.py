@@ -15,11 +15,6 @@ from kcal.errors import KcalWarning
 
 __all__ = ["REGISTERED", "ClassifierOutputs", "KcalWarning", "app", "fit_on", "predict_on"]
 
-# parameters of the blend
-FALLBACK_QUANTILE = "fallback_quantile"
-NETWORK_CALIBRATOR = "network_calibrator"
-BANDWIDTH_FACTORS = "bandwidth_factors"
-
 # fields of frozen results of the metrics: neutral name → attribute
 RELIABILITY = {"counts": "counts", "predicted": "mean_prediction", "observed": "observed_frequency", "edges": "edges"}
 CANONICAL = {"counts": "counts", "predicted": "mean_prediction", "observed": "observed_frequency"}
@@ -52,17 +47,12 @@ BENCH = ("bench",)
 OUT, METHOD, METHODS, SET, EVIDENCE = "--out", "--method", "--methods", "--set", "--evidence"
 PROJECTION, BANDWIDTH, PRIOR, SMOOTHING = "--projection", "--bandwidth", "--prior", "--smoothing"
 RESAMPLES, NO_INTERVALS, JSON, LABELS = "--resamples", "--no-intervals", "--json", "--labels"
-SPLITS, JOBS = "--splits", "--jobs"
+SPLITS, JOBS, FOLDS = "--splits", "--jobs", "--folds"
 
 
 def log_densities(calibrator: Any, rows: Any) -> Any:
-    """The log density of rows under the support of a fitted KCal."""
+    """The log density of rows under the support of a fitted KCal or blend."""
     return calibrator.log_evidence(rows)
-
-
-def gate(calibrator: Any, rows: Any) -> Any:
-    """The share of the pool in a blend's answers, (n,)."""
-    return calibrator.gate(rows)
 
 
 KCAL_FITTED: dict[str, Callable[[Any], Any]] = {
@@ -71,10 +61,10 @@ KCAL_FITTED: dict[str, Callable[[Any], Any]] = {
 }
 BLEND_FITTED: dict[str, Callable[[Any], Any]] = {
     "weights": lambda blend: list(blend.weights_.values()),
-    "bandwidths": lambda blend: list(blend.bandwidths_.values()),
-    "bias": lambda blend: blend.bias_,
+    "shares": lambda blend: list(blend.shares_.values()),
+    "temperature": lambda blend: blend.temperature_,
+    "bandwidth": lambda blend: blend.bandwidth_,
     "frequencies": lambda blend: blend.frequencies_,
     "background": lambda blend: blend.background_,
-    "sharpness": lambda blend: [blend.sharpness_.level, blend.sharpness_.slope, blend.sharpness_.middle],
     "group_efficiency": lambda blend: blend.group_efficiency_,
 }

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from kcal.benchmark.tasks import Task
 from kcal.calibrators import METHODS, Calibrator, DirichletCalibration, KCal, fit_on, predict_on
-from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
 from kcal.calibrators.registry import SLOW, Method
 from kcal.datasets import COMPANIONS
 from kcal.embeddings import ClassifierOutputs
@@ -114,7 +113,7 @@ def parameters_hash(name: str, *, seed: int) -> str:
     """Return a short hash of all parameters of a method's calibrator, including every number of its recipe."""
     calibrator = new_calibrator(name, seed=seed)
     parameters = {key: value for key, value in calibrator.get_params().items() if key != "progress"}
-    if isinstance(calibrator, EmbeddingCalibrator):
+    if isinstance(calibrator, KCal):
         parameters["recipe"] = calibrator.training_recipe()
     text = repr((type(calibrator).__name__, sorted(parameters.items())))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -154,9 +153,9 @@ def train_for(name: str, task: Task, *, seed: int, by_group: bool, **changes: An
     )
 
 
-def _learner(calibrator: Calibrator) -> EmbeddingCalibrator | None:
+def _learner(calibrator: Calibrator) -> KCal | None:
     """Return a calibrator that learns a projection; None for others."""
-    return calibrator if isinstance(calibrator, EmbeddingCalibrator) and calibrator.uses_training_set else None
+    return calibrator if isinstance(calibrator, KCal) and calibrator.uses_training_set else None
 
 
 def check_methods(names: Sequence[str]) -> tuple[str, ...]:

@@ -30,7 +30,6 @@ from kcal.metrics import evaluate as measure
 from kcal.projection import train_projection
 
 BLEND = "KCalBlend"
-BLEND_WITHOUT_TRAINING = "KCalBlend, no training data"
 DRAWN = ("uncal", "ts", BLEND)
 """The rows of the picture."""
 IMAGES_PER_BATCH = 64
@@ -97,13 +96,12 @@ def run_methods(example: Example, *, quiet: bool) -> Results:
 
 
 def make_models(example: Example, *, quiet: bool) -> dict[str, CalibratedClassifier]:
-    """Return the network with every method of the demo, unfitted; one projection serves KCal and the blend."""
+    """Return the network with every method of the demo, unfitted."""
     network, train, progress = example.network(), example.train, False if quiet else None
     projection = train_projection(train.embeddings, train.labels, progress=progress)
     calibrators = {name: make_calibrator(name) for name in ("uncal", "ts", "sms", "dircal")}
     calibrators["kcal"] = make_calibrator("kcal", projection=projection)
-    calibrators[BLEND_WITHOUT_TRAINING] = make_calibrator("kcal-blend", projection=None)
-    calibrators[BLEND] = make_calibrator("kcal-blend", projection=projection)
+    calibrators[BLEND] = make_calibrator("kcal-blend")
     return {
         name: CalibratedClassifier(network, calibrator, progress=progress) for name, calibrator in calibrators.items()
     }
@@ -162,10 +160,7 @@ def show_code(example: Example) -> None:
         "takes three lines, the same for any torch classifier and its loader of (inputs, labels):\n"
     )
     screen.print(escape(CODE), style="green", soft_wrap=True)
-    screen.print(
-        f'This is "{BLEND_WITHOUT_TRAINING}" in the table; fit(loader, train_loader=...) also takes what the network '
-        "was trained on.\n"
-    )
+    screen.print(f"This is {BLEND} in the table.\n")
 
 
 def show(example: Example, probs: dict[str, NDArray[Any]], picture: Path | None) -> None:
@@ -183,8 +178,8 @@ def show(example: Example, probs: dict[str, NDArray[Any]], picture: Path | None)
     )
     screen.print(f"The network alone has {before}; with KCalBlend, {after}.")
     screen.print(
-        "The methods in rows 2 to 4 use the network's logits, KCal its embeddings; KCalBlend uses both. The data that "
-        "the network was trained on help KCalBlend little here; KCal needs them."
+        "The methods in rows 2 to 4 use the network's logits, KCal its embeddings; KCalBlend uses both. Only KCal "
+        "needs the data that the network was trained on."
     )
     if picture is None:
         screen.print("There is no picture, because matplotlib is not installed. To install it:")

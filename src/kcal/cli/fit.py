@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kcal.cli import options
+from kcal.cli.messages import check_options
 
 
 def fit(
@@ -64,7 +65,7 @@ def fit(
     from kcal.cli.choice import build_default
     from kcal.cli.data import Source
     from kcal.cli.output import check_writable
-    from kcal.cli.parameters import build_calibrator, check_blend_options
+    from kcal.cli.parameters import build_calibrator
     from kcal.cli.samples import fit_dataset, load_to_fit
     from kcal.cli.tables import show_fitted
     from kcal.persistence import save
@@ -79,9 +80,8 @@ def fit(
         calibrator, parameters = build_calibrator(method, arguments, settings or [])
     samples, training = load_to_fit(calibrator, source, train, train_labels)
     source.check_used()
-    if calibrator.inputs == "both":
-        has_logits = samples.logits is not None
-        check_blend_options(parameters, has_training=training is not None, has_logits=has_logits)
+    no_logits = representation and samples.logits is None
+    check_options((no_logits, "--representation has no effect here: it is about logits, and there are none."))
     start = perf_counter()
     fit_dataset(calibrator, samples, training, parameters)
     seconds = perf_counter() - start

@@ -134,7 +134,7 @@ Method = Annotated[
     ),
 ]
 Kernel = Annotated[Text, _parameter("NAME", f"{_KERNELS}. (default: rbf)")]
-Projection = Annotated[Text, _parameter("NAME", "skip, linear, identity, unit, none (kcal-blend). (default: skip)")]
+Projection = Annotated[Text, _parameter("NAME", "skip, linear, identity, unit. (default: skip)")]
 Dimension = Annotated[Text, _parameter("D", "Of the projected space. (default: auto, at most 128; in the paper 32)")]
 RecipeName = Annotated[Text, _parameter("NAME", "Training of the projection: fast, paper. (default: fast)")]
 Bandwidth = Annotated[

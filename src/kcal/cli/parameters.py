@@ -16,9 +16,6 @@ from kcal.kernels import KERNELS
 from kcal.projection import ARCHITECTURES, RECIPES, UNTRAINED
 from kcal.validation import check_choice
 
-NO_PROJECTION = "none"
-"""The projection of a blend that is to learn no metric."""
-
 
 def parse_methods(text: str, methods: Mapping[str, Method] = METHODS) -> list[str]:
     """Return names of methods, each once; "all" means every method that is not slow."""
@@ -59,8 +56,6 @@ def build_calibrator(
     own = [name for name in accepted if name not in (*typed, "progress", "head")]
     parameters |= _parse_settings(method, settings, typed, own)
     _check_projection(method, parameters)
-    if parameters.get("projection") == NO_PROJECTION:
-        parameters["projection"] = None
     silent = {"progress": False} if options["quiet"] and "progress" in accepted else {}
     return make_calibrator(method, **parameters, **silent), parameters
 
@@ -93,11 +88,11 @@ def _parse_settings(method: str, settings: Sequence[str], typed: Sequence[str], 
 def _check_projection(method: str, chosen: Mapping[str, Any]) -> None:
     """Raise for a projection that the method does not take, and for options that another one makes useless."""
     projection = chosen.get("projection")
-    known = (*ARCHITECTURES, *((NO_PROJECTION,) if METHODS[method].inputs == "both" else UNTRAINED))
+    known = (*ARCHITECTURES, *UNTRAINED)
     if projection is not None and projection not in known:
         raise BadParameter(f"--projection {projection} is not for method {method}, which takes {', '.join(known)}.")
     for name in ("dimension", "recipe"):
-        if name in chosen and projection in (*UNTRAINED, NO_PROJECTION):
+        if name in chosen and projection in UNTRAINED:
             raise BadParameter(f"{option_name(name)} has no effect with --projection {projection}. Leave it out.")
     bandwidth = chosen.get("bandwidth", "cv")
     if "folds" in chosen and bandwidth not in ("cv", "published") and chosen.get("support") != "merged":
@@ -107,17 +102,6 @@ def _check_projection(method: str, chosen: Mapping[str, Any]) -> None:
             "--bandwidth rule and --bandwidth-reference B,SIZE, such as 1.4,300, need each other: an earlier "
             "bandwidth and the size of the rarest class then."
         )
-
-
-def check_blend_options(chosen: Mapping[str, Any], *, has_training: bool, has_logits: bool) -> None:
-    """Raise for options of a blend about a training set or about logits that are not there."""
-    no_training = "a blend learns its projection from a training set, and none is given. Pass --train FILE"
-    no_logits = "it is about logits, and there are none. Name their columns with --logit-columns, pass --logits FILE"
-    for name, value in chosen.items():
-        learns = name in ("projection", "dimension", "recipe") and value is not None
-        if (learns and not has_training) or (name in ("representation", "folds") and not has_logits):
-            reason = no_training if learns else no_logits
-            raise BadParameter(f"{option_name(name)} has no effect here: {reason}, or leave the option out.")
 
 
 def parse_classes(text: str | None) -> list[str] | None:

@@ -126,13 +126,17 @@ class CalibratedClassifier(nn.Module):
             The calibration set, with labels; outputs of this network that :func:`kcal.extract` returned or wrote
             to a folder are not computed again.
         train_loader : the same, optional
-            The network's own training set, from which methods with a learned projection learn it.
+            The network's own training set, for methods that learn from it, such as KCal its projection; an error for
+            others.
         groups, sample_weight : (n,) arrays, optional
             Of the calibration samples, as in the calibrator's ``fit``.
         classes : sequence, optional
             Names of the classes, in the order of the logits.
         """
         calibrator = make_calibrator(self.method) if isinstance(self.method, str) else clone(self.method)
+        if train_loader is not None and not calibrator.uses_training_set:
+            expected = f"must be left out: method {calibrator.method} with these parameters learns nothing from it"
+            raise InvalidInputError("train_loader", expected, remedy="A projection is learned by KCal, for example.")
         calibration = self.outputs(loader)
         if groups is not None or sample_weight is not None:
             check_order(loader, beside="sample_weight" if groups is None else "groups")
@@ -142,7 +146,7 @@ class CalibratedClassifier(nn.Module):
             remedy = "Yield (inputs, labels), or pass batch= to CalibratedClassifier."
             raise InvalidInputError("loader", "must yield labels to fit", got="inputs only", remedy=remedy)
         training = None
-        if train_loader is not None and calibrator.uses_training_set:
+        if train_loader is not None:
             training = with_names(self.outputs(train_loader), classes)
         if classes is None and calibration.logits is not None and calibrator.inputs == "embeddings":
             classes = np.arange(calibration.logits.shape[1])  # a column for each logit, also without samples

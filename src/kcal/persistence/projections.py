@@ -48,7 +48,7 @@ def projection_from_state(state: CalibratorState, *, projection: nn.Module | Non
         raise FileFormatError("the stored checkpoints and their steps are damaged.")
     if prints.dtype != torch.int64 or prints.ndim != 1:
         raise FileFormatError("the stored fingerprints are damaged.")
-    refuse_unused_projection(projection, architectures)
+    refuse_unused_projection(projection, architectures[0])
     stored = Stored({str(place): name for place, name in enumerate(architectures)}, tensors, 0, 0, projection)
     return TrainedProjection(
         checkpoints=tuple(_read_checkpoint(stored, name) for name in stored.values),

@@ -9,6 +9,7 @@ import pytest
 from running_service import Running, running
 
 from kcal import KCal, KCalBlend, save
+from quick_blend import blend_of
 from synthetic import Problem
 
 CLASSES = ("cat", "dog", "owl")
@@ -25,9 +26,7 @@ def animals(problem: Problem) -> KCal:
 @pytest.fixture(scope="session")
 def blend(problem: Problem) -> KCalBlend:
     """A blend that needs logits; its classes are numbers."""
-    return KCalBlend(bandwidth_factors=(1.0,), network_calibrator="ts").fit(
-        problem.embeddings, problem.labels, logits=problem.logits
-    )
+    return blend_of(problem)
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,7 @@ def make_pair(folder: Path, kind: str, seed: int = 0) -> Pair:
 def calibrator(kind: str) -> kcal.Calibrator:
     """Return a calibrator that learns online: of embeddings and logits for images, of embeddings for text."""
     if kind == "images":
-        return kcal.KCalBlend(bandwidth_factors=(1.0,), network_calibrator="ts", updates=kcal.Updates())
+        return kcal.KCalBlend(updates=kcal.Updates())
     return kcal.KCal(projection="identity", bandwidth=0.8)
 
 

@@ -29,8 +29,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path, problem: Problem) -> Pa
     if request.param is KCal:
         model: Any = KCal(projection="identity").fit(problem.embeddings[rows], problem.labels[rows])
     else:
-        options = {"projection": None, "bandwidth_factors": (1.0,), "network_calibrator": "ts"}
-        model = KCalBlend(updates=Updates(), **options).fit(
+        model = KCalBlend(updates=Updates()).fit(
             problem.embeddings[rows], problem.labels[rows], logits=problem.logits[rows]
         )
     return save(model, tmp_path / "model.kcal")

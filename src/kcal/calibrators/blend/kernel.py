@@ -32,8 +32,8 @@ def counts_of(sums: ClassSums, log_scale: float) -> torch.Tensor:
 
 def log_estimate(counts: torch.Tensor, network: torch.Tensor, background: float) -> torch.Tensor:
     """Return log d, (n, n_classes), of counts and the network's probabilities."""
-    mass = counts.sum(dim=1, keepdim=True)
-    return torch.log((background * network + counts) / (background + mass))
+    masses = background * network + counts
+    return torch.log(masses / masses.sum(dim=1, keepdim=True))  # ONNX graphs drop the addition of a tiny constant
 
 
 def log_scale_of(support: SortedSupport, n_samples: float) -> float:
