@@ -18,8 +18,8 @@ from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import LARGEST_PENALTY, Codes, Floats, fitted
 from kcal.calibrators.model_state import tensor
 from kcal.calibrators.quasi_newton import minimise_convex
+from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.calibrators.with_embeddings.base import TwoInputCalibrator, TwoInputModel
-from kcal.calibrators.with_embeddings.temperature import fit_temperature_with_prior
 from kcal.validation import check_number, parameter
 
 PENALTIES = tuple(np.logspace(2.5, -1, 8).tolist())
@@ -59,7 +59,7 @@ class RefitModel(TwoInputModel):
 class LastLayerRefit(TwoInputCalibrator):
     """Add a linear map of the embeddings to the scaled logits, with a ridge penalty towards the network alone.
 
-    T is that of temperature scaling, with a normal prior on log T (mean 0, standard deviation 0.5); without data, or
+    T is that of temperature scaling, with a normal prior on log T (mean 0.2, standard deviation 0.3); without data, or
     with a large λ, the prediction is softmax(z / T). The embeddings are centred and divided by the root mean square of
     their distance from the mean, so that λ has no unit: each logit's change has a prior standard deviation of about
     1/√λ. The loss is convex.
@@ -97,7 +97,7 @@ class LastLayerRefit(TwoInputCalibrator):
         scale = float((shares @ (embeddings - mean).square()).sum().sqrt()) or 1.0
         features = torch.nn.functional.pad((embeddings - mean) / scale, (0, 1), value=1.0)  # the last is that of a
         axes = torch.linalg.eigh(features.T @ (shares[:, None] * features)).eigenvectors  # a rotation keeps the ridge
-        features, temperature = features @ axes, fit_temperature_with_prior(log_probs, codes, weights)
+        features, temperature = features @ axes, fit_temperature(log_probs, codes, weights)
         base = log_probs / temperature
         penalty = choose_penalty(base, features, samples, self.seed) if self.penalty == "cv" else float(self.penalty)
         point = solve_ridge(base, features, codes, weights, penalty, start_point(base, features), FINE)
