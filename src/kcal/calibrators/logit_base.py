@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from math import log, log1p
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -17,6 +18,7 @@ from kcal.calibrators.class_scores import network_log_probs, sort_classes, unsor
 from kcal.calibrators.fit_warnings import warn_of_missing_classes
 from kcal.calibrators.model_state import LogitModel, Stored
 from kcal.calibrators.modules import LogitModule
+from kcal.calibrators.temperature_prior import fit_temperature, network_share
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import with_gradients
 from kcal.threads import threads_for
@@ -43,6 +45,25 @@ BLOCK_NUMBERS = 2**17
 NAME_COLUMNS = "pass fit(..., classes=...) with the label of every column, in order."
 
 
+@dataclass(frozen=True)
+class PooledModel(LogitModel):
+    """(1 − ν)·p + ν·softmax(z / T), p the prediction of a method."""
+
+    method: LogitModel
+    share: float
+    temperature: float
+
+    def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
+        """Return calibrated log probabilities, (n, n_classes)."""
+        network = torch.log_softmax(log_probs / self.temperature, dim=1)
+        return torch.logaddexp(log1p(-self.share) + self.method.log_probs(log_probs), log(self.share) + network)
+
+    @property
+    def numbers_per_score(self) -> int:
+        """Size of the largest tensor of the formula, per class and row."""
+        return self.method.numbers_per_score
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class LogitCalibrator(Calibrator):
     """Base class of the methods on logits.
@@ -54,12 +75,16 @@ class LogitCalibrator(Calibrator):
     inputs: ClassVar[str] = "logits"
     model_class: ClassVar[type[LogitModel]]
     """Class of ``model_``."""
+    pools_network: ClassVar[bool] = False
+    """Whether predictions are pooled with the scaled network, because the method itself has no prior."""
     ignores_class_order: ClassVar[bool] = False
     """Whether permuting the columns of ``X`` permutes the log probabilities to the last bit."""
     representation: str = "logits"
     seed: int = 0
     model_: LogitModel = field(init=False)
     representation_: str = field(init=False)
+    network_share_: float = field(init=False)
+    network_temperature_: float = field(init=False)
 
     @with_gradients()
     def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
@@ -91,6 +116,8 @@ class LogitCalibrator(Calibrator):
             warn_of_missing_classes(labels, np.bincount(codes, minlength=len(labels)))
         with threads_for(log_probs.numel() * log_probs.shape[1]):
             model = self._fit_log_probs(log_probs, codes, weights)
+            self.network_share_ = network_share(len(codes)) if self.pools_network else 0.0
+            self.network_temperature_ = fit_temperature(log_probs, codes, weights) if self.pools_network else 1.0
         self._remember(rows)
         self.model_, self.representation_, self.classes_ = model, self.representation, labels
         return self
@@ -116,14 +143,24 @@ class LogitCalibrator(Calibrator):
     def as_module(self) -> LogitModule:
         """Return the prediction as a torch module of logits."""
         check_is_fitted(self)
-        return LogitModule(self.model_.prepare(len(self.classes_)), self.representation_)
+        return LogitModule(self._predictor(), self.representation_)
+
+    def _predictor(self) -> LogitModel:
+        """Return the model of predictions: that of the method or, where it has no prior, pooled with the network."""
+        model = self.model_.prepare(len(self.classes_))
+        return PooledModel(model, self.network_share_, self.network_temperature_) if self.pools_network else model
 
     def state(self) -> CalibratorState:
         """Return the content of the fitted calibrator."""
         check_is_fitted(self)
         self._check_parameters()
         values, tensors = self.model_.to_state()
-        return self._state(self.get_params(), {"representation": self.representation_, **values}, **tensors)
+        values |= {
+            "representation": self.representation_,
+            "network_share": self.network_share_,
+            "network_temperature": self.network_temperature_,
+        }
+        return self._state(self.get_params(), values, **tensors)
 
     @classmethod
     def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
@@ -134,6 +171,8 @@ class LogitCalibrator(Calibrator):
         if state.values["representation"] not in REPRESENTATIONS:
             raise FileFormatError(f"the stored representation must be one of {REPRESENTATIONS}.")
         calibrator.representation_ = state.values["representation"]
+        calibrator.network_share_ = float(state.values["network_share"])
+        calibrator.network_temperature_ = float(state.values["network_temperature"])
         n_classes, n_features = len(calibrator.classes_), calibrator.n_features_in_
         calibrator.model_ = cls.model_class.from_state(Stored(state.values, state.tensors, n_classes, n_features))
         return calibrator
@@ -142,7 +181,7 @@ class LogitCalibrator(Calibrator):
         warn_of_probabilities(inputs, self.representation_)
         log_probs = to_log_probs(inputs, self.representation_, ignore_order=self.ignores_class_order)
         n_classes = log_probs.shape[1]
-        model = self.model_.prepare(n_classes)
+        model = self._predictor()
         rows = max(1, BLOCK_NUMBERS // (model.numbers_per_score * n_classes))
         return torch.cat([model.log_probs(block) for block in torch.split(log_probs, rows)])
 

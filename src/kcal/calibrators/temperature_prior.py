@@ -27,6 +27,8 @@ LOWEST, HIGHEST = log(0.01), log(100.0)
 GRID = np.linspace(-6.0, 6.0, 61)
 """Places of the posterior's grid, in standard deviations of its normal approximation."""
 NEGLIGIBLE = 1e-6
+ENOUGH = 100
+"""Samples from which a method stands by itself."""
 
 
 def penalty_and_slope(log_temperature: Any) -> tuple[Any, Any]:
@@ -68,6 +70,14 @@ def temperature_posterior(log_probs: torch.Tensor, codes: Codes, weights: Floats
     posterior /= posterior.sum()
     kept = posterior > NEGLIGIBLE
     return np.exp(places[kept]), posterior[kept] / posterior[kept].sum()
+
+
+def network_share(n_samples: float) -> float:
+    """Return the share of the scaled network in the prediction of a method that has no prior of its own.
+
+    1 − (n/100)², and at least 1/(n + 2): with n samples and no error, an error is still expected about once in n + 2.
+    """
+    return max(1 - (n_samples / ENOUGH) ** 2, 1 / (n_samples + 2))
 
 
 def _slope(log_probs: torch.Tensor, codes: Codes, weights: Floats, log_temperature: float) -> float:

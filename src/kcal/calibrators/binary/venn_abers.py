@@ -64,7 +64,7 @@ class VennAbers(OneVersusRest):
     thresholds_ = fitted("thresholds")
     lower_ = fitted("lower")
     upper_ = fitted("upper")
-    maps: str = parameter("class", check_choice, choices=MAPS)
+    maps: str = parameter("auto", check_choice, choices=MAPS)
 
     def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
         thresholds, places = np.unique(scores, return_inverse=True)

@@ -93,6 +93,7 @@ class OrderPreservingCalibration(LogitCalibrator):
     """
 
     method: ClassVar[str] = "iop"
+    pools_network: ClassVar[bool] = True
     ignores_class_order: ClassVar[bool] = True
     preserves_order: ClassVar[bool] = True
     model_class = OrderPreservingModel

@@ -106,6 +106,7 @@ class SplineCalibration(LogitCalibrator):
     """
 
     method: ClassVar[str] = "spline"
+    pools_network: ClassVar[bool] = True
     model_class = SplineModel
     scores_ = fitted("scores")
     corrected_ = fitted("corrected")
