@@ -15,10 +15,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import REPRESENTATIONS, Calibrator, CalibratorState, refuse_extra
 from kcal.calibrators.class_scores import network_log_probs, sort_classes, unsort_classes
-from kcal.calibrators.fit_warnings import warn_of_missing_classes
-from kcal.calibrators.model_state import LogitModel, Stored
+from kcal.calibrators.fit_warnings import warn_of_missing_classes, warn_without_errors
+from kcal.calibrators.model_state import LogitModel, Stored, StoredModel
 from kcal.calibrators.modules import LogitModule
-from kcal.calibrators.temperature_prior import fit_temperature, network_share
+from kcal.calibrators.temperature_prior import scaled_network
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import with_gradients
 from kcal.threads import threads_for
@@ -46,17 +46,25 @@ NAME_COLUMNS = "pass fit(..., classes=...) with the label of every column, in or
 
 
 @dataclass(frozen=True)
+class NetworkPart(StoredModel):
+    """The share ν of the scaled network in a prediction, and its temperature T."""
+
+    network_share: float
+    network_temperature: float
+
+
+@dataclass(frozen=True)
 class PooledModel(LogitModel):
     """(1 − ν)·p + ν·softmax(z / T), p the prediction of a method."""
 
     method: LogitModel
-    share: float
-    temperature: float
+    network: NetworkPart
 
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
-        network = torch.log_softmax(log_probs / self.temperature, dim=1)
-        return torch.logaddexp(log1p(-self.share) + self.method.log_probs(log_probs), log(self.share) + network)
+        share = self.network.network_share
+        scaled = torch.log_softmax(log_probs / self.network.network_temperature, dim=1)
+        return torch.logaddexp(log1p(-share) + self.method.log_probs(log_probs), log(share) + scaled)
 
     @property
     def numbers_per_score(self) -> int:
@@ -83,8 +91,7 @@ class LogitCalibrator(Calibrator):
     seed: int = 0
     model_: LogitModel = field(init=False)
     representation_: str = field(init=False)
-    network_share_: float = field(init=False)
-    network_temperature_: float = field(init=False)
+    network_: NetworkPart | None = field(init=False)
 
     @with_gradients()
     def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
@@ -112,14 +119,14 @@ class LogitCalibrator(Calibrator):
         if not weights.all():  # a weight of 0 leaves a sample out
             counted = np.flatnonzero(weights)
             log_probs, codes, weights = log_probs[torch.from_numpy(counted)], codes[counted], weights[counted]
+        warn_without_errors(log_probs, codes)
         if self.fits_each_class:
             warn_of_missing_classes(labels, np.bincount(codes, minlength=len(labels)))
         with threads_for(log_probs.numel() * log_probs.shape[1]):
             model = self._fit_log_probs(log_probs, codes, weights)
-            self.network_share_ = network_share(len(codes)) if self.pools_network else 0.0
-            self.network_temperature_ = fit_temperature(log_probs, codes, weights) if self.pools_network else 1.0
+            network = NetworkPart(*scaled_network(log_probs, codes, weights)) if self.pools_network else None
         self._remember(rows)
-        self.model_, self.representation_, self.classes_ = model, self.representation, labels
+        self.model_, self.network_, self.representation_, self.classes_ = model, network, self.representation, labels
         return self
 
     @abstractmethod
@@ -148,18 +155,16 @@ class LogitCalibrator(Calibrator):
     def _predictor(self) -> LogitModel:
         """Return the model of predictions: that of the method or, where it has no prior, pooled with the network."""
         model = self.model_.prepare(len(self.classes_))
-        return PooledModel(model, self.network_share_, self.network_temperature_) if self.pools_network else model
+        return model if self.network_ is None else PooledModel(model, self.network_)
 
     def state(self) -> CalibratorState:
         """Return the content of the fitted calibrator."""
         check_is_fitted(self)
         self._check_parameters()
         values, tensors = self.model_.to_state()
-        values |= {
-            "representation": self.representation_,
-            "network_share": self.network_share_,
-            "network_temperature": self.network_temperature_,
-        }
+        values |= {"representation": self.representation_}
+        if self.network_ is not None:
+            values |= self.network_.to_state()[0]
         return self._state(self.get_params(), values, **tensors)
 
     @classmethod
@@ -171,10 +176,10 @@ class LogitCalibrator(Calibrator):
         if state.values["representation"] not in REPRESENTATIONS:
             raise FileFormatError(f"the stored representation must be one of {REPRESENTATIONS}.")
         calibrator.representation_ = state.values["representation"]
-        calibrator.network_share_ = float(state.values["network_share"])
-        calibrator.network_temperature_ = float(state.values["network_temperature"])
         n_classes, n_features = len(calibrator.classes_), calibrator.n_features_in_
-        calibrator.model_ = cls.model_class.from_state(Stored(state.values, state.tensors, n_classes, n_features))
+        stored = Stored(state.values, state.tensors, n_classes, n_features)
+        calibrator.network_ = NetworkPart.from_state(stored) if cls.pools_network else None
+        calibrator.model_ = cls.model_class.from_state(stored)
         return calibrator
 
     def _log_probabilities(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ GRID = np.linspace(-6.0, 6.0, 61)
 """Places of the posterior's grid, in standard deviations of its normal approximation."""
 NEGLIGIBLE = 1e-6
 ENOUGH = 100
-"""Samples from which a method stands by itself."""
+"""Samples from which a method without a prior stands by itself."""
 
 
 def penalty_and_slope(log_temperature: Any) -> tuple[Any, Any]:
@@ -72,12 +72,14 @@ def temperature_posterior(log_probs: torch.Tensor, codes: Codes, weights: Floats
     return np.exp(places[kept]), posterior[kept] / posterior[kept].sum()
 
 
-def network_share(n_samples: float) -> float:
-    """Return the share of the scaled network in the prediction of a method that has no prior of its own.
+def scaled_network(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> tuple[float, float]:
+    """Return ν and T of the network's part in the prediction (1 − ν)·p + ν·softmax(z / T) of a method without a prior.
 
-    1 − (n/100)², and at least 1/(n + 2): with n samples and no error, an error is still expected about once in n + 2.
+    ν = max(1 − (n/100)², 1/(n + 2)): few samples leave the scaled network; with n samples and no error, an error is
+    still expected about once in n + 2, and of the classes that the scaled network finds likely.
     """
-    return max(1 - (n_samples / ENOUGH) ** 2, 1 / (n_samples + 2))
+    n = len(codes)
+    return max(1 - (n / ENOUGH) ** 2, 1 / (n + 2)), fit_temperature(log_probs, codes, weights)
 
 
 def _slope(log_probs: torch.Tensor, codes: Codes, weights: Floats, log_temperature: float) -> float:

@@ -69,9 +69,9 @@ class KNNModel(TwoInputModel):
 class KNNInterpolation(TwoInputCalibrator):
     """Mix the network's probabilities with the labels of the nearest calibration samples.
 
-    T is that of temperature scaling, with a normal prior on log T (mean 0.2, standard deviation 0.3). k, τ and λ have the
-    lowest leave-one-out log-loss on the calibration set: k and τ on a grid, λ by its convex loss. One more sample, of a
-    class that none of its neighbours has, counts in that loss: λ is at most n/(n + 1), and no class gets probability 0.
+    T is that of temperature scaling. k, τ and λ have the lowest leave-one-out log-loss on the calibration set: k and τ
+    on a grid, λ by its convex loss. One more sample, of a class that none of its neighbours has, counts in that loss: λ
+    is at most n/(n + 1), and no class gets probability 0.
     The same mixture over a language model's contexts is kNN-LM (Khandelwal et al., 2020).
 
     The model contains the embeddings of the calibration set, divided by their length.

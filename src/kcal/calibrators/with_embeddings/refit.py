@@ -1,7 +1,7 @@
 """Ridge refit of the last layer, shrunk towards the network.
 
 p = softmax(b·z + Wᵀẽ + a),   ẽ = (e − mean)/r,   r² = mean of ‖e − mean‖²
-loss = Σ_i w_i·(log-loss of sample i) + λ/2·(‖W‖² + ‖a‖² + c²),   b = (1 + c)/T
+loss = Σ_i w_i·(log-loss of sample i) + λ/2·(‖W‖² + ‖a‖²) + c²/(2·0.3²),   b = (1 + c)/T
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import LARGEST_PENALTY, Codes, Floats, fitted
 from kcal.calibrators.model_state import tensor
 from kcal.calibrators.quasi_newton import minimise_convex
-from kcal.calibrators.temperature_prior import fit_temperature
+from kcal.calibrators.temperature_prior import DEVIATION, fit_temperature
 from kcal.calibrators.with_embeddings.base import TwoInputCalibrator, TwoInputModel
 from kcal.validation import check_number, parameter
 
@@ -59,10 +59,10 @@ class RefitModel(TwoInputModel):
 class LastLayerRefit(TwoInputCalibrator):
     """Add a linear map of the embeddings to the scaled logits, with a ridge penalty towards the network alone.
 
-    T is that of temperature scaling, with a normal prior on log T (mean 0.2, standard deviation 0.3); without data, or
-    with a large λ, the prediction is softmax(z / T). The embeddings are centred and divided by the root mean square of
-    their distance from the mean, so that λ has no unit: each logit's change has a prior standard deviation of about
-    1/√λ. The loss is convex.
+    T is that of temperature scaling, and c has the standard deviation of its prior; without data, or with a large λ, the
+    prediction is that of the scaled network. The embeddings are centred and divided by the root mean square of their
+    distance from the mean, so that λ has no unit: each logit's change has a prior standard deviation of about 1/√λ. The
+    loss is convex.
 
     Parameters
     ----------
@@ -149,17 +149,19 @@ def solve_ridge(
     """Return c and V, flat in one array, that minimise the loss; ``features`` with orthogonal columns converge fast."""
     total, rows, labels = float(weights.sum()), torch.arange(len(codes)), torch.from_numpy(codes)
     importance = torch.from_numpy(weights).to(base)[:, None]
-    scales = np.sqrt(curvatures(base, features, importance) + penalty)
+    penalties = np.full(len(start), penalty)
+    penalties[0] = 1 / DEVIATION**2
+    scales = np.sqrt(curvatures(base, features, importance) + penalties)
 
     def loss(scaled: Floats) -> tuple[float, Floats]:
         point = scaled / scales
         log_p = torch.log_softmax(linear_scores(base, features, point), dim=1)
-        value = -float(importance[:, 0] @ log_p[rows, labels]) + penalty * float(point @ point) / 2
+        value = -float(importance[:, 0] @ log_p[rows, labels]) + float((penalties * point) @ point) / 2
         residuals = log_p.exp_()
         residuals[rows, labels] -= 1
         residuals.mul_(importance)
         slopes = [(residuals * base).sum()[None], (features.T @ residuals).ravel()]
-        gradient = torch.cat(slopes).double().numpy() + penalty * point
+        gradient = torch.cat(slopes).double().numpy() + penalties * point
         return value / total, gradient / scales / total
 
     options = {"maxcor": 20, "ftol": tolerance, "gtol": 1e-8}
