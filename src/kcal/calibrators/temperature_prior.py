@@ -24,6 +24,8 @@ MEAN, DEVIATION = 0.2, 0.3
 """Of the normal prior on log T."""
 LOWEST, HIGHEST = log(0.01), log(100.0)
 """Bounds of log T."""
+STEPS = 13
+"""Places between the prior's mean and a bound, among which the minima are looked for: there may be more than one."""
 GRID = np.linspace(-6.0, 6.0, 61)
 """Places of the posterior's grid, in standard deviations of its normal approximation."""
 NEGLIGIBLE = 1e-6
@@ -47,10 +49,11 @@ def fit_temperature(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> f
     def slope(log_temperature: float) -> float:
         return _slope(log_probs, codes, weights, log_temperature)
 
-    bound = LOWEST if slope(MEAN) > 0 else HIGHEST
-    if slope(bound) * slope(MEAN) > 0:
-        return exp(bound)
-    return exp(brentq(slope, bound, MEAN, xtol=1e-10))
+    places = np.linspace(LOWEST, MEAN, STEPS) if slope(MEAN) > 0 else np.linspace(MEAN, HIGHEST, STEPS)
+    falls = np.array([slope(place) < 0 for place in places])
+    minima = [brentq(slope, *places[i : i + 2], xtol=1e-10) for i in np.flatnonzero(falls[:-1] & ~falls[1:])]
+    candidates = minima or [places[-1] if falls[-1] else places[0]]
+    return exp(min(candidates, key=lambda place: -_log_density(log_probs, codes, weights, place)))
 
 
 def temperature_posterior(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> tuple[Floats, Floats]:
@@ -63,9 +66,7 @@ def temperature_posterior(log_probs: torch.Tensor, codes: Codes, weights: Floats
     step = 1e-3
     rise = _slope(log_probs, codes, weights, centre + step) - _slope(log_probs, codes, weights, centre - step)
     places = centre + GRID / sqrt(max(rise / (2 * step), 1 / DEVIATION**2))
-    importance, labels = torch.from_numpy(weights), torch.from_numpy(codes)[:, None]
-    scaled = (torch.log_softmax(log_probs * exp(-place), dim=1).gather(1, labels)[:, 0] for place in places)
-    logs = np.array([float(importance @ own) for own in scaled]) - penalty_and_slope(places)[0]
+    logs = np.array([_log_density(log_probs, codes, weights, place) for place in places])
     posterior = np.exp(logs - logs.max())
     posterior /= posterior.sum()
     kept = posterior > NEGLIGIBLE
@@ -80,6 +81,13 @@ def scaled_network(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> tu
     """
     n = len(codes)
     return max(1 - (n / ENOUGH) ** 2, 1 / (n + 2)), fit_temperature(log_probs, codes, weights)
+
+
+def _log_density(log_probs: torch.Tensor, codes: Codes, weights: Floats, log_temperature: float) -> float:
+    """Return the logarithm of the posterior density of log T, up to a constant."""
+    log_p = torch.log_softmax(log_probs * exp(-log_temperature), dim=1)
+    own = log_p[torch.arange(len(codes)), torch.from_numpy(codes)]
+    return float(torch.from_numpy(weights) @ own) - float(penalty_and_slope(log_temperature)[0])
 
 
 def _slope(log_probs: torch.Tensor, codes: Codes, weights: Floats, log_temperature: float) -> float:

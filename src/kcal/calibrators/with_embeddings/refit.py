@@ -1,7 +1,7 @@
 """Ridge refit of the last layer, shrunk towards the network.
 
 p = softmax(b·z + Wᵀẽ + a),   ẽ = (e − mean)/r,   r² = mean of ‖e − mean‖²
-loss = Σ_i w_i·(log-loss of sample i) + λ/2·(‖W‖² + ‖a‖²) + c²/(2·0.3²),   b = (1 + c)/T
+loss = Σ_i w_i·(log-loss of sample i) + λ/2·(‖W‖² + ‖a‖²) + max(λ, 1/0.3²)/2·c²,   b = (1 + c)/T
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class RefitModel(TwoInputModel):
 class LastLayerRefit(TwoInputCalibrator):
     """Add a linear map of the embeddings to the scaled logits, with a ridge penalty towards the network alone.
 
-    T is that of temperature scaling, and c has the standard deviation of its prior; without data, or with a large λ, the
-    prediction is that of the scaled network. The embeddings are centred and divided by the root mean square of their
-    distance from the mean, so that λ has no unit: each logit's change has a prior standard deviation of about 1/√λ. The
-    loss is convex.
+    T is that of temperature scaling, and c has at most the standard deviation of its prior. Without data, or with a
+    large λ, the prediction is that of the scaled network. The embeddings are centred and divided by the root mean
+    square of their distance from the mean, so that λ has no unit: each logit's change has a prior standard deviation
+    of about 1/√λ. The loss is convex.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def solve_ridge(
     total, rows, labels = float(weights.sum()), torch.arange(len(codes)), torch.from_numpy(codes)
     importance = torch.from_numpy(weights).to(base)[:, None]
     penalties = np.full(len(start), penalty)
-    penalties[0] = 1 / DEVIATION**2
+    penalties[0] = max(penalty, 1 / DEVIATION**2)  # of c
     scales = np.sqrt(curvatures(base, features, importance) + penalties)
 
     def loss(scaled: Floats) -> tuple[float, Floats]:
