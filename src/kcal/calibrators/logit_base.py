@@ -62,8 +62,8 @@ class PooledModel(LogitModel):
 
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
-        share = self.network.network_share
-        scaled = torch.log_softmax(log_probs / self.network.network_temperature, dim=1)
+        share, (descending, order) = self.network.network_share, sort_classes(log_probs)
+        scaled = unsort_classes(torch.log_softmax(descending / self.network.network_temperature, dim=1), order)
         return torch.logaddexp(log1p(-share) + self.method.log_probs(log_probs), log(share) + scaled)
 
     @property

@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
+from kcal.calibrators.class_scores import rank_of_label, sort_classes
+
 Codes = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -79,8 +81,9 @@ def scaled_network(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> tu
     ν = max(1 − (n/100)², 1/(n + 2)): few samples leave the scaled network; with n samples and no error, an error is
     still expected about once in n + 2, and of the classes that the scaled network finds likely.
     """
-    n = len(codes)
-    return max(1 - (n / ENOUGH) ** 2, 1 / (n + 2)), fit_temperature(log_probs, codes, weights)
+    n, (descending, order) = len(codes), sort_classes(log_probs)  # sorted, so that the order of classes plays no part
+    temperature = fit_temperature(descending, rank_of_label(order, codes).numpy(), weights)
+    return max(1 - (n / ENOUGH) ** 2, 1 / (n + 2)), temperature
 
 
 def _log_density(log_probs: torch.Tensor, codes: Codes, weights: Floats, log_temperature: float) -> float:
