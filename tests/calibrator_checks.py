@@ -110,6 +110,15 @@ def check_pickles_and_copies_of_a_used_calibrator_keep_every_bit(fitted: Calibra
         np.testing.assert_array_equal(predict_on(other, test_outputs(problem)), expected)
 
 
+def check_a_set_without_errors_excludes_no_class(make: Factory, problem: Any) -> None:
+    right = np.flatnonzero(problem.logits.argmax(axis=1) == problem.labels)[:60]
+    calibration = ClassifierOutputs(problem.embeddings[right], problem.logits[right], problem.labels[right])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KcalWarning)
+        calibrator = fit_on(unlearned(make()), calibration)
+    assert (predict_on(calibrator, test_outputs(problem)) > 0).all()
+
+
 def check_single_and_double_precision_agree(make: Factory, fitted: Calibrator, problem: Any) -> None:
     double = predict_on(fitted, test_outputs(problem))
     single_fit = fit(make(), problem, change=lambda values: values.astype(np.float32))

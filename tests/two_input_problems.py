@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-SPREAD = 0.5
-"""Standard deviation of the prior on log T."""
+MEAN, SPREAD = 0.2, 0.3
+"""Mean and standard deviation of the prior on log T."""
 
 
 def small_problem(n: int, seed: int, *, noise: float = 1.0) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -27,7 +27,7 @@ def label_loss(log_probs: Any, labels: Any, weights: Any) -> float:
 def penalised_loss(log_temperature: float, logits: Any, labels: Any, weights: Any) -> float:
     """Return the summed log-loss at a temperature, plus the prior."""
     scaled = log_softmax(logits * np.exp(-log_temperature), axis=1)
-    return label_loss(scaled, labels, weights) + log_temperature**2 / (2 * SPREAD**2)
+    return label_loss(scaled, labels, weights) + (log_temperature - MEAN) ** 2 / (2 * SPREAD**2)
 
 
 def brute_force_temperature(logits: Any, labels: Any, weights: Any = None) -> float:

@@ -34,7 +34,7 @@ def problem() -> Any:
 
 @pytest.fixture(scope="module")
 def fitted(problem: Any) -> KCal:
-    return KCal(projection="unit").fit(problem.x, problem.y, ids=np.arange(len(problem.y)))
+    return KCal(projection="unit", smoothing=0.0).fit(problem.x, problem.y, ids=np.arange(len(problem.y)))
 
 
 def gaussian_posteriors(queries: Any, points: Any, codes: Any, weights: Any, b: float, n_classes: int) -> Any:
@@ -155,7 +155,7 @@ def test_the_smallest_size_within_a_loss_is_found() -> None:
 
 
 def test_merging_at_the_fit_takes_the_size_of_the_lowest_loss(fitted: KCal, problem: Any) -> None:
-    merged = KCal(projection="unit", support="merged").fit(problem.x, problem.y)
+    merged = KCal(projection="unit", support="merged", smoothing=0.0).fit(problem.x, problem.y)
     sizes = (3, 6, 11, 20, 38, 73, 138)  # 3·(260/3)^(j/7), rounded
     losses = {size: fitted.compress(size).compression_.loss for size in sizes}
     assert merged.support_size_ == min(losses, key=losses.__getitem__)

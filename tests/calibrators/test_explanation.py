@@ -35,7 +35,7 @@ def slow_shares(model: KCal, rows: Any, labels: Any, query: Any, weights: Any) -
     values = [w * np.exp(-(t**2) / (2 * d * b * b)) for w, t in zip(weights, distances, strict=True)]
     ratios = [1.0 if model.prior is None else model.prior[k] / np.average(labels == k, weights=weights) for k in labels]
     corrected = [value * ratio for value, ratio in zip(values, ratios, strict=True)]
-    return (1 - model.smoothing) * np.array(corrected) / sum(corrected), np.array(distances)
+    return (1 - model.model_.even_share) * np.array(corrected) / sum(corrected), np.array(distances)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_samples_and_shares_of_kcal_are_those_of_a_loop(
         np.testing.assert_allclose(
             explanation.rest[row], np.bincount(problem.labels, weights=shares), rtol=1e-8, atol=1e-14
         )
-    assert list(explanation.parts) == (["smoothing"] if parameters else [])
+    assert list(explanation.parts) == ["smoothing"]
     assert explanation.log_odds is None
 
 

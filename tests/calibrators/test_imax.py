@@ -22,6 +22,7 @@ from kcal.calibrators.imax.bins import (
 )
 from kcal.calibrators.imax.estimator import IMaxModel, bin_rates
 from kcal.errors import MissingClassWarning
+from pooled_network import pooled
 
 
 def sigmoid(values: Any) -> Any:
@@ -198,9 +199,9 @@ def test_probabilities_are_normalised_odds_of_the_binned_scores(problem: Any) ->
         fitted = IMaxBinning(form=form).fit(problem.logits, problem.labels)
         rates = fitted.binned_scores(problem.test_logits)
         odds = rates / (1 - rates)
-        np.testing.assert_allclose(
-            fitted.predict_proba(problem.test_logits), odds / odds.sum(axis=1, keepdims=True), atol=1e-12
-        )
+        expected = odds / odds.sum(axis=1, keepdims=True)
+        expected = pooled(expected, problem.test_logits, problem.logits, problem.labels)
+        np.testing.assert_allclose(fitted.predict_proba(problem.test_logits), expected, atol=1e-12)
         assert np.abs(rates.sum(axis=1) - 1).max() > 0.01
         assert len(np.unique(rates)) <= 15 * len(fitted.rates_)
 
@@ -223,7 +224,9 @@ def test_the_top_form_shares_the_rest_in_proportion(problem: Any) -> None:
     fitted = IMaxBinning(form="top").fit(problem.logits, problem.labels)
     logits = problem.test_logits - problem.test_logits.max(axis=1, keepdims=True)
     before = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    after = fitted.predict_proba(problem.test_logits)
+    after = fitted.binned_scores(problem.test_logits)
+    expected = pooled(after, problem.test_logits, problem.logits, problem.labels)
+    np.testing.assert_allclose(fitted.predict_proba(problem.test_logits), expected, atol=1e-12)
     top = before.argmax(axis=1)[:, None]
     assert np.isin(np.take_along_axis(after, top, 1).round(10), fitted.rates_[0].round(10)).all()
     others = np.ones_like(before, dtype=bool)

@@ -47,7 +47,7 @@ def slow_posteriors(
 
 
 def identity(**parameters: Any) -> KCal:
-    return KCal(projection="identity", **parameters)
+    return KCal(**{"projection": "identity", "smoothing": 0.0, **parameters})
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def identity(**parameters: Any) -> KCal:
     [
         (identity(), EXPECTED_FAILURES),
         (identity(kernel="epanechnikov", bandwidth=1.5), {}),
-        (KCal(recipe=TINY, bandwidth=0.7), EXPECTED_FAILURES),
+        (KCal(recipe=TINY, bandwidth=0.7, smoothing=0.0), EXPECTED_FAILURES),
     ],
     ids=["identity", "compact kernel, fixed bandwidth", "learned"],
 )
@@ -164,7 +164,7 @@ def test_columns_are_the_sorted_union_of_calibration_and_training_labels(problem
     names = np.array(["cat", "ant", "bee", "dog"])
     train_labels = names[np.where(np.arange(400) < 10, 3, problem.train_labels)]
     with pytest.warns(MissingClassWarning, match="'dog'"):
-        calibrator = KCal(recipe=TINY).fit(
+        calibrator = KCal(recipe=TINY, smoothing=0.0).fit(
             problem.embeddings,
             names[problem.labels],
             train_embeddings=problem.train_embeddings,
@@ -174,6 +174,21 @@ def test_columns_are_the_sorted_union_of_calibration_and_training_labels(problem
     probabilities = calibrator.predict_proba(problem.test_embeddings)
     assert (probabilities[:, 3] == 0).all()
     assert set(calibrator.predict(problem.test_embeddings)) <= {"ant", "bee", "cat"}
+
+
+def test_samples_do_not_exclude_what_is_rarer_than_one_in_n_plus_two(problem: Any) -> None:
+    """By default 1/(n + 2) of the probability is spread over all classes, also after updates."""
+    calibrator = KCal(projection="identity", bandwidth=0.05)
+    with pytest.warns(MissingClassWarning, match="3"):
+        calibrator.fit(problem.embeddings[:100], problem.labels[:100], classes=[0, 1, 2, 3])
+    exact = identity(bandwidth=0.05).fit(problem.embeddings[:100], problem.labels[:100]).predict_proba
+    for n in (100, 150):
+        expected = (1 - 1 / (n + 2)) * exact(problem.test_embeddings) + 1 / (n + 2) / 4
+        found = calibrator.predict_proba(problem.test_embeddings)
+        np.testing.assert_allclose(found[:, :3], expected, atol=1e-9)
+        np.testing.assert_allclose(found[:, 3], 1 / (n + 2) / 4, atol=1e-12)
+        calibrator.partial_fit(problem.embeddings[100:150], problem.labels[100:150])
+        exact = identity(bandwidth=0.05).fit(problem.embeddings[:150], problem.labels[:150]).predict_proba
 
 
 def test_smoothing_gives_a_missing_class_its_share(problem: Any) -> None:
@@ -436,7 +451,7 @@ BAD_PARAMETERS = [
 
 @pytest.mark.parametrize(("parameters", "message"), BAD_PARAMETERS, ids=lambda value: str(value)[:40])
 def test_a_bad_parameter_says_what_was_expected(problem: Any, parameters: dict[str, Any], message: str) -> None:
-    calibrator = KCal(**{"projection": "identity", **parameters})
+    calibrator = KCal(**{"projection": "identity", "smoothing": 0.0, **parameters})
     extra = {"train_embeddings": problem.train_embeddings, "train_labels": problem.train_labels}
     with pytest.raises(InvalidInputError, match=message):
         calibrator.fit(problem.embeddings, problem.labels, **(extra if "dimension" in parameters else {}))
@@ -488,7 +503,7 @@ def test_a_prior_that_knows_only_classes_never_seen_is_refused(problem: Any) -> 
 def test_checkpoints_are_compared_at_the_bandwidth_that_they_would_get(problem: Any) -> None:
     trained = train_projection(problem.train_embeddings, problem.train_labels, recipe=TINY)
     for b in (0.5, 3.0):
-        calibrator = KCal(projection=trained, bandwidth=b).fit(problem.embeddings, problem.labels)
+        calibrator = KCal(projection=trained, bandwidth=b, smoothing=0.0).fit(problem.embeddings, problem.labels)
         own = calibrator.leave_one_out_proba_[np.arange(240), problem.labels]
         assert min(calibrator.checkpoint_losses_) == pytest.approx(-np.log(own).mean(), rel=1e-9)
 
@@ -505,7 +520,7 @@ def test_checkpoints_are_compared_on_a_part_of_a_large_calibration_set(
     rows = np.argsort(problem.labels, kind="stable")[::4]
     assert set(problem.labels[rows]) == set(problem.labels)
     for module, loss in zip(trained.checkpoints, whole.checkpoint_losses_, strict=True):
-        part = KCal(projection=module.requires_grad_(False), bandwidth=0.7).fit(
+        part = KCal(projection=module.requires_grad_(False), bandwidth=0.7, smoothing=0.0).fit(
             problem.embeddings[rows], problem.labels[rows], groups=groups[rows], sample_weight=weights[rows]
         )
         own = part.leave_one_out_proba_[np.arange(60), problem.labels[rows]]
@@ -649,8 +664,8 @@ def test_the_model_is_the_formula_of_the_calibrator(problem: Any) -> None:
 
 def test_the_summary_shows_the_weighted_loss_of_the_fit_whatever_is_set_afterwards(problem):
     weights = np.linspace(0.2, 3.0, len(problem.labels))
-    searched = KCal(projection="identity").fit(problem.embeddings, problem.labels, sample_weight=weights)
-    fixed = KCal(projection="identity", bandwidth=searched.bandwidth_)
+    searched = identity().fit(problem.embeddings, problem.labels, sample_weight=weights)
+    fixed = identity(bandwidth=searched.bandwidth_)
     fixed.fit(problem.embeddings, problem.labels, sample_weight=weights)
     assert fixed.summary()["leave-one-out log-loss"] == searched.summary()["leave-one-out log-loss"]
     by_folds = KCal(projection="identity", folds=4).fit(problem.embeddings, problem.labels)

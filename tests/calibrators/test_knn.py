@@ -102,6 +102,7 @@ def test_the_temperature_minimises_the_log_loss_with_a_prior(seed: int, n: int, 
     assert fitted.temperature_ == pytest.approx(brute_force_temperature(scale * logits, labels, weights), rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::kcal.errors.LeakageWarning")
 def test_of_two_minima_of_the_temperature_the_lower_one_is_taken() -> None:
     """A few wide gaps and many narrow ones that are all right: the loss has a minimum for either."""
     for n in (60, 100, 200, 2000):
@@ -113,6 +114,7 @@ def test_of_two_minima_of_the_temperature_the_lower_one_is_taken() -> None:
         assert fitted.temperature_ == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::kcal.errors.LeakageWarning")
 def test_thirty_samples_without_an_error_do_not_make_certain() -> None:
     generator = np.random.default_rng(7)
     labels = np.arange(30) % 3

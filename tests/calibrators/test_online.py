@@ -196,7 +196,7 @@ def test_when_everything_is_forgotten_predictions_raise_until_samples_come() -> 
 
 
 def test_a_class_that_loses_its_last_sample_keeps_its_column_and_warns() -> None:
-    live = kcal().fit(ROWS[:30], LABELS[:30])
+    live = kcal(smoothing=0.0).fit(ROWS[:30], LABELS[:30])
     last = np.flatnonzero(LABELS[:30] == 2)
     live.forget(last[1:])
     for lose in (lambda: live.forget(last[:1]), lambda: live.correct([30], [0])):

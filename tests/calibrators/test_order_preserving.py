@@ -24,7 +24,7 @@ from kcal.calibrators.order_preserving.maps import (
     new_gap_map,
 )
 from kcal.calibrators.order_preserving.training import SortedRows, _fit_density, split_folds
-from kcal.calibrators.scaling.temperature import fit_temperature
+from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import InvalidInputError
 from kcal.validation import check_weights
 from synthetic import warped
@@ -267,7 +267,7 @@ def test_the_cross_validated_loss_is_that_of_each_row_by_the_map_of_the_other_fo
         if form == "diag":
             densities.append(_fit_density(data, kept, grid_depths(scores), 3, seed=2))
         else:
-            temperature = fit_temperature(logs[kept], labels[kept], weights[kept]).temperature
+            temperature = fit_temperature(logs[kept], labels[kept], weights[kept])
             assert float(softplus(fitted.model_.order_map.start[fold, 0, 0])) == pytest.approx(
                 1 / temperature, rel=1e-4
             )

@@ -1,22 +1,28 @@
-"""Temperature scaling minimises the log-loss, and warns if there is no minimiser."""
+"""Temperature scaling minimises the log-loss plus its prior, which keeps it from claiming certainty."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
 
-from kcal import TemperatureScaling, Uncalibrated
-from kcal.errors import ConvergenceWarning, InvalidInputError
+from kcal import KNNInterpolation, TemperatureScaling, Uncalibrated
+from kcal.errors import InvalidInputError, LeakageWarning
 
 
 def loss(logits: Any, labels: Any, temperature: float) -> float:
     scaled = logits / temperature
     scaled = scaled - scaled.max(axis=1, keepdims=True)
     return -(scaled[np.arange(len(labels)), labels] - np.log(np.exp(scaled).sum(axis=1))).mean()
+
+
+def penalised(logits: Any, labels: Any, temperature: float) -> float:
+    return loss(logits, labels, temperature) + (np.log(temperature) - 0.2) ** 2 / (2 * 0.3**2 * len(labels))
 
 
 @settings(max_examples=30, deadline=None)
@@ -30,11 +36,11 @@ def test_the_temperature_matches_a_brute_force_grid(seed: int, temperature: floa
     low, high = np.log(0.01), np.log(100)
     for _ in range(2):  # all temperatures, then those between the neighbours of the best: the loss has one valley
         grid = np.linspace(low, high, 201)
-        place = int(np.argmin([loss(logits, labels, value) for value in np.exp(grid)]))
+        place = int(np.argmin([penalised(logits, labels, value) for value in np.exp(grid)]))
         low, high = grid[max(place - 1, 0)], grid[min(place + 1, 200)]
     best = np.exp(grid[place])
     assert abs(np.log(found / best)) < 4.7e-4  # one step of the finer grid
-    assert loss(logits, labels, found) <= loss(logits, labels, best) + 1e-12
+    assert penalised(logits, labels, found) <= penalised(logits, labels, best) + 1e-12
 
 
 def test_it_recovers_the_true_temperature_at_the_rate_of_the_root_of_samples() -> None:
@@ -51,29 +57,38 @@ def test_it_recovers_the_true_temperature_at_the_rate_of_the_root_of_samples() -
     assert errors[-1] < 0.02
 
 
-def test_weights_equal_repetition(problem: Any) -> None:
-    weights = np.random.default_rng(0).integers(0, 4, len(problem.labels))
-    weighted = TemperatureScaling().fit(problem.logits, problem.labels, sample_weight=weights)
-    repeated = TemperatureScaling().fit(np.repeat(problem.logits, weights, axis=0), np.repeat(problem.labels, weights))
-    assert weighted.temperature_ == pytest.approx(repeated.temperature_, rel=1e-9)
+def test_the_prior_vanishes_as_samples_grow() -> None:
+    """The gradient of the mean log-loss at the solution is that of the prior over n."""
+    generator = np.random.default_rng(0)
+    true_logits = generator.normal(scale=1.5, size=(100_000, 4))
+    labels = (true_logits + generator.gumbel(size=true_logits.shape)).argmax(axis=1)
+    likeliest = minimize_scalar(lambda u: loss(3.0 * true_logits, labels, np.exp(u)), bounds=(0, 2), method="bounded")
+    found = TemperatureScaling().fit(3.0 * true_logits, labels).temperature_
+    assert found == pytest.approx(np.exp(likeliest.x), rel=1e-3)
 
 
-def test_separable_logits_stop_at_the_lower_bound_with_a_warning() -> None:
-    with pytest.warns(ConvergenceWarning, match=r"bound, 0\.01"):
-        calibrator = TemperatureScaling().fit(np.eye(3)[[0, 1, 2, 0]], [0, 1, 2, 0])
-    assert calibrator.temperature_ == 0.01
+@pytest.mark.parametrize("n", [30, 100, 1000])
+@pytest.mark.parametrize("gap", [1.5, 2.0, 3.0, 4.0])
+@pytest.mark.filterwarnings("ignore::kcal.errors.LeakageWarning")
+def test_samples_without_an_error_leave_room_for_one(n: int, gap: float) -> None:
+    """Of n samples with log-odds ℓ and no error, the prior leaves n·(1 − p)·ℓ = (0.2 − log T)/0.3²."""
+    logits, labels = np.tile([gap, 0.0], (n, 1)), np.zeros(n, dtype=int)
+    fitted = TemperatureScaling().fit(logits, labels)
+    rest = fitted.predict_proba(logits)[0, 1]
+    expected = (0.2 - np.log(fitted.temperature_)) / 0.09
+    assert n * rest * gap / fitted.temperature_ == pytest.approx(expected, rel=1e-6)
+    assert rest > 0.5 / (n + 2)
 
 
-def test_misleading_logits_stop_at_the_upper_bound_with_a_warning() -> None:
-    with pytest.warns(ConvergenceWarning, match=r"bound, 100\.0"):
-        calibrator = TemperatureScaling().fit(np.eye(3)[[1, 2, 0, 1]], [0, 1, 2, 0])
-    assert calibrator.temperature_ == 100.0
+def test_separable_and_misleading_logits_stay_near_the_prior() -> None:
+    assert 0.4 < TemperatureScaling().fit(np.eye(3)[[0, 1, 2, 0]], [0, 1, 2, 0]).temperature_ < 1.22
+    assert 1.22 < TemperatureScaling().fit(np.eye(3)[[1, 2, 0, 1]], [0, 1, 2, 0]).temperature_ < 3
 
 
 def test_saturated_single_precision_logits_give_finite_values() -> None:
     logits = np.where(np.eye(3)[[0, 1, 2, 0, 1]] > 0, 1e4, -1e4).astype(np.float32)
-    with pytest.warns(ConvergenceWarning, match="bound, 100"):
-        calibrator = TemperatureScaling().fit(logits, [0, 1, 2, 0, 2])
+    calibrator = TemperatureScaling().fit(logits, [0, 1, 2, 0, 2])
+    assert calibrator.temperature_ == pytest.approx(100.0)  # the bound
     assert np.isfinite(calibrator.predict_log_proba(logits)).all()
 
 
@@ -111,5 +126,18 @@ def test_integer_labels_are_columns_and_others_need_classes(problem: Any) -> Non
         TemperatureScaling().fit(problem.logits, problem.labels, classes=[0, 1])
 
 
-def test_constant_logits_leave_the_temperature_at_one() -> None:
-    assert TemperatureScaling().fit(np.zeros((6, 3)), [0, 1, 2, 0, 1, 2]).temperature_ == 1.0
+def test_constant_logits_leave_the_temperature_of_the_prior() -> None:
+    fitted = TemperatureScaling().fit(np.zeros((6, 3)), [0, 1, 2, 0, 1, 2])
+    assert fitted.temperature_ == pytest.approx(np.exp(0.2))
+
+
+def test_a_calibration_set_without_errors_is_warned_of() -> None:
+    labels = np.arange(30) % 3
+    with pytest.warns(LeakageWarning, match="no error on the 30 calibration samples"):
+        TemperatureScaling().fit(3 * np.eye(3)[labels], labels)
+    with pytest.warns(LeakageWarning, match="no error"):
+        KNNInterpolation().fit(np.eye(3)[labels], labels, logits=3 * np.eye(3)[labels])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LeakageWarning)
+        TemperatureScaling().fit(3 * np.eye(3)[labels[:29]], labels[:29])
+        TemperatureScaling().fit(3 * np.eye(3)[labels], [1, *labels[1:]])

@@ -13,6 +13,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from kcal import IsotonicCalibration, VennAbers
 from one_class_problems import two_columns
+from pooled_network import pooled
 from synthetic import warped
 
 
@@ -46,9 +47,10 @@ def test_two_classes_equal_two_isotonic_fits_per_sample(seed: int, n: int, weigh
     labels[:2] = [0, 1]
     weights = generator.uniform(0.2, 3.0, n) if weighted else np.ones(n)
     weights /= weights.mean()
-    fitted = VennAbers().fit(two_columns(scores), labels, sample_weight=weights)
+    fitted = VennAbers(maps="class").fit(two_columns(scores), labels, sample_weight=weights)
     new = np.concatenate([np.unique(scores), np.linspace(-4, 4, 15)])
     expected = slow_probabilities(np.column_stack([-scores, scores]), labels, weights, np.column_stack([-new, new]))
+    expected = pooled(expected, two_columns(new), two_columns(scores), labels, weights)
     np.testing.assert_allclose(fitted.predict_proba(two_columns(new)), expected, atol=1e-10)
     for score in new:
         place = np.searchsorted(fitted.thresholds_[1], score, "right")
@@ -63,30 +65,35 @@ def test_several_classes_equal_two_isotonic_fits_per_sample_and_class() -> None:
     new = warped(10, 1)[0]
     odds, new_odds = (np.log(p) - np.log1p(-p) for p in (softmax(logits, axis=1), softmax(new, axis=1)))
     expected = slow_probabilities(odds, labels, np.ones(70), new_odds)
-    np.testing.assert_allclose(VennAbers().fit(logits, labels).predict_proba(new), expected, atol=1e-9)
+    found = VennAbers(maps="class").fit(logits, labels).predict_proba(new)
+    np.testing.assert_allclose(found, pooled(expected, new, logits, labels), atol=1e-9)
 
 
 def test_of_two_classes_nothing_is_left_to_normalise() -> None:
     generator = np.random.default_rng(2)
     scores, labels = generator.normal(size=50), generator.integers(0, 2, 50)
-    fitted, new = VennAbers().fit(two_columns(scores), labels), generator.normal(size=20)
+    fitted, new = VennAbers(maps="class").fit(two_columns(scores), labels), generator.normal(size=20)
     expected = []
     for score in new:
         lower, upper = slow_pair(scores, labels, np.ones(50), score)
-        expected.append(upper / (1 - lower + upper))
-    np.testing.assert_allclose(fitted.predict_proba(two_columns(new))[:, 1], expected, atol=1e-12)
+        merged = upper / (1 - lower + upper)
+        expected.append([1 - merged, merged])
+    expected = pooled(np.array(expected), two_columns(new), two_columns(scores), labels)
+    np.testing.assert_allclose(fitted.predict_proba(two_columns(new)), expected, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::kcal.errors.LeakageWarning")
 def test_separable_scores_stay_away_from_zero_and_one() -> None:
     scores = np.concatenate([np.linspace(-3, -1, 50), np.linspace(1, 3, 50)])
-    fitted = VennAbers().fit(two_columns(scores), np.repeat([0, 1], 50))
-    found = fitted.predict_proba(two_columns(np.array([-1e4, 1e4])))[:, 1]
-    np.testing.assert_allclose(found, [1 / 52, 51 / 52], atol=1e-12)  # an error is expected once in n + 2
+    labels, new = np.repeat([0, 1], 50), two_columns(np.array([-1e4, 1e4]))
+    found = VennAbers(maps="class").fit(two_columns(scores), labels).predict_proba(new)
+    expected = np.array([[51, 1], [1, 51]]) / 52  # an error is expected once in n + 2
+    np.testing.assert_allclose(found, pooled(expected, new, two_columns(scores), labels), atol=1e-12)
 
 
 def test_lower_and_upper_probabilities_enclose_the_isotonic_fit() -> None:
     logits, labels, _ = warped(400, 3)
-    fitted, isotonic = VennAbers().fit(logits, labels), IsotonicRegression(out_of_bounds="clip")
+    fitted, isotonic = VennAbers(maps="class").fit(logits, labels), IsotonicRegression(out_of_bounds="clip")
     for k in range(4):
         probs = softmax(logits, axis=1)[:, k]
         middle = np.unique(probs)

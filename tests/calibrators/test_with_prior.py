@@ -15,7 +15,7 @@ from kcal.monitoring import adjust_prior
 def fitted(method: str, problem: Any, **parameters: Any) -> tuple[Any, dict[str, Any]]:
     """Return a calibrator and what its predictions take beside embeddings."""
     if method == "kcal":
-        return KCal(projection="identity", **parameters).fit(problem.embeddings, problem.labels), {}
+        return KCal(projection="identity", smoothing=0.0, **parameters).fit(problem.embeddings, problem.labels), {}
     blend = KCalBlend(**parameters).fit(problem.embeddings, problem.labels, logits=problem.logits)
     return blend, {"logits": problem.test_logits}
 

@@ -39,8 +39,8 @@ def log_odds(log_probs: torch.Tensor) -> torch.Tensor:
 
 def rounded_log_odds(log_probs: torch.Tensor) -> torch.Tensor:
     """Return the log-odds, (n, n_classes), rounded so that a row plus a constant has the same."""
-    scale = 10.0**LOG_ODDS_DECIMALS
-    return torch.round(log_odds(log_probs) * scale) / scale
+    scale, scores = 10.0**LOG_ODDS_DECIMALS, log_odds(log_probs)
+    return torch.round(scores.detach() * scale) / scale + (scores - scores.detach())  # gradients pass
 
 
 def fit_maps(

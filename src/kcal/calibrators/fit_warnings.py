@@ -20,6 +20,9 @@ from kcal.validation import row_fingerprints
 FEW_PER_CLASS = 8
 """Calibration samples per class below which a method may do worse than temperature scaling."""
 
+MIN_WITHOUT_ERRORS = 30
+"""Calibration samples without an error from which the training set is suspected."""
+
 
 def warn_of_missing_classes(classes: NDArray[Any], counts: NDArray[Any], remedy: str = "") -> None:
     """Warn if a class has no calibration sample."""
@@ -31,6 +34,16 @@ def warn_of_missing_classes(classes: NDArray[Any], counts: NDArray[Any], remedy:
             "Add samples of them.",
             MissingClassWarning,
             remedy=remedy,
+        )
+
+
+def warn_without_errors(log_probs: torch.Tensor, codes: NDArray[np.int64]) -> None:
+    """Warn if the network predicts every calibration sample right, of its log probabilities (n, n_classes)."""
+    if len(codes) >= MIN_WITHOUT_ERRORS and bool((log_probs.argmax(dim=1) == torch.from_numpy(codes)).all()):
+        warn(
+            f"The network makes no error on the {len(codes):,} calibration samples. Are they from its training set? "
+            "Calibrate on data that it has not seen.",
+            LeakageWarning,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from math import log, log1p
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -14,9 +15,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import REPRESENTATIONS, Calibrator, CalibratorState, refuse_extra
 from kcal.calibrators.class_scores import network_log_probs, sort_classes, unsort_classes
-from kcal.calibrators.fit_warnings import warn_of_missing_classes
-from kcal.calibrators.model_state import LogitModel, Stored
+from kcal.calibrators.fit_warnings import warn_of_missing_classes, warn_without_errors
+from kcal.calibrators.model_state import LogitModel, Stored, StoredModel
 from kcal.calibrators.modules import LogitModule
+from kcal.calibrators.temperature_prior import scaled_network
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import with_gradients
 from kcal.threads import threads_for
@@ -43,6 +45,33 @@ BLOCK_NUMBERS = 2**17
 NAME_COLUMNS = "pass fit(..., classes=...) with the label of every column, in order."
 
 
+@dataclass(frozen=True)
+class NetworkPart(StoredModel):
+    """The share ν of the scaled network in a prediction, and its temperature T."""
+
+    network_share: float
+    network_temperature: float
+
+
+@dataclass(frozen=True)
+class PooledModel(LogitModel):
+    """(1 − ν)·p + ν·softmax(z / T), p the prediction of a method."""
+
+    method: LogitModel
+    network: NetworkPart
+
+    def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
+        """Return calibrated log probabilities, (n, n_classes)."""
+        share, (descending, order) = self.network.network_share, sort_classes(log_probs)
+        scaled = unsort_classes(torch.log_softmax(descending / self.network.network_temperature, dim=1), order)
+        return torch.logaddexp(log1p(-share) + self.method.log_probs(log_probs), log(share) + scaled)
+
+    @property
+    def numbers_per_score(self) -> int:
+        """Size of the largest tensor of the formula, per class and row."""
+        return self.method.numbers_per_score
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class LogitCalibrator(Calibrator):
     """Base class of the methods on logits.
@@ -54,12 +83,15 @@ class LogitCalibrator(Calibrator):
     inputs: ClassVar[str] = "logits"
     model_class: ClassVar[type[LogitModel]]
     """Class of ``model_``."""
+    pools_network: ClassVar[bool] = False
+    """Whether predictions are pooled with the scaled network, because the method itself has no prior."""
     ignores_class_order: ClassVar[bool] = False
     """Whether permuting the columns of ``X`` permutes the log probabilities to the last bit."""
     representation: str = "logits"
     seed: int = 0
     model_: LogitModel = field(init=False)
     representation_: str = field(init=False)
+    network_: NetworkPart | None = field(init=False)
 
     @with_gradients()
     def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
@@ -87,12 +119,14 @@ class LogitCalibrator(Calibrator):
         if not weights.all():  # a weight of 0 leaves a sample out
             counted = np.flatnonzero(weights)
             log_probs, codes, weights = log_probs[torch.from_numpy(counted)], codes[counted], weights[counted]
+        warn_without_errors(log_probs, codes)
         if self.fits_each_class:
             warn_of_missing_classes(labels, np.bincount(codes, minlength=len(labels)))
         with threads_for(log_probs.numel() * log_probs.shape[1]):
             model = self._fit_log_probs(log_probs, codes, weights)
+            network = NetworkPart(*scaled_network(log_probs, codes, weights)) if self.pools_network else None
         self._remember(rows)
-        self.model_, self.representation_, self.classes_ = model, self.representation, labels
+        self.model_, self.network_, self.representation_, self.classes_ = model, network, self.representation, labels
         return self
 
     @abstractmethod
@@ -116,14 +150,22 @@ class LogitCalibrator(Calibrator):
     def as_module(self) -> LogitModule:
         """Return the prediction as a torch module of logits."""
         check_is_fitted(self)
-        return LogitModule(self.model_.prepare(len(self.classes_)), self.representation_)
+        return LogitModule(self._predictor(), self.representation_)
+
+    def _predictor(self) -> LogitModel:
+        """Return the model of predictions: that of the method or, where it has no prior, pooled with the network."""
+        model = self.model_.prepare(len(self.classes_))
+        return model if self.network_ is None else PooledModel(model, self.network_)
 
     def state(self) -> CalibratorState:
         """Return the content of the fitted calibrator."""
         check_is_fitted(self)
         self._check_parameters()
         values, tensors = self.model_.to_state()
-        return self._state(self.get_params(), {"representation": self.representation_, **values}, **tensors)
+        values |= {"representation": self.representation_}
+        if self.network_ is not None:
+            values |= self.network_.to_state()[0]
+        return self._state(self.get_params(), values, **tensors)
 
     @classmethod
     def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
@@ -135,14 +177,16 @@ class LogitCalibrator(Calibrator):
             raise FileFormatError(f"the stored representation must be one of {REPRESENTATIONS}.")
         calibrator.representation_ = state.values["representation"]
         n_classes, n_features = len(calibrator.classes_), calibrator.n_features_in_
-        calibrator.model_ = cls.model_class.from_state(Stored(state.values, state.tensors, n_classes, n_features))
+        stored = Stored(state.values, state.tensors, n_classes, n_features)
+        calibrator.network_ = NetworkPart.from_state(stored) if cls.pools_network else None
+        calibrator.model_ = cls.model_class.from_state(stored)
         return calibrator
 
     def _log_probabilities(self, inputs: torch.Tensor) -> torch.Tensor:
         warn_of_probabilities(inputs, self.representation_)
         log_probs = to_log_probs(inputs, self.representation_, ignore_order=self.ignores_class_order)
         n_classes = log_probs.shape[1]
-        model = self.model_.prepare(n_classes)
+        model = self._predictor()
         rows = max(1, BLOCK_NUMBERS // (model.numbers_per_score * n_classes))
         return torch.cat([model.log_probs(block) for block in torch.split(log_probs, rows)])
 

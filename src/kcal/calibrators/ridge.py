@@ -1,7 +1,7 @@
 """Ridge refit of a network's last layer: a linear map of embeddings that is added to the scaled logits.
 
 p = softmax((1 + c)·z/T + Vᵀf),   f = (e − mean)/r and a constant, on principal axes,   r² = mean of ‖e − mean‖²
-loss = Σ_i w_i·(log-loss of sample i) + λ/2·(‖V‖² + c²)
+loss = Σ_i w_i·(log-loss of sample i) + λ/2·‖V‖² + max(λ, 1/0.3²)/2·c²
 
 λ has no unit: each logit's change has a prior standard deviation of about 1/√λ, and a large λ leaves softmax(z/T).
 """
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kcal.calibrators.model_state import StoredModel, tensor
 from kcal.calibrators.quasi_newton import minimise_convex
+from kcal.calibrators.temperature_prior import DEVIATION
 
 Index = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -86,22 +87,24 @@ class RidgeProblem:
         """Return the c and V, flat in one array, that minimise the loss; principal axes make it converge fast."""
         total, rows, labels = float(self.weights.sum()), torch.arange(len(self.codes)), torch.from_numpy(self.codes)
         importance = torch.from_numpy(self.weights).to(self.base)[:, None]
-        scales = np.sqrt(self.curvatures() + penalty)
+        penalties = np.full(len(start), penalty)
+        penalties[0] = max(penalty, 1 / DEVIATION**2)  # of c
+        scales = np.sqrt(self.curvatures() + penalties)
 
         def loss(scaled: Floats) -> tuple[float, Floats]:
             point = scaled / scales
             log_p = torch.log_softmax(self.scores(point), dim=1)
-            value = -float(importance[:, 0] @ log_p[rows, labels]) + penalty * float(point @ point) / 2
+            value = -float(importance[:, 0] @ log_p[rows, labels]) + float((penalties * point) @ point) / 2
             residuals = log_p.exp_()
             residuals[rows, labels] -= 1
             residuals.mul_(importance)
             slopes = [(residuals * self.base).sum()[None], (self.features.T @ residuals).ravel()]
-            gradient = torch.cat(slopes).double().numpy() + penalty * point
+            gradient = torch.cat(slopes).double().numpy() + penalties * point
             return value / total, gradient / scales / total
 
         options = {"maxcor": 20, "ftol": tolerance, "gtol": 1e-8}
         solution: Floats = minimise_convex(loss, start * scales, name="the last layer", bounds=None, **options)
-        return solution / scales
+        return np.asarray(solution / scales)
 
 
 @dataclass(frozen=True, eq=False)

@@ -149,7 +149,7 @@ BandwidthReference = Annotated[
 ]
 Folds = Annotated[Integer, _parameter("N", "Folds in place of leave-one-out; in kcal-blend, of cross-fitting.", min=2)]
 Prior = Annotated[Text, _parameter("SHARES", "Class frequencies in deployment: uniform, or such as cat=0.2,dog=0.8.")]
-Smoothing = Annotated[Number, _parameter("SHARE", "Probability spread evenly over all classes. (default: 0)")]
+Smoothing = Annotated[Number, _parameter("SHARE", "Probability spread evenly over all classes. (default: 1/(n + 2))")]
 Representation = Annotated[Text, _parameter("NAME", "Content of the logits: logits, probabilities. (default: logits)")]
 Set = Annotated[
     list[str] | None,

@@ -85,7 +85,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     kernel: str = "rbf"
     bandwidth: str | float = "cv"
     prior: Any = None
-    smoothing: float = parameter(0.0, check_number, minimum=0, maximum=1)
+    smoothing: float | None = parameter(None, check_number, minimum=0, maximum=1)
     folds: int | None = parameter(None, check_integer, minimum=2, maximum=MAX_FOLDS)
     bandwidth_interval: tuple[float, float] | None = parameter(None, check_pair)
     seed: int = parameter(0, check_integer, minimum=0, maximum=2**64 - 1)
@@ -153,6 +153,8 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         weights = None if weight is None else check_weights(weight, len(codes))
         totals = np.bincount(codes, weights=weights, minlength=len(self.classes_)).astype(np.float64)
         self._frequencies = torch.from_numpy(totals / totals.sum())
+        n_samples = len(codes) if weights is None else int(np.count_nonzero(weights))
+        self._even_share = 1 / (n_samples + 2) if self.smoothing is None else float(self.smoothing)
         self._prior = check_prior(self.prior, self.classes_)
         check_prior_reaches(self._prior, self._frequencies)
         keys = {} if groups is None else {"group": check_groups(groups, len(codes))}
@@ -199,7 +201,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return class probabilities, (n, n_classes), as the kind of array that was given."""
         rows, sums = self._class_sums(X)
         posteriors = torch.cat([part.posteriors()[0] for part in sums])
-        probs = smooth(apply_prior(posteriors, self._prior, self._frequencies), self.smoothing)
+        probs = smooth(apply_prior(posteriors, self._prior, self._frequencies), self._even_share)
         return kind_of(X, rows).give_back(probs)
 
     def log_evidence(self, X: Any) -> Any:

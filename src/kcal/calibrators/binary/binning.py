@@ -18,7 +18,7 @@ from kcal.calibrators.class_scores import Tensors, fit_maps, one_versus_rest, ro
 from kcal.calibrators.logit_base import MAX_BINS, Codes, Floats, fitted
 from kcal.calibrators.model_state import ragged
 from kcal.calibrators.piecewise import step_values
-from kcal.calibrators.scaling.temperature import fit_temperature
+from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.validation import ALMOST_ZERO, check_choice, check_integer, parameter
 
 BINNINGS = ("equal-mass", "equal-width")
@@ -133,7 +133,7 @@ class ScalingBinning(OneVersusRest):
     bins: int | None = parameter(None, check_integer, minimum=1, maximum=MAX_BINS)
 
     def _fit_maps(self, log_probs: torch.Tensor, codes: Codes, weights: Floats, *, shared: bool) -> ScaledBinnedModel:
-        temperature = fit_temperature(log_probs, codes, weights).temperature
+        temperature = fit_temperature(log_probs, codes, weights)
         bins = max(100, 10 * log_probs.shape[1]) if self.bins is None else self.bins
 
         def average_bins(scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:

@@ -59,6 +59,7 @@ class OneVersusRest(LogitCalibrator):
     """Base class of the methods that map the score of each class by itself; parameters as in :class:`PlattScaling`."""
 
     fits_each_class = True
+    pools_network: ClassVar[bool] = True
     model_class: ClassVar[type[OneVersusRestModel]]
     maps_ = fitted("maps")
     maps: str = parameter("auto", check_choice, choices=MAPS)

@@ -12,12 +12,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from kcal.calibrators.binary.one_versus_rest import MAPS, Hits, OneVersusRest, OneVersusRestModel
+from kcal.calibrators.binary.one_versus_rest import Hits, OneVersusRest, OneVersusRestModel
 from kcal.calibrators.class_scores import Tensors
 from kcal.calibrators.logit_base import Floats, fitted
 from kcal.calibrators.model_state import ragged
 from kcal.calibrators.piecewise import step_values
-from kcal.validation import check_choice, parameter
 
 Point = tuple[float, float]
 
@@ -37,7 +36,6 @@ class VennAbersModel(OneVersusRestModel):
         return torch.log(upper / (1 - lower + upper))
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class VennAbers(OneVersusRest):
     """Merge the two isotonic fits that a sample's own possible labels would give, for each class against the rest.
 
@@ -49,7 +47,7 @@ class VennAbers(OneVersusRest):
     Parameters
     ----------
     maps, representation, seed
-        As in :class:`PlattScaling`, but each class has its own map by default.
+        As in :class:`PlattScaling`.
 
     Attributes
     ----------
@@ -64,7 +62,6 @@ class VennAbers(OneVersusRest):
     thresholds_ = fitted("thresholds")
     lower_ = fitted("lower")
     upper_ = fitted("upper")
-    maps: str = parameter("class", check_choice, choices=MAPS)
 
     def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
         thresholds, places = np.unique(scores, return_inverse=True)

@@ -18,12 +18,11 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.calibrators.model_state import StoredModel, tensor
+from kcal.calibrators.temperature_prior import MEAN, penalty_and_slope
 
 Index = NDArray[np.int64]
 
 LOG_TEMPERATURES = torch.linspace(np.log(0.2), np.log(12.0), 81, dtype=torch.float64)
-LOG_TEMPERATURE_MEAN, LOG_TEMPERATURE_SPREAD = 0.2, 0.3
-"""Of the prior: networks are overconfident more often than not."""
 STRENGTHS = torch.tensor([0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 1e9], dtype=torch.float64)
 """Values of a; with the last one every factor is 1."""
 NEGLIGIBLE = 1e-4
@@ -93,7 +92,7 @@ def fit_network(
 ) -> tuple[NetworkModel, torch.Tensor]:
     """Return the model of all samples, and f of the samples of ``index`` without themselves, (n_index, n_classes)."""
     own = torch.stack([_own(torch.log_softmax(log_probs / t, dim=1), codes) for t in LOG_TEMPERATURES.exp()], dim=1)
-    prior = -((LOG_TEMPERATURES - LOG_TEMPERATURE_MEAN) ** 2) / (2 * LOG_TEMPERATURE_SPREAD**2)
+    prior = -penalty_and_slope(LOG_TEMPERATURES)[0]
     posterior = torch.softmax(leave_out.weights @ own + prior, dim=0)
     others = torch.softmax(leave_out.sums(own, torch.arange(len(codes))) + prior, dim=1)
     kept = (posterior > NEGLIGIBLE) | (others.amax(dim=0) > 10 * NEGLIGIBLE)
@@ -128,7 +127,7 @@ def group_efficiency(log_probs: torch.Tensor, codes: torch.Tensor, groups: torch
     """
     if groups is None:
         return 1.0
-    residuals = torch.softmax(log_probs / np.exp(LOG_TEMPERATURE_MEAN), dim=1)
+    residuals = torch.softmax(log_probs / np.exp(MEAN), dim=1)
     residuals[torch.arange(len(codes)), codes] -= 1
     sums = torch.zeros(int(groups.max()) + 1, residuals.shape[1], dtype=residuals.dtype)
     together = float(sums.index_add_(0, groups, residuals).square().sum())

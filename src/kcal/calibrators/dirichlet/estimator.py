@@ -95,6 +95,7 @@ class DirichletCalibration(LogitCalibrator):
     """
 
     method: ClassVar[str] = "dircal"
+    pools_network: ClassVar[bool] = True
     model_class = DirichletModel
     weights_ = fitted("weights")
     intercepts_ = fitted("intercepts")

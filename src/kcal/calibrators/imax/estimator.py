@@ -85,6 +85,7 @@ class IMaxBinning(LogitCalibrator):
     """
 
     method: ClassVar[str] = "imax"
+    pools_network: ClassVar[bool] = True
     model_class = IMaxModel
     boundaries_ = fitted("boundaries")
     rates_ = fitted("rates")

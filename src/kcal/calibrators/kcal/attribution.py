@@ -47,7 +47,7 @@ class Attribution:
 def attribute_kcal(model: KCalModel, embeddings: torch.Tensor, probs: torch.Tensor, k: int) -> Attribution:
     """Return the attribution of the probabilities ``probs``, (n, n_classes) in float64, of ``embeddings``, (n, h)."""
     points = model.project(embeddings)
-    even = model.smoothing / probs.shape[1]
+    even = model.even_share / probs.shape[1]
     carried, parts = (probs - even).clamp_min(0.0), {"smoothing": torch.full_like(probs, even)}
     if model.prior is not None:
         posteriors = model.prepared.posteriors(points)[0].cpu()

@@ -91,9 +91,9 @@ class KCal(LiveKCal):
     bandwidth_exponent : float, optional
         Exponent of m in the rule, between −1 and 0; by default that of the theory, −1/(d+4).
         :func:`~kcal.kernels.fit_bandwidth_law` fits it to several searches.
-    smoothing : float
-        Share of the probability spread evenly over all classes; with 0, a class without calibration samples gets
-        probability 0.
+    smoothing : float, optional
+        Share of the probability spread evenly over all classes; by default 1/(n + 2) of n calibration samples, since
+        they cannot exclude what is rarer. With 0, a class without calibration samples gets probability 0.
     support : "all" or "merged"
         What the sums are over: all calibration samples, or weighted means of clusters of samples of a class, as many as
         give the lowest out-of-fold log-loss. Merging removes noise where classes are compact, makes predictions faster,
@@ -173,7 +173,7 @@ class KCal(LiveKCal):
     bandwidth_interval: tuple[float, float] | None = parameter(None, check_pair)
     bandwidth_reference: tuple[float, float] | None = parameter(None, check_pair)
     bandwidth_exponent: float | None = parameter(None, check_number, minimum=-1, maximum=0)
-    smoothing: float = parameter(0.0, check_number, minimum=0, maximum=1)
+    smoothing: float | None = parameter(None, check_number, minimum=0, maximum=1)
     support: str = parameter("all", check_choice, choices=("all", "merged"))
     min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MOST_POINTS)
     training_curve_: TrainingCurve | None = field(init=False)
@@ -318,7 +318,7 @@ class KCal(LiveKCal):
             kernel=kernel.name,
             frequencies=torch.from_numpy(frequencies),
             prior=check_prior(self.prior, samples.classes),
-            smoothing=float(self.smoothing),
+            smoothing=None if self.smoothing is None else float(self.smoothing),
             groups=None if samples.groups is None else torch.as_tensor(samples.groups, device=support.points.device),
         )
         return model.with_reference(samples.embeddings, model.groups), learned, curve
@@ -434,7 +434,7 @@ class KCal(LiveKCal):
         """Check the prior against the classes of the support; warn of missing classes and of training rows."""
         frequencies = samples.frequencies()
         check_prior_reaches(check_prior(self.prior, samples.classes), torch.from_numpy(frequencies))
-        if self.smoothing == 0:
+        if not self.smoothing:
             warn_of_missing_classes(
                 samples.classes, frequencies, "Or pass smoothing=1e-3 to give them some probability."
             )

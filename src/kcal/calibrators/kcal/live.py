@@ -71,7 +71,7 @@ class LiveKCal(EmbeddingCalibrator):
         )
 
     def _warn_of_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
-        if lost and self.smoothing == 0:
+        if lost and not self.smoothing:
             warn_of_missing_classes(classes, ~np.isin(classes, lost), "Or pass smoothing=1e-3 to KCal.")
 
     def _supports(self) -> list[SortedSupport]:

@@ -114,12 +114,19 @@ class KCalModel(KernelEstimate):
 
     frequencies: torch.Tensor = tensor("classes")  # of the calibration set
     prior: torch.Tensor | None = tensor("classes", optional=True)  # class frequencies of deployment
-    smoothing: float = 0.0  # share of the probability that is spread evenly over the classes
+    smoothing: float | None = None  # share spread evenly over the classes; None for 1/(n + 2)
     groups: torch.Tensor | None = tensor("support", dtype=torch.int64, optional=True)  # in the order of the fit
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(self.smoothing, "smoothing", minimum=0, maximum=1)
+        if self.smoothing is not None:
+            check_number(self.smoothing, "smoothing", minimum=0, maximum=1)
+
+    @property
+    def even_share(self) -> float:
+        """Share of the probability that is spread evenly over the classes; by default 1/(n + 2) of n samples."""
+        n_samples = len(self.support.counted) if self.compression is None else self.compression.n_samples
+        return 1 / (n_samples + 2) if self.smoothing is None else self.smoothing
 
     def probs(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return class probabilities, (n, n_classes)."""
@@ -161,4 +168,4 @@ class KCalModel(KernelEstimate):
                 got=f"{self.bandwidth:.3g}, at which probabilities are not finite",
                 remedy="Scale the embeddings.",
             )
-        return smooth(apply_prior(posteriors, self.prior, self.frequencies), self.smoothing)
+        return smooth(apply_prior(posteriors, self.prior, self.frequencies), self.even_share)

@@ -49,7 +49,7 @@ class KCalModule(PredictionModule):
 
     def __init__(self, model: KCalModel) -> None:
         super().__init__()
-        self.estimate, self.smoothing = EstimateModule(model), model.smoothing
+        self.estimate, self.smoothing = EstimateModule(model), model.even_share
         self.register_buffer("frequencies", model.frequencies.clone())
         self.register_buffer("prior", None if model.prior is None else model.prior.clone())
         self.to(self.estimate.sums.points.device)

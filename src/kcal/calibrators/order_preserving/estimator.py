@@ -20,6 +20,8 @@ from kcal.validation import check_choice, check_integer, parameter
 
 FORMS = tuple(WIDTHS)
 MAX_WIDTH, MAX_EPOCHS = 10_000, 100_000
+LOWEST_LOG_PROB = -1e5
+"""Scores of masked classes are clipped here: beside greater numbers the gaps of the others would be rounded away."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class OrderPreservingModel(LogitModel):
 
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
-        scores, order = sort_classes(log_probs)
+        scores, order = sort_classes(log_probs.clamp_min(LOWEST_LOG_PROB))
         return unsort_classes(torch.log_softmax(self.order_map.output_logits(scores, order), dim=1), order)
 
     def summary(self) -> dict[str, str]:
@@ -93,6 +95,7 @@ class OrderPreservingCalibration(LogitCalibrator):
     """
 
     method: ClassVar[str] = "iop"
+    pools_network: ClassVar[bool] = True
     ignores_class_order: ClassVar[bool] = True
     preserves_order: ClassVar[bool] = True
     model_class = OrderPreservingModel
@@ -109,7 +112,7 @@ class OrderPreservingCalibration(LogitCalibrator):
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> OrderPreservingModel:
         if len(codes) < 2:
             raise InvalidInputError("X", "must hold at least two samples for cross-validation", got="1 sample")
-        scores, order = sort_classes(log_probs)
+        scores, order = sort_classes(log_probs.clamp_min(LOWEST_LOG_PROB))
         trained = self._train_all(SortedRows(scores, order, rank_of_label(order, codes), torch.from_numpy(weights)))
         tried = [(FORMS.index(choice.form), choice.width, choice.log_loss) for _, choice in trained]
         best, _ = min(trained, key=lambda pair: pair[1].log_loss)

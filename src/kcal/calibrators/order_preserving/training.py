@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,8 +19,7 @@ from kcal.calibrators.order_preserving.maps import (
     new_gap_map,
 )
 from kcal.calibrators.quasi_newton import minimise
-from kcal.calibrators.scaling.temperature import fit_temperature
-from kcal.errors import ConvergenceWarning
+from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.progress import Advance
 
 WIDTHS = {"diag": (10,), "oi": (2, 10, 50), "op": (2, 10, 50)}
@@ -45,9 +43,7 @@ class SortedRows:
 
     def temperature(self, rows: NDArray[np.intp]) -> float:
         """Return the temperature of temperature scaling on some of the rows."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # it is only the start of the training
-            return fit_temperature(self.scores[rows], self.own[rows].numpy(), self.weights[rows].numpy()).temperature
+        return fit_temperature(self.scores[rows], self.own[rows].numpy(), self.weights[rows].numpy())
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, tensor
-from kcal.calibrators.scaling.temperature import fit_temperature
+from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import ConvergenceWarning, warn
 from kcal.validation import ALMOST_ZERO
 
@@ -68,7 +68,7 @@ class EnsembleTemperatureScaling(LogitCalibrator):
     weights_ = fitted("weights")
 
     def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> EnsembleModel:
-        temperature = fit_temperature(log_probs, codes, weights).temperature
+        temperature = fit_temperature(log_probs, codes, weights)
         own = mixture_parts(log_probs, temperature)[:, torch.arange(len(codes)), torch.from_numpy(codes)]  # (3, n)
         return EnsembleModel(temperature, torch.from_numpy(fit_mixture(np.exp(own.numpy().T), weights)))
 

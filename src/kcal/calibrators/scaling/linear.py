@@ -15,7 +15,7 @@ import torch
 from kcal.calibrators.logit_base import LARGEST_PENALTY, Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, tensor
 from kcal.calibrators.quasi_newton import minimise_convex
-from kcal.calibrators.scaling.temperature import fit_temperature
+from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.validation import check_number, parameter
 
 
@@ -214,7 +214,7 @@ def fit_linear(
     ``penalties`` are the c_j; the unit is T, or else the root mean square of z.
     """
     n_classes, total = log_probs.shape[1], float(weights.sum())
-    inverse_temperature = 1 / fit_temperature(log_probs, codes, weights).temperature
+    inverse_temperature = 1 / fit_temperature(log_probs, codes, weights)
     shares, labels, rows = torch.from_numpy(weights)[:, None], torch.from_numpy(codes), torch.arange(len(codes))
     root_mean_square = float(((log_probs.square() * shares).sum() / (total * n_classes)).sqrt())
     unit = 1 / inverse_temperature if unit_is_temperature else root_mean_square

@@ -93,7 +93,7 @@ class SplineCalibration(LogitCalibrator):
     floor : bool
         True keeps a corrected score within [min(s, 1/n), max(s, 1 − 1/n)], since n calibration scores cannot
         distinguish less than 1/n from 0 (with unequal weights, n is the effective sample size), and probabilities at
-        1e-12 or more. False clips to [0, 1], as published, and gives probability 0 to classes that do occur.
+        1e-12 or more. False clips to [0, 1], as published: a class then has only what the scaled network gives it.
     representation, seed
         As in :class:`TemperatureScaling`.
 
@@ -106,6 +106,7 @@ class SplineCalibration(LogitCalibrator):
     """
 
     method: ClassVar[str] = "spline"
+    pools_network: ClassVar[bool] = True
     model_class = SplineModel
     scores_ = fitted("scores")
     corrected_ = fitted("corrected")

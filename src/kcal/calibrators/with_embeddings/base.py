@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from kcal.calibrators.base import EXAMPLE_ROWS, Calibrator, CalibratorState, example_logits, refuse_extra
 from kcal.calibrators.blend.head import check_logit_names, check_logits
 from kcal.calibrators.class_scores import network_log_probs
-from kcal.calibrators.fit_warnings import warn_of_known_rows
+from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_without_errors
 from kcal.calibrators.kcal.module import as_embeddings
 from kcal.calibrators.kcal.samples import Samples, check_samples
 from kcal.calibrators.logit_base import encode_columns, to_log_probs
@@ -121,6 +121,7 @@ class TwoInputCalibrator(Calibrator):
             name, unit = ("X", "samples") if groups is None else ("groups", "groups")
             raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
         log_probs = to_log_probs(scores[samples.indices], self.representation)
+        warn_without_errors(log_probs, samples.codes)
         with threads_for(samples.embeddings.numel() * log_probs.shape[1]):
             model = self._fit_model(samples, log_probs, **reference)
         self._remember(samples.embeddings)

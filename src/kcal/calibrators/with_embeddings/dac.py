@@ -17,9 +17,9 @@ from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import Codes, Floats, fitted
 from kcal.calibrators.model_state import tensor
 from kcal.calibrators.quasi_newton import minimise_convex
+from kcal.calibrators.temperature_prior import fit_temperature, penalty_and_slope
 from kcal.calibrators.with_embeddings.base import TwoInputCalibrator, TwoInputModel
 from kcal.calibrators.with_embeddings.neighbours import BLOCK_NUMBERS, near_points, nearest, nearest_others
-from kcal.calibrators.with_embeddings.temperature import LOG_TEMPERATURE_SPREAD, fit_temperature_with_prior
 from kcal.errors import InvalidInputError
 from kcal.projection.modules import at_unit_length
 from kcal.validation import check_integer, check_matrix, column_names, parameter, row_fingerprints
@@ -71,8 +71,8 @@ class DensityAwareCalibration(TwoInputCalibrator):
     s(x) is the squared distance of the embedding, divided by its length, to its k-th nearest neighbour in the training
     set, or in the calibration set without the sample (and its group) if no training set is given. The original (Tomani,
     Waseda, Shen and Cremers, 2023) sums such terms over several layers; here it is the one layer of the embeddings.
-    w₁ ≥ 0 and w₀ ≥ 0.01 minimise the log-loss plus a normal prior on log T, the mean of (log T(x_i))²/(2·0.5²) over the
-    samples: with w₁ = 0 this is temperature scaling. It is meant for data unlike the calibration set.
+    w₁ ≥ 0 and w₀ ≥ 0.01 minimise the log-loss plus a normal prior on log T, the mean of (log T(x_i) − 0.2)²/(2·0.3²)
+    over the samples: with w₁ = 0 this is temperature scaling. It is meant for data unlike the calibration set.
 
     The model contains the embeddings of the training set, or else of the calibration set, divided by their length.
 
@@ -152,8 +152,8 @@ def fit_density_temperature(
 ) -> tuple[float, float]:
     """Return w₁ and w₀ of T = w₁·s + w₀, from the s of the samples, (n,).
 
-    They minimise Σ_i w_i·(log-loss of softmax(z_i / T_i)) + Σ_i w_i·(log T_i)²/(2σ²) / Σ_i w_i, from temperature
-    scaling on: never worse, though the loss is not convex.
+    They minimise Σ_i w_i·(log-loss of softmax(z_i / T_i)) + the weighted mean of
+    (log T_i − 0.2)²/(2·0.3²), from temperature scaling on: never worse, though the loss is not convex.
     """
     total, labels = float(weights.sum()), torch.from_numpy(codes)[:, None]
     unit = float(weights @ distances) / total or 1.0  # so that both numbers are of the size of T
@@ -164,12 +164,12 @@ def fit_density_temperature(
         scaled = log_probs / torch.from_numpy(temperatures)[:, None]
         log_p = torch.log_softmax(scaled, dim=1)
         rise = (scaled.gather(1, labels)[:, 0] - (log_p.exp() * scaled).sum(dim=1)).numpy()  # in log T
-        penalties = 0.5 * (np.log(temperatures) / LOG_TEMPERATURE_SPREAD) ** 2 / total
-        losses = penalties - log_p.gather(1, labels)[:, 0].numpy()
-        slopes = weights * (rise + np.log(temperatures) / LOG_TEMPERATURE_SPREAD**2 / total) / temperatures
+        penalties, pulls = penalty_and_slope(np.log(temperatures))
+        losses = penalties / total - log_p.gather(1, labels)[:, 0].numpy()
+        slopes = weights * (rise + pulls / total) / temperatures
         return float(weights @ losses) / total, slopes @ features / total
 
-    start = np.array([0.0, fit_temperature_with_prior(log_probs, codes, weights)])
+    start = np.array([0.0, fit_temperature(log_probs, codes, weights)])
     bounds = [(0.0, None), (MIN_TEMPERATURE, None)]
     options = {"ftol": 1e-14, "gtol": 1e-9}
     slope, intercept = minimise_convex(loss, start, name="a temperature by density", bounds=bounds, **options)

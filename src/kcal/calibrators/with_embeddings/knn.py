@@ -16,9 +16,9 @@ import torch
 from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import Floats, fitted
 from kcal.calibrators.model_state import tensor
+from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.calibrators.with_embeddings.base import TwoInputCalibrator, TwoInputModel
 from kcal.calibrators.with_embeddings.neighbours import near_points, nearest, nearest_others
-from kcal.calibrators.with_embeddings.temperature import fit_temperature_with_prior
 from kcal.projection.modules import at_unit_length
 
 NEIGHBOURS = (4, 8, 16, 32, 64, 128)
@@ -69,9 +69,9 @@ class KNNModel(TwoInputModel):
 class KNNInterpolation(TwoInputCalibrator):
     """Mix the network's probabilities with the labels of the nearest calibration samples.
 
-    T is that of temperature scaling, with a normal prior on log T (mean 0, standard deviation 0.5). k, τ and λ have the
-    lowest leave-one-out log-loss on the calibration set: k and τ on a grid, λ by its convex loss. One more sample, of a
-    class that none of its neighbours has, counts in that loss: λ is at most n/(n + 1), and no class gets probability 0.
+    T is that of temperature scaling. k, τ and λ have the lowest leave-one-out log-loss on the calibration set: k and τ
+    on a grid, λ by its convex loss. One more sample, of a class that none of its neighbours has, counts in that loss: λ
+    is at most n/(n + 1), and no class gets probability 0.
     The same mixture over a language model's contexts is kNN-LM (Khandelwal et al., 2020).
 
     The model contains the embeddings of the calibration set, divided by their length.
@@ -98,7 +98,7 @@ class KNNInterpolation(TwoInputCalibrator):
     def _fit_model(self, samples: Samples, log_probs: torch.Tensor) -> KNNModel:
         points = at_unit_length(samples.embeddings.cpu().double())
         codes, weights = torch.from_numpy(samples.codes), torch.from_numpy(samples.weights)
-        temperature = fit_temperature_with_prior(log_probs, samples.codes, samples.weights)
+        temperature = fit_temperature(log_probs, samples.codes, samples.weights)
         scaled = torch.softmax(log_probs / temperature, dim=1)
         own = scaled.gather(1, codes[:, None])[:, 0].numpy()
         n_others = len(points) - 1

@@ -14,8 +14,8 @@ from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import LARGEST_PENALTY, fitted
 from kcal.calibrators.model_state import nested, tensor
 from kcal.calibrators.ridge import FINE, PrincipalAxes, RidgeModel, RidgeProblem, cross_fit
+from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.calibrators.with_embeddings.base import TwoInputCalibrator, TwoInputModel
-from kcal.calibrators.with_embeddings.temperature import fit_temperature_with_prior
 from kcal.validation import check_number, parameter
 
 FOLDS = 5
@@ -47,10 +47,10 @@ class RefitModel(TwoInputModel):
 class LastLayerRefit(TwoInputCalibrator):
     """Add a linear map of the embeddings to the scaled logits, with a ridge penalty towards the network alone.
 
-    T is that of temperature scaling, with a normal prior on log T (mean 0, standard deviation 0.5); without data, or
-    with a large λ, the prediction is softmax(z / T). The embeddings are centred and divided by the root mean square of
-    their distance from the mean, so that λ has no unit: each logit's change has a prior standard deviation of about
-    1/√λ. The loss is convex.
+    T is that of temperature scaling, and c has at most the standard deviation of its prior. Without data, or with a
+    large λ, the prediction is that of the scaled network. The embeddings are centred and divided by the root mean
+    square of their distance from the mean, so that λ has no unit: each logit's change has a prior standard deviation
+    of about 1/√λ. The loss is convex.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class LastLayerRefit(TwoInputCalibrator):
     def _fit_model(self, samples: Samples, log_probs: torch.Tensor) -> RefitModel:
         embeddings, codes, weights = samples.embeddings.cpu().double(), samples.codes, samples.weights
         axes = PrincipalAxes.of(embeddings, weights)
-        temperature = fit_temperature_with_prior(log_probs, codes, weights)
+        temperature = fit_temperature(log_probs, codes, weights)
         problem = RidgeProblem(log_probs / temperature, axes.features(embeddings), codes, weights)
         if self.penalty == "cv":
             penalty, _ = cross_fit(problem, cross_folds(codes, samples.groups, FOLDS, self.seed))

@@ -1,0 +1,81 @@
+"""The temperature of a calibration set, with a prior: certainty is earned.
+
+p = softmax(z / T),   log T ~ N(0.2, 0.3²)
+
+A calibration set on which the network makes no error fits ever better as T falls to 0, where the next error costs
+infinitely much. The prior says what is known of networks before any sample: most are overconfident, few by more than a
+factor of two. It weighs as much as some ten samples, and vanishes as samples grow.
+"""
+
+from __future__ import annotations
+
+from math import exp, log
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from kcal.calibrators.class_scores import rank_of_label, sort_classes
+
+Codes = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MEAN, DEVIATION = 0.2, 0.3
+"""Of the normal prior on log T."""
+LOWEST, HIGHEST = log(0.01), log(100.0)
+"""Bounds of log T."""
+STEPS = 13
+"""Places between the prior's mean and a bound, among which the minima are looked for: there may be more than one."""
+ENOUGH = 100
+"""Samples from which a method without a prior stands by itself."""
+
+
+def penalty_and_slope(log_temperature: Any) -> tuple[Any, Any]:
+    """Return −log of the prior density, up to a constant, and its derivative in log T."""
+    away = (log_temperature - MEAN) / DEVIATION
+    return away * away / 2, away / DEVIATION
+
+
+def fit_temperature(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> float:
+    """Return the T in [0.01, 100] of highest posterior density.
+
+    It minimises Σ_i w_i·(log-loss of softmax(z_i / T)) + (log T − 0.2)²/(2·0.3²), and lies between the prior's T and
+    that of highest likelihood.
+    """
+
+    def slope(log_temperature: float) -> float:
+        return _slope(log_probs, codes, weights, log_temperature)
+
+    places = np.linspace(LOWEST, MEAN, STEPS) if slope(MEAN) > 0 else np.linspace(MEAN, HIGHEST, STEPS)
+    falls = np.array([slope(place) < 0 for place in places])
+    minima = [brentq(slope, *places[i : i + 2], xtol=1e-10) for i in np.flatnonzero(falls[:-1] & ~falls[1:])]
+    candidates = minima or [places[-1] if falls[-1] else places[0]]
+    return exp(min(candidates, key=lambda place: -_log_density(log_probs, codes, weights, place)))
+
+
+def scaled_network(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> tuple[float, float]:
+    """Return ν and T of the network's part in the prediction (1 − ν)·p + ν·softmax(z / T) of a method without a prior.
+
+    ν = max(1 − (n/100)², 1/(n + 2)): few samples leave the scaled network; with n samples and no error, an error is
+    still expected about once in n + 2, and of the classes that the scaled network finds likely.
+    """
+    n, (descending, order) = len(codes), sort_classes(log_probs)  # sorted, so that the order of classes plays no part
+    temperature = fit_temperature(descending, rank_of_label(order, codes).numpy(), weights)
+    return max(1 - (n / ENOUGH) ** 2, 1 / (n + 2)), temperature
+
+
+def _log_density(log_probs: torch.Tensor, codes: Codes, weights: Floats, log_temperature: float) -> float:
+    """Return the logarithm of the posterior density of log T, up to a constant."""
+    log_p = torch.log_softmax(log_probs * exp(-log_temperature), dim=1)
+    own = log_p[torch.arange(len(codes)), torch.from_numpy(codes)]
+    return float(torch.from_numpy(weights) @ own) - float(penalty_and_slope(log_temperature)[0])
+
+
+def _slope(log_probs: torch.Tensor, codes: Codes, weights: Floats, log_temperature: float) -> float:
+    """Return the derivative in log T of the summed log-loss plus the penalty."""
+    scaled = log_probs * exp(-log_temperature)
+    own = scaled[torch.arange(len(codes)), torch.from_numpy(codes)]
+    expected = torch.softmax(scaled, dim=1).mul_(scaled).sum(dim=1)
+    return float(torch.from_numpy(weights) @ (own - expected)) + float(penalty_and_slope(log_temperature)[1])
