@@ -240,7 +240,7 @@ def test_folds_seed_and_prior_reach_the_blend(run, calibration, test_set):
         (("--projection", "identity"), 2, "--projection is not an option of method kcal-blend"),
         (("--dimension", "2"), 2, "--dimension is not an option of method kcal-blend"),
         (("--recipe", "fast"), 2, "--recipe is not an option of method kcal-blend"),
-        (("--train", "calibration.npz"), 2, "--train has no effect here: this method learns no projection"),
+        (("--train", "calibration.npz"), 2, "--train has no effect here: method kcal-blend learns no projection"),
         (("--set", "bins=2"), 2, "'bins' is not a parameter of method kcal-blend, which takes"),
         (("--representation", "probabilities"), 1, "must hold probabilities that sum to 1"),
         (("--classes", "cat,dog,owl,cow"), 1, "classes must name every column of the logits (3); got 4 classes"),

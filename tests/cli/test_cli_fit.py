@@ -230,11 +230,11 @@ def test_training_labels_of_another_kind_are_refused(run, tmp_path):
     del calibration["classes"], train["classes"]
     np.savez("calibration.npz", **calibration)
     np.savez("train.npz", **train)
-    message = run("fit", "calibration.npz", "--train", "train.npz", "-o", "m.kcal", code=1).stderr
+    message = run("fit", "calibration.npz", "-m", "kcal", "--train", "train.npz", "-o", "m.kcal", code=1).stderr
     assert "labels must" in message
 
 
 def test_classes_in_another_order_in_the_training_file_are_refused(run, tmp_path, calibration):
     np.savez("train.npz", **blobs(90, 3) | {"classes": ANIMALS[::-1]})
-    message = run("fit", calibration, "--train", "train.npz", "-o", "m.kcal", code=1).stderr
+    message = run("fit", calibration, "-m", "kcal", "--train", "train.npz", "-o", "m.kcal", code=1).stderr
     assert "must list the same classes in the same order" in message

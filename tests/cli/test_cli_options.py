@@ -57,6 +57,12 @@ def test_a_bad_value_exits_with_2_and_names_the_option(run, calibration, words, 
     assert not Path("model.kcal").exists()
 
 
+@pytest.mark.parametrize("text", ["0.5,1", "(0.5, 1)", "[0.5, 1]"])
+def test_a_list_is_typed_with_or_without_brackets(run, calibration, text):
+    run("fit", calibration, "-o", "m.kcal", *QUICK, "--set", f"bandwidth_interval={text}")
+    assert kcal.load("m.kcal").bandwidth_interval == (0.5, 1)
+
+
 def test_a_bad_value_of_set_names_the_parameter(run, calibration):
     message = run("fit", calibration, "-o", "m.kcal", *QUICK, "--set", "bandwidth_interval=1", code=2).stderr
     assert message.startswith("error: --set bandwidth_interval must be")

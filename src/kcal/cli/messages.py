@@ -52,7 +52,7 @@ WARNING_REMEDIES: dict[type[KcalWarning], str] = {
     errors.BandwidthWarning: "Pass a number with --bandwidth.",
     errors.HeldOutWarning: NO_TRAINING_SET,
     errors.LeakageWarning: "Or use the leave-one-out log-loss that kcal fit prints.",
-    errors.RepresentationWarning: "Pass --set representation=probabilities if it is.",
+    errors.RepresentationWarning: "Pass --representation probabilities if it is.",
 }
 """The same for warnings."""
 

@@ -26,9 +26,10 @@ def load_to_fit(
 ) -> tuple[Dataset, Dataset | None]:
     """Load the calibration set and, if the method learns from one and there is one, the training set."""
     takes = f"method {calibrator.method} takes {calibrator.inputs}, from DATA"
+    learns = f"method {calibrator.method} learns no projection with these options"
     check_options(
         (train_labels and not train, "--train-labels needs --train, the file that the labels belong to."),
-        (train and not calibrator.uses_training_set, "--train has no effect here: this method learns no projection."),
+        (train and not calibrator.uses_training_set, f"--train has no effect here: {learns}."),
         ("logits" in source.files and calibrator.inputs != "both", f"--logits has no effect here: {takes}."),
     )
     matrix = "logits" if calibrator.inputs == "logits" else "embeddings"

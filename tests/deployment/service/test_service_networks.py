@@ -195,7 +195,8 @@ def test_labels_by_id_alone_reach_the_store_the_calibrator_and_the_page(model, i
         probs = expected.predict_proba(outputs.embeddings, logits=outputs.logits)
         explained = expected.explain(outputs.embeddings, 100, logits=outputs.logits)
     np.testing.assert_allclose(learnt["probabilities"], probs, **CLOSE)
-    assert np.abs(probs - images.model.predict_proba(x)).max() > 0.002  # far more than rounding
+    change = np.abs(probs - images.model.predict_proba(x))
+    assert (change / (CLOSE["atol"] + CLOSE["rtol"] * probs)).max() > 10  # far more than is allowed above
     for place, name in enumerate("ab"):
         shares = {sample["id"]: sample["share"] for sample in learnt["explanation"][place]["samples"]}
         ranked = explained.ids[place].tolist()

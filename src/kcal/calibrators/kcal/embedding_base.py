@@ -62,7 +62,7 @@ class EmbeddingCalibrator(GrowingCalibrator):
     @on_latest
     @without_autocast()
     def log_evidence(self, X: Any) -> Any:
-        """Return the log density of the calibration set (in the first metric of a blend) at each row, (n,).
+        """Return the log density of the calibration set at each row, (n,).
 
         Low values mark queries far from all calibration samples; :meth:`evidence` puts them on a scale from 0 to 1.
         """
@@ -74,7 +74,7 @@ class EmbeddingCalibrator(GrowingCalibrator):
     def evidence(self, X: Any) -> Any:
         """Return the share of calibration samples that have less evidence than each row, (n,), from 0 to 1.
 
-        A calibration sample has the log density of the others (of other groups) at it, in the first metric of a blend.
+        A calibration sample has the log density of the others (of other groups) at it.
         Rows of the distribution of the calibration set get roughly uniform values, rows far from it values near 0:
         with ``evidence(X) < 0.01`` about 1 % of ordinary rows are rejected. Where the metric divides embeddings by
         their length, a length unlike those of the calibration samples lowers the evidence too: s, the smaller of the
