@@ -92,5 +92,5 @@ def posteriors_on(points: Array, labels: Labels, queries: Array, bandwidth: floa
 def kcal_posteriors(points: Array, labels: Labels, queries: Array, bandwidth: float) -> Array:
     """Return what the calibrator itself predicts, with the identity as its projection."""
     length = code_bandwidth(bandwidth, points.shape[1])
-    calibrator = KCal(projection="identity", bandwidth=length, progress=False).fit(points, labels)
+    calibrator = KCal(projection="identity", bandwidth=length, smoothing=0.0, progress=False).fit(points, labels)
     return np.asarray(calibrator.predict_proba(queries))

@@ -54,6 +54,7 @@ def test_it_recovers_the_map_as_samples_grow() -> None:
     assert errors[1] < errors[0]
 
 
+@pytest.mark.filterwarnings("ignore::kcal.errors.LeakageWarning")
 def test_the_penalty_keeps_separable_scores_finite() -> None:
     scores = np.concatenate([np.linspace(-3, -1, 20), np.linspace(1, 3, 20)])
     fitted = BetaCalibration(maps="class").fit(two_columns(scores), np.repeat([0, 1], 20))

@@ -51,7 +51,7 @@ def test_without_a_choice_the_first_rows_are_shown_and_all_are_written(run, mode
     for row, entry in enumerate(entries):
         assert [sample["id"] for sample in entry["samples"]] == expected.ids[row].tolist()
         assert blobs(90, 1)["ids"][entry["samples"][0]["row"]] == entry["samples"][0]["id"]
-        sums = dict(entry["rest"])
+        sums = {label: share + entry["parts"]["smoothing"][label] for label, share in entry["rest"].items()}
         for sample in entry["samples"]:
             sums[sample["label"]] += sample["share"]
         for label, probability in entry["probabilities"].items():

@@ -109,7 +109,7 @@ def test_coloured_pictures_and_a_figure_of_the_caller_are_used(explained: Explan
 
 
 def test_many_samples_are_drawn_as_other_samples(problem: Problem) -> None:
-    model = KCal(projection="identity").fit(problem.embeddings, problem.labels)
+    model = KCal(projection="identity", smoothing=0.0).fit(problem.embeddings, problem.labels)
     many = model.explain(problem.test_embeddings[:1], k=100)
     ax, *pictures = draw(many, images=IMAGES)
     assert [picture.get_title() for picture in pictures] == [

@@ -36,6 +36,8 @@ from kcal.calibrators.with_embeddings.refit import LastLayerRefit
 from kcal.errors import FileFormatError
 from kcal.validation import check_choice
 
+PUBLISHED = {"recipe": "paper", "bandwidth": "published", "smoothing": 0.0}
+"""Parameters of the method of the paper."""
 SLOW = 100
 """Cost from which a method is run only if it is named."""
 
@@ -106,7 +108,7 @@ METHODS: dict[str, Method] = {
         Method("refit", LastLayerRefit, "ridge refit of the last layer", cost=4),
         Method("dac", DensityAwareCalibration, "density-aware calibration", cost=1),
         Method("kcal", KCal, "KCal", cost=5),
-        Method("kcal-paper", partial(KCal, recipe="paper", bandwidth="published"), "KCal as published", cost=SLOW),
+        Method("kcal-paper", partial(KCal, **PUBLISHED), "KCal as published", cost=SLOW),
         Method("kcal-linear", partial(KCal, projection="linear"), "KCal with a linear projection", cost=4),
         Method("kcal-logits", KCalLogits, "KCal on logits", cost=3),
         Method("kcal-blend", KCalBlend, "KCal blended with the network", cost=7),

@@ -24,7 +24,8 @@ PROBE, FAR = [0.3] * 6, [60.0] * 6
 def models(problem) -> list[KCal]:
     """Two models that predict differently."""
     fitted = [
-        KCal(projection="identity", bandwidth=width).fit(problem.embeddings, problem.labels) for width in (0.8, 3)
+        KCal(projection="identity", bandwidth=width, smoothing=0.0).fit(problem.embeddings, problem.labels)
+        for width in (0.8, 3)
     ]
     probs = [model.predict_proba([PROBE]) for model in fitted]
     assert np.abs(probs[0] - probs[1]).max() > 0.01

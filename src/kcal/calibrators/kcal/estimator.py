@@ -190,7 +190,7 @@ class KCal(LiveKCal):
         the learning rate is halved, applies to a training set that is passed to ``fit``.
         """
         recipe = PaperRecipe() if data_set is None else PaperRecipe.for_data_set(data_set)
-        return cls(**{"recipe": recipe, "bandwidth": "published", **parameters})
+        return cls(**{"recipe": recipe, "bandwidth": "published", "smoothing": 0.0, **parameters})
 
     @with_gradients()
     def fit(
