@@ -9,18 +9,9 @@ from .cases import GROUPS, cases
 from .write import GOLDEN
 
 TOLERANCE, SINGLE_TOLERANCE, SOLVER_TOLERANCE = 1e-10, 1e-6, 1e-5
-SOLVERS = (
-    "beta",
-    "blend",
-    "commands: ",
-    "dispatched: kcal-blend",
-    "gp",
-    "iop",
-    "platt",
-    "sms",
-    "spline",
-    "kcal-learned: projection/last",
-)
+OF_COMMANDS = tuple(f"commands: {name}/blend" for name in ("fit", "predict", "evaluate"))
+SOLVERS = ("beta", "blend", "gp", "iop", "platt", "sms", "spline", "kcal-learned: projection/last")
+SOLVERS += ("dispatched: dispatched/kcal-blend", *OF_COMMANDS)
 """Cases fitted by iterations that stop at a tolerance, or by ill-conditioned equations: rounding errors, which differ
 between processors and versions of libraries, move them by more than 1e-10."""
 ILL_CONDITIONED = {"sms: sms/masked/log": 1e-4}

@@ -83,15 +83,6 @@ def warn_of_sparse_support(n: int, n_classes: int, accuracy: float, log_loss: fl
     )
 
 
-def warn_without_out_of_fold() -> None:
-    """Warn that no calibration sample has an out-of-fold prediction."""
-    warn(
-        "No calibration sample has an out-of-fold prediction: each class lies within one group (or has one sample). "
-        "The blend falls back to the network, or to its first estimate. Calibrate on groups that share classes.",
-        FewSamplesWarning,
-    )
-
-
 def warn_of_training_rows(rows: torch.Tensor, training: NDArray[np.uint64]) -> None:
     """Warn if calibration rows occur among the training rows, which are given by their fingerprints."""
     shared = int(np.isin(row_fingerprints(rows), training).sum())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from kcal.calibrators.base import Calibrator
 from kcal.calibrators.binary.binning import HistogramBinning, ScalingBinning
@@ -36,7 +37,7 @@ from kcal.calibrators.with_embeddings.refit import LastLayerRefit
 from kcal.errors import FileFormatError
 from kcal.validation import check_choice
 
-PUBLISHED = {"recipe": "paper", "bandwidth": "published", "smoothing": 0.0}
+PUBLISHED: dict[str, Any] = {"recipe": "paper", "bandwidth": "published", "smoothing": 0.0}
 """Parameters of the method of the paper."""
 SLOW = 100
 """Cost from which a method is run only if it is named."""

@@ -110,17 +110,6 @@ class Samples:
         """Return the total weight of each class, (n_classes,)."""
         return np.bincount(self.codes, weights=self.weights, minlength=len(self.classes)).astype(np.float64)
 
-    def left_out_weights(self, index: Index) -> Floats:
-        """Return the weight of each class that is left out with some samples or their groups, (n_index, n_classes)."""
-        if self.groups is None:
-            left_out = np.zeros((len(index), len(self.classes)))
-            left_out[np.arange(len(index)), self.codes[index]] = self.weights[index]
-            return left_out
-        keys = np.unique(self.groups, return_inverse=True)[1]
-        by_key = np.zeros((int(keys.max()) + 1, len(self.classes)))
-        np.add.at(by_key, (keys, self.codes), self.weights)
-        return by_key[keys[index]]
-
     def frequencies(self) -> Floats:
         """Return the weighted share of each class, (n_classes,)."""
         totals = self.class_weights()
