@@ -1,0 +1,45 @@
+"""The study of the coverage of intervals: its true values, and that a second run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments import coverage
+from experiments.coverage import Problem, cover, draw, main, true_errors
+
+
+def test_true_errors_are_those_of_many_labels() -> None:
+    generator = np.random.default_rng(0)
+    problem = Problem(rows=200, classes=3, balanced=False, groups=10, effect=0.5, power=1.5)
+    data = draw(problem, generator)
+    truth = true_errors(data)
+    rows = np.repeat(np.arange(200), 2000)
+    often = coverage.draw_labels(data.true[rows], generator)
+    counted = np.zeros((200, 3))
+    np.add.at(counted, (rows, often), 1 / 2000)
+    estimated = true_errors(data._replace(true=counted))
+    for name in ("expected_calibration_error", "static_classwise_calibration_error"):
+        assert estimated[name] == pytest.approx(truth[name], abs=0.01)
+    calibrated = true_errors(draw(problem._replace(power=1.0), generator))
+    assert calibrated["classwise_calibration_error"] == pytest.approx(0, abs=1e-12)
+
+
+def test_coverage_is_a_fraction_of_the_data_sets() -> None:
+    found = cover(Problem(60, 3, True, 6, 0.5, 1.0), data_sets=3, resamples=20)
+    for name, value in found.items():
+        assert 0 <= value <= 1
+        assert name == "class_errors" or value * 3 == pytest.approx(round(value * 3))
+
+
+def test_a_second_run_measures_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "problems", lambda: iter([Problem(60, 2, True, 0, 0.0, 1.0)]))
+    monkeypatch.setattr(coverage, "other_problems", lambda: iter([]))
+    main(tmp_path, data_sets=2, resamples=20)
+    first = pd.read_csv(tmp_path / "coverage.csv")
+    monkeypatch.setattr(coverage, "cover", None)
+    main(tmp_path, data_sets=2, resamples=20)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "coverage.csv"), first)
