@@ -33,8 +33,9 @@ from kcal.files import atomic_path, locked_folder, write_whole
 from kcal.progress import Report, show_progress
 
 SEED = 0
-SIZES = (30, 100, 300, 1000, 3000)
-"""Numbers of calibration rows, beside all of them."""
+FULL = "full"
+SIZES = f"30,100,300,1000,3000,{FULL}"
+"""Numbers of calibration rows."""
 MAX_FEW = 100
 """Up to this number of calibration rows, cells have twice as many splits."""
 MAX_TEST_ROWS = 4_000
@@ -49,7 +50,7 @@ class Cell(NamedTuple):
 
     task: str
     protocol: str
-    n: str  # "full": all calibration rows
+    n: str  # FULL: all calibration rows
     split: int
     method: str
 
@@ -91,7 +92,7 @@ PROTOCOLS: dict[str, Callable[[Task, int], list[Split]]] = {
 }
 
 
-def sized_splits(task: Task, protocol: str, sizes: Sequence[int], n_splits: int) -> Iterator[tuple[str, Split]]:
+def sized_splits(task: Task, protocol: str, sizes: Sequence[str], n_splits: int) -> Iterator[tuple[str, Split]]:
     """Yield every size with its splits; the calibration rows of a size are the first ones of the larger sizes.
 
     Sizes that a split does not have are left out. If at most ``2 * n_splits`` splits exist, each size has all of them.
@@ -100,11 +101,21 @@ def sized_splits(task: Task, protocol: str, sizes: Sequence[int], n_splits: int)
     for split in splits:
         generator = np.random.default_rng([SEED, split.index, 1])
         order, test = generator.permutation(split.calibration), generator.permutation(split.test)[:MAX_TEST_ROWS]
-        named = {str(n): n for n in sizes if n < len(order)} | {"full": len(order)}
-        for name, n in named.items():
-            used = 2 * n_splits if name != "full" and n <= MAX_FEW else n_splits
+        for name in sizes:
+            if name != FULL and int(name) >= len(order):
+                continue
+            n = len(order) if name == FULL else int(name)
+            used = 2 * n_splits if name != FULL and n <= MAX_FEW else n_splits
             if len(splits) <= 2 * n_splits or split.index < used:
                 yield name, Split(split.index, order[:n], np.sort(test))
+
+
+def check_sizes(text: str) -> tuple[str, ...]:
+    """Return the sizes of a list such as "30,100,full"."""
+    names = tuple(text.split(","))
+    if not all(name == FULL or (name.isascii() and name.isdigit() and int(name) > 0) for name in names):
+        raise InvalidInputError("sizes", 'must be numbers of rows or "full", separated by commas', got=text)
+    return names
 
 
 def prepare(name: str, task: Task, by_group: bool) -> BenchmarkMethod:
@@ -172,7 +183,7 @@ def run(
     protocols: Sequence[str],
     *,
     methods: Sequence[str],
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[str],
     n_splits: int = 5,
     again: bool = False,
     jobs: int = 1,
@@ -212,7 +223,7 @@ def write_output(found: pandas.DataFrame, out: Path, name: str, chosen: Sequence
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of tasks, NAME.npz.")]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="OUT", help="Write there; a second run resumes.")]
 Methods = Annotated[str, typer.Option(metavar="A,B,C", help="Methods of kcal bench.")]
-Sizes = Annotated[list[int] | None, typer.Option("--size", min=1, help=f"Calibration rows, beside all; {SIZES}.")]
+Sizes = Annotated[str, typer.Option("--sizes", metavar="N,N,full", help="Numbers of calibration rows.")]
 Splits = Annotated[int, typer.Option(min=1, help=f"Splits; twice as many with up to {MAX_FEW} calibration rows.")]
 Again = Annotated[bool, typer.Option("--again", help="Measure stored cells of these methods again.")]
 Chosen = Annotated[str, typer.Option(metavar="A,B,C", help="Tasks on which parameters were chosen: shown apart.")]
@@ -226,18 +237,19 @@ def command(name: str, protocols: Sequence[str], help_text: str) -> Callable[...
         folder: Folder,
         out: Out,
         methods: Methods = METHODS,
-        sizes: Sizes = None,
+        sizes: Sizes = SIZES,
         splits: Splits = 5,
         again: Again = False,
         chosen: Chosen = "",
         jobs: Jobs = 1,
     ) -> None:
         with readable_messages(), show_progress(False) as progress:
-            names, apart = check_methods(methods.split(",")), chosen.split(",")
+            apart = chosen.split(",")
+            options: dict[str, Any] = {"n_splits": splits, "again": again, "jobs": jobs}
+            inputs: dict[str, Any] = {"methods": check_methods(methods.split(",")), "sizes": check_sizes(sizes)}
             check_tasks(folder)
-            options: dict[str, Any] = {"methods": names, "sizes": sizes or SIZES, "n_splits": splits, "again": again}
             try:
-                found = run(read_tasks(folder), out, name, protocols, **options, jobs=jobs, progress=progress)
+                found = run(read_tasks(folder), out, name, protocols, **inputs, **options, progress=progress)
             except KeyboardInterrupt as stop:
                 raise KeyboardInterrupt(f"cells so far are in {out}; the same command resumes.") from stop
             if found.empty:

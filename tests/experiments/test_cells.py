@@ -20,7 +20,7 @@ from kcal.benchmark import Task, write_task
 from kcal.embeddings import ClassifierOutputs
 
 LOG_LOSS = "negative_log_likelihood"
-OPTIONS: dict[str, Any] = {"methods": ("uncal", "ts"), "sizes": (20, 40, 500), "n_splits": 1}
+OPTIONS: dict[str, Any] = {"methods": ("uncal", "ts"), "sizes": ("20", "40", "500", "full"), "n_splits": 1}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_every_cell_is_measured_as_by_hand(task: Task, tmp_path: Path) -> None:
     places = {(protocol, n, split) for protocol in ("random", "group") for n in splits for split in range(splits[n])}
     assert cells_of(found) == {Cell("small", *place, method) for place in places for method in ("uncal", "ts")}
     assert (found["error"] == "").all()
-    name, split = next(iter(sized_splits(task, "random", (20,), 1)))
+    name, split = next(iter(sized_splits(task, "random", ("20",), 1)))
     calibrator = TemperatureScaling().fit(task.pool.logits[split.calibration], task.pool.labels[split.calibration])
     probs = calibrator.predict_proba(task.pool.logits[split.test])
     row = found.set_index(list(Cell._fields)).loc[("small", "random", name, 0, "ts")]
@@ -65,7 +65,7 @@ def test_stored_cells_are_kept_unless_measured_again(task: Task, tmp_path: Path)
 
 
 def test_sizes_are_nested_and_groups_are_never_on_both_sides(task: Task) -> None:
-    splits = list(sized_splits(task, "group", (20, 40), 5))
+    splits = list(sized_splits(task, "group", ("20", "40", "full"), 5))
     assert len(splits) == 3 * 10  # all pairs of five groups at every size
     groups = task.pool.groups
     for _, split in splits:
@@ -79,7 +79,7 @@ def test_sizes_are_nested_and_groups_are_never_on_both_sides(task: Task) -> None
 
 def test_subset_keeps_a_third_of_the_classes_and_all_columns(many_classes: Task, tmp_path: Path) -> None:
     kept = []
-    for _, split in sized_splits(many_classes, "subset", (), 4):
+    for _, split in sized_splits(many_classes, "subset", ("full",), 4):
         labels = many_classes.pool.labels
         kept.append(tuple(np.unique(labels[split.calibration])))
         assert kept[-1] == tuple(np.unique(labels[split.test]))
@@ -87,7 +87,7 @@ def test_subset_keeps_a_third_of_the_classes_and_all_columns(many_classes: Task,
     assert [len(classes) for classes in kept] == [3] * 4
     assert len(set(kept)) == 4
     found = run([many_classes], tmp_path, "subset", ("subset",), **OPTIONS)
-    name, split = next(iter(sized_splits(many_classes, "subset", (20,), 1)))
+    name, split = next(iter(sized_splits(many_classes, "subset", ("20",), 1)))
     logits, labels = many_classes.pool.logits[split.test], many_classes.pool.labels[split.test]
     loss = metrics.negative_log_likelihood(np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True), labels)
     row = found.set_index(list(Cell._fields)).loc[("many", "subset", name, 0, "uncal")]
@@ -151,13 +151,21 @@ def invoke(command: Any, *words: Any) -> Any:
 @pytest.mark.parametrize("command", [sizes, subset])
 def test_commands_write_tables_and_a_figure(task: Task, tmp_path: Path, command: Any) -> None:
     write_task(tmp_path / "small.npz", task.train, task.pool, calibration_share=0.4)
-    outcome = invoke(command, tmp_path, "--out", tmp_path / "out", "--size", 30, "--splits", 1, "--methods", "ts,kcal")
+    options = ("--sizes", "30,full", "--splits", 1, "--methods", "ts,kcal")
+    outcome = invoke(command, tmp_path, "--out", tmp_path / "out", *options)
     assert outcome.exit_code == 0
     name = command.__name__.rpartition(".")[2]
     text = (tmp_path / "out" / f"{name}.md").read_text(encoding="utf-8")
     assert text.count("### ") == len(list((tmp_path / "out").glob(f"{name}-*.csv")))
     assert (tmp_path / "out" / f"{name}.png").stat().st_size > 0
     assert "Failures" not in text
+
+
+def test_sizes_that_are_no_numbers_are_named(task: Task, tmp_path: Path) -> None:
+    write_task(tmp_path / "small.npz", task.train, task.pool, calibration_share=0.4)
+    outcome = invoke(sizes, tmp_path, "--out", tmp_path / "out", "--sizes", "30,-5")
+    assert outcome.exit_code > 0
+    assert "30,-5" in outcome.output
 
 
 def test_subset_of_two_classes_is_an_error(task: Task, tmp_path: Path) -> None:
