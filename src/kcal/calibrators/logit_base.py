@@ -63,8 +63,9 @@ class PooledModel(LogitModel):
     def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
         """Return calibrated log probabilities, (n, n_classes)."""
         share, (descending, order) = self.network.network_share, sort_classes(log_probs)
-        scaled = unsort_classes(torch.log_softmax(descending / self.network.network_temperature, dim=1), order)
-        return torch.logaddexp(log1p(-share) + self.method.log_probs(log_probs), log(share) + scaled)
+        scaled = torch.log_softmax(descending / self.network.network_temperature, dim=1)
+        own = self.method.log_probs(log_probs).gather(1, order)
+        return unsort_classes(torch.logaddexp(log1p(-share) + own, log(share) + scaled), order)
 
     @property
     def numbers_per_score(self) -> int:

@@ -28,7 +28,7 @@ LOWEST, HIGHEST = log(0.01), log(100.0)
 """Bounds of log T."""
 STEPS = 13
 """Places between the prior's mean and a bound, among which the minima are looked for: there may be more than one."""
-ENOUGH = 100
+ENOUGH = 300
 """Samples from which a method without a prior stands by itself."""
 
 
@@ -58,7 +58,7 @@ def fit_temperature(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> f
 def scaled_network(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> tuple[float, float]:
     """Return ν and T of the network's part in the prediction (1 − ν)·p + ν·softmax(z / T) of a method without a prior.
 
-    ν = max(1 − (n/100)², 1/(n + 2)): few samples leave the scaled network; with n samples and no error, an error is
+    ν = max(1 − (n/300)², 1/(n + 2)): few samples leave the scaled network; with n samples and no error, an error is
     still expected about once in n + 2, and of the classes that the scaled network finds likely.
     """
     n, (descending, order) = len(codes), sort_classes(log_probs)  # sorted, so that the order of classes plays no part
