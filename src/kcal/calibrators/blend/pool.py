@@ -1,7 +1,7 @@
 """Combine experts: a log-linear pool, and a linear mixture of the pool with the experts themselves.
 
 pool ∝ f^(w_f)·r^(w_r)·d^(w_d),     w near (1, 0, 0): (w_f + w_r + w_d, w_r, w_d) ~ N((1, 0, 0), 0.25²)
-p = λ_1·pool + λ_2·f + λ_3·r + λ_4·d,     λ ~ Dirichlet with pseudo-counts of 2, 1, ½ and ½ samples
+p = λ_1·pool + λ_2·f + λ_3·r + λ_4·d,     λ ~ Dirichlet with pseudo-counts of 2, 2, ½ and ½ samples
 
 The pool sharpens where experts agree; only the mixture can overrule an expert that is wrong and certain.
 """
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 SPREAD = 0.25
 """Prior standard deviation of the exponents."""
-PSEUDO_COUNTS = (2.0, 1.0, 0.5, 0.5)
+PSEUDO_COUNTS = (2.0, 2.0, 0.5, 0.5)
 """Prior samples of the pool, the network, the refit and the kernel estimate in the mixture."""
 MAX_ROUNDS, TOLERANCE = 500, 1e-9
 """Of the EM algorithm: rounds at most, and the change of the shares at which it ends."""
