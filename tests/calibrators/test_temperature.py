@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from kcal import KNNInterpolation, TemperatureScaling, Uncalibrated
+from kcal import KCalBlend, KNNInterpolation, TemperatureScaling, Uncalibrated
 from kcal.errors import InvalidInputError, LeakageWarning
 
 
@@ -135,8 +135,9 @@ def test_a_calibration_set_without_errors_is_warned_of() -> None:
     labels = np.arange(30) % 3
     with pytest.warns(LeakageWarning, match="no error on the 30 calibration samples"):
         TemperatureScaling().fit(3 * np.eye(3)[labels], labels)
-    with pytest.warns(LeakageWarning, match="no error"):
-        KNNInterpolation().fit(np.eye(3)[labels], labels, logits=3 * np.eye(3)[labels])
+    for method in (KNNInterpolation, KCalBlend):
+        with pytest.warns(LeakageWarning, match="no error"):
+            method().fit(np.eye(3)[labels], labels, logits=3 * np.eye(3)[labels])
     with warnings.catch_warnings():
         warnings.simplefilter("error", LeakageWarning)
         TemperatureScaling().fit(3 * np.eye(3)[labels[:29]], labels[:29])

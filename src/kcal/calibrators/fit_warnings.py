@@ -63,15 +63,6 @@ def are_few(n: int, n_classes: int) -> bool:
     return n < FEW_PER_CLASS * n_classes
 
 
-def warn_of_few_samples(n: int, n_classes: int) -> None:
-    """Warn that there are too few calibration samples per class for the weights of a blend."""
-    warn(
-        f"{n:,} calibration samples for {n_classes:,} classes are few: below {FEW_PER_CLASS} per class a blend may "
-        "do worse than TemperatureScaling alone.",
-        FewSamplesWarning,
-    )
-
-
 def warn_of_sparse_support(n: int, n_classes: int, accuracy: float, log_loss: float) -> None:
     """Warn that there are too few calibration samples per class for an estimate without the network's logits."""
     warn(

@@ -18,12 +18,7 @@ from kcal.calibrators.blend.head import LinearHead, check_logit_names, check_log
 from kcal.calibrators.blend.live import LiveBlend, bandwidth_record
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.blend.module import BlendModule
-from kcal.calibrators.fit_warnings import (
-    are_few,
-    warn_of_few_samples,
-    warn_of_known_rows,
-    warn_of_missing_classes,
-)
+from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes, warn_without_errors
 from kcal.calibrators.holdout import MAX_FOLDS
 from kcal.calibrators.kcal.attribution import Attribution
 from kcal.calibrators.kcal.compression import CompressionOptions, FindSize, compress_estimate
@@ -169,9 +164,9 @@ class KCalBlend(LiveBlend):
             raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
         if scores is None:
             warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
-        elif are_few(len(samples.codes), len(samples.classes)):
-            warn_of_few_samples(len(samples.codes), len(samples.classes))
-        scores = None if scores is None else scores[samples.indices]
+        else:
+            scores = scores[samples.indices]
+            warn_without_errors(scores, samples.codes)
         module = frozen_copy(UNTRAINED[metric_of(rows.shape[1])](), samples.embeddings)
         with threads_for(samples.embeddings.numel() * len(samples.classes)):
             model = self._fit_points(samples, project(module, samples.embeddings), scores, module)
