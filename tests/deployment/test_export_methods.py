@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from kcal.calibrators import METHODS
+from kcal.datasets import load_example
 from kcal.deployment import HeadPredictor, metadata_of, write_onnx
 from module_cases import WITH_OWN_MODULE, fitted, inputs_of, query_rows
 
@@ -43,3 +45,13 @@ def test_a_file_predicts_as_its_calibrator(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", WITH_KERNELS)
 def test_a_file_of_double_precision_predicts_as_its_calibrator(name: str, tmp_path: Path) -> None:
     check_file(name, torch.float64, tmp_path / "head.onnx")
+
+
+@pytest.mark.parametrize("name", ["platt", "isotonic", "imax"])
+def test_a_file_of_logits_far_apart_predicts_as_its_calibrator(name: str, tmp_path: Path) -> None:
+    example = load_example()
+    calibrator = METHODS[name].factory().fit(example.calibration.logits[:400], example.calibration.labels[:400])
+    rows = 50 * torch.from_numpy(example.test.logits[:40])  # probabilities that single sums of exponentials lose
+    path = write_onnx(HeadPredictor(calibrator), [rows], tmp_path / "head.onnx", metadata=metadata_of(calibrator))
+    found = onnxruntime.InferenceSession(path).run(None, {"logits": rows.numpy()})[0]
+    np.testing.assert_allclose(found, calibrator.predict_proba(rows.numpy()), atol=2e-6)

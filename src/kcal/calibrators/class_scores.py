@@ -32,7 +32,9 @@ def log_odds(log_probs: torch.Tensor) -> torch.Tensor:
     """Return log p − log(1 − p), (n, n_classes), of log probabilities, accurate where p rounds to 1."""
     top = log_probs.argmax(dim=1, keepdim=True)
     others = log_probs.scatter(1, top, -torch.inf)
-    complement_of_top = torch.logsumexp(others, dim=1, keepdim=True)  # log(1 − p) of the top class
+    second = others.amax(dim=1, keepdim=True)
+    shares = torch.exp(others - second).sum(dim=1, keepdim=True)  # logsumexp underflows in ONNX graphs
+    complement_of_top = second + torch.log(shares)  # log(1 − p) of the top class
     complements = torch.log1p(-torch.exp(others))  # no other class is above one half
     return log_probs - complements.scatter(1, top, complement_of_top)
 

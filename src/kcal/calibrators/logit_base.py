@@ -65,7 +65,7 @@ class PooledModel(LogitModel):
         share, (descending, order) = self.network.network_share, sort_classes(log_probs)
         scaled = torch.log_softmax(descending / self.network.network_temperature, dim=1)
         own = self.method.log_probs(log_probs).gather(1, order)
-        return unsort_classes(torch.logaddexp(log1p(-share) + own, log(share) + scaled), order)
+        return unsort_classes(torch.logsumexp(torch.stack([log1p(-share) + own, log(share) + scaled]), dim=0), order)
 
     @property
     def numbers_per_score(self) -> int:
