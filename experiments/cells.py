@@ -214,8 +214,9 @@ def write_output(found: pandas.DataFrame, out: Path, name: str, chosen: Sequence
         write_whole(out / f"{name}-{table.name}.csv", table.as_csv().encode())
     panels = cell_panels(found)
     axes = line_panels(panels)
-    for ax in axes.flat[: len(panels)]:
-        ax.set_ylim(top=min(ax.get_ylim()[1], MAX_SHOWN))
+    for ax, panel in zip(axes.flat, panels, strict=False):
+        lowest = min(np.nanmin(line.y) for line in panel.lines)
+        ax.set_ylim(lowest - 0.02, min(ax.get_ylim()[1], MAX_SHOWN))
     with atomic_path(out / f"{name}.png") as temporary:
         axes.flat[0].figure.savefig(temporary, dpi=150)
 
