@@ -3,7 +3,9 @@
 p = softmax((1 + c)·z/T + Vᵀf),   f = (e − mean)/r and a constant, on principal axes,   r² = mean of ‖e − mean‖²
 loss = Σ_i w_i·(log-loss of sample i) + λ/2·‖V‖² + max(λ, 1/0.3²)/2·c²
 
-λ has no unit: each logit's change has a prior standard deviation of about 1/√λ, and a large λ leaves softmax(z/T).
+λ has no unit: each logit's change has a prior standard deviation of about 1/√λ, and a large λ leaves softmax(z/T). The
+solutions (c, V) of several λ are averaged, each with its share of the out-of-fold likelihood: one λ alone would be a
+matter of chance where several fit about as well.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from kcal.calibrators.temperature_prior import DEVIATION
 Index = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-PENALTIES = tuple(np.logspace(3, -1, 9).tolist())
-"""Values of λ, from strong to weak, tried while the out-of-fold loss falls; each fit starts at the one before."""
-PATIENCE = 2
-"""Penalties without a lower loss after which the search ends."""
+PENALTIES = tuple(np.logspace(3, -2, 11).tolist())
+"""Values of λ, from strong to weak; each fit starts at the one before."""
+NEGLIGIBLE = 1e-3
+"""Share below which a penalty is left out of the average."""
 COARSE, FINE = 1e-4, 1e-13
 """Relative tolerances of the loss, in the fits that are compared, and of the one that is kept."""
 MAX_FEATURES = 256
@@ -137,22 +139,37 @@ class PrincipalAxes:
         return RidgeModel(factor=factor, penalty=penalty, weights=weights, bias=matrix[-1] - self.mean @ weights)
 
 
-def cross_fit(problem: RidgeProblem, fold_of: Index) -> tuple[float, torch.Tensor]:
-    """Return the λ with the lowest out-of-fold log-loss, and log probabilities of each sample without its fold."""
+def cross_fit(problem: RidgeProblem, fold_of: Index) -> tuple[dict[float, float], torch.Tensor]:
+    """Return the share of each λ, and log probabilities of each sample from the average without its fold.
+
+    The shares are proportional to the out-of-fold likelihoods.
+    """
     problem, rows = problem.single(), np.arange(len(fold_of))
     folds = [(np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)) for fold in np.unique(fold_of)]
     points = [problem.start] * len(folds)
-    lowest, best, best_penalty, worse = np.inf, torch.empty_like(problem.base), PENALTIES[0], 0
-    for penalty in PENALTIES:
-        log_probs = torch.empty_like(problem.base)
+    scores = torch.empty(len(PENALTIES), *problem.base.shape)
+    for penalty, out_of_fold in zip(PENALTIES, scores, strict=True):
         for place, (outside, inside) in enumerate(folds):
             points[place] = problem.rows(inside).solve(penalty, points[place], COARSE)
-            log_probs[outside] = torch.log_softmax(problem.rows(outside).scores(points[place]), dim=1)
-        loss = -float(problem.weights @ log_probs.numpy()[rows, problem.codes])
-        if loss < lowest:
-            lowest, best, best_penalty, worse = loss, log_probs, penalty, 0
-        else:
-            worse += 1
-        if worse == PATIENCE:
-            break
-    return float(best_penalty), best.double()
+            out_of_fold[outside] = problem.rows(outside).scores(points[place])
+    own = torch.log_softmax(scores, dim=2)[:, rows, problem.codes].double()
+    likelihoods = torch.softmax(own @ torch.from_numpy(problem.weights), dim=0)
+    shares = dict(zip(PENALTIES, likelihoods.tolist(), strict=True))
+    shares = {penalty: share for penalty, share in shares.items() if share > NEGLIGIBLE}
+    kept = torch.tensor([shares.get(penalty, 0.0) for penalty in PENALTIES])
+    average = torch.tensordot(kept / kept.sum(), scores, 1)
+    return shares, torch.log_softmax(average.double(), dim=1)
+
+
+def solve_average(problem: RidgeProblem, shares: dict[float, float], tolerance: float) -> Floats:
+    """Return the average of c and V, flat in one array, over penalties with their shares."""
+    point, average = problem.start, np.zeros(len(problem.start))
+    for penalty, share in shares.items():
+        point = problem.solve(penalty, point, tolerance)
+        average += share * point
+    return average / sum(shares.values())
+
+
+def mean_penalty(shares: dict[float, float]) -> float:
+    """Return the geometric mean of penalties with their shares."""
+    return float(np.exp(np.average(np.log(list(shares)), weights=list(shares.values()))))

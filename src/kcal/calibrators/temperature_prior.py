@@ -23,7 +23,9 @@ Codes = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MEAN, DEVIATION = 0.2, 0.3
-"""Of the normal prior on log T."""
+"""Of the prior on log T, which is normal near its mean."""
+NEAR = 1.5
+"""Deviations from the mean beyond which the tails of the prior are exponential: some logits have another unit."""
 LOWEST, HIGHEST = log(0.01), log(100.0)
 """Bounds of log T."""
 STEPS = 13
@@ -33,9 +35,10 @@ ENOUGH = 300
 
 
 def penalty_and_slope(log_temperature: Any) -> tuple[Any, Any]:
-    """Return −log of the prior density, up to a constant, and its derivative in log T."""
-    away = (log_temperature - MEAN) / DEVIATION
-    return away * away / 2, away / DEVIATION
+    """Return −log of the prior density, up to a constant, and its derivative in log T: Huber's function."""
+    away = (np.asarray(log_temperature) - MEAN) / DEVIATION
+    near = np.clip(away, -NEAR, NEAR)
+    return near * (away - near / 2), near / DEVIATION
 
 
 def fit_temperature(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> float:

@@ -13,7 +13,7 @@ from kcal.calibrators.blend.pool import fit_mixture, fit_pool, pool_log_probs
 from kcal.calibrators.holdout import cross_folds
 from kcal.calibrators.kcal.model import KernelEstimate
 from kcal.calibrators.kcal.samples import Samples
-from kcal.calibrators.ridge import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit
+from kcal.calibrators.ridge import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
 
 KERNEL = "rbf"
 MAX_ENTRIES = 5_000_000
@@ -109,8 +109,8 @@ def fit_refit(
     problem = RidgeProblem(scores / temperature, features, samples.codes, samples.weights)
     some = problem.rows(index)
     groups = None if samples.groups is None else samples.groups[index]
-    penalty, out_of_fold = cross_fit(some, cross_folds(some.codes, groups, folds, seed))
+    shares, out_of_fold = cross_fit(some, cross_folds(some.codes, groups, folds, seed))
     if features.numel() * scores.shape[1] > MAX_PRODUCTS:
         problem = some
-    point = problem.solve(penalty, problem.start, REFIT_TOLERANCE)
-    return axes.model(point, temperature, penalty, scores.shape[1]), out_of_fold
+    point = solve_average(problem, shares, REFIT_TOLERANCE)
+    return axes.model(point, temperature, mean_penalty(shares), scores.shape[1]), out_of_fold

@@ -18,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.calibrators.model_state import StoredModel, tensor
-from kcal.calibrators.temperature_prior import MEAN, penalty_and_slope
+from kcal.calibrators.temperature_prior import MEAN, fit_temperature, penalty_and_slope
 
 Index = NDArray[np.int64]
 
-LOG_TEMPERATURES = torch.linspace(np.log(0.2), np.log(12.0), 81, dtype=torch.float64)
+LOG_TEMPERATURES = torch.linspace(-2.05, 2.05, 81, dtype=torch.float64)
+"""Values of log T that are averaged over, around the most probable one."""
 STRENGTHS = torch.tensor([0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 1e9], dtype=torch.float64)
 """Values of a; with the last one every factor is 1."""
 NEGLIGIBLE = 1e-4
@@ -91,12 +92,13 @@ def fit_network(
     log_probs: torch.Tensor, codes: torch.Tensor, leave_out: LeaveOut, index: torch.Tensor
 ) -> tuple[NetworkModel, torch.Tensor]:
     """Return the model of all samples, and f of the samples of ``index`` without themselves, (n_index, n_classes)."""
-    own = torch.stack([_own(torch.log_softmax(log_probs / t, dim=1), codes) for t in LOG_TEMPERATURES.exp()], dim=1)
-    prior = -penalty_and_slope(LOG_TEMPERATURES)[0]
+    log_temperatures = LOG_TEMPERATURES + np.log(fit_temperature(log_probs, codes.numpy(), leave_out.weights.numpy()))
+    own = torch.stack([_own(torch.log_softmax(log_probs / t, dim=1), codes) for t in log_temperatures.exp()], dim=1)
+    prior = -torch.from_numpy(penalty_and_slope(log_temperatures.numpy())[0])
     posterior = torch.softmax(leave_out.weights @ own + prior, dim=0)
     others = torch.softmax(leave_out.sums(own, torch.arange(len(codes))) + prior, dim=1)
     kept = (posterior > NEGLIGIBLE) | (others.amax(dim=0) > 10 * NEGLIGIBLE)
-    temperatures, weights = LOG_TEMPERATURES.exp()[kept], normalised(posterior[None, kept])
+    temperatures, weights = log_temperatures.exp()[kept], normalised(posterior[None, kept])
     scaled = average_temperatures(log_probs, temperatures, normalised(others[:, kept]))
 
     counted = torch.nn.functional.one_hot(codes, log_probs.shape[1]).to(scaled)

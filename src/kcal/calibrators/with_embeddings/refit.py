@@ -13,7 +13,7 @@ from kcal.calibrators.holdout import cross_folds
 from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import LARGEST_PENALTY, fitted
 from kcal.calibrators.model_state import nested, tensor
-from kcal.calibrators.ridge import FINE, PrincipalAxes, RidgeModel, RidgeProblem, cross_fit
+from kcal.calibrators.ridge import FINE, PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.calibrators.with_embeddings.base import TwoInputCalibrator, TwoInputModel
 from kcal.validation import check_number, parameter
@@ -55,15 +55,15 @@ class LastLayerRefit(TwoInputCalibrator):
     Parameters
     ----------
     penalty : "cv" or float
-        λ; "cv" takes the one of 300 to 0.1, in steps of √10, with the lowest log-loss in 5-fold cross-validation,
-        stratified by class, or by whole groups.
+        λ; "cv" averages the solutions of 1,000 to 0.01, in steps of √10, each with its share of the likelihood in
+        5-fold cross-validation, stratified by class, or by whole groups.
     representation, seed
         As in :class:`TemperatureScaling`; the seed is that of the folds.
 
     Attributes
     ----------
     factor_, penalty_ : float
-        b and λ.
+        b and λ; with "cv" the geometric mean of λ.
     weights_, bias_ : array, (h, n_classes) and (n_classes,)
         W and a.
     """
@@ -84,8 +84,9 @@ class LastLayerRefit(TwoInputCalibrator):
         temperature = fit_temperature(log_probs, codes, weights)
         problem = RidgeProblem(log_probs / temperature, axes.features(embeddings), codes, weights)
         if self.penalty == "cv":
-            penalty, _ = cross_fit(problem, cross_folds(codes, samples.groups, FOLDS, self.seed))
+            shares, _ = cross_fit(problem, cross_folds(codes, samples.groups, FOLDS, self.seed))
         else:
-            penalty = float(self.penalty)
-        point = problem.solve(penalty, problem.start, FINE)
-        return RefitModel(axes.scale, axes.mean, axes.model(point, temperature, penalty, log_probs.shape[1]))
+            shares = {float(self.penalty): 1.0}
+        point = solve_average(problem, shares, FINE)
+        ridge = axes.model(point, temperature, mean_penalty(shares), log_probs.shape[1])
+        return RefitModel(axes.scale, axes.mean, ridge)
