@@ -1,8 +1,7 @@
 """Compare methods cell by cell: a cell is a task, a protocol, a number n of calibration rows, a split and a method.
 
-Cells are measured as by ``kcal bench``, stored in ``NAME.csv`` one by one, and not measured again. Methods that take
-both embeddings and logits are fitted without the training set; methods that take one of the two learn their projection
-from it, once per task.
+Cells are measured as by ``kcal bench``, stored in ``NAME.csv`` one by one, and not measured again. Methods that learn a
+projection learn it from the training set, once per task.
 """
 
 from __future__ import annotations
@@ -169,8 +168,12 @@ def measure_task(
     progress(task.name, done, len(plan))
     without_training = replace(task, train=cast(ClassifierOutputs, None), out_of_scope=None)
     prepared = cache(lambda method, by_group: prepare(method, task, by_group))
-    calls = ((without_training, cell, plan[cell], prepared(cell.method, cell.protocol == "group")) for cell in missing)
-    for cell, row in in_parallel(measure_cell, list(calls), jobs=jobs):
+    calls = []
+    for cell in missing:
+        method = prepared(cell.method, cell.protocol == "group")
+        learns = method.projection is None and new_calibrator(cell.method, seed=SEED).uses_training_set
+        calls.append((task if learns else without_training, cell, plan[cell], method))
+    for cell, row in in_parallel(measure_cell, calls, jobs=jobs):
         store.add(cell, row)
         done += 1
         progress(f"{task.name}: {cell.protocol}, n = {cell.n}, {cell.method}", done, len(plan))

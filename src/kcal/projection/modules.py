@@ -65,10 +65,10 @@ class NormalisedReduction(nn.Module):
 
 def at_unit_length(embeddings: torch.Tensor) -> torch.Tensor:
     """Return rows divided by their length, without overflow; a row of zeros stays as it is."""
-    tiny = torch.finfo(embeddings.dtype).tiny
-    scaled = embeddings / embeddings.abs().amax(dim=1, keepdim=True).clamp_min(tiny)
-    directions: torch.Tensor = scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp_min(tiny)
-    return directions
+    largest = embeddings.abs().amax(dim=1, keepdim=True)
+    scaled = embeddings / torch.where(largest > 0, largest, 1.0)  # gradients of a row of zeros are finite
+    lengths: torch.Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    return scaled / torch.where(lengths > 0, lengths, 1.0)
 
 
 def elu(values: torch.Tensor) -> torch.Tensor:

@@ -111,12 +111,12 @@ def check_scores(values: Any, checked: torch.Tensor, representation: str, name: 
 
 
 def unchecked_logits(logits: torch.Tensor, representation: str) -> torch.Tensor:
-    """Return logits (n, n_columns) as :func:`check_matrix` and :func:`check_scores` would, without their checks."""
+    """Return logits, (n, n_columns) or (n,), as :func:`check_matrix` and :func:`check_scores`, without their checks."""
     import torch
 
     # Not clamp: of two of them in double precision the ONNX exporter makes a graph that cannot be loaded.
     rows = torch.nn.functional.hardtanh(logits.to(computing_dtype(logits.dtype)), -LARGEST_LOGIT, LARGEST_LOGIT)
-    return _of_both(rows, representation)
+    return _of_both(rows[:, None] if rows.ndim == 1 else rows, representation)
 
 
 def _of_both(column: torch.Tensor, representation: str) -> torch.Tensor:

@@ -44,13 +44,13 @@ BLOCK_ROWS = 4096
 class KCalBlend(LiveBlend):
     """Calibrated probabilities from the network, its last layer refitted, and the calibration samples nearby.
 
-    p = λ_1·pool + λ_2·f + λ_3·r + λ_4·d,   pool ∝ f^(w_f)·r^(w_r)·d^(w_d)
+    p = λ_1·pool + λ_2·f + λ_3·r + λ_4·d,   pool ∝ f^(w_f)·r^(w_r)·d'^(w_d)
 
     f is the network, averaged over the posterior of its temperature and corrected for classes that it predicts more
     or less often than they occur; r = softmax(b·z + Wᵀe + a) its last layer, refitted by ridge regression; d counts
-    the calibration samples of each class near the embedding, beside a prior of β samples that agree with f. Exponents
-    and shares are fitted on out-of-fold predictions. Few samples leave the network as it is; far from all samples d is
-    f.
+    the calibration samples of each class near the embedding, beside a prior of β samples that agree with f; d' is d
+    with a much smaller β. Exponents and shares are fitted on out-of-fold predictions. Few samples leave the network as
+    it is; far from all samples d is f.
 
     Parameters
     ----------
