@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_softmax
+from scipy.special import huber, log_softmax
 
-MEAN, SPREAD = 0.2, 0.3
-"""Mean and standard deviation of the prior on log T."""
+
+def prior_penalty(log_temperature: Any) -> Any:
+    """Return −log of the prior density of log T, up to a constant: normal near 0.2, exponential beyond 0.45 from it."""
+    return huber(1.5, (log_temperature - 0.2) / 0.3)
 
 
 def small_problem(n: int, seed: int, *, noise: float = 1.0) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -27,7 +29,7 @@ def label_loss(log_probs: Any, labels: Any, weights: Any) -> float:
 def penalised_loss(log_temperature: float, logits: Any, labels: Any, weights: Any) -> float:
     """Return the summed log-loss at a temperature, plus the prior."""
     scaled = log_softmax(logits * np.exp(-log_temperature), axis=1)
-    return label_loss(scaled, labels, weights) + (log_temperature - MEAN) ** 2 / (2 * SPREAD**2)
+    return label_loss(scaled, labels, weights) + float(prior_penalty(log_temperature))
 
 
 def brute_force_temperature(logits: Any, labels: Any, weights: Any = None) -> float:

@@ -10,7 +10,7 @@ from scipy.special import log_softmax, softmax
 
 from kcal import DensityAwareCalibration, LeakageWarning
 from kcal.errors import InvalidInputError
-from two_input_problems import MEAN, SPREAD, brute_force_temperature, label_loss, small_problem, unit
+from two_input_problems import brute_force_temperature, label_loss, prior_penalty, small_problem, unit
 
 
 def kth_distance(query: Any, points: Any, k: int) -> float:
@@ -22,7 +22,7 @@ def slow_loss(distances: Any, logits: Any, labels: Any, weights: Any, slope: flo
     """Return the summed log-loss plus the mean penalty of the log temperatures."""
     temperatures = slope * distances + intercept
     loss = label_loss(log_softmax(logits / temperatures[:, None], axis=1), labels, weights)
-    return loss + float(weights @ (np.log(temperatures) - MEAN) ** 2) / (2 * SPREAD**2 * weights.sum())
+    return loss + float(weights @ prior_penalty(np.log(temperatures))) / weights.sum()
 
 
 @pytest.mark.parametrize("reference", ["training", "calibration", "groups"])

@@ -16,6 +16,7 @@ from sklearn.frozen import FrozenEstimator
 from kcal import BetaCalibration, HistogramBinning, IsotonicCalibration, TemperatureScaling, VennAbers
 from kcal.metrics import negative_log_likelihood
 from pooled_network import pooled
+from two_input_problems import prior_penalty
 
 pytestmark = pytest.mark.other_libraries
 
@@ -61,7 +62,7 @@ def test_the_temperature_is_scikit_learns(problem: Any) -> None:
 
     def loss(temperature: float) -> float:
         log_probs = log_softmax(problem.logits / temperature, axis=1)
-        prior = (np.log(temperature) - 0.2) ** 2 / (2 * 0.3**2 * len(many[1]))
+        prior = prior_penalty(np.log(temperature)) / len(many[1])
         return prior - float(log_probs[np.arange(len(problem.labels)), problem.labels].mean())
 
     assert loss(mine.temperature_) <= loss(1 / float(beta)) + 1e-12

@@ -4,8 +4,8 @@ p = softmax((1 + c)·z/T + Vᵀf),   f = (e − mean)/r and a constant, on princ
 loss = Σ_i w_i·(log-loss of sample i) + λ/2·‖V‖² + max(λ, 1/0.3²)/2·c²
 
 λ has no unit: each logit's change has a prior standard deviation of about 1/√λ, and a large λ leaves softmax(z/T). The
-solutions (c, V) of several λ are averaged, each with its share of the out-of-fold likelihood: one λ alone would be a
-matter of chance where several fit about as well.
+solutions (c, V) of several λ are averaged, each with its share of the out-of-fold likelihood, weaker ones with a
+lower prior: one λ alone would be a matter of chance where several fit about as well.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ Floats = NDArray[np.float64]
 
 PENALTIES = tuple(np.logspace(3, -2, 11).tolist())
 """Values of λ, from strong to weak; each fit starts at the one before."""
+PRIOR_STEP = 0.5
+"""Logarithm by which a penalty is more probable than the next weaker one, before any sample."""
 NEGLIGIBLE = 1e-3
 """Share below which a penalty is left out of the average."""
 COARSE, FINE = 1e-4, 1e-13
@@ -142,7 +144,7 @@ class PrincipalAxes:
 def cross_fit(problem: RidgeProblem, fold_of: Index) -> tuple[dict[float, float], torch.Tensor]:
     """Return the share of each λ, and log probabilities of each sample from the average without its fold.
 
-    The shares are proportional to the out-of-fold likelihoods.
+    The shares are proportional to the out-of-fold likelihoods times the prior.
     """
     problem, rows = problem.single(), np.arange(len(fold_of))
     folds = [(np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)) for fold in np.unique(fold_of)]
@@ -153,8 +155,9 @@ def cross_fit(problem: RidgeProblem, fold_of: Index) -> tuple[dict[float, float]
             points[place] = problem.rows(inside).solve(penalty, points[place], COARSE)
             out_of_fold[outside] = problem.rows(outside).scores(points[place])
     own = torch.log_softmax(scores, dim=2)[:, rows, problem.codes].double()
-    likelihoods = torch.softmax(own @ torch.from_numpy(problem.weights), dim=0)
-    shares = dict(zip(PENALTIES, likelihoods.tolist(), strict=True))
+    log_prior = -PRIOR_STEP * torch.arange(len(PENALTIES), dtype=torch.float64)
+    posterior = torch.softmax(own @ torch.from_numpy(problem.weights) + log_prior, dim=0)
+    shares = dict(zip(PENALTIES, posterior.tolist(), strict=True))
     shares = {penalty: share for penalty, share in shares.items() if share > NEGLIGIBLE}
     kept = torch.tensor([shares.get(penalty, 0.0) for penalty in PENALTIES])
     average = torch.tensordot(kept / kept.sum(), scores, 1)

@@ -1,6 +1,6 @@
 """The network's prediction, averaged over what the calibration samples leave open.
 
-n(x) = Σ_t u_t·softmax(z/t)                    u: the posterior of the temperature t, with log t ~ N(0.2, 0.3²)
+n(x) = Σ_t u_t·softmax(z/t)                    u: the posterior of the temperature t
 f_k(x) = Σ_a v_a·c_ka·n_k(x) / Σ_l c_la·n_l(x)     c_ka = (n_k + a) / (m_k + a)
 
 n_k is the number of calibration samples of class k and m_k the sum of n_k(x_i) over all of them: what the network

@@ -34,8 +34,9 @@ class TemperatureModel(LogitModel):
 class TemperatureScaling(LogitCalibrator):
     """Divide all logits by one temperature, the most probable one given the calibration set.
 
-    T in [0.01, 100] minimises the summed log-loss plus (log T − 0.2)²/(2·0.3²): a normal prior on log T, without which
-    a calibration set without errors would have T = 0 and probabilities of 0 and 1. It vanishes as samples grow.
+    T in [0.01, 100] minimises the summed log-loss plus H((log T − 0.2)/0.3), H(a) = a²/2, from |a| = 1.5 on linear: a
+    prior on log T, without which a calibration set without errors would have T = 0 and probabilities of 0 and 1. It
+    vanishes as samples grow.
 
     Parameters
     ----------

@@ -71,8 +71,9 @@ class DensityAwareCalibration(TwoInputCalibrator):
     s(x) is the squared distance of the embedding, divided by its length, to its k-th nearest neighbour in the training
     set, or in the calibration set without the sample (and its group) if no training set is given. The original (Tomani,
     Waseda, Shen and Cremers, 2023) sums such terms over several layers; here it is the one layer of the embeddings.
-    w₁ ≥ 0 and w₀ ≥ 0.01 minimise the log-loss plus a normal prior on log T, the mean of (log T(x_i) − 0.2)²/(2·0.3²)
-    over the samples: with w₁ = 0 this is temperature scaling. It is meant for data unlike the calibration set.
+    w₁ ≥ 0 and w₀ ≥ 0.01 minimise the log-loss plus the mean penalty of log T(x_i) by the prior of
+    :class:`TemperatureScaling`: with w₁ = 0 this is temperature scaling. It is meant for data unlike the calibration
+    set.
 
     The model contains the embeddings of the training set, or else of the calibration set, divided by their length.
 
@@ -153,7 +154,7 @@ def fit_density_temperature(
     """Return w₁ and w₀ of T = w₁·s + w₀, from the s of the samples, (n,).
 
     They minimise Σ_i w_i·(log-loss of softmax(z_i / T_i)) + the weighted mean of
-    (log T_i − 0.2)²/(2·0.3²), from temperature scaling on: never worse, though the loss is not convex.
+    the penalties of log T_i, from temperature scaling on: never worse, though the loss is not convex.
     """
     total, labels = float(weights.sum()), torch.from_numpy(codes)[:, None]
     unit = float(weights @ distances) / total or 1.0  # so that both numbers are of the size of T
