@@ -6,10 +6,12 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import typer
 from typer.main import get_command
 
 import experiments.paper.__main__
@@ -59,6 +61,14 @@ def check_paper(words: list[str]) -> None:
     check_options(experiments.paper.__main__.app, words[3:])
 
 
+def check_experiment(words: list[str]) -> None:
+    """Raise if a module of the experiments has no such command, argument or option."""
+    app = typer.Typer()
+    app.command()(import_module(words[2]).main)
+    get_command(app).make_context(words[2], list(words[3:]), resilient_parsing=False)
+
+
+MEASURES_TASKS = ("reads tasks that are not in the repository", check_experiment)
 NOT_RUN: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "pip install": ("changes the environment", check_extras),
     "make": ("makes an environment of its own", check_targets),
@@ -68,6 +78,9 @@ NOT_RUN: dict[str, tuple[str, Callable[[list[str]], None]]] = {
         "reads data sets that are not in the repository, and trains for hours",
         check_paper,
     ),
+    "python -m experiments.sizes": MEASURES_TASKS,
+    "python -m experiments.subset": MEASURES_TASKS,
+    "python -m experiments.blend_parts": MEASURES_TASKS,
     "kcal bench tasks": ("takes hours; tests/cli and tests/distributed run small tasks", check_kcal),
 }
 """Why commands that begin with these words are not run, and what is checked."""
