@@ -347,3 +347,25 @@ def test_log_evidence_is_the_density_of_the_samples(blend: KCalBlend, problem: A
     np.testing.assert_allclose(
         blend.log_evidence(problem.test_embeddings), kcal.log_evidence(problem.test_embeddings), atol=1e-12
     )
+
+
+@pytest.mark.parametrize("unit", [0.02, 30.0])
+def test_logits_of_another_unit_give_about_the_same(problem: Any, unit: float) -> None:
+    losses = []
+    for factor in (1.0, unit):
+        blend = KCalBlend().fit(problem.embeddings, problem.labels, logits=factor * problem.logits)
+        probs = blend.predict_proba(problem.test_embeddings, logits=factor * problem.test_logits)
+        losses.append(negative_log_likelihood(probs, problem.test_labels))
+    assert losses[1] < losses[0] + 0.01
+
+
+def test_the_order_of_the_samples_matters_little() -> None:
+    example = load_example()
+    cal, test, rows = example.calibration, example.test, np.random.default_rng(0).permutation(300)
+    probs = []
+    for index in (np.arange(300), rows):
+        blend = KCalBlend().fit(cal.embeddings[index], cal.labels[index], logits=cal.logits[index])
+        probs.append(blend.predict_proba(test.embeddings[:2000], logits=test.logits[:2000]))
+    assert np.abs(probs[0] - probs[1]).mean() < 0.004
+    losses = [negative_log_likelihood(part, test.labels[:2000]) for part in probs]
+    assert losses[0] == pytest.approx(losses[1], abs=0.004)

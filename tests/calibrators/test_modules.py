@@ -198,3 +198,22 @@ def test_a_blend_without_logits_takes_none() -> None:
     part, (embeddings, logits) = problem(), query_rows()
     blend = KCalBlend().fit(part.embeddings, part.labels)
     check_same(blend, embeddings, logits, 1e-12)
+
+
+def test_a_module_of_two_classes_takes_one_logit_per_row() -> None:
+    generator = np.random.default_rng(0)
+    embeddings, odds = generator.normal(size=(80, 20)), 2 * generator.normal(size=80)
+    labels = (odds + generator.logistic(size=80) > 0).astype(int)
+    blend = KCalBlend().fit(embeddings, labels, logits=odds)
+    found = blend.as_module()(torch.from_numpy(embeddings + 0.1), torch.from_numpy(odds))
+    np.testing.assert_allclose(found, blend.predict_proba(embeddings + 0.1, logits=odds), atol=1e-6)
+
+
+def test_gradients_in_an_embedding_of_zeros_are_finite() -> None:
+    generator = np.random.default_rng(0)
+    embeddings, labels = generator.normal(size=(60, 20)), np.arange(60) % 3
+    blend = KCalBlend().fit(embeddings, labels, logits=generator.normal(size=(60, 3)))
+    rows = torch.zeros(2, 20, requires_grad=True)
+    blend.as_module()(rows, torch.zeros(2, 3))[:, 0].sum().backward()
+    assert rows.grad is not None
+    assert rows.grad.isfinite().all()
