@@ -12,6 +12,6 @@ from kcal import TemperatureScaling
 def pooled(probs: Any, rows: Any, logits: Any, labels: Any, weights: Any = None) -> Any:
     """Return (1 − ν)·p + ν·softmax(z / T) of the method's p for ``rows``, fitted to ``logits`` and ``labels``."""
     n = len(labels)
-    share = max(1 - (n / 300) ** 2, 1 / (n + 2))
+    share = max(1 - (n / 300) ** 3, 1 / (n + 2))
     temperature = TemperatureScaling().fit(logits, labels, sample_weight=weights).temperature_
     return (1 - share) * probs + share * softmax(rows / temperature, axis=1)

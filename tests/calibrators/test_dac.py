@@ -19,10 +19,11 @@ def kth_distance(query: Any, points: Any, k: int) -> float:
 
 
 def slow_loss(distances: Any, logits: Any, labels: Any, weights: Any, slope: float, intercept: float) -> float:
-    """Return the summed log-loss plus the mean penalty of the log temperatures."""
+    """Return the summed log-loss plus the mean penalty of the log temperatures and that of the slope."""
     temperatures = slope * distances + intercept
     loss = label_loss(log_softmax(logits / temperatures[:, None], axis=1), labels, weights)
-    return loss + float(weights @ prior_penalty(np.log(temperatures))) / weights.sum()
+    added = slope * float(weights @ distances) / weights.sum()
+    return loss + float(weights @ prior_penalty(np.log(temperatures))) / weights.sum() + added / 0.1
 
 
 @pytest.mark.parametrize("reference", ["training", "calibration", "groups"])

@@ -34,6 +34,7 @@ LOGIT_METHODS: dict[str, dict[str, Any]] = {
     "platt": {},
     "beta": {},
     "isotonic": {},
+    "venn-abers": {},
     "histogram": {},
     "scaling-binning": {},
     "dircal": {"folds": 3, "grid": [(1.0, 0.01, 1.0), (0.1, 0.01, 0.1)]},
@@ -84,9 +85,14 @@ def outcomes(name: str, calibrator: Any, problem: Problem, *, logits: bool = Tru
     with TemporaryDirectory() as folder:
         loaded = kcal.load(kcal.save(calibrator, Path(folder) / "calibrator.kcal"))
     yield f"{name}/fitted-and-loaded", np.stack([probabilities, loaded.predict_proba(rows, **extra)])
+    tensors = [None if part is None else torch.from_numpy(part) for part in (rows, extra.get("logits"))]
+    with torch.inference_mode():
+        yield f"{name}/module", calibrator.as_module()(*(tensors if calibrator.inputs != "logits" else tensors[::-1]))
     if not single:  # the logarithm of what is tiny in single precision depends on the order of a sum
         yield f"{name}/log", calibrator.predict_log_proba(rows, **extra)
-    parts = {"embeddings": names.KCAL_FITTED, "both": names.BLEND_FITTED}.get(calibrator.inputs, {})
+    parts = {"embeddings": names.KCAL_FITTED, "kcal-blend": names.BLEND_FITTED}.get(
+        calibrator.method if calibrator.inputs == "both" else calibrator.inputs, {}
+    )
     for part, value in parts.items():
         yield f"{name}/{part}", np.atleast_1d(np.asarray(value(calibrator), dtype=np.float64))[:ROWS]
     if parts:
@@ -266,6 +272,21 @@ def blend_options() -> Cases:
     far = fit(made("kcal-blend"), plain)
     queries = plain.test.embeddings[:ROWS] * np.linspace(1.0, 40.0, ROWS)[:, None]
     yield "kcal-blend/far", far.predict_proba(queries, logits=plain.test.logits[:ROWS])
+
+
+def two_inputs() -> Cases:
+    """Other methods on embeddings and logits: precisions, weights, groups, options, a training set."""
+    plain = few()
+    single = in_single(plain)
+    for name, options in (("knn", {"seed": 1}), ("refit", {"penalty": 3.0}), ("dac", {"k": 10})):
+        yield from outcomes(f"{name}/float64", fit(made(name), plain), plain)
+        yield from outcomes(f"{name}/float32", fit(made(name), single), single, single=True)
+        yield from outcomes(f"{name}/weights", fit(made(name), plain, sample_weight=plain.weights), plain)
+        yield from outcomes(f"{name}/groups", fit(made(name), plain, groups=plain.groups), plain)
+        yield from outcomes(f"{name}/options", fit(made(name, **options), plain), plain)
+        yield from outcomes(f"{name}/many", fit(made(name), many()), many())
+    trained = fit(made("dac"), plain, train_embeddings=plain.train.embeddings)
+    yield from outcomes("dac/training", trained, plain)
 
 
 def dispatched() -> Cases:

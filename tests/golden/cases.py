@@ -22,6 +22,7 @@ GROUPS: dict[str, Callable[[], Cases]] = {
     "kcal-options": calibrator_cases.kcal_options,
     "kcal-learned": calibrator_cases.kcal_learned,
     "blend-options": calibrator_cases.blend_options,
+    "two-inputs": calibrator_cases.two_inputs,
     "dispatched": calibrator_cases.dispatched,
     "metrics": metric_cases.metrics,
     "intervals": metric_cases.intervals,

@@ -25,6 +25,8 @@ from kcal.projection.modules import at_unit_length
 from kcal.validation import check_integer, check_matrix, column_names, parameter, row_fingerprints
 
 MIN_TEMPERATURE = 0.01
+PRIOR_MEAN = 0.1
+"""Prior mean of w₁·(mean of s), what the distance adds to the temperature on average."""
 MAX_NEIGHBOURS = 1_000_000
 
 
@@ -72,8 +74,8 @@ class DensityAwareCalibration(TwoInputCalibrator):
     set, or in the calibration set without the sample (and its group) if no training set is given. The original (Tomani,
     Waseda, Shen and Cremers, 2023) sums such terms over several layers; here it is the one layer of the embeddings.
     w₁ ≥ 0 and w₀ ≥ 0.01 minimise the log-loss plus the mean penalty of log T(x_i) by the prior of
-    :class:`TemperatureScaling`: with w₁ = 0 this is temperature scaling. It is meant for data unlike the calibration
-    set.
+    :class:`TemperatureScaling`: with w₁ = 0 this is temperature scaling. What the distance adds on average, w₁ times the
+    mean of s, has an exponential prior with mean 0.1. It is meant for data unlike the calibration set.
 
     The model contains the embeddings of the training set, or else of the calibration set, divided by their length.
 
@@ -153,8 +155,8 @@ def fit_density_temperature(
 ) -> tuple[float, float]:
     """Return w₁ and w₀ of T = w₁·s + w₀, from the s of the samples, (n,).
 
-    They minimise Σ_i w_i·(log-loss of softmax(z_i / T_i)) + the weighted mean of
-    the penalties of log T_i, from temperature scaling on: never worse, though the loss is not convex.
+    They minimise Σ_i w_i·(log-loss of softmax(z_i / T_i)) + the weighted mean of the penalties of log T_i +
+    w₁·(mean of s)/0.1, from temperature scaling on: never worse, though the loss is not convex.
     """
     total, labels = float(weights.sum()), torch.from_numpy(codes)[:, None]
     unit = float(weights @ distances) / total or 1.0  # so that both numbers are of the size of T
@@ -168,7 +170,9 @@ def fit_density_temperature(
         penalties, pulls = penalty_and_slope(np.log(temperatures))
         losses = penalties / total - log_p.gather(1, labels)[:, 0].numpy()
         slopes = weights * (rise + pulls / total) / temperatures
-        return float(weights @ losses) / total, slopes @ features / total
+        value, gradient = float(weights @ losses) / total, slopes @ features / total
+        gradient[0] += 1 / PRIOR_MEAN / total
+        return value + point[0] / PRIOR_MEAN / total, gradient
 
     start = np.array([0.0, fit_temperature(log_probs, codes, weights)])
     bounds = [(0.0, None), (MIN_TEMPERATURE, None)]
