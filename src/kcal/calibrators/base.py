@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -81,6 +81,11 @@ class CalibrationModel(nn.Module):
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape, dtype=dtype))
 
+    def declare_if(self, needed: bool, *, dtype: torch.dtype = torch.float64, **shapes: tuple[int, ...]) -> None:
+        """Register buffers as :meth:`declare`, or None in place of each if they are not needed."""
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype) if needed else None)
+
     def fill(self, **values: torch.Tensor | NDArray[Any] | float) -> Self:
         """Set declared buffers to the results of a fit, and return the model."""
         for name, value in values.items():
@@ -92,10 +97,13 @@ class CalibrationModel(nn.Module):
         return self
 
     @classmethod
-    def restore(cls, config: Mapping[str, Any], tensors: Tensors) -> Self:
-        """Return the model of a configuration with the buffers of a ``state_dict``; names and shapes must match."""
+    def restore(cls, config: Mapping[str, Any], tensors: Tensors, **parts: nn.Module) -> Self:
+        """Return the model of a configuration with the buffers of a ``state_dict``; names and shapes must match.
+
+        ``parts`` are modules that a configuration cannot describe, such as a projection of the caller's own.
+        """
         with torch.device("meta"):  # sizes from a file allocate nothing
-            model = cls(**config)
+            model = cls(**config, **deepcopy(parts))
         for name, declared in model.state_dict().items():
             if name in tensors and tensors[name].dtype != declared.dtype:
                 raise FileFormatError(f"the stored {name} is of {tensors[name].dtype}, not of {declared.dtype}.")
@@ -103,7 +111,17 @@ class CalibrationModel(nn.Module):
             model.load_state_dict(dict(tensors), strict=True, assign=True)
         except RuntimeError as error:
             raise FileFormatError(f"the stored tensors do not fit the model: {error}") from error
-        return model
+        return model.requires_grad_(False)
+
+    def changed(self, tensors: Mapping[str, torch.Tensor | None] | None = None, **config: Any) -> Self:
+        """Return a model with other buffers (None for one that goes) or another configuration; the rest is shared."""
+        merged = {**self.state_dict(), **(tensors or {})}
+        kept = {name: tensor for name, tensor in merged.items() if tensor is not None}
+        return self.restore({**self.config, **config}, kept, **self.parts())
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Return the modules that ``config`` cannot describe, by their names in the constructor."""
+        return {}
 
     @property
     def device(self) -> torch.device:
@@ -190,6 +208,14 @@ class CalibratorState:
     tensors: dict[str, torch.Tensor] = field(repr=False)
 
 
+class Prediction(NamedTuple):
+    """What a calibrator predicts for checked inputs."""
+
+    log_probs: torch.Tensor  # (n, n_classes)
+    classes: NDArray[Any]  # of the columns
+    kind: ArrayKind  # of the array that the caller passed
+
+
 class LoadArgumentError(InvalidInputError):
     """Raise for an argument of :func:`kcal.load` beside the path that is wrong or missing; the file is sound."""
 
@@ -239,21 +265,21 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         ``logits`` are for a method that takes both embeddings and logits, if it was fitted with them.
         """
-        log_probs, kind = self._predict(X, logits)
+        log_probs, _, kind = self._predict(X, logits)
         return kind.give_back(torch.exp(log_probs))
 
     @without_autocast()
     def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
-        log_probs, kind = self._predict(X, logits)
+        log_probs, _, kind = self._predict(X, logits)
         log_probs = log_probs.to(kind.dtype)
         return kind.give_back(log_probs.masked_fill(torch.exp(log_probs) == 1, 0.0))
 
     @without_autocast()
     def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
         """Return the most probable class of each row, with the type of ``classes_``."""
-        log_probs, _ = self._predict(X, logits)
-        labels: NDArray[Any] = self.classes_[log_probs.argmax(dim=1).cpu().numpy()]
+        log_probs, classes, _ = self._predict(X, logits)
+        labels: NDArray[Any] = classes[log_probs.argmax(dim=1).cpu().numpy()]
         return labels
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, *, logits: Any = None) -> float:
@@ -313,30 +339,50 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "n_features": self.n_features_in_,
             "feature_names": getattr(self, "feature_names_in_", np.array([])).tolist(),
             "model": self.model_.config,
-            **self._extra_values(),
         }
         tensors = {f"model.{name}": tensor for name, tensor in self.model_.state_dict().items()}
         tensors["fingerprints"] = torch.from_numpy(self._fingerprints.view(np.int64))
-        return CalibratorState(self.method, plain(self.get_params(deep=False)), plain(values), tensors)
+        own_values, own_tensors = self._extra_state()
+        return CalibratorState(
+            self.method, plain(self._stored_parameters()), plain(values | own_values), tensors | own_tensors
+        )
 
     @classmethod
-    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
-        """Return the fitted calibrator that ``state`` describes; ``extra`` are arguments of :func:`kcal.load`."""
-        for name in extra:
-            raise LoadArgumentError(name, f"is not used by a saved {cls.__name__}", remedy="Leave it out.")
-        calibrator = cls(**state.parameters)
+    def from_state(cls, state: CalibratorState, **parts: Any) -> Self:
+        """Return the fitted calibrator that ``state`` describes; ``parts`` are arguments of :func:`kcal.load`."""
+        cls._check_parts(state.values["model"], parts)
+        stored = {name: tensor for name, tensor in state.tensors.items() if name.startswith("model.")}
+        tensors = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+        model = cls.model_class.restore(state.values["model"], tensors, **parts)
+        calibrator = cls(**cls._read_parameters(state.parameters, model))
         calibrator._check_parameters()
-        tensors = {name.removeprefix("model."): part for name, part in state.tensors.items() if name != "fingerprints"}
-        calibrator.model_ = cls.model_class.restore(state.values["model"], tensors)
         calibrator._restore_shared(state)
+        calibrator._restore_fit(state, model, decode_classes(state.values["classes"]))
         return calibrator
 
-    def _extra_values(self) -> dict[str, Any]:
-        """Return fitted attributes beside the model that a file gets."""
-        return {}
+    @classmethod
+    def _check_parts(cls, config: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+        """Raise if an argument of :func:`kcal.load` is not used, or missing."""
+        for name in parts:
+            raise LoadArgumentError(name, f"is not used by a saved {cls.__name__}", remedy="Leave it out.")
 
-    def _restore_extra(self, state: CalibratorState) -> None:
-        """Set what ``_extra_values`` returned, from a file."""
+    def _stored_parameters(self) -> dict[str, Any]:
+        """Return the parameters in a form that JSON can represent."""
+        return dict(self.get_params(deep=False))
+
+    @classmethod
+    def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
+        """Return the parameters that ``_stored_parameters`` returned."""
+        return stored
+
+    def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return the fitted attributes beside the model that a file gets: values and tensors."""
+        return {}, {}
+
+    def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
+        """Set the results of the fit, from a file."""
+        self._fingerprints = np.sort(state.tensors["fingerprints"].numpy().view(np.uint64))
+        self.model_, self.classes_ = model, classes
 
     def _restore_shared(self, state: CalibratorState) -> None:
         """Set the fitted attributes that all calibrators have, from a file."""
@@ -351,9 +397,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise FileFormatError("the stored fingerprints are damaged.")
         if names:
             self.feature_names_in_ = np.array(names, dtype=object)
-        self._fingerprints = np.sort(prints.numpy().view(np.uint64))
-        self._restore_extra(state)
-        self.n_features_in_, self.classes_ = n_features, classes
+        self.n_features_in_ = n_features
 
     def __sklearn_is_fitted__(self) -> bool:
         return "classes_" in vars(self)
@@ -385,8 +429,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return known
 
     @abstractmethod
-    def _predict(self, X: Any, logits: Any) -> tuple[torch.Tensor, ArrayKind]:
-        """Return log-probabilities, (n, n_classes), of inputs that are checked here, and the kind of array of ``X``."""
+    def _predict(self, X: Any, logits: Any) -> Prediction:
+        """Return the prediction for inputs that are checked here."""
 
     def _check_rows(self, X: Any, *, fitting: bool = False) -> tuple[torch.Tensor, ArrayKind]:
         """Check the rows of ``X``, and the number of their columns against that of the fit.

@@ -17,16 +17,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.base import EXAMPLE_ROWS, CalibrationModel, Calibrator, CalibratorState, example_logits
+from kcal.calibrators.base import (
+    EXAMPLE_ROWS,
+    REPRESENTATIONS,
+    CalibrationModel,
+    Calibrator,
+    CalibratorState,
+    Prediction,
+    example_logits,
+)
 from kcal.calibrators.class_scores import network_log_probs, sort_classes, unsort_classes
 from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes, warn_without_errors
 from kcal.calibrators.temperature_prior import scaled_network
-from kcal.errors import InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import with_gradients
 from kcal.samples import Samples, check_samples
 from kcal.threads import threads_for
 from kcal.validation import (
-    ArrayKind,
+    check_choice,
     check_labels,
     check_matrix,
     check_scores,
@@ -173,7 +181,7 @@ class LogitCalibrator(Calibrator):
         """Return random logits."""
         return {"logits": example_logits(n_rows, self.n_features_in_, self._representation())}
 
-    def _predict(self, X: Any, logits: Any) -> tuple[torch.Tensor, ArrayKind]:
+    def _predict(self, X: Any, logits: Any) -> Prediction:
         rows, kind = self._check_rows(X)
         model = self.model_
         if self.inputs == "logits":
@@ -187,7 +195,7 @@ class LogitCalibrator(Calibrator):
                 warn_of_known_rows(self._knows(rows))
         warn_of_probabilities(scores, model.representation)
         with torch.inference_mode():
-            return model.in_blocks(embeddings, scores), kind
+            return Prediction(model.in_blocks(embeddings, scores), self.classes_, kind)
 
     def _check_logits(self, logits: Any, rows: torch.Tensor, classes: NDArray[Any] | None = None) -> torch.Tensor:
         """Return the checked logits of a method on both; ``classes`` are those of the fit, None at the fit itself."""
@@ -201,11 +209,16 @@ class LogitCalibrator(Calibrator):
     def _representation(self, *, fitting: bool = False) -> str:
         return self.representation if fitting else self.model_.representation
 
-    def _extra_values(self) -> dict[str, Any]:
-        return {"logit_names": self.logit_names_in_}
+    def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return {"logit_names": self.logit_names_in_}, {}
 
-    def _restore_extra(self, state: CalibratorState) -> None:
+    def _restore_fit(self, state: CalibratorState, model: LogitModel, classes: NDArray[Any]) -> None:
+        n_columns = self.n_features_in_ if self.inputs == "logits" else len(classes)
+        if n_columns != len(classes) and (n_columns, len(classes)) != (1, 2):
+            raise FileFormatError(f"{n_columns} columns are stored for {len(classes)} classes.")
+        check_choice(model.representation, "representation", REPRESENTATIONS)
         self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
+        super()._restore_fit(state, model, classes)
 
 
 def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool = False) -> torch.Tensor:

@@ -1,0 +1,255 @@
+"""A kernel density estimate over projected calibration samples as a torch module, and the evidence for a query.
+
+S_k(x) = Σ_{i: y_i = k} w_i·φ_b(Π(x_i) − Π(x))                  the sums of a class; Π the projection, b the bandwidth
+evidence(x) = share of calibration samples whose log density, from the other samples, is at most that of x
+
+A projection that divides embeddings by their length cannot see how long they are. There the two-sided share of the
+length, 2·min(F, 1 − F), is combined with that of the density: the smaller of the two, s, becomes 1 − (1 − s)². For new
+samples of the distribution of the calibration set the evidence is roughly uniform: uniform but for the finite sample,
+if density and length are independent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from kcal.calibrators.base import CalibrationModel
+from kcal.calibrators.class_scores import places
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule
+from kcal.projection import ARCHITECTURES, UNTRAINED, ignores_length, log_lengths, new_projection, project
+from kcal.validation import check_number, computing_dtype
+
+OWN_MODULE = "module"
+"""Marks a projection whose architecture is the caller's: only its tensors are stored."""
+MAX_REFERENCES = 1_000
+"""Calibration samples that queries are compared with: a random choice, if there are more."""
+COMPARED_ROWS = 100
+"""Rows by which a projection is found to divide by the length."""
+SAME = 1e-3
+"""Relative difference up to which lengths or densities are the same: rounding must not decide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """How a smaller support was made of the samples, and its loss."""
+
+    method: str
+    n_samples: int  # of positive weight, before
+    fewest: int  # samples behind a point, at least: 1 if a point may be a single sample
+    loss: float  # out-of-fold log-loss, at the bandwidth in use
+
+    def __str__(self) -> str:
+        return f"points for {self.n_samples:,} samples ({self.method}), each for {self.fewest} or more"
+
+
+class KernelModel(CalibrationModel):
+    """The projection, the projected samples sorted by class, the bandwidth and the reference of the evidence.
+
+    Parameters
+    ----------
+    projection : str
+        Architecture of Π: one of kcal's, or "module" for one of the caller's, which is then ``module``.
+    n_features, dimension : int
+        h and d.
+    n_points, n_classes : int
+        Number of support points, and of classes.
+    bandwidth, kernel
+        b, and the name of the mother kernel φ.
+    dtype : str
+        Precision of the points.
+    weighted : bool
+        Whether the points have weights other than 1.
+    n_references : int
+        Number of samples that queries are compared with.
+    compares_lengths : bool
+        Whether their lengths are compared too, because the projection ignores them.
+    compression : dict, optional
+        Fields of :class:`Compression`, if the points are not single samples.
+    """
+
+    holds_samples = True
+    points: torch.Tensor  # (n_points, d), sorted by class
+    codes: torch.Tensor  # (n_points,), class of each point
+    order: torch.Tensor  # (n_points,), position of each point in the fit
+    log_weights: torch.Tensor | None  # (n_points,)
+    log_densities: torch.Tensor  # (n_references,), of samples from the others, ascending
+    log_lengths: torch.Tensor | None  # (n_references,), of embeddings, ascending
+
+    def __init__(
+        self,
+        *,
+        projection: str,
+        n_features: int,
+        dimension: int,
+        n_points: int,
+        n_classes: int,
+        bandwidth: float,
+        kernel: str,
+        dtype: str = "float32",
+        weighted: bool = False,
+        n_references: int = 0,
+        compares_lengths: bool = False,
+        compression: dict[str, Any] | None = None,
+        module: nn.Module | None = None,
+        **config: Any,
+    ) -> None:
+        sizes = {"n_features": n_features, "dimension": dimension, "n_points": n_points, "n_classes": n_classes}
+        options = {"bandwidth": bandwidth, "kernel": kernel, "dtype": dtype, "weighted": weighted}
+        reference = {"n_references": n_references, "compares_lengths": compares_lengths, "compression": compression}
+        super().__init__(projection=projection, **sizes, **options, **reference, **config)
+        self.bandwidth, self.kernel, self.dimension, self.n_classes = bandwidth, kernel, dimension, n_classes
+        check_number(bandwidth, "bandwidth", minimum=0, exclusive=True)
+        get_kernel(kernel)
+        self.compression = None if compression is None else Compression(**compression)
+        self.projection = new_projection(projection, n_features, dimension, dtype) if module is None else module
+        precision = {"float32": torch.float32, "float64": torch.float64}[dtype]
+        self.declare(dtype=precision, points=(n_points, dimension))
+        self.declare(dtype=torch.int64, codes=(n_points,), order=(n_points,))
+        self.declare_if(weighted, dtype=precision, log_weights=(n_points,))
+        self.declare(log_densities=(n_references,))
+        self.declare_if(compares_lengths, log_lengths=(n_references,))
+        self._prepared: PreparedSupport | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module, support: SortedSupport, n_features: int, **config: Any) -> Self:
+        """Return the model of a projection and a support, without a reference of the evidence."""
+        kinds = UNTRAINED | ARCHITECTURES
+        name = next((name for name, kind in kinds.items() if type(module) is kind), OWN_MODULE)
+        own = {"module": module} if name == OWN_MODULE else {}
+        tensors = {f"projection.{key}": tensor for key, tensor in module.state_dict().items()}
+        sizes = {"n_features": n_features, "dimension": support.dimension, "n_classes": support.n_classes}
+        given, buffers = support_state(support)
+        return cls.restore({"projection": name, **sizes, **given, **config}, tensors | buffers, **own)
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Return a projection of the caller's own."""
+        return {"module": self.projection} if self.config["projection"] == OWN_MODULE else {}
+
+    def check(self) -> None:
+        """Raise FileFormatError if the parts of a stored model do not fit together."""
+        if len(self.codes) and not 0 <= int(self.codes.min()) <= int(self.codes.max()) < self.n_classes:
+            raise FileFormatError("the stored support does not fit the classes.")
+        row = self.points.new_zeros(1, self.config["n_features"])
+        if project(self.projection, row).shape[1:] != self.points.shape[1:]:
+            raise FileFormatError("the stored projection does not lead to the space of the stored support.")
+
+    @property
+    def support(self) -> SortedSupport:
+        """The projected samples, with classes and weights."""
+        return SortedSupport(self.points, self.codes, self.log_weights, self.order, self.n_classes)
+
+    @property
+    def prepared(self) -> PreparedSupport:
+        """The support at the bandwidth, with all that does not depend on queries; made once."""
+        if self._prepared is None:
+            self._prepared = PreparedSupport(self.support, [self.bandwidth], get_kernel(self.kernel))
+        return self._prepared
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples of positive weight behind the support."""
+        return len(self.support.counted) if self.compression is None else self.compression.n_samples
+
+    @property
+    def evidence_step(self) -> float:  # type: ignore[override]
+        """Difference that one calibration sample more or less makes to the evidence, at most."""
+        return 2.0 / max(len(self.log_densities), 1)
+
+    def project(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return projected embeddings, (n, d), in the precision of the support."""
+        return project(self.projection, embeddings.to(self.points))
+
+    def class_sums(self, embeddings: torch.Tensor) -> ClassSums:
+        """Return the class sums of embeddings, (1, n_classes, n)."""
+        return self.prepared.class_sums(self.project(embeddings))
+
+    def log_density(self, sums: ClassSums) -> torch.Tensor:
+        """Return the log density of the calibration set, (n,), from class sums."""
+        return self.prepared.log_density(sums)
+
+    def evidence(self, sums: ClassSums, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return the share of calibration samples with less evidence than each embedding, (n,), from its class sums."""
+        references = self.log_densities
+        denser = share_below(references, self.log_density(sums).to(references) + SAME, or_equal=True)
+        if self.log_lengths is None:
+            return denser
+        lengths = log_lengths(embeddings.to(references))
+        no_longer = share_below(self.log_lengths, lengths + SAME, or_equal=True)
+        no_shorter = 1.0 - share_below(self.log_lengths, lengths - SAME)
+        smallest = torch.minimum(denser, 2.0 * torch.minimum(no_longer, no_shorter)).clamp_max(1.0)
+        return 1.0 - (1.0 - smallest).square()
+
+    def with_support(self, support: SortedSupport, **config: Any) -> Self:
+        """Return the model with other samples, without a reference of the evidence."""
+        given, buffers = support_state(support)
+        dropped = {"log_densities": self.log_densities[:0], "log_lengths": None}
+        if self.log_lengths is not None:
+            dropped["log_lengths"] = self.log_lengths[:0]
+        return self.changed({**dropped, **buffers}, n_references=0, **given, **config)
+
+    def with_reference(self, lengths: torch.Tensor | None, groups: torch.Tensor | None) -> Self:
+        """Return the model with the evidence of its samples given the others (other groups).
+
+        ``lengths``, if they are compared, are the log lengths of the embeddings, and like ``groups`` in the order of
+        the fit.
+        """
+        support = self.support
+        chosen = reference_rows(support)
+        if groups is not None and len(torch.unique(groups)) < 2:
+            groups = None  # no other group is left
+        rule = leave_out_rule(support, groups).select(chosen)
+        densities = self.prepared.log_densities(support.points[chosen], leave_out=rule)[0].double().sort().values
+        tensors: dict[str, torch.Tensor | None] = {"log_densities": densities, "log_lengths": None}
+        if lengths is not None:
+            tensors["log_lengths"] = lengths.to(densities)[support.order[chosen]].sort().values
+        return self.changed(tensors, n_references=len(densities), compares_lengths=lengths is not None)
+
+    def compared_lengths(self, embeddings: torch.Tensor) -> torch.Tensor | None:
+        """Return the log lengths of the embeddings of a fit if the projection ignores them; otherwise None."""
+        some = self.order[reference_rows(self.support)[:COMPARED_ROWS]].to(embeddings.device)
+        return log_lengths(embeddings) if ignores_length(self.projection, embeddings[some].to(self.points)) else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_prepared": None}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self._prepared = None
+        return super()._apply(fn, recurse)
+
+
+def support_state(support: SortedSupport) -> tuple[dict[str, Any], dict[str, torch.Tensor | None]]:
+    """Return the configuration and the buffers of a support."""
+    names = ("points", "codes", "order", "log_weights")
+    config = {"n_points": len(support), "weighted": support.log_weights is not None}
+    return config | {"dtype": str(support.points.dtype).removeprefix("torch.")}, {
+        name: getattr(support, name) for name in names
+    }
+
+
+def compressed_config(compression: Compression) -> dict[str, Any]:
+    """Return the configuration of a compressed support."""
+    return {"compression": asdict(compression)}
+
+
+def reference_rows(support: SortedSupport) -> torch.Tensor:
+    """Return the positions of the support points that queries are compared with."""
+    shuffled = torch.randperm(len(support.counted), generator=torch.Generator().manual_seed(0))
+    return support.counted[shuffled[:MAX_REFERENCES]].to(support.points.device)
+
+
+def share_below(ascending: torch.Tensor, values: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
+    """Return the share of numbers that are less than (or equal to) each value, in float64."""
+    counts = places((ascending,), values[:, None], or_equal=or_equal)[:, 0]
+    return counts.to(ascending.dtype) / max(len(ascending), 1)
+
+
+def as_embeddings(embeddings: torch.Tensor | None) -> torch.Tensor:
+    """Return embeddings in the precision in which they are computed; raise if there are none."""
+    if embeddings is None:
+        raise InvalidInputError("embeddings", "are needed by this module", got="None")
+    return embeddings.to(computing_dtype(embeddings.dtype))
