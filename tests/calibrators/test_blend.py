@@ -14,9 +14,10 @@ from kcal import KCal, KCalBlend, TemperatureScaling
 from kcal.calibrators.blend.kernel import choose_bandwidth
 from kcal.calibrators.blend.network import LeaveOut, fit_network, group_efficiency
 from kcal.calibrators.blend.pool import PSEUDO_COUNTS, SPREAD, fit_mixture, fit_pool
-from kcal.calibrators.kcal.samples import check_samples
+from kcal.calibrators.kcal.model import sorted_support
 from kcal.datasets import load_example
 from kcal.metrics import negative_log_likelihood
+from kcal.samples import check_samples
 from quick_blend import blend_of
 from two_input_problems import prior_penalty
 
@@ -146,7 +147,7 @@ def test_bandwidth_and_background_have_the_lowest_leave_one_out_loss(problem: An
     x, y = problem.embeddings[rows].astype(np.float64), problem.labels[rows]
     samples = check_samples(torch.from_numpy(x), y, classes=range(3))
     network = torch.full((60, 3), 1 / 3, dtype=torch.float64)
-    found, _ = choose_bandwidth(samples.sorted(torch.from_numpy(x)), samples, network, torch.arange(60), "rbf")
+    found, _ = choose_bandwidth(sorted_support(samples, torch.from_numpy(x)), samples, network, torch.arange(60), "rbf")
 
     def loss(bandwidth: float) -> float:
         own, mass = np.empty(60), np.empty(60)

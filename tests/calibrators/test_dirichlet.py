@@ -16,8 +16,8 @@ from kcal.calibrators.dirichlet import training as dirichlet_training
 from kcal.calibrators.dirichlet.grid import MAX_POINTS, published_grid, search_penalty
 from kcal.calibrators.dirichlet.solver import FoldProblem, Penalty, identity, solve_folds
 from kcal.calibrators.dirichlet.training import train_folds
-from kcal.calibrators.holdout import stratified_folds
 from kcal.errors import ConvergenceWarning, InvalidInputError
+from kcal.samples import stratified_folds
 from pooled_network import pooled
 
 

@@ -511,7 +511,7 @@ def test_checkpoints_are_compared_at_the_bandwidth_that_they_would_get(problem: 
 def test_checkpoints_are_compared_on_a_part_of_a_large_calibration_set(
     problem: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kcal.calibrators.kcal.learning.CHECKPOINT_SAMPLES", 60)
+    monkeypatch.setattr("kcal.calibrators.kcal.estimator.MAX_SCORED", 60)
     trained = train_projection(problem.train_embeddings, problem.train_labels, recipe=TINY)
     groups, weights = np.arange(240) % 7, np.arange(240) % 3 + 1.0
     whole = KCal(projection=trained, bandwidth=0.7).fit(

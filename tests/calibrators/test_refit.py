@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
 from kcal import LastLayerRefit
-from kcal.calibrators.holdout import cross_folds
+from kcal.samples import cross_folds
 from two_input_problems import brute_force_temperature, label_loss, small_problem
 
 

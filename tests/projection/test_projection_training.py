@@ -13,7 +13,6 @@ from kcal.projection import (
     FastRecipe,
     PaperRecipe,
     TrainedProjection,
-    TrainingSamples,
     build_projection,
     project,
     start_projection,
@@ -22,6 +21,7 @@ from kcal.projection import (
 )
 from kcal.projection import training as training_module
 from kcal.projection.episodes import StratifiedBatches
+from kcal.samples import check_samples
 
 FAST = FastRecipe(steps=80, batch_size=120, learning_rate=0.05, checkpoints=3)
 PAPER = PaperRecipe(
@@ -240,7 +240,7 @@ def test_a_group_is_not_judged_by_itself_in_the_paper_recipe():
             return super().forward(embeddings)
 
     recipe = PaperRecipe(epochs=1, batches_per_epoch=30, predictions=10, background_per_class=8)
-    samples = TrainingSamples(torch.from_numpy(rows), labels, 3, np.arange(240) % 7)
+    samples = check_samples(torch.from_numpy(rows), labels, groups=np.arange(240) % 7)
     list(train_checkpoints(Watching(12, 3), samples, recipe))
     assert len({float(groups[0]) for groups in seen}) > 1
     for groups in seen:
@@ -280,7 +280,7 @@ def watched(recipe, losses, **options):
         seen.append(watched_module.training)
         return losses[min(len(seen), len(losses)) - 1]
 
-    samples = TrainingSamples(torch.from_numpy(rows), labels, 3)
+    samples = check_samples(torch.from_numpy(rows), labels)
     [run] = train_checkpoints(module, samples, recipe, monitor=monitor, **options)
     return run, seen
 
@@ -328,7 +328,7 @@ def test_the_training_loss_is_what_the_plateau_rule_sees():
     """Without a monitor the rate follows the recorded losses, epoch by epoch."""
     rows, labels = problem()
     recipe = plateau_recipe(monitor="training", patience=0, batches_per_epoch=6, least_learning_rate=0.0)
-    samples = TrainingSamples(torch.from_numpy(rows), labels, 3)
+    samples = check_samples(torch.from_numpy(rows), labels)
     [run] = train_checkpoints(build_projection("skip", 12, 3, seed=0), samples, recipe)
     rate, best, expected = 0.4, np.inf, []
     for loss in run.curve.losses:
@@ -356,7 +356,7 @@ def test_the_paper_recipe_is_plain_gradient_descent(monkeypatch):
     monkeypatch.setattr(training_module, "paper_gradients", watching)
     module = build_projection("skip", 12, 3, seed=0)
     recipe = PaperRecipe(learning_rate=0.5, epochs=1, batches_per_epoch=4, predictions=16, background_per_class=8)
-    list(train_checkpoints(module, TrainingSamples(torch.from_numpy(rows), labels, 3), recipe))
+    list(train_checkpoints(module, check_samples(torch.from_numpy(rows), labels), recipe))
     afterwards = [before for before, _ in seen[1:]] + [list(module.parameters())]
     for (before, gradients), after in zip(seen, afterwards, strict=True):
         for old, gradient, new in zip(before, gradients, after, strict=True):
@@ -374,7 +374,7 @@ def test_the_factor_and_the_training_loss_can_be_chosen():
 def test_the_paper_recipe_keeps_the_last_weights():
     rows, labels = problem()
     module = build_projection("skip", 12, 3, seed=0)
-    [last] = train_checkpoints(module, TrainingSamples(torch.from_numpy(rows), labels, 3), FEW_BATCHES)
+    [last] = train_checkpoints(module, check_samples(torch.from_numpy(rows), labels), FEW_BATCHES)
     assert same_bits(module.state_dict(), last.module.state_dict())
     assert last.module is not module
 
@@ -393,7 +393,7 @@ def test_one_batch_norm_call_sees_predictions_and_background_together():
             return self.reduce(embeddings)
 
     recipe = PaperRecipe(epochs=1, batches_per_epoch=3, predictions=16, background_per_class=8)
-    list(train_checkpoints(Watching(), TrainingSamples(torch.from_numpy(rows), labels, 3), recipe))
+    list(train_checkpoints(Watching(), check_samples(torch.from_numpy(rows), labels), recipe))
     assert sizes == [16 + 3 * 8] * 3
 
 

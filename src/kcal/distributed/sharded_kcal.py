@@ -14,7 +14,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.holdout import MAX_FOLDS, fold_codes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice, check_parts
 from kcal.calibrators.kcal.evidence import COMPARED_ROWS, EvidenceReference
 from kcal.calibrators.kcal.parameters import check_bandwidth, check_pair
@@ -27,6 +26,7 @@ from kcal.distributed.tables import NOT_FEATURES, Columns
 from kcal.errors import InvalidInputError, KcalError
 from kcal.kernels import MAX_PREDICTED, ClassSums, PredictedLoss, get_kernel, sampled_positions
 from kcal.projection import UNTRAINED, frozen_copy, ignores_length, project
+from kcal.samples import MAX_FOLDS, fold_codes
 from kcal.validation import (
     check_choice,
     check_groups,

@@ -17,21 +17,14 @@ from kcal.errors import InvalidInputError
 from kcal.modes import with_gradients
 from kcal.progress import progress_bar
 from kcal.projection.episodes import PaperEpisodes, StratifiedBatches
-from kcal.projection.modules import NormalisedReduction, build_projection, choose_dimension, seeded
+from kcal.projection.modules import UNTRAINED, NormalisedReduction, build_projection, choose_dimension, seeded
 from kcal.projection.objective import episode_losses, gradients_of, mean_loss
 from kcal.projection.paper_loss import Step, paper_gradients
 from kcal.projection.recipes import FastRecipe, PaperRecipe, Recipe, get_recipe
-from kcal.validation import (
-    check_groups,
-    check_labels,
-    check_matrix,
-    check_seed,
-    collect_classes,
-    encode_labels,
-    row_fingerprints,
-)
+from kcal.samples import Samples, check_samples
+from kcal.validation import check_matrix, check_seed, row_fingerprints
 
-Monitor = Callable[[nn.Module], float]
+Loss = Callable[[nn.Module], float]
 
 
 @dataclass(frozen=True)
@@ -80,16 +73,6 @@ class TrainedProjection:
         return f"TrainedProjection({name}, steps={self.steps[-1]}, checkpoints={len(self.checkpoints)})"
 
 
-@dataclass(frozen=True)
-class TrainingSamples:
-    """The samples that Π is trained on: embeddings (n, h), class codes and, if any, group codes."""
-
-    embeddings: torch.Tensor
-    codes: NDArray[np.int64]
-    n_classes: int
-    groups: NDArray[np.int64] | None = None
-
-
 @with_gradients()
 def train_projection(
     embeddings: Any,
@@ -129,17 +112,67 @@ def train_projection(
     check_seed(seed)
     numbers = get_recipe(recipe)
     rows = check_matrix(embeddings, "embeddings")
-    names = check_labels(labels, rows.shape[0], "labels")
-    known = collect_classes([names], classes)
-    codes = encode_labels(names, known)
-    keys = None if groups is None else check_groups(groups, rows.shape[0])
-    module = start_projection(projection, rows, dimension, numbers, seed, n_classes=len(known))
+    samples = check_samples(rows, labels, classes=classes, groups=groups, names=("labels", "groups"))
+    module = start_projection(projection, rows, dimension, numbers, seed, n_classes=samples.n_classes)
     if isinstance(numbers, PaperRecipe):
         numbers = replace(numbers, monitor="training")  # there is no calibration set
-    samples = TrainingSamples(rows, codes, len(known), keys)
     run = list(train_checkpoints(module, samples, numbers, seed=seed, show=progress))
     modules, steps = tuple(checkpoint.module for checkpoint in run), tuple(checkpoint.step for checkpoint in run)
-    return TrainedProjection(modules, steps, run[-1].curve, numbers, known, row_fingerprints(rows))
+    return TrainedProjection(modules, steps, run[-1].curve, numbers, samples.classes, row_fingerprints(rows))
+
+
+PATIENCE = 3
+"""Checkpoints without a lower loss after which a training ends; their steps double."""
+
+
+class FoundProjection(NamedTuple):
+    """The projection in use, the step of its checkpoint, the curve of its training, and the losses of checkpoints."""
+
+    module: nn.Module
+    step: int | None = None
+    curve: TrainingCurve | None = None
+    checkpoint_losses: tuple[float, ...] = ()
+
+
+def find_projection(
+    projection: str | nn.Module | TrainedProjection,
+    training: Samples | None,
+    calibration: Samples,
+    *,
+    dimension: int | str,
+    recipe: Recipe,
+    seed: int,
+    progress: bool | None,
+    score: Loss,
+    monitor: Loss,
+) -> FoundProjection:
+    """Return the frozen projection of a calibrator: trained where there is a training set, otherwise the given one.
+
+    ``score`` maps a module to its loss on the calibration set. Of the checkpoints the one with the lowest is taken, or
+    the last if the recipe says so; a training ends after ``PATIENCE`` checkpoints in a row without a lower loss.
+    ``monitor`` is the loss that decides when the paper's recipe halves its learning rate.
+    """
+    if training is not None:
+        assert not isinstance(projection, TrainedProjection)
+        n_classes = calibration.n_classes
+        module = start_projection(projection, training.embeddings, dimension, recipe, seed, n_classes=n_classes)
+        run = train_checkpoints(module, training, recipe, seed=seed, monitor=monitor, show=progress)
+    elif isinstance(projection, TrainedProjection):
+        run, recipe = projection.run(), projection.recipe
+    else:
+        module = UNTRAINED[projection]() if isinstance(projection, str) else projection
+        return FoundProjection(frozen_copy(module, calibration.embeddings))
+    seen: list[Checkpoint] = []
+    losses: list[float] = []
+    scored = isinstance(recipe, FastRecipe) and recipe.select == "calibration" and recipe.checkpoints > 1
+    for checkpoint in run:
+        seen.append(checkpoint._replace(module=frozen_copy(checkpoint.module, calibration.embeddings)))
+        if scored:
+            losses.append(score(seen[-1].module))
+            if len(losses) - 1 - int(np.argmin(losses)) == PATIENCE:
+                break
+    best = seen[int(np.argmin(losses))] if scored else seen[-1]
+    return FoundProjection(best.module, best.step, seen[-1].curve, tuple(losses))
 
 
 def start_projection(
@@ -165,11 +198,11 @@ def start_projection(
 
 def train_checkpoints(
     module: nn.Module,
-    samples: TrainingSamples,
+    samples: Samples,
     recipe: Recipe,
     *,
     seed: int = 0,
-    monitor: Monitor | None = None,
+    monitor: Loss | None = None,
     show: bool | None = None,
 ) -> Iterator[Checkpoint]:
     """Train ``module`` in place and yield its checkpoints; a caller that takes no more of them ends the training.
@@ -192,10 +225,10 @@ def train_checkpoints(
 
 def _train_paper(
     module: nn.Module,
-    samples: TrainingSamples,
+    samples: Samples,
     recipe: PaperRecipe,
     generator: np.random.Generator,
-    monitor: Monitor | None,
+    monitor: Loss | None,
     show: bool | None,
 ) -> Checkpoint:
     episodes = PaperEpisodes(
@@ -222,7 +255,7 @@ def _train_paper(
 
 def _train_fast(
     module: nn.Module,
-    samples: TrainingSamples,
+    samples: Samples,
     recipe: FastRecipe,
     generator: np.random.Generator,
     show: bool | None,

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.calibrators.class_scores import fit_maps, one_versus_rest, rounded_log_odds
-from kcal.calibrators.holdout import stratified_folds
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel
+from kcal.samples import stratified_folds
 from kcal.validation import check_choice, parameter
 
 Hits = NDArray[np.bool_]

@@ -19,12 +19,10 @@ from kcal.calibrators.blend.live import LiveBlend, bandwidth_record
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.blend.module import BlendModule
 from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes, warn_without_errors
-from kcal.calibrators.holdout import MAX_FOLDS
 from kcal.calibrators.kcal.attribution import Attribution
 from kcal.calibrators.kcal.compression import CompressionOptions, FindSize, compress_estimate
 from kcal.calibrators.kcal.embedding_base import without_samples
 from kcal.calibrators.kcal.model import KernelEstimate
-from kcal.calibrators.kcal.samples import Samples, check_samples
 from kcal.calibrators.logit_base import encode_columns, fitted, to_log_probs
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.online.records import SampleRecords
@@ -34,6 +32,7 @@ from kcal.errors import InvalidInputError
 from kcal.modes import with_gradients
 from kcal.projection import UNTRAINED, frozen_copy, project
 from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
+from kcal.samples import MAX_FOLDS, Samples, check_samples
 from kcal.threads import threads_for
 from kcal.validation import ArrayKind, check_groups, check_integer, column_names, parameter, shown
 
@@ -158,7 +157,7 @@ class KCalBlend(LiveBlend):
         samples = check_samples(rows, y, **options)
         check_at_least_two(samples.classes, type(self).__name__)
         prior = check_prior(self.prior, samples.classes)
-        samples = samples.rows(np.flatnonzero(samples.weights))
+        samples = samples.select(samples.counted)
         if samples.n_parts < 2:
             name, unit = ("X", "samples") if groups is None else ("groups", "groups")
             raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
@@ -170,7 +169,7 @@ class KCalBlend(LiveBlend):
         module = frozen_copy(UNTRAINED[metric_of(rows.shape[1])](), samples.embeddings)
         with threads_for(samples.embeddings.numel() * len(samples.classes)):
             model = self._fit_points(samples, project(module, samples.embeddings), scores, module)
-            model = model.with_reference(samples.embeddings, samples.keys)
+            model = model.with_reference(samples.embeddings, samples.keys())
         prints = self._remember(rows[samples.indices])
         self._remember_samples(prints, samples, groups, sample_weight, scores)
         self.support_indices_, self.ids_ = samples.indices, samples.ids

@@ -10,10 +10,9 @@ from kcal.calibrators.blend.kernel import POOL_SHARE, choose_bandwidth, leave_ou
 from kcal.calibrators.blend.model import MIN_PROB, BlendFormula, BlendModel
 from kcal.calibrators.blend.network import LeaveOut, fit_network, group_efficiency
 from kcal.calibrators.blend.pool import fit_mixture, fit_pool, pool_log_probs
-from kcal.calibrators.holdout import cross_folds
-from kcal.calibrators.kcal.model import KernelEstimate
-from kcal.calibrators.kcal.samples import Samples
+from kcal.calibrators.kcal.model import KernelEstimate, sorted_support
 from kcal.calibrators.ridge import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
+from kcal.samples import Samples, cross_folds
 
 KERNEL = "rbf"
 MAX_ENTRIES = 5_000_000
@@ -54,7 +53,7 @@ def fit_blend(
 
     network, of_network = fit_network(scores, codes, leave_out, index)
     refit, of_refit = fit_refit(samples, points, scores, network.temperature, index.numpy(), folds, seed)
-    support = samples.sorted(points)
+    support = sorted_support(samples, points)
     bandwidth, background = choose_bandwidth(support, samples, of_network, index, KERNEL)
     estimate = KernelEstimate(projection=projection, support=support, bandwidth=bandwidth, kernel=KERNEL)
     log_scale = log_scale_of(support, len(codes))

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 
 from kcal.calibrators.kcal.model import KernelEstimate
-from kcal.calibrators.kcal.samples import Samples
 from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule
+from kcal.samples import Samples
 
 BANDWIDTHS = tuple(0.04 * 2 ** (place / 2) for place in range(12))
 """Bandwidths that are tried, in units of the root mean square distance of the samples from their mean."""
@@ -52,7 +52,7 @@ def choose_bandwidth(
     prepared = PreparedSupport(support, bandwidths, get_kernel(kernel))
     codes, weights = torch.from_numpy(samples.codes)[index], torch.from_numpy(samples.weights)[index]
     place = torch.argsort(support.order).cpu()[index]
-    rule, losses = leave_out_rule(support, samples.keys), torch.zeros(len(bandwidths), len(BACKGROUNDS))
+    rule, losses = leave_out_rule(support, samples.keys()), torch.zeros(len(bandwidths), len(BACKGROUNDS))
     log_scale = log_scale_of(support, len(samples.codes))
     backgrounds = torch.tensor(BACKGROUNDS, dtype=torch.float64)[:, None]
     step = max(BLOCK_ENTRIES // (len(bandwidths) * len(samples.classes)), 1)
@@ -74,6 +74,6 @@ def leave_out_counts(estimate: KernelEstimate, samples: Samples, index: torch.Te
     """Return S at the samples of ``index`` from the others (of other groups), (n_index, n_classes), in float64."""
     support = estimate.support
     place = torch.argsort(support.order)[index.to(support.order.device)]
-    rule = leave_out_rule(support, samples.keys).select(place)
+    rule = leave_out_rule(support, samples.keys()).select(place)
     sums = estimate.prepared.class_sums(support.points[place], leave_out=rule)
     return counts_of(ClassSums(sums.sums.cpu().double(), sums.offsets.cpu().double()), log_scale)[0]

@@ -14,8 +14,7 @@ from torch import nn
 
 from kcal.calibrators.blend.model import BlendModel
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
-from kcal.calibrators.kcal.model import NO_REFERENCE
-from kcal.calibrators.kcal.samples import Samples
+from kcal.calibrators.kcal.model import NO_REFERENCE, sorted_support
 from kcal.calibrators.logit_base import to_log_probs
 from kcal.calibrators.online.records import SampleRecords
 from kcal.calibrators.online.rows import SampleRows
@@ -26,6 +25,7 @@ from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError, KcalWarning
 from kcal.kernels import SortedSupport, size_of_rarest_class
 from kcal.modes import with_gradients
+from kcal.samples import Samples
 from kcal.threads import threads_for
 
 
@@ -113,9 +113,9 @@ class LiveBlend(EmbeddingCalibrator):
     @with_gradients()
     def _make_snapshot(self, rows: SampleRows) -> Snapshot[Self]:
         samples = self._samples_of(rows)
-        counted = np.flatnonzero(samples.weights)
-        samples = samples.rows(counted)
-        support = samples.sorted(samples.embeddings)  # which are points
+        counted = samples.counted
+        samples = samples.select(counted)
+        support = sorted_support(samples, samples.embeddings)  # which are points
         scores = torch.from_numpy(rows.column("scores")[counted]) if "scores" in rows.columns else None
 
         def grown(base: Self) -> Snapshot[Self]:
@@ -154,7 +154,7 @@ class LiveBlend(EmbeddingCalibrator):
     @with_gradients()
     def _finish(self, rows: SampleRows) -> Self:
         rows = rows.some(np.flatnonzero(self._samples_of(rows).weights))  # the support has no others
-        lengths, keys = self._reference_lengths(rows), self._samples_of(rows).keys
+        lengths, keys = self._reference_lengths(rows), self._samples_of(rows).keys()
         estimate = self.model_.estimate.with_reference_lengths(lengths, keys)
         return self._finished(rows, replace(self.model_, estimate=estimate))
 

@@ -12,11 +12,11 @@ import torch
 from kcal.calibrators.dirichlet.grid import MAX_POINTS, check_grid, is_better, published_grid, search_penalty
 from kcal.calibrators.dirichlet.solver import FoldProblem, FoldSolution, Penalty, solve_folds, tempered_identity
 from kcal.calibrators.dirichlet.training import n_stops, train_folds
-from kcal.calibrators.holdout import MAX_FOLDS, stratified_folds
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, tensor
 from kcal.errors import ConvergenceWarning, InvalidInputError, warn
 from kcal.progress import Advance, progress_bar
+from kcal.samples import MAX_FOLDS, stratified_folds
 from kcal.validation import check_choice, check_integer, parameter
 
 LEAST_LOG_PROB = log(2.2e-16)

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from kcal.calibrators.base import CalibratorState, check_at_least_two
 from kcal.calibrators.fit_warnings import are_few, warn_of_known_rows, warn_of_missing_classes, warn_of_sparse_support
-from kcal.calibrators.holdout import MAX_FOLDS
 from kcal.calibrators.kcal.attribution import Attribution, attribute_kcal
-from kcal.calibrators.kcal.bandwidth import PUBLISHED_FOLDS
+from kcal.calibrators.kcal.bandwidth import PUBLISHED_FOLDS, BandwidthChoice
 from kcal.calibrators.kcal.compression import (
     MOST_POINTS,
     CompressionOptions,
@@ -22,32 +22,37 @@ from kcal.calibrators.kcal.compression import (
     of_clear_gain,
 )
 from kcal.calibrators.kcal.embedding_base import without_samples
-from kcal.calibrators.kcal.learning import EstimateOptions, FittedProjection, fit_projection
+from kcal.calibrators.kcal.learning import check_training_set, hold_out_half, warn_of_shared_rows
 from kcal.calibrators.kcal.live import LiveKCal
-from kcal.calibrators.kcal.model import KCalModel
+from kcal.calibrators.kcal.model import KCalModel, sorted_support
 from kcal.calibrators.kcal.module import KCalModule
 from kcal.calibrators.kcal.out_of_fold import FOLDS
 from kcal.calibrators.kcal.parameters import check_bandwidth, check_learned_projection, check_pair
-from kcal.calibrators.kcal.samples import (
-    Samples,
-    TrainingSet,
-    check_samples,
-    check_training_set,
-    hold_out_half,
-    known_labels,
-    warn_of_shared_rows,
-)
 from kcal.calibrators.kcal.state import read_curves
 from kcal.calibrators.logit_base import fitted
 from kcal.calibrators.model_state import Tensors
 from kcal.calibrators.online.snapshots import latest, on_snapshot
 from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import InvalidInputError
-from kcal.kernels import BandwidthCurve, get_kernel, size_of_rarest_class
+from kcal.kernels import BandwidthCurve, LeaveOutLoss, get_kernel, size_of_rarest_class
 from kcal.modes import with_gradients
-from kcal.projection import PaperRecipe, Recipe, TrainingCurve, get_recipe, needs_training
+from kcal.projection import (
+    FoundProjection,
+    PaperRecipe,
+    Recipe,
+    TrainedProjection,
+    TrainingCurve,
+    find_projection,
+    get_recipe,
+    needs_training,
+    project,
+)
+from kcal.samples import MAX_FOLDS, Samples, check_samples
 from kcal.threads import threads_for
 from kcal.validation import ArrayKind, check_choice, check_integer, check_number, column_names, parameter, shown
+
+MAX_SCORED = 6_000
+"""Calibration samples on which checkpoints are compared, at most: more would cost time and not change the choice."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -235,10 +240,8 @@ class KCal(LiveKCal):
             training, samples = hold_out_half(samples, self.seed)
         self._check_support(samples, training)
         folds = self.folds_for(samples)
-        if folds is not None:
-            samples = samples.in_folds(folds, self.seed)
         with threads_for(0):
-            model, learned, curve = self._fit_model(samples, training)
+            model, learned, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
         n_counted = int(np.count_nonzero(samples.weights))
         if are_few(n_counted, len(samples.classes)):
             warn_of_sparse_support(n_counted, len(samples.classes), *model.leave_one_out_score())
@@ -263,10 +266,6 @@ class KCal(LiveKCal):
     def training_recipe(self) -> Recipe:
         """Return the recipe by which the projection is trained."""
         return get_recipe(self.recipe)
-
-    def estimate_options(self, **options: Any) -> EstimateOptions:
-        """Return how kernel density estimates are fitted; ``options`` are the kernel and the bandwidth."""
-        return EstimateOptions(self.dimension, self.training_recipe(), self.seed, self.progress, **options)
 
     def _merged(self) -> dict[str, Any]:
         """Return the fitted attributes that the best merged support changes."""
@@ -302,15 +301,15 @@ class KCal(LiveKCal):
         return min(PUBLISHED_FOLDS, samples.n_parts) if samples.n_parts > 1 else None
 
     def _fit_model(
-        self, samples: Samples, training: TrainingSet | None
-    ) -> tuple[KCalModel, FittedProjection, BandwidthCurve | None]:
-        """Return the model, how its projection was found, and the bandwidths that were tried."""
+        self, samples: Samples, training: Samples | None, keys: torch.Tensor | None
+    ) -> tuple[KCalModel, FoundProjection, BandwidthCurve | None]:
+        """Return the model, how its projection was found, and the bandwidths that were tried by leaving out keys."""
         kernel, frequencies = get_kernel(self.kernel), samples.frequencies()
         size = size_of_rarest_class(samples.codes, samples.weights, len(samples.classes))
-        options = self.estimate_options(kernel=kernel, bandwidth=self.bandwidth_choice(size))
-        learned = fit_projection(self.projection, training, samples, options)
-        support = samples.support(learned.module)
-        bandwidth, curve = options.choose_bandwidth(support, samples.keys)
+        choice = self.bandwidth_choice(size)
+        learned = self._find_projection(samples, training, keys, choice)
+        support = sorted_support(samples, project(learned.module, samples.embeddings))
+        bandwidth, curve = choice.choose(support, kernel=kernel, keys=keys, progress=self.progress)
         model = KCalModel(
             projection=learned.module,
             support=support,
@@ -322,6 +321,36 @@ class KCal(LiveKCal):
             groups=None if samples.groups is None else torch.as_tensor(samples.groups, device=support.points.device),
         )
         return model.with_reference(samples.embeddings, model.groups), learned, curve
+
+    def _find_projection(
+        self, samples: Samples, training: Samples | None, keys: torch.Tensor | None, choice: BandwidthChoice
+    ) -> FoundProjection:
+        """Return the projection; checkpoints are compared by the leave-out loss at the bandwidths that they would get.
+
+        The training of the paper is monitored by that at its own bandwidth, leaving out one sample or group.
+        """
+        kernel, recipe, index = get_kernel(self.kernel), self.training_recipe(), samples.spread_index(MAX_SCORED)
+        some, some_keys = samples.select(index), None if keys is None else keys[index]
+
+        def score(module: nn.Module) -> float:
+            support = sorted_support(some, project(module, some.embeddings))
+            return choice.lowest_loss(LeaveOutLoss(support, kernel=kernel, keys=some_keys))
+
+        def monitor(module: nn.Module) -> float:
+            support = sorted_support(samples, project(module, samples.embeddings))
+            return LeaveOutLoss(support, kernel=kernel, keys=samples.keys(), memory_budget=0)(recipe.bandwidth)
+
+        return find_projection(
+            self.projection,
+            training,
+            samples,
+            dimension=self.dimension,
+            recipe=recipe,
+            seed=self.seed,
+            progress=self.progress,
+            score=score,
+            monitor=monitor,
+        )
 
     @property
     def bandwidth_reference_(self) -> tuple[float, float]:
@@ -416,21 +445,23 @@ class KCal(LiveKCal):
 
     def _check_fit_data(
         self, rows: torch.Tensor, y: Any, embeddings: Any, labels: Any, train_groups: Any, **options: Any
-    ) -> tuple[Samples, TrainingSet | None]:
+    ) -> tuple[Samples, Samples | None]:
         """Return the checked samples of a fit, and its training set; ``options`` are those of ``check_samples``."""
         columns, names = column_names(embeddings), getattr(self, "feature_names_in_", [])
         if columns and len(names) and columns != list(names):
             raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
         given, logits = (embeddings, labels, train_groups), self.inputs == "logits"
-        training = check_training_set(*given, rows, self.projection, columns=self.n_features_in_, logits=logits)
-        if training is not None:
-            training = replace(training, embeddings=self.as_embeddings(training.embeddings))
-        known = known_labels(training, self.projection)
-        samples = check_samples(self.as_embeddings(rows), y, known_labels=known, **options)
+        train = check_training_set(*given, rows, self.projection, columns=self.n_features_in_, logits=logits)
+        known = [self.projection.classes] if isinstance(self.projection, TrainedProjection) else []
+        known += [] if train is None else [train[1]]  # classes of the training set get columns too
+        samples, training = check_samples(self.as_embeddings(rows), y, known_labels=known, **options), None
+        if train is not None:
+            own: dict[str, Any] = {"classes": samples.classes, "names": ("train_labels", "train_groups")}
+            training = check_samples(self.as_embeddings(train[0]), train[1], groups=train_groups, **own)
         check_at_least_two(samples.classes, type(self).__name__)
         return samples, training
 
-    def _check_support(self, samples: Samples, training: TrainingSet | None) -> None:
+    def _check_support(self, samples: Samples, training: Samples | None) -> None:
         """Check the prior against the classes of the support; warn of missing classes and of training rows."""
         frequencies = samples.frequencies()
         check_prior_reaches(check_prior(self.prior, samples.classes), torch.from_numpy(frequencies))

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.calibrators.kcal.model import KernelEstimate
-from kcal.calibrators.kcal.samples import Samples, relative_weights
 from kcal.calibrators.online.live import LiveCalibrator
 from kcal.calibrators.online.records import SampleRecords, log_given_weights, named_groups, records_of
 from kcal.calibrators.online.rows import SampleRows
 from kcal.calibrators.online.snapshots import copy_with
 from kcal.projection import log_lengths
+from kcal.samples import Samples, code_groups, relative_weights
 from kcal.validation import row_fingerprints
 
 
@@ -82,14 +82,12 @@ class GrowingCalibrator(LiveCalibrator):
         like, codes = self.first_estimate.support.points, rows.codes()
         names = rows.group_names()
         return Samples(
-            torch.from_numpy(rows.column("points.0")).to(like.device),
-            rows.classes[codes],
-            codes,
-            rows.classes,
-            relative_weights(rows.column("log_weights")),
-            None if names is None else np.unique(names, return_inverse=True)[1].reshape(-1).astype(np.int64),
-            None,
-            np.arange(len(codes)),
+            embeddings=torch.from_numpy(rows.column("points.0")).to(like.device),
+            codes=codes,
+            classes=rows.classes,
+            weights=relative_weights(rows.column("log_weights")),
+            groups=None if names is None else code_groups(names),
+            indices=np.arange(len(codes)),
         )
 
     def _known_fingerprints(self, rows: SampleRows) -> NDArray[np.uint64]:

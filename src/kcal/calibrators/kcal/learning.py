@@ -1,111 +1,70 @@
-"""Find the projection of a KCal: train it, choose among its checkpoints, or take a given one."""
+"""The data that KCal learns its projection from: the network's training set, or half of the calibration set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from kcal.calibrators.kcal.bandwidth import BandwidthChoice
-from kcal.calibrators.kcal.samples import Samples, TrainingSet
-from kcal.kernels import KERNELS, BandwidthCurve, LeaveOutLoss, MotherKernel, SortedSupport
-from kcal.projection import (
-    UNTRAINED,
-    Checkpoint,
-    FastRecipe,
-    Recipe,
-    TrainedProjection,
-    TrainingCurve,
-    frozen_copy,
-    start_projection,
-    train_checkpoints,
-)
-
-PATIENCE = 3
-"""Checkpoints without a lower loss after which a training ends; their steps double."""
-CHECKPOINT_SAMPLES = 6_000
-"""Calibration samples on which checkpoints are compared, at most: more would cost time and not change the choice."""
+from kcal.calibrators.fit_warnings import warn_of_held_out, warn_of_training_rows
+from kcal.errors import InvalidInputError
+from kcal.projection import TrainedProjection, needs_training
+from kcal.samples import Samples
+from kcal.validation import check_labels, check_matrix, check_scores, row_fingerprints
 
 
-@dataclass(frozen=True, eq=False)
-class FittedProjection:
-    """The projection in use, the step of its checkpoint, and the curve of its training."""
+def check_training_set(
+    embeddings: Any, labels: Any, groups: Any, like: torch.Tensor, projection: Any, *, columns: int, logits: bool
+) -> tuple[torch.Tensor, NDArray[Any]] | None:
+    """Return rows and labels of the training set, if there is one, on the device and in the precision of ``like``.
 
-    module: nn.Module
-    step: int | None = None
-    curve: TrainingCurve | None = None
-    checkpoint_losses: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class EstimateOptions:
-    """How a kernel density estimate is fitted, by parameters of KCal."""
-
-    dimension: int | str
-    recipe: Recipe
-    seed: int
-    progress: bool | None
-    kernel: MotherKernel = KERNELS["rbf"]
-    bandwidth: BandwidthChoice = field(default_factory=BandwidthChoice)
-
-    def choose_bandwidth(
-        self, support: SortedSupport, keys: torch.Tensor | None
-    ) -> tuple[float, BandwidthCurve | None]:
-        """Return the bandwidth and, where it was searched for, all that were tried."""
-        return self.bandwidth.choose(support, kernel=self.kernel, keys=keys, progress=self.progress)
-
-
-def fit_projection(
-    projection: str | nn.Module | TrainedProjection,
-    training: TrainingSet | None,
-    calibration: Samples,
-    options: EstimateOptions,
-) -> FittedProjection:
-    """Return the projection: trained here where there is a ``training`` set, otherwise the given one."""
-    recipe = options.recipe
-    if training is not None:
-        assert not isinstance(projection, TrainedProjection)
-        samples = training.encoded(calibration.classes)
-        embeddings, n_classes = samples.embeddings, len(calibration.classes)
-        module = start_projection(projection, embeddings, options.dimension, recipe, options.seed, n_classes=n_classes)
-
-        def monitor(current: nn.Module) -> float:
-            keys = replace(calibration, folds=None).keys  # the published rule leaves out one sample or group
-            loss = LeaveOutLoss(calibration.support(current), kernel=options.kernel, keys=keys, memory_budget=0)
-            return loss(recipe.bandwidth)
-
-        progress = options.progress
-        run = train_checkpoints(module, samples, recipe, seed=options.seed, monitor=monitor, show=progress)
-    elif isinstance(projection, TrainedProjection):
-        run, recipe = projection.run(), projection.recipe
-    else:
-        untrained = UNTRAINED[projection]() if isinstance(projection, str) else projection
-        return FittedProjection(frozen_copy(untrained, calibration.embeddings))
-    return choose_checkpoint(run, recipe, calibration, options)
-
-
-def choose_checkpoint(
-    run: Iterator[Checkpoint], recipe: Recipe, calibration: Samples, options: EstimateOptions
-) -> FittedProjection:
-    """Return the checkpoint with the lowest leave-out loss on the calibration set, or the last if the recipe says so.
-
-    Each checkpoint is scored at the bandwidth that it would get, on at most ``CHECKPOINT_SAMPLES`` samples, until
-    ``PATIENCE`` in a row have no lower loss.
+    ``columns`` is the number of columns of ``X``, and ``logits`` whether they are logits.
     """
-    seen: list[Checkpoint] = []
-    losses: list[float] = []
-    scored = isinstance(recipe, FastRecipe) and recipe.select == "calibration" and recipe.checkpoints > 1
-    samples = calibration.at_most(CHECKPOINT_SAMPLES)
-    for checkpoint in run:
-        seen.append(checkpoint._replace(module=frozen_copy(checkpoint.module, calibration.embeddings)))
-        if scored:
-            support = samples.support(seen[-1].module)
-            loss = LeaveOutLoss(support, kernel=options.kernel, keys=samples.keys)
-            losses.append(options.bandwidth.lowest_loss(loss))
-            if len(losses) - 1 - int(np.argmin(losses)) == PATIENCE:
-                break
-    best = seen[int(np.argmin(losses))] if scored else seen[-1]
-    return FittedProjection(best.module, best.step, seen[-1].curve, tuple(losses))
+    if embeddings is None:
+        for name, values in (("train_labels", labels), ("train_groups", groups)):
+            if values is not None:
+                raise InvalidInputError(name, "need train_embeddings", remedy="Pass both, or neither.")
+        return None
+    if labels is None:
+        raise InvalidInputError("train_embeddings", "needs train_labels, one per row", got="None")
+    owner = "the calibration set"
+    rows = check_matrix(embeddings, "train_embeddings", columns=columns, owner=owner, logits=logits)
+    rows = check_scores(embeddings, rows, "logits") if logits else rows
+    names = check_labels(labels, len(rows), "train_labels")
+    if not needs_training(projection):
+        name = "a frozen module" if isinstance(projection, nn.Module) else repr(projection)
+        expected = f"are of no use with projection={name}: there is nothing to learn"
+        raise InvalidInputError("train_embeddings", expected, remedy="Leave them out.")
+    return rows.to(device=like.device, dtype=like.dtype), names
+
+
+def warn_of_shared_rows(samples: Samples, training: Samples | None, projection: Any) -> None:
+    """Warn if calibration samples are among the rows that the projection is trained on."""
+    if isinstance(projection, TrainedProjection):
+        warn_of_training_rows(samples.embeddings, projection.fingerprints)
+    elif training is not None:
+        warn_of_training_rows(samples.embeddings, row_fingerprints(training.embeddings))
+
+
+def hold_out_half(samples: Samples, seed: int) -> tuple[Samples, Samples]:
+    """Return half of the calibration set to train a projection on, and the samples that are left; warn of it."""
+    n_groups = None if samples.groups is None else len(np.unique(samples.groups))
+    if n_groups is not None and n_groups < 4:
+        raise InvalidInputError(
+            "groups",
+            "must be at least four to hold out half of them for the projection",
+            got=str(n_groups),
+            remedy="Pass a training set, or a projection that needs none.",
+        )
+    training, kept = samples.halves(seed)
+    if len(np.unique(training.codes)) < 2:
+        raise InvalidInputError(
+            "train_embeddings",
+            f"are needed: half of {len(samples)} samples holds fewer than two classes to learn from",
+            remedy='Pass train_embeddings and train_labels, a fitted projection, or projection="identity".',
+        )
+    warn_of_held_out(len(training), len(kept))
+    return training, kept

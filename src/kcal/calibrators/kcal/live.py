@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from kcal.calibrators.fit_warnings import warn_of_missing_classes
 from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
-from kcal.calibrators.kcal.model import NO_REFERENCE, KCalModel
-from kcal.calibrators.kcal.samples import Samples
+from kcal.calibrators.kcal.model import NO_REFERENCE, KCalModel, sorted_support
 from kcal.calibrators.online.rows import SampleRows
 from kcal.calibrators.online.snapshots import copy_with, on_base
 from kcal.calibrators.online.stream import Snapshot
@@ -23,6 +22,7 @@ from kcal.calibrators.prior import check_prior
 from kcal.errors import BandwidthWarning
 from kcal.kernels import BandwidthCurve, SortedSupport, get_kernel, size_of_rarest_class
 from kcal.modes import with_gradients
+from kcal.samples import Samples
 from kcal.threads import threads_for
 
 MOST_ALONE = 0.3
@@ -98,7 +98,7 @@ class LiveKCal(EmbeddingCalibrator):
         The power law is that of the earlier searches.
         """
         samples = self._samples_of(rows)
-        support = samples.sorted(samples.embeddings)
+        support = sorted_support(samples, samples.embeddings)
         choice = self.bandwidth_choice(size_of_rarest_class(samples.codes, samples.weights, len(samples.classes)))
         fixed = choice.without_search(support.dimension)
         if fixed is not None:
@@ -168,13 +168,12 @@ class LiveKCal(EmbeddingCalibrator):
         if samples.n_parts < 2:
             return None
         folds = self.folds_for(samples)
-        samples = samples if folds is None else samples.in_folds(folds, self.seed)
-        kernel = get_kernel(self.kernel)
+        keys, kernel = samples.keys(folds, self.seed), get_kernel(self.kernel)
         with warnings.catch_warnings(), threads_for(0):
             warnings.simplefilter("ignore", BandwidthWarning)
             if expected is None:
-                curve = choice.choose(support, kernel=kernel, keys=samples.keys, progress=False)[1]
+                curve = choice.choose(support, kernel=kernel, keys=keys, progress=False)[1]
             else:
                 scan = samples.share_alone > MOST_ALONE
-                curve = choice.choose_near(expected, support, kernel=kernel, keys=samples.keys, scan=scan)
+                curve = choice.choose_near(expected, support, kernel=kernel, keys=keys, scan=scan)
         return None if curve is None else replace(curve, n_folds=folds)

@@ -24,13 +24,22 @@ from kcal.kernels import (
     leave_out_posteriors,
     leave_out_rule,
     mean_log_loss,
+    sort_support,
 )
 from kcal.projection import project
+from kcal.samples import Samples
 from kcal.validation import check_number
 
 NO_REFERENCE = EvidenceReference(log_densities=torch.empty(0, dtype=torch.float64))
 SCORED_ROWS = 1_000
 """Samples by which the leave-one-out accuracy is estimated, at most."""
+
+
+def sorted_support(samples: Samples, points: torch.Tensor) -> SortedSupport:
+    """Return projected points, one per sample, as support of the kernel sums."""
+    codes = torch.as_tensor(samples.codes, device=points.device)
+    weights = torch.as_tensor(samples.weights / samples.weights.max()).to(points)  # sums in single precision stay small
+    return sort_support(points, codes, samples.n_classes, weights)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.holdout import fold_codes, stratified_folds
 from kcal.kernels import ClassSums, MotherKernel, PreparedSupport, SortedSupport, mean_log_loss
+from kcal.samples import fold_codes, stratified_folds
 from kcal.support import Reduction, WeightedPoints
 from kcal.validation import ALMOST_ZERO
 

@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 
 from kcal.calibrators.class_scores import rank_of_label, sort_classes, unsort_classes
-from kcal.calibrators.holdout import MAX_FOLDS
 from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
 from kcal.calibrators.model_state import LogitModel, nested, tensor
 from kcal.calibrators.order_preserving.maps import GapMap, MonotoneMap, in_exact_order
 from kcal.calibrators.order_preserving.training import WIDTHS, OrderChoice, OrderMap, SortedRows, train
 from kcal.errors import InvalidInputError
 from kcal.progress import progress_bar
+from kcal.samples import MAX_FOLDS
 from kcal.validation import check_choice, check_integer, parameter
 
 FORMS = tuple(WIDTHS)

@@ -16,12 +16,12 @@ from kcal.calibrators.blend.head import check_logit_names, check_logits
 from kcal.calibrators.class_scores import network_log_probs
 from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_without_errors
 from kcal.calibrators.kcal.module import as_embeddings
-from kcal.calibrators.kcal.samples import Samples, check_samples
 from kcal.calibrators.logit_base import encode_columns, to_log_probs
 from kcal.calibrators.model_state import Stored, StoredModel
 from kcal.calibrators.modules import ModelTensors, PredictionModule, required
 from kcal.errors import InvalidInputError
 from kcal.modes import with_gradients
+from kcal.samples import Samples, check_samples
 from kcal.threads import threads_for
 from kcal.validation import ArrayKind, checked_parameters, column_names, unchecked_logits
 
@@ -116,7 +116,7 @@ class TwoInputCalibrator(Calibrator):
         scores = _required_logits(logits, rows, self.representation)
         known = encode_columns(y, logits, scores.shape, classes)[1]
         samples = check_samples(rows, y, classes=known, groups=groups, sample_weight=sample_weight)
-        samples = samples.rows(np.flatnonzero(samples.weights))
+        samples = samples.select(samples.counted)
         if samples.n_parts < 2:
             name, unit = ("X", "samples") if groups is None else ("groups", "groups")
             raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from kcal.calibrators.fit_warnings import warn_of_training_rows
-from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import Codes, Floats, fitted
 from kcal.calibrators.model_state import tensor
 from kcal.calibrators.quasi_newton import minimise_convex
@@ -22,6 +21,7 @@ from kcal.calibrators.with_embeddings.base import TwoInputCalibrator, TwoInputMo
 from kcal.calibrators.with_embeddings.neighbours import BLOCK_NUMBERS, near_points, nearest, nearest_others
 from kcal.errors import InvalidInputError
 from kcal.projection.modules import at_unit_length
+from kcal.samples import Samples
 from kcal.validation import check_integer, check_matrix, column_names, parameter, row_fingerprints
 
 MIN_TEMPERATURE = 0.01
@@ -131,7 +131,7 @@ class DensityAwareCalibration(TwoInputCalibrator):
         if train_embeddings is None:
             left_out = 1 if samples.groups is None else int(np.unique(samples.groups, return_counts=True)[1].max())
             reference, k = points, min(int(self.k), len(points) - left_out)
-            distances, _ = nearest_others(points, samples.keys, k)
+            distances, _ = nearest_others(points, samples.keys(), k)
         else:
             reference = at_unit_length(self._check_training_rows(train_embeddings, samples.embeddings))
             k = min(int(self.k), len(reference))

@@ -13,13 +13,13 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import Floats, fitted
 from kcal.calibrators.model_state import tensor
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.calibrators.with_embeddings.base import TwoInputCalibrator, TwoInputModel
 from kcal.calibrators.with_embeddings.neighbours import near_points, nearest, nearest_others
 from kcal.projection.modules import at_unit_length
+from kcal.samples import Samples
 
 NEIGHBOURS = (4, 8, 16, 32, 64, 128)
 WIDTHS = tuple(2.0**power for power in range(-6, 3))
@@ -102,7 +102,7 @@ class KNNInterpolation(TwoInputCalibrator):
         scaled = torch.softmax(log_probs / temperature, dim=1)
         own = scaled.gather(1, codes[:, None])[:, 0].numpy()
         n_others = len(points) - 1
-        distances, places = nearest_others(points, samples.keys, min(NEIGHBOURS[-1], n_others))
+        distances, places = nearest_others(points, samples.keys(), min(NEIGHBOURS[-1], n_others))
         candidates, votes = [], []
         for k in [k for k in NEIGHBOURS if k <= n_others] or [n_others]:
             typical = float(distances[:, k - 1][distances[:, k - 1].isfinite()].median().nan_to_num(0.0)) or 1.0

@@ -9,13 +9,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from kcal.calibrators.holdout import cross_folds
-from kcal.calibrators.kcal.samples import Samples
 from kcal.calibrators.logit_base import LARGEST_PENALTY, fitted
 from kcal.calibrators.model_state import nested, tensor
 from kcal.calibrators.ridge import FINE, PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.calibrators.with_embeddings.base import TwoInputCalibrator, TwoInputModel
+from kcal.samples import Samples, cross_folds
 from kcal.validation import check_number, parameter
 
 FOLDS = 5
