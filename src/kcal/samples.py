@@ -73,6 +73,10 @@ class Samples:
         fields = {name: values for name, values in vars(self).items() if name != "classes" and values is not None}
         return replace(self, **{name: values[index] for name, values in fields.items()})
 
+    def with_classes(self, classes: NDArray[Any]) -> Samples:
+        """Return the same samples with other classes, which hold all labels."""
+        return replace(self, codes=encode_labels(self.labels, classes, "train_labels"), classes=classes)
+
     def spread_index(self, n: int) -> Index:
         """Return the positions of no more than ``n`` samples, spread evenly over the classes; all in their order."""
         if len(self) <= n:

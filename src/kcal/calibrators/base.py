@@ -68,6 +68,9 @@ class CalibrationModel(nn.Module):
         """Return log-probabilities, (n, n_classes), and the evidence of each row, (n,)."""
         raise InvalidInputError("model", "must be of a method with evidence", remedy="Use KCal or KCalBlend.")
 
+    def prepare(self) -> None:
+        """Compute what all predictions share, before they are compiled or exported."""
+
     def entries_per_row(self) -> int:
         """Return the size of the largest tensor of the formula, per row: blocks of predictions bound it."""
         return 1
@@ -162,6 +165,7 @@ class PredictionModule(nn.Module):
 
     def __init__(self, model: CalibrationModel) -> None:
         super().__init__()
+        model.prepare()
         self.model = model
         self.training = False
 

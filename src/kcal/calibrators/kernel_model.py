@@ -11,7 +11,9 @@ if density and length are independent.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -20,9 +22,13 @@ from torch import nn
 from kcal.calibrators.base import CalibrationModel
 from kcal.calibrators.class_scores import places
 from kcal.errors import FileFormatError, InvalidInputError
-from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule
+from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule, sort_support
 from kcal.projection import ARCHITECTURES, UNTRAINED, ignores_length, log_lengths, new_projection, project
+from kcal.samples import Samples
 from kcal.validation import check_number, computing_dtype
+
+Buffers = Mapping[str, torch.Tensor | None]
+NO_BUFFERS: Buffers = MappingProxyType({})
 
 OWN_MODULE = "module"
 """Marks a projection whose architecture is the caller's: only its tensors are stored."""
@@ -56,8 +62,8 @@ class KernelModel(CalibrationModel):
         Architecture of Π: one of kcal's, or "module" for one of the caller's, which is then ``module``.
     n_features, dimension : int
         h and d.
-    n_points, n_classes : int
-        Number of support points, and of classes.
+    n_points, n_samples, n_classes : int
+        Number of support points, of samples of positive weight behind them, and of classes.
     bandwidth, kernel
         b, and the name of the mother kernel φ.
     dtype : str
@@ -87,6 +93,7 @@ class KernelModel(CalibrationModel):
         n_features: int,
         dimension: int,
         n_points: int,
+        n_samples: int,
         n_classes: int,
         bandwidth: float,
         kernel: str,
@@ -98,11 +105,13 @@ class KernelModel(CalibrationModel):
         module: nn.Module | None = None,
         **config: Any,
     ) -> None:
-        sizes = {"n_features": n_features, "dimension": dimension, "n_points": n_points, "n_classes": n_classes}
+        sizes = {"n_features": n_features, "dimension": dimension, "n_classes": n_classes}
+        sizes |= {"n_points": n_points, "n_samples": n_samples}
         options = {"bandwidth": bandwidth, "kernel": kernel, "dtype": dtype, "weighted": weighted}
         reference = {"n_references": n_references, "compares_lengths": compares_lengths, "compression": compression}
         super().__init__(projection=projection, **sizes, **options, **reference, **config)
-        self.bandwidth, self.kernel, self.dimension, self.n_classes = bandwidth, kernel, dimension, n_classes
+        self.bandwidth, self.kernel, self.dimension = bandwidth, kernel, dimension
+        self.n_samples, self.n_classes = n_samples, n_classes
         check_number(bandwidth, "bandwidth", minimum=0, exclusive=True)
         get_kernel(kernel)
         self.compression = None if compression is None else Compression(**compression)
@@ -116,15 +125,19 @@ class KernelModel(CalibrationModel):
         self._prepared: PreparedSupport | None = None
 
     @classmethod
-    def of(cls, module: nn.Module, support: SortedSupport, n_features: int, **config: Any) -> Self:
-        """Return the model of a projection and a support, without a reference of the evidence."""
+    def of(
+        cls, module: nn.Module, support: SortedSupport, n_features: int, *, tensors: Buffers = NO_BUFFERS, **config: Any
+    ) -> Self:
+        """Return the model of a projection, a support and other buffers, without a reference of the evidence."""
         kinds = UNTRAINED | ARCHITECTURES
         name = next((name for name, kind in kinds.items() if type(module) is kind), OWN_MODULE)
         own = {"module": module} if name == OWN_MODULE else {}
-        tensors = {f"projection.{key}": tensor for key, tensor in module.state_dict().items()}
-        sizes = {"n_features": n_features, "dimension": support.dimension, "n_classes": support.n_classes}
         given, buffers = support_state(support)
-        return cls.restore({"projection": name, **sizes, **given, **config}, tensors | buffers, **own)
+        buffers |= {f"projection.{key}": tensor for key, tensor in module.state_dict().items()} | dict(tensors)
+        buffers["log_densities"] = torch.empty(0, dtype=torch.float64, device=support.points.device)
+        kept = {key: tensor for key, tensor in buffers.items() if tensor is not None}
+        sizes = {"n_features": n_features, "dimension": support.dimension}
+        return cls.restore({"projection": name, **sizes, **given, **config}, kept, **own)
 
     def parts(self) -> dict[str, nn.Module]:
         """Return a projection of the caller's own."""
@@ -151,18 +164,17 @@ class KernelModel(CalibrationModel):
         return self._prepared
 
     @property
-    def n_samples(self) -> int:
-        """Number of samples of positive weight behind the support."""
-        return len(self.support.counted) if self.compression is None else self.compression.n_samples
-
-    @property
     def evidence_step(self) -> float:  # type: ignore[override]
         """Difference that one calibration sample more or less makes to the evidence, at most."""
         return 2.0 / max(len(self.log_densities), 1)
 
     def project(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return projected embeddings, (n, d), in the precision of the support."""
-        return project(self.projection, embeddings.to(self.points))
+        rows = embeddings.to(self.points)
+        if torch.compiler.is_compiling() or torch.is_grad_enabled():
+            projected: torch.Tensor = self.projection(rows)
+            return projected
+        return project(self.projection, rows)
 
     def class_sums(self, embeddings: torch.Tensor) -> ClassSums:
         """Return the class sums of embeddings, (1, n_classes, n)."""
@@ -184,13 +196,12 @@ class KernelModel(CalibrationModel):
         smallest = torch.minimum(denser, 2.0 * torch.minimum(no_longer, no_shorter)).clamp_max(1.0)
         return 1.0 - (1.0 - smallest).square()
 
-    def with_support(self, support: SortedSupport, **config: Any) -> Self:
-        """Return the model with other samples, without a reference of the evidence."""
+    def with_support(self, support: SortedSupport, *, tensors: Buffers = NO_BUFFERS, **config: Any) -> Self:
+        """Return the model with other samples and other buffers, without a reference of the evidence."""
         given, buffers = support_state(support)
-        dropped = {"log_densities": self.log_densities[:0], "log_lengths": None}
-        if self.log_lengths is not None:
-            dropped["log_lengths"] = self.log_lengths[:0]
-        return self.changed({**dropped, **buffers}, n_references=0, **given, **config)
+        buffers["log_densities"] = self.log_densities[:0]
+        buffers["log_lengths"] = None if self.log_lengths is None else self.log_lengths[:0]
+        return self.changed({**buffers, **tensors}, n_references=0, **given, **config)
 
     def with_reference(self, lengths: torch.Tensor | None, groups: torch.Tensor | None) -> Self:
         """Return the model with the evidence of its samples given the others (other groups).
@@ -214,26 +225,37 @@ class KernelModel(CalibrationModel):
         some = self.order[reference_rows(self.support)[:COMPARED_ROWS]].to(embeddings.device)
         return log_lengths(embeddings) if ignores_length(self.projection, embeddings[some].to(self.points)) else None
 
+    def entries_per_row(self) -> int:
+        """Return the size of blocks: kernel sums have blocks of their own."""
+        return max(self.n_classes // 32, 1)
+
+    def prepare(self) -> None:
+        """Compute what predictions share, before they are traced."""
+        self.prepared.prepare()
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_prepared": None}
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self._prepared = None
-        return super()._apply(fn, recurse)
+        moved = super()._apply(fn, recurse)
+        if self._prepared is not None:
+            self._prepared = None
+            self.prepare()
+        return moved
+
+
+def sorted_support(samples: Samples, points: torch.Tensor) -> SortedSupport:
+    """Return projected points, one per sample, as support of the kernel sums."""
+    codes = torch.as_tensor(samples.codes, device=points.device)
+    weights = torch.as_tensor(samples.weights / samples.weights.max()).to(points)  # sums in single precision stay small
+    return sort_support(points, codes, samples.n_classes, weights)
 
 
 def support_state(support: SortedSupport) -> tuple[dict[str, Any], dict[str, torch.Tensor | None]]:
-    """Return the configuration and the buffers of a support."""
-    names = ("points", "codes", "order", "log_weights")
-    config = {"n_points": len(support), "weighted": support.log_weights is not None}
-    return config | {"dtype": str(support.points.dtype).removeprefix("torch.")}, {
-        name: getattr(support, name) for name in names
-    }
-
-
-def compressed_config(compression: Compression) -> dict[str, Any]:
-    """Return the configuration of a compressed support."""
-    return {"compression": asdict(compression)}
+    """Return the configuration and the buffers of a support of single samples."""
+    config = {"n_points": len(support), "n_samples": len(support.counted), "n_classes": support.n_classes}
+    config |= {"weighted": support.log_weights is not None, "dtype": str(support.points.dtype).removeprefix("torch.")}
+    return config, {name: getattr(support, name) for name in ("points", "codes", "order", "log_weights")}
 
 
 def reference_rows(support: SortedSupport) -> torch.Tensor:

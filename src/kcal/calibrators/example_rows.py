@@ -8,7 +8,7 @@ from copy import deepcopy
 import torch
 from torch import nn
 
-from kcal.calibrators.kcal.model import KernelEstimate
+from kcal.calibrators.kernel_model import KernelModel
 
 NOISE = 0.1
 """Standard deviation of the noise, in units of that of the calibration samples."""
@@ -17,7 +17,7 @@ ITERATIONS = 100
 Rows = Callable[[torch.Tensor], torch.Tensor]
 
 
-def example_rows(estimate: KernelEstimate, n_rows: int, n_features: int, as_embeddings: Rows) -> torch.Tensor:
+def example_rows(estimate: KernelModel, n_rows: int, n_features: int, as_embeddings: Rows) -> torch.Tensor:
     """Return rows, (n_rows, n_features), whose projections lie among the support points.
 
     Where the projection keeps the points (it is the identity, or divides by the length), they are the rows, with some
@@ -38,8 +38,8 @@ def example_rows(estimate: KernelEstimate, n_rows: int, n_features: int, as_embe
     rows = targets
     if points.shape[1] != n_features or not _keeps(project, points[chosen]):
         rows = _search(project, _start(projection, targets, n_features), targets)
-    if estimate.reference.log_lengths is not None:
-        lengths = estimate.reference.log_lengths.cpu().exp()
+    if estimate.log_lengths is not None:
+        lengths = estimate.log_lengths.cpu().exp()
         order = torch.randperm(n_rows, generator=torch.Generator().manual_seed(0))
         places = (0.25 + 0.5 * order / n_rows) * (len(lengths) - 1)  # the middle half
         rows = nn.functional.normalize(rows, dim=1) * lengths[places.long()][:, None].to(rows)

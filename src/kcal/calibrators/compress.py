@@ -1,11 +1,15 @@
-"""A kernel density estimate with a smaller support, whose size and bandwidth out-of-fold predictions choose."""
+"""A smaller support, whose size and bandwidth out-of-fold predictions choose.
+
+A reduced support contains every sample, if only as a part of a centroid: leaving out a point of it leaves out no
+sample. So each sample is predicted from the reduced samples of the other folds, reduced as all samples are, to
+the same share of their number.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -13,18 +17,32 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.kcal.evidence import EvidenceReference
-from kcal.calibrators.kcal.model import Compression, KernelEstimate
-from kcal.calibrators.kcal.out_of_fold import FOLDS, FoldedSamples, FoldedSupport, in_folds
+from kcal.calibrators.kernel_model import Compression, KernelModel
 from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn
-from kcal.kernels import BandwidthCurve, get_kernel, search_bandwidth
+from kcal.kernels import (
+    BandwidthCurve,
+    ClassSums,
+    MotherKernel,
+    PreparedSupport,
+    SortedSupport,
+    get_kernel,
+    mean_log_loss,
+    search_bandwidth,
+)
 from kcal.progress import progress_bar
-from kcal.support import REDUCTIONS, ReducedPoints, Reduction, WeightedPoints
-from kcal.validation import check_choice, check_integer, check_number, shown
+from kcal.samples import cross_folds
+from kcal.support import REDUCTIONS, Reduction, WeightedPoints
+from kcal.validation import ALMOST_ZERO, check_choice, check_integer, check_number, shown
 
 Index = NDArray[np.int64]
-EstimateT = TypeVar("EstimateT", bound=KernelEstimate)
+Floats = NDArray[np.float64]
+ModelT = TypeVar("ModelT", bound=KernelModel)
 
+FOLDS = 5
+MAX_PREDICTED = 5_000
+"""Samples that are predicted to choose a bandwidth and a size; of more so many are chosen at random."""
+MANY_SAMPLES = 50_000
+"""Number of samples from which one fold alone is left out and predicted: its samples are enough."""
 SEARCHED = 2.0
 """The search for the bandwidth starts within this factor of that of all samples, on both sides."""
 GRID_STEP = 2.0
@@ -32,7 +50,122 @@ GRID_STEP = 2.0
 REFINEMENTS = 3
 """Halvings, on a logarithmic scale, of the interval in which the smallest size is."""
 TINY = np.finfo(np.float64).tiny
-MOST_POINTS = 10**12
+MAX_POINTS = 10**12
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedSamples:
+    """Samples of a support with a fold each, and those that are predicted, by their positions."""
+
+    samples: WeightedPoints
+    folds: Index  # (n,)
+    predicted: Index
+    groups: Index | None = None  # (n,)
+
+    def reduced(self, reduction: Reduction, size: int) -> FoldedSupport:
+        """Return the supports without each fold, reduced to the share that ``size`` is of all samples."""
+        share, parts = size / len(self.samples), self._parts()
+        supports = [(reduction(others, round(share * len(others))).support(), rows) for others, rows in parts]
+        return FoldedSupport(self, tuple(supports), reduction.kernel)
+
+    def unreduced(self, kernel: MotherKernel) -> FoldedSupport:
+        """Return the supports without each fold."""
+        return FoldedSupport(self, tuple((others.support(), rows) for others, rows in self._parts()), kernel)
+
+    def _parts(self) -> Iterator[tuple[WeightedPoints, Index]]:
+        """Yield the samples of the other folds and the positions of the predicted samples, fold by fold."""
+        fold_of = self.folds[self.predicted]
+        for fold in np.unique(fold_of):
+            yield self.samples.rows(np.flatnonzero(self.folds != fold)), self.predicted[fold_of == fold]
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedSupport:
+    """Reduced supports, each with the positions of the samples that are left out of it and predicted from it."""
+
+    folded: FoldedSamples
+    parts: tuple[tuple[SortedSupport, Index], ...]
+    kernel: MotherKernel
+
+    @property
+    def samples(self) -> WeightedPoints:
+        """All samples."""
+        return self.folded.samples
+
+    @property
+    def predicted(self) -> Index:
+        """Positions of the predicted samples, in the order of the results."""
+        return self.folded.predicted
+
+    def class_sums(self, bandwidths: list[float]) -> ClassSums:
+        """Return class sums at the predicted samples, (n_bandwidths, n_classes, n_predicted), in float64 on the CPU."""
+        parts = [self._prepared(part, bandwidths).class_sums(self._points(rows)) for part, rows in self.parts]
+        sums = torch.cat([part.sums for part in parts], dim=2)[..., self._order].cpu().double()
+        return ClassSums(sums, torch.cat([part.offsets for part in parts], dim=1)[:, self._order].cpu().double())
+
+    def log_densities(self, bandwidth: float) -> torch.Tensor:
+        """Return the log density of the other folds at the predicted samples, (n_predicted,), in float64."""
+        parts = [self._prepared(part, [bandwidth]).log_densities(self._points(rows))[0] for part, rows in self.parts]
+        return torch.cat(parts)[self._order].cpu().double()
+
+    @cached_property
+    def weights_left(self) -> Floats:
+        """Weight of each class that a predicted sample sees, (n_predicted, n_classes)."""
+        left = [WeightedPoints.of(part).class_weights for part, _ in self.parts]
+        return np.repeat(left, [len(rows) for _, rows in self.parts], axis=0)[self._order]
+
+    @cached_property
+    def _order(self) -> Index:
+        """Places of the predicted samples in the concatenation of the parts."""
+        places = np.concatenate([rows for _, rows in self.parts])
+        return np.argsort(places)[np.argsort(np.argsort(self.predicted))]
+
+    def own_log_probs(self, bandwidth: float) -> torch.Tensor:
+        """Return the log probability of the own class of each predicted sample, (n_predicted,), at least about −23."""
+        codes = torch.from_numpy(self.samples.codes[self.predicted])
+        posteriors = self.class_sums([bandwidth]).posteriors()[0]
+        return posteriors.gather(1, codes[:, None]).squeeze(1).clamp_min(ALMOST_ZERO).log()
+
+    def loss(self, bandwidth: float) -> float:
+        """Return the mean log-loss of the predicted samples."""
+        return mean_log_loss(self.own_log_probs(bandwidth), torch.from_numpy(np.log(self._weights)))
+
+    def mean_and_error(self, values: Floats) -> tuple[float, float]:
+        """Return the weighted mean of values of the predicted samples, and its standard error.
+
+        Samples of a group are not independent: with groups, it is that of the group means.
+        """
+        shares = self._weights / self._weights.sum()
+        mean = float(shares @ values)
+        deviations = shares * (values - mean)
+        if self.folded.groups is not None:
+            groups = np.unique(self.folded.groups[self.predicted], return_inverse=True)[1]
+            deviations = np.bincount(groups, weights=deviations)
+        return mean, float(np.sqrt((deviations**2).sum()))
+
+    @property
+    def _weights(self) -> Floats:
+        return self.samples.weights[self.predicted]
+
+    def _prepared(self, support: SortedSupport, bandwidths: list[float]) -> PreparedSupport:
+        return PreparedSupport(support, bandwidths, self.kernel)
+
+    def _points(self, rows: Index) -> torch.Tensor:
+        return self.samples.points[torch.from_numpy(rows).to(self.samples.points.device)]
+
+
+def in_folds(samples: WeightedPoints, groups: Index | None, *, n_folds: int = FOLDS, seed: int = 0) -> FoldedSamples:
+    """Return samples with folds, stratified by class or of whole groups, and at most ``MAX_PREDICTED`` to predict.
+
+    Of very many samples, those to predict are of one fold.
+    """
+    n = len(samples)
+    if groups is not None and len(np.unique(groups)) < 2:
+        groups = None  # no other group is left
+    folds = cross_folds(samples.codes, groups, n_folds, seed)
+    candidates = np.flatnonzero(folds == 0) if n > MANY_SAMPLES else np.arange(n)
+    predicted = np.random.default_rng([seed, 3]).permutation(candidates)[:MAX_PREDICTED]
+    return FoldedSamples(samples, folds, np.sort(predicted), groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +290,7 @@ def of_lowest_loss(trials: Trials) -> Trial:
     return min((trials[size] for size in trials.grid), key=lambda trial: trial.curve.loss)
 
 
-def of_clear_gain(trials: Trials) -> Trial:
+def select_one_se(trials: Trials) -> Trial:
     """Return the trial of the lowest loss, but that of all samples if no loss is lower by more than a standard error.
 
     Where clusters have a smallest size, all samples are no choice.
@@ -203,7 +336,7 @@ def check_target(size: Any, max_loss_increase: Any) -> FindSize:
     if isinstance(size, float | np.floating):
         expected = "must be an integer, or a share of the samples above 0 and at most 1"
         return partial(of_share, check_number(float(size), "size", minimum=TINY, maximum=1, expected=expected))
-    return partial(of_size, check_integer(size, "size", minimum=1, maximum=MOST_POINTS))
+    return partial(of_size, check_integer(size, "size", minimum=1, maximum=MAX_POINTS))
 
 
 @dataclass(frozen=True)
@@ -220,18 +353,18 @@ class CompressionOptions:
     def checked(self) -> CompressionOptions:
         """Return the options; raise if they are invalid."""
         check_choice(self.method, "method", tuple(REDUCTIONS))
-        check_integer(self.min_cluster_size, "min_cluster_size", minimum=1, maximum=MOST_POINTS)
+        check_integer(self.min_cluster_size, "min_cluster_size", minimum=1, maximum=MAX_POINTS)
         if self.min_cluster_size > 1 and self.method != "kmeans":
             got = shown(self.min_cluster_size)
             raise InvalidInputError("min_cluster_size", 'applies to method="kmeans" only', got=got)
         return self
 
-    def reduction(self, estimate: KernelEstimate) -> Reduction:
+    def reduction(self, estimate: KernelModel) -> Reduction:
         """Return how the support of an estimate is made smaller."""
         kernel = get_kernel(estimate.kernel)
         return Reduction(self.method, self.seed, self.min_cluster_size, kernel, estimate.bandwidth)
 
-    def folded(self, estimate: KernelEstimate, groups: Index | None) -> FoldedSamples:
+    def folded(self, estimate: KernelModel, groups: Index | None) -> FoldedSamples:
         """Return the samples of an estimate with folds; ``groups`` are those of its points in the original order."""
         if estimate.compression is not None:
             expected = "must not have been compressed before: its points are no samples"
@@ -242,45 +375,30 @@ class CompressionOptions:
         return in_folds(WeightedPoints.of(support), groups, n_folds=self.n_folds, seed=self.seed)
 
 
-def compress_estimate(
-    estimate: EstimateT, groups: Index | None, find_size: FindSize, options: CompressionOptions
-) -> tuple[EstimateT, Trial]:
-    """Return the estimate with the support that ``find_size`` chooses, and its trial.
+def compress_model(
+    model: ModelT, groups: Index | None, find_size: FindSize, options: CompressionOptions
+) -> tuple[ModelT, Trial]:
+    """Return the model with the support that ``find_size`` chooses, and its trial.
 
-    ``groups`` are those of the points in the original order. Where no smaller support is chosen, the estimate is
+    ``groups`` are those of the points in the original order. Where no smaller support is chosen, the model is
     returned as it is.
     """
-    samples, reduction = options.folded(estimate, groups), options.reduction(estimate)
+    samples, reduction = options.folded(model, groups), options.reduction(model)
     with progress_bar("Compressing the support", None, show=options.progress) as advance:
-        bandwidth, fixed = estimate.bandwidth, options.fixed_bandwidth
+        bandwidth, fixed = model.bandwidth, options.fixed_bandwidth
         trial = find_size(Trials(samples, reduction, bandwidth, fixed=fixed, after_each=advance))
     n_samples = len(samples.samples)
     if trial.size >= n_samples and options.min_cluster_size == 1:
-        return estimate, trial
+        return model, trial
     reduced = reduction(samples.samples, trial.size)
-    compressed = replace(
-        estimate,
-        projection=deepcopy(estimate.projection),
-        support=reduced.support(),
-        bandwidth=trial.curve.bandwidth,
-        reference=new_reference(estimate.reference, trial),
-        compression=summary_of(reduced, n_samples, trial, options),
-    )
-    return compressed, trial
-
-
-def summary_of(reduced: ReducedPoints, n_samples: int, trial: Trial, options: CompressionOptions) -> Compression:
-    """Return how the support was made of samples, and its loss."""
-    fewest, loss = int(reduced.members.min()), trial.curve.loss
-    return Compression(method=options.method, n_samples=n_samples, fewest=fewest, loss=loss)
-
-
-def new_reference(reference: EvidenceReference, trial: Trial) -> EvidenceReference:
-    """Return the reference of the evidence with out-of-fold densities; the lengths of the samples stay."""
-    n = len(reference.log_densities)
-    if n == 0:
-        return reference
-    densities = trial.folded.log_densities(trial.curve.bandwidth).numpy()
-    levels = (np.arange(n) + 0.5) / n
-    quantiles = np.quantile(densities, levels, method="inverted_cdf")
-    return replace(reference, log_densities=torch.from_numpy(quantiles))
+    fewest = int(reduced.members.min())
+    compression = Compression(method=options.method, n_samples=n_samples, fewest=fewest, loss=trial.curve.loss)
+    config = {"bandwidth": trial.curve.bandwidth, "compression": asdict(compression), "n_samples": n_samples}
+    compressed = model.with_support(reduced.support())
+    references, n = model.log_densities, len(model.log_densities)
+    if n:  # out-of-fold densities in place of those of single samples; their lengths stay
+        densities = trial.folded.log_densities(trial.curve.bandwidth).numpy()
+        quantiles = np.quantile(densities, (np.arange(n) + 0.5) / n, method="inverted_cdf")
+        references = torch.from_numpy(quantiles).to(references.device)
+    tensors = {"log_densities": references, "log_lengths": model.log_lengths}
+    return compressed.changed(tensors, n_references=n, **config), trial
