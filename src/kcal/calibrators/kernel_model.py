@@ -220,6 +220,11 @@ class KernelModel(CalibrationModel):
             tensors["log_lengths"] = lengths.to(densities)[support.order[chosen]].sort().values
         return self.changed(tensors, n_references=len(densities), compares_lengths=lengths is not None)
 
+    def comparing_lengths(self, compares: bool) -> Self:
+        """Return a model without a reference, whose evidence is to compare lengths, or not."""
+        lengths = self.log_densities[:0] if compares else None
+        return self.changed({"log_lengths": lengths}, compares_lengths=compares)
+
     def compared_lengths(self, embeddings: torch.Tensor) -> torch.Tensor | None:
         """Return the log lengths of the embeddings of a fit if the projection ignores them; otherwise None."""
         some = self.order[reference_rows(self.support)[:COMPARED_ROWS]].to(embeddings.device)

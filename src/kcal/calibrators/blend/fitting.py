@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import nn
 
 from kcal.calibrators.blend.kernel import POOL_SHARE, choose_bandwidth, leave_out_counts, log_estimate, log_scale_of
-from kcal.calibrators.blend.model import MIN_PROB, BlendFormula, BlendModel
+from kcal.calibrators.blend.head import LinearHead
+from kcal.calibrators.blend.model import MIN_PROB, BlendModel
 from kcal.calibrators.blend.network import LeaveOut, fit_network, group_efficiency
 from kcal.calibrators.blend.pool import fit_mixture, fit_pool, pool_log_probs
-from kcal.calibrators.kcal.model import KernelEstimate, sorted_support
-from kcal.calibrators.ridge import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
+from kcal.calibrators.kernel_model import KernelModel, sorted_support
+from kcal.calibrators.refit import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
 from kcal.samples import Samples, cross_folds
 
 KERNEL = "rbf"
@@ -31,17 +34,19 @@ def fit_blend(
     points: torch.Tensor,
     log_probs: torch.Tensor | None,
     projection: nn.Module,
-    metric: str,
     *,
     folds: int,
     seed: int,
+    prior: torch.Tensor | None,
+    head: LinearHead | None,
+    **config: Any,
 ) -> BlendModel:
     """Fit a blend to samples of positive weight.
 
     ``points``, (n, d), are their projected embeddings; ``log_probs``, (n, n_classes) in float64, are those of the
-    network, None without logits.
+    network, None without logits; ``config`` is the metric and the representation of logits.
     """
-    n_classes, has_logits = len(samples.classes), log_probs is not None
+    n_classes = samples.n_classes
     codes = torch.from_numpy(samples.codes)
     scores = torch.zeros(len(codes), n_classes, dtype=torch.float64) if log_probs is None else log_probs
     groups = None
@@ -55,7 +60,7 @@ def fit_blend(
     refit, of_refit = fit_refit(samples, points, scores, network.temperature, index.numpy(), folds, seed)
     support = sorted_support(samples, points)
     bandwidth, background = choose_bandwidth(support, samples, of_network, index, KERNEL)
-    estimate = KernelEstimate(projection=projection, support=support, bandwidth=bandwidth, kernel=KERNEL)
+    estimate = KernelModel.of(projection, support, points.shape[1], bandwidth=bandwidth, kernel=KERNEL)
     log_scale = log_scale_of(support, len(codes))
     counts = leave_out_counts(estimate, samples, index, log_scale)
 
@@ -73,24 +78,27 @@ def fit_blend(
     shares = fit_mixture(own_probs, weights)
     mean_loss, centre = weights / weights.sum(), points.cpu().double().mean(dim=0)
     totals, expected = torch.from_numpy(samples.class_weights()), network.probs(scores).mean(dim=0)
-    formula = BlendFormula(
-        network=network,
-        refit=refit,
-        exponents=exponents,
-        shares=shares,
-        centre=centre,
-        radius=float((points.cpu().double() - centre).norm(dim=1).max()),
-        background=background,
-        pool_background=pool_background,
-        log_scale=log_scale,
-        frequencies=(totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
-        min_log_prob=float(scores.min()),
-        loss=-float(mean_loss @ (shares @ own_probs).log()),
-        network_loss=-float(mean_loss @ own_probs[1].log()),
-        group_efficiency=efficiency,
-        has_logits=has_logits,
-    )
-    return BlendModel(estimate=estimate, metric=metric, formula=formula)
+    config |= {
+        "radius": float((points.cpu().double() - centre).norm(dim=1).max()),
+        "background": background,
+        "pool_background": pool_background,
+        "log_scale": log_scale,
+        "min_log_prob": float(scores.min()),
+        "loss": -float(mean_loss @ (shares @ own_probs).log()),
+        "network_loss": -float(mean_loss @ own_probs[1].log()),
+        "group_efficiency": efficiency,
+        "has_logits": log_probs is not None,
+        "has_prior": prior is not None,
+    }
+    tensors = {
+        "exponents": exponents,
+        "shares_of_parts": shares,
+        "centre": centre,
+        "frequencies": (totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
+        "prior": prior,
+    }
+    parts = {"estimate": estimate, "network": network, "refit": refit, "head": head}
+    return BlendModel.of(tensors, parts, **config)
 
 
 def fit_refit(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from kcal.calibrators.kcal.model import KernelEstimate
+from kcal.calibrators.kernel_model import KernelModel
 from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule
 from kcal.samples import Samples
 
@@ -70,7 +70,7 @@ def choose_bandwidth(
     return bandwidths[best // len(BACKGROUNDS)], BACKGROUNDS[best % len(BACKGROUNDS)]
 
 
-def leave_out_counts(estimate: KernelEstimate, samples: Samples, index: torch.Tensor, log_scale: float) -> torch.Tensor:
+def leave_out_counts(estimate: KernelModel, samples: Samples, index: torch.Tensor, log_scale: float) -> torch.Tensor:
     """Return S at the samples of ``index`` from the others (of other groups), (n_index, n_classes), in float64."""
     support = estimate.support
     place = torch.argsort(support.order)[index.to(support.order.device)]

@@ -2,31 +2,34 @@
 
 p = λ_1·pool + λ_2·f + λ_3·r + λ_4·d,     pool ∝ f^(w_f)·r^(w_r)·d'^(w_d)
 
-f is the network (``network.py``), r its last layer refitted (``ridge.py``), d the kernel estimate (``kernel.py``), d'
+f is the network (``network.py``), r its last layer refitted (``refit.py``), d the kernel estimate (``kernel.py``), d'
 the same with the background of the pool; the exponents w and the shares λ are those of ``pool.py``. All are fitted on
 out-of-fold predictions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+from typing import Any, Self
 
 import torch
 
+from kcal.calibrators.base import CalibrationModel
 from kcal.calibrators.blend.head import LinearHead
 from kcal.calibrators.blend.kernel import counts_of, log_estimate, log_scale_of
 from kcal.calibrators.blend.network import NetworkModel
 from kcal.calibrators.blend.pool import pool_log_probs
-from kcal.calibrators.kcal.model import KernelEstimate
-from kcal.calibrators.logit_base import to_log_probs
-from kcal.calibrators.model_state import StoredModel, nested, tensor
-from kcal.calibrators.ridge import RidgeModel
+from kcal.calibrators.kernel_model import Buffers, KernelModel, as_embeddings
+from kcal.calibrators.logits import required, to_log_probs
+from kcal.calibrators.refit import RidgeModel
 from kcal.kernels import ClassSums, SortedSupport
+from kcal.validation import unchecked_logits
 
 EXPERTS = ("network", "refit", "samples")
 MASKED, MASK_FACTOR = -5000.0, 10.0
-"""A class is masked out of the logits, not unlikely, if its log probability is below the first, and below the second
+"""A class is masked out of the logits, not unlikely, if its log-probability is below the first, and below the second
 times the lowest one of calibration samples."""
 MIN_PROB = 1e-12
 """Of an expert, in logarithms."""
@@ -47,43 +50,115 @@ class Experts:
         return torch.cat([self.pooled[:2], self.estimate[None]])
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class BlendFormula(StoredModel):
-    """The formula, from class sums, points and logits on: everything but the support."""
+class BlendModel(CalibrationModel):
+    """The network, its refitted last layer and a kernel estimate over the calibration samples.
 
-    network: NetworkModel = nested(NetworkModel)
-    refit: RidgeModel = nested(RidgeModel)
-    exponents: torch.Tensor = tensor(3)  # w, of network, refit and kernel estimate
-    shares: torch.Tensor = tensor(4)  # λ, of the pool, network, refit and kernel estimate
-    centre: torch.Tensor = tensor("dimension")  # of the calibration points
-    radius: float  # of the ball around the centre that holds them: the refit does not extrapolate beyond
-    background: float  # β
-    pool_background: float  # that of the pool
-    log_scale: float  # makes numbers of samples of class sums
-    frequencies: torch.Tensor = tensor("classes")  # class frequencies that the probabilities assume
-    min_log_prob: float  # lowest log probability of the network for a class of a calibration sample
-    loss: float  # out-of-fold log-loss
-    network_loss: float  # that of the network alone
-    group_efficiency: float = 1.0  # information of a sample relative to an independent one
-    has_logits: bool = True
-    representation: str = "logits"  # of the network's rows
-    head: LinearHead | None = nested(LinearHead, default=None)  # computes the logits; None if they are given
-    prior: torch.Tensor | None = tensor("classes", optional=True)  # class frequencies of deployment
+    Parameters
+    ----------
+    estimate, network, refit, head : dict
+        Configurations of the parts; None for a head that is not given.
+    metric : "unit" or "identity"
+        What is compared: directions of embeddings, or the embeddings themselves.
+    radius : float
+        Of the ball around ``centre`` that holds the calibration points: the refit does not extrapolate beyond.
+    background, pool_background : float
+        β, and that of the pool.
+    log_scale : float
+        Makes numbers of samples of class sums.
+    min_log_prob : float
+        Lowest log-probability of the network for a class of a calibration sample.
+    loss, network_loss : float
+        Out-of-fold log-loss of the blend, and of the network alone.
+    group_efficiency : float
+        Information of a sample relative to an independent one.
+    has_logits, has_prior : bool
+        Whether it was fitted with logits, and whether class frequencies of deployment are given.
+    representation : "logits" or "probabilities"
+        What logits hold.
+    """
 
-    def experts(self, sums: ClassSums, points: torch.Tensor, log_probs: torch.Tensor | None) -> Experts:
-        """Return the experts of class sums, points and log probabilities of the network; None without logits."""
+    holds_samples = True
+    exponents: torch.Tensor  # w, of network, refit and kernel estimate
+    shares_of_parts: torch.Tensor  # λ, of the pool, network, refit and kernel estimate
+    centre: torch.Tensor  # (d,), of the calibration points
+    frequencies: torch.Tensor  # (n_classes,), class frequencies that the probabilities assume
+    prior: torch.Tensor | None  # (n_classes,), of deployment
+
+    def __init__(
+        self,
+        *,
+        estimate: dict[str, Any],
+        network: dict[str, Any],
+        refit: dict[str, Any],
+        head: dict[str, Any] | None = None,
+        metric: str,
+        radius: float,
+        background: float,
+        pool_background: float,
+        log_scale: float,
+        min_log_prob: float,
+        loss: float,
+        network_loss: float,
+        group_efficiency: float = 1.0,
+        has_logits: bool = True,
+        has_prior: bool = False,
+        representation: str = "logits",
+    ) -> None:
+        numbers = {"radius": radius, "background": background, "pool_background": pool_background}
+        numbers |= {"log_scale": log_scale, "min_log_prob": min_log_prob}
+        results = {"loss": loss, "network_loss": network_loss, "group_efficiency": group_efficiency}
+        options = {"metric": metric, "has_logits": has_logits, "has_prior": has_prior, "representation": representation}
+        super().__init__(estimate=estimate, network=network, refit=refit, head=head, **numbers, **results, **options)
+        for name, value in {**numbers, **results}.items():
+            setattr(self, name, value)
+        self.metric, self.has_logits, self.representation = metric, has_logits, representation
+        self.estimate, self.network, self.refit = KernelModel(**estimate), NetworkModel(**network), RidgeModel(**refit)
+        self.head = None if head is None else LinearHead(**head)
+        n_classes = self.estimate.n_classes
+        self.declare(exponents=(3,), shares_of_parts=(4,), centre=(self.estimate.dimension,), frequencies=(n_classes,))
+        self.declare_if(has_prior, prior=(n_classes,))
+        self.masked_below = min(MASKED, MASK_FACTOR * min_log_prob)
+
+    radius: float
+    background: float
+    pool_background: float
+    log_scale: float
+    min_log_prob: float
+    loss: float
+    network_loss: float
+    group_efficiency: float
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes)."""
+        rows = as_embeddings(embeddings)
+        points = self.estimate.project(rows)
+        return self.log_probs(self.experts(self.estimate.prepared.class_sums(points), points, rows, logits))
+
+    def with_evidence(
+        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities, (n, n_classes), and evidence, (n,), from the same class sums."""
+        rows = as_embeddings(embeddings)
+        points = self.estimate.project(rows)
+        sums = self.estimate.prepared.class_sums(points)
+        return self.log_probs(self.experts(sums, points, rows, logits)), self.estimate.evidence(sums, rows)
+
+    def experts(
+        self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
+    ) -> Experts:
+        """Return the experts of class sums, points, embeddings and logits, which a head computes or are None."""
         counts = counts_of(sums, self.log_scale)[0]
-        points = points.to(counts)
-        if log_probs is None:
-            log_probs = torch.zeros_like(counts)
-        log_probs = log_probs.to(counts)
+        log_probs = torch.zeros_like(counts)
+        if self.has_logits:
+            scores = required(logits, "logits") if self.head is None else self.head(rows)
+            log_probs = to_log_probs(unchecked_logits(scores, self.representation), self.representation).to(counts)
         # A linear map would carry a value far below all calibration samples over to other classes.
         bounded = log_probs.clamp_min(self.min_log_prob)
         network = self.network.probs(bounded).clamp_min(MIN_PROB)
-        refit = self.refit.log_probs(self.inside(points), bounded).clamp_min(log_of(MIN_PROB))
+        refit = self.refit.log_probs(self.inside(points.to(counts)), bounded).clamp_min(log(MIN_PROB))
         pooled = torch.stack([network.log(), refit, log_estimate(counts, network, self.pool_background)])
         estimate = log_estimate(counts, network, self.background)
-        return Experts(pooled, estimate, counts, log_probs < min(MASKED, MASK_FACTOR * self.min_log_prob))
+        return Experts(pooled, estimate, counts, log_probs < self.masked_below)
 
     def inside(self, points: torch.Tensor) -> torch.Tensor:
         """Return points, (n, d), moved towards the centre into the ball of the calibration points."""
@@ -93,95 +168,56 @@ class BlendFormula(StoredModel):
         return self.centre.to(points) + offsets * (self.radius / lengths).clamp_max(1.0)
 
     def log_probs(self, experts: Experts) -> torch.Tensor:
-        """Return log probabilities, (n, n_classes)."""
-        return self.deployed(self.mixed(experts).masked_fill(experts.excluded, -torch.inf))
-
-    def mixed(self, experts: Experts) -> torch.Tensor:
-        """Return the logarithm of the mixture, (n, n_classes)."""
-        parts = torch.cat([pool_log_probs(self.exponents, experts.pooled)[None], experts.mixed])
-        return torch.logsumexp(parts + self.shares.log().to(parts)[:, None, None], dim=0)
-
-    def deployed(self, log_probs: torch.Tensor) -> torch.Tensor:
-        """Return normalised log probabilities, for the class frequencies of deployment."""
+        """Return log-probabilities, (n, n_classes), for the class frequencies of deployment."""
+        log_probs = self.mixed(experts).masked_fill(experts.excluded, -torch.inf)
         if self.prior is not None:
             log_probs = log_probs + (self.prior / self.frequencies).log().to(log_probs)
         return torch.log_softmax(log_probs, dim=1)
 
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class BlendModel(StoredModel):
-    """The network, its refitted last layer and a kernel estimate over the calibration samples."""
-
-    estimate: KernelEstimate = nested(KernelEstimate)
-    metric: str  # "unit" or "identity"
-    formula: BlendFormula = nested(BlendFormula)
-
-    @property
-    def frequencies(self) -> torch.Tensor:
-        """Class frequencies that the probabilities assume."""
-        return self.formula.frequencies
-
-    @property
-    def prior(self) -> torch.Tensor | None:
-        """Class frequencies of deployment."""
-        return self.formula.prior
+    def mixed(self, experts: Experts) -> torch.Tensor:
+        """Return the logarithm of the mixture, (n, n_classes)."""
+        parts = torch.cat([pool_log_probs(self.exponents, experts.pooled)[None], experts.mixed])
+        return torch.logsumexp(parts + self.shares_of_parts.log().to(parts)[:, None, None], dim=0)
 
     @property
     def weights(self) -> dict[str, float]:
         """Exponent of each expert in the pool, by name."""
-        return dict(zip(EXPERTS, self.formula.exponents.tolist(), strict=True))
+        return dict(zip(EXPERTS, self.exponents.tolist(), strict=True))
 
     @property
     def shares(self) -> dict[str, float]:
         """Share of the pool and of each expert in the prediction, by name."""
-        return dict(zip(("pool", *EXPERTS), self.formula.shares.tolist(), strict=True))
+        return dict(zip(("pool", *EXPERTS), self.shares_of_parts.tolist(), strict=True))
 
     @property
-    def bandwidth(self) -> float:
-        """Bandwidth of the kernel estimate."""
-        return self.estimate.bandwidth
+    def evidence_step(self) -> float:  # type: ignore[override]
+        """Difference that one calibration sample more or less makes to the evidence, at most."""
+        return self.estimate.evidence_step
 
-    def experts(self, embeddings: torch.Tensor, logits: torch.Tensor | None) -> Experts:
-        """Return the experts of new samples."""
-        log_probs = None if logits is None else to_log_probs(logits, self.formula.representation)
-        points = self.estimate.project(embeddings)
-        sums = self.estimate.prepared.class_sums(points)
-        return self.formula.experts(ClassSums(sums.sums.cpu(), sums.offsets.cpu()), points.cpu(), log_probs)
+    @classmethod
+    def of(cls, tensors: Buffers, parts: Mapping[str, CalibrationModel | None], **config: Any) -> Self:
+        """Return the model of its own buffers and of its parts, by name."""
+        configs = {name: None if part is None else part.config for name, part in parts.items()}
+        states = {name: {} if part is None else part.state_dict() for name, part in parts.items()}
+        nested = {f"{name}.{key}": tensor for name, state in states.items() for key, tensor in state.items()}
+        own = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        return cls.restore({**config, **configs}, own | nested)
 
-    def log_probs(self, embeddings: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor:
-        """Return log probabilities, (n, n_classes)."""
-        return self.formula.log_probs(self.experts(embeddings, logits))
+    def with_estimate(self, estimate: KernelModel, **config: Any) -> Self:
+        """Return the model with another kernel estimate."""
+        own = {name: tensor for name, tensor in self.state_dict().items() if "." not in name}
+        parts = {"estimate": estimate, "network": self.network, "refit": self.refit, "head": self.head}
+        return self.of(own, parts, **{**self.config, **config})
 
-    def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return the log density of the calibration set at each embedding, (n,)."""
-        return self.estimate.log_evidence(embeddings)
+    def with_support(self, support: SortedSupport) -> Self:
+        """Return the model with other samples, without a reference of the evidence."""
+        log_scale = log_scale_of(support, len(support)) if len(support) else 0.0
+        return self.with_estimate(self.estimate.with_support(support), log_scale=log_scale)
 
-    def evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return the share of calibration samples with less evidence than each embedding, (n,)."""
-        return self.estimate.evidence(embeddings)
+    def entries_per_row(self) -> int:
+        """Return the size of blocks: as large as those of kernel sums."""
+        return self.estimate.entries_per_row()
 
-    def with_reference(self, embeddings: torch.Tensor, groups: torch.Tensor | None) -> Self:
-        """Return the model with the evidence of the calibration samples."""
-        return replace(self, estimate=self.estimate.with_reference(embeddings, groups))
-
-    def with_formula(self, **values: object) -> Self:
-        """Return the model with other values in its formula."""
-        return replace(self, formula=replace(self.formula, **values))  # type: ignore[arg-type]
-
-    def with_prior(self, prior: torch.Tensor | None) -> Self:
-        """Return the model for other class frequencies of deployment."""
-        return self.with_formula(prior=prior)
-
-    def with_support(self, support: SortedSupport, n_samples: float) -> Self:
-        """Return the model with another support, of ``n_samples`` samples."""
-        model = replace(self, estimate=replace(self.estimate, support=support))
-        return model.with_formula(log_scale=log_scale_of(support, n_samples))
-
-    def to(self, device: str | torch.device) -> Self:
-        """Return the model with its kernel sums on another device."""
-        return replace(self, estimate=self.estimate.to(device))
-
-
-def log_of(value: float) -> float:
-    """Return the logarithm of a number."""
-    return float(torch.tensor(value, dtype=torch.float64).log())
+    def prepare(self) -> None:
+        """Compute what predictions share, before they are traced."""
+        self.estimate.prepare()
