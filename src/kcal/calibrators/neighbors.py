@@ -34,8 +34,8 @@ MAX_NEIGHBORS = 1_000_000
 MIN_TEMPERATURE = 0.01
 PRIOR_MEAN = 0.1
 """Prior mean of w₁·(mean of s), what the distance adds to the temperature on average."""
-MAX_ENTRIES = 2**22
-"""Largest matrix of distances in a fit."""
+MAX_DISTANCES = 2**22
+"""Size of the largest matrix of distances: blocks of fewer rows would read all points too often."""
 EXAMPLE_NOISE = 0.1
 """Standard deviation of the noise of made-up rows, in units of that of the points."""
 
@@ -43,6 +43,7 @@ EXAMPLE_NOISE = 0.1
 class NeighborModel(LogitModel):
     """Base class of the models: the points, and the search for the k nearest of them."""
 
+    max_block_entries: ClassVar[int] = MAX_DISTANCES
     points: torch.Tensor
 
     def __init__(self, *, n_points: int, n_features: int, k: int, **config: Any) -> None:
@@ -92,8 +93,8 @@ class KNNModel(NeighborModel):
 
     def summary(self) -> dict[str, str]:
         """Return the chosen numbers for display."""
-        names = {"temperature": self.temperature, "neighbours' share": self.share, "neighbours": self.k, "τ": self.tau}
-        return {name: f"{float(value):.4g}" for name, value in names.items()}
+        numbers = {"temperature": self.temperature, "neighbours' share": self.share, "τ": self.tau}
+        return {name: f"{float(value):.4g}" for name, value in numbers.items()} | {"neighbours": str(self.k)}
 
 
 class KNNInterpolation(LogitCalibrator):
@@ -228,16 +229,12 @@ class DensityAwareCalibration(LogitCalibrator):
 
     method: ClassVar[str] = "dac"
     inputs: ClassVar[str] = "both"
+    uses_training_set = True
     fit_options: ClassVar[frozenset[str]] = KNNInterpolation.fit_options | {"train_embeddings"}
     model_class = DensityModel
     slope_ = fitted("slope")
     intercept_ = fitted("intercept")
     k: int = parameter(50, check_integer, minimum=1, maximum=MAX_NEIGHBORS)
-
-    @property
-    def uses_training_set(self) -> bool:
-        """Whether ``fit`` uses the classifier's training set: always, if it is given."""
-        return True
 
     def fit(
         self,
@@ -266,7 +263,7 @@ class DensityAwareCalibration(LogitCalibrator):
         rows = at_unit_length(samples.embeddings.double())
         if train_embeddings is None:
             points, keys = rows, sample_keys(samples)
-            n_candidates = len(points) - int(keys.unique(return_counts=True)[1].max())
+            n_candidates = len(points) - int(np.unique(keys.numpy(), return_counts=True)[1].max())
         else:
             points, keys = at_unit_length(self._check_training_rows(train_embeddings, samples.embeddings)), None
             n_candidates = len(points)
@@ -306,7 +303,7 @@ def nearest_in_blocks(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the same in blocks of queries; with ``keys`` of the points, which then are the queries, of another key."""
     found = []
-    for rows in torch.split(torch.arange(len(queries)), max(1, MAX_ENTRIES // len(points))):
+    for rows in torch.split(torch.arange(len(queries)), max(1, MAX_DISTANCES // len(points))):
         excluded = None if keys is None else keys[rows, None] == keys  # by key: duplicates of a point are others
         found.append(nearest(queries[rows], points, k, excluded))
     return torch.cat([distances for distances, _ in found]), torch.cat([places for _, places in found])

@@ -26,6 +26,7 @@ from kcal.samples import Samples, cross_folds
 from kcal.validation import check_number, parameter
 
 FOLDS = 5
+MIN_PENALTY = np.finfo(np.float64).tiny
 PENALTIES = tuple(np.logspace(3, -2, 11).tolist())
 """Values of λ, from strong to weak; each fit starts at the one before."""
 PRIOR_STEP = 0.5
@@ -39,7 +40,7 @@ MAX_FEATURES = 256
 
 
 class RidgeModel(CalibrationModel):
-    """softmax(b·z + Wᵀe + a), b = (1 + c)/T: a part of other models."""
+    """softmax(b·z + Wᵀe + a), b = (1 + c)/T, of logits or log-probabilities z: a part of other models."""
 
     factor: torch.Tensor
     penalty: torch.Tensor
@@ -49,6 +50,10 @@ class RidgeModel(CalibrationModel):
     def __init__(self, *, n_features: int, n_classes: int) -> None:
         super().__init__(n_features=n_features, n_classes=n_classes)
         self.declare(factor=(), penalty=(), weights=(n_features, n_classes), bias=(n_classes,))
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes)."""
+        return self.log_probs(required(embeddings, "embeddings"), required(logits, "logits"))
 
     def log_probs(self, embeddings: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor:
         """Return log-probabilities, (n, n_classes), of embeddings, (n, h), and the network's log-probabilities."""
@@ -69,7 +74,7 @@ class RefitModel(LogitModel):
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
-        return self.ridge.log_probs(required(embeddings, "embeddings"), log_probs)
+        return self.ridge(embeddings, log_probs)  # type: ignore[no-any-return]
 
     def example_embeddings(self, noise: torch.Tensor) -> torch.Tensor:
         """Return rows with the mean and the spread of the calibration set, (n, h)."""
@@ -77,8 +82,8 @@ class RefitModel(LogitModel):
 
     def summary(self) -> dict[str, str]:
         """Return the chosen penalty and the factor of the logits for display."""
-        penalty, factor = float(self.ridge.penalty), float(self.ridge.factor)
-        return {"penalty": f"{penalty:.4g}", "factor of the logits": f"{factor:.4g}"}
+        numbers = {"penalty": self.ridge.penalty, "factor of the logits": self.ridge.factor}
+        return {name: f"{float(number):.4g}" for name, number in numbers.items()}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -115,11 +120,7 @@ class LastLayerRefit(LogitCalibrator):
     weights_ = fitted("ridge.weights")
     bias_ = fitted("ridge.bias")
     penalty: str | float = parameter(
-        "cv",
-        check_number,
-        minimum=np.finfo(np.float64).tiny,
-        maximum=MAX_PENALTY,
-        expected='must be "cv" or a positive number',
+        "cv", check_number, minimum=MIN_PENALTY, maximum=MAX_PENALTY, expected='must be "cv" or a positive number'
     )
 
     def fit(
@@ -234,8 +235,8 @@ class RidgeProblem:
             gradient = torch.cat(slopes).double().numpy() + penalties * point
             return value / total, gradient / scales / total
 
-        options = {"maxcor": 20, "ftol": tolerance, "gtol": 1e-8}
-        return np.asarray(minimise_convex(loss, start * scales, name="the last layer", **options) / scales)
+        solution = minimise_convex(loss, start * scales, name="the last layer", maxcor=20, ftol=tolerance, gtol=1e-8)
+        return np.asarray(solution / scales)
 
 
 def cross_fit(problem: RidgeProblem, fold_of: Codes) -> tuple[dict[float, float], torch.Tensor]:
