@@ -161,7 +161,7 @@ class LogitCalibrator(Calibrator):
         with threads_for(size):
             model = self._fit_model(samples, **options)
             network = scaled_network(samples.logits, samples.codes, samples.weights) if self.pools_network else ()
-        self._remember(rows)
+        self._remember(rows if embeddings is None else samples.embeddings)
         self.logit_names_in_ = np.array(column_names(logits), dtype=object)
         self.model_, self.classes_ = model.set_inputs(self.representation, *network), labels
         return self
@@ -181,11 +181,8 @@ class LogitCalibrator(Calibrator):
         if self.inputs == "logits":
             return {"logits": example_logits(n_rows, self.n_features_in_, self._representation())}
         noise = torch.randn(n_rows, self.n_features_in_, generator=torch.Generator().manual_seed(0))
-        embeddings = self.model_.example_embeddings(noise.to(self.model_.device, torch.float64)).float()
-        return {
-            "embeddings": embeddings.cpu(),
-            "logits": example_logits(n_rows, len(self.classes_), self._representation()),
-        }
+        logits = example_logits(n_rows, len(self.classes_), self._representation())
+        return {"embeddings": self.model_.example_embeddings(noise.double()).float(), "logits": logits}
 
     def _predict(self, X: Any, logits: Any) -> tuple[torch.Tensor, ArrayKind]:
         rows, kind = self._check_rows(X)

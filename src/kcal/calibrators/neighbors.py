@@ -93,8 +93,9 @@ class KNNModel(NeighborModel):
 
     def summary(self) -> dict[str, str]:
         """Return the chosen numbers for display."""
-        numbers = {"temperature": self.temperature, "neighbours' share": self.share, "τ": self.tau}
-        return {name: f"{float(value):.4g}" for name, value in numbers.items()} | {"neighbours": str(self.k)}
+        numbers: dict[str, torch.Tensor | int] = {"temperature": self.temperature, "neighbours' share": self.share}
+        numbers |= {"neighbours": self.k, "τ": self.tau}
+        return {name: f"{float(value):.4g}" for name, value in numbers.items()}
 
 
 class KNNInterpolation(LogitCalibrator):
