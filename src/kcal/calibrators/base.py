@@ -48,6 +48,7 @@ class CalibrationModel(nn.Module):
     the device only. The model stays in evaluation mode. Gradients flow to the inputs.
     """
 
+    max_block_entries: ClassVar[int] = MAX_BLOCK_ENTRIES
     holds_samples: bool = False
     """Whether a row of the calibration set would find itself in the model."""
     evidence_step: float = 0.0
@@ -136,7 +137,7 @@ class CalibrationModel(nn.Module):
         device = self.device
         inputs = [None if rows is None else rows.to(device) for rows in (embeddings, logits)]
         n_rows = next(len(rows) for rows in inputs if rows is not None)
-        step = max(1, MAX_BLOCK_ENTRIES // self.entries_per_row())
+        step = max(1, self.max_block_entries // self.entries_per_row())
         if n_rows <= step:
             return self(*inputs)  # type: ignore[no-any-return]
         blocks = [slice(start, start + step) for start in range(0, n_rows, step)]

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
@@ -91,11 +92,16 @@ class LogitModel(CalibrationModel):
         A formula without branches that depend on numbers: it is compiled and exported.
         """
 
+    def example_embeddings(self, noise: torch.Tensor) -> torch.Tensor:
+        """Return embeddings like those of the calibration set from standard normal noise, (n, h).
+
+        A method on embeddings and logits overrides this.
+        """
+        return noise
+
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes), in float64."""
-        if logits is None:
-            raise InvalidInputError("logits", "are needed by this module", got="None")
-        rows = unchecked_logits(logits, self.representation)
+        rows = unchecked_logits(required(logits, "logits"), self.representation)
         log_probs = to_log_probs(rows, self.representation, ignore_order=self.ignores_class_order)
         own = self.log_probs(log_probs, None if embeddings is None else embeddings.double())
         if not self.network_share:
@@ -163,7 +169,7 @@ class LogitCalibrator(Calibrator):
         with threads_for(size):
             model = self._fit_model(samples, **options)
             network = scaled_network(samples.logits, samples.codes, samples.weights) if self.pools_network else ()
-        self._remember(rows)
+        self._remember(rows if embeddings is None else samples.embeddings)
         self.logit_names_in_ = np.array(column_names(logits), dtype=object)
         self.model_, self.classes_ = model.set_inputs(self.representation, *network), labels
         return self
@@ -178,8 +184,13 @@ class LogitCalibrator(Calibrator):
         return False
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
-        """Return random logits."""
-        return {"logits": example_logits(n_rows, self.n_features_in_, self._representation())}
+        """Return random logits and, for a method that takes them, embeddings like those of the calibration set."""
+        check_is_fitted(self)
+        if self.inputs == "logits":
+            return {"logits": example_logits(n_rows, self.n_features_in_, self._representation())}
+        noise = torch.randn(n_rows, self.n_features_in_, generator=torch.Generator().manual_seed(0))
+        logits = example_logits(n_rows, len(self.classes_), self._representation())
+        return {"embeddings": self.model_.example_embeddings(noise.double()).float(), "logits": logits}
 
     def _predict(self, X: Any, logits: Any) -> Prediction:
         rows, kind = self._check_rows(X)
@@ -230,6 +241,13 @@ def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool 
         descending, order = sort_classes(rows)
         return unsort_classes(to_log_probs(descending, representation), order)
     return network_log_probs(rows, representation)
+
+
+def required(rows: torch.Tensor | None, name: str) -> torch.Tensor:
+    """Return an input that a module cannot do without."""
+    if rows is None:
+        raise InvalidInputError(name, "are needed by this module", got="None")
+    return rows
 
 
 def check_logits(
