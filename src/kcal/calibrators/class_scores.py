@@ -104,7 +104,7 @@ def places(bounds: torch.Tensor, scores: torch.Tensor, *, or_equal: bool = False
     ``bounds`` are ascending and may end with infinities: one row for each of the k columns, (k, m), or one for all,
     (m,) or (1, m). A binary search of a fixed number of steps has no branch and no operation that exporters lack.
     """
-    table, width = torch.atleast_2d(bounds), bounds.shape[-1]
+    table, width = bounds if bounds.ndim == 2 else bounds[None], bounds.shape[-1]
     scores = scores.clamp_max(torch.finfo(scores.dtype).max)  # below the infinities
     position = torch.zeros_like(scores, dtype=torch.int64)
     for step in reversed(range(ceil(log2(1 + width)))):

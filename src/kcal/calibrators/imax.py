@@ -29,7 +29,7 @@ from kcal.calibrators.class_scores import (
     top_accuracy,
 )
 from kcal.calibrators.logits import MAX_BINS, Floats, LogitCalibrator
-from kcal.calibrators.one_vs_rest import MapsModel, fitted_maps
+from kcal.calibrators.one_vs_rest import MapsModel, bin_rates, fitted_maps
 from kcal.samples import Samples
 from kcal.validation import check_choice, check_integer, parameter
 
@@ -136,17 +136,11 @@ class IMaxBinning(LogitCalibrator):
         return IMaxModel.fit_maps(self._fit_bins, scores, targets, samples.weights, shared=shared, form=self.form)
 
     def _fit_bins(self, scores: Floats, targets: Floats, weights: Floats) -> tuple[Floats, ...]:
-        """Return boundaries and the rates of positives, clipped by the size of the bin.
-
-        A bin without samples has the rate of all. Every class starts from the same draws: their order plays no part.
-        """
+        """Return boundaries and rates; every class starts from the same draws, so that their order plays no part."""
         boundaries = find_boundaries(scores, weights, int(self.bins), np.random.default_rng(self.seed))
         index = np.searchsorted(boundaries, scores, side="right")
-        sizes, positives = (np.bincount(index, part, len(boundaries) + 1) for part in (weights, weights * targets))
-        empty = sizes == 0
-        sizes[empty], positives[empty] = weights.sum(), (weights * targets).sum()
-        margin = 1 / (sizes + 2)
-        return boundaries, np.clip(positives / sizes, margin, 1 - margin)
+        overall = bin_rates(np.zeros_like(index), targets, weights, np.zeros(1))  # of a bin without samples
+        return boundaries, bin_rates(index, targets, weights, np.repeat(overall, len(boundaries) + 1))
 
 
 def find_boundaries(log_odds: Floats, weights: Floats, n_bins: int, generator: np.random.Generator) -> Floats:
@@ -213,7 +207,7 @@ def _draw(scores: Floats, mass: Floats, generator: np.random.Generator, count: i
     """Return ``count`` scores drawn in proportion to their mass."""
     reached = np.cumsum(mass)
     drawn = np.searchsorted(reached, generator.random(count) * reached[-1], side="right")
-    return scores[np.minimum(drawn, len(scores) - 1)]
+    return np.asarray(scores[np.minimum(drawn, len(scores) - 1)])
 
 
 def _sums(values: Floats, edges: NDArray[np.int64]) -> Floats:

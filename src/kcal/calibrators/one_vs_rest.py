@@ -59,7 +59,8 @@ class MapsModel(LogitModel):
 
     def __init__(self, *, n_maps: int, size: int, **config: Any) -> None:
         super().__init__(n_maps=n_maps, size=size, **config)
-        self.declare(**{name: (n_maps, size + extra) for name, extra in self.tables.items()})
+        shapes = {name: (n_maps, size + extra) for name, extra in self.tables.items()}
+        self.declare(dtype=torch.float64, **shapes)
 
     @classmethod
     def fit_maps(
@@ -439,11 +440,19 @@ class HistogramBinning(OneVsRest):
         equal_width = self.binning == "equal-width"
         edges = np.log(inner) - np.log1p(-inner) if equal_width else equal_mass_edges(scores, weights, self.bins)
         index, n_bins = np.searchsorted(edges, scores), len(edges) + 1
-        counts, positives = (np.bincount(index, part, n_bins) for part in (weights, weights * hits))
         middles = (np.arange(n_bins) + 0.5) / n_bins  # only equal-width bins can be empty
-        rates = np.divide(positives, counts, out=middles, where=counts > 0)
-        margin = np.where(counts > 0, 1 / (counts + 2), 0.0)
-        return edges, np.clip(rates, margin, 1 - margin)
+        return edges, bin_rates(index, hits, weights, middles)
+
+
+def bin_rates(index: NDArray[np.int64], targets: Any, weights: Floats, empty: Floats) -> Floats:
+    """Return the mean target of the samples in each bin, kept 1/(n_b + 2) away from 0 and 1.
+
+    ``index`` is the bin of each sample; ``empty`` are the rates of bins without samples, (n_bins,).
+    """
+    sizes, positives = (np.bincount(index, part, len(empty)) for part in (weights, weights * targets))
+    margin = 1 / (sizes + 2)
+    rates = np.clip(positives / np.where(sizes > 0, sizes, 1.0), margin, 1 - margin)
+    return np.where(sizes > 0, rates, empty)
 
 
 class ScaledBinnedModel(BinnedModel):
