@@ -1,9 +1,13 @@
-"""Spline calibration: a smooth curve through the cumulative differences of labels and scores; its slope corrects."""
+"""Spline calibration: a smooth curve through the cumulative differences of labels and scores; its slope corrects.
+
+s ↦ clip(s + h′(t(s)), 0, 1),   h the least-squares natural cubic spline with even knots on [0, 1] through
+h(t_i) = (1/n)·Σ_{j≤i} (label_j − s_j),   scores s ascending,   t_i = (i − 1)/(n − 1)
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,36 +15,37 @@ from scipy.interpolate import CubicSpline
 
 from kcal.calibrators.class_scores import (
     TIE_TOLERANCE,
-    Tensors,
     average_ties,
-    fit_maps,
+    interpolate,
     replace_top,
     sort_classes,
     top_accuracy,
     unsort_classes,
 )
-from kcal.calibrators.logit_base import Codes, Floats, LogitCalibrator, fitted
-from kcal.calibrators.model_state import LogitModel, ragged
-from kcal.calibrators.piecewise import interpolate
+from kcal.calibrators.logits import Floats, LogitCalibrator
+from kcal.calibrators.one_vs_rest import MapsModel, fitted_maps
+from kcal.samples import Samples
 from kcal.validation import ALMOST_ZERO, check_choice, check_flag, check_integer, parameter
 
 FORMS = ("one-versus-rest", "rank", "top")
 MAX_KNOTS = 1000
-LEAST_LOG_SCORE = -500.0
+MIN_LOG_SCORE = -500.0
 """Scores below are one score: a line between two of them would be too steep for a double."""
 
 
-@dataclass(frozen=True)
-class SplineModel(LogitModel):
+class SplineModel(MapsModel):
     """Corrected scores, interpolated linearly: one curve per class or rank, or one for the top class."""
 
-    form: str
-    floor: bool
-    scores: Tensors = ragged()
-    corrected: Tensors = ragged(like="scores")
+    tables: ClassVar[dict[str, int]] = {"scores": 0, "corrected": 0}
+    scores: torch.Tensor
+    corrected: torch.Tensor
 
-    def log_probs(self, log_probs: torch.Tensor) -> torch.Tensor:
-        """Return calibrated log probabilities, (n, n_classes); −∞ is possible without a floor."""
+    def __init__(self, *, form: str, floor: bool, **config: Any) -> None:
+        super().__init__(form=form, floor=floor, **config)
+        self.form, self.floor = form, floor
+
+    def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
+        """Return calibrated log-probabilities, (n, n_classes); −∞ is possible without a floor."""
         probs = self._correct_rows(log_probs)
         if self.floor:
             probs = probs.clamp_min(ALMOST_ZERO)  # a network's own score may be so small that it is stored as 0
@@ -99,17 +104,17 @@ class SplineCalibration(LogitCalibrator):
 
     Attributes
     ----------
-    scores_ : list of array
+    scores_ : list of arrays
         Distinct calibration scores, ascending; one array per class or rank, or one for the top class.
-    corrected_ : list of array
+    corrected_ : list of arrays
         The corrected scores.
     """
 
     method: ClassVar[str] = "spline"
     pools_network: ClassVar[bool] = True
     model_class = SplineModel
-    scores_ = fitted("scores")
-    corrected_ = fitted("corrected")
+    scores_ = fitted_maps("scores")
+    corrected_ = fitted_maps("corrected")
     form: str = parameter("one-versus-rest", check_choice, choices=FORMS)
     knots: int = parameter(6, check_integer, minimum=2, maximum=MAX_KNOTS)
     floor: bool = parameter(True, check_flag)
@@ -119,26 +124,47 @@ class SplineCalibration(LogitCalibrator):
         """Whether every class has a spline of its own."""
         return self.form == "one-versus-rest"
 
-    def _fit_log_probs(self, log_probs: torch.Tensor, codes: Codes, weights: Floats) -> SplineModel:
-        log_scores, targets = self._binary_problems(log_probs, codes)
-        even = slope_matrix(np.ones(len(codes)), int(self.knots)) if np.ptp(weights) == 0 else None
+    def _fit_model(self, samples: Samples) -> SplineModel:
+        log_scores, targets, weights = *self._binary_problems(samples), samples.weights
+        even = slope_matrix(np.ones(len(samples)), int(self.knots)) if np.ptp(weights) == 0 else None
         least = float((weights**2).sum() / weights.sum() ** 2) if self.floor else 0.0
 
-        def fit_curve(log_scores: Floats, labels: Floats, weights: Floats) -> tuple[Floats, Floats]:
+        def fit_curve(log_scores: Floats, labels: Floats, weights: Floats) -> tuple[Floats, ...]:
             scores, corrected = correct_scores(log_scores, labels, weights, int(self.knots), even)
-            return scores, clip_corrected(corrected, scores, least)
+            return scores, np.clip(corrected, np.minimum(scores, least), np.maximum(scores, 1 - least))
 
-        return SplineModel(self.form, bool(self.floor), *fit_maps(fit_curve, log_scores, targets, weights))
+        return SplineModel.fit_maps(fit_curve, log_scores, targets, weights, form=self.form, floor=bool(self.floor))
 
-    def _binary_problems(self, log_probs: torch.Tensor, codes: Codes) -> tuple[Floats, Floats]:
+    def _binary_problems(self, samples: Samples) -> tuple[Floats, Floats]:
         """Return log scores and targets in [0, 1], one column per spline."""
+        log_probs, codes = samples.logits, samples.codes
         if self.form == "top":
             return log_probs.amax(dim=1, keepdim=True).numpy(), top_accuracy(log_probs, codes)[:, None]
         if self.form == "rank":
             descending, order = sort_classes(log_probs)
             hits = (order == torch.from_numpy(codes)[:, None]).double()
             return descending.numpy(), average_ties(hits, descending).numpy()
-        return log_probs.numpy(), np.eye(log_probs.shape[1])[codes]
+        return log_probs.numpy(), np.eye(samples.n_classes)[codes]
+
+
+def correct_scores(
+    log_scores: Floats, labels: Floats, weights: Floats, n_knots: int, even: tuple[Floats, Floats] | None
+) -> tuple[Floats, Floats]:
+    """Return the distinct scores, ascending, and s + h′ of each, from log scores and labels.
+
+    Tied scores, and scores too small to be distinguished, have their mean label and mean output: the order of the rows
+    plays no part. ``even`` is the :func:`slope_matrix` of equal weights, if these are equal.
+    """
+    order = np.argsort(log_scores, kind="stable")
+    ordered, masses = np.maximum(log_scores[order], MIN_LOG_SCORE), weights[order]
+    tie = np.concatenate([[0], np.cumsum(np.diff(ordered) > TIE_TOLERANCE)])  # (n,): index of the run of equal scores
+    sizes = np.bincount(tie, masses)
+    scores = np.exp(np.bincount(tie, masses * ordered) / sizes)
+    rates = np.bincount(tie, masses * labels[order]) / sizes
+    differences = (rates - scores)[tie]
+    to_knots, to_slopes = slope_matrix(masses, n_knots) if even is None else even
+    cumulative = np.cumsum(masses * differences) - (masses - weights.mean()) / 2 * differences
+    return scores, scores + np.bincount(tie, masses * (to_slopes @ (to_knots @ (cumulative / weights.sum())))) / sizes
 
 
 def slope_matrix(weights: Floats, n_knots: int) -> tuple[Floats, Floats]:
@@ -153,29 +179,3 @@ def slope_matrix(weights: Floats, n_knots: int) -> tuple[Floats, Floats]:
     basis = CubicSpline(np.linspace(0, 1, n_knots), np.eye(n_knots), bc_type="natural")
     roots = np.sqrt(weights / mean)
     return np.linalg.pinv(roots[:, None] * basis(places)) * roots, basis(places, 1)
-
-
-def correct_scores(
-    log_scores: Floats, labels: Floats, weights: Floats, n_knots: int, even: tuple[Floats, Floats] | None
-) -> tuple[Floats, Floats]:
-    """Return the distinct scores, ascending, and s + h′ of each, from log scores and labels.
-
-    Tied scores, and scores too small to be distinguished, have their mean label and mean output, so that the order of
-    the rows plays no part. ``even`` is the :func:`slope_matrix` of equal weights, if these are equal.
-    """
-    order = np.argsort(log_scores, kind="stable")
-    ordered, masses = np.maximum(log_scores[order], LEAST_LOG_SCORE), weights[order]
-    tie = np.concatenate([[0], np.cumsum(np.diff(ordered) > TIE_TOLERANCE)])  # (n,): index of the run of equal scores
-    sizes = np.bincount(tie, masses)
-    scores = np.exp(np.bincount(tie, masses * ordered) / sizes)
-    rates = np.bincount(tie, masses * labels[order]) / sizes
-    differences = (rates - scores)[tie]
-    to_knots, to_slopes = slope_matrix(masses, n_knots) if even is None else even
-    cumulative = np.cumsum(masses * differences) - (masses - weights.mean()) / 2 * differences
-    return scores, scores + np.bincount(tie, masses * (to_slopes @ (to_knots @ (cumulative / weights.sum())))) / sizes
-
-
-def clip_corrected(corrected: Floats, scores: Floats, least: float) -> Floats:
-    """Return corrected scores clipped to [min(s, least), max(s, 1 − least)]; with ``least`` 0 that is [0, 1]."""
-    clipped: Floats = np.clip(corrected, np.minimum(scores, least), np.maximum(scores, 1 - least))
-    return clipped
