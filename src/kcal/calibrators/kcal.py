@@ -29,7 +29,7 @@ from kcal.calibrators.fit_warnings import (
     warn_of_training_rows,
 )
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
-from kcal.calibrators.kernel_model import OWN_MODULE, KernelModel, as_embeddings, sorted_support
+from kcal.calibrators.kernel_model import KernelModel, as_embeddings, sorted_support
 from kcal.calibrators.online import BandwidthRecord, SampleTable, check_updates, with_record
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.errors import BandwidthWarning, InvalidInputError
@@ -47,7 +47,7 @@ from kcal.kernels import (
 from kcal.modes import with_gradients
 from kcal.projection import (
     ARCHITECTURES,
-    RECIPES,
+    OWN_MODULE,
     FastRecipe,
     FoundProjection,
     PaperRecipe,
@@ -61,6 +61,8 @@ from kcal.projection import (
     log_lengths,
     needs_training,
     project,
+    recipe_from_dict,
+    recipe_to_dict,
 )
 from kcal.samples import MAX_FOLDS, Samples, check_samples
 from kcal.threads import threads_for
@@ -676,8 +678,7 @@ class KCal(KernelCalibrator):
         if not isinstance(self.projection, str):
             stored["projection"] = OWN_MODULE
         if not isinstance(self.recipe, str):
-            name = next(name for name, kind in RECIPES.items() if type(self.recipe) is kind)
-            stored["recipe"] = {"name": name, **asdict(self.recipe)}
+            stored["recipe"] = recipe_to_dict(self.recipe)
         return stored
 
     @classmethod
@@ -687,8 +688,7 @@ class KCal(KernelCalibrator):
             if isinstance(stored[name], list):
                 parameters[name] = tuple(stored[name])
         if not isinstance(stored["recipe"], str):
-            numbers = dict(stored["recipe"])
-            parameters["recipe"] = RECIPES[numbers.pop("name")](**numbers)
+            parameters["recipe"] = recipe_from_dict(stored["recipe"])
         if stored["projection"] == OWN_MODULE:
             parameters["projection"] = model.projection
         return parameters

@@ -27,14 +27,14 @@ from kcal.calibrators.compress import CompressionOptions, FindSize, check_target
 from kcal.calibrators.example_rows import example_rows
 from kcal.calibrators.explain import BLOCK_ENTRIES, BLOCK_ROWS, Attribution, Explanation, point_names, to_explanation
 from kcal.calibrators.fit_warnings import warn_of_known_rows
-from kcal.calibrators.kernel_model import OWN_MODULE, KernelModel
+from kcal.calibrators.kernel_model import KernelModel
 from kcal.calibrators.online import BandwidthRecord, SampleTable, Updates, check_updates
 from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.kernels import BandwidthCurve
 from kcal.modes import with_gradients, without_autocast
 from kcal.progress import progress_bar
-from kcal.projection import log_lengths
+from kcal.projection import OWN_MODULE, log_lengths
 from kcal.samples import Samples
 from kcal.threads import threads_for
 from kcal.validation import check_device, check_ids, check_integer, check_labels, row_fingerprints, shown
@@ -93,8 +93,8 @@ class KernelCalibrator(Calibrator):
     bandwidth_history_ = of_last_fit("history")
     bandwidth_curve_ = of_last_fit("curve")
     _fingerprints = of_fit("fingerprints")
-    _fit: Fit
-    _table: SampleTable | None  # None if the support is not made of single samples
+    _fit: Fit = field(init=False)
+    _table: SampleTable | None = field(init=False)  # None if the support is not made of single samples
 
     @property
     def model_(self) -> CalibrationModel:
@@ -110,7 +110,7 @@ class KernelCalibrator(Calibrator):
         fit = self._latest()
         rows, scores, kind = self._check_inputs(fit, X, logits)
         warn_of_known_rows(known_rows(fit, rows), self._known_rows_remedy)
-        with torch.inference_mode():
+        with torch.no_grad():
             return Prediction(self._log_probs(fit.model, rows, scores), fit.classes, kind)
 
     _known_rows_remedy: ClassVar[str] = ""
@@ -142,7 +142,7 @@ class KernelCalibrator(Calibrator):
         """
         estimate = self.estimate_of(self._latest().model)
         rows, kind = self._check_rows(X)
-        with torch.inference_mode():
+        with torch.no_grad():
             return kind.give_back(estimate.log_density(estimate.class_sums(self.as_embeddings(rows))))
 
     @without_autocast()
@@ -159,7 +159,7 @@ class KernelCalibrator(Calibrator):
         estimate = self.estimate_of(self._complete().model)
         rows, kind = self._check_rows(X)
         embeddings = self.as_embeddings(rows)
-        with torch.inference_mode():
+        with torch.no_grad():
             return kind.give_back(estimate.evidence(estimate.class_sums(embeddings), embeddings))
 
     @without_autocast()
@@ -186,7 +186,7 @@ class KernelCalibrator(Calibrator):
         blocks = [slice(start, start + step) for start in range(0, len(rows), step)]
         attributions = []
         with (
-            torch.inference_mode(),
+            torch.no_grad(),
             progress_bar("Explaining", len(blocks), show=self.progress if len(blocks) > 1 else False) as advance,
         ):
             probs = self._log_probs(fit.model, rows, scores).exp().cpu().double()

@@ -23,15 +23,13 @@ from kcal.calibrators.base import CalibrationModel
 from kcal.calibrators.class_scores import places
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule, sort_support
-from kcal.projection import ARCHITECTURES, UNTRAINED, ignores_length, log_lengths, new_projection, project
+from kcal.projection import OWN_MODULE, architecture_of, ignores_length, log_lengths, new_projection, project
 from kcal.samples import Samples
 from kcal.validation import check_number, computing_dtype
 
 Buffers = Mapping[str, torch.Tensor | None]
 NO_BUFFERS: Buffers = MappingProxyType({})
 
-OWN_MODULE = "module"
-"""Marks a projection whose architecture is the caller's: only its tensors are stored."""
 MAX_REFERENCES = 1_000
 """Calibration samples that queries are compared with: a random choice, if there are more."""
 COMPARED_ROWS = 100
@@ -129,8 +127,7 @@ class KernelModel(CalibrationModel):
         cls, module: nn.Module, support: SortedSupport, n_features: int, *, tensors: Buffers = NO_BUFFERS, **config: Any
     ) -> Self:
         """Return the model of a projection, a support and other buffers, without a reference of the evidence."""
-        kinds = UNTRAINED | ARCHITECTURES
-        name = next((name for name, kind in kinds.items() if type(module) is kind), OWN_MODULE)
+        name = architecture_of(module)
         own = {"module": module} if name == OWN_MODULE else {}
         given, buffers = support_state(support)
         buffers |= {f"projection.{key}": tensor for key, tensor in module.state_dict().items()} | dict(tensors)
@@ -160,7 +157,10 @@ class KernelModel(CalibrationModel):
     def prepared(self) -> PreparedSupport:
         """The support at the bandwidth, with all that does not depend on queries; made once."""
         if self._prepared is None:
-            self._prepared = PreparedSupport(self.support, [self.bandwidth], get_kernel(self.kernel))
+            with torch.inference_mode(False), torch.no_grad():  # whoever uses it next may need gradients
+                prepared = PreparedSupport(self.support, [self.bandwidth], get_kernel(self.kernel))
+                prepared.prepare()
+            self._prepared = prepared
         return self._prepared
 
     @property
@@ -182,19 +182,13 @@ class KernelModel(CalibrationModel):
 
     def log_density(self, sums: ClassSums) -> torch.Tensor:
         """Return the log density of the calibration set, (n,), from class sums."""
-        return self.prepared.log_density(sums)
+        volume = get_kernel(self.kernel).log_volume(self.bandwidth, self.dimension)
+        return sums.log_densities(torch.as_tensor(self.prepared.support.log_total_weight + volume))[0]
 
     def evidence(self, sums: ClassSums, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each embedding, (n,), from its class sums."""
-        references = self.log_densities
-        denser = share_below(references, self.log_density(sums).to(references) + SAME, or_equal=True)
-        if self.log_lengths is None:
-            return denser
-        lengths = log_lengths(embeddings.to(references))
-        no_longer = share_below(self.log_lengths, lengths + SAME, or_equal=True)
-        no_shorter = 1.0 - share_below(self.log_lengths, lengths - SAME)
-        smallest = torch.minimum(denser, 2.0 * torch.minimum(no_longer, no_shorter)).clamp_max(1.0)
-        return 1.0 - (1.0 - smallest).square()
+        lengths = None if self.log_lengths is None else log_lengths(embeddings.to(self.log_densities))
+        return evidence_share(self.log_density(sums), lengths, self.log_densities, self.log_lengths)
 
     def with_support(self, support: SortedSupport, *, tensors: Buffers = NO_BUFFERS, **config: Any) -> Self:
         """Return the model with other samples and other buffers, without a reference of the evidence."""
@@ -236,7 +230,7 @@ class KernelModel(CalibrationModel):
 
     def prepare(self) -> None:
         """Compute what predictions share, before they are traced."""
-        self.prepared.prepare()
+        _ = self.prepared.support.log_total_weight
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_prepared": None}
@@ -267,6 +261,22 @@ def reference_rows(support: SortedSupport) -> torch.Tensor:
     """Return the positions of the support points that queries are compared with."""
     shuffled = torch.randperm(len(support.counted), generator=torch.Generator().manual_seed(0))
     return support.counted[shuffled[:MAX_REFERENCES]].to(support.points.device)
+
+
+def evidence_share(
+    log_densities: torch.Tensor,
+    lengths: torch.Tensor | None,
+    reference_densities: torch.Tensor,
+    reference_lengths: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the evidence, (n,), of log densities and log lengths of queries, beside those of samples, ascending."""
+    denser = share_below(reference_densities, log_densities.to(reference_densities) + SAME, or_equal=True)
+    if lengths is None or reference_lengths is None:
+        return denser
+    no_longer = share_below(reference_lengths, lengths + SAME, or_equal=True)
+    no_shorter = 1.0 - share_below(reference_lengths, lengths - SAME)
+    smallest = torch.minimum(denser, 2.0 * torch.minimum(no_longer, no_shorter)).clamp_max(1.0)
+    return 1.0 - (1.0 - smallest).square()
 
 
 def share_below(ascending: torch.Tensor, values: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:

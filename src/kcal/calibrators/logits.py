@@ -205,7 +205,7 @@ class LogitCalibrator(Calibrator):
             if model.holds_samples:
                 warn_of_known_rows(self._knows(rows))
         warn_of_probabilities(scores, model.representation)
-        with torch.inference_mode():
+        with torch.no_grad():
             return Prediction(model.in_blocks(embeddings, scores), self.classes_, kind)
 
     def _check_logits(self, logits: Any, rows: torch.Tensor, classes: NDArray[Any] | None = None) -> torch.Tensor:

@@ -144,6 +144,10 @@ class PreparedSupport:
         parts = [prepared.class_sums(points, leave_out=leave_out) for prepared in each]
         return ClassSums(torch.cat([part.sums for part in parts]), torch.cat([part.offsets for part in parts]))
 
+    def prepare(self) -> None:
+        """Compute what queries share."""
+        self._prepare()
+
     def _prepare(self) -> None:
         """Compute what queries share before threads ask for it."""
         for scaled, _ in self._precisions[:1]:

@@ -28,7 +28,7 @@ from torch import nn
 
 from kcal.calibrators import Calibrator, CalibratorState, calibrator_class
 from kcal.calibrators.base import LoadArgumentError
-from kcal.calibrators.kcal.embedding_base import EmbeddingCalibrator
+from kcal.calibrators.kernel_calibrator import KernelCalibrator
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import check_path, write_whole
 from kcal.persistence.projections import METHOD, projection_from_state, projection_to_state
@@ -123,7 +123,7 @@ def load(
     loaded = _restore(*_parse(_read(path), path), path, {} if projection is None else {"projection": projection})
     if place is None:
         return loaded
-    if not isinstance(loaded, EmbeddingCalibrator):
+    if not isinstance(loaded, KernelCalibrator):
         raise LoadArgumentError("device", f"is not used by a saved {type(loaded).__name__}", remedy="Leave it out.")
     return loaded.to(place)
 

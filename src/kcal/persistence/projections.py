@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -9,17 +10,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from kcal.calibrators.base import CalibratorState, decode_classes, encode_classes
-from kcal.calibrators.kcal.state import (
-    projection_state,
-    read_module,
-    read_recipe,
-    refuse_unused_projection,
-    stored_recipe,
-)
-from kcal.calibrators.model_state import Stored
+from kcal.calibrators.base import CalibratorState, LoadArgumentError, decode_classes, encode_classes
 from kcal.errors import FileFormatError
-from kcal.projection import TrainedProjection, TrainingCurve
+from kcal.projection import (
+    OWN_MODULE,
+    TrainedProjection,
+    TrainingCurve,
+    architecture_of,
+    frozen_copy,
+    new_projection,
+    recipe_from_dict,
+    recipe_to_dict,
+)
 
 METHOD = "projection"
 """Marks the file of a trained projection, in place of the name of a method."""
@@ -27,13 +29,13 @@ METHOD = "projection"
 
 def projection_to_state(trained: TrainedProjection) -> CalibratorState:
     """Return the content of a trained projection: its checkpoints, and how they were trained."""
-    states = [projection_state(module) for module in trained.checkpoints]
-    tensors = {f"{place}.{name}": tensor for place, (_, own) in enumerate(states) for name, tensor in own.items()}
+    states = [module.state_dict() for module in trained.checkpoints]
+    tensors = {f"{place}.{name}": tensor for place, own in enumerate(states) for name, tensor in own.items()}
     values: dict[str, Any] = {
-        "checkpoints": [architecture for architecture, _ in states],
+        "checkpoints": [architecture_of(module) for module in trained.checkpoints],
         "steps": list(trained.steps),
         "curve": asdict(trained.curve),
-        "recipe": stored_recipe(trained.recipe),
+        "recipe": recipe_to_dict(trained.recipe),
         "classes": encode_classes(trained.classes),
     }
     prints = torch.from_numpy(trained.fingerprints.view(np.int64))
@@ -48,21 +50,36 @@ def projection_from_state(state: CalibratorState, *, projection: nn.Module | Non
         raise FileFormatError("the stored checkpoints and their steps are damaged.")
     if prints.dtype != torch.int64 or prints.ndim != 1:
         raise FileFormatError("the stored fingerprints are damaged.")
-    refuse_unused_projection(projection, architectures[0])
-    stored = Stored({str(place): name for place, name in enumerate(architectures)}, tensors, 0, 0, projection)
+    if (projection is None) == (architectures[0] == OWN_MODULE):
+        expected = (
+            "is needed: its architecture is your own" if projection is None else "is not needed: it is stored whole"
+        )
+        raise LoadArgumentError("projection", expected, remedy="Pass a module of its architecture, or leave it out.")
     return TrainedProjection(
-        checkpoints=tuple(_read_checkpoint(stored, name) for name in stored.values),
+        checkpoints=tuple(
+            _read_checkpoint(tensors, f"{place}.", name, projection) for place, name in enumerate(architectures)
+        ),
         steps=tuple(steps),
         curve=TrainingCurve(**{name: tuple(entries) for name, entries in values["curve"].items()}),
-        recipe=read_recipe(values["recipe"]),
+        recipe=recipe_from_dict(values["recipe"]),
         classes=decode_classes(values["classes"]),
         fingerprints=prints.numpy().view(np.uint64),
     )
 
 
-def _read_checkpoint(stored: Stored, name: str) -> nn.Module:
+def _read_checkpoint(
+    tensors: Mapping[str, torch.Tensor], prefix: str, name: str, projection: nn.Module | None
+) -> nn.Module:
     """Return a checkpoint; the sizes of a projection of kcal are those of its linear map."""
-    own = stored.part(name, None).tensors
+    own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
     dimension, n_features = own["reduce.weight"].shape if "reduce.weight" in own else (1, 1)
-    dtype = next(tensor.dtype for tensor in own.values() if tensor.is_floating_point())
-    return read_module(stored, name, (n_features, dimension), dtype)
+    like = next(tensor for tensor in own.values() if tensor.is_floating_point())
+    if projection is None:
+        module = new_projection(name, n_features, dimension, str(like.dtype).removeprefix("torch."))
+    else:
+        module = frozen_copy(projection, like)
+    try:
+        module.load_state_dict(own)
+    except RuntimeError as error:
+        raise FileFormatError(f"the stored projection does not fit: {error}") from error
+    return module

@@ -3,18 +3,29 @@
 from kcal.projection.lengths import ignores_length, log_lengths
 from kcal.projection.modules import (
     ARCHITECTURES,
+    OWN_MODULE,
     START_SPREAD,
     UNTRAINED,
     LinearProjection,
     SkipProjection,
+    architecture_of,
     build_projection,
     check_dimension,
     check_projection,
     choose_dimension,
     needs_training,
+    new_projection,
     project,
 )
-from kcal.projection.recipes import RECIPES, FastRecipe, PaperRecipe, Recipe, get_recipe
+from kcal.projection.recipes import (
+    RECIPES,
+    FastRecipe,
+    PaperRecipe,
+    Recipe,
+    get_recipe,
+    recipe_from_dict,
+    recipe_to_dict,
+)
 from kcal.projection.training import (
     Checkpoint,
     FoundProjection,
@@ -29,6 +40,7 @@ from kcal.projection.training import (
 
 __all__ = [
     "ARCHITECTURES",
+    "OWN_MODULE",
     "RECIPES",
     "START_SPREAD",
     "UNTRAINED",
@@ -41,6 +53,7 @@ __all__ = [
     "SkipProjection",
     "TrainedProjection",
     "TrainingCurve",
+    "architecture_of",
     "build_projection",
     "check_dimension",
     "check_projection",
@@ -51,7 +64,10 @@ __all__ = [
     "ignores_length",
     "log_lengths",
     "needs_training",
+    "new_projection",
     "project",
+    "recipe_from_dict",
+    "recipe_to_dict",
     "start_projection",
     "train_checkpoints",
     "train_projection",

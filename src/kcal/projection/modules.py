@@ -123,6 +123,8 @@ class UnitLength(nn.Module):
         return at_unit_length(embeddings)
 
 
+OWN_MODULE = "module"
+"""Stands for a projection whose architecture is the caller's: only its tensors are stored."""
 UNTRAINED: dict[str, type[nn.Module]] = {"identity": nn.Identity, "unit": UnitLength}
 """Projections without parameters."""
 ARCHITECTURES: dict[str, type[nn.Module]] = {"skip": SkipProjection, "linear": LinearProjection}
@@ -166,6 +168,20 @@ def build_projection(name: str, n_features: int, dimension: int, seed: int) -> n
         raise InvalidInputError("projection", f"must be one of {', '.join(map(repr, ARCHITECTURES))}", got=shown(name))
     with seeded(seed):
         return ARCHITECTURES[name](n_features, dimension)
+
+
+def architecture_of(module: nn.Module) -> str:
+    """Return the name of the architecture of a projection: one of kcal's, or "module" for one of the caller's own."""
+    kinds = UNTRAINED | ARCHITECTURES
+    return next((name for name, kind in kinds.items() if type(module) is kind), OWN_MODULE)
+
+
+def new_projection(name: str, n_features: int, dimension: int, dtype: str) -> nn.Module:
+    """Return a frozen projection of an architecture of kcal, to be filled with the tensors of another one."""
+    if name not in UNTRAINED and name not in ARCHITECTURES:
+        raise InvalidInputError("projection", f"must be one of {', '.join(UNTRAINED | ARCHITECTURES)}", got=repr(name))
+    module = UNTRAINED[name]() if name in UNTRAINED else build_projection(name, n_features, dimension, seed=0)
+    return module.to(getattr(torch, dtype)).eval().requires_grad_(False)
 
 
 def check_dimension(dimension: Any) -> int | None:

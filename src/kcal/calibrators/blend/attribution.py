@@ -18,7 +18,7 @@ import torch
 from kcal.calibrators.blend.model import EXPERTS, BlendModel, Experts
 from kcal.calibrators.blend.pool import pool_log_probs
 from kcal.calibrators.explain import Attribution, attribution, top_two
-from kcal.kernels import ClassSums, Contributions
+from kcal.kernels import Contributions
 
 
 def attribute_blend(

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import EXAMPLE_ROWS, CalibratorState, check_at_least_two, example_logits, fitted
 from kcal.calibrators.blend.attribution import attribute_blend
@@ -250,7 +249,7 @@ class KCalBlend(KernelCalibrator):
         """Return made-up rows like those of the calibration set and, if it was fitted with them, random logits."""
         rows = super().example_inputs(n_rows)
         if self.needs_logits_:
-            rows["logits"] = example_logits(n_rows, len(self.classes_), self._representation())
+            rows["logits"] = example_logits(n_rows, len(self.classes_), self.model_.config["representation"])
         return rows
 
     def estimate_of(self, model: Any) -> KernelModel:
@@ -272,9 +271,7 @@ class KCalBlend(KernelCalibrator):
         warn_of_probabilities(scores, representation, "logits")
         return scores
 
-    def _check_inputs(
-        self, fit: Fit, X: Any, logits: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None, ArrayKind]:
+    def _check_inputs(self, fit: Fit, X: Any, logits: Any) -> tuple[torch.Tensor, torch.Tensor | None, ArrayKind]:
         rows, kind = self._check_rows(X)
         model: Any = fit.model
         if model.head is None and (logits is not None) != model.has_logits:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from kcal.calibrators.blend.kernel import POOL_SHARE, choose_bandwidth, leave_out_counts, log_estimate, log_scale_of
 from kcal.calibrators.blend.head import LinearHead
+from kcal.calibrators.blend.kernel import POOL_SHARE, choose_bandwidth, leave_out_counts, log_estimate, log_scale_of
 from kcal.calibrators.blend.model import MIN_PROB, BlendModel
 from kcal.calibrators.blend.network import LeaveOut, fit_network, group_efficiency
 from kcal.calibrators.blend.pool import fit_mixture, fit_pool, pool_log_probs
