@@ -86,7 +86,7 @@ class Arrivals:
         """Measure one calibrator that all samples are added to; the first snapshot of a size is part of its time."""
         calibrator = self.calibrator()
         return self.measure(
-            lambda last, size: calibrator.partial_fit(**self.samples(last, size)).frozen(complete=False)
+            lambda last, size: calibrator.partial_fit(**self.samples(last, size)).refresh()
         )
 
     def fresh(self) -> Values:

@@ -148,7 +148,8 @@ def check_samples(
 
     ``names`` are those of the parameters with labels and groups, for errors.
     """
-    n = len(embeddings if logits is None else logits)
+    rows: Any = embeddings if logits is None else logits
+    n = len(rows)
     labels = check_labels(y, n, names[0])
     known = collect_classes([labels, *known_labels], classes)
     return Samples(

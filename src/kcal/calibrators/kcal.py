@@ -367,10 +367,11 @@ class KCal(KernelCalibrator):
         if are_few(n_counted, samples.n_classes):
             warn_of_sparse_support(n_counted, samples.n_classes, *model.leave_one_out_score(samples.keys()))
         prints = row_fingerprints(rows)
-        lengths = log_lengths(samples.embeddings)
+        lengths, others = log_lengths(samples.embeddings), np.delete(prints, samples.indices)
         options = {"log_lengths": lengths, "groups": groups, "sample_weight": sample_weight}
-        table = SampleTable.of(samples, fingerprints=prints[samples.indices], **options)
-        table.other_fingerprints = np.delete(prints, samples.indices)
+        table: SampleTable | None = SampleTable.of(
+            samples, fingerprints=prints[samples.indices], **options, other_fingerprints=others
+        )
         result = Fit(
             model=model,
             classes=samples.classes,
@@ -429,11 +430,6 @@ class KCal(KernelCalibrator):
         support = self.estimate_of(fit.model).support
         weights = np.ones(len(support)) if support.log_weights is None else support.log_weights.double().exp().numpy()
         return self.bandwidth_, size_of_rarest_class(support.codes.cpu().numpy(), weights, support.n_classes)
-
-    @property
-    def support_size_(self) -> int:
-        """Number of support points."""
-        return len(self.estimate_of(self._latest().model).points)
 
     @property
     def leave_one_out_proba_(self) -> Any:
@@ -573,7 +569,12 @@ class KCal(KernelCalibrator):
             support = sorted_support(samples, project(module, samples.embeddings))
             return LeaveOutLoss(support, kernel=kernel, keys=samples.keys(), memory_budget=0)(recipe.bandwidth)
 
-        options = {"dimension": self.dimension, "recipe": recipe, "seed": self.seed, "progress": self.progress}
+        options: dict[str, Any] = {
+            "dimension": self.dimension,
+            "recipe": recipe,
+            "seed": self.seed,
+            "progress": self.progress,
+        }
         return find_projection(self.projection, training, samples, **options, score=score, monitor=monitor)
 
     # Updates
@@ -603,7 +604,7 @@ class KCal(KernelCalibrator):
         state = self._class_state(samples)
         changed = model.with_support(support, bandwidth=record.bandwidth, **state)
         history = with_record(fit.history, record)
-        results = {"classes": samples.classes, "history": history, "curve": curve}
+        results: dict[str, Any] = {"classes": samples.classes, "history": history, "curve": curve}
         return replace(fit, model=changed, **results, is_search_due=is_due)
 
     def _search(

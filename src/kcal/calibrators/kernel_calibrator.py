@@ -97,12 +97,17 @@ class KernelCalibrator(Calibrator):
     _table: SampleTable | None = field(init=False)  # None if the support is not made of single samples
 
     @property
-    def model_(self) -> CalibrationModel:
+    def model_(self) -> CalibrationModel:  # type: ignore[override]
         """The fitted model, with the reference of its evidence."""
         return self._complete().model
 
     def __sklearn_is_fitted__(self) -> bool:
         return "_fit" in vars(self)
+
+    @property
+    def support_size_(self) -> int:
+        """Number of support points."""
+        return len(self.estimate_of(self._latest().model).points)
 
     # Predictions, evidence, explanations
 
@@ -485,7 +490,12 @@ class KernelCalibrator(Calibrator):
             log_lengths, groups = log_lengths[samples.counted], None if groups is None else groups[samples.counted]
             samples = samples.select(samples.counted)
         fit = self._rebuild(self._fit, samples, n_updates, search=search)
-        columns = {"ids": samples.ids, "indices": samples.indices, "log_lengths": log_lengths, "groups": groups}
+        columns: dict[str, Any] = {
+            "ids": samples.ids,
+            "indices": samples.indices,
+            "log_lengths": log_lengths,
+            "groups": groups,
+        }
         return replace(fit, fingerprints=np.sort(fingerprints), version=version, **columns)
 
     @abstractmethod

@@ -168,6 +168,10 @@ class KernelModel(CalibrationModel):
         """Difference that one calibration sample more or less makes to the evidence, at most."""
         return 2.0 / max(len(self.log_densities), 1)
 
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return log-posteriors, (n, n_classes), of embeddings."""
+        return self.class_sums(as_embeddings(embeddings)).posteriors()[0].log()
+
     def project(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return projected embeddings, (n, d), in the precision of the support."""
         rows = embeddings.to(self.points)
@@ -252,8 +256,12 @@ def sorted_support(samples: Samples, points: torch.Tensor) -> SortedSupport:
 
 def support_state(support: SortedSupport) -> tuple[dict[str, Any], dict[str, torch.Tensor | None]]:
     """Return the configuration and the buffers of a support of single samples."""
-    config = {"n_points": len(support), "n_samples": len(support.counted), "n_classes": support.n_classes}
-    config |= {"weighted": support.log_weights is not None, "dtype": str(support.points.dtype).removeprefix("torch.")}
+    sizes = {"n_points": len(support), "n_samples": len(support.counted), "n_classes": support.n_classes}
+    config = {
+        **sizes,
+        "weighted": support.log_weights is not None,
+        "dtype": str(support.points.dtype).removeprefix("torch."),
+    }
     return config, {name: getattr(support, name) for name in ("points", "codes", "order", "log_weights")}
 
 
@@ -281,7 +289,7 @@ def evidence_share(
 
 def share_below(ascending: torch.Tensor, values: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
     """Return the share of numbers that are less than (or equal to) each value, in float64."""
-    counts = places((ascending,), values[:, None], or_equal=or_equal)[:, 0]
+    counts = places(ascending, values[:, None], or_equal=or_equal)[:, 0]
     return counts.to(ascending.dtype) / max(len(ascending), 1)
 
 

@@ -209,6 +209,7 @@ class SampleTable:
         self.next_id = max(integers, default=self.n_rows - 1) + 1 if next_id is None else next_id
         self.version = self.n_erasures = 0
         self.author = threading.get_ident()  # thread of the latest change
+        self._queues: dict[int, deque[int]] | None = None
         self._index()
         self._begin()
 
@@ -222,6 +223,7 @@ class SampleTable:
         groups: Any,
         sample_weight: Any,
         logits: torch.Tensor | None = None,
+        other_fingerprints: NDArray[np.uint64] | None = None,
     ) -> SampleTable:
         """Return the table of a fit; ``groups`` and ``sample_weight`` are of all rows, as they were given."""
         columns: dict[str, NDArray[Any]] = {
@@ -236,7 +238,10 @@ class SampleTable:
         if logits is not None:
             columns["logits"] = logits.detach().cpu().numpy().copy()
         ids = samples.indices if samples.ids is None else samples.ids
-        return cls(columns, ids.tolist(), samples.classes, names, has_own_ids=samples.ids is not None)
+        table = cls(columns, ids.tolist(), samples.classes, names, has_own_ids=samples.ids is not None)
+        if other_fingerprints is not None:
+            table.other_fingerprints = other_fingerprints
+        return table
 
     def __len__(self) -> int:
         return self.n_present
@@ -389,9 +394,10 @@ class SampleTable:
     def _class_queues(self) -> dict[int, deque[int]]:
         """Return the rows of each class, the oldest first; those that have left since are skipped in their turn."""
         if self._queues is None:
-            self._queues = defaultdict(deque)
+            queues: dict[int, deque[int]] = defaultdict(deque)
             for row in np.flatnonzero(self.present[: self.n_rows]).tolist():
-                self._queues[int(self.columns["codes"][row])].append(row)
+                queues[int(self.columns["codes"][row])].append(row)
+            self._queues = queues
         return self._queues
 
     def _drop(self, row: int) -> None:
@@ -429,7 +435,7 @@ class SampleTable:
         self.n_present, self._first = self.n_rows, 0
         self.counts = Counter(self.columns["codes"][: self.n_rows].tolist())
         self._row_of = {name: row for row, name in enumerate(self.ids)}
-        self._queues: dict[int, deque[int]] | None = None
+        self._queues = None
 
     def _begin(self) -> None:
         self.lock, self.building = threading.RLock(), threading.Lock()

@@ -123,7 +123,7 @@ class Follower:
         evicted = np.zeros(len(rows), dtype=np.bool_)
         if options is None or not same.any():
             return evicted
-        if options.most_samples < inf:
+        if options.max_samples < inf:
             evicted |= rows < rows[same].min()
         if options.max_per_class is not None:
             for label in np.unique(labels[same]):
@@ -133,10 +133,8 @@ class Follower:
 
     def _labels(self) -> dict[Any, Any]:
         """Return the label of each sample of the calibrator, by id."""
-        frozen = self._live.snapshot()
-        support = frozen.first_estimate.support
-        labels = frozen.classes_[support.in_original_order(support.codes).cpu().numpy()]
-        return dict(zip(frozen.ids_.tolist(), labels.tolist(), strict=True))
+        samples = self._live.samples_
+        return dict(zip(samples.ids.tolist(), samples.labels.tolist(), strict=True))
 
     def _deleted(self, rows: set[int]) -> tuple[set[Any], set[Any]]:
         """Return the ids of samples that the store no longer has: those of the calibrator, and with evicted ones."""

@@ -97,8 +97,8 @@ def fit_blend(
         "frequencies": (totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
         "prior": prior,
     }
-    parts = {"estimate": estimate, "network": network, "refit": refit, "head": head}
-    return BlendModel.of(tensors, parts, **config)
+    named = {"estimate": estimate, "network": network, "refit": refit, "head": head}
+    return BlendModel.of(tensors, named, **config)
 
 
 def fit_refit(

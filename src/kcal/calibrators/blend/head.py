@@ -55,5 +55,5 @@ class LinearHead(CalibrationModel):
             raise InvalidInputError("head", f"must have finite entries of at most {LARGEST:g}", got="others")
         if len(parts[0]) == 1:
             parts = [np.concatenate([np.zeros_like(part), part]) for part in parts]
-        sizes = {"n_classes": len(parts[0]), "n_features": n_features, "has_bias": len(parts) == 2}
-        return cls(**sizes).fill(**dict(zip(("weight", "bias"), parts, strict=False)))
+        made = cls(n_classes=len(parts[0]), n_features=n_features, has_bias=len(parts) == 2)
+        return made.fill(**dict(zip(("weight", "bias"), parts, strict=False)))

@@ -24,7 +24,7 @@ def with_text_ids(calibrator: Calibrator) -> Calibrator:
     """Return a copy of a calibrator whose samples have text as ids, as predictions have: "row 17" without ids."""
     live: Any = calibrator
     names = [f"row {row}" for row in live.support_indices_] if live.ids_ is None else map(str, live.ids_.tolist())
-    live = live.frozen()
+    live = live.snapshot()
     live.ids_ = np.array(list(names), dtype=np.str_)
     copy: Calibrator = live
     return copy
@@ -149,7 +149,7 @@ class FollowingCalibrator:
         """Let predictions and the page come from the present samples; one thread at a time, so that none goes back."""
         with self._showing:
             if not self._is_closed.is_set():
-                self.model.show(self._live.frozen(search=False))
+                self.model.show(self._live.snapshot(search=False))
 
     def close(self) -> None:
         """End the threads, when the update and the search that run are over."""
