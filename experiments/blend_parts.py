@@ -22,8 +22,8 @@ from kcal import KCalBlend, TemperatureScaling
 from kcal.benchmark import check_tasks, read_tasks
 from kcal.benchmark.methods import BENCHMARK_METHODS
 from kcal.calibrators.blend import fitting, model, network
+from kcal.calibrators.refit import RidgeModel
 from kcal.calibrators.registry import Method
-from kcal.calibrators.ridge import RidgeModel
 from kcal.cli.messages import readable_messages
 from kcal.files import write_whole
 from kcal.progress import show_progress
@@ -35,8 +35,8 @@ def scaled_network(
     samples: Any, points: torch.Tensor, scores: torch.Tensor, temperature: float, index: Any, *_: Any
 ) -> tuple[RidgeModel, torch.Tensor]:
     """Return the scaled network in place of the refitted layer."""
-    weights = torch.zeros(points.shape[1], scores.shape[1], dtype=torch.float64)
-    refit = RidgeModel(factor=1 / temperature, penalty=np.inf, weights=weights, bias=weights.new_zeros(scores.shape[1]))
+    refit = RidgeModel(n_features=points.shape[1], n_classes=scores.shape[1])
+    refit.fill(factor=1 / temperature, penalty=np.inf)
     return refit, torch.log_softmax(scores[index] / temperature, dim=1)
 
 
