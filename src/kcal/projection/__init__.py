@@ -1,6 +1,5 @@
 """The projection Π, the sampling of episodes, and the recipes that train it."""
 
-from kcal.projection.lengths import ignores_length, log_lengths
 from kcal.projection.modules import (
     ARCHITECTURES,
     START_SPREAD,
@@ -10,20 +9,18 @@ from kcal.projection.modules import (
     build_projection,
     check_dimension,
     check_projection,
-    choose_dimension,
+    ignores_length,
+    log_lengths,
     needs_training,
     project,
 )
 from kcal.projection.recipes import RECIPES, FastRecipe, PaperRecipe, Recipe, get_recipe
 from kcal.projection.training import (
-    Checkpoint,
     FoundProjection,
     TrainedProjection,
     TrainingCurve,
     find_projection,
     frozen_copy,
-    start_projection,
-    train_checkpoints,
     train_projection,
 )
 
@@ -32,7 +29,6 @@ __all__ = [
     "RECIPES",
     "START_SPREAD",
     "UNTRAINED",
-    "Checkpoint",
     "FastRecipe",
     "FoundProjection",
     "LinearProjection",
@@ -44,7 +40,6 @@ __all__ = [
     "build_projection",
     "check_dimension",
     "check_projection",
-    "choose_dimension",
     "find_projection",
     "frozen_copy",
     "get_recipe",
@@ -52,7 +47,5 @@ __all__ = [
     "log_lengths",
     "needs_training",
     "project",
-    "start_projection",
-    "train_checkpoints",
     "train_projection",
 ]
