@@ -1,6 +1,5 @@
 """The projection Π, the sampling of episodes, and the recipes that train it."""
 
-from kcal.projection.lengths import ignores_length, log_lengths
 from kcal.projection.modules import (
     ARCHITECTURES,
     OWN_MODULE,
@@ -12,7 +11,8 @@ from kcal.projection.modules import (
     build_projection,
     check_dimension,
     check_projection,
-    choose_dimension,
+    ignores_length,
+    log_lengths,
     needs_training,
     new_projection,
     project,
@@ -27,14 +27,11 @@ from kcal.projection.recipes import (
     recipe_to_dict,
 )
 from kcal.projection.training import (
-    Checkpoint,
     FoundProjection,
     TrainedProjection,
     TrainingCurve,
     find_projection,
     frozen_copy,
-    start_projection,
-    train_checkpoints,
     train_projection,
 )
 
@@ -44,7 +41,6 @@ __all__ = [
     "RECIPES",
     "START_SPREAD",
     "UNTRAINED",
-    "Checkpoint",
     "FastRecipe",
     "FoundProjection",
     "LinearProjection",
@@ -57,7 +53,6 @@ __all__ = [
     "build_projection",
     "check_dimension",
     "check_projection",
-    "choose_dimension",
     "find_projection",
     "frozen_copy",
     "get_recipe",
@@ -68,7 +63,5 @@ __all__ = [
     "project",
     "recipe_from_dict",
     "recipe_to_dict",
-    "start_projection",
-    "train_checkpoints",
     "train_projection",
 ]

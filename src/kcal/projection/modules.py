@@ -20,6 +20,8 @@ FEW_ROWS = 64
 START_SPREAD = 40.0
 """Mean squared distance per dimension at the start; the best bandwidth is then near 1 on real networks."""
 MAX_DIMENSION = 16_384
+SAME_POINT = 1e-3
+"""Relative difference up to which projected points are the same: rounding must not decide."""
 
 
 class NormalisedReduction(nn.Module):
@@ -188,11 +190,7 @@ def check_dimension(dimension: Any) -> int | None:
     """Return the dimension, None for "auto"; raise if it is neither "auto" nor an integer within bounds."""
     if isinstance(dimension, str) and dimension == "auto":
         return None
-    try:
-        return check_integer(dimension, "dimension", minimum=1, maximum=MAX_DIMENSION)
-    except InvalidInputError as error:
-        expected = f'must be "auto" or an integer from 1 to {MAX_DIMENSION:,}'
-        raise InvalidInputError("dimension", expected, got=shown(dimension)) from error
+    return check_integer(dimension, "dimension", minimum=1, maximum=MAX_DIMENSION)
 
 
 def choose_dimension(dimension: int | str, n_features: int, largest: int) -> int:
@@ -234,3 +232,15 @@ def project(module: nn.Module, embeddings: torch.Tensor) -> torch.Tensor:
             "projection", "must give finite numbers", got="NaN or infinity", remedy="Train it with a smaller rate."
         )
     return projected
+
+
+def log_lengths(embeddings: torch.Tensor) -> torch.Tensor:
+    """Return the logarithms of the lengths of embeddings, (n,), in float64."""
+    lengths: torch.Tensor = torch.linalg.vector_norm(embeddings.double(), dim=1)
+    return lengths.log()
+
+
+def ignores_length(module: nn.Module, embeddings: torch.Tensor) -> bool:
+    """Return whether a projection maps embeddings and their halves to the same points."""
+    points, halves = project(module, embeddings), project(module, embeddings / 2)
+    return bool((points - halves).abs().max() <= SAME_POINT * (points - points.mean(dim=0)).abs().max())
