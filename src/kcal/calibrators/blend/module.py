@@ -21,7 +21,7 @@ class BlendModule(PredictionModule):
     def __init__(self, model: BlendModel) -> None:
         super().__init__()
         self.estimate, self.formula = EstimateModule(model.estimate), ModelTensors(model.formula)
-        self.to(self.estimate.sums.points.device)
+        self.to(self.estimate.get_buffer("centre").device)
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes), of embeddings (n, h) and logits (n, n_classes)."""

@@ -10,7 +10,7 @@ from torch import nn
 from kcal.calibrators.kcal.model import KCalModel, KernelEstimate
 from kcal.calibrators.modules import ModelTensors, PredictionModule, required
 from kcal.calibrators.prior import apply_prior, smooth
-from kcal.kernels import ClassSums, DirectSums, get_kernel
+from kcal.kernels import ClassSums, PreparedSupport, SupportTensors, get_kernel
 from kcal.validation import computing_dtype
 
 
@@ -20,18 +20,21 @@ class EstimateModule(nn.Module):
     def __init__(self, estimate: KernelEstimate) -> None:
         super().__init__()
         self.projection = deepcopy(estimate.projection).requires_grad_(False).eval()
-        self.sums = DirectSums(estimate.support, estimate.bandwidths, get_kernel(estimate.kernel))
+        self.prepared = PreparedSupport(estimate.support, estimate.bandwidths, get_kernel(estimate.kernel))
+        for name, tensor in self.prepared.scaled.tensors._asdict().items():
+            self.register_buffer(name, tensor.clone())
         self.reference = ModelTensors(estimate.reference)
         self.dtype, self.middle = estimate.support.points.dtype, estimate.middle
 
     def forward(self, embeddings: torch.Tensor) -> ClassSums:
         """Return class sums, (n_bandwidths, n_classes, n)."""
-        sums: ClassSums = self.sums(self.projection(embeddings.to(self.dtype)))
-        return sums
+        tensors = SupportTensors(*(self.get_buffer(name) for name in SupportTensors._fields))
+        return self.prepared.dense_sums(self.projection(embeddings.to(self.dtype)), tensors=tensors)
 
     def evidence(self, embeddings: torch.Tensor, sums: ClassSums) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each embedding, (n,), by its class sums."""
-        log_densities = self.sums.log_densities(sums, self.middle)
+        log_volumes = self.get_buffer("log_volumes").to(sums.sums)
+        log_densities = sums.log_densities(log_volumes[:, None])[self.middle]
         shares: torch.Tensor = self.reference.model().shares(log_densities, embeddings)
         return shares.to(embeddings.dtype)
 
@@ -52,7 +55,7 @@ class KCalModule(PredictionModule):
         self.estimate, self.smoothing = EstimateModule(model), model.even_share
         self.register_buffer("frequencies", model.frequencies.clone())
         self.register_buffer("prior", None if model.prior is None else model.prior.clone())
-        self.to(self.estimate.sums.points.device)
+        self.to(self.estimate.get_buffer("centre").device)
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes), of embeddings (n, h)."""
