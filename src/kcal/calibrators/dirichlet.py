@@ -42,8 +42,8 @@ FACTORS = (100.0, 10.0, 10**0.5)
 MIN_SEARCHED, MAX_SEARCHED = 1e-6, 1e4
 MIN_IMPROVEMENT = 1e-4
 """A penalty is better if its loss is lower by this fraction."""
-SEARCH_TOLERANCES = {"ftol": 1e-7, "gtol": 1e-6, "maxcor": 20}
-FINAL_TOLERANCES = {"ftol": 0.0, "gtol": 1e-10, "maxcor": 20}
+SEARCH_TOLERANCES, FINAL_TOLERANCES = (1e-7, 1e-6), (0.0, 1e-10)
+"""Of the relative decrease of the loss, and of the largest entry of its gradient, in the search and for the result."""
 MIN_CURVATURE = 1e-10
 """Bounds the steps in directions without curvature."""
 TINY = torch.finfo(torch.float64).tiny
@@ -262,7 +262,7 @@ class CrossValidation:
         """Return the cross-validated log-loss of a penalty, solved from the solution before."""
         return self.record(penalty, self.solve(penalty, self.latest.models, SEARCH_TOLERANCES))
 
-    def solve(self, penalty: Penalty, start: torch.Tensor, tolerances: dict[str, float]) -> torch.Tensor:
+    def solve(self, penalty: Penalty, start: torch.Tensor, tolerances: tuple[float, float]) -> torch.Tensor:
         """Return the models of a penalty."""
         models = [
             minimise_penalised(*self.rows(kept), penalty, model, tolerances)
@@ -317,7 +317,7 @@ def tempered_identity(features: torch.Tensor, codes: torch.Tensor, shares: torch
 
     Rows that are wrong with certainty have no curvature: steps from T = 1 may lead nowhere.
     """
-    n_classes, seen = len(features) - 1, codes.unique()
+    n_classes, seen = len(features) - 1, torch.bincount(codes).nonzero()[:, 0]
     model = torch.eye(n_classes, n_classes + 1, dtype=torch.float64)
     weights = (shares * len(shares)).numpy()
     model[seen, seen] = 1 / max(1.0, fit_temperature(features[:-1].T, codes.numpy(), weights))
@@ -330,7 +330,7 @@ def minimise_penalised(
     shares: torch.Tensor,
     penalty: Penalty,
     start: torch.Tensor,
-    tolerances: dict[str, float],
+    tolerances: tuple[float, float],
 ) -> torch.Tensor:
     """Return the minimiser, (n_classes, n_classes + 1), of the loss of one fold, by L-BFGS in whitened coordinates."""
     coordinates = Whitening(features, codes, shares, penalty, start)
@@ -350,8 +350,8 @@ def minimise_penalised(
         slopes += residuals.mul_(shares) @ features.T
         return value, coordinates.to_slopes(slopes)
 
-    zero = np.zeros(start.numel() + len(start))
-    point = minimise_convex(loss, zero, name="Dirichlet calibration", **tolerances)
+    zero, (ftol, gtol) = np.zeros(start.numel() + len(start)), tolerances
+    point = minimise_convex(loss, zero, name="Dirichlet calibration", maxcor=20, ftol=ftol, gtol=gtol)
     return start + coordinates.to_change(point)
 
 
@@ -388,9 +388,10 @@ class Whitening:
 
     def to_change(self, point: Floats) -> torch.Tensor:
         """Return the change of W and b, (n_classes, n_classes + 1), at a point."""
-        outside, diagonal = torch.from_numpy(point).split([self.lengths.numel(), len(self.diagonal)])
-        change = (outside.view_as(self.lengths) * self.lengths) @ self.vectors.T * self.units
-        change.diagonal().copy_(self.diagonal @ diagonal)
+        outside, diagonal = np.split(point, [self.lengths.numel()])
+        scaled = torch.from_numpy(outside).view_as(self.lengths) * self.lengths
+        change: torch.Tensor = scaled @ self.vectors.T * self.units
+        change.diagonal().copy_(self.diagonal @ torch.from_numpy(diagonal))
         return change
 
     def to_slopes(self, gradient: torch.Tensor) -> Floats:
