@@ -30,7 +30,7 @@ from kcal.errors import InvalidInputError
 from kcal.modes import without_autocast
 from kcal.progress import Advance, progress_bar
 from kcal.samples import MAX_FOLDS, Samples
-from kcal.validation import check_choice, check_integer, parameter
+from kcal.validation import ArrayKind, check_choice, check_integer, parameter
 
 Tensors = dict[str, torch.Tensor]
 
@@ -236,16 +236,27 @@ class OrderPreservingCalibration(LogitCalibrator):
     @without_autocast()
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return calibrated probabilities, (n, n_classes), ordered as the logits; every row sums to 1."""
-        log_probs, kind = self._predict(X, logits)
-        keys, _ = self._check_rows(X)
-        return kind.give_back(in_exact_order(torch.exp(log_probs).to(kind.dtype), keys.to(log_probs.device)))
+        log_probs, keys, kind = self._predict_with_keys(X, logits)
+        return kind.give_back(in_exact_order(torch.exp(log_probs).to(kind.dtype), keys))
 
     @without_autocast()
     def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes), ordered as the logits."""
+        log_probs, keys, kind = self._predict_with_keys(X, logits)
+        return kind.give_back(-in_exact_order(log_probs.abs().to(kind.dtype), -keys))
+
+    @without_autocast()
+    def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
+        """Return the most probable class of each row, that of the greatest logit."""
+        _, keys, _ = self._predict_with_keys(X, logits)
+        labels: NDArray[Any] = self.classes_[keys.argmax(dim=1).cpu().numpy()]
+        return labels
+
+    def _predict_with_keys(self, X: Any, logits: Any) -> tuple[torch.Tensor, torch.Tensor, ArrayKind]:
+        """Return what ``_predict`` does, and the checked rows of ``X``, whose order the result keeps."""
         log_probs, kind = self._predict(X, logits)
         keys, _ = self._check_rows(X)
-        return kind.give_back(-in_exact_order(log_probs.abs().to(kind.dtype), -keys.to(log_probs.device)))
+        return log_probs, keys.to(log_probs.device), kind
 
 
 def in_exact_order(values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
