@@ -19,7 +19,6 @@ from kcal.benchmark.methods import BenchmarkMethod, is_available, train_for
 from kcal.benchmark.store import RESULTS_FILE
 from kcal.calibrators import (
     METHODS,
-    DirichletCalibration,
     KCal,
     KCalLogits,
     OrderPreservingCalibration,
@@ -27,7 +26,6 @@ from kcal.calibrators import (
 )
 from kcal.calibrators import gp as gaussian_process
 from kcal.calibrators import order_preserving as order_training
-from kcal.calibrators.registry import SLOW
 from kcal.cli.parameters import parse_methods
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
 from kcal.projection import RECIPES, FastRecipe, PaperRecipe
