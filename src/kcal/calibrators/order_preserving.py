@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from torch.nn.functional import pad, softplus
 
 from kcal.calibrators.base import fitted
-from kcal.calibrators.class_scores import rank_of_label, sort_classes, unsort_classes
+from kcal.calibrators.class_scores import places, rank_of_label, sort_classes, unsort_classes
 from kcal.calibrators.logits import LogitCalibrator, LogitModel
-from kcal.calibrators.piecewise import places
 from kcal.calibrators.quasi_newton import minimise
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import InvalidInputError
@@ -254,7 +253,7 @@ class OrderPreservingCalibration(LogitCalibrator):
 
     def _predict_with_keys(self, X: Any, logits: Any) -> tuple[torch.Tensor, torch.Tensor, ArrayKind]:
         """Return what ``_predict`` does, and the checked rows of ``X``, whose order the result keeps."""
-        log_probs, kind = self._predict(X, logits)
+        log_probs, _, kind = self._predict(X, logits)
         keys, _ = self._check_rows(X)
         return log_probs, keys.to(log_probs.device), kind
 
