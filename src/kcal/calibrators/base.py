@@ -94,7 +94,7 @@ class CalibrationModel(nn.Module):
         """Set declared buffers to the results of a fit, and return the model."""
         for name, value in values.items():
             buffer = self.get_buffer(name)
-            tensor = torch.as_tensor(value, dtype=buffer.dtype).detach()
+            tensor = torch.as_tensor(value, dtype=buffer.dtype).detach().contiguous()
             if tensor.shape != buffer.shape:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but {tuple(buffer.shape)} is declared")
             setattr(self, name, tensor)
@@ -259,6 +259,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     classes_: NDArray[Any]
     n_features_in_: int
     _fingerprints: NDArray[np.uint64]  # of the rows of the fit, ascending
+    _private_results: ClassVar[frozenset[str]] = frozenset({"_fingerprints"})
+    """Attributes that ``fit`` sets beside those that end in ``_``."""
 
     @abstractmethod
     def fit(self, X: Any, y: Any) -> Self:
@@ -409,7 +411,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _begin_fit(self) -> None:
         """Delete the results of an earlier fit and check the parameters; every ``fit`` begins here."""
-        for name in [name for name in vars(self) if name.endswith("_") or name.startswith("_")]:
+        for name in [name for name in vars(self) if name.endswith("_") or name in self._private_results]:
             delattr(self, name)
         self._check_parameters()
 

@@ -239,10 +239,19 @@ class KernelModel(CalibrationModel):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         moved = super()._apply(fn, recurse)
+        self._prepare_anew()
+        return moved
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)  # type: ignore[no-untyped-call]
+        self._prepare_anew()
+
+    def _prepare_anew(self) -> None:
+        """Compute what predictions share of other tensors, if it had been computed."""
         if self._prepared is not None:
             self._prepared = None
-            self.prepare()
-        return moved
+            if not self.points.is_meta:
+                self.prepare()
 
 
 def sorted_support(samples: Samples, points: torch.Tensor) -> SortedSupport:
