@@ -157,10 +157,7 @@ class KernelModel(CalibrationModel):
     def prepared(self) -> PreparedSupport:
         """The support at the bandwidth, with all that does not depend on queries; made once."""
         if self._prepared is None:
-            with torch.inference_mode(False), torch.no_grad():  # whoever uses it next may need gradients
-                prepared = PreparedSupport(self.support, [self.bandwidth], get_kernel(self.kernel))
-                prepared.prepare()
-            self._prepared = prepared
+            self._prepared = PreparedSupport(self.support, [self.bandwidth], get_kernel(self.kernel))
         return self._prepared
 
     @property
@@ -187,7 +184,7 @@ class KernelModel(CalibrationModel):
     def log_density(self, sums: ClassSums) -> torch.Tensor:
         """Return the log density of the calibration set, (n,), from class sums."""
         volume = get_kernel(self.kernel).log_volume(self.bandwidth, self.dimension)
-        return sums.log_densities(torch.as_tensor(self.prepared.support.log_total_weight + volume))[0]
+        return sums.log_densities(sums.offsets.new_tensor(self.prepared.support.log_total_weight + volume))[0]
 
     def evidence(self, sums: ClassSums, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each embedding, (n,), from its class sums."""
@@ -234,7 +231,8 @@ class KernelModel(CalibrationModel):
 
     def prepare(self) -> None:
         """Compute what predictions share, before they are traced."""
-        _ = self.prepared.support.log_total_weight
+        with torch.inference_mode(False), torch.no_grad():  # whoever predicts next may need gradients
+            _ = self.prepared.prepare().support.log_total_weight
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_prepared": None}
