@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from calibrator_checks import fit, quick
-from kcal.calibrators import METHODS, Calibrator
-from kcal.calibrators.modules import PredictionModule
+from kcal.calibrators import METHODS, Calibrator, PredictionModule
 from synthetic import Problem, make_problem
 
 CHEAP: dict[str, dict[str, Any]] = {

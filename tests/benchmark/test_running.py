@@ -26,7 +26,7 @@ from kcal.calibrators import (
     TemperatureScaling,
 )
 from kcal.calibrators.dirichlet import training as dirichlet_training
-from kcal.calibrators.gaussian_process import estimator as gaussian_process
+from kcal.calibrators import gp as gaussian_process
 from kcal.calibrators.order_preserving import training as order_training
 from kcal.calibrators.registry import SLOW
 from kcal.cli.parameters import parse_methods
