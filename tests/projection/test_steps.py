@@ -61,7 +61,7 @@ def paper(n_steps, predictions=5, per_class=3, **numbers):
 
 
 def fast(**numbers):
-    return FastRecipe(steps=1, checkpoints=1, **numbers)
+    return FastRecipe(**{"steps": 1, "checkpoints": 1, **numbers})
 
 
 def objective(points, others, own, log_weights, *, bandwidth=1.0, hidden=None, shares=None):
@@ -146,13 +146,26 @@ def test_fast_step_predicts_every_sample_of_a_batch_from_the_others(
 ):
     codes = np.array(codes)
     rows, groups = noise(codes, scale=scale), np.arange(len(codes)) % 3 if is_grouped else np.arange(len(codes))
-    recipe = fast(batch_size=batch_size, bandwidth=bandwidth, sampling=sampling, class_weights=class_weights)
-    (loss,), (step,) = train(rows, codes, recipe, groups=groups if is_grouped else None, seed=seed)
+    recipe = fast(
+        steps=2,
+        checkpoints=3,
+        batch_size=batch_size,
+        bandwidth=bandwidth,
+        sampling=sampling,
+        class_weights=class_weights,
+    )
+    losses, steps = train(rows, codes, recipe, groups=groups if is_grouped else None, seed=seed)
+    for loss, step in zip(losses, steps, strict=True):
+        check_fast_step(loss, step, rows, codes, groups, recipe)
+
+
+def check_fast_step(loss, step, rows, codes, groups, recipe):
+    """Check who is in a batch, and its loss: the others represent all others of the training set."""
     index = step[0]
     counts, drawn = np.bincount(codes, minlength=6), np.bincount(codes[index], minlength=6)
-    equal = np.minimum(counts, max(2, batch_size // np.count_nonzero(counts)))
+    equal = np.minimum(counts, max(2, recipe.batch_size // np.count_nonzero(counts)))
     assert len(set(index)) == len(index) == equal.sum()
-    if sampling == "equal":
+    if recipe.sampling == "equal":
         np.testing.assert_array_equal(drawn, equal)
     else:
         assert (drawn >= np.minimum(counts, 2)).all()
@@ -161,11 +174,11 @@ def test_fast_step_predicts_every_sample_of_a_batch_from_the_others(
     represents = (counts / np.maximum(drawn, 1))[codes[index]]
     others = ((counts - 1) / np.maximum(drawn - 1, 1))[codes[index]]  # the own class without the sample itself
     log_weights = np.log(np.where(own, np.maximum(others, 1), represents))
-    shares = represents if class_weights is None else 1 / drawn[codes[index]]
+    shares = represents if recipe.class_weights is None else 1 / drawn[codes[index]]
 
     def expected(points):
         hidden = torch.from_numpy(groups[index][:, None] == groups[index])
-        options = {"bandwidth": bandwidth, "hidden": hidden, "shares": torch.from_numpy(shares)}
+        options = {"bandwidth": recipe.bandwidth, "hidden": hidden, "shares": torch.from_numpy(shares)}
         return objective(points, points, torch.from_numpy(own), torch.from_numpy(log_weights), **options)
 
     check_step(loss, step, rows, expected)

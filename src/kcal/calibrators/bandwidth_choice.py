@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -11,11 +12,10 @@ import torch
 from kcal.errors import BandwidthWarning, InvalidInputError
 from kcal.kernels import (
     INTERVAL,
-    LEAST_PROB,
+    MIN_PROB,
     BandwidthCurve,
     LeaveOutLoss,
     MotherKernel,
-    SampledLeaveOutLoss,
     SortedSupport,
     fit_bandwidth_law,
     leave_out_loss,
@@ -42,6 +42,9 @@ class SearchedLoss(Protocol):
 
     def __call__(self, bandwidth: float) -> float:
         """Return the loss at a bandwidth."""
+
+    def at(self, bandwidths: Sequence[float]) -> list[float]:
+        """Return the losses at several bandwidths, from one pass."""
 
     def standard_error(self, bandwidth: float) -> float:
         """Return the standard error of the loss at a bandwidth."""
@@ -92,7 +95,8 @@ class BandwidthChoice:
             return loss(fixed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BandwidthWarning)  # the final search warns
-            return search_bandwidth(loss, interval=self._interval(loss.support.mean_square), tolerance=0.05).loss
+            interval = self._interval(loss.support.mean_square)
+            return search_bandwidth(loss, interval=interval, tolerance=0.05, at=loss.at).loss
 
     def choose(
         self, support: SortedSupport, *, kernel: MotherKernel, keys: torch.Tensor | None, progress: bool | None
@@ -109,7 +113,7 @@ class BandwidthChoice:
     @property
     def least_prob(self) -> float:
         """Where the loss clips probabilities."""
-        return LEAST_PROB if self.bandwidth == "published" else ALMOST_ZERO
+        return MIN_PROB if self.bandwidth == "published" else ALMOST_ZERO
 
     def search(self, loss: SearchedLoss, *, mean_square: float, progress: bool | None) -> BandwidthCurve:
         """Return the search for the lowest loss over samples of this mean squared distance."""
@@ -118,7 +122,7 @@ class BandwidthChoice:
             if self.bandwidth == "published":
                 curve = search_published(loss, after_each=advance)
             else:
-                curve = search_bandwidth(loss, interval=self._interval(mean_square), after_each=advance)
+                curve = search_bandwidth(loss, interval=self._interval(mean_square), at=loss.at, after_each=advance)
         return replace(curve, standard_error=loss.standard_error(curve.bandwidth))
 
     def choose_near(
@@ -137,7 +141,7 @@ class BandwidthChoice:
         """
         options: dict[str, Any] = {"kernel": kernel, "keys": keys, "least_prob": self.least_prob}
         n_samples = len(support)
-        loss = SampledLeaveOutLoss(support, n_predicted=NEAR_SAMPLES, seed=n_samples, **options)
+        loss = LeaveOutLoss(support, n_predicted=NEAR_SAMPLES, seed=n_samples, **options)
         left_out = max(0.0, 1.0 - NEAR_SAMPLES / n_samples)
         pull = left_out / (NEAR_SAMPLES * EXPECTED_SPREAD**2)
         return search_near(loss.at, expected, interval=self._interval(support.mean_square) if scan else None, pull=pull)

@@ -157,10 +157,7 @@ class KernelModel(CalibrationModel):
     def prepared(self) -> PreparedSupport:
         """The support at the bandwidth, with all that does not depend on queries; made once."""
         if self._prepared is None:
-            with torch.inference_mode(False), torch.no_grad():  # whoever uses it next may need gradients
-                prepared = PreparedSupport(self.support, [self.bandwidth], get_kernel(self.kernel))
-                prepared.prepare()
-            self._prepared = prepared
+            self._prepared = PreparedSupport(self.support, [self.bandwidth], get_kernel(self.kernel))
         return self._prepared
 
     @property
@@ -234,7 +231,8 @@ class KernelModel(CalibrationModel):
 
     def prepare(self) -> None:
         """Compute what predictions share, before they are traced."""
-        _ = self.prepared.support.log_total_weight
+        with torch.inference_mode(False), torch.no_grad():  # whoever predicts next may need gradients
+            _ = self.prepared.prepare().support.log_total_weight
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_prepared": None}

@@ -11,7 +11,7 @@ import torch
 
 from kcal.deployment.predictors import Predictor
 from kcal.errors import ExportError, KcalError
-from kcal.kernels.numerics import RESOLUTION
+from kcal.kernels import RESOLUTION
 
 BATCH_SIZES = (1, 2, 7, 256)
 """Numbers of rows with which an export is verified."""

@@ -1,26 +1,29 @@
 """Leave-one-out and leave-group-out: masked by index, and one loss however it is computed."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_oracle import COMPACT, DTYPES, cloud, slow_posteriors
+from kernel_oracle import DTYPES, cloud, slow_posteriors
 
 from kcal.kernels import (
     KERNELS,
+    MIN_PROB,
     LeaveOutLoss,
     class_posteriors,
+    leave_out_loss,
     leave_out_posteriors,
+    leave_out_rule,
     mean_log_loss,
-    numerics,
+    search_bandwidth,
     sort_support,
 )
 
 steady = settings(deadline=None, derandomize=True, max_examples=30)
-
 CLIP = -math.log(1e-12)
 
 
@@ -52,37 +55,16 @@ def test_leave_out_posteriors_equal_the_double_loop_in_the_original_order(kernel
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_the_kept_the_streamed_and_the_slow_loss_are_one(kernel, dtype, weighted, monkeypatch):
-    monkeypatch.setattr(numerics, "SUPPORT_BLOCK", 16)
-    monkeypatch.setattr(numerics, "QUERY_BLOCK", 10)
+def test_kept_streamed_sampled_and_slow_losses_are_one(kernel, dtype, weighted):
     points, codes, weights = cloud(71, 43, 2, 3, dtype=dtype, weighted=weighted)
+    support, tolerance = sort_support(points, codes, 4, weights), 1e-5 if dtype == torch.float32 else 1e-11
     for keys in (None, torch.arange(43) % 5):
-        support = sort_support(points, codes, 4, weights)
-        kept = LeaveOutLoss(support, kernel=KERNELS[kernel], keys=keys)
-        streamed = LeaveOutLoss(support, kernel=KERNELS[kernel], keys=keys, memory_budget=0)
-        assert kept.kept
-        assert not streamed.kept
+        make = partial(LeaveOutLoss, support, kernel=KERNELS[kernel], keys=keys)
         for bandwidth in (0.05, 0.3, 1.0, 10.0):
             slow = slow_loss(points, codes, 4, bandwidth, kernel, weights=weights, keys=keys)
-            tolerance = 1e-5 if dtype == torch.float32 else 1e-11
-            assert kept(bandwidth) == pytest.approx(slow, abs=tolerance)
-            assert streamed(bandwidth) == pytest.approx(slow, abs=tolerance)
-            assert kept(bandwidth) == pytest.approx(streamed(bandwidth), abs=1e-5 if dtype == torch.float32 else 1e-11)
-
-
-def test_distances_are_kept_exactly_when_they_fit():
-    support = sort_support(*cloud(72, 20, 2, 2)[:2], 2)
-    assert LeaveOutLoss(support, memory_budget=20 * 20 * 8).kept
-    assert not LeaveOutLoss(support, memory_budget=20 * 20 * 8 - 1).kept
-    assert LeaveOutLoss(support.to(dtype=torch.float32), memory_budget=20 * 20 * 4).kept
-
-
-def test_a_loss_knows_what_it_leaves_out():
-    support = sort_support(*cloud(72, 20, 2, 2)[:2], 2)
-    by_sample, by_group = LeaveOutLoss(support), LeaveOutLoss(support, keys=torch.arange(20) % 6)
-    assert (by_sample.n_keys, by_sample.grouped) == (20, False)
-    assert (by_group.n_keys, by_group.grouped) == (6, True)
-    assert by_sample.support is support
+            for loss in (make(), make(memory_budget=0), make(n_predicted=43)):
+                assert loss(bandwidth) == pytest.approx(slow, abs=tolerance)
+                assert loss.at([2.0, bandwidth])[1] == loss(bandwidth)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -133,14 +115,6 @@ def test_leaving_out_a_group_equals_deleting_it(kernel):
         torch.testing.assert_close(computed[inside], expected, rtol=0, atol=1e-12)
 
 
-def test_groups_of_one_are_leave_one_out():
-    points, codes, _ = cloud(77, 30, 2, 3)
-    support = sort_support(points, codes, 3)
-    names = torch.randperm(30, generator=torch.Generator().manual_seed(2)) * 1000 - 7
-    assert torch.equal(leave_out_posteriors(support, 0.4, keys=names), leave_out_posteriors(support, 0.4))
-    assert LeaveOutLoss(support, keys=names)(0.4) == LeaveOutLoss(support)(0.4)
-
-
 @pytest.mark.parametrize("budget", [0, 10**9])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_only_member_of_a_class_costs_the_clip_at_every_bandwidth(kernel, budget):
@@ -150,18 +124,6 @@ def test_the_only_member_of_a_class_costs_the_clip_at_every_bandwidth(kernel, bu
     loss = LeaveOutLoss(sort_support(points, codes, 3), kernel=KERNELS[kernel], memory_budget=budget)
     for bandwidth in (0.1, 1.0, 10.0):
         assert 21 * loss(bandwidth) == pytest.approx(CLIP, rel=1e-12)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_two_losses_agree_at_small_bandwidths_far_from_the_origin(dtype):
-    points, codes, _ = cloud(80, 80, 3, 3)
-    points = ((points * 64).round() / 64 + 10_000).to(dtype)
-    support = sort_support(points, codes, 3)
-    for kernel in ("rbf", "laplace", *COMPACT):
-        kept = LeaveOutLoss(support, kernel=KERNELS[kernel])
-        streamed = LeaveOutLoss(support, kernel=KERNELS[kernel], memory_budget=0)
-        for bandwidth in (0.01, 0.1, 1.0):
-            assert kept(bandwidth) == pytest.approx(streamed(bandwidth), abs=2e-4 if dtype == torch.float32 else 1e-9)
 
 
 @steady
@@ -184,3 +146,84 @@ def test_the_mean_log_loss_clips_and_weighs():
     weights = torch.tensor([2.0, 1.0, 5.0], dtype=torch.float64)
     assert mean_log_loss(rows, weights.log()) == pytest.approx((2 * math.log(2) + CLIP) / 8, rel=1e-14)
     assert mean_log_loss(rows[[0, 2]]) == pytest.approx(math.log(2) / 2, rel=1e-15)
+
+
+@pytest.mark.parametrize("budget", [0, 10**9])
+@pytest.mark.parametrize("bandwidth", [0.05, 0.1, 1.0, 5.0])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_weightless_neighbour_does_not_touch_the_loss(kernel, bandwidth, budget):
+    """The second point coincides with the first but counts for nothing; the others are far away."""
+    points = torch.tensor([[0.0], [0.0], [10.0], [10.1]], dtype=torch.float64)
+    codes, weights = torch.tensor([0, 1, 0, 0]), torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    kept = weights > 0
+    with_it = LeaveOutLoss(sort_support(points, codes, 2, weights), kernel=KERNELS[kernel], memory_budget=budget)
+    without = LeaveOutLoss(sort_support(points[kept], codes[kept], 2), kernel=KERNELS[kernel], memory_budget=budget)
+    assert with_it(bandwidth) == pytest.approx(without(bandwidth), abs=1e-12)
+
+
+@pytest.mark.parametrize("budget", [0, 10**9])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_sample_that_may_see_nothing_knows_nothing(kernel, budget):
+    """All in one group, or all alone: the loss is that of even odds, and the sample's own label does not help."""
+    points, codes, _ = cloud(118, 9, 2, 3)
+    support = sort_support(points, codes, 3)
+    loss = LeaveOutLoss(support, kernel=KERNELS[kernel], keys=torch.zeros(9, dtype=torch.long), memory_budget=budget)
+    assert loss(1.0) == pytest.approx(math.log(3), rel=1e-12)
+    alone = sort_support(points[:1], codes[:1], 3)
+    row = class_posteriors(alone.points, alone, 1.0, kernel=KERNELS[kernel], leave_out=leave_out_rule(alone))
+    np.testing.assert_allclose(row, [[1 / 3] * 3], rtol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["epanechnikov", "triweight"])
+def test_ties_beyond_the_reach_are_shared(kernel):
+    support = sort_support(torch.tensor([[0.0], [1.0], [-1.0]], dtype=torch.float64), torch.tensor([0, 0, 1]), 2)
+    for bandwidth in (0.01, 0.1):
+        # the middle one is torn between two, the right one right, the left one wrong
+        expected = (math.log(2) + 0.0 - math.log(1e-12)) / 3
+        for budget in (10**9, 0):
+            loss = LeaveOutLoss(support, kernel=KERNELS[kernel], memory_budget=budget)
+            assert loss(bandwidth) == pytest.approx(expected, rel=1e-12)
+
+
+def normal_support(n: int = 400, d: int = 3, *, weighted: bool = False, spread: float = 1.2):
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(4, (n,), generator=generator)
+    centres = spread * torch.randn(4, d, generator=generator, dtype=torch.float64)
+    points = centres[codes] + torch.randn(n, d, generator=generator, dtype=torch.float64)
+    weights = torch.rand(n, generator=generator, dtype=torch.float64) + 0.1 if weighted else None
+    return sort_support(points, codes, 4, weights)
+
+
+def test_samples_scatter_around_the_whole_loss_by_their_standard_error():
+    points = normal_support(2_000)
+    whole = LeaveOutLoss(points)(0.6)
+    parts = [LeaveOutLoss(points, n_predicted=200, seed=seed) for seed in range(40)]
+    deviations = [(part(0.6) - whole) / part.standard_error(0.6) for part in parts]
+    # drawn without replacement from 2,000, so that they scatter by √0.9 of it
+    assert 0.6 < np.std(deviations) < 1.3
+    assert abs(np.mean(deviations)) < 0.6
+
+
+def test_the_bandwidth_of_a_sample_is_close_to_that_of_all():
+    points = normal_support(6_000, spread=0.8)
+    whole = search_bandwidth(LeaveOutLoss(points)).bandwidth
+    sampled = search_bandwidth(leave_out_loss(points)).bandwidth
+    assert sampled == pytest.approx(whole, rel=0.03)
+
+
+def test_the_only_member_of_a_class_costs_the_published_clip_at_every_bandwidth():
+    """23.03 = −log 1e-10."""
+    points, codes = torch.randn(7, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 0, 1, 1, 1, 2])
+    support = sort_support(points, codes, 3)
+    for make in (LeaveOutLoss, partial(LeaveOutLoss, n_predicted=7), leave_out_loss):
+        default, published = make(support), make(support, least_prob=MIN_PROB)
+        for bandwidth in (0.5, 2.0):
+            assert 7 * (default(bandwidth) - published(bandwidth)) == pytest.approx(math.log(100), rel=1e-9)
+
+
+def test_large_supports_are_sampled():
+    points = normal_support()
+    assert len(points) == 400
+    assert leave_out_loss(points, max_predicted=400)(0.5) == LeaveOutLoss(points)(0.5)
+    assert leave_out_loss(points, max_predicted=399)(0.5) == LeaveOutLoss(points, n_predicted=399)(0.5)
+    assert leave_out_loss(points, max_predicted=100)(0.5) != LeaveOutLoss(points)(0.5)
