@@ -147,7 +147,7 @@ def test_it_is_ready_before_the_search_that_is_due(path, problem, tmp_path, monk
         problem.labels[rows],
         **{name: part for name, part in inputs(path, rows, problem).items() if name == "logits"},
     )
-    for found, calibrator in ((early, live.frozen(search=False)), (late, live.frozen())):
+    for found, calibrator in ((early, live.snapshot(search=False)), (late, live.snapshot())):
         for one, other in zip(found, predicted(CalibratorPredictor(calibrator), path, problem), strict=True):
             np.testing.assert_array_equal(one, other)
     assert not np.array_equal(early[0], late[0])
