@@ -264,8 +264,6 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     classes_: NDArray[Any]
     n_features_in_: int
     _fingerprints: NDArray[np.uint64]  # of the rows of the fit, ascending
-    _private_results: ClassVar[frozenset[str]] = frozenset({"_fingerprints"})
-    """Attributes that ``fit`` sets beside those that end in ``_``."""
 
     @abstractmethod
     def fit(self, X: Any, y: Any) -> Self:

@@ -102,7 +102,6 @@ class KernelCalibrator(Calibrator):
     bandwidth_history_ = of_last_fit("history")
     bandwidth_curve_ = of_last_fit("curve")
     _fingerprints = of_fit("fingerprints")
-    _private_results: ClassVar[frozenset[str]] = frozenset({"_fit", "_table", "_kind"})
     _fit: Fit = field(init=False)
     _table: SampleTable | None = field(init=False)  # None if the support is not made of single samples
 
