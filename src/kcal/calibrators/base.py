@@ -140,7 +140,8 @@ class CalibrationModel(nn.Module):
         device = self.device
         inputs = [None if rows is None else rows.to(device) for rows in (embeddings, logits)]
         n_rows = next(len(rows) for rows in inputs if rows is not None)
-        step = max(1, self.max_block_entries // self.entries_per_row())
+        n_columns = 1 if logits is None else logits.shape[-1]
+        step = max(1, self.max_block_entries // max(self.entries_per_row(), n_columns))
         if n_rows <= step:
             return self(*inputs)  # type: ignore[no-any-return]
         blocks = [slice(start, start + step) for start in range(0, n_rows, step)]

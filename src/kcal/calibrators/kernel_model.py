@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -30,6 +30,8 @@ from kcal.validation import check_number, computing_dtype
 Buffers = Mapping[str, torch.Tensor | None]
 NO_BUFFERS: Buffers = MappingProxyType({})
 
+MAX_SUMS = 2**22
+"""Class sums of a block of predictions: kernel sums have smaller blocks of their own."""
 MAX_REFERENCES = 1_000
 """Calibration samples that queries are compared with: a random choice, if there are more."""
 COMPARED_ROWS = 100
@@ -77,6 +79,7 @@ class KernelModel(CalibrationModel):
     """
 
     holds_samples = True
+    max_block_entries: ClassVar[int] = MAX_SUMS
     points: torch.Tensor  # (n_points, d), sorted by class
     codes: torch.Tensor  # (n_points,), class of each point
     order: torch.Tensor  # (n_points,), position of each point in the fit
@@ -226,8 +229,8 @@ class KernelModel(CalibrationModel):
         return log_lengths(embeddings) if ignores_length(self.projection, embeddings[some].to(self.points)) else None
 
     def entries_per_row(self) -> int:
-        """Return the size of blocks: kernel sums have blocks of their own."""
-        return max(self.n_classes // 32, 1)
+        """Return the number of class sums of a row."""
+        return self.n_classes
 
     def prepare(self) -> None:
         """Compute what predictions share, before they are traced."""
