@@ -244,7 +244,7 @@ class KernelModel(CalibrationModel):
         return moved
 
     def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
-        super()._load_from_state_dict(*args, **options)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(*args, **options)
         self._prepare_anew()
 
     def _prepare_anew(self) -> None:

@@ -112,7 +112,7 @@ class KCalBlend(KernelCalibrator):
     method: ClassVar[str] = "kcal-blend"
     fit_options: ClassVar[frozenset[str]] = frozenset({"logits", "groups", "sample_weight", "classes", "ids"})
 
-    keeps_zero_weights: ClassVar[bool] = False
+    _keeps_zero_weights: ClassVar[bool] = False
     model_class = BlendModel
     weights_ = fitted("weights")
     shares_ = fitted("shares")
@@ -218,7 +218,7 @@ class KCalBlend(KernelCalibrator):
     @property
     def bandwidth_(self) -> float:
         """The bandwidth b of the kernel estimate."""
-        return float(self.estimate_of(self._built().model).bandwidth)
+        return float(self._estimate_of(self._built().model).bandwidth)
 
     @property
     def needs_logits_(self) -> bool:
@@ -251,7 +251,7 @@ class KCalBlend(KernelCalibrator):
             rows["logits"] = example_logits(n_rows, len(self.classes_), self.model_.config["representation"])
         return rows
 
-    def estimate_of(self, model: Any) -> KernelModel:
+    def _estimate_of(self, model: Any) -> KernelModel:
         """Return the kernel density estimate of a model."""
         estimate: KernelModel = model.estimate
         return estimate
