@@ -88,7 +88,7 @@ class KernelCalibrator(Calibrator):
     has_evidence: ClassVar[bool] = True
     has_explanations: ClassVar[bool] = True
     learns_online: ClassVar[bool] = True
-    keeps_zero_weights: ClassVar[bool] = True
+    _keeps_zero_weights: ClassVar[bool] = True
     """Whether samples of weight 0 are support points."""
     _private_results: ClassVar[tuple[str, ...]] = ("_fit", "_table", "_kind")
     prior: Any = None
@@ -116,7 +116,7 @@ class KernelCalibrator(Calibrator):
     @property
     def support_size_(self) -> int:
         """Number of support points."""
-        return len(self.estimate_of(self._latest().model).points)
+        return len(self._estimate_of(self._latest().model).points)
 
     # Predictions, evidence, explanations
 
@@ -141,7 +141,7 @@ class KernelCalibrator(Calibrator):
         return rows, None, kind
 
     @abstractmethod
-    def estimate_of(self, model: Any) -> KernelModel:
+    def _estimate_of(self, model: Any) -> KernelModel:
         """Return the kernel density estimate of a model."""
 
     def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ class KernelCalibrator(Calibrator):
 
         Low values mark queries far from all calibration samples; :meth:`evidence` puts them on a scale from 0 to 1.
         """
-        estimate = self.estimate_of(self._latest().model)
+        estimate = self._estimate_of(self._latest().model)
         rows, kind = self._check_rows(X)
         with torch.no_grad():
             return kind.give_back(estimate.log_density(estimate.class_sums(self.as_embeddings(rows))))
@@ -170,7 +170,7 @@ class KernelCalibrator(Calibrator):
         shares of the density and of the length, 2·min(F, 1 − F), becomes 1 − (1 − s)². Rows of the calibration set see
         themselves, and get too much.
         """
-        estimate = self.estimate_of(self._complete().model)
+        estimate = self._estimate_of(self._complete().model)
         rows, kind = self._check_rows(X)
         embeddings = self.as_embeddings(rows)
         with torch.no_grad():
@@ -192,7 +192,7 @@ class KernelCalibrator(Calibrator):
             Number of samples; fewer if the calibration set has fewer.
         """
         fit = self._latest()
-        estimate = self.estimate_of(fit.model)
+        estimate = self._estimate_of(fit.model)
         rows, scores, _ = self._check_inputs(fit, X, logits)
         check_integer(k, "k", minimum=1, maximum=10**9)
         n_points = len(estimate.points)
@@ -225,12 +225,12 @@ class KernelCalibrator(Calibrator):
 
         New rows like the calibration set have a :meth:`log_evidence` of the same distribution.
         """
-        log_densities: NDArray[np.float64] = self.estimate_of(self.model_).log_densities.cpu().numpy().copy()
+        log_densities: NDArray[np.float64] = self._estimate_of(self.model_).log_densities.cpu().numpy().copy()
         return log_densities
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up rows like those of the calibration set; their projections lie among the support points."""
-        estimate, n_features = self.estimate_of(self.model_), self.n_features_in_
+        estimate, n_features = self._estimate_of(self.model_), self.n_features_in_
         if self.inputs != "logits":
             return {"embeddings": example_rows(estimate, n_rows, n_features, self.as_embeddings)}
         rows = example_rows(estimate, n_rows, max(n_features, 2), self.as_embeddings)
@@ -428,7 +428,7 @@ class KernelCalibrator(Calibrator):
     def _columns(self, model: CalibrationModel, rows: torch.Tensor, scores: torch.Tensor | None) -> dict[str, Any]:
         """Return what the table keeps of checked rows."""
         embeddings = self.as_embeddings(rows)
-        points = self.estimate_of(model).project(embeddings)
+        points = self._estimate_of(model).project(embeddings)
         columns = {
             "points": points.cpu().numpy(),
             "fingerprints": row_fingerprints(rows),
@@ -460,7 +460,7 @@ class KernelCalibrator(Calibrator):
         table = self._checked_table()
         with table.lock:
             if "points" not in table.columns:
-                support = self.estimate_of(self._fit.model).support
+                support = self._estimate_of(self._fit.model).support
                 table.columns["points"] = support.in_original_order(support.points).cpu().numpy().copy()
         return table
 
@@ -495,7 +495,7 @@ class KernelCalibrator(Calibrator):
             samples, version, n_updates = table.samples(), table.version, table.n_updates
             fingerprints = np.concatenate([table.other_fingerprints, table.column("fingerprints")])
             log_lengths, groups = table.column("log_lengths"), table.column("groups") if self.has_groups_ else None
-        if not self.keeps_zero_weights and len(samples.counted) < len(samples):
+        if not self._keeps_zero_weights and len(samples.counted) < len(samples):
             log_lengths, groups = log_lengths[samples.counted], None if groups is None else groups[samples.counted]
             samples = samples.select(samples.counted)
         fit = self._rebuild(self._fit, samples, n_updates, search=search)
@@ -576,7 +576,7 @@ class KernelCalibrator(Calibrator):
         return values | {"samples": samples}, tensors | {"indices": torch.from_numpy(fit.indices)}
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
-        values, estimate = state.values, self.estimate_of(model)
+        values, estimate = state.values, self._estimate_of(model)
         estimate.check()
         prints, indices = (state.tensors[name].numpy() for name in ("fingerprints", "indices"))
         fingerprints, n_points = np.sort(prints.view(np.uint64)), len(estimate.points)
