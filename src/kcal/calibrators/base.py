@@ -373,7 +373,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _model_parts(
         cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
     ) -> dict[str, nn.Module]:
-        """Return modules that ``config`` cannot describe, from arguments of load; raise if one is missing or not used."""
+        """Return modules that ``config`` cannot describe, from arguments of load; raise if one is missing or unused."""
         for name in parts:
             raise LoadArgumentError(name, f"is not used by a saved {cls.__name__}", remedy="Leave it out.")
         return {}
