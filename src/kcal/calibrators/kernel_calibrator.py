@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
@@ -22,6 +23,7 @@ from kcal.calibrators.base import (
     CalibratorState,
     LoadArgumentError,
     Prediction,
+    Tensors,
 )
 from kcal.calibrators.compress import CompressionOptions, FindSize, check_target
 from kcal.calibrators.example_rows import example_rows
@@ -34,7 +36,7 @@ from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.kernels import BandwidthCurve
 from kcal.modes import with_gradients, without_autocast
 from kcal.progress import progress_bar
-from kcal.projection import OWN_MODULE, log_lengths
+from kcal.projection import OWN_MODULE, frozen_copy, log_lengths
 from kcal.samples import Samples
 from kcal.threads import threads_for
 from kcal.validation import (
@@ -554,8 +556,10 @@ class KernelCalibrator(Calibrator):
         return {**stored, "updates": updates}
 
     @classmethod
-    def _check_parts(cls, config: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-        super()._check_parts(config, {name: part for name, part in parts.items() if name != "projection"})
+    def _model_parts(
+        cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
+    ) -> dict[str, nn.Module]:
+        super()._model_parts(config, tensors, {name: part for name, part in parts.items() if name != "projection"})
         architecture = config.get("estimate", config)["projection"]
         if architecture == OWN_MODULE and "projection" not in parts:
             raise LoadArgumentError(
@@ -566,6 +570,7 @@ class KernelCalibrator(Calibrator):
         if architecture != OWN_MODULE and "projection" in parts:
             expected = f'is not needed: "{architecture}" is stored whole'
             raise LoadArgumentError("projection", expected, remedy="Leave it out.")
+        return {"module": frozen_copy(parts["projection"], tensors["points"])} if architecture == OWN_MODULE else {}
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fit, table = self._fit, self._table
@@ -577,6 +582,7 @@ class KernelCalibrator(Calibrator):
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
         values, estimate = state.values, self._estimate_of(model)
+        self._check_features(self.n_features_in_, estimate.config["n_features"])
         estimate.check()
         prints, indices = (state.tensors[name].numpy() for name in ("fingerprints", "indices"))
         fingerprints, n_points = np.sort(prints.view(np.uint64)), len(estimate.points)
