@@ -38,7 +38,7 @@ def probabilities(calibrator: Any) -> Any:
 def test_after_the_late_search_predictions_are_those_of_a_search_at_once(kind: type[Any]) -> None:
     live, at_once = (make(kind, 120, 240, make(kind, 0, 120)) for _ in range(2))
     live.refresh(search=False)
-    early = probabilities(live.frozen(search=False))
+    early = probabilities(live.snapshot(search=False))
     assert live.is_search_due_
     live.refresh()
     assert not live.is_search_due_
@@ -48,10 +48,10 @@ def test_after_the_late_search_predictions_are_those_of_a_search_at_once(kind: t
 
 def test_before_it_a_kcal_has_the_bandwidth_of_the_power_law() -> None:
     live = make(KCal, 120, 240, make(KCal, 0, 120))
-    early = live.frozen(search=False)
+    early = live.snapshot(search=False)
     record = early.bandwidth_history_[-1]
     assert (record.source, record.n_samples) == ("law", 240)
-    law = live.frozen().bandwidth_history_[0]
+    law = live.snapshot().bandwidth_history_[0]
     expected = law.bandwidth * (record.size / law.size) ** (-1 / (5 + 4))
     assert record.bandwidth == pytest.approx(expected)
     fixed = KCal(projection="identity", bandwidth=record.bandwidth).fit(ROWS, LABELS)
@@ -62,10 +62,10 @@ def test_before_it_a_blend_has_its_weights_and_all_samples() -> None:
     first = make(KCalBlend, 0, 120)
     weights = first.weights_
     live = make(KCalBlend, 120, 240, first)
-    early = live.frozen(search=False)
+    early = live.snapshot(search=False)
     assert early.weights_ == weights
     assert len(early.ids_) == 240
-    assert live.frozen().weights_ != weights
+    assert live.snapshot().weights_ != weights
 
 
 @pytest.mark.parametrize("kind", [KCal, KCalBlend])
@@ -73,13 +73,13 @@ def test_an_erasure_makes_no_search_and_loses_none(kind: type[Any]) -> None:
     live = make(kind, 120, 240, make(kind, 0, 120))
     live.forget([3])
     assert live.is_search_due_
-    assert 3 not in live.frozen(search=False).ids_
+    assert 3 not in live.snapshot(search=False).ids_
     at_once = make(kind, 120, 240, make(kind, 0, 120)).forget([3])
     np.testing.assert_array_equal(probabilities(live.refresh()), probabilities(at_once))
 
 
 def test_a_new_class_of_a_blend_has_weights_at_once() -> None:
     live = KCalBlend().fit(ROWS[:120], LABELS[:120])
-    new = live.partial_fit(ROWS[120:], np.where(LABELS[120:] == 1, 7, LABELS[120:])).frozen(search=False)
+    new = live.partial_fit(ROWS[120:], np.where(LABELS[120:] == 1, 7, LABELS[120:])).snapshot(search=False)
     assert new.classes_.tolist() == [0, 1, 2, 7]
     np.testing.assert_allclose(new.predict_proba(QUERIES).sum(axis=1), 1.0)
