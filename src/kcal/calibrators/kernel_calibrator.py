@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -197,6 +196,7 @@ class KernelCalibrator(Calibrator):
         estimate = self._estimate_of(fit.model)
         rows, scores, _ = self._check_inputs(fit, X, logits)
         check_integer(k, "k", minimum=1, maximum=10**9)
+        warn_of_known_rows(known_rows(fit, rows), self._known_rows_remedy)
         n_points = len(estimate.points)
         step = max(min(BLOCK_ROWS, BLOCK_ENTRIES // (min(k, n_points) * self.n_features_in_)), 1)
         blocks = [slice(start, start + step) for start in range(0, len(rows), step)]
@@ -327,7 +327,7 @@ class KernelCalibrator(Calibrator):
                 if fit.version != table.version:  # samples have changed meanwhile
                     fit = self._build(table, search=False)
                 table = table.copy()
-        other._fit, other._table = self._with_reference(fit), table
+        other._fit, other._table = replace(self._with_reference(fit), is_search_due=False), table
         return other
 
     # Samples that change
@@ -364,14 +364,19 @@ class KernelCalibrator(Calibrator):
         table = self._open_table()
         names = check_ids(ids, _length(ids)).tolist()
         with table.lock:
-            known = [name for name in names if name in table]
-            lost = table.erase(table.rows_of(known))  # also what was evicted under an id that is not known any more
-            fit = replace(self._fit, model=self._without_samples(self._fit.model))
-            self._fit = replace(fit, ids=np.empty(0, dtype=np.int64), indices=np.empty(0, dtype=np.int64), version=-1)
-            with suppress(KcalError):  # too few samples may be left: then predictions raise
-                self._fit = self._build(table, search=False)
+            unknown = [name for name in names if name not in table]
+            lost = table.erase(table.rows_of([] if unknown else names))  # and what is left of samples that were evicted
+        with table.building:  # other threads predict as before meanwhile
+            try:
+                built = self._build(table, search=False)
+            except KcalError:  # too few samples are left: predictions raise
+                model, nothing = self._without_samples(self._fit.model), np.empty(0, dtype=np.int64)
+                columns: dict[str, Any] = {"ids": nothing, "indices": nothing, "groups": None, "log_lengths": None}
+                fingerprints = np.sort(table.other_fingerprints)
+                built = replace(self._fit, model=model, fingerprints=fingerprints, **columns, version=-1)
+            self._fit = built
         self._warn_lost_classes(lost, table.classes)
-        table.rows_of(names[:0] if len(known) == len(names) else [name for name in names if name not in known])
+        table.rows_of(unknown)
         return self
 
     def refresh(self, *, search: bool = True) -> Self:
@@ -482,10 +487,7 @@ class KernelCalibrator(Calibrator):
             return fit
         try:
             while not is_current(self._fit, table, search=search):
-                n_erasures, built = table.n_erasures, self._build(table, search=search)
-                with table.lock:
-                    if table.n_erasures == n_erasures:  # nothing of what was erased meanwhile may come back
-                        self._fit = built
+                self._fit = self._build(table, search=search)
             return self._fit
         finally:
             table.building.release()
@@ -521,8 +523,10 @@ class KernelCalibrator(Calibrator):
         """Return the latest fit with the reference of its evidence, which predictions do not need."""
         fit = self._latest(search=search)
         complete = self._with_reference(fit)
-        if complete is not fit and self._fit is fit:
-            self._fit = complete
+        if complete is not fit and self._table is not None and self._table.building.acquire(blocking=False):
+            if self._fit is fit:  # nobody has changed it meanwhile, as an erasure does
+                self._fit = complete
+            self._table.building.release()
         return complete
 
     def _with_reference(self, fit: Fit) -> Fit:
