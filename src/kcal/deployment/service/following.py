@@ -32,7 +32,7 @@ def obstacle_to_following(calibrator: Calibrator) -> str:
         return f"the method {calibrator.method} does not learn online."
     try:
         _ = calibrator.has_groups_
-    except InvalidInputError as error:  # a compressed support, or a blend that was saved without logits
+    except InvalidInputError as error:  # a compressed support
         return str(error)
     return ""
 
