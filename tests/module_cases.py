@@ -54,14 +54,6 @@ def inputs_of(calibrator: Calibrator, embeddings: torch.Tensor, logits: torch.Te
     return (None if calibrator.inputs == "logits" else embeddings), (logits if calibrator.needs_logits_ else None)
 
 
-def predicted(calibrator: Calibrator, embeddings: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Return the calibrator's own probabilities."""
-    rows, scores = inputs_of(calibrator, embeddings, logits)
-    extra = {"logits": scores} if rows is not None and scores is not None else {}
-    probabilities: torch.Tensor = calibrator.predict_proba(scores if rows is None else rows, **extra)
-    return probabilities
-
-
 def first_rows(inputs: Inputs, size: int) -> Inputs:
     rows, scores = (None if part is None else part[:size] for part in inputs)
     return rows, scores

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kcal.calibrators.kcal.model import sorted_support
 from scipy.optimize import minimize
 from scipy.special import log_softmax, logsumexp, softmax
 
@@ -14,7 +15,6 @@ from kcal import KCal, KCalBlend, TemperatureScaling
 from kcal.calibrators.blend.kernel import choose_bandwidth
 from kcal.calibrators.blend.network import LeaveOut, fit_network, group_efficiency
 from kcal.calibrators.blend.pool import PSEUDO_COUNTS, SPREAD, fit_mixture, fit_pool
-from kcal.calibrators.kcal.model import sorted_support
 from kcal.datasets import load_example
 from kcal.metrics import negative_log_likelihood
 from kcal.samples import check_samples

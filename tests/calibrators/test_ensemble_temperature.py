@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kcal.calibrators.scaling.ensemble_temperature import fit_mixture
 
 from kcal import EnsembleTemperatureScaling, TemperatureScaling
-from kcal.calibrators.scaling.ensemble_temperature import fit_mixture
 
 
 def softmax(logits: Any) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kcal.calibrators.kcal.evidence import MAX_REFERENCES
 from scipy.stats import kstest
 from torch import nn
 
 from kcal import KCal, KCalBlend, KCalLogits, TemperatureScaling, TrainedProjection, load, save, train_projection
-from kcal.calibrators.kcal.evidence import MAX_REFERENCES
 from kcal.errors import FewSamplesWarning
 from kcal.projection import FastRecipe, ignores_length
 from kcal.projection.modules import SkipProjection, UnitLength

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
+from kcal.calibrators.logit_base import LogitCalibrator, to_log_probs
 
 from calibrator_checks import quick
 from kcal.calibrators.base import REPRESENTATIONS
-from kcal.calibrators.logit_base import LogitCalibrator, to_log_probs
 from kcal.calibrators.registry import METHODS
 from kcal.errors import FileFormatError, InvalidInputError
 

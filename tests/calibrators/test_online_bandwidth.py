@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 
 from kcal import KCal, MissingClassWarning, Updates, load, save
 from kcal.calibrators import BandwidthRecord
-from kcal.calibrators.kcal.bandwidth import BandwidthChoice
 from kcal.kernels import fit_bandwidth_law, get_kernel, search_near, size_of_rarest_class, sort_support
 
 GENERATOR = np.random.default_rng(0)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from kcal.calibrators.online.rows import SampleLog, SampleRows
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from kcal import KCal
 from kcal.calibrators.online.rows import SampleLog, SampleRows
 from kcal.calibrators.online.stream import Snapshot, Stream
+
+from kcal import KCal
 
 N_READERS = 8
 N_STATES = 6

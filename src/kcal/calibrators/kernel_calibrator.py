@@ -37,7 +37,15 @@ from kcal.progress import progress_bar
 from kcal.projection import OWN_MODULE, log_lengths
 from kcal.samples import Samples
 from kcal.threads import threads_for
-from kcal.validation import check_device, check_ids, check_integer, check_labels, row_fingerprints, shown
+from kcal.validation import (
+    check_device,
+    check_ids,
+    check_integer,
+    check_labels,
+    collect_classes,
+    row_fingerprints,
+    shown,
+)
 
 Index = NDArray[np.int64]
 
@@ -82,6 +90,7 @@ class KernelCalibrator(Calibrator):
     learns_online: ClassVar[bool] = True
     keeps_zero_weights: ClassVar[bool] = True
     """Whether samples of weight 0 are support points."""
+    _private_results: ClassVar[tuple[str, ...]] = ("_fit", "_table", "_kind")
     prior: Any = None
     seed: int = 0
     progress: bool | None = None
@@ -421,7 +430,7 @@ class KernelCalibrator(Calibrator):
         columns = self._columns(fit.model, rows, scores)
         with table.lock:
             self._check_new_classes(table, labels, "y")
-            check_given_classes(classes, table)
+            check_given_classes(classes, table, labels)
             options = {"ids": names, "groups": groups, "sample_weight": sample_weight}
             table.add(columns, labels, check_updates(self.updates), **options)
         return self
@@ -621,12 +630,12 @@ def known_rows(fit: Fit, rows: torch.Tensor) -> NDArray[np.bool_]:
     return known
 
 
-def check_given_classes(classes: Any, table: SampleTable) -> None:
+def check_given_classes(classes: Any, table: SampleTable, labels: NDArray[Any]) -> None:
     """Raise if classes of ``partial_fit`` are not known; a class that appears in the labels is added by itself."""
     if classes is None:
         return
-    known = set(table.labels) | set(table.classes.tolist())
-    unknown = [label for label in np.asarray(classes).reshape(-1).tolist() if label not in known]
+    known = set(table.labels) | set(labels.tolist())
+    unknown = [label for label in collect_classes([], classes).tolist() if label not in known]
     if unknown:
         expected = "must be those of the first call; a class that appears in y is added by itself"
         raise InvalidInputError("classes", expected, got=repr(unknown[0]))

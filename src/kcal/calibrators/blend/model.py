@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -21,7 +21,7 @@ from kcal.calibrators.blend.head import LinearHead
 from kcal.calibrators.blend.kernel import counts_of, log_estimate, log_scale_of
 from kcal.calibrators.blend.network import NetworkModel
 from kcal.calibrators.blend.pool import pool_log_probs
-from kcal.calibrators.kernel_model import Buffers, KernelModel, as_embeddings
+from kcal.calibrators.kernel_model import MAX_SUMS, Buffers, KernelModel, as_embeddings
 from kcal.calibrators.logits import required, to_log_probs
 from kcal.calibrators.refit import RidgeModel
 from kcal.kernels import ClassSums, SortedSupport
@@ -78,6 +78,7 @@ class BlendModel(CalibrationModel):
     """
 
     holds_samples = True
+    max_block_entries: ClassVar[int] = MAX_SUMS
     exponents: torch.Tensor  # w, of network, refit and kernel estimate
     shares_of_parts: torch.Tensor  # λ, of the pool, network, refit and kernel estimate
     centre: torch.Tensor  # (d,), of the calibration points
@@ -215,7 +216,7 @@ class BlendModel(CalibrationModel):
         return self.with_estimate(self.estimate.with_support(support), log_scale=log_scale)
 
     def entries_per_row(self) -> int:
-        """Return the size of blocks: as large as those of kernel sums."""
+        """Return the number of class sums of a row."""
         return self.estimate.entries_per_row()
 
     def prepare(self) -> None:
