@@ -315,10 +315,11 @@ class KernelCalibrator(Calibrator):
         self._fit = replace(fit, model=deepcopy(fit.model).to(place))
         return self
 
-    def snapshot(self, *, search: bool = True) -> Self:
+    def snapshot(self, *, search: bool = True, ids: Any = None) -> Self:
         """Return a fitted calibrator with the present samples that later updates do not change.
 
-        Without ``search``, a search (of a blend: a fit) that is due is left out.
+        Without ``search``, a search (of a blend: a fit) that is due is left out. ``ids`` are new identifiers of the
+        samples, in the order of ``current_ids_``.
         """
         fit, table = self._complete(search=search), self._table
         other = copy(self)
@@ -328,7 +329,17 @@ class KernelCalibrator(Calibrator):
                     fit = self._build(table, search=False)
                 table = table.copy()
         other._fit, other._table = replace(self._with_reference(fit), is_search_due=False), table
-        return other
+        return other if ids is None else other._rename(ids)
+
+    def _rename(self, ids: Any) -> Self:
+        """Give the samples other ids; for a calibrator that no other thread has."""
+        table, fit = self._checked_table(), self._fit
+        names = check_ids(ids, len(table)).tolist()
+        new = dict(zip(table.current_ids(), names, strict=True))
+        before = fit.indices if fit.ids is None else fit.ids
+        self._fit = replace(fit, ids=np.array([new[name] for name in before.tolist()]))
+        table.rename(names)
+        return self
 
     # Samples that change
 

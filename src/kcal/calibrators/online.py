@@ -255,6 +255,12 @@ class SampleTable:
         rows = np.flatnonzero(self.present[: self.n_rows])
         return [self.ids[row] for row in rows.tolist()]
 
+    def rename(self, ids: Sequence[Any]) -> None:
+        """Give the samples that count other ids, in the order of their arrival."""
+        self._compact()
+        self.ids, self.has_own_ids = list(ids), True
+        self._index()
+
     def samples(self) -> Samples:
         """Return the samples that count, with their points as embeddings; raise if none has a positive weight."""
         position = encode_labels(np.array(self.labels), self.classes)

@@ -120,14 +120,13 @@ def test_it_is_ready_before_the_search_that_is_due(path, problem, tmp_path, monk
     with CalibrationStore(tmp_path / "feedback.db") as store:
         store.append(ClassifierOutputs(**inputs(path, rows, problem), labels=problem.labels[rows], ids=names))
     kind, may_search = type(load(path)), threading.Event()
-    method = "_search" if kind is KCal else "_refitted"
-    original = getattr(kind, method)
+    original = kind.refresh
 
-    def waiting(*arguments: Any) -> Any:
-        assert may_search.wait(PATIENCE)
-        return original(*arguments)
+    def waiting(calibrator: Any, *, search: bool = True) -> Any:
+        assert not search or may_search.wait(PATIENCE)
+        return original(calibrator, search=search)
 
-    monkeypatch.setattr(kind, method, waiting)
+    monkeypatch.setattr(kind, "refresh", waiting)
 
     async def story():
         async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
