@@ -12,7 +12,6 @@ from rich.table import Table
 from benchmarks.measuring import extra_memory, take_turns, typical
 from benchmarks.plain import bare_sums, broadcast_posteriors, cdist_posteriors
 from kcal.kernels import SortedSupport, class_posteriors, sort_support
-from kcal.kernels.sums import QUERY_BLOCK, SUPPORT_BLOCK
 
 SIZES = [(5_000, 10_000, 32, 10), (5_000, 10_000, 32, 100), (25_000, 5_000, 128, 1_000)]
 MANY = [(1_000_000, 1_000, 32, 10), (1_000, 1_000_000, 32, 10), (10_000, 100_000, 32, 1_000)]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kcal.calibrators.kcal.model import sorted_support
 from scipy.optimize import minimize
 from scipy.special import log_softmax, logsumexp, softmax
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kcal.calibrators.kcal.evidence import MAX_REFERENCES
 from scipy.stats import kstest
 from torch import nn
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kcal.calibrators.online.rows import MIN_ROWS
 from sklearn.base import clone
 
 from kcal import InvalidInputError, KCal, KCalLogits, KcalWarning, MissingClassWarning, Updates, load, save
