@@ -74,8 +74,8 @@ class DensityAwareCalibration(TwoInputCalibrator):
     set, or in the calibration set without the sample (and its group) if no training set is given. The original (Tomani,
     Waseda, Shen and Cremers, 2023) sums such terms over several layers; here it is the one layer of the embeddings.
     w₁ ≥ 0 and w₀ ≥ 0.01 minimise the log-loss plus the mean penalty of log T(x_i) by the prior of
-    :class:`TemperatureScaling`: with w₁ = 0 this is temperature scaling. What the distance adds on average, w₁ times the
-    mean of s, has an exponential prior with mean 0.1. It is meant for data unlike the calibration set.
+    :class:`TemperatureScaling`: with w₁ = 0 this is temperature scaling. What the distance adds on average, w₁ times
+    the mean of s, has an exponential prior with mean 0.1. It is meant for data unlike the calibration set.
 
     The model contains the embeddings of the training set, or else of the calibration set, divided by their length.
 
