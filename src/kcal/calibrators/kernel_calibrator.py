@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
@@ -22,6 +22,7 @@ from kcal.calibrators.base import (
     CalibratorState,
     LoadArgumentError,
     Prediction,
+    Tensors,
 )
 from kcal.calibrators.compress import CompressionOptions, FindSize, check_target
 from kcal.calibrators.example_rows import example_rows
@@ -34,10 +35,18 @@ from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.kernels import BandwidthCurve
 from kcal.modes import with_gradients, without_autocast
 from kcal.progress import progress_bar
-from kcal.projection import OWN_MODULE, log_lengths
+from kcal.projection import OWN_MODULE, frozen_copy, log_lengths
 from kcal.samples import Samples
 from kcal.threads import threads_for
-from kcal.validation import check_device, check_ids, check_integer, check_labels, row_fingerprints, shown
+from kcal.validation import (
+    check_device,
+    check_ids,
+    check_integer,
+    check_labels,
+    collect_classes,
+    row_fingerprints,
+    shown,
+)
 
 Index = NDArray[np.int64]
 
@@ -82,6 +91,7 @@ class KernelCalibrator(Calibrator):
     learns_online: ClassVar[bool] = True
     _keeps_zero_weights: ClassVar[bool] = True
     """Whether samples of weight 0 are support points."""
+    _private_results: ClassVar[tuple[str, ...]] = ("_fit", "_table", "_kind")
     prior: Any = None
     seed: int = 0
     progress: bool | None = None
@@ -93,7 +103,6 @@ class KernelCalibrator(Calibrator):
     bandwidth_history_ = of_last_fit("history")
     bandwidth_curve_ = of_last_fit("curve")
     _fingerprints = of_fit("fingerprints")
-    _private_results: ClassVar[frozenset[str]] = frozenset({"_fit", "_table", "_kind"})
     _fit: Fit = field(init=False)
     _table: SampleTable | None = field(init=False)  # None if the support is not made of single samples
 
@@ -187,6 +196,7 @@ class KernelCalibrator(Calibrator):
         estimate = self._estimate_of(fit.model)
         rows, scores, _ = self._check_inputs(fit, X, logits)
         check_integer(k, "k", minimum=1, maximum=10**9)
+        warn_of_known_rows(known_rows(fit, rows), self._known_rows_remedy)
         n_points = len(estimate.points)
         step = max(min(BLOCK_ROWS, BLOCK_ENTRIES // (min(k, n_points) * self.n_features_in_)), 1)
         blocks = [slice(start, start + step) for start in range(0, len(rows), step)]
@@ -305,10 +315,11 @@ class KernelCalibrator(Calibrator):
         self._fit = replace(fit, model=deepcopy(fit.model).to(place))
         return self
 
-    def snapshot(self, *, search: bool = True) -> Self:
+    def snapshot(self, *, search: bool = True, ids: Any = None) -> Self:
         """Return a fitted calibrator with the present samples that later updates do not change.
 
-        Without ``search``, a search (of a blend: a fit) that is due is left out.
+        Without ``search``, a search (of a blend: a fit) that is due is left out. ``ids`` are new identifiers of the
+        samples, in the order of ``current_ids_``.
         """
         fit, table = self._complete(search=search), self._table
         other = copy(self)
@@ -317,8 +328,18 @@ class KernelCalibrator(Calibrator):
                 if fit.version != table.version:  # samples have changed meanwhile
                     fit = self._build(table, search=False)
                 table = table.copy()
-        other._fit, other._table = self._with_reference(fit), table
-        return other
+        other._fit, other._table = replace(self._with_reference(fit), is_search_due=False), table
+        return other if ids is None else other._rename(ids)
+
+    def _rename(self, ids: Any) -> Self:
+        """Give the samples other ids; for a calibrator that no other thread has."""
+        table, fit = self._checked_table(), self._fit
+        names = check_ids(ids, len(table)).tolist()
+        new = dict(zip(table.current_ids(), names, strict=True))
+        before = fit.indices if fit.ids is None else fit.ids
+        self._fit = replace(fit, ids=np.array([new[name] for name in before.tolist()]))
+        table.rename(names)
+        return self
 
     # Samples that change
 
@@ -354,14 +375,19 @@ class KernelCalibrator(Calibrator):
         table = self._open_table()
         names = check_ids(ids, _length(ids)).tolist()
         with table.lock:
-            known = [name for name in names if name in table]
-            lost = table.erase(table.rows_of(known))  # also what was evicted under an id that is not known any more
-            fit = replace(self._fit, model=self._without_samples(self._fit.model))
-            self._fit = replace(fit, ids=np.empty(0, dtype=np.int64), indices=np.empty(0, dtype=np.int64), version=-1)
-            with suppress(KcalError):  # too few samples may be left: then predictions raise
-                self._fit = self._build(table, search=False)
+            unknown = [name for name in names if name not in table]
+            lost = table.erase(table.rows_of([] if unknown else names))  # and what is left of samples that were evicted
+        with table.building:  # other threads predict as before meanwhile
+            try:
+                built = self._build(table, search=False)
+            except KcalError:  # too few samples are left: predictions raise
+                model, nothing = self._without_samples(self._fit.model), np.empty(0, dtype=np.int64)
+                columns: dict[str, Any] = {"ids": nothing, "indices": nothing, "groups": None, "log_lengths": None}
+                fingerprints = np.sort(table.other_fingerprints)
+                built = replace(self._fit, model=model, fingerprints=fingerprints, **columns, version=-1)
+            self._fit = built
         self._warn_lost_classes(lost, table.classes)
-        table.rows_of(names[:0] if len(known) == len(names) else [name for name in names if name not in known])
+        table.rows_of(unknown)
         return self
 
     def refresh(self, *, search: bool = True) -> Self:
@@ -411,7 +437,7 @@ class KernelCalibrator(Calibrator):
         columns = self._columns(fit.model, rows, scores)
         with table.lock:
             self._check_new_classes(table, labels, "y")
-            check_given_classes(classes, table)
+            check_given_classes(classes, table, labels)
             options = {"ids": names, "groups": groups, "sample_weight": sample_weight}
             table.add(columns, labels, check_updates(self.updates), **options)
         return self
@@ -472,10 +498,7 @@ class KernelCalibrator(Calibrator):
             return fit
         try:
             while not is_current(self._fit, table, search=search):
-                n_erasures, built = table.n_erasures, self._build(table, search=search)
-                with table.lock:
-                    if table.n_erasures == n_erasures:  # nothing of what was erased meanwhile may come back
-                        self._fit = built
+                self._fit = self._build(table, search=search)
             return self._fit
         finally:
             table.building.release()
@@ -511,8 +534,10 @@ class KernelCalibrator(Calibrator):
         """Return the latest fit with the reference of its evidence, which predictions do not need."""
         fit = self._latest(search=search)
         complete = self._with_reference(fit)
-        if complete is not fit and self._fit is fit:
-            self._fit = complete
+        if complete is not fit and self._table is not None and self._table.building.acquire(blocking=False):
+            if self._fit is fit:  # nobody has changed it meanwhile, as an erasure does
+                self._fit = complete
+            self._table.building.release()
         return complete
 
     def _with_reference(self, fit: Fit) -> Fit:
@@ -546,8 +571,10 @@ class KernelCalibrator(Calibrator):
         return {**stored, "updates": updates}
 
     @classmethod
-    def _check_parts(cls, config: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-        super()._check_parts(config, {name: part for name, part in parts.items() if name != "projection"})
+    def _model_parts(
+        cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
+    ) -> dict[str, nn.Module]:
+        super()._model_parts(config, tensors, {name: part for name, part in parts.items() if name != "projection"})
         architecture = config.get("estimate", config)["projection"]
         if architecture == OWN_MODULE and "projection" not in parts:
             raise LoadArgumentError(
@@ -558,6 +585,7 @@ class KernelCalibrator(Calibrator):
         if architecture != OWN_MODULE and "projection" in parts:
             expected = f'is not needed: "{architecture}" is stored whole'
             raise LoadArgumentError("projection", expected, remedy="Leave it out.")
+        return {"module": frozen_copy(parts["projection"], tensors["points"])} if architecture == OWN_MODULE else {}
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fit, table = self._fit, self._table
@@ -569,6 +597,7 @@ class KernelCalibrator(Calibrator):
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
         values, estimate = state.values, self._estimate_of(model)
+        self._check_features(self.n_features_in_, estimate.config["n_features"])
         estimate.check()
         prints, indices = (state.tensors[name].numpy() for name in ("fingerprints", "indices"))
         fingerprints, n_points = np.sort(prints.view(np.uint64)), len(estimate.points)
@@ -611,12 +640,12 @@ def known_rows(fit: Fit, rows: torch.Tensor) -> NDArray[np.bool_]:
     return known
 
 
-def check_given_classes(classes: Any, table: SampleTable) -> None:
+def check_given_classes(classes: Any, table: SampleTable, labels: NDArray[Any]) -> None:
     """Raise if classes of ``partial_fit`` are not known; a class that appears in the labels is added by itself."""
     if classes is None:
         return
-    known = set(table.labels) | set(table.classes.tolist())
-    unknown = [label for label in np.asarray(classes).reshape(-1).tolist() if label not in known]
+    known = set(table.labels) | set(labels.tolist())
+    unknown = [label for label in collect_classes([], classes).tolist() if label not in known]
     if unknown:
         expected = "must be those of the first call; a class that appears in y is added by itself"
         raise InvalidInputError("classes", expected, got=repr(unknown[0]))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -30,6 +30,8 @@ from kcal.validation import check_number, computing_dtype
 Buffers = Mapping[str, torch.Tensor | None]
 NO_BUFFERS: Buffers = MappingProxyType({})
 
+MAX_SUMS = 2**22
+"""Class sums of a block of predictions: kernel sums have smaller blocks of their own."""
 MAX_REFERENCES = 1_000
 """Calibration samples that queries are compared with: a random choice, if there are more."""
 COMPARED_ROWS = 100
@@ -77,6 +79,7 @@ class KernelModel(CalibrationModel):
     """
 
     holds_samples = True
+    max_block_entries: ClassVar[int] = MAX_SUMS
     points: torch.Tensor  # (n_points, d), sorted by class
     codes: torch.Tensor  # (n_points,), class of each point
     order: torch.Tensor  # (n_points,), position of each point in the fit
@@ -184,8 +187,7 @@ class KernelModel(CalibrationModel):
     def log_density(self, sums: ClassSums) -> torch.Tensor:
         """Return the log density of the calibration set, (n,), from class sums."""
         volume = get_kernel(self.kernel).log_volume(self.bandwidth, self.dimension)
-        log_volume = torch.tensor(self.prepared.support.log_total_weight + volume, dtype=torch.float64)
-        return sums.log_densities(log_volume)[0]
+        return sums.log_densities(sums.offsets.new_tensor(self.prepared.support.log_total_weight + volume))[0]
 
     def evidence(self, sums: ClassSums, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each embedding, (n,), from its class sums."""
@@ -195,8 +197,8 @@ class KernelModel(CalibrationModel):
     def with_support(self, support: SortedSupport, *, tensors: Buffers = NO_BUFFERS, **config: Any) -> Self:
         """Return the model with other samples and other buffers, without a reference of the evidence."""
         given, buffers = support_state(support)
-        buffers["log_densities"] = self.log_densities[:0]
-        buffers["log_lengths"] = None if self.log_lengths is None else self.log_lengths[:0]
+        buffers["log_densities"] = self.log_densities.new_empty(0)
+        buffers["log_lengths"] = None if self.log_lengths is None else self.log_lengths.new_empty(0)
         return self.changed({**buffers, **tensors}, n_references=0, **given, **config)
 
     def with_reference(self, lengths: torch.Tensor | None, groups: torch.Tensor | None) -> Self:
@@ -218,7 +220,7 @@ class KernelModel(CalibrationModel):
 
     def comparing_lengths(self, compares: bool) -> Self:
         """Return a model without a reference, whose evidence is to compare lengths, or not."""
-        lengths = self.log_densities[:0] if compares else None
+        lengths = self.log_densities.new_empty(0) if compares else None
         return self.changed({"log_lengths": lengths}, compares_lengths=compares)
 
     def compared_lengths(self, embeddings: torch.Tensor) -> torch.Tensor | None:
@@ -227,8 +229,8 @@ class KernelModel(CalibrationModel):
         return log_lengths(embeddings) if ignores_length(self.projection, embeddings[some].to(self.points)) else None
 
     def entries_per_row(self) -> int:
-        """Return the size of blocks: kernel sums have blocks of their own."""
-        return max(self.n_classes // 32, 1)
+        """Return the number of class sums of a row."""
+        return self.n_classes
 
     def prepare(self) -> None:
         """Compute what predictions share, before they are traced."""

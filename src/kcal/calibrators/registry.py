@@ -25,7 +25,7 @@ from kcal.calibrators.one_vs_rest import (
     ScalingBinning,
     VennAbers,
 )
-from kcal.calibrators.scaling import Uncalibrated as OrderPreservingCalibration  # noqa: I001
+from kcal.calibrators.order_preserving import OrderPreservingCalibration
 from kcal.calibrators.refit import LastLayerRefit
 from kcal.calibrators.scaling import (
     EnsembleTemperatureScaling,

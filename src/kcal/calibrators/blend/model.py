@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch import nn
 from kcal.calibrators.base import CalibrationModel
 from kcal.calibrators.blend.network import NetworkModel
 from kcal.calibrators.blend.pool import pool_log_probs
-from kcal.calibrators.kernel_model import KernelModel, as_embeddings
+from kcal.calibrators.kernel_model import MAX_SUMS, KernelModel, as_embeddings
 from kcal.calibrators.logits import required, to_log_probs
 from kcal.calibrators.refit import RidgeModel
 from kcal.embeddings.layer_calls import CONVOLUTIONS
@@ -74,6 +74,7 @@ class BlendModel(CalibrationModel):
     """
 
     holds_samples = True
+    max_block_entries: ClassVar[int] = MAX_SUMS
     exponents: torch.Tensor  # w, (3,), of network, refit and kernel estimate
     mixture: torch.Tensor  # λ, (4,), of the pool, network, refit and kernel estimate
     background: torch.Tensor  # β
@@ -201,7 +202,7 @@ class BlendModel(CalibrationModel):
         return changed.changed({"log_scale": torch.full_like(self.log_scale, log_scale)})
 
     def entries_per_row(self) -> int:
-        """Return the size of blocks: as large as those of kernel sums."""
+        """Return the number of class sums of a row."""
         return self.estimate.entries_per_row()
 
     def prepare(self) -> None:
