@@ -40,8 +40,8 @@ RESOLUTION = 1e-4
 """Largest rounding error of an exponent: log odds of two classes are off by no more than about twice this."""
 QUERY_RADII = 1.0
 """Distance of queries, in units of the support's radius, for which single precision is enough if it is used."""
-BANDWIDTH_RANGE = 1e60
-"""Largest ratio of a bandwidth to the radius of the support, or of the radius to a bandwidth."""
+MAX_BANDWIDTH, MAX_RADII = 1e140, 1e60
+"""Bounds of a bandwidth, and of the radius of the support in units of it: their squares are finite."""
 FARTHEST_QUERY = 1e15
 """Distance of queries, in units of the support's radius or the bandwidth, to which those beyond it are moved."""
 MAX_SQUARES = 6
@@ -141,9 +141,9 @@ class ScaledSupport:
 
     @cached_property
     def clipped(self) -> list[float]:
-        """Bandwidths whose squares, in units of the radius, are neither 0 nor infinite."""
-        least, most = self.radius / BANDWIDTH_RANGE, self.radius * BANDWIDTH_RANGE
-        return [min(max(bandwidth, least), most) for bandwidth in self.bandwidths]
+        """Bandwidths by which squares of distances can be divided."""
+        least = self.support.radius / MAX_RADII
+        return [min(max(bandwidth, least), MAX_BANDWIDTH) for bandwidth in self.bandwidths]
 
     @cached_property
     def unit(self) -> float:
