@@ -18,6 +18,7 @@ from torch import nn
 
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import without_autocast
+from kcal.samples import Samples
 from kcal.validation import (
     ArrayKind,
     check_choice,
@@ -522,6 +523,13 @@ def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
             got=f"1 class, {classes.tolist()[0]!r}",
             remedy="Pass classes= with every class of the problem if the calibration set holds only one of them.",
         )
+
+
+def check_two_parts(samples: Samples) -> None:
+    """Raise if there are not two samples, or groups, of which one is predicted from the other."""
+    if samples.n_parts < 2:
+        name, unit = ("X", "samples") if samples.groups is None else ("groups", "groups")
+        raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
 
 
 def plain(value: Any) -> Any:

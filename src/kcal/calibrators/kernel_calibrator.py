@@ -440,6 +440,8 @@ class KernelCalibrator(Calibrator):
             check_given_classes(classes, table, labels)
             options = {"ids": names, "groups": groups, "sample_weight": sample_weight}
             table.add(columns, labels, check_updates(self.updates), **options)
+            if not self._keeps_zero_weights and sample_weight is not None:
+                table.drop_weightless(len(labels))
         return self
 
     @without_autocast()

@@ -25,6 +25,7 @@ from kcal.calibrators.base import (
     Calibrator,
     CalibratorState,
     Prediction,
+    check_two_parts,
     example_logits,
 )
 from kcal.calibrators.class_scores import network_log_probs, sort_classes, unsort_classes
@@ -159,9 +160,8 @@ class LogitCalibrator(Calibrator):
         embeddings = None if self.inputs == "logits" else rows.cpu()
         samples = check_samples(embeddings, y, logits=log_probs.cpu(), classes=labels, **given)
         samples = samples.select(samples.counted)  # a weight of 0 leaves a sample out
-        if self.inputs == "both" and samples.n_parts < 2:
-            name, unit = ("X", "samples") if samples.groups is None else ("groups", "groups")
-            raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
+        if self.inputs == "both":
+            check_two_parts(samples)
         warn_without_errors(samples.logits, samples.codes)
         if self.fits_each_class:
             warn_of_missing_classes(labels, samples.class_weights())

@@ -345,6 +345,12 @@ class SampleTable:
         self._changed()
         return self._lost(before)
 
+    def drop_weightless(self, n_new: int) -> None:
+        """Let samples of weight 0 among the latest ``n_new`` no longer count."""
+        rows = np.arange(max(self.n_rows - n_new, 0), self.n_rows)
+        for row in rows[self.present[rows] & np.isneginf(self.columns["log_weights"][rows])].tolist():
+            self._drop(row)
+
     def erase(self, rows: Index) -> list[Any]:
         """Remove rows and every trace of them, and of those that left before; return labels without a sample now."""
         before = self.columns["codes"][rows]

@@ -40,6 +40,8 @@ RESOLUTION = 1e-4
 """Largest rounding error of an exponent: log odds of two classes are off by no more than about twice this."""
 QUERY_RADII = 1.0
 """Distance of queries, in units of the support's radius, for which single precision is enough if it is used."""
+MAX_BANDWIDTH, MAX_RADII = 1e140, 1e60
+"""Bounds of a bandwidth, and of the radius of the support in units of it: their squares are finite."""
 FARTHEST_QUERY = 1e15
 """Distance of queries, in units of the support's radius or the bandwidth, to which those beyond it are moved."""
 MAX_SQUARES = 6
@@ -128,7 +130,7 @@ class ScaledSupport:
     def dtype(self) -> torch.dtype:
         """Precision of the products."""
         error = torch.finfo(self.support.points.dtype).eps * (1.0 + QUERY_RADII) * self.radius**2
-        length = min(self.bandwidths) * sqrt(self.support.dimension)
+        length = min(self.clipped) * sqrt(self.support.dimension)
         is_enough = self.kernel.log_linear and error <= RESOLUTION * length**2
         return self.support.points.dtype if is_enough else torch.float64
 
@@ -138,15 +140,21 @@ class ScaledSupport:
         return max(self.support.radius, sqrt(sqrt(torch.finfo(torch.float64).tiny)))
 
     @cached_property
+    def clipped(self) -> list[float]:
+        """Bandwidths by which squares of distances can be divided."""
+        least = self.support.radius / MAX_RADII
+        return [min(max(bandwidth, least), MAX_BANDWIDTH) for bandwidth in self.bandwidths]
+
+    @cached_property
     def unit(self) -> float:
         """Factor of lengths: exponents of a log-linear kernel at the widest bandwidth are then powers of 2."""
-        unit = 1.0 / (sqrt(self.support.dimension) * max(self.bandwidths))
+        unit = 1.0 / (sqrt(self.support.dimension) * max(self.clipped))
         return unit * sqrt(LOG2_E) if self.kernel.log_linear else unit
 
     @cached_property
     def rates(self) -> list[float]:
         """Factor of −½‖z − q‖² in the exponents at each bandwidth."""
-        return [(max(self.bandwidths) / bandwidth) ** 2 for bandwidth in self.bandwidths]
+        return [(max(self.clipped) / bandwidth) ** 2 for bandwidth in self.clipped]
 
     @cached_property
     def steps(self) -> list[tuple[int, int]]:

@@ -10,7 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.base import EXAMPLE_ROWS, CalibratorState, check_at_least_two, example_logits, fitted
+from kcal.calibrators.base import (
+    EXAMPLE_ROWS,
+    CalibratorState,
+    check_at_least_two,
+    check_two_parts,
+    example_logits,
+    fitted,
+)
 from kcal.calibrators.blend.attribution import attribute_blend
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel, LinearHead
@@ -156,9 +163,7 @@ class KCalBlend(KernelCalibrator):
         samples = check_samples(rows, y, logits=scores, **options)
         check_at_least_two(samples.classes, type(self).__name__)
         samples = samples.select(samples.counted)
-        if samples.n_parts < 2:
-            name, unit = ("X", "samples") if groups is None else ("groups", "groups")
-            raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
+        check_two_parts(samples)
         if scores is None:
             warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
         else:

@@ -53,12 +53,9 @@ def fit_blend(
     ``points``, (n, d), are their projected embeddings; ``log_probs``, (n, n_classes) in float64, are those of the
     network, None without logits; ``config`` is the metric and the representation of logits.
     """
-    n_classes = samples.n_classes
-    codes = torch.from_numpy(samples.codes)
+    codes, n_classes = torch.from_numpy(samples.codes), samples.n_classes
     scores = torch.zeros(len(codes), n_classes, dtype=torch.float64) if log_probs is None else log_probs
-    groups = None
-    if samples.groups is not None:
-        groups = torch.from_numpy(np.unique(samples.groups, return_inverse=True)[1].reshape(-1))
+    groups = None if samples.groups is None else torch.from_numpy(samples.groups)
     leave_out = LeaveOut(torch.from_numpy(samples.weights), groups)
     index = torch.from_numpy(samples.spread_index(max(MAX_ENTRIES // n_classes, 2)))
 
@@ -69,40 +66,46 @@ def fit_blend(
     estimate = KernelModel.of(projection, support, points.shape[1], bandwidth=bandwidth, kernel=KERNEL)
     log_scale = log_scale_of(support, len(codes))
     counts = leave_out_counts(estimate, samples, index, log_scale)
+    weights = leave_out.weights[index] * (len(codes) / len(index))
+    combination = combine(of_network, of_refit, counts, background, codes[index], weights)
 
-    of_network = of_network.clamp_min(MIN_PROB)
-    pool_background = POOL_SHARE * float(counts.sum(dim=1).median().clamp_min(MIN_COUNT))
-    log_experts = torch.stack(
-        [of_network.log(), of_refit.clamp_min(np.log(MIN_PROB)), log_estimate(counts, of_network, pool_background)]
-    )
-    estimated = log_estimate(counts, of_network, background)
-    own, weights = codes[index], leave_out.weights[index]
-    weights = weights * (len(codes) / len(index))
-    exponents = fit_pool(log_experts, own, weights)
-    parts = torch.stack([pool_log_probs(exponents, log_experts), *log_experts[:2], estimated]).exp()
-    own_probs = parts.gather(2, own.expand(4, -1)[:, :, None])[:, :, 0]
-    shares = fit_mixture(own_probs, weights)
-    mean_loss, centre = weights / weights.sum(), points.cpu().double().mean(dim=0)
+    centre = points.cpu().double().mean(dim=0)
     totals, expected = torch.from_numpy(samples.class_weights()), network.probs(scores).mean(dim=0)
-    numbers = {
+    tensors = combination | {
         "background": background,
-        "pool_background": pool_background,
         "log_scale": log_scale,
         "min_log_prob": scores.min(),
-        "radius": (points.cpu().double() - centre).norm(dim=1).max(),
-        "loss": -(mean_loss @ (shares @ own_probs).log()),
-        "network_loss": -(mean_loss @ own_probs[1].log()),
-    }
-    tensors = {name: torch.as_tensor(number, dtype=torch.float64) for name, number in numbers.items()} | {
-        "exponents": exponents,
-        "mixture": shares,
         "centre": centre,
+        "radius": (points.cpu().double() - centre).norm(dim=1).max(),
         "frequencies": (totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
         "prior": prior,
     }
     config |= {"has_logits": log_probs is not None, "has_prior": prior is not None}
-    named = {"estimate": estimate, "network": network, "refit": refit, "head": head}
-    return BlendModel.of(tensors, named, **config)
+    parts = {"estimate": estimate, "network": network, "refit": refit, "head": head}
+    return BlendModel.of(tensors, parts, **config)
+
+
+def combine(
+    network: torch.Tensor,
+    log_refit: torch.Tensor,
+    counts: torch.Tensor,
+    background: float,
+    codes: torch.Tensor,
+    weights: torch.Tensor,
+) -> dict[str, Any]:
+    """Return exponents and shares of out-of-fold predictions, (n, n_classes), of samples, and the losses with them."""
+    network = network.clamp_min(MIN_PROB)
+    pool_background = POOL_SHARE * float(counts.sum(dim=1).median().clamp_min(MIN_COUNT))
+    log_refit = log_refit.clamp_min(np.log(MIN_PROB))
+    log_experts = torch.stack([network.log(), log_refit, log_estimate(counts, network, pool_background)])
+    exponents = fit_pool(log_experts, codes, weights)
+    estimate = log_estimate(counts, network, background)
+    parts = torch.stack([pool_log_probs(exponents, log_experts), *log_experts[:2], estimate]).exp()
+    own_probs = parts.gather(2, codes.expand(4, -1)[:, :, None])[:, :, 0]
+    mixture = fit_mixture(own_probs, weights)
+    losses = -(torch.stack([mixture @ own_probs, own_probs[1]]).log() @ weights) / weights.sum()
+    combination = {"exponents": exponents, "mixture": mixture, "pool_background": pool_background}
+    return combination | {"loss": losses[0], "network_loss": losses[1]}
 
 
 def fit_refit(

@@ -25,7 +25,7 @@ from torch import nn
 from kcal.calibrators.base import CalibrationModel
 from kcal.calibrators.blend.network import NetworkModel
 from kcal.calibrators.blend.pool import pool_log_probs
-from kcal.calibrators.kernel_model import MAX_SUMS, Buffers, KernelModel, as_embeddings
+from kcal.calibrators.kernel_model import MAX_SUMS, KernelModel, as_embeddings
 from kcal.calibrators.logits import required, to_log_probs
 from kcal.calibrators.refit import RidgeModel
 from kcal.embeddings.layer_calls import CONVOLUTIONS
@@ -180,13 +180,13 @@ class BlendModel(CalibrationModel):
         return self.estimate.evidence_step
 
     @classmethod
-    def of(cls, tensors: Buffers, parts: Mapping[str, CalibrationModel | None], **config: Any) -> Self:
-        """Return the model of its own buffers and of its parts, by name."""
-        configs = {name: None if part is None else part.config for name, part in parts.items()}
-        states = {name: {} if part is None else part.state_dict() for name, part in parts.items()}
-        nested = {f"{name}.{key}": tensor for name, state in states.items() for key, tensor in state.items()}
-        own = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        return cls.restore({**config, **configs}, own | nested)
+    def of(cls, values: Mapping[str, Any], parts: Mapping[str, CalibrationModel | None], **config: Any) -> Self:
+        """Return the model of the values of its own buffers and of its parts, by name; None for what it has not."""
+        present = {name: part for name, part in parts.items() if part is not None}
+        configs = dict.fromkeys(parts) | {name: part.config for name, part in present.items()}
+        tensors = {f"{name}.{key}": value for name, part in present.items() for key, value in part.state_dict().items()}
+        own = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in values.items() if value is not None}
+        return cls.restore({**config, **configs}, tensors | own)
 
     def with_estimate(self, estimate: KernelModel) -> Self:
         """Return the model with another kernel estimate."""
