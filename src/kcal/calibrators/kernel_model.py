@@ -184,7 +184,8 @@ class KernelModel(CalibrationModel):
     def log_density(self, sums: ClassSums) -> torch.Tensor:
         """Return the log density of the calibration set, (n,), from class sums."""
         volume = get_kernel(self.kernel).log_volume(self.bandwidth, self.dimension)
-        return sums.log_densities(torch.as_tensor(self.prepared.support.log_total_weight + volume))[0]
+        log_volume = torch.tensor(self.prepared.support.log_total_weight + volume, dtype=torch.float64)
+        return sums.log_densities(log_volume)[0]
 
     def evidence(self, sums: ClassSums, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each embedding, (n,), from its class sums."""
