@@ -185,8 +185,8 @@ def checksum(header: str, tensors: Mapping[str, torch.Tensor]) -> str:
     parts: list[bytes | memoryview] = [header.encode()]
     for name, tensor in sorted(tensors.items()):
         parts.append(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        if tensor.numel():  # an empty one may have a stride of 0, which no view takes
-            parts.append(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        flat = tensor.contiguous().reshape(-1)  # an empty one may have a stride of 0, which no view takes
+        parts.append(flat.view(torch.uint8).numpy().data if len(flat) else b"")
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))  # so that bytes cannot move from one part to the next
         digest.update(part)
