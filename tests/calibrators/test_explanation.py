@@ -141,7 +141,7 @@ def test_shares_and_terms_of_a_blend_are_those_of_a_loop(problem: Problem, blend
         kernel = np.exp(-((problem.embeddings - query) ** 2).sum(axis=1) / (2 * 6 * blend.bandwidth_**2))
         counts = np.bincount(problem.labels, weights=kernel, minlength=3)
         f, r = np.exp(experts.pooled[:2, row].numpy())
-        backgrounds = {"pool": model.pool_background, "mixture": model.background}
+        backgrounds = {"pool": float(model.pool_background), "mixture": float(model.background)}
         d = {name: (b * f + counts) / (b + counts.sum()) for name, b in backgrounds.items()}
         near = {name: counts / (counts + b * f) for name, b in backgrounds.items()}
         pool = f ** w["network"] * r ** w["refit"] * d["pool"] ** w["samples"]

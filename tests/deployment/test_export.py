@@ -23,7 +23,7 @@ import kcal
 from kcal import CalibratedClassifier, ExportError, InvalidInputError, MissingExtraError
 from kcal.calibrators import Calibrator
 from kcal.deployment import HeadPredictor, export, metadata_of, write_onnx
-from kcal.deployment.verification import MAX_ROWS, verification_batches, verify_onnx
+from kcal.deployment.export import MAX_ROWS
 
 onnxruntime = pytest.importorskip("onnxruntime")
 

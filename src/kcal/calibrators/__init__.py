@@ -17,6 +17,7 @@ from kcal.calibrators.one_vs_rest import (
     VennAbers,
 )
 from kcal.calibrators.online import BandwidthRecord, Updates
+from kcal.calibrators.order_preserving import OrderPreservingCalibration
 from kcal.calibrators.outputs import fit_on, predict_on, update_on
 from kcal.calibrators.refit import LastLayerRefit
 from kcal.calibrators.registry import METHODS, Method, calibrator_class, make_calibrator
@@ -29,7 +30,6 @@ from kcal.calibrators.scaling import (
     Uncalibrated,
     VectorScaling,
 )
-from kcal.calibrators.scaling import Uncalibrated as OrderPreservingCalibration
 from kcal.calibrators.spline import SplineCalibration
 
 __all__ = [

@@ -18,16 +18,17 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from scipy.special import logsumexp, softmax
 from torch.nn.functional import pad
 
 from kcal.calibrators.base import fitted
-from kcal.calibrators.logits import MAX_PENALTY, Floats, LogitCalibrator, LogitModel
+from kcal.calibrators.logits import MAX_PENALTY, Codes, Floats, LogitCalibrator, LogitModel
 from kcal.calibrators.quasi_newton import minimise_convex
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import ConvergenceWarning, InvalidInputError, warn
 from kcal.progress import progress_bar
 from kcal.samples import MAX_FOLDS, Samples, stratified_folds
-from kcal.validation import check_integer, check_number, parameter, shown
+from kcal.validation import ALMOST_ZERO, check_integer, check_number, parameter, shown
 
 MIN_LOG_PROB = log(2.2e-16)
 SEPARABLE = 1e-6
@@ -42,11 +43,10 @@ FACTORS = (100.0, 10.0, 10**0.5)
 MIN_SEARCHED, MAX_SEARCHED = 1e-6, 1e4
 MIN_IMPROVEMENT = 1e-4
 """A penalty is better if its loss is lower by this fraction."""
-SEARCH_TOLERANCES = {"ftol": 1e-7, "gtol": 1e-6, "maxcor": 20}
-FINAL_TOLERANCES = {"ftol": 0.0, "gtol": 1e-10, "maxcor": 20}
+SEARCH_TOLERANCES, FINAL_TOLERANCES = (1e-7, 1e-6), (0.0, 1e-10)
+"""Of the relative decrease of the loss, and of the largest entry of its gradient, in the search and for the result."""
 MIN_CURVATURE = 1e-10
 """Bounds the steps in directions without curvature."""
-TINY = torch.finfo(torch.float64).tiny
 
 
 class Penalty(NamedTuple):
@@ -236,56 +236,48 @@ class Trial(NamedTuple):
     """A penalty, the models of its folds, (n_folds, n_classes, n_classes + 1), and their cross-validated log-loss."""
 
     penalty: Penalty
-    models: torch.Tensor
+    models: Floats
     loss: float
 
 
 class CrossValidation:
-    """The models of all folds for one penalty after another; intercepts are their last column."""
+    """The models of all folds, for one penalty after another."""
 
     def __init__(self, samples: Samples, n_folds: int, seed: int) -> None:
         folds = stratified_folds(samples.codes, min(n_folds, len(samples)), seed)
-        self.features = pad(samples.logits.T.clamp_min(MIN_LOG_PROB), (0, 0, 0, 1), value=1.0)  # (n_classes + 1, n)
-        self.codes, self.weights = torch.from_numpy(samples.codes), torch.from_numpy(samples.weights)
-        self.kept = [torch.from_numpy(folds != fold).nonzero()[:, 0] for fold in range(folds.max() + 1)]
-        self.held_out = [torch.from_numpy(folds == fold).nonzero()[:, 0] for fold in range(folds.max() + 1)]
-        start = torch.stack([tempered_identity(*self.rows(kept)) for kept in self.kept])
+        features = pad(samples.logits.T.clamp_min(MIN_LOG_PROB), (0, 0, 0, 1), value=1.0).numpy()
+        self.samples = Rows(features, samples.codes, samples.weights / samples.weights.sum())
+        self.kept = [np.flatnonzero(folds != fold) for fold in range(folds.max() + 1)]
+        self.held_out = [np.flatnonzero(folds == fold) for fold in range(folds.max() + 1)]
+        start = np.stack([self.samples.select(kept).tempered_identity() for kept in self.kept])
         self.latest = self.best = Trial(Penalty(1.0, 1.0), start, inf)
         self.tried: list[tuple[float, ...]] = []
-
-    def rows(self, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return features, codes and weights, which sum to 1, of some samples."""
-        weights = self.weights[index]
-        return self.features[:, index], self.codes[index], weights / weights.sum()
 
     def loss_of(self, penalty: Penalty) -> float:
         """Return the cross-validated log-loss of a penalty, solved from the solution before."""
         return self.record(penalty, self.solve(penalty, self.latest.models, SEARCH_TOLERANCES))
 
-    def solve(self, penalty: Penalty, start: torch.Tensor, tolerances: dict[str, float]) -> torch.Tensor:
+    def solve(self, penalty: Penalty, start: Floats, tolerances: tuple[float, float]) -> Floats:
         """Return the models of a penalty."""
-        models = [
-            minimise_penalised(*self.rows(kept), penalty, model, tolerances)
-            for kept, model in zip(self.kept, start, strict=True)
-        ]
-        return torch.stack(models)
-
-    def record(self, penalty: Penalty, models: torch.Tensor) -> float:
-        """Return the cross-validated log-loss of models, and keep them if it is the lowest."""
-        loss = sum(
-            float(self.weights[index].sum()) * log_loss(model, *self.rows(index))
-            for index, model in zip(self.held_out, models, strict=True)
+        starts = zip(self.kept, start, strict=True)
+        return np.stack(
+            [minimise_loss(self.samples.select(kept), penalty, model, tolerances) for kept, model in starts]
         )
-        self.latest = Trial(penalty, models, loss / float(self.weights.sum()))
-        self.tried.append((*penalty, self.latest.loss))
-        if is_better(self.latest.loss, self.best.loss):
+
+    def record(self, penalty: Penalty, models: Floats) -> float:
+        """Return the cross-validated log-loss of models, and keep them if it is the lowest."""
+        parts = [(self.samples.shares[held_out].sum(), self.samples.select(held_out)) for held_out in self.held_out]
+        loss = float(sum(share * rows.log_loss(model) for (share, rows), model in zip(parts, models, strict=True)))
+        self.latest = Trial(penalty, models, loss)
+        self.tried.append((*penalty, loss))
+        if is_better(loss, self.best.loss):
             self.best = self.latest
-        return self.latest.loss
+        return loss
 
     def best_model(self) -> DirichletModel:
         """Return the model of the best penalty, solved to the final tolerance."""
         models = self.solve(self.best.penalty, self.best.models, FINAL_TOLERANCES)
-        losses = [log_loss(model, *self.rows(kept)) for model, kept in zip(models, self.kept, strict=True)]
+        losses = [self.samples.select(kept).log_loss(model) for kept, model in zip(self.kept, models, strict=True)]
         if min(losses) < SEPARABLE:
             warn(
                 "Dirichlet calibration stopped before its minimum: the logits separate the classes, there is no "
@@ -295,63 +287,73 @@ class CrossValidation:
             )
         return self.as_model(models)
 
-    def as_model(self, models: torch.Tensor) -> DirichletModel:
+    def as_model(self, models: Floats) -> DirichletModel:
         """Return the calibration model of fitted models, with the best penalty and the search."""
         n_folds, n_classes, _ = models.shape
         return DirichletModel(n_folds=n_folds, n_classes=n_classes, n_points=len(self.tried)).fill(
-            weights=models[..., :-1].contiguous(),
-            intercepts=models[..., -1].contiguous(),
-            search=torch.tensor(self.tried, dtype=torch.float64),
+            weights=models[..., :-1].copy(),
+            intercepts=models[..., -1].copy(),
+            search=np.array(self.tried),
             **self.best.penalty._asdict(),
         )
 
 
-def log_loss(model: torch.Tensor, features: torch.Tensor, codes: torch.Tensor, shares: torch.Tensor) -> float:
-    """Return the log-loss of a model, without penalty."""
-    log_p = torch.log_softmax(model @ features, dim=0)
-    return -float(log_p[codes, torch.arange(len(codes))] @ shares)
+class Rows(NamedTuple):
+    """Samples of a fold; a model (W, b) is (n_classes, n_classes + 1), and its logits are model @ features."""
+
+    features: Floats  # (n_classes + 1, n): x of each sample, and ones
+    codes: Codes  # (n,)
+    shares: Floats  # (n,), weights that sum to 1
+
+    def select(self, index: Codes) -> Rows:
+        """Return some of the samples."""
+        shares = self.shares[index]
+        return Rows(self.features[:, index], self.codes[index], shares / shares.sum())
+
+    def log_loss(self, model: Floats) -> float:
+        """Return the log-loss of a model, without penalty."""
+        logits = model @ self.features
+        return float(self.shares @ (logsumexp(logits, axis=0) - logits[self.codes, np.arange(len(self.codes))]))
+
+    def tempered_identity(self) -> Floats:
+        """Return W = I/T and b = 0, T at least 1; entries of classes without samples are 1.
+
+        Rows that are wrong with certainty have no curvature: steps from T = 1 may lead nowhere.
+        """
+        n_classes, seen = len(self.features) - 1, np.unique(self.codes)
+        model = np.eye(n_classes, n_classes + 1)
+        log_probs = torch.from_numpy(self.features[:-1].T)
+        model[seen, seen] = 1 / max(1.0, fit_temperature(log_probs, self.codes, self.shares * len(self.shares)))
+        return model
 
 
-def tempered_identity(features: torch.Tensor, codes: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """Return W = I/T and b = 0, (n_classes, n_classes + 1), T at least 1; 1 on the diagonal of classes not seen.
-
-    Rows that are wrong with certainty have no curvature: steps from T = 1 may lead nowhere.
-    """
-    n_classes, seen = len(features) - 1, codes.unique()
-    model = torch.eye(n_classes, n_classes + 1, dtype=torch.float64)
-    weights = (shares * len(shares)).numpy()
-    model[seen, seen] = 1 / max(1.0, fit_temperature(features[:-1].T, codes.numpy(), weights))
-    return model
-
-
-def minimise_penalised(
-    features: torch.Tensor,
-    codes: torch.Tensor,
-    shares: torch.Tensor,
-    penalty: Penalty,
-    start: torch.Tensor,
-    tolerances: dict[str, float],
-) -> torch.Tensor:
-    """Return the minimiser, (n_classes, n_classes + 1), of the loss of one fold, by L-BFGS in whitened coordinates."""
-    coordinates = Whitening(features, codes, shares, penalty, start)
-    rows = torch.arange(len(codes))
-    squares = torch.full_like(start, penalty.off_diagonal)
+def minimise_loss(rows: Rows, penalty: Penalty, start: Floats, tolerances: tuple[float, float]) -> Floats:
+    """Return the model that minimises the penalised loss, by L-BFGS from ``start`` in whitened coordinates."""
+    features, codes, shares = rows
+    n_classes, places = len(start), np.arange(len(codes))
+    diagonal = np.diag_indices(n_classes)
+    squares = np.full_like(start, penalty.off_diagonal)  # the penalty of each squared entry
     squares[:, -1] = penalty.intercept
-    squares.fill_diagonal_(0.0)
+    squares[diagonal] = 0.0
+    coordinates = Whitening(rows, penalty, start)
 
     def loss(point: Floats) -> tuple[float, Floats]:
         model = start + coordinates.to_change(point)
-        log_p = torch.log_softmax(model @ features, dim=0)  # (n_classes, n): faster than its transpose
-        slopes, diagonal = 2 * squares * model, model.diagonal()
-        slopes.diagonal().add_(2 * penalty.diagonal * (diagonal - diagonal.mean()))
-        value = 0.5 * float((model * slopes).sum()) - float(log_p[codes, rows] @ shares)
-        residuals = log_p.exp_()
-        residuals[codes, rows] -= 1
-        slopes += residuals.mul_(shares) @ features.T
-        return value, coordinates.to_slopes(slopes)
+        slopes = 2 * squares * model
+        slopes[diagonal] = 2 * penalty.diagonal * (model[diagonal] - model[diagonal].mean())
+        logits = model @ features
+        logits -= logits.max(axis=0)
+        own = logits[codes, places]
+        odds = np.exp(logits, out=logits)
+        totals = odds.sum(axis=0)
+        value = shares @ (np.log(totals) - own) + 0.5 * np.vdot(model, slopes)
+        odds *= shares / totals
+        odds[codes, places] -= shares
+        slopes += odds @ features.T
+        return float(value), coordinates.to_slopes(slopes)
 
-    zero = np.zeros(start.numel() + len(start))
-    point = minimise_convex(loss, zero, name="Dirichlet calibration", **tolerances)
+    zero, (ftol, gtol) = np.zeros(start.size + n_classes), tolerances
+    point = minimise_convex(loss, zero, name="Dirichlet calibration", maxcor=20, ftol=ftol, gtol=gtol)
     return start + coordinates.to_change(point)
 
 
@@ -363,39 +365,34 @@ class Whitening:
     it is d_k + 2ν, minus 2ν/K in common.
     """
 
-    def __init__(
-        self,
-        features: torch.Tensor,
-        codes: torch.Tensor,
-        shares: torch.Tensor,
-        penalty: Penalty,
-        model: torch.Tensor,
-    ) -> None:
+    def __init__(self, rows: Rows, penalty: Penalty, model: Floats) -> None:
+        features, codes, shares = rows
         n_classes = len(model)
-        p = torch.softmax(model @ features, dim=0)
-        uncertainty = p.mul_(1 - p).mul_(shares)  # (n_classes, n)
-        by_row, by_class = uncertainty.sum(dim=0), uncertainty.sum(dim=1)
-        self.units = torch.ones(n_classes + 1, dtype=torch.float64)
+        p = softmax(model @ features, axis=0)
+        uncertainty = p * (1 - p) * shares  # (n_classes, n)
+        by_row, by_class = uncertainty.sum(axis=0), uncertainty.sum(axis=1)
+        self.units = np.ones(n_classes + 1)
         self.units[-1] = (penalty.off_diagonal / penalty.intercept) ** 0.5  # all columns then have the penalty λ
-        moments = (features * by_row) @ features.T / by_row.sum().clamp_min(TINY)
-        values, self.vectors = torch.linalg.eigh(moments * self.units * self.units[:, None])
-        self.lengths = (by_class[:, None] * values.clamp_min(0.0) + 2 * penalty.off_diagonal).rsqrt()
-        curvature = (uncertainty * features[:-1].square()).sum(dim=1) + MIN_CURVATURE + 2 * penalty.diagonal
-        root = torch.linalg.cholesky(torch.diag(curvature) - 2 * penalty.diagonal / n_classes)
-        self.diagonal = torch.linalg.inv(root).T
+        moments = (features * by_row) @ features.T / max(by_row.sum(), ALMOST_ZERO)
+        values, self.vectors = np.linalg.eigh(moments * self.units * self.units[:, None])
+        self.lengths = (by_class[:, None] * values.clip(0.0) + 2 * penalty.off_diagonal) ** -0.5
+        curvature = (uncertainty * features[:-1] ** 2).sum(axis=1) + MIN_CURVATURE + 2 * penalty.diagonal
+        root = np.linalg.cholesky(np.diag(curvature) - 2 * penalty.diagonal / n_classes)
+        self.diagonal = np.linalg.inv(root).T
         if penalty.diagonal == 0:  # there is no minimiser for a class without samples: its entry stays
-            self.diagonal[torch.bincount(codes, minlength=n_classes) == 0] = 0.0
+            self.diagonal[np.bincount(codes, minlength=n_classes) == 0] = 0.0
 
-    def to_change(self, point: Floats) -> torch.Tensor:
-        """Return the change of W and b, (n_classes, n_classes + 1), at a point."""
-        outside, diagonal = torch.from_numpy(point).split([self.lengths.numel(), len(self.diagonal)])
-        change = (outside.view_as(self.lengths) * self.lengths) @ self.vectors.T * self.units
-        change.diagonal().copy_(self.diagonal @ diagonal)
+    def to_change(self, point: Floats) -> Floats:
+        """Return the change of the model, (n_classes, n_classes + 1), at a point."""
+        outside, diagonal = np.split(point, [self.lengths.size])
+        change: Floats = (outside.reshape(self.lengths.shape) * self.lengths) @ self.vectors.T * self.units
+        np.fill_diagonal(change, self.diagonal @ diagonal)
         return change
 
-    def to_slopes(self, gradient: torch.Tensor) -> Floats:
-        """Return the gradient in these coordinates, from that in W and b: the transpose of :meth:`to_change`."""
+    def to_slopes(self, gradient: Floats) -> Floats:
+        """Return the gradient in these coordinates, from that in the model: the transpose of :meth:`to_change`."""
         outside = gradient * self.units
-        outside.fill_diagonal_(0.0)
-        slopes = torch.cat([((outside @ self.vectors) * self.lengths).ravel(), self.diagonal.T @ gradient.diagonal()])
-        return slopes.numpy()
+        np.fill_diagonal(outside, 0.0)
+        return np.concatenate(
+            [((outside @ self.vectors) * self.lengths).ravel(), self.diagonal.T @ gradient.diagonal()]
+        )

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
@@ -21,6 +22,7 @@ from kcal.calibrators.base import (
     CalibratorState,
     LoadArgumentError,
     Prediction,
+    Tensors,
 )
 from kcal.calibrators.compress import CompressionOptions, FindSize, check_target
 from kcal.calibrators.example_rows import example_rows
@@ -33,7 +35,7 @@ from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.kernels import BandwidthCurve
 from kcal.modes import with_gradients, without_autocast
 from kcal.progress import progress_bar
-from kcal.projection import OWN_MODULE, log_lengths
+from kcal.projection import OWN_MODULE, frozen_copy, log_lengths
 from kcal.samples import Samples
 from kcal.threads import threads_for
 from kcal.validation import (
@@ -87,7 +89,7 @@ class KernelCalibrator(Calibrator):
     has_evidence: ClassVar[bool] = True
     has_explanations: ClassVar[bool] = True
     learns_online: ClassVar[bool] = True
-    keeps_zero_weights: ClassVar[bool] = True
+    _keeps_zero_weights: ClassVar[bool] = True
     """Whether samples of weight 0 are support points."""
     _private_results: ClassVar[tuple[str, ...]] = ("_fit", "_table", "_kind")
     prior: Any = None
@@ -115,7 +117,7 @@ class KernelCalibrator(Calibrator):
     @property
     def support_size_(self) -> int:
         """Number of support points."""
-        return len(self.estimate_of(self._latest().model).points)
+        return len(self._estimate_of(self._latest().model).points)
 
     # Predictions, evidence, explanations
 
@@ -140,7 +142,7 @@ class KernelCalibrator(Calibrator):
         return rows, None, kind
 
     @abstractmethod
-    def estimate_of(self, model: Any) -> KernelModel:
+    def _estimate_of(self, model: Any) -> KernelModel:
         """Return the kernel density estimate of a model."""
 
     def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
@@ -153,7 +155,7 @@ class KernelCalibrator(Calibrator):
 
         Low values mark queries far from all calibration samples; :meth:`evidence` puts them on a scale from 0 to 1.
         """
-        estimate = self.estimate_of(self._latest().model)
+        estimate = self._estimate_of(self._latest().model)
         rows, kind = self._check_rows(X)
         with torch.no_grad():
             return kind.give_back(estimate.log_density(estimate.class_sums(self.as_embeddings(rows))))
@@ -169,7 +171,7 @@ class KernelCalibrator(Calibrator):
         shares of the density and of the length, 2·min(F, 1 − F), becomes 1 − (1 − s)². Rows of the calibration set see
         themselves, and get too much.
         """
-        estimate = self.estimate_of(self._complete().model)
+        estimate = self._estimate_of(self._complete().model)
         rows, kind = self._check_rows(X)
         embeddings = self.as_embeddings(rows)
         with torch.no_grad():
@@ -191,7 +193,7 @@ class KernelCalibrator(Calibrator):
             Number of samples; fewer if the calibration set has fewer.
         """
         fit = self._latest()
-        estimate = self.estimate_of(fit.model)
+        estimate = self._estimate_of(fit.model)
         rows, scores, _ = self._check_inputs(fit, X, logits)
         check_integer(k, "k", minimum=1, maximum=10**9)
         warn_of_known_rows(known_rows(fit, rows), self._known_rows_remedy)
@@ -225,12 +227,12 @@ class KernelCalibrator(Calibrator):
 
         New rows like the calibration set have a :meth:`log_evidence` of the same distribution.
         """
-        log_densities: NDArray[np.float64] = self.estimate_of(self.model_).log_densities.cpu().numpy().copy()
+        log_densities: NDArray[np.float64] = self._estimate_of(self.model_).log_densities.cpu().numpy().copy()
         return log_densities
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up rows like those of the calibration set; their projections lie among the support points."""
-        estimate, n_features = self.estimate_of(self.model_), self.n_features_in_
+        estimate, n_features = self._estimate_of(self.model_), self.n_features_in_
         if self.inputs != "logits":
             return {"embeddings": example_rows(estimate, n_rows, n_features, self.as_embeddings)}
         rows = example_rows(estimate, n_rows, max(n_features, 2), self.as_embeddings)
@@ -313,10 +315,11 @@ class KernelCalibrator(Calibrator):
         self._fit = replace(fit, model=deepcopy(fit.model).to(place))
         return self
 
-    def snapshot(self, *, search: bool = True) -> Self:
+    def snapshot(self, *, search: bool = True, ids: Any = None) -> Self:
         """Return a fitted calibrator with the present samples that later updates do not change.
 
-        Without ``search``, a search (of a blend: a fit) that is due is left out.
+        Without ``search``, a search (of a blend: a fit) that is due is left out. ``ids`` are new identifiers of the
+        samples, in the order of ``current_ids_``.
         """
         fit, table = self._complete(search=search), self._table
         other = copy(self)
@@ -326,7 +329,17 @@ class KernelCalibrator(Calibrator):
                     fit = self._build(table, search=False)
                 table = table.copy()
         other._fit, other._table = replace(self._with_reference(fit), is_search_due=False), table
-        return other
+        return other if ids is None else other._rename(ids)
+
+    def _rename(self, ids: Any) -> Self:
+        """Give the samples other ids; for a calibrator that no other thread has."""
+        table, fit = self._checked_table(), self._fit
+        names = check_ids(ids, len(table)).tolist()
+        new = dict(zip(table.current_ids(), names, strict=True))
+        before = fit.indices if fit.ids is None else fit.ids
+        self._fit = replace(fit, ids=np.array([new[name] for name in before.tolist()]))
+        table.rename(names)
+        return self
 
     # Samples that change
 
@@ -394,7 +407,7 @@ class KernelCalibrator(Calibrator):
     @property
     def has_groups_(self) -> bool:
         """Whether the samples have groups: new ones need them too."""
-        return self._checked_table().group_names is not None
+        return self._checked_table().groups is not None
 
     @property
     def has_own_ids_(self) -> bool:
@@ -433,7 +446,7 @@ class KernelCalibrator(Calibrator):
     def _columns(self, model: CalibrationModel, rows: torch.Tensor, scores: torch.Tensor | None) -> dict[str, Any]:
         """Return what the table keeps of checked rows."""
         embeddings = self.as_embeddings(rows)
-        points = self.estimate_of(model).project(embeddings)
+        points = self._estimate_of(model).project(embeddings)
         columns = {
             "points": points.cpu().numpy(),
             "fingerprints": row_fingerprints(rows),
@@ -451,7 +464,7 @@ class KernelCalibrator(Calibrator):
 
     def _checked_table(self) -> SampleTable:
         """Return the samples of the fit; raise if there are none that could change."""
-        check_is_fitted(self)
+        self._built()
         if self._table is None:
             raise InvalidInputError(
                 "calibrator",
@@ -465,12 +478,13 @@ class KernelCalibrator(Calibrator):
         table = self._checked_table()
         with table.lock:
             if "points" not in table.columns:
-                support = self.estimate_of(self._fit.model).support
+                support = self._estimate_of(self._fit.model).support
                 table.columns["points"] = support.in_original_order(support.points).cpu().numpy().copy()
         return table
 
     def _built(self) -> Fit:
-        check_is_fitted(self)
+        if not self.__sklearn_is_fitted__():  # asked first, since scikit-learn takes its time
+            check_is_fitted(self)
         return self._fit
 
     def _latest(self, *, search: bool = True) -> Fit:
@@ -497,7 +511,7 @@ class KernelCalibrator(Calibrator):
             samples, version, n_updates = table.samples(), table.version, table.n_updates
             fingerprints = np.concatenate([table.other_fingerprints, table.column("fingerprints")])
             log_lengths, groups = table.column("log_lengths"), table.column("groups") if self.has_groups_ else None
-        if not self.keeps_zero_weights and len(samples.counted) < len(samples):
+        if not self._keeps_zero_weights and len(samples.counted) < len(samples):
             log_lengths, groups = log_lengths[samples.counted], None if groups is None else groups[samples.counted]
             samples = samples.select(samples.counted)
         fit = self._rebuild(self._fit, samples, n_updates, search=search)
@@ -558,8 +572,10 @@ class KernelCalibrator(Calibrator):
         return {**stored, "updates": updates}
 
     @classmethod
-    def _check_parts(cls, config: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-        super()._check_parts(config, {name: part for name, part in parts.items() if name != "projection"})
+    def _model_parts(
+        cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
+    ) -> dict[str, nn.Module]:
+        super()._model_parts(config, tensors, {name: part for name, part in parts.items() if name != "projection"})
         architecture = config.get("estimate", config)["projection"]
         if architecture == OWN_MODULE and "projection" not in parts:
             raise LoadArgumentError(
@@ -570,6 +586,7 @@ class KernelCalibrator(Calibrator):
         if architecture != OWN_MODULE and "projection" in parts:
             expected = f'is not needed: "{architecture}" is stored whole'
             raise LoadArgumentError("projection", expected, remedy="Leave it out.")
+        return {"module": frozen_copy(parts["projection"], tensors["points"])} if architecture == OWN_MODULE else {}
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fit, table = self._fit, self._table
@@ -580,7 +597,8 @@ class KernelCalibrator(Calibrator):
         return values | {"samples": samples}, tensors | {"indices": torch.from_numpy(fit.indices)}
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
-        values, estimate = state.values, self.estimate_of(model)
+        values, estimate = state.values, self._estimate_of(model)
+        self._check_features(self.n_features_in_, estimate.config["n_features"])
         estimate.check()
         prints, indices = (state.tensors[name].numpy() for name in ("fingerprints", "indices"))
         fingerprints, n_points = np.sort(prints.view(np.uint64)), len(estimate.points)

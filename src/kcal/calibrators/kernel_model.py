@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -30,6 +30,8 @@ from kcal.validation import check_number, computing_dtype
 Buffers = Mapping[str, torch.Tensor | None]
 NO_BUFFERS: Buffers = MappingProxyType({})
 
+MAX_SUMS = 2**22
+"""Class sums of a block of predictions: kernel sums have smaller blocks of their own."""
 MAX_REFERENCES = 1_000
 """Calibration samples that queries are compared with: a random choice, if there are more."""
 COMPARED_ROWS = 100
@@ -77,6 +79,7 @@ class KernelModel(CalibrationModel):
     """
 
     holds_samples = True
+    max_block_entries: ClassVar[int] = MAX_SUMS
     points: torch.Tensor  # (n_points, d), sorted by class
     codes: torch.Tensor  # (n_points,), class of each point
     order: torch.Tensor  # (n_points,), position of each point in the fit
@@ -184,8 +187,7 @@ class KernelModel(CalibrationModel):
     def log_density(self, sums: ClassSums) -> torch.Tensor:
         """Return the log density of the calibration set, (n,), from class sums."""
         volume = get_kernel(self.kernel).log_volume(self.bandwidth, self.dimension)
-        log_volume = torch.tensor(self.prepared.support.log_total_weight + volume, dtype=torch.float64)
-        return sums.log_densities(log_volume)[0]
+        return sums.log_densities(sums.offsets.new_tensor(self.prepared.support.log_total_weight + volume))[0]
 
     def evidence(self, sums: ClassSums, embeddings: torch.Tensor) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each embedding, (n,), from its class sums."""
@@ -227,8 +229,8 @@ class KernelModel(CalibrationModel):
         return log_lengths(embeddings) if ignores_length(self.projection, embeddings[some].to(self.points)) else None
 
     def entries_per_row(self) -> int:
-        """Return the size of blocks: kernel sums have blocks of their own."""
-        return max(self.n_classes // 32, 1)
+        """Return the number of class sums of a row."""
+        return self.n_classes
 
     def prepare(self) -> None:
         """Compute what predictions share, before they are traced."""
@@ -240,10 +242,19 @@ class KernelModel(CalibrationModel):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         moved = super()._apply(fn, recurse)
+        self._prepare_anew()
+        return moved
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)
+        self._prepare_anew()
+
+    def _prepare_anew(self) -> None:
+        """Compute what predictions share of other tensors, if it had been computed."""
         if self._prepared is not None:
             self._prepared = None
-            self.prepare()
-        return moved
+            if not self.points.is_meta:
+                self.prepare()
 
 
 def sorted_support(samples: Samples, points: torch.Tensor) -> SortedSupport:

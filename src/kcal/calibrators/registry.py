@@ -25,6 +25,7 @@ from kcal.calibrators.one_vs_rest import (
     ScalingBinning,
     VennAbers,
 )
+from kcal.calibrators.order_preserving import OrderPreservingCalibration
 from kcal.calibrators.refit import LastLayerRefit
 from kcal.calibrators.scaling import (
     EnsembleTemperatureScaling,
@@ -35,7 +36,6 @@ from kcal.calibrators.scaling import (
     Uncalibrated,
     VectorScaling,
 )
-from kcal.calibrators.scaling import Uncalibrated as OrderPreservingCalibration
 from kcal.calibrators.spline import SplineCalibration
 from kcal.errors import FileFormatError
 from kcal.validation import check_choice
