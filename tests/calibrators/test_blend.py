@@ -74,18 +74,6 @@ def test_temperature_is_the_mean_of_its_posterior(problem: Any) -> None:
     assert blend.temperature_ == pytest.approx((posterior * np.exp(grid)).sum() / posterior.sum(), rel=2e-3)
 
 
-def test_group_efficiency_is_the_ratio_of_squared_residuals(problem: Any) -> None:
-    groups = np.arange(240) // 20
-    for labels in (problem.labels, groups % 3):  # independent ones, and groups that err together
-        residuals = softmax(problem.logits / np.exp(0.2), axis=1) - np.eye(3)[labels]  # at the prior mean of log T
-        sums = np.stack([residuals[groups == group].sum(axis=0) for group in range(12)])
-        blend = KCalBlend().fit(problem.embeddings, labels, logits=problem.logits, groups=groups)
-        expected = min(float((residuals**2).sum() / (sums**2).sum()), 1.0)
-        assert blend.group_efficiency_ == pytest.approx(expected)
-    assert blend.group_efficiency_ < 0.2
-    assert blend_of(problem).group_efficiency_ == 1.0
-
-
 def test_copies_of_a_sample_in_its_group_are_left_out_with_it(problem: Any) -> None:
     single = blend_of(problem)
     x, y, z = (np.repeat(part, 3, axis=0) for part in (problem.embeddings, problem.labels, problem.logits))
@@ -295,7 +283,6 @@ def test_classes_in_a_group_of_their_own_do_not_mislead() -> None:
         blend = KCalBlend(seed=2**40).fit(x[cal], labels[cal], logits=logits[cal], groups=groups)
         found = negative_log_likelihood(blend.predict_proba(x[test], logits=logits[test]), labels[test])
         assert found < 1.1 * uncalibrated
-        assert 0 < blend.group_efficiency_ <= 1
 
 
 def test_log_evidence_is_the_density_of_the_samples(blend: KCalBlend, problem: Any) -> None:

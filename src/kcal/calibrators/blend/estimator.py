@@ -80,8 +80,6 @@ class KCalBlend(KernelCalibrator):
         Posterior mean of the network's temperature.
     bandwidth_, background_ : float
         b and β of the kernel estimate.
-    group_efficiency_ : float
-        Information of a sample relative to an independent one, estimated from the groups; 1 without groups.
     bandwidth_history_ : tuple of BandwidthRecord
         Bandwidth at the fit, and at every later one that updates led to.
     frequencies_ : array, (n_classes,)
@@ -118,7 +116,6 @@ class KCalBlend(KernelCalibrator):
     shares_ = fitted("shares")
     temperature_ = fitted("network.temperature")
     background_ = fitted("background")
-    group_efficiency_ = fitted("group_efficiency")
     frequencies_ = fitted("frequencies")
     folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
     head: Any = None

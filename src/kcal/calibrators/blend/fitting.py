@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from kcal.calibrators.blend.model import MIN_PROB, BlendModel, LinearHead, counts_of, log_estimate, log_scale_of
-from kcal.calibrators.blend.network import LeaveOut, fit_network, group_efficiency
+from kcal.calibrators.blend.network import LeaveOut, fit_network
 from kcal.calibrators.blend.pool import fit_mixture, fit_pool, pool_log_probs
 from kcal.calibrators.kernel_model import KernelModel, sorted_support
 from kcal.calibrators.refit import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
@@ -59,8 +59,7 @@ def fit_blend(
     groups = None
     if samples.groups is not None:
         groups = torch.from_numpy(np.unique(samples.groups, return_inverse=True)[1].reshape(-1))
-    efficiency = group_efficiency(scores, codes, groups)
-    leave_out = LeaveOut(efficiency * torch.from_numpy(samples.weights), groups)
+    leave_out = LeaveOut(torch.from_numpy(samples.weights), groups)
     index = torch.from_numpy(samples.spread_index(max(MAX_ENTRIES // n_classes, 2)))
 
     network, of_network = fit_network(scores, codes, leave_out, index)
@@ -93,7 +92,6 @@ def fit_blend(
         "radius": (points.cpu().double() - centre).norm(dim=1).max(),
         "loss": -(mean_loss @ (shares @ own_probs).log()),
         "network_loss": -(mean_loss @ own_probs[1].log()),
-        "group_efficiency": efficiency,
     }
     tensors = {name: torch.as_tensor(number, dtype=torch.float64) for name, number in numbers.items()} | {
         "exponents": exponents,

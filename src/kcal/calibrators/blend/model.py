@@ -87,7 +87,6 @@ class BlendModel(CalibrationModel):
     prior: torch.Tensor | None  # (n_classes,), of deployment
     loss: torch.Tensor  # out-of-fold log-loss of the blend
     network_loss: torch.Tensor  # that of the network alone
-    group_efficiency: torch.Tensor  # information of a sample relative to an independent one
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class BlendModel(CalibrationModel):
         self.declare(exponents=(3,), mixture=(4,), background=(), pool_background=(), log_scale=())
         self.declare(min_log_prob=(), centre=(self.estimate.dimension,), radius=(), frequencies=(n_classes,))
         self.declare_if(has_prior, prior=(n_classes,))
-        self.declare(loss=(), network_loss=(), group_efficiency=())
+        self.declare(loss=(), network_loss=())
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return log-probabilities, (n, n_classes)."""
