@@ -137,7 +137,7 @@ class Trials:
     def _try(self, size: int) -> Trial:
         share = size / self.n_samples
         supports = [support_of(self.reduce(others, round(share * len(others)))[0]) for others in self._others]
-        loss = self._loss(supports)
+        loss = PredictedLoss(partial(self._own_probs, supports), torch.from_numpy(np.log(self._weights)))
         if self.options.fixed_bandwidth or (size == self.n_samples and self.changes_nothing):
             value = loss(self.bandwidth)
             curve = BandwidthCurve(np.array([self.bandwidth]), np.array([value]), self.bandwidth, value, at_edge=False)
@@ -148,10 +148,6 @@ class Trials:
                 curve = search_bandwidth(loss, interval=interval, at=loss.at)
         log_probs = self._own_probs(supports, [curve.bandwidth])[0].clamp_min(ALMOST_ZERO).log()
         return Trial(size, supports, replace(curve, n_folds=len(supports)), log_probs)
-
-    def _loss(self, supports: Sequence[SortedSupport]) -> PredictedLoss:
-        """Return the log-loss of the predicted samples as a function of the bandwidth."""
-        return PredictedLoss(partial(self._own_probs, supports), torch.from_numpy(np.log(self._weights)))
 
     def _own_probs(self, supports: Sequence[SortedSupport], bandwidths: Sequence[float]) -> list[torch.Tensor]:
         """Return the probabilities of the predicted samples' own classes at each bandwidth, (n_predicted,)."""
