@@ -106,12 +106,12 @@ class Slow(KCal):
 
     entered, go_on = threading.Event(), threading.Event()
 
-    def bandwidth_choice(self, samples: Samples) -> Any:
+    def _bandwidth_choice(self, samples: Samples) -> Any:
         """Wait in a model that has more than the samples of the fit, or fewer."""
         if len(samples) != 30:
             self.entered.set()
             assert self.go_on.wait(10)
-        return super().bandwidth_choice(samples)
+        return super()._bandwidth_choice(samples)
 
 
 def test_readers_use_the_model_before_while_another_thread_builds_the_next() -> None:

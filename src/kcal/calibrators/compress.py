@@ -8,34 +8,30 @@ the same share of their number.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from kcal.calibrators.kernel_model import Compression, KernelModel
+from kcal.calibrators.reduction import METHODS, reduce_samples
 from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn
 from kcal.kernels import (
     BandwidthCurve,
-    ClassSums,
-    MotherKernel,
+    PredictedLoss,
     PreparedSupport,
     SortedSupport,
     get_kernel,
-    mean_log_loss,
     search_bandwidth,
+    sort_support,
 )
 from kcal.progress import progress_bar
-from kcal.samples import cross_folds
-from kcal.support import REDUCTIONS, Reduction, WeightedPoints
+from kcal.samples import Floats, Index, Samples, cross_folds
 from kcal.validation import ALMOST_ZERO, check_choice, check_integer, check_number, shown
 
-Index = NDArray[np.int64]
-Floats = NDArray[np.float64]
 ModelT = TypeVar("ModelT", bound=KernelModel)
 
 FOLDS = 5
@@ -53,186 +49,148 @@ TINY = np.finfo(np.float64).tiny
 MAX_POINTS = 10**12
 
 
-@dataclass(frozen=True, eq=False)
-class FoldedSamples:
-    """Samples of a support with a fold each, and those that are predicted, by their positions."""
+@dataclass(frozen=True)
+class CompressionOptions:
+    """How an estimate gets a smaller support: parameters of ``compress``."""
 
-    samples: WeightedPoints
-    folds: Index  # (n,)
-    predicted: Index
-    groups: Index | None = None  # (n,)
+    method: str = "kmeans"
+    min_cluster_size: int = 1
+    seed: int = 0
+    progress: bool | None = None
+    n_folds: int = FOLDS
+    fixed_bandwidth: bool = False
 
-    def reduced(self, reduction: Reduction, size: int) -> FoldedSupport:
-        """Return the supports without each fold, reduced to the share that ``size`` is of all samples."""
-        share, parts = size / len(self.samples), self._parts()
-        supports = [(reduction(others, round(share * len(others))).support(), rows) for others, rows in parts]
-        return FoldedSupport(self, tuple(supports), reduction.kernel)
-
-    def unreduced(self, kernel: MotherKernel) -> FoldedSupport:
-        """Return the supports without each fold."""
-        return FoldedSupport(self, tuple((others.support(), rows) for others, rows in self._parts()), kernel)
-
-    def _parts(self) -> Iterator[tuple[WeightedPoints, Index]]:
-        """Yield the samples of the other folds and the positions of the predicted samples, fold by fold."""
-        fold_of = self.folds[self.predicted]
-        for fold in np.unique(fold_of):
-            yield self.samples.rows(np.flatnonzero(self.folds != fold)), self.predicted[fold_of == fold]
-
-
-@dataclass(frozen=True, eq=False)
-class FoldedSupport:
-    """Reduced supports, each with the positions of the samples that are left out of it and predicted from it."""
-
-    folded: FoldedSamples
-    parts: tuple[tuple[SortedSupport, Index], ...]
-    kernel: MotherKernel
-
-    @property
-    def samples(self) -> WeightedPoints:
-        """All samples."""
-        return self.folded.samples
-
-    @property
-    def predicted(self) -> Index:
-        """Positions of the predicted samples, in the order of the results."""
-        return self.folded.predicted
-
-    def class_sums(self, bandwidths: list[float]) -> ClassSums:
-        """Return class sums at the predicted samples, (n_bandwidths, n_classes, n_predicted), in float64 on the CPU."""
-        parts = [self._prepared(part, bandwidths).class_sums(self._points(rows)) for part, rows in self.parts]
-        sums = torch.cat([part.sums for part in parts], dim=2)[..., self._order].cpu().double()
-        return ClassSums(sums, torch.cat([part.offsets for part in parts], dim=1)[:, self._order].cpu().double())
-
-    def log_densities(self, bandwidth: float) -> torch.Tensor:
-        """Return the log density of the other folds at the predicted samples, (n_predicted,), in float64."""
-        parts = [self._prepared(part, [bandwidth]).log_densities(self._points(rows))[0] for part, rows in self.parts]
-        return torch.cat(parts)[self._order].cpu().double()
-
-    @cached_property
-    def weights_left(self) -> Floats:
-        """Weight of each class that a predicted sample sees, (n_predicted, n_classes)."""
-        left = [WeightedPoints.of(part).class_weights for part, _ in self.parts]
-        return np.repeat(left, [len(rows) for _, rows in self.parts], axis=0)[self._order]
-
-    @cached_property
-    def _order(self) -> Index:
-        """Places of the predicted samples in the concatenation of the parts."""
-        places = np.concatenate([rows for _, rows in self.parts])
-        return np.argsort(places)[np.argsort(np.argsort(self.predicted))]
-
-    def own_log_probs(self, bandwidth: float) -> torch.Tensor:
-        """Return the log probability of the own class of each predicted sample, (n_predicted,), at least about −23."""
-        codes = torch.from_numpy(self.samples.codes[self.predicted])
-        posteriors = self.class_sums([bandwidth]).posteriors()[0]
-        return posteriors.gather(1, codes[:, None]).squeeze(1).clamp_min(ALMOST_ZERO).log()
-
-    def loss(self, bandwidth: float) -> float:
-        """Return the mean log-loss of the predicted samples."""
-        return mean_log_loss(self.own_log_probs(bandwidth), torch.from_numpy(np.log(self._weights)))
-
-    def mean_and_error(self, values: Floats) -> tuple[float, float]:
-        """Return the weighted mean of values of the predicted samples, and its standard error.
-
-        Samples of a group are not independent: with groups, it is that of the group means.
-        """
-        shares = self._weights / self._weights.sum()
-        mean = float(shares @ values)
-        deviations = shares * (values - mean)
-        if self.folded.groups is not None:
-            groups = np.unique(self.folded.groups[self.predicted], return_inverse=True)[1]
-            deviations = np.bincount(groups, weights=deviations)
-        return mean, float(np.sqrt((deviations**2).sum()))
-
-    @property
-    def _weights(self) -> Floats:
-        return self.samples.weights[self.predicted]
-
-    def _prepared(self, support: SortedSupport, bandwidths: list[float]) -> PreparedSupport:
-        return PreparedSupport(support, bandwidths, self.kernel)
-
-    def _points(self, rows: Index) -> torch.Tensor:
-        return self.samples.points[torch.from_numpy(rows).to(self.samples.points.device)]
-
-
-def in_folds(samples: WeightedPoints, groups: Index | None, *, n_folds: int = FOLDS, seed: int = 0) -> FoldedSamples:
-    """Return samples with folds, stratified by class or of whole groups, and at most ``MAX_PREDICTED`` to predict.
-
-    Of very many samples, those to predict are of one fold.
-    """
-    n = len(samples)
-    if groups is not None and len(np.unique(groups)) < 2:
-        groups = None  # no other group is left
-    folds = cross_folds(samples.codes, groups, n_folds, seed)
-    candidates = np.flatnonzero(folds == 0) if n > MANY_SAMPLES else np.arange(n)
-    predicted = np.random.default_rng([seed, 3]).permutation(candidates)[:MAX_PREDICTED]
-    return FoldedSamples(samples, folds, np.sort(predicted), groups)
+    def checked(self) -> CompressionOptions:
+        """Return the options; raise if they are invalid."""
+        check_choice(self.method, "method", METHODS)
+        check_integer(self.min_cluster_size, "min_cluster_size", minimum=1, maximum=MAX_POINTS)
+        if self.min_cluster_size > 1 and self.method != "kmeans":
+            got = shown(self.min_cluster_size)
+            raise InvalidInputError("min_cluster_size", 'applies to method="kmeans" only', got=got)
+        return self
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A size of the support, with its out-of-fold predictions and the bandwidths that were tried."""
+    """A size of the support, with the out-of-fold predictions of samples and the bandwidths that were tried."""
 
     size: int
-    folded: FoldedSupport
+    supports: Sequence[SortedSupport]  # without each fold
     curve: BandwidthCurve
-
-    @property
-    def own_log_probs(self) -> torch.Tensor:
-        """Out-of-fold log probability of the own class of each predicted sample, (n_predicted,)."""
-        return self.folded.own_log_probs(self.curve.bandwidth)
+    own_log_probs: torch.Tensor  # (n_predicted,), of the own class of each predicted sample
 
 
 class Trials:
-    """The trial of every size that is asked for, made once.
+    """Out-of-fold predictions of the samples of an estimate by smaller supports, of any size.
 
-    Parameters
-    ----------
-    samples : FoldedSamples
-        Samples of the support, with folds.
-    reduction : Reduction
-        How they are made fewer.
-    bandwidth : float
-        That of all samples, near which the search begins; with ``fixed`` that of every size.
+    ``groups`` are those of the points of the estimate in the original order; ``after_each`` is called with a text after
+    each size that was tried.
     """
 
     def __init__(
         self,
-        samples: FoldedSamples,
-        reduction: Reduction,
-        bandwidth: float,
-        *,
-        fixed: bool = False,
+        estimate: KernelModel,
+        groups: Index | None,
+        options: CompressionOptions,
         after_each: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.samples, self.reduction, self.bandwidth, self.fixed = samples, reduction, bandwidth, fixed
-        self._after_each, self._trials = after_each, dict[int, Trial]()
+        if estimate.compression is not None:
+            expected = "must not have been compressed before: its points are no samples"
+            raise InvalidInputError("support", expected, remedy="Compress the calibrator with all samples.")
+        self.samples, self.options, self.bandwidth = samples_of(estimate.support, groups), options, estimate.bandwidth
+        self._kernel, self._after_each, self._trials = get_kernel(estimate.kernel), after_each, dict[int, Trial]()
+        folds = cross_folds(self.samples.codes, self.samples.groups, options.n_folds, options.seed)
+        candidates = np.flatnonzero(folds == 0) if self.n_samples > MANY_SAMPLES else np.arange(self.n_samples)
+        chosen = np.sort(np.random.default_rng([options.seed, 3]).permutation(candidates)[:MAX_PREDICTED])
+        self._predicted = [self.samples.select(chosen[folds[chosen] == fold]) for fold in np.unique(folds[chosen])]
+        self._others = [self.samples.select(np.flatnonzero(folds != fold)) for fold in np.unique(folds[chosen])]
+        self._weights = np.concatenate([part.weights for part in self._predicted])
 
     @property
     def n_samples(self) -> int:
         """Number of samples, the largest size."""
-        return len(self.samples.samples)
+        return len(self.samples)
 
     @property
     def smallest(self) -> int:
         """One point for each class that has samples."""
-        return self.samples.samples.n_present
+        return len(np.unique(self.samples.codes))
 
-    @cached_property
-    def full_loss(self) -> float:
-        """Out-of-fold loss with all samples of the other folds, at their bandwidth."""
-        return self._full.loss(self.bandwidth)
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether as many points as samples are the samples."""
+        return self.options.min_cluster_size == 1
 
-    def increase(self, trial: Trial) -> tuple[float, float]:
-        """Return how much higher the loss of a trial is than that with all samples, and the standard error."""
-        return trial.folded.mean_and_error((self._full_log_probs - trial.own_log_probs).numpy())
+    def __getitem__(self, size: int) -> Trial:
+        """Return the trial of a size, made once."""
+        if size not in self._trials:
+            self._trials[size] = self._try(size)
+            self._after_each(f"{size:,} points, loss {self._trials[size].curve.loss:.4f}")
+        return self._trials[size]
 
-    @cached_property
-    def _full(self) -> FoldedSupport:
-        return self.samples.unreduced(self.reduction.kernel)
+    def reduce(self, samples: Samples, size: int) -> tuple[Samples, Index]:
+        """Return at most ``size`` points for samples, and the number of samples behind each."""
+        method, seed, min_cluster_size = self.options.method, self.options.seed, self.options.min_cluster_size
+        kernel: dict[str, Any] = {"kernel": self._kernel, "bandwidth": self.bandwidth}
+        return reduce_samples(samples, size, method, seed=seed, min_cluster_size=min_cluster_size, **kernel)
+
+    def _try(self, size: int) -> Trial:
+        share = size / self.n_samples
+        supports = [support_of(self.reduce(others, round(share * len(others)))[0]) for others in self._others]
+        loss = PredictedLoss(partial(self._own_probs, supports), torch.from_numpy(np.log(self._weights)))
+        if self.options.fixed_bandwidth or (size == self.n_samples and self.changes_nothing):
+            value = loss(self.bandwidth)
+            curve = BandwidthCurve(np.array([self.bandwidth]), np.array([value]), self.bandwidth, value, at_edge=False)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", BandwidthWarning)  # the search with all samples has warned
+                interval = (self.bandwidth / SEARCHED, self.bandwidth * SEARCHED)
+                curve = search_bandwidth(loss, interval=interval, at=loss.at)
+        log_probs = self._own_probs(supports, [curve.bandwidth])[0].clamp_min(ALMOST_ZERO).log()
+        return Trial(size, supports, replace(curve, n_folds=len(supports)), log_probs)
+
+    def _own_probs(self, supports: Sequence[SortedSupport], bandwidths: Sequence[float]) -> list[torch.Tensor]:
+        """Return the probabilities of the predicted samples' own classes at each bandwidth, (n_predicted,)."""
+        parts = [
+            PreparedSupport(support, list(bandwidths), self._kernel)
+            .own_shares(part.embeddings, torch.from_numpy(part.codes).to(part.embeddings.device))
+            .cpu()
+            for support, part in zip(supports, self._predicted, strict=True)
+        ]
+        return list(torch.cat(parts, dim=1))
+
+    def log_densities(self, trial: Trial) -> Floats:
+        """Return the log density of the other folds at the predicted samples, (n_predicted,)."""
+        found = [
+            PreparedSupport(support, [trial.curve.bandwidth], self._kernel).log_densities(part.embeddings)[0]
+            for support, part in zip(trial.supports, self._predicted, strict=True)
+        ]
+        densities: Floats = torch.cat(found).cpu().double().numpy()
+        return densities
 
     @cached_property
     def _full_log_probs(self) -> torch.Tensor:
-        return self._full.own_log_probs(self.bandwidth)
+        """Out-of-fold log probabilities with all samples of the other folds, at their bandwidth, (n_predicted,)."""
+        supports = [support_of(others) for others in self._others]
+        return self._own_probs(supports, [self.bandwidth])[0].clamp_min(ALMOST_ZERO).log()
+
+    @property
+    def full_loss(self) -> float:
+        """Out-of-fold loss with all samples of the other folds, at their bandwidth."""
+        return -float(np.average(self._full_log_probs.numpy(), weights=self._weights))
+
+    def increase(self, trial: Trial) -> tuple[float, float]:
+        """Return how much higher the loss of a trial is than that with all samples, and the standard error.
+
+        Samples of a group are not independent: with groups, the error is that of the group means.
+        """
+        values, shares = (self._full_log_probs - trial.own_log_probs).numpy(), self._weights / self._weights.sum()
+        mean = float(shares @ values)
+        deviations = shares * (values - mean)
+        if self.samples.groups is not None:
+            groups = np.concatenate([part.groups for part in self._predicted])
+            deviations = np.bincount(groups, weights=deviations)
+        return mean, float(np.sqrt((deviations**2).sum()))
 
     @property
     def grid(self) -> list[int]:
@@ -242,52 +200,68 @@ class Trials:
         sizes = np.round(self.smallest * ratio ** np.linspace(0.0, 1.0, n_steps + 1))
         return [int(size) for size in np.unique(sizes)]
 
-    def __getitem__(self, size: int) -> Trial:
-        if size not in self._trials:
-            self._trials[size] = self._try(size)
-            self._after_each(f"{size:,} points, loss {self._trials[size].curve.loss:.4f}")
-        return self._trials[size]
 
-    def _try(self, size: int) -> Trial:
-        unreduced = size == self.n_samples and self.reduction.min_cluster_size == 1
-        folded = self.samples.reduced(self.reduction, size)
-        if self.fixed or unreduced:
-            loss = folded.loss(self.bandwidth)
-            curve = BandwidthCurve(np.array([self.bandwidth]), np.array([loss]), self.bandwidth, loss, at_edge=False)
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", BandwidthWarning)  # the search with all samples has warned
-                interval = (self.bandwidth / SEARCHED, self.bandwidth * SEARCHED)
-                curve = search_bandwidth(folded.loss, interval=interval)
-        return Trial(size, folded, replace(curve, n_folds=len(folded.parts)))
+def samples_of(support: SortedSupport, groups: Index | None) -> Samples:
+    """Return the points of positive weight of a support, in its order; ``groups`` are in the original order."""
+    index = support.counted.numpy()
+    weights = np.ones(len(index))
+    if support.log_weights is not None:
+        weights = support.log_weights.cpu().double().exp().numpy()[index]
+    if groups is not None:
+        groups = groups[support.order.cpu().numpy()][index]
+        groups = groups if len(np.unique(groups)) > 1 else None  # no other group would be left
+    return Samples(
+        embeddings=support.points[support.counted.to(support.points.device)],
+        codes=support.codes.cpu().numpy()[index],
+        classes=np.arange(support.n_classes),
+        weights=weights,
+        groups=groups,
+        indices=index,
+    )
 
+
+def support_of(samples: Samples) -> SortedSupport:
+    """Return samples sorted by class, for kernel sums."""
+    codes = torch.from_numpy(samples.codes).to(samples.embeddings.device)
+    return sort_support(samples.embeddings, codes, samples.n_classes, torch.from_numpy(samples.weights))
+
+
+# Which size is taken
 
 FindSize = Callable[[Trials], Trial]
 
 
-def of_size(size: int, trials: Trials) -> Trial:
+def check_target(size: Any, max_loss_increase: Any) -> FindSize:
+    """Return how the size is found; raise unless exactly one of both is given, and valid."""
+    if (size is None) == (max_loss_increase is None):
+        expected = "or max_loss_increase must be given, and not both"
+        raise InvalidInputError("size", expected, remedy="Pass size=0.1, for example.")
+    if size is None:
+        return partial(select_within, check_number(max_loss_increase, "max_loss_increase", minimum=0))
+    if isinstance(size, float | np.floating):
+        expected = "must be an integer, or a share of the samples above 0 and at most 1"
+        return partial(select_share, check_number(float(size), "size", minimum=TINY, maximum=1, expected=expected))
+    return partial(select_size, check_integer(size, "size", minimum=1, maximum=MAX_POINTS))
+
+
+def select_size(size: int, trials: Trials) -> Trial:
     """Return the trial of a number of points."""
     if size < trials.smallest:
         expected = f"must be at least {trials.smallest:,}, one point for each class that has samples"
         raise InvalidInputError("size", expected, got=str(size))
-    _warn_of_no_change(size >= trials.n_samples, size, trials)
+    _warn_unchanged(size >= trials.n_samples, size, trials)
     return trials[min(size, trials.n_samples)]
 
 
-def of_share(share: float, trials: Trials) -> Trial:
+def select_share(share: float, trials: Trials) -> Trial:
     """Return the trial of a share of the samples, but at least one point per class."""
-    _warn_of_no_change(share == 1, share, trials)
+    _warn_unchanged(share == 1, share, trials)
     return trials[max(round(share * trials.n_samples), trials.smallest)]
 
 
-def _warn_of_no_change(is_whole: bool, size: int | float, trials: Trials) -> None:
-    if is_whole and trials.reduction.min_cluster_size == 1:
+def _warn_unchanged(is_whole: bool, size: int | float, trials: Trials) -> None:
+    if is_whole and trials.changes_nothing:
         warn(f"The support has {trials.n_samples:,} samples, so that size={size:,} leaves it as it is.", KcalWarning)
-
-
-def of_lowest_loss(trials: Trials) -> Trial:
-    """Return the trial of the lowest loss."""
-    return min((trials[size] for size in trials.grid), key=lambda trial: trial.curve.loss)
 
 
 def select_one_se(trials: Trials) -> Trial:
@@ -295,14 +269,14 @@ def select_one_se(trials: Trials) -> Trial:
 
     Where clusters have a smallest size, all samples are no choice.
     """
-    best = of_lowest_loss(trials)
-    if trials.reduction.min_cluster_size > 1:
+    best = min((trials[size] for size in trials.grid), key=lambda trial: trial.curve.loss)
+    if not trials.changes_nothing:
         return best
     increase, error = trials.increase(best)
     return best if increase < -error else trials[trials.n_samples]
 
 
-def of_loss_within(share: float, trials: Trials) -> Trial:
+def select_within(share: float, trials: Trials) -> Trial:
     """Return the trial of the smallest size whose loss is higher than that of all samples by at most a share of it.
 
     The increase and its standard error together must be within the bound: a size is not to be chosen by chance.
@@ -326,55 +300,6 @@ def of_loss_within(share: float, trials: Trials) -> Trial:
     return trials[enough]
 
 
-def check_target(size: Any, max_loss_increase: Any) -> FindSize:
-    """Return how the size is found; raise unless exactly one of both is given, and valid."""
-    if (size is None) == (max_loss_increase is None):
-        expected = "or max_loss_increase must be given, and not both"
-        raise InvalidInputError("size", expected, remedy="Pass size=0.1, for example.")
-    if size is None:
-        return partial(of_loss_within, check_number(max_loss_increase, "max_loss_increase", minimum=0))
-    if isinstance(size, float | np.floating):
-        expected = "must be an integer, or a share of the samples above 0 and at most 1"
-        return partial(of_share, check_number(float(size), "size", minimum=TINY, maximum=1, expected=expected))
-    return partial(of_size, check_integer(size, "size", minimum=1, maximum=MAX_POINTS))
-
-
-@dataclass(frozen=True)
-class CompressionOptions:
-    """How an estimate gets a smaller support: parameters of ``compress``."""
-
-    method: str = "kmeans"
-    min_cluster_size: int = 1
-    seed: int = 0
-    progress: bool | None = None
-    n_folds: int = FOLDS
-    fixed_bandwidth: bool = False
-
-    def checked(self) -> CompressionOptions:
-        """Return the options; raise if they are invalid."""
-        check_choice(self.method, "method", tuple(REDUCTIONS))
-        check_integer(self.min_cluster_size, "min_cluster_size", minimum=1, maximum=MAX_POINTS)
-        if self.min_cluster_size > 1 and self.method != "kmeans":
-            got = shown(self.min_cluster_size)
-            raise InvalidInputError("min_cluster_size", 'applies to method="kmeans" only', got=got)
-        return self
-
-    def reduction(self, estimate: KernelModel) -> Reduction:
-        """Return how the support of an estimate is made smaller."""
-        kernel = get_kernel(estimate.kernel)
-        return Reduction(self.method, self.seed, self.min_cluster_size, kernel, estimate.bandwidth)
-
-    def folded(self, estimate: KernelModel, groups: Index | None) -> FoldedSamples:
-        """Return the samples of an estimate with folds; ``groups`` are those of its points in the original order."""
-        if estimate.compression is not None:
-            expected = "must not have been compressed before: its points are no samples"
-            raise InvalidInputError("support", expected, remedy="Compress the calibrator with all samples.")
-        support = estimate.support
-        if groups is not None:
-            groups = groups[support.order.cpu().numpy()][support.counted.numpy()]
-        return in_folds(WeightedPoints.of(support), groups, n_folds=self.n_folds, seed=self.seed)
-
-
 def compress_model(
     model: ModelT, groups: Index | None, find_size: FindSize, options: CompressionOptions
 ) -> tuple[ModelT, Trial]:
@@ -383,22 +308,19 @@ def compress_model(
     ``groups`` are those of the points in the original order. Where no smaller support is chosen, the model is
     returned as it is.
     """
-    samples, reduction = options.folded(model, groups), options.reduction(model)
     with progress_bar("Compressing the support", None, show=options.progress) as advance:
-        bandwidth, fixed = model.bandwidth, options.fixed_bandwidth
-        trial = find_size(Trials(samples, reduction, bandwidth, fixed=fixed, after_each=advance))
-    n_samples = len(samples.samples)
-    if trial.size >= n_samples and options.min_cluster_size == 1:
+        trials = Trials(model, groups, options, advance)
+        trial = find_size(trials)
+    if trial.size >= trials.n_samples and trials.changes_nothing:
         return model, trial
-    reduced = reduction(samples.samples, trial.size)
-    fewest = int(reduced.members.min())
-    compression = Compression(method=options.method, n_samples=n_samples, fewest=fewest, loss=trial.curve.loss)
-    config = {"bandwidth": trial.curve.bandwidth, "compression": asdict(compression), "n_samples": n_samples}
-    compressed = model.with_support(reduced.support())
+    reduced, members = trials.reduce(trials.samples, trial.size)
+    counts: dict[str, Any] = {"n_samples": trials.n_samples, "fewest": int(members.min())}
+    compression = Compression(method=options.method, loss=trial.curve.loss, **counts)
     references, n = model.log_densities, len(model.log_densities)
     if n:  # out-of-fold densities in place of those of single samples; their lengths stay
-        densities = trial.folded.log_densities(trial.curve.bandwidth).numpy()
+        densities = trials.log_densities(trial)
         quantiles = np.quantile(densities, (np.arange(n) + 0.5) / n, method="inverted_cdf")
         references = torch.from_numpy(quantiles).to(references.device)
+    config = {"bandwidth": trial.curve.bandwidth, "compression": asdict(compression), "n_samples": trials.n_samples}
     tensors = {"log_densities": references, "log_lengths": model.log_lengths}
-    return compressed.changed(tensors, n_references=n, **config), trial
+    return model.with_support(support_of(reduced)).changed(tensors, n_references=n, **config), trial

@@ -407,7 +407,7 @@ class KernelCalibrator(Calibrator):
     @property
     def has_groups_(self) -> bool:
         """Whether the samples have groups: new ones need them too."""
-        return self._checked_table().group_names is not None
+        return self._checked_table().groups is not None
 
     @property
     def has_own_ids_(self) -> bool:
@@ -466,7 +466,7 @@ class KernelCalibrator(Calibrator):
 
     def _checked_table(self) -> SampleTable:
         """Return the samples of the fit; raise if there are none that could change."""
-        check_is_fitted(self)
+        self._built()
         if self._table is None:
             raise InvalidInputError(
                 "calibrator",
@@ -485,7 +485,8 @@ class KernelCalibrator(Calibrator):
         return table
 
     def _built(self) -> Fit:
-        check_is_fitted(self)
+        if not self.__sklearn_is_fitted__():  # asked first, since scikit-learn takes its time
+            check_is_fitted(self)
         return self._fit
 
     def _latest(self, *, search: bool = True) -> Fit:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, log
@@ -176,6 +176,20 @@ def _columns(records: Sequence[BandwidthRecord]) -> tuple[list[float], list[floa
     return [record.bandwidth for record in records], [record.size for record in records]
 
 
+class Names(dict[Any, int]):
+    """Labels or groups with their codes, in the order of their appearance."""
+
+    def __init__(self, names: Iterable[Any]) -> None:
+        super().__init__((name, code) for code, name in enumerate(names))
+
+    def __reduce__(self) -> Any:
+        return Names, (list(self),)
+
+    def encode(self, values: NDArray[Any]) -> Index:
+        """Return the code of each value, (n,); new ones get the next codes."""
+        return np.array([self.setdefault(name, len(self)) for name in values.tolist()], dtype=np.int64)
+
+
 class SampleTable:
     """The samples of a fitted calibrator, one row each in the order of their arrival.
 
@@ -190,7 +204,7 @@ class SampleTable:
         columns: Columns,
         ids: Sequence[Any],
         classes: NDArray[Any],
-        groups: Sequence[Any] | None,
+        groups: Iterable[Any] | None,
         *,
         has_own_ids: bool = True,
         n_updates: int | None = None,
@@ -199,9 +213,9 @@ class SampleTable:
     ) -> None:
         self.columns, self.ids, self.n_rows = dict(columns), list(ids), len(ids)
         self.present = np.ones(self.n_rows, dtype=np.bool_)
-        self.labels = list(classes.tolist())  # of each class code
+        self.labels = Names(classes.tolist())  # of the class codes
         self.classes = classes  # in the order of the columns of probabilities
-        self.group_names = None if groups is None else list(groups)
+        self.groups = None if groups is None else Names(groups)  # of the group codes
         self.has_own_ids, self.clock = has_own_ids, clock
         self.other_fingerprints = np.empty(0, dtype=np.uint64)  # of rows of the fit that are not samples
         self.n_updates = self.n_rows if n_updates is None else n_updates  # samples added, corrected or removed so far
@@ -234,7 +248,8 @@ class SampleTable:
         }
         names = None
         if groups is not None:
-            names, columns["groups"] = encode(named_groups(groups)[samples.indices], [])
+            names = Names(())
+            columns["groups"] = names.encode(named_groups(groups)[samples.indices])
         if logits is not None:
             columns["logits"] = logits.detach().cpu().numpy().copy()
         ids = samples.indices if samples.ids is None else samples.ids
@@ -263,14 +278,14 @@ class SampleTable:
 
     def samples(self) -> Samples:
         """Return the samples that count, with their points as embeddings; raise if none has a positive weight."""
-        position = encode_labels(np.array(self.labels), self.classes)
+        position = encode_labels(np.array(list(self.labels)), self.classes)
         return Samples(
             embeddings=torch.from_numpy(self.column("points")) if "points" in self.columns else None,
             logits=torch.from_numpy(self.column("logits")) if "logits" in self.columns else None,
             codes=position[self.column("codes")],
             classes=self.classes,
             weights=relative_weights(self.column("log_weights")),
-            groups=None if self.group_names is None else code_groups(self.column("groups")),
+            groups=None if self.groups is None else code_groups(self.column("groups")),
             ids=np.array(self.current_ids()),
             indices=np.full(len(self), -1),
         )
@@ -287,8 +302,7 @@ class SampleTable:
 
     def new_classes(self, labels: NDArray[Any]) -> list[Any]:
         """Return the labels that are not known yet."""
-        known = set(self.labels)
-        return [label for label in dict.fromkeys(labels.tolist()) if label not in known]
+        return [label for label in dict.fromkeys(labels.tolist()) if label not in self.labels]
 
     def add(
         self,
@@ -303,14 +317,14 @@ class SampleTable:
         """Add samples; one with a known id replaces the earlier sample. The oldest leave where there are too many."""
         n_new, names = len(labels), self._new_ids(len(labels)) if ids is None else _of_one_kind(ids, self.ids, "ids")
         columns["log_weights"] = _log_weights(sample_weight, n_new)
-        if (groups is None) != (self.group_names is None):
+        if (groups is None) != (self.groups is None):
             expected = "are needed, as in the fit" if groups is None else "must be left out, as in the fit"
             raise InvalidInputError("groups", expected)
-        if self.group_names is not None:
+        if self.groups is not None:
             check_groups(groups, n_new)
             given = named_groups(groups)
-            _of_one_kind(given.tolist(), self.group_names, "groups")
-            self.group_names, columns["groups"] = encode(given, self.group_names)
+            _of_one_kind(given.tolist(), self.groups, "groups")
+            columns["groups"] = self.groups.encode(given)
         if updates.half_life is not None:
             columns["log_weights"] += (np.arange(1, n_new + 1) + self.clock) * (log(2.0) / updates.half_life)
         columns["codes"] = self._encode_labels(labels)
@@ -363,7 +377,8 @@ class SampleTable:
 
     def _lost(self, codes: Index) -> list[Any]:
         counts = np.bincount(self.column("codes"), minlength=len(self.labels))
-        return [self.labels[code] for code in np.unique(codes).tolist() if counts[code] == 0] if counts.any() else []
+        lost = {code for code in codes.tolist() if counts[code] == 0} if counts.any() else set()
+        return [label for label, code in self.labels.items() if code in lost]
 
     def _encode_labels(self, labels: NDArray[Any]) -> Index:
         """Return class codes; new classes come in order, or behind the others if these are in an order of their own."""
@@ -372,8 +387,7 @@ class SampleTable:
             union = collect_classes([self.classes, np.array(new)])
             in_order = np.array_equal(self.classes, np.sort(self.classes))
             self.classes = union if in_order else np.concatenate([self.classes, np.sort(np.array(new))])
-        self.labels, codes = encode(labels, self.labels)
-        return codes
+        return self.labels.encode(labels)
 
     def _new_ids(self, n: int) -> list[Any]:
         """Return ids for new samples: the next integers, as text if the other ids are text."""
@@ -430,9 +444,10 @@ class SampleTable:
     def _compact(self) -> None:
         """Copy the samples that count to new arrays: nothing of the others is left."""
         ids, columns = self.current_ids(), {name: self.column(name) for name in self.columns}
-        if self.group_names is not None:
+        if self.groups is not None:
             used, columns["groups"] = np.unique(columns["groups"], return_inverse=True)
-            self.group_names = [self.group_names[code] for code in used.tolist()]
+            names = list(self.groups)
+            self.groups = Names(names[code] for code in used.tolist())
         self.columns, self.ids, self.n_rows = columns, ids, len(ids)
         self.present = np.ones(self.n_rows, dtype=np.bool_)
         self._index()
@@ -467,9 +482,9 @@ class SampleTable:
         """Return what a file needs beside the model, whose points it does not repeat: values for JSON, and tensors."""
         with self.lock:
             tensors = {name: torch.from_numpy(_signed(self.column(name))) for name in self.columns if name != "points"}
-            groups = None if self.group_names is None else encode_classes(np.array(self.group_names))
+            groups = None if self.groups is None else encode_classes(np.array(list(self.groups)))
             counters = {"n_updates": self.n_updates, "next_id": self.next_id, "clock": self.clock}
-            ids, labels = (encode_classes(np.array(names)) for names in (self.current_ids(), self.labels))
+            ids, labels = (encode_classes(np.array(names)) for names in (self.current_ids(), list(self.labels)))
             named = {"ids": ids, "labels": labels, "groups": groups, "has_own_ids": self.has_own_ids}
             return named | counters, tensors
 
@@ -492,15 +507,8 @@ class SampleTable:
             raise FileFormatError("the stored samples do not fit the support.")
         names = None if groups is None else groups.tolist()
         table = cls(columns, ids.tolist(), classes, names, has_own_ids=bool(values["has_own_ids"]), **counters)
-        table.labels = labels.tolist()
+        table.labels = Names(labels.tolist())
         return table
-
-
-def encode(values: NDArray[Any], known: Sequence[Any]) -> tuple[list[Any], Index]:
-    """Return the known values with the new ones behind them, and the position of each value among these, (n,)."""
-    position = {name: place for place, name in enumerate(known)}
-    codes = np.array([position.setdefault(name, len(position)) for name in values.tolist()], dtype=np.int64)
-    return list(position), codes
 
 
 def named_groups(groups: Any) -> NDArray[Any]:
@@ -529,10 +537,10 @@ def _signed(column: NDArray[Any]) -> NDArray[Any]:
     return column.view(np.int64) if column.dtype == np.uint64 else column
 
 
-def _of_one_kind(names: Sequence[Any], known: Sequence[Any], parameter_name: str) -> Sequence[Any]:
+def _of_one_kind(names: Sequence[Any], known: Iterable[Any], parameter_name: str) -> Sequence[Any]:
     """Return names; raise if they are text and the known ones are not, or the other way round."""
-    kinds = {isinstance(name, str) for name in (*names, *known[:1])}
-    if len(kinds) > 1:
-        expected = f"must be {'text' if isinstance(known[0], str) else 'numbers'}, as before"
+    is_text = isinstance(next(iter(known), names[0]), str)
+    if any(isinstance(name, str) != is_text for name in names):
+        expected = f"must be {'text' if is_text else 'numbers'}, as before"
         raise InvalidInputError(parameter_name, expected, got=repr(names[0]))
     return names
