@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks.clusters import peak_memory, processor_seconds, small_cluster, worker_pids
-from kcal.calibrators.kcal.bandwidth import BandwidthChoice
+from kcal.calibrators.bandwidth_choice import BandwidthChoice
 from kcal.distributed import ShardedKCal
 from kcal.kernels import MAX_PREDICTED, LeaveOutLoss, sort_support
 from kcal.threads import one_thread

@@ -85,9 +85,7 @@ class Arrivals:
     def stream(self) -> Values:
         """Measure one calibrator that all samples are added to; the first snapshot of a size is part of its time."""
         calibrator = self.calibrator()
-        return self.measure(
-            lambda last, size: calibrator.partial_fit(**self.samples(last, size)).refresh()
-        )
+        return self.measure(lambda last, size: calibrator.partial_fit(**self.samples(last, size)).refresh())
 
     def fresh(self) -> Values:
         """Measure a calibrator that is fitted anew at every size."""

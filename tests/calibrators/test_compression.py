@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kcal.calibrators.kcal.compression import CompressionOptions
 
 import kcal
 from kcal import KCal, KCalBlend, KCalLogits
-from kcal.calibrators.kcal.compression import CompressionOptions
 from kcal.errors import InvalidInputError, KcalWarning
 from kcal.metrics import negative_log_likelihood
 from kcal.support import REDUCTIONS, Reduction

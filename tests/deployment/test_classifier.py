@@ -120,7 +120,9 @@ def test_groups_and_weights_reach_the_calibrator(trained: Trained, outputs: kcal
     given = CalibratedClassifier(trained.network).fit(replace(outputs, groups=groups, weights=weights))
     for one in (fitted, given):
         np.testing.assert_allclose(one.predict_proba(trained.points), expected, atol=1e-6)
-        assert one.calibrator.group_efficiency_ == blend.group_efficiency_ < 1
+        assert one.calibrator.shares_ == blend.shares_
+    without = CalibratedClassifier(trained.network).fit(replace(outputs, weights=weights))
+    assert without.calibrator.shares_ != blend.shares_
 
 
 @pytest.mark.parametrize("method", ["kcal-blend", KCal(projection="identity"), "ts"])

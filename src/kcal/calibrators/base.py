@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
@@ -22,13 +21,17 @@ from kcal.modes import without_autocast
 from kcal.validation import (
     ArrayKind,
     check_choice,
+    check_labels,
     check_matrix,
     check_scores,
     check_seed,
+    check_weights,
     checked_parameters,
     computing_dtype,
     kind_of,
+    of_one_type,
     row_fingerprints,
+    shown,
 )
 
 REPRESENTATIONS = ("logits", "probabilities")
@@ -98,7 +101,7 @@ class CalibrationModel(nn.Module):
         """Set declared buffers to the results of a fit, and return the model."""
         for name, value in values.items():
             buffer = self.get_buffer(name)
-            tensor = torch.as_tensor(value, dtype=buffer.dtype).detach()
+            tensor = torch.as_tensor(value, dtype=buffer.dtype).detach().contiguous()
             if tensor.shape != buffer.shape:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but {tuple(buffer.shape)} is declared")
             setattr(self, name, tensor)
@@ -141,7 +144,8 @@ class CalibrationModel(nn.Module):
         device = self.device
         inputs = [None if rows is None else rows.to(device) for rows in (embeddings, logits)]
         n_rows = next(len(rows) for rows in inputs if rows is not None)
-        step = max(1, self.max_block_entries // self.entries_per_row())
+        n_columns = 1 if logits is None else logits.shape[-1]
+        step = max(1, self.max_block_entries // max(self.entries_per_row(), n_columns))
         if n_rows <= step:
             return self(*inputs)  # type: ignore[no-any-return]
         blocks = [slice(start, start + step) for start in range(0, n_rows, step)]
@@ -257,6 +261,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Whether ``explain`` names the most influential calibration samples of a prediction."""
     learns_online: ClassVar[bool] = False
     """Whether samples may be added, corrected and forgotten after the fit: ``partial_fit``, ``correct``, ``forget``."""
+    _private_results: ClassVar[tuple[str, ...]] = ("_fingerprints",)
+    """Fitted attributes that users do not see; other private ones are scikit-learn's own."""
     seed: int
     representation: str  # of the methods that take logits
     model_: CalibrationModel
@@ -293,7 +299,13 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, *, logits: Any = None) -> float:
         """Return the accuracy, as scikit-learn's classifiers do."""
-        return float(accuracy_score(y, self.predict(X, logits=logits), sample_weight=sample_weight))
+        predicted = self.predict(X, logits=logits)
+        labels = check_labels(y, len(predicted))
+        if (labels.dtype.kind == "U") != (predicted.dtype.kind == "U"):
+            expected = f"must be {'text' if predicted.dtype.kind == 'U' else 'numbers'}, as the labels of the fit"
+            raise InvalidInputError("y", expected, got=shown(labels[0]))
+        weights = None if sample_weight is None else check_weights(sample_weight, len(labels))
+        return float(np.average(np.equal(*of_one_type([labels, predicted])), weights=weights))
 
     def was_fitted_on(self, X: Any) -> NDArray[np.bool_]:
         """Return for each row whether the calibrator was fitted on it, (n,); do not evaluate on such rows."""
@@ -422,7 +434,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _begin_fit(self) -> None:
         """Delete the results of an earlier fit and check the parameters; every ``fit`` begins here."""
-        for name in [name for name in vars(self) if name.endswith("_") or name.startswith("_")]:
+        for name in [name for name in vars(self) if name.endswith("_") or name in self._private_results]:
             delattr(self, name)
         self._check_parameters()
 

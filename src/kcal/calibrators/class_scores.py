@@ -20,6 +20,8 @@ TIE_TOLERANCE = 1e-9
 """Log-probabilities that differ by no more are tied, so that rounding decides nothing."""
 LOG_ODDS_DECIMALS = 9
 """Log-odds are rounded to so many decimals: rounding errors of a shifted row neither make nor break a tie."""
+PADDING = 1e18
+"""A bound above all scores, at the ends of shorter rows of a table: files hold no infinities."""
 
 
 def network_log_probs(rows: torch.Tensor, representation: str) -> torch.Tensor:
@@ -101,11 +103,11 @@ def average_ties(values: torch.Tensor, descending: torch.Tensor, *, tolerance: f
 def places(bounds: torch.Tensor, scores: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
     """Return how many of the bounds are below (or equal to) each score, (n, k).
 
-    ``bounds`` are ascending and may end with infinities: one row for each of the k columns, (k, m), or one for all,
+    ``bounds`` are ascending and may end with ``PADDING``: one row for each of the k columns, (k, m), or one for all,
     (m,) or (1, m). A binary search of a fixed number of steps has no branch and no operation that exporters lack.
     """
     table, width = bounds if bounds.ndim == 2 else bounds[None], bounds.shape[-1]
-    scores = scores.clamp_max(torch.finfo(scores.dtype).max)  # below the infinities
+    scores = scores.clamp_max(PADDING / 2)
     position = torch.zeros_like(scores, dtype=torch.int64)
     for step in reversed(range(ceil(log2(1 + width)))):
         further = position + 2**step
@@ -126,5 +128,5 @@ def interpolate(knots: torch.Tensor, values: torch.Tensor, scores: torch.Tensor)
     low = (places(knots, scores, or_equal=True) - 1).clamp_min(0)
     high = (low + 1).clamp_max(knots.shape[1] - 1)
     start, width = pick(knots, low), pick(knots, high) - pick(knots, low)
-    slope = (pick(values, high) - pick(values, low)) / torch.where(width == 0, 1.0, width)  # 0 up to infinity
+    slope = (pick(values, high) - pick(values, low)) / torch.where(width == 0, 1.0, width)
     return slope * (scores - start).clamp_min(0.0) + pick(values, low)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -39,7 +38,15 @@ from kcal.progress import progress_bar
 from kcal.projection import OWN_MODULE, frozen_copy, log_lengths
 from kcal.samples import Samples
 from kcal.threads import threads_for
-from kcal.validation import check_device, check_ids, check_integer, check_labels, row_fingerprints, shown
+from kcal.validation import (
+    check_device,
+    check_ids,
+    check_integer,
+    check_labels,
+    collect_classes,
+    row_fingerprints,
+    shown,
+)
 
 Index = NDArray[np.int64]
 
@@ -82,8 +89,9 @@ class KernelCalibrator(Calibrator):
     has_evidence: ClassVar[bool] = True
     has_explanations: ClassVar[bool] = True
     learns_online: ClassVar[bool] = True
-    keeps_zero_weights: ClassVar[bool] = True
+    _keeps_zero_weights: ClassVar[bool] = True
     """Whether samples of weight 0 are support points."""
+    _private_results: ClassVar[tuple[str, ...]] = ("_fit", "_table", "_kind")
     prior: Any = None
     seed: int = 0
     progress: bool | None = None
@@ -109,7 +117,7 @@ class KernelCalibrator(Calibrator):
     @property
     def support_size_(self) -> int:
         """Number of support points."""
-        return len(self.estimate_of(self._latest().model).points)
+        return len(self._estimate_of(self._latest().model).points)
 
     # Predictions, evidence, explanations
 
@@ -134,7 +142,7 @@ class KernelCalibrator(Calibrator):
         return rows, None, kind
 
     @abstractmethod
-    def estimate_of(self, model: Any) -> KernelModel:
+    def _estimate_of(self, model: Any) -> KernelModel:
         """Return the kernel density estimate of a model."""
 
     def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
@@ -147,7 +155,7 @@ class KernelCalibrator(Calibrator):
 
         Low values mark queries far from all calibration samples; :meth:`evidence` puts them on a scale from 0 to 1.
         """
-        estimate = self.estimate_of(self._latest().model)
+        estimate = self._estimate_of(self._latest().model)
         rows, kind = self._check_rows(X)
         with torch.no_grad():
             return kind.give_back(estimate.log_density(estimate.class_sums(self.as_embeddings(rows))))
@@ -163,7 +171,7 @@ class KernelCalibrator(Calibrator):
         shares of the density and of the length, 2·min(F, 1 − F), becomes 1 − (1 − s)². Rows of the calibration set see
         themselves, and get too much.
         """
-        estimate = self.estimate_of(self._complete().model)
+        estimate = self._estimate_of(self._complete().model)
         rows, kind = self._check_rows(X)
         embeddings = self.as_embeddings(rows)
         with torch.no_grad():
@@ -185,9 +193,10 @@ class KernelCalibrator(Calibrator):
             Number of samples; fewer if the calibration set has fewer.
         """
         fit = self._latest()
-        estimate = self.estimate_of(fit.model)
+        estimate = self._estimate_of(fit.model)
         rows, scores, _ = self._check_inputs(fit, X, logits)
         check_integer(k, "k", minimum=1, maximum=10**9)
+        warn_of_known_rows(known_rows(fit, rows), self._known_rows_remedy)
         n_points = len(estimate.points)
         step = max(min(BLOCK_ROWS, BLOCK_ENTRIES // (min(k, n_points) * self.n_features_in_)), 1)
         blocks = [slice(start, start + step) for start in range(0, len(rows), step)]
@@ -218,12 +227,12 @@ class KernelCalibrator(Calibrator):
 
         New rows like the calibration set have a :meth:`log_evidence` of the same distribution.
         """
-        log_densities: NDArray[np.float64] = self.estimate_of(self.model_).log_densities.cpu().numpy().copy()
+        log_densities: NDArray[np.float64] = self._estimate_of(self.model_).log_densities.cpu().numpy().copy()
         return log_densities
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up rows like those of the calibration set; their projections lie among the support points."""
-        estimate, n_features = self.estimate_of(self.model_), self.n_features_in_
+        estimate, n_features = self._estimate_of(self.model_), self.n_features_in_
         if self.inputs != "logits":
             return {"embeddings": example_rows(estimate, n_rows, n_features, self.as_embeddings)}
         rows = example_rows(estimate, n_rows, max(n_features, 2), self.as_embeddings)
@@ -306,10 +315,11 @@ class KernelCalibrator(Calibrator):
         self._fit = replace(fit, model=deepcopy(fit.model).to(place))
         return self
 
-    def snapshot(self, *, search: bool = True) -> Self:
+    def snapshot(self, *, search: bool = True, ids: Any = None) -> Self:
         """Return a fitted calibrator with the present samples that later updates do not change.
 
-        Without ``search``, a search (of a blend: a fit) that is due is left out.
+        Without ``search``, a search (of a blend: a fit) that is due is left out. ``ids`` are new identifiers of the
+        samples, in the order of ``current_ids_``.
         """
         fit, table = self._complete(search=search), self._table
         other = copy(self)
@@ -318,8 +328,18 @@ class KernelCalibrator(Calibrator):
                 if fit.version != table.version:  # samples have changed meanwhile
                     fit = self._build(table, search=False)
                 table = table.copy()
-        other._fit, other._table = self._with_reference(fit), table
-        return other
+        other._fit, other._table = replace(self._with_reference(fit), is_search_due=False), table
+        return other if ids is None else other._rename(ids)
+
+    def _rename(self, ids: Any) -> Self:
+        """Give the samples other ids; for a calibrator that no other thread has."""
+        table, fit = self._checked_table(), self._fit
+        names = check_ids(ids, len(table)).tolist()
+        new = dict(zip(table.current_ids(), names, strict=True))
+        before = fit.indices if fit.ids is None else fit.ids
+        self._fit = replace(fit, ids=np.array([new[name] for name in before.tolist()]))
+        table.rename(names)
+        return self
 
     # Samples that change
 
@@ -355,14 +375,19 @@ class KernelCalibrator(Calibrator):
         table = self._open_table()
         names = check_ids(ids, _length(ids)).tolist()
         with table.lock:
-            known = [name for name in names if name in table]
-            lost = table.erase(table.rows_of(known))  # also what was evicted under an id that is not known any more
-            fit = replace(self._fit, model=self._without_samples(self._fit.model))
-            self._fit = replace(fit, ids=np.empty(0, dtype=np.int64), indices=np.empty(0, dtype=np.int64), version=-1)
-            with suppress(KcalError):  # too few samples may be left: then predictions raise
-                self._fit = self._build(table, search=False)
+            unknown = [name for name in names if name not in table]
+            lost = table.erase(table.rows_of([] if unknown else names))  # and what is left of samples that were evicted
+        with table.building:  # other threads predict as before meanwhile
+            try:
+                built = self._build(table, search=False)
+            except KcalError:  # too few samples are left: predictions raise
+                model, nothing = self._without_samples(self._fit.model), np.empty(0, dtype=np.int64)
+                columns: dict[str, Any] = {"ids": nothing, "indices": nothing, "groups": None, "log_lengths": None}
+                fingerprints = np.sort(table.other_fingerprints)
+                built = replace(self._fit, model=model, fingerprints=fingerprints, **columns, version=-1)
+            self._fit = built
         self._warn_lost_classes(lost, table.classes)
-        table.rows_of(names[:0] if len(known) == len(names) else [name for name in names if name not in known])
+        table.rows_of(unknown)
         return self
 
     def refresh(self, *, search: bool = True) -> Self:
@@ -412,7 +437,7 @@ class KernelCalibrator(Calibrator):
         columns = self._columns(fit.model, rows, scores)
         with table.lock:
             self._check_new_classes(table, labels, "y")
-            check_given_classes(classes, table)
+            check_given_classes(classes, table, labels)
             options = {"ids": names, "groups": groups, "sample_weight": sample_weight}
             table.add(columns, labels, check_updates(self.updates), **options)
         return self
@@ -421,7 +446,7 @@ class KernelCalibrator(Calibrator):
     def _columns(self, model: CalibrationModel, rows: torch.Tensor, scores: torch.Tensor | None) -> dict[str, Any]:
         """Return what the table keeps of checked rows."""
         embeddings = self.as_embeddings(rows)
-        points = self.estimate_of(model).project(embeddings)
+        points = self._estimate_of(model).project(embeddings)
         columns = {
             "points": points.cpu().numpy(),
             "fingerprints": row_fingerprints(rows),
@@ -453,7 +478,7 @@ class KernelCalibrator(Calibrator):
         table = self._checked_table()
         with table.lock:
             if "points" not in table.columns:
-                support = self.estimate_of(self._fit.model).support
+                support = self._estimate_of(self._fit.model).support
                 table.columns["points"] = support.in_original_order(support.points).cpu().numpy().copy()
         return table
 
@@ -473,10 +498,7 @@ class KernelCalibrator(Calibrator):
             return fit
         try:
             while not is_current(self._fit, table, search=search):
-                n_erasures, built = table.n_erasures, self._build(table, search=search)
-                with table.lock:
-                    if table.n_erasures == n_erasures:  # nothing of what was erased meanwhile may come back
-                        self._fit = built
+                self._fit = self._build(table, search=search)
             return self._fit
         finally:
             table.building.release()
@@ -488,7 +510,7 @@ class KernelCalibrator(Calibrator):
             samples, version, n_updates = table.samples(), table.version, table.n_updates
             fingerprints = np.concatenate([table.other_fingerprints, table.column("fingerprints")])
             log_lengths, groups = table.column("log_lengths"), table.column("groups") if self.has_groups_ else None
-        if not self.keeps_zero_weights and len(samples.counted) < len(samples):
+        if not self._keeps_zero_weights and len(samples.counted) < len(samples):
             log_lengths, groups = log_lengths[samples.counted], None if groups is None else groups[samples.counted]
             samples = samples.select(samples.counted)
         fit = self._rebuild(self._fit, samples, n_updates, search=search)
@@ -512,8 +534,10 @@ class KernelCalibrator(Calibrator):
         """Return the latest fit with the reference of its evidence, which predictions do not need."""
         fit = self._latest(search=search)
         complete = self._with_reference(fit)
-        if complete is not fit and self._fit is fit:
-            self._fit = complete
+        if complete is not fit and self._table is not None and self._table.building.acquire(blocking=False):
+            if self._fit is fit:  # nobody has changed it meanwhile, as an erasure does
+                self._fit = complete
+            self._table.building.release()
         return complete
 
     def _with_reference(self, fit: Fit) -> Fit:
@@ -572,7 +596,7 @@ class KernelCalibrator(Calibrator):
         return values | {"samples": samples}, tensors | {"indices": torch.from_numpy(fit.indices)}
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
-        values, estimate = state.values, self.estimate_of(model)
+        values, estimate = state.values, self._estimate_of(model)
         self._check_features(self.n_features_in_, estimate.config["n_features"])
         estimate.check()
         prints, indices = (state.tensors[name].numpy() for name in ("fingerprints", "indices"))
@@ -616,12 +640,12 @@ def known_rows(fit: Fit, rows: torch.Tensor) -> NDArray[np.bool_]:
     return known
 
 
-def check_given_classes(classes: Any, table: SampleTable) -> None:
+def check_given_classes(classes: Any, table: SampleTable, labels: NDArray[Any]) -> None:
     """Raise if classes of ``partial_fit`` are not known; a class that appears in the labels is added by itself."""
     if classes is None:
         return
-    known = set(table.labels) | set(table.classes.tolist())
-    unknown = [label for label in np.asarray(classes).reshape(-1).tolist() if label not in known]
+    known = set(table.labels) | set(labels.tolist())
+    unknown = [label for label in collect_classes([], classes).tolist() if label not in known]
     if unknown:
         expected = "must be those of the first call; a class that appears in y is added by itself"
         raise InvalidInputError("classes", expected, got=repr(unknown[0]))

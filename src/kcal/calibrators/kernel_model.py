@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -30,6 +30,8 @@ from kcal.validation import check_number, computing_dtype
 Buffers = Mapping[str, torch.Tensor | None]
 NO_BUFFERS: Buffers = MappingProxyType({})
 
+MAX_SUMS = 2**22
+"""Class sums of a block of predictions: kernel sums have smaller blocks of their own."""
 MAX_REFERENCES = 1_000
 """Calibration samples that queries are compared with: a random choice, if there are more."""
 COMPARED_ROWS = 100
@@ -77,6 +79,7 @@ class KernelModel(CalibrationModel):
     """
 
     holds_samples = True
+    max_block_entries: ClassVar[int] = MAX_SUMS
     points: torch.Tensor  # (n_points, d), sorted by class
     codes: torch.Tensor  # (n_points,), class of each point
     order: torch.Tensor  # (n_points,), position of each point in the fit
@@ -194,8 +197,8 @@ class KernelModel(CalibrationModel):
     def with_support(self, support: SortedSupport, *, tensors: Buffers = NO_BUFFERS, **config: Any) -> Self:
         """Return the model with other samples and other buffers, without a reference of the evidence."""
         given, buffers = support_state(support)
-        buffers["log_densities"] = self.log_densities[:0]
-        buffers["log_lengths"] = None if self.log_lengths is None else self.log_lengths[:0]
+        buffers["log_densities"] = self.log_densities.new_empty(0)
+        buffers["log_lengths"] = None if self.log_lengths is None else self.log_lengths.new_empty(0)
         return self.changed({**buffers, **tensors}, n_references=0, **given, **config)
 
     def with_reference(self, lengths: torch.Tensor | None, groups: torch.Tensor | None) -> Self:
@@ -217,7 +220,7 @@ class KernelModel(CalibrationModel):
 
     def comparing_lengths(self, compares: bool) -> Self:
         """Return a model without a reference, whose evidence is to compare lengths, or not."""
-        lengths = self.log_densities[:0] if compares else None
+        lengths = self.log_densities.new_empty(0) if compares else None
         return self.changed({"log_lengths": lengths}, compares_lengths=compares)
 
     def compared_lengths(self, embeddings: torch.Tensor) -> torch.Tensor | None:
@@ -226,8 +229,8 @@ class KernelModel(CalibrationModel):
         return log_lengths(embeddings) if ignores_length(self.projection, embeddings[some].to(self.points)) else None
 
     def entries_per_row(self) -> int:
-        """Return the size of blocks: kernel sums have blocks of their own."""
-        return max(self.n_classes // 32, 1)
+        """Return the number of class sums of a row."""
+        return self.n_classes
 
     def prepare(self) -> None:
         """Compute what predictions share, before they are traced."""
@@ -239,10 +242,19 @@ class KernelModel(CalibrationModel):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         moved = super()._apply(fn, recurse)
+        self._prepare_anew()
+        return moved
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)
+        self._prepare_anew()
+
+    def _prepare_anew(self) -> None:
+        """Compute what predictions share of other tensors, if it had been computed."""
         if self._prepared is not None:
             self._prepared = None
-            self.prepare()
-        return moved
+            if not self.points.is_meta:
+                self.prepare()
 
 
 def sorted_support(samples: Samples, points: torch.Tensor) -> SortedSupport:

@@ -24,10 +24,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.isotonic import IsotonicRegression
-from torch.nn.utils.rnn import pad_sequence
 
 from kcal.calibrators.base import fitted
-from kcal.calibrators.class_scores import interpolate, pick, places, rounded_log_odds
+from kcal.calibrators.class_scores import PADDING, interpolate, pick, places, rounded_log_odds
 from kcal.calibrators.logits import MAX_BINS, MAX_PENALTY, Floats, LogitCalibrator, LogitModel
 from kcal.calibrators.quasi_newton import minimise_convex
 from kcal.calibrators.temperature_prior import fit_temperature
@@ -51,7 +50,7 @@ class MapsModel(LogitModel):
     """Base class of models with maps of single scores: one per column of scores, or one for all columns.
 
     Every array that describes the maps is a table with a row per map. Rows of maps with fewer entries are padded: by
-    infinities in the first table, whose number of columns is ``size``, by zeros in the others.
+    ``PADDING`` in the first table, whose number of columns is ``size``, by their last entries in the others.
     """
 
     tables: ClassVar[dict[str, int]]
@@ -73,15 +72,23 @@ class MapsModel(LogitModel):
         maps = [fit_map(column, hits, weights) for column, hits in zip(scores.T, targets.T, strict=True)]
         first = next(iter(cls.tables))
         tables = {
-            name: pad_sequence([torch.from_numpy(row) for row in rows], True, torch.inf if name == first else 0.0)
+            name: padded(rows, PADDING if name == first else None)
             for name, rows in zip(cls.tables, zip(*maps, strict=True), strict=True)
         }
         return cls(n_maps=len(maps), size=tables[first].shape[1], **config).fill(**tables)
 
     def arrays(self, name: str) -> list[Floats]:
         """Return a table as one array per map, without padding."""
-        sizes = torch.isfinite(self.get_buffer(next(iter(self.tables)))).sum(dim=1) + self.tables[name]
+        sizes = (self.get_buffer(next(iter(self.tables))) < PADDING).sum(dim=1) + self.tables[name]
         return [row[:size].cpu().numpy() for row, size in zip(self.get_buffer(name), sizes.tolist(), strict=True)]
+
+
+def padded(rows: Sequence[Floats], filler: float | None) -> torch.Tensor:
+    """Return a table of arrays of several lengths, (k, m), padded by a number or by their last entries."""
+    width = max(map(len, rows))
+    ends = [row[-1:].sum() if filler is None else filler for row in rows]
+    table = [np.pad(row, (0, width - len(row)), constant_values=end) for row, end in zip(rows, ends, strict=True)]
+    return torch.from_numpy(np.stack(table))
 
 
 def fitted_maps(name: str) -> Any:

@@ -207,7 +207,7 @@ class SampleTable:
         self.n_updates = self.n_rows if n_updates is None else n_updates  # samples added, corrected or removed so far
         integers = [name for name in ids if isinstance(name, int)]
         self.next_id = max(integers, default=self.n_rows - 1) + 1 if next_id is None else next_id
-        self.version = self.n_erasures = 0
+        self.version = 0
         self.author = threading.get_ident()  # thread of the latest change
         self._queues: dict[int, deque[int]] | None = None
         self._index()
@@ -254,6 +254,12 @@ class SampleTable:
         """Return the ids of the samples that count, in the order of their arrival."""
         rows = np.flatnonzero(self.present[: self.n_rows])
         return [self.ids[row] for row in rows.tolist()]
+
+    def rename(self, ids: Sequence[Any]) -> None:
+        """Give the samples that count other ids, in the order of their arrival."""
+        self._compact()
+        self.ids, self.has_own_ids = list(ids), True
+        self._index()
 
     def samples(self) -> Samples:
         """Return the samples that count, with their points as embeddings; raise if none has a positive weight."""
@@ -346,7 +352,6 @@ class SampleTable:
             self._drop(row)
         self._compact()
         self.n_updates += len(rows)
-        self.n_erasures += 1
         self._changed()
         return self._lost(before)
 

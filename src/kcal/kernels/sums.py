@@ -14,8 +14,7 @@ Numerical policy
     Rounding moves an exponent by about ε·R·(R + r)/(d·b²), with R the radius of the support and r the distance of the
     query from its centre. Products are in float32 if this is below ``RESOLUTION`` at r = ``QUERY_RADII``·R, and in
     float64 otherwise, or if the support is, or if the profile is not log-linear. That is decided once for a support and
-    its bandwidths. A bandwidth that float64 does not resolve is replaced by the smallest one that it does, and a query
-    beyond its reach is moved towards the centre: only the nearest points count then. They also decide where a compact
+    its bandwidths. Where float64 does not resolve a bandwidth, only the nearest points count, as where a compact
     kernel reaches no point. Exponentials are powers of 2 of exponents less the largest one of each query, unless all
     exponents of a block are small. Values are summed in the precision of the support, sums of blocks in float64 if
     there are many.
@@ -39,12 +38,10 @@ from kcal.threads import map_blocks
 
 RESOLUTION = 1e-4
 """Largest rounding error of an exponent: log odds of two classes are off by no more than about twice this."""
-ROOT_RESOLUTION = 1e-6
-"""The same for profiles that are not log-linear: roots magnify the rounding of small distances."""
-QUERY_RADII = 4.0
+QUERY_RADII = 1.0
 """Distance of queries, in units of the support's radius, for which single precision is enough if it is used."""
 FARTHEST_QUERY = 1e15
-"""Largest distance of a query in units of the bandwidth: its products fit in single precision."""
+"""Distance of queries, in units of the support's radius or the bandwidth, to which those beyond it are moved."""
 MAX_SQUARES = 6
 """Squares in a row by which a narrower kernel is made of a wider one: each doubles its relative error."""
 LOG2_E = 1.0 / log(2.0)
@@ -108,7 +105,6 @@ class SupportTensors(NamedTuple):
     codes: torch.Tensor  # (n_support,)
     weights: torch.Tensor  # (n_support, n_classes), 0 outside the class of the point; (n_support,) if that is too large
     rates: torch.Tensor  # (n_bandwidths,), factor of −½‖z − q‖² in the exponents
-    offset_rates: torch.Tensor  # (n_bandwidths,), the same before bandwidths that are not resolved were replaced
     log_volumes: torch.Tensor  # (n_bandwidths,), log(Σ_i w_i · ∫φ_b)
 
 
@@ -142,36 +138,15 @@ class ScaledSupport:
         return max(self.support.radius, sqrt(sqrt(torch.finfo(torch.float64).tiny)))
 
     @cached_property
-    def resolved(self) -> list[float]:
-        """The bandwidths, none below the smallest that float64 resolves."""
-        error = torch.finfo(torch.float64).eps * (1.0 + QUERY_RADII) * self.radius**2
-        smallest = sqrt(error / self._resolution / self.support.dimension)
-        return [max(bandwidth, smallest) for bandwidth in self.bandwidths]
-
-    @cached_property
     def unit(self) -> float:
         """Factor of lengths: exponents of a log-linear kernel at the widest bandwidth are then powers of 2."""
-        unit = 1.0 / (sqrt(self.support.dimension) * max(self.resolved))
+        unit = 1.0 / (sqrt(self.support.dimension) * max(self.bandwidths))
         return unit * sqrt(LOG2_E) if self.kernel.log_linear else unit
-
-    @cached_property
-    def farthest(self) -> float:
-        """Distance from the centre, in the unit, to which queries beyond it are moved."""
-        if self.dtype != torch.float64:
-            return FARTHEST_QUERY
-        square = self.support.dimension * min(self.resolved) ** 2
-        limit = self._resolution / torch.finfo(torch.float64).eps * square / self.radius - self.radius
-        return min(limit * self.unit, FARTHEST_QUERY)
 
     @cached_property
     def rates(self) -> list[float]:
         """Factor of −½‖z − q‖² in the exponents at each bandwidth."""
-        return [(max(self.resolved) / bandwidth) ** 2 for bandwidth in self.resolved]
-
-    @cached_property
-    def offset_rates(self) -> list[float]:
-        """The same at the bandwidths as they were given."""
-        return [(max(self.resolved) / bandwidth) ** 2 for bandwidth in self.bandwidths]
+        return [(max(self.bandwidths) / bandwidth) ** 2 for bandwidth in self.bandwidths]
 
     @cached_property
     def steps(self) -> list[tuple[int, int]]:
@@ -231,18 +206,15 @@ class ScaledSupport:
             one_hot = torch.nn.functional.one_hot(support.codes, support.n_classes)
             weights = one_hot.to(weights) * weights[:, None]
         log_volumes = [support.log_total_weight + volume for volume in self.log_volumes]
-        numbers = (self.centre.new_tensor(row) for row in (self.rates, self.offset_rates, log_volumes))
+        numbers = (self.centre.new_tensor(row) for row in (self.rates, log_volumes))
         return SupportTensors(self.centre, self.left[:, :-1], self.left[:, -1], support.codes, weights, *numbers)
-
-    @property
-    def _resolution(self) -> float:
-        return RESOLUTION if self.kernel.log_linear else ROOT_RESOLUTION
 
     def place(self, queries: torch.Tensor, centre: torch.Tensor) -> Queries:
         """Return queries in the unit, moved towards the ``centre`` if they are too far."""
         centred = (in_double(queries) - centre) * self.unit
         lengths = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
-        stretch = lengths.clamp_min(self.farthest) / self.farthest
+        farthest = FARTHEST_QUERY * max(self.radius * self.unit, 1.0)
+        stretch = lengths.clamp_min(farthest) / farthest
         points = (centred / stretch).to(self.dtype)
         return Queries(points, -0.5 * (lengths / stretch).square()[:, 0], stretch[:, 0])
 
@@ -255,19 +227,26 @@ class ScaledSupport:
         nearest = nearest.clamp_max(0.0) * stretch.square()
         return nearest * rates / LOG2_E if self.kernel.log_linear else self.log_profile(nearest, rates)
 
+    def finest(self, half_squares: torch.Tensor) -> torch.Tensor:
+        """Return the largest rates that float64 resolves for queries of these −½‖q‖²; there is no limit in float32."""
+        radius, epsilon = self.radius * self.unit, torch.finfo(torch.float64).eps
+        if self.dtype != torch.float64:
+            return torch.full_like(half_squares, torch.inf)
+        return RESOLUTION / epsilon / radius / ((-2.0 * half_squares).sqrt() + radius)
+
     def relative_exponents(
         self, below: torch.Tensor, nearest: torch.Tensor, half_squares: torch.Tensor, rates: torch.Tensor
     ) -> torch.Tensor:
         """Return log₂ φ less that of the nearest point, from −½‖z − q‖² less that of the nearest point, ``nearest``.
 
-        Where a profile reaches no point, only the nearest points count. ``half_squares`` are −½‖q‖².
+        Where a profile reaches no point or a bandwidth is not resolved, only the nearest points count.
+        ``half_squares`` are −½‖q‖².
         """
+        finest = self.finest(half_squares).to(below.dtype)
         if self.kernel.log_linear:
-            return below * rates
-        radius = self.radius * self.unit
-        finest = RESOLUTION / torch.finfo(torch.float64).eps / radius / ((-2.0 * half_squares).sqrt() + radius)
+            return below * torch.minimum(rates, finest)
         largest = self.log_profile(nearest, rates)
-        is_reached = largest > -0.5 * FARTHEST
+        is_reached = (largest > -0.5 * FARTHEST) & (rates <= finest)
         relative = self.log_profile(below + nearest, rates) - torch.where(is_reached, largest, 0.0)
         return torch.where(is_reached, relative, below * finest) * LOG2_E
 
@@ -418,7 +397,7 @@ class PreparedSupport:
 
     def prepare(self) -> PreparedSupport:
         """Compute everything that does not depend on queries now, so that a trace finds constants; return self."""
-        _ = self.scaled.tensors, self.scaled.farthest
+        _ = self.scaled.tensors, self.scaled.radius
         return self
 
     def class_sums(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> ClassSums:
@@ -503,7 +482,7 @@ class PreparedSupport:
         largest = products.amax(dim=1, keepdim=True).clamp_min(torch.finfo(products.dtype).min)
         below, half_squares = products - largest, placed.half_squares[:, None]
         nearest = (largest + half_squares).clamp_max(0.0)  # in float64
-        rates = tensors.rates[:, None, None].to(products.dtype)
+        rates = tensors.rates[:, None, None].to(below.dtype)
         exponents = scaled.relative_exponents(below, nearest, half_squares, rates)
         values = exponents.to(tensors.weights.dtype).exp2()  # (n_bandwidths, n_query, n_support)
         if tensors.weights.ndim == 2:
@@ -511,7 +490,7 @@ class PreparedSupport:
         else:
             sums = values.new_zeros(*values.shape[:2], self.support.n_classes)
             sums = sums.scatter_add(2, tensors.codes.expand(values.shape), values * tensors.weights)
-        offsets = scaled.offsets(nearest[:, 0], tensors.offset_rates[:, None], placed.stretch)
+        offsets = scaled.offsets(nearest[:, 0], tensors.rates[:, None], placed.stretch)
         return ClassSums(sums.transpose(1, 2), offsets.to(offsets.dtype if self.is_part else sums.dtype))
 
     def _in_blocks(
@@ -524,12 +503,7 @@ class PreparedSupport:
         """Call ``write`` with the class sums of each block of queries; threads share the queries or the points."""
         scaled, blocks = self.scaled, slices(len(queries), QUERY_BLOCK)
         parts = slices(len(self.support), PART_BLOCKS * SUPPORT_BLOCK)
-        _ = (
-            scaled.centre,
-            scaled.weights,
-            scaled.left_rows(slice(0, 1)),
-            self.support.class_starts,
-        )  # not by each thread
+        map_blocks(scaled.left_rows, [slice(0, 1)], queries.device)  # once, not by each thread
         by_points = len(parts) > len(blocks)
 
         def compute(place: int) -> None:
@@ -563,16 +537,18 @@ class PreparedSupport:
                 if len(found) == 1
                 else part * (loop.shifts(part_top) - loop.shifts(top)).clamp_max_(0.0).exp2_()[:, None]
             )
-        rates = loop.missing.new_tensor(self.scaled.offset_rates)[:, None]
+        rates = loop.missing.new_tensor(self.scaled.rates)[:, None]
         offsets = self.scaled.offsets(top + loop.missing, rates, loop.queries.stretch)
         if self.kernel.is_compact:
             offsets.zero_()
-        unreached = sums.sum(dim=1) == 0
-        offsets.masked_fill_(unreached, -torch.inf)
-        index = unreached.any(dim=0).nonzero().squeeze(1) if self.kernel.is_compact else unreached.new_zeros(0).long()
+        unreached = (sums.sum(dim=1) == 0) | (rates > self.scaled.finest(loop.queries.half_squares))
+        index = unreached.any(dim=0).nonzero().squeeze(1)
         for some in torch.split(index, max(MAX_KEPT_NUMBERS // len(self.support), 1)):  # the nearest points decide
-            nearest = self.dense_sums(points[some.to(points.device)], leave_out=_select(loop.leave_out, some)).sums
-            sums[:, :, some] = torch.where(unreached[:, some][:, None], nearest.to(sums), sums[:, :, some])
+            nearest = self.dense_sums(points[some.to(points.device)], leave_out=_select(loop.leave_out, some))
+            there = unreached[:, some]
+            sums[:, :, some] = torch.where(there[:, None], nearest.sums.to(sums), sums[:, :, some])
+            offsets[:, some] = torch.where(there, nearest.offsets.to(offsets), offsets[:, some])
+        offsets.masked_fill_(sums.sum(dim=1) == 0, -torch.inf)
         return ClassSums(sums, offsets)
 
 
@@ -637,7 +613,7 @@ class Contributions:
         sums = self._nearest.new_zeros(len(self.prepared.bandwidths), support.n_classes, len(self.queries))
         for block in self.blocks():
             sums.index_add_(1, support.codes[block.rows].to(sums.device), block.values)
-        rates = self._nearest.new_tensor(self._double.offset_rates)[:, None]
+        rates = self._nearest.new_tensor(self._double.rates)[:, None]
         return ClassSums(sums, self._double.offsets(self._nearest, rates, self._loop.queries.stretch))
 
     def blocks(self) -> Iterator[ValueBlock]:
