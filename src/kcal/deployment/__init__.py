@@ -1,14 +1,7 @@
 """Calibrated networks for production: one torch module, ONNX and torch.export."""
 
 from kcal.deployment.classifier import CalibratedClassifier
-from kcal.deployment.export import (
-    TOLERANCE,
-    HeadPredictor,
-    export_program,
-    metadata_of,
-    taken_outputs,
-    write_onnx,
-)
+from kcal.deployment.export import TOLERANCE, HeadPredictor, export_program, metadata_of, write_onnx
 
 __all__ = [
     "TOLERANCE",
@@ -16,6 +9,5 @@ __all__ = [
     "HeadPredictor",
     "export_program",
     "metadata_of",
-    "taken_outputs",
     "write_onnx",
 ]

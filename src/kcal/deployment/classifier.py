@@ -49,10 +49,6 @@ from kcal.persistence import from_parts, load_with_network, save, to_parts
 from kcal.validation import shown
 
 ARRAYS = (torch.Tensor, np.ndarray)
-EXTRA_STATE = "_extra_state"
-"""Where torch keeps what is no tensor in a state dictionary."""
-MODEL = "calibrated_head."
-"""Where a state dictionary has the tensors of the calibrator's model, which are "model.*" in files."""
 Source = ClassifierOutputs | Iterable[Any] | str | os.PathLike[str]
 """A loader, a batch, outputs, or a folder of outputs."""
 
@@ -352,30 +348,30 @@ class CalibratedClassifier(nn.Module):
     def set_extra_state(self, state: Any) -> None:
         """Do nothing: ``_load_from_state_dict`` reads it together with the tensors of the model."""
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Restore network and calibrator; raise if the state is of another network, before anything is changed."""
-        given = {key.removeprefix("network."): part for key, part in state_dict.items() if key.startswith("network.")}
-        check_state(self.network, given, strict=strict)
-        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, *rest: Any
+    ) -> None:
+        """Restore the calibrator, and with it the shapes of the calibrated head; torch then fills head and network.
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
-        """Restore the calibrator, and with it the shapes of the calibrated head, which torch fills next."""
-        if prefix + EXTRA_STATE in state_dict:
-            self._restore(state_dict[prefix + EXTRA_STATE], state_dict, prefix + MODEL)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        A state of another network raises before anything is changed; that of an unfitted classifier has no calibrator.
+        """
 
-    def _restore(self, state: Any, state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Hold the calibrator of an extra state and of the tensors of its model; None is that of an unfitted one."""
-        if state is None:
+        def below(name: str) -> dict[str, torch.Tensor]:
+            start = f"{prefix}{name}."
+            return {key.removeprefix(start): part for key, part in state_dict.items() if key.startswith(start)}
+
+        check_state(self.network, below("network"), strict=strict)
+        state = state_dict.get(f"{prefix}_extra_state")
+        if state is not None:
+            tensors = {name: part.detach().cpu().clone() for name, part in below("calibrated_head").items()}
+            calibrator = from_parts(state["header"], {**tensors, **state["tensors"]}, "The state dictionary")
+            assert isinstance(calibrator, Calibrator)
+            if self.options["head"] is None:
+                self._head = head_from_reference(state["head"])
+            self._hold(calibrator)
+        elif f"{prefix}_extra_state" in state_dict:
             self.calibrator = self.calibrated_head = self._head = None
-            return
-        model = {key.removeprefix(prefix): part for key, part in state_dict.items() if key.startswith(prefix)}
-        tensors = {name: part.detach().cpu().clone() for name, part in {**state["tensors"], **model}.items()}
-        calibrator = from_parts(state["header"], tensors, "The state dictionary")
-        assert isinstance(calibrator, Calibrator)
-        if self.options["head"] is None:
-            self._head = head_from_reference(state["head"])
-        self._hold(calibrator)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *rest)
 
     def _hold(self, calibrator: Calibrator) -> None:
         self.calibrator = calibrator
@@ -415,15 +411,16 @@ def _by_name(network: nn.Module, positional: tuple[Any, ...], named: dict[str, A
 
 def check_widths(calibrator: Calibrator, embeddings: torch.Tensor, logits: torch.Tensor) -> None:
     """Raise if embeddings or logits have not the columns that a calibrator was fitted with."""
-    outputs, remedy = ClassifierOutputs(embeddings, logits), "Pass the network, and the head=, of the fit."
-    given, expected = outputs.matrix(calibrator.inputs).shape[1], calibrator.n_features_in_
-    name = "logits" if calibrator.inputs == "logits" else "embeddings"
-    if given == expected and calibrator.inputs == "both" and calibrator.needs_logits_:
-        name, given, expected = "logits", logits.shape[1], len(calibrator.classes_)
-        expected = given if (given, expected) == (1, 2) else expected
-    if given != expected:
-        remark = f"must give {name} with the {expected:,} columns of the fit"
-        raise InvalidInputError("network", remark, got=f"{given:,}", remedy=remedy)
+    n_classes = 1 if logits.shape[1] == 1 and len(calibrator.classes_) == 2 else len(calibrator.classes_)
+    given = {"embeddings": embeddings.shape[1], "logits": logits.shape[1]}
+    expected = {"embeddings": calibrator.n_features_in_, "logits": n_classes}
+    if calibrator.inputs == "logits":
+        expected["logits"] = calibrator.n_features_in_
+    for name in taken_outputs(calibrator):
+        if given[name] != expected[name]:
+            remark = f"must give {name} with the {expected[name]:,} columns of the fit"
+            remedy = "Pass the network, and the head=, of the fit."
+            raise InvalidInputError("network", remark, got=f"{given[name]:,}", remedy=remedy)
 
 
 def with_names(outputs: ClassifierOutputs, classes: Any) -> ClassifierOutputs:
