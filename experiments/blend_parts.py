@@ -18,7 +18,7 @@ import typer
 from experiments.cell_tables import PLACE, by_split, means
 from experiments.cells import PROTOCOLS, Chosen, Folder, Out, Sizes, Splits, check_sizes, run
 from experiments.output import LOG_LOSS
-from kcal import KCalBlend, TemperatureScaling
+from kcal import KCalBlend
 from kcal.benchmark import check_tasks, read_tasks
 from kcal.benchmark.methods import BENCHMARK_METHODS
 from kcal.calibrators.blend import fitting, model, network
@@ -58,9 +58,8 @@ CHANGES: dict[str, Changes] = {
     "pool": [(fitting, "fit_pool", fixed(1, 0, 0))],
     "mixture": [(fitting, "fit_mixture", fixed(1, 0, 0, 0))],
     "class-factors": [(network, "STRENGTHS", network.STRENGTHS[-1:])],
-    "temperatures": [],
+    "temperatures": [(network, "LOG_TEMPERATURES", torch.zeros(1, dtype=torch.float64))],  # around the fitted one
     "small-background": [(fitting, "POOL_SHARE", 1.0)],
-    "group-efficiency": [(fitting, "group_efficiency", lambda *_: 1.0)],
 }
 
 
@@ -72,20 +71,15 @@ class PartialBlend(KCalBlend):
 
     def fit(self, X: Any, y: Any, *, logits: Any = None, **inputs: Any) -> Self:
         """Fit without the part."""
-        self._changes = list(CHANGES[self.without])
-        if self.without == "temperatures":
-            temperature = TemperatureScaling().fit(logits, y).temperature_
-            grid = torch.tensor([temperature], dtype=torch.float64).log()
-            self._changes.append((network, "LOG_TEMPERATURES", grid))
         with ExitStack() as stack:
-            for change in self._changes:
+            for change in CHANGES[self.without]:
                 stack.enter_context(patch.object(*change))
             return super().fit(X, y, logits=logits, **inputs)
 
     def predict_proba(self, X: Any, **inputs: Any) -> Any:
         """Predict without the part."""
         with ExitStack() as stack:
-            for change in self._changes:
+            for change in CHANGES[self.without]:
                 stack.enter_context(patch.object(*change))
             return super().predict_proba(X, **inputs)
 

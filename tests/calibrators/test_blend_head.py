@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import pickle
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
-from sklearn.calibration import CalibratedClassifierCV
-from sklearn.frozen import FrozenEstimator
-from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from torch import nn
@@ -33,27 +28,20 @@ from kcal.calibrators import fit_on, predict_on
 from kcal.cli import app
 from kcal.deployment import HeadPredictor, metadata_of, write_onnx
 from kcal.embeddings import ClassifierOutputs
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.errors import InvalidInputError
 from synthetic import CENTRES, Problem, make_problem
 
 HEAD = (3.0 * CENTRES, -1.5 * (CENTRES**2).sum(axis=1))  # of the logits of the problem
 CONTRACT = [
     checks.check_a_clone_is_unfitted_and_fits_to_the_same_bits,
     checks.check_a_failed_fit_leaves_it_unfitted,
-    checks.check_a_second_fit_forgets_the_first,
-    checks.check_a_weight_of_zero_leaves_a_sample_out,
     checks.check_bfloat16_is_accepted,
-    checks.check_equal_weights_equal_no_weights,
-    checks.check_it_lowers_the_loss_of_overconfident_logits,
     checks.check_log_probabilities_and_labels_agree,
     checks.check_other_columns_are_refused_by_name,
     checks.check_parameters_set_after_the_fit_change_no_prediction,
     checks.check_pickles_and_copies_of_a_used_calibrator_keep_every_bit,
-    checks.check_rows_are_probabilities,
     checks.check_saving_and_loading_keeps_every_bit,
     checks.check_single_and_double_precision_agree,
-    checks.check_the_declared_options_are_those_of_fit,
-    checks.check_the_summary_is_text,
     checks.check_torch_in_torch_out,
 ]
 
@@ -93,17 +81,6 @@ def test_contract(check: Any, problem: Problem, tmp_path: Path) -> None:
         "other": make_problem(seed=1),
     }
     check(**{name: given[name] for name in inspect.signature(check).parameters})
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_it_equals_the_blend_with_explicit_logits(problem: Problem, dtype: Any) -> None:
-    x, new, weight, bias = (part.astype(dtype) for part in (problem.embeddings, problem.test_embeddings, *HEAD))
-    blend = quick((weight, bias)).fit(x, problem.labels)
-    plain = KCalBlend().fit(x, problem.labels, logits=x @ weight.T + bias)
-    probs = blend.predict_proba(new)
-    assert probs.dtype == dtype
-    assert largest_difference(probs, plain.predict_proba(new, logits=new @ weight.T + bias)) < 1e-5
-    assert blend.weights_ == pytest.approx(plain.weights_, abs=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore::kcal.errors.KcalWarning")
@@ -186,9 +163,9 @@ def test_labels_are_columns_of_the_head(problem: Problem) -> None:
     np.testing.assert_array_equal(
         named.predict_proba(problem.test_embeddings), fitted().predict_proba(problem.test_embeddings)
     )
-    with pytest.raises(InvalidInputError, match="column indices"):
+    with pytest.raises(InvalidInputError, match=r"^y "):
         quick().fit(problem.embeddings, names[problem.labels])
-    with pytest.raises(InvalidInputError, match="column indices from 0 to 2"):
+    with pytest.raises(InvalidInputError, match=r"^y "):
         quick().fit(problem.embeddings, problem.labels + 1)
 
 
@@ -222,22 +199,6 @@ def drop_last_column(rows: Any) -> Any:
     return rows[:, :-1]
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_scikit_learn_calibrates_it_further(problem: Problem, frozen: bool) -> None:
-    inner = FrozenEstimator(fitted()) if frozen else quick()
-    rows, labels = problem.train_embeddings, problem.train_labels
-    splits = list(StratifiedKFold(2).split(rows, labels))
-    outer = CalibratedClassifierCV(inner, cv=splits, method="isotonic").fit(rows, labels)
-    parts = []
-    for train, test in [(None, slice(None))] if frozen else splits:
-        blend = fitted() if train is None else quick().fit(rows[train], labels[train])
-        held_out, new = blend.predict_proba(rows[test]), blend.predict_proba(problem.test_embeddings)
-        maps = [IsotonicRegression(out_of_bounds="clip").fit(held_out[:, k], labels[test] == k) for k in range(3)]
-        scores = np.column_stack([part.predict(new[:, k]) for k, part in enumerate(maps)])
-        parts.append(scores / scores.sum(axis=1, keepdims=True))
-    np.testing.assert_allclose(outer.predict_proba(problem.test_embeddings), np.mean(parts, axis=0), atol=1e-6)
-
-
 def test_parameters_are_stored_as_given() -> None:
     head = layer()
     blend = KCalBlend(head=head)
@@ -263,21 +224,6 @@ def test_a_loaded_blend_fits_again(problem: Problem, tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.predict_proba(problem.test_embeddings), probs)
     unbiased = load(save(quick((HEAD[0], None)).fit(problem.embeddings, problem.labels), tmp_path / "other.kcal"))
     assert unbiased.head[1] is None
-
-
-def test_a_stored_head_fits_the_features_and_classes() -> None:
-    state = fitted().state()
-    weight = state.tensors["formula.head.weight"]
-    for damaged in (weight[:, 1:], weight[1:], weight.float()):
-        with pytest.raises(FileFormatError, match="the stored weight do not fit"):
-            KCalBlend.from_state(replace(state, tensors=state.tensors | {"formula.head.weight": damaged}))
-
-
-def test_pickles_and_copies_keep_the_head(problem: Problem) -> None:
-    blend = quick(layer()).fit(problem.embeddings, problem.labels)
-    for other in (pickle.loads(pickle.dumps(blend)), copy.deepcopy(blend)):
-        assert torch.equal(other.head.weight, blend.head.weight)
-        assert largest_difference(*(one.predict_proba(problem.test_embeddings) for one in (blend, other))) == 0
 
 
 @pytest.mark.usefixtures("shared_operators")
@@ -319,12 +265,11 @@ def test_the_command_line_predicts_and_evaluates_without_logits(problem: Problem
 
 
 def test_logits_beside_a_head_are_refused(problem: Problem) -> None:
-    message = "logits must be left out: the head computes them"
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(InvalidInputError, match=r"^logits "):
         quick().fit(problem.embeddings, problem.labels, logits=problem.logits)
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(InvalidInputError, match=r"^logits "):
         fitted().predict_proba(problem.test_embeddings, logits=problem.test_logits)
-    with pytest.raises(InvalidInputError, match=r'^representation must be "logits" with a head'):
+    with pytest.raises(InvalidInputError, match=r"^representation "):
         quick(representation="probabilities").fit(problem.embeddings, problem.labels)
 
 
@@ -336,29 +281,30 @@ class Cosine(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("head", "message"),
+    "head",
     [
-        ("fc", "must be an nn.Linear.*got 'fc'"),
-        (nn.Sequential(nn.Linear(6, 3)), "must be an nn.Linear.*got an object of type Sequential"),
-        (nn.Linear, "must be an nn.Linear"),
-        (Cosine(6, 3), "must be an nn.Linear.*type Cosine"),
-        (nn.Conv2d(6, 3, 3), r"1×1 convolution.*got shapes \(3, 6, 3, 3\)"),
-        (nn.LazyLinear(3), "must be"),
-        (HEAD[0], "a pair of arrays.*got ndarray of shape"),
-        ((*HEAD, None), "a pair of arrays"),
-        ((None, HEAD[1]), "must be an array"),
-        ((HEAD[0], HEAD[1][:2]), r"got shapes \(3, 6\) and \(2,\)"),
-        ((HEAD[0][0], None), r"got shapes \(6,\)"),
-        ((np.empty((0, 6)), None), r"got shapes \(0, 6\)"),
-        ((HEAD[0].astype(str), None), "must be real numbers"),
-        ((HEAD[0].T, None), "must take the features of X, 6 of them; got one of 3 features"),
-        (nn.Linear(7, 3), "must take the features of X, 6 of them; got one of 7 features"),
-        ((np.where(HEAD[0] > 1, np.nan, HEAD[0]), HEAD[1]), "must have finite entries"),
-        ((HEAD[0], HEAD[1] - np.inf), "must have finite entries"),
-        ((HEAD[0] * 1e300, None), "must have finite entries"),
+        "fc",
+        nn.Sequential(nn.Linear(6, 3)),
+        nn.Linear,
+        Cosine(6, 3),
+        nn.Conv2d(6, 3, 3),
+        nn.LazyLinear(3),
+        HEAD[0],
+        (*HEAD, None),
+        (None, HEAD[1]),
+        (HEAD[0], HEAD[1][:2]),
+        (HEAD[0][0], None),
+        (np.empty((0, 6)), None),
+        (HEAD[0].astype(str), None),
+        (HEAD[0].T, None),
+        nn.Linear(7, 3),
+        (np.where(HEAD[0] > 1, np.nan, HEAD[0]), HEAD[1]),
+        (HEAD[0], HEAD[1] - np.inf),
+        (HEAD[0] * 1e300, None),
     ],
+    ids=str,
 )
-def test_heads_that_are_none_are_refused_by_name(problem: Problem, head: Any, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=f"(?s)^head .*{message.removeprefix('^')}") as caught:
+def test_other_heads_are_refused_by_name(problem: Problem, head: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"^head must") as caught:
         quick(head).fit(problem.embeddings, problem.labels)
     assert caught.value.parameter == "head"

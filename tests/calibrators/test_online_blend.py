@@ -56,7 +56,7 @@ def test_after_a_scheduled_fit_it_is_the_blend_of_a_fresh_fit(fresh: KCalBlend) 
     np.testing.assert_allclose(probabilities(live), probabilities(fresh), atol=1e-9)
     np.testing.assert_allclose(live.evidence(QUERIES), fresh.evidence(QUERIES), atol=1e-9)
     assert live.weights_ == pytest.approx(fresh.weights_)
-    assert live.group_efficiency_ == pytest.approx(fresh.group_efficiency_)
+    assert live.shares_ == pytest.approx(fresh.shares_)
     assert [record.n_samples for record in live.bandwidth_history_] == [120, 240]
     assert live.bandwidth_history_[-1].metric == "unit"
 

@@ -302,7 +302,8 @@ def test_groups_and_weights_of_given_outputs_are_kept(trained: Trained) -> None:
     fitted = CalibratedClassifier(trained.network).fit(outputs)
     expected = kcal.fit_on(KCalBlend(), outputs)
     assert isinstance(fitted.calibrator, KCalBlend)
-    assert fitted.calibrator.group_efficiency_ == expected.group_efficiency_ < 1
+    assert fitted.calibrator.shares_ == expected.shares_
+    assert fitted.calibrator.shares_ != kcal.fit_on(KCalBlend(), replace(outputs, groups=None)).shares_
 
 
 def test_a_function_must_be_given_again(trained: Trained, tmp_path: Path) -> None:

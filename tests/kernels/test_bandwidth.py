@@ -18,6 +18,7 @@ from kcal.kernels import (
     LeaveOutLoss,
     fit_bandwidth_law,
     search_bandwidth,
+    search_near,
     search_published,
     size_of_rarest_class,
     sort_support,
@@ -266,3 +267,25 @@ def test_a_grid_is_evaluated_in_one_pass():
     assert calls[0] == 5
     assert sum(calls) == len(curve.losses)
     assert curve.bandwidth == pytest.approx(1.0, rel=5e-3)
+
+
+def test_search_near_finds_the_minimum_wherever_it_begins():
+    def loss(bandwidths):
+        return [1.0 + 0.3 * np.log(bandwidth / 0.8) ** 2 for bandwidth in bandwidths]
+
+    for expected in (0.01, 0.5, 0.8, 1.0, 60.0):
+        curve = search_near(loss, expected)
+        assert curve.bandwidth == pytest.approx(0.8)  # the loss is a parabola
+        assert not curve.at_edge
+    pulled = search_near(loss, 1.0, pull=0.6).bandwidth  # as strong as the loss itself: half way
+    assert pulled == pytest.approx(0.8**0.5)
+    assert search_near(lambda bandwidths: [1 / bandwidth for bandwidth in bandwidths], 1.0).at_edge
+
+
+def test_search_near_with_an_interval_finds_the_lower_of_two_minima():
+    def loss(bandwidths):
+        logs = np.log(bandwidths)
+        return np.minimum(1.0 + (logs + 1.5) ** 2, 1.5 + logs**2).tolist()
+
+    assert search_near(loss, 1.1).bandwidth == pytest.approx(1.0)
+    assert search_near(loss, 1.1, interval=(0.1, 2.0)).bandwidth == pytest.approx(np.exp(-1.5))

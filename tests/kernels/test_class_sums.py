@@ -104,6 +104,22 @@ def test_exported_program_computes_the_same(kernel):
     torch.testing.assert_close(program.module()(queries), module(queries), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("size", [(2_060, 2_050), (70_000, 3)])
+def test_inference_mode_and_threads_change_nothing(size, n_threads):
+    """Threads share the queries, or the points where these are many."""
+    points, codes, _ = cloud(7, size[0], 2, 3, dtype=torch.float32)
+    support, queries, threads = sort_support(points, codes, 3), points[: size[1]] + 0.1, torch.get_num_threads()
+    expected = class_posteriors(queries, support, 0.5)
+    torch.set_num_threads(n_threads)
+    try:
+        with torch.inference_mode():
+            found = class_posteriors(queries, support, 0.5)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize(("n_support", "n_query"), [(1_027, 1_029), (33_000, 3), (2_050, 2)])
 def test_block_sizes_are_crossed(n_support, n_query):
     """Threads share the queries, or the points where these are many."""

@@ -36,6 +36,10 @@ from kcal.validation import (
 
 REPRESENTATIONS = ("logits", "probabilities")
 EXAMPLE_ROWS = 64
+MAX_FEATURES = 10**7
+"""Of a calibrator in a file: no number in it may make loading allocate much memory."""
+MAX_LABEL_BYTES, MAX_BYTES_PER_CHARACTER = 2**26, 256
+"""Bound on the memory of decoded labels: a constant plus a multiple of their length as text."""
 MAX_BLOCK_ENTRIES = 2**17
 """Largest tensor of a block of predictions: bounds their memory for any number of rows."""
 
@@ -371,10 +375,10 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @classmethod
     def from_state(cls, state: CalibratorState, **parts: Any) -> Self:
         """Return the fitted calibrator that ``state`` describes; ``parts`` are arguments of :func:`kcal.load`."""
-        cls._check_parts(state.values["model"], parts)
+        config = state.values["model"]
         stored = {name: tensor for name, tensor in state.tensors.items() if name.startswith("model.")}
         tensors = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
-        model = cls.model_class.restore(state.values["model"], tensors, **parts)
+        model = cls.model_class.restore(config, tensors, **cls._model_parts(config, tensors, parts))
         calibrator = cls(**cls._read_parameters(state.parameters, model))
         calibrator._check_parameters()
         calibrator._restore_shared(state)
@@ -382,10 +386,13 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return calibrator
 
     @classmethod
-    def _check_parts(cls, config: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-        """Raise if an argument of :func:`kcal.load` is not used, or missing."""
+    def _model_parts(
+        cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
+    ) -> dict[str, nn.Module]:
+        """Return modules that ``config`` cannot describe, from arguments of load; raise if one is missing or unused."""
         for name in parts:
             raise LoadArgumentError(name, f"is not used by a saved {cls.__name__}", remedy="Leave it out.")
+        return {}
 
     def _stored_parameters(self) -> dict[str, Any]:
         """Return the parameters in a form that JSON can represent."""
@@ -412,13 +419,19 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if names and not (len(names) == n_features and all(isinstance(name, str) for name in names)):
             raise FileFormatError("the stored feature names are damaged.")
         unique = len(np.unique(classes)) == len(classes)
-        if type(n_features) is not int or n_features < 1 or len(classes) < 2 or not unique:
+        if type(n_features) is not int or not 1 <= n_features <= MAX_FEATURES or len(classes) < 2 or not unique:
             raise FileFormatError("the stored classes or features are damaged.")
+        self._check_features(n_features, values["model"].get("n_features", n_features))
         if prints.dtype != torch.int64 or prints.ndim != 1 or len(prints) == 0:
             raise FileFormatError("the stored fingerprints are damaged.")
         if names:
             self.feature_names_in_ = np.array(names, dtype=object)
         self.n_features_in_ = n_features
+
+    def _check_features(self, n_features: int, n_taken: int) -> None:
+        """Raise if the model of a file takes other features than the calibrator; one column may be logits of two."""
+        if n_features != n_taken and (n_features, n_taken) != (1, 2):
+            raise FileFormatError(f"{n_features} features are stored for a model of {n_taken}.")
 
     def __sklearn_is_fitted__(self) -> bool:
         return "classes_" in vars(self)
@@ -540,6 +553,9 @@ def decode_classes(stored: dict[str, Any]) -> NDArray[Any]:
     dtype, labels = np.dtype(stored["dtype"]), stored["labels"]
     if dtype.kind not in "biufU" or not isinstance(labels, list):
         raise FileFormatError(f"the stored labels are of dtype {dtype}, which kcal does not write.")
+    limit = MAX_LABEL_BYTES + MAX_BYTES_PER_CHARACTER * sum(len(str(label)) for label in labels)
+    if len(labels) * dtype.itemsize > limit:
+        raise FileFormatError(f"the stored labels would need more than {limit:,} bytes of memory.")
     classes = np.array(labels, dtype=dtype)
     if classes.ndim != 1 or (dtype.kind == "f" and not np.isfinite(classes).all()):
         raise FileFormatError("the stored labels are damaged: one finite value per class is expected.")

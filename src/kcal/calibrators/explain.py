@@ -35,6 +35,8 @@ SHOWN_ROWS, SHOWN_CLASSES, LABEL_WIDTH = 5, 3, 24
 METRIC = "projected"
 RARE_TERMS = ("prior", "masked")
 """Contributions to the log-odds that are left out where they are 0 for all predictions."""
+ROUNDING = 1e-15
+"""Relative difference of a probability and its logarithm's exponential."""
 BLOCK_ROWS, BLOCK_ENTRIES = 1_024, 4_000_000
 """Predictions that are explained at once, and numbers of their samples' points, at most."""
 
@@ -250,7 +252,8 @@ def attribute_kcal(model: Any, embeddings: torch.Tensor, probs: torch.Tensor, k:
     """Return the attribution of the probabilities ``probs``, (n, n_classes) in float64, of ``embeddings``, (n, h)."""
     points = model.project(embeddings)
     even = model.even_share / probs.shape[1]
-    carried, parts = (probs - even).clamp_min(0.0), {"smoothing": torch.full_like(probs, even)}
+    carried = torch.where(probs > (1 + ROUNDING) * even, probs - even, 0.0)
+    parts = {"smoothing": torch.full_like(probs, even)}
     if model.prior is not None:
         posteriors = model.prepared.posteriors(points)[0].cpu()
         reached = (posteriors[:, model.prior.cpu() > 0] > 0).any(dim=1, keepdim=True)

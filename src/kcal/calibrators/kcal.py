@@ -427,7 +427,7 @@ class KCal(KernelCalibrator):
     def bandwidth_reference_(self) -> tuple[float, float]:
         """B in use and the size of the rarest class, the reference for a later fit by the rule."""
         fit = self._latest()
-        support = self.estimate_of(fit.model).support
+        support = self._estimate_of(fit.model).support
         weights = np.ones(len(support)) if support.log_weights is None else support.log_weights.double().exp().numpy()
         return self.bandwidth_, size_of_rarest_class(support.codes.cpu().numpy(), weights, support.n_classes)
 
@@ -465,7 +465,7 @@ class KCal(KernelCalibrator):
         groups = None if fit.groups is None else torch.from_numpy(fit.groups)
         return {name: f"{model.leave_one_out_score(groups)[1]:.4f}"}
 
-    def estimate_of(self, model: Any) -> KernelModel:
+    def _estimate_of(self, model: Any) -> KernelModel:
         """Return the kernel density estimate of a model: the model itself."""
         estimate: KernelModel = model
         return estimate
@@ -474,7 +474,7 @@ class KCal(KernelCalibrator):
         """Return the recipe by which the projection is trained."""
         return get_recipe(self.recipe)
 
-    def bandwidth_choice(self, samples: Samples) -> BandwidthChoice:
+    def _bandwidth_choice(self, samples: Samples) -> BandwidthChoice:
         """Return how the bandwidth is chosen for some samples."""
         size = size_of_rarest_class(samples.codes, samples.weights, samples.n_classes)
         return BandwidthChoice(
@@ -527,7 +527,7 @@ class KCal(KernelCalibrator):
         self, samples: Samples, training: Samples | None, keys: torch.Tensor | None
     ) -> tuple[KCalModel, FoundProjection, BandwidthCurve | None]:
         """Return the model, how its projection was found, and the bandwidths that were tried by leaving out keys."""
-        kernel, choice = get_kernel(self.kernel), self.bandwidth_choice(samples)
+        kernel, choice = get_kernel(self.kernel), self._bandwidth_choice(samples)
         found = self._find_projection(samples, training, keys, choice)
         support = sorted_support(samples, project(found.module, samples.embeddings))
         bandwidth, curve = choice.choose(support, kernel=kernel, keys=keys, progress=self.progress)
@@ -583,7 +583,7 @@ class KCal(KernelCalibrator):
         """Return the fit at a given bandwidth, at that of the power law of earlier searches, or of a new search."""
         model: Any = fit.model
         samples = replace(samples, embeddings=samples.embeddings.to(model.device))
-        support, choice = sorted_support(samples, samples.embeddings), self.bandwidth_choice(samples)
+        support, choice = sorted_support(samples, samples.embeddings), self._bandwidth_choice(samples)
         fixed, last, curve, is_due = choice.without_search(support.dimension), fit.history[-1], None, False
         if fixed is not None:
             record = self._record(fixed, None, samples, n_updates)
@@ -628,7 +628,7 @@ class KCal(KernelCalibrator):
         self, bandwidth: float, curve: BandwidthCurve | None, samples: Samples, n_updates: int
     ) -> BandwidthRecord:
         """Return how a bandwidth was chosen: by a search with a curve, or without one."""
-        choice, seen = self.bandwidth_choice(samples), tuple(samples.classes_seen)
+        choice, seen = self._bandwidth_choice(samples), tuple(samples.classes_seen)
         source, loss = (choice.fixed_source, None) if curve is None else ("search", curve.loss)
         counts: dict[str, Any] = {"n_samples": len(samples), "size": choice.size, "n_classes": len(seen)}
         classes = seen if source != "law" else ()
@@ -666,7 +666,7 @@ class KCal(KernelCalibrator):
     def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any) -> Fit:
         if groups is not None:
             raise InvalidInputError("groups", "must be left out: a KCal has those of its fit")
-        model, trial = compress_model(self.estimate_of(fit.model), fit.groups, find_size, options)
+        model, trial = compress_model(self._estimate_of(fit.model), fit.groups, find_size, options)
         if model is fit.model:
             return fit
         nothing = np.empty(0, dtype=np.int64)

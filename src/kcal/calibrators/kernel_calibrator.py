@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
@@ -22,6 +22,7 @@ from kcal.calibrators.base import (
     CalibratorState,
     LoadArgumentError,
     Prediction,
+    Tensors,
 )
 from kcal.calibrators.compress import CompressionOptions, FindSize, check_target
 from kcal.calibrators.example_rows import example_rows
@@ -34,7 +35,7 @@ from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.kernels import BandwidthCurve
 from kcal.modes import with_gradients, without_autocast
 from kcal.progress import progress_bar
-from kcal.projection import OWN_MODULE, log_lengths
+from kcal.projection import OWN_MODULE, frozen_copy, log_lengths
 from kcal.samples import Samples
 from kcal.threads import threads_for
 from kcal.validation import (
@@ -88,7 +89,7 @@ class KernelCalibrator(Calibrator):
     has_evidence: ClassVar[bool] = True
     has_explanations: ClassVar[bool] = True
     learns_online: ClassVar[bool] = True
-    keeps_zero_weights: ClassVar[bool] = True
+    _keeps_zero_weights: ClassVar[bool] = True
     """Whether samples of weight 0 are support points."""
     _private_results: ClassVar[tuple[str, ...]] = ("_fit", "_table", "_kind")
     prior: Any = None
@@ -116,7 +117,7 @@ class KernelCalibrator(Calibrator):
     @property
     def support_size_(self) -> int:
         """Number of support points."""
-        return len(self.estimate_of(self._latest().model).points)
+        return len(self._estimate_of(self._latest().model).points)
 
     # Predictions, evidence, explanations
 
@@ -141,7 +142,7 @@ class KernelCalibrator(Calibrator):
         return rows, None, kind
 
     @abstractmethod
-    def estimate_of(self, model: Any) -> KernelModel:
+    def _estimate_of(self, model: Any) -> KernelModel:
         """Return the kernel density estimate of a model."""
 
     def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
@@ -154,7 +155,7 @@ class KernelCalibrator(Calibrator):
 
         Low values mark queries far from all calibration samples; :meth:`evidence` puts them on a scale from 0 to 1.
         """
-        estimate = self.estimate_of(self._latest().model)
+        estimate = self._estimate_of(self._latest().model)
         rows, kind = self._check_rows(X)
         with torch.no_grad():
             return kind.give_back(estimate.log_density(estimate.class_sums(self.as_embeddings(rows))))
@@ -170,7 +171,7 @@ class KernelCalibrator(Calibrator):
         shares of the density and of the length, 2·min(F, 1 − F), becomes 1 − (1 − s)². Rows of the calibration set see
         themselves, and get too much.
         """
-        estimate = self.estimate_of(self._complete().model)
+        estimate = self._estimate_of(self._complete().model)
         rows, kind = self._check_rows(X)
         embeddings = self.as_embeddings(rows)
         with torch.no_grad():
@@ -192,9 +193,10 @@ class KernelCalibrator(Calibrator):
             Number of samples; fewer if the calibration set has fewer.
         """
         fit = self._latest()
-        estimate = self.estimate_of(fit.model)
+        estimate = self._estimate_of(fit.model)
         rows, scores, _ = self._check_inputs(fit, X, logits)
         check_integer(k, "k", minimum=1, maximum=10**9)
+        warn_of_known_rows(known_rows(fit, rows), self._known_rows_remedy)
         n_points = len(estimate.points)
         step = max(min(BLOCK_ROWS, BLOCK_ENTRIES // (min(k, n_points) * self.n_features_in_)), 1)
         blocks = [slice(start, start + step) for start in range(0, len(rows), step)]
@@ -225,12 +227,12 @@ class KernelCalibrator(Calibrator):
 
         New rows like the calibration set have a :meth:`log_evidence` of the same distribution.
         """
-        log_densities: NDArray[np.float64] = self.estimate_of(self.model_).log_densities.cpu().numpy().copy()
+        log_densities: NDArray[np.float64] = self._estimate_of(self.model_).log_densities.cpu().numpy().copy()
         return log_densities
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up rows like those of the calibration set; their projections lie among the support points."""
-        estimate, n_features = self.estimate_of(self.model_), self.n_features_in_
+        estimate, n_features = self._estimate_of(self.model_), self.n_features_in_
         if self.inputs != "logits":
             return {"embeddings": example_rows(estimate, n_rows, n_features, self.as_embeddings)}
         rows = example_rows(estimate, n_rows, max(n_features, 2), self.as_embeddings)
@@ -373,14 +375,19 @@ class KernelCalibrator(Calibrator):
         table = self._open_table()
         names = check_ids(ids, _length(ids)).tolist()
         with table.lock:
-            known = [name for name in names if name in table]
-            lost = table.erase(table.rows_of(known))  # also what was evicted under an id that is not known any more
-            fit = replace(self._fit, model=self._without_samples(self._fit.model))
-            self._fit = replace(fit, ids=np.empty(0, dtype=np.int64), indices=np.empty(0, dtype=np.int64), version=-1)
-            with suppress(KcalError):  # too few samples may be left: then predictions raise
-                self._fit = self._build(table, search=False)
+            unknown = [name for name in names if name not in table]
+            lost = table.erase(table.rows_of([] if unknown else names))  # and what is left of samples that were evicted
+        with table.building:  # other threads predict as before meanwhile
+            try:
+                built = self._build(table, search=False)
+            except KcalError:  # too few samples are left: predictions raise
+                model, nothing = self._without_samples(self._fit.model), np.empty(0, dtype=np.int64)
+                columns: dict[str, Any] = {"ids": nothing, "indices": nothing, "groups": None, "log_lengths": None}
+                fingerprints = np.sort(table.other_fingerprints)
+                built = replace(self._fit, model=model, fingerprints=fingerprints, **columns, version=-1)
+            self._fit = built
         self._warn_lost_classes(lost, table.classes)
-        table.rows_of(names[:0] if len(known) == len(names) else [name for name in names if name not in known])
+        table.rows_of(unknown)
         return self
 
     def refresh(self, *, search: bool = True) -> Self:
@@ -439,7 +446,7 @@ class KernelCalibrator(Calibrator):
     def _columns(self, model: CalibrationModel, rows: torch.Tensor, scores: torch.Tensor | None) -> dict[str, Any]:
         """Return what the table keeps of checked rows."""
         embeddings = self.as_embeddings(rows)
-        points = self.estimate_of(model).project(embeddings)
+        points = self._estimate_of(model).project(embeddings)
         columns = {
             "points": points.cpu().numpy(),
             "fingerprints": row_fingerprints(rows),
@@ -471,7 +478,7 @@ class KernelCalibrator(Calibrator):
         table = self._checked_table()
         with table.lock:
             if "points" not in table.columns:
-                support = self.estimate_of(self._fit.model).support
+                support = self._estimate_of(self._fit.model).support
                 table.columns["points"] = support.in_original_order(support.points).cpu().numpy().copy()
         return table
 
@@ -491,10 +498,7 @@ class KernelCalibrator(Calibrator):
             return fit
         try:
             while not is_current(self._fit, table, search=search):
-                n_erasures, built = table.n_erasures, self._build(table, search=search)
-                with table.lock:
-                    if table.n_erasures == n_erasures:  # nothing of what was erased meanwhile may come back
-                        self._fit = built
+                self._fit = self._build(table, search=search)
             return self._fit
         finally:
             table.building.release()
@@ -506,7 +510,7 @@ class KernelCalibrator(Calibrator):
             samples, version, n_updates = table.samples(), table.version, table.n_updates
             fingerprints = np.concatenate([table.other_fingerprints, table.column("fingerprints")])
             log_lengths, groups = table.column("log_lengths"), table.column("groups") if self.has_groups_ else None
-        if not self.keeps_zero_weights and len(samples.counted) < len(samples):
+        if not self._keeps_zero_weights and len(samples.counted) < len(samples):
             log_lengths, groups = log_lengths[samples.counted], None if groups is None else groups[samples.counted]
             samples = samples.select(samples.counted)
         fit = self._rebuild(self._fit, samples, n_updates, search=search)
@@ -530,8 +534,10 @@ class KernelCalibrator(Calibrator):
         """Return the latest fit with the reference of its evidence, which predictions do not need."""
         fit = self._latest(search=search)
         complete = self._with_reference(fit)
-        if complete is not fit and self._fit is fit:
-            self._fit = complete
+        if complete is not fit and self._table is not None and self._table.building.acquire(blocking=False):
+            if self._fit is fit:  # nobody has changed it meanwhile, as an erasure does
+                self._fit = complete
+            self._table.building.release()
         return complete
 
     def _with_reference(self, fit: Fit) -> Fit:
@@ -565,8 +571,10 @@ class KernelCalibrator(Calibrator):
         return {**stored, "updates": updates}
 
     @classmethod
-    def _check_parts(cls, config: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-        super()._check_parts(config, {name: part for name, part in parts.items() if name != "projection"})
+    def _model_parts(
+        cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
+    ) -> dict[str, nn.Module]:
+        super()._model_parts(config, tensors, {name: part for name, part in parts.items() if name != "projection"})
         architecture = config.get("estimate", config)["projection"]
         if architecture == OWN_MODULE and "projection" not in parts:
             raise LoadArgumentError(
@@ -577,6 +585,7 @@ class KernelCalibrator(Calibrator):
         if architecture != OWN_MODULE and "projection" in parts:
             expected = f'is not needed: "{architecture}" is stored whole'
             raise LoadArgumentError("projection", expected, remedy="Leave it out.")
+        return {"module": frozen_copy(parts["projection"], tensors["points"])} if architecture == OWN_MODULE else {}
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fit, table = self._fit, self._table
@@ -587,7 +596,8 @@ class KernelCalibrator(Calibrator):
         return values | {"samples": samples}, tensors | {"indices": torch.from_numpy(fit.indices)}
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
-        values, estimate = state.values, self.estimate_of(model)
+        values, estimate = state.values, self._estimate_of(model)
+        self._check_features(self.n_features_in_, estimate.config["n_features"])
         estimate.check()
         prints, indices = (state.tensors[name].numpy() for name in ("fingerprints", "indices"))
         fingerprints, n_points = np.sort(prints.view(np.uint64)), len(estimate.points)

@@ -197,8 +197,8 @@ class KernelModel(CalibrationModel):
     def with_support(self, support: SortedSupport, *, tensors: Buffers = NO_BUFFERS, **config: Any) -> Self:
         """Return the model with other samples and other buffers, without a reference of the evidence."""
         given, buffers = support_state(support)
-        buffers["log_densities"] = self.log_densities[:0]
-        buffers["log_lengths"] = None if self.log_lengths is None else self.log_lengths[:0]
+        buffers["log_densities"] = self.log_densities.new_empty(0)
+        buffers["log_lengths"] = None if self.log_lengths is None else self.log_lengths.new_empty(0)
         return self.changed({**buffers, **tensors}, n_references=0, **given, **config)
 
     def with_reference(self, lengths: torch.Tensor | None, groups: torch.Tensor | None) -> Self:
@@ -220,7 +220,7 @@ class KernelModel(CalibrationModel):
 
     def comparing_lengths(self, compares: bool) -> Self:
         """Return a model without a reference, whose evidence is to compare lengths, or not."""
-        lengths = self.log_densities[:0] if compares else None
+        lengths = self.log_densities.new_empty(0) if compares else None
         return self.changed({"log_lengths": lengths}, compares_lengths=compares)
 
     def compared_lengths(self, embeddings: torch.Tensor) -> torch.Tensor | None:

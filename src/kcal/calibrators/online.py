@@ -207,7 +207,7 @@ class SampleTable:
         self.n_updates = self.n_rows if n_updates is None else n_updates  # samples added, corrected or removed so far
         integers = [name for name in ids if isinstance(name, int)]
         self.next_id = max(integers, default=self.n_rows - 1) + 1 if next_id is None else next_id
-        self.version = self.n_erasures = 0
+        self.version = 0
         self.author = threading.get_ident()  # thread of the latest change
         self._queues: dict[int, deque[int]] | None = None
         self._index()
@@ -352,7 +352,6 @@ class SampleTable:
             self._drop(row)
         self._compact()
         self.n_updates += len(rows)
-        self.n_erasures += 1
         self._changed()
         return self._lost(before)
 

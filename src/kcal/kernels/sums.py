@@ -482,9 +482,8 @@ class PreparedSupport:
         largest = products.amax(dim=1, keepdim=True).clamp_min(torch.finfo(products.dtype).min)
         below, half_squares = products - largest, placed.half_squares[:, None]
         nearest = (largest + half_squares).clamp_max(0.0)  # in float64
-        exponents = scaled.relative_exponents(
-            below, nearest, half_squares, tensors.rates[:, None, None].to(below.dtype)
-        )
+        rates = tensors.rates[:, None, None].to(below.dtype)
+        exponents = scaled.relative_exponents(below, nearest, half_squares, rates)
         values = exponents.to(tensors.weights.dtype).exp2()  # (n_bandwidths, n_query, n_support)
         if tensors.weights.ndim == 2:
             sums = values @ tensors.weights
@@ -504,12 +503,7 @@ class PreparedSupport:
         """Call ``write`` with the class sums of each block of queries; threads share the queries or the points."""
         scaled, blocks = self.scaled, slices(len(queries), QUERY_BLOCK)
         parts = slices(len(self.support), PART_BLOCKS * SUPPORT_BLOCK)
-        _ = (
-            scaled.centre,
-            scaled.weights,
-            scaled.left_rows(slice(0, 1)),
-            self.support.class_starts,
-        )  # not by each thread
+        map_blocks(scaled.left_rows, [slice(0, 1)], queries.device)  # once, not by each thread
         by_points = len(parts) > len(blocks)
 
         def compute(place: int) -> None:

@@ -42,8 +42,8 @@ def divide(model: BlendModel, experts: Experts, probs: torch.Tensor) -> dict[str
     """Return what each expert carries of ``probs``, (n, n_classes), by name."""
     pool = pool_log_probs(model.exponents, experts.pooled).exp()
     sizes = model.exponents.abs() / model.exponents.abs().sum()
-    in_pool = model.shares_of_parts[0] * sizes[:, None, None] * pool
-    mixed = model.shares_of_parts[1:, None, None] * experts.mixed.exp()
+    in_pool = model.mixture[0] * sizes[:, None, None] * pool
+    mixed = model.mixture[1:, None, None] * experts.mixed.exp()
     scale = probs / (in_pool + mixed).sum(dim=0)
     samples = sum(
         part[2] * sample_share(experts, background)
@@ -54,7 +54,7 @@ def divide(model: BlendModel, experts: Experts, probs: torch.Tensor) -> dict[str
     return {name: scale * part for name, part in parts.items()}
 
 
-def sample_share(experts: Experts, background: float) -> torch.Tensor:
+def sample_share(experts: Experts, background: torch.Tensor) -> torch.Tensor:
     """Return the share of the samples in a kernel estimate of each class, (n, n_classes)."""
     return experts.counts / (experts.counts + background * experts.pooled[0].exp())
 
@@ -63,8 +63,8 @@ def log_odds_terms(model: BlendModel, experts: Experts, top: torch.Tensor) -> di
     """Return the contributions to the log-odds of the classes ``top``, (n, 2), by name, (n,) each."""
     pool, mixed = pool_log_probs(model.exponents, experts.pooled), model.mixed(experts)
     mean = logarithmic_mean(mixed, top)
-    in_pool = model.exponents[:, None] * model.shares_of_parts[0] * logarithmic_mean(pool, top) / mean
-    in_mixture = model.shares_of_parts[1:, None] * logarithmic_mean(experts.mixed, top) / mean
+    in_pool = model.exponents[:, None] * model.mixture[0] * logarithmic_mean(pool, top) / mean
+    in_mixture = model.mixture[1:, None] * logarithmic_mean(experts.mixed, top) / mean
     network, refit, estimate = in_pool * difference(experts.pooled, top) + in_mixture * difference(experts.mixed, top)
     samples = torch.zeros_like(estimate)
     kinds = ((in_pool, experts.pooled[2], model.pool_background), (in_mixture, experts.estimate, model.background))

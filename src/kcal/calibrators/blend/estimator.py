@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from kcal.calibrators.base import EXAMPLE_ROWS, CalibratorState, check_at_least_two, example_logits, fitted
 from kcal.calibrators.blend.attribution import attribute_blend
 from kcal.calibrators.blend.fitting import fit_blend
-from kcal.calibrators.blend.head import LinearHead
-from kcal.calibrators.blend.model import BlendModel
+from kcal.calibrators.blend.model import BlendModel, LinearHead
 from kcal.calibrators.compress import CompressionOptions, FindSize, compress_model
 from kcal.calibrators.explain import Attribution
 from kcal.calibrators.fit_warnings import warn_of_missing_classes, warn_without_errors
@@ -81,8 +80,6 @@ class KCalBlend(KernelCalibrator):
         Posterior mean of the network's temperature.
     bandwidth_, background_ : float
         b and β of the kernel estimate.
-    group_efficiency_ : float
-        Information of a sample relative to an independent one, estimated from the groups; 1 without groups.
     bandwidth_history_ : tuple of BandwidthRecord
         Bandwidth at the fit, and at every later one that updates led to.
     frequencies_ : array, (n_classes,)
@@ -113,13 +110,12 @@ class KCalBlend(KernelCalibrator):
     method: ClassVar[str] = "kcal-blend"
     fit_options: ClassVar[frozenset[str]] = frozenset({"logits", "groups", "sample_weight", "classes", "ids"})
 
-    keeps_zero_weights: ClassVar[bool] = False
+    _keeps_zero_weights: ClassVar[bool] = False
     model_class = BlendModel
     weights_ = fitted("weights")
     shares_ = fitted("shares")
     temperature_ = fitted("network.temperature")
     background_ = fitted("background")
-    group_efficiency_ = fitted("group_efficiency")
     frequencies_ = fitted("frequencies")
     folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
     head: Any = None
@@ -219,7 +215,7 @@ class KCalBlend(KernelCalibrator):
     @property
     def bandwidth_(self) -> float:
         """The bandwidth b of the kernel estimate."""
-        return float(self.estimate_of(self._built().model).bandwidth)
+        return float(self._estimate_of(self._built().model).bandwidth)
 
     @property
     def needs_logits_(self) -> bool:
@@ -242,7 +238,7 @@ class KCalBlend(KernelCalibrator):
             "exponents of the pool": ", ".join(f"{name} {text}" for name, text in powers.items()),
             "temperature": f"{model.network.temperature:.3f}",
             "bandwidth": f"{model.estimate.bandwidth:.4g}",
-            "out-of-fold log-loss": f"{model.loss:.4f}; the network alone: {model.network_loss:.4f}",
+            "out-of-fold log-loss": f"{float(model.loss):.4f}; the network alone: {float(model.network_loss):.4f}",
         }
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
@@ -252,7 +248,7 @@ class KCalBlend(KernelCalibrator):
             rows["logits"] = example_logits(n_rows, len(self.classes_), self.model_.config["representation"])
         return rows
 
-    def estimate_of(self, model: Any) -> KernelModel:
+    def _estimate_of(self, model: Any) -> KernelModel:
         """Return the kernel density estimate of a model."""
         estimate: KernelModel = model.estimate
         return estimate
@@ -323,7 +319,7 @@ class KCalBlend(KernelCalibrator):
             model, history = model.with_support(sorted_support(samples, samples.embeddings)), fit.history
             if samples.logits is not None:  # the lowest may have been that of a forgotten sample
                 lowest = float(to_log_probs(samples.logits, model.representation).min())
-                model = model.changed(min_log_prob=lowest) if lowest > model.min_log_prob else model
+                model = model.changed({"min_log_prob": model.min_log_prob.clamp_min(lowest)})
         return replace(fit, model=model, classes=samples.classes, history=history, is_search_due=is_due)
 
     def _without_samples(self, model: BlendModel) -> BlendModel:
@@ -382,4 +378,4 @@ def bandwidth_record(model: BlendModel, samples: Samples, n_updates: int) -> Ban
     classes = tuple(samples.classes_seen)
     counts: dict[str, Any] = {"n_samples": len(samples), "size": size, "n_classes": len(classes)}
     counts |= {"n_updates": n_updates, "classes": classes}
-    return BandwidthRecord(model.estimate.bandwidth, "search", model.loss, **counts, metric=model.metric)
+    return BandwidthRecord(model.estimate.bandwidth, "search", float(model.loss), **counts, metric=model.metric)

@@ -2,9 +2,13 @@
 
 p = λ_1·pool + λ_2·f + λ_3·r + λ_4·d,     pool ∝ f^(w_f)·r^(w_r)·d'^(w_d)
 
-f is the network (``network.py``), r its last layer refitted (``refit.py``), d the kernel estimate (``kernel.py``), d'
-the same with the background of the pool; the exponents w and the shares λ are those of ``pool.py``. All are fitted on
-out-of-fold predictions.
+d_k(x) = (β·f_k(x) + S_k(x)) / (β + Σ_l S_l(x)),     S_k(x) = Σ_{i: y_i = k} w_i·φ_b(x_i − x)
+
+f is the network (``network.py``), r its last layer refitted (``refit.py``). d is the kernel estimate: S_k counts the
+samples of class k near x, each by a kernel that is 1 at distance 0, and d is the mean of a Dirichlet posterior whose
+prior is the network's prediction f, worth β samples. Far from all samples d is f. In the pool f is an expert itself:
+d' is d with a much smaller background, which matters only where no sample is near. The exponents w and the shares λ
+are those of ``pool.py``.
 """
 
 from __future__ import annotations
@@ -14,18 +18,20 @@ from dataclasses import dataclass
 from math import log
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
+from torch import nn
 
 from kcal.calibrators.base import CalibrationModel
-from kcal.calibrators.blend.head import LinearHead
-from kcal.calibrators.blend.kernel import counts_of, log_estimate, log_scale_of
 from kcal.calibrators.blend.network import NetworkModel
 from kcal.calibrators.blend.pool import pool_log_probs
 from kcal.calibrators.kernel_model import MAX_SUMS, Buffers, KernelModel, as_embeddings
 from kcal.calibrators.logits import required, to_log_probs
 from kcal.calibrators.refit import RidgeModel
+from kcal.embeddings.layer_calls import CONVOLUTIONS
+from kcal.errors import InvalidInputError
 from kcal.kernels import ClassSums, SortedSupport
-from kcal.validation import unchecked_logits
+from kcal.validation import LARGEST, shown, to_numbers, unchecked_logits
 
 EXPERTS = ("network", "refit", "samples")
 MASKED, MASK_FACTOR = -5000.0, 10.0
@@ -33,6 +39,8 @@ MASKED, MASK_FACTOR = -5000.0, 10.0
 times the lowest one of calibration samples."""
 MIN_PROB = 1e-12
 """Of an expert, in logarithms."""
+HEADS = "must be an nn.Linear, a 1×1 convolution or a pair of arrays, weight (n_classes, h) and bias (n_classes,)"
+LINEAR_FORWARDS = [layer.forward for layer in (nn.Linear, *CONVOLUTIONS)]  # a subclass with its own need not be linear
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,31 +67,26 @@ class BlendModel(CalibrationModel):
         Configurations of the parts; None for a head that is not given.
     metric : "unit" or "identity"
         What is compared: directions of embeddings, or the embeddings themselves.
-    radius : float
-        Of the ball around ``centre`` that holds the calibration points: the refit does not extrapolate beyond.
-    background, pool_background : float
-        β, and that of the pool.
-    log_scale : float
-        Makes numbers of samples of class sums.
-    min_log_prob : float
-        Lowest log-probability of the network for a class of a calibration sample.
-    loss, network_loss : float
-        Out-of-fold log-loss of the blend, and of the network alone.
-    group_efficiency : float
-        Information of a sample relative to an independent one.
-    has_logits, has_prior : bool
-        Whether it was fitted with logits, and whether class frequencies of deployment are given.
     representation : "logits" or "probabilities"
         What logits hold.
+    has_logits, has_prior : bool
+        Whether it was fitted with logits, and whether class frequencies of deployment are given.
     """
 
     holds_samples = True
     max_block_entries: ClassVar[int] = MAX_SUMS
-    exponents: torch.Tensor  # w, of network, refit and kernel estimate
-    shares_of_parts: torch.Tensor  # λ, of the pool, network, refit and kernel estimate
+    exponents: torch.Tensor  # w, (3,), of network, refit and kernel estimate
+    mixture: torch.Tensor  # λ, (4,), of the pool, network, refit and kernel estimate
+    background: torch.Tensor  # β
+    pool_background: torch.Tensor  # that of the pool
+    log_scale: torch.Tensor  # makes numbers of samples of class sums
+    min_log_prob: torch.Tensor  # lowest log-probability of the network for a calibration sample
     centre: torch.Tensor  # (d,), of the calibration points
+    radius: torch.Tensor  # of the ball around it that holds them: the refit does not extrapolate beyond
     frequencies: torch.Tensor  # (n_classes,), class frequencies that the probabilities assume
     prior: torch.Tensor | None  # (n_classes,), of deployment
+    loss: torch.Tensor  # out-of-fold log-loss of the blend
+    network_loss: torch.Tensor  # that of the network alone
 
     def __init__(
         self,
@@ -91,43 +94,23 @@ class BlendModel(CalibrationModel):
         estimate: dict[str, Any],
         network: dict[str, Any],
         refit: dict[str, Any],
-        head: dict[str, Any] | None = None,
+        head: dict[str, Any] | None,
         metric: str,
-        radius: float,
-        background: float,
-        pool_background: float,
-        log_scale: float,
-        min_log_prob: float,
-        loss: float,
-        network_loss: float,
-        group_efficiency: float = 1.0,
-        has_logits: bool = True,
-        has_prior: bool = False,
-        representation: str = "logits",
+        representation: str,
+        has_logits: bool,
+        has_prior: bool,
     ) -> None:
-        numbers = {"radius": radius, "background": background, "pool_background": pool_background}
-        numbers |= {"log_scale": log_scale, "min_log_prob": min_log_prob}
-        results = {"loss": loss, "network_loss": network_loss, "group_efficiency": group_efficiency}
-        options = {"metric": metric, "has_logits": has_logits, "has_prior": has_prior, "representation": representation}
-        super().__init__(estimate=estimate, network=network, refit=refit, head=head, **numbers, **results, **options)
-        for name, value in {**numbers, **results}.items():
-            setattr(self, name, value)
-        self.metric, self.has_logits, self.representation = metric, has_logits, representation
+        parts = {"estimate": estimate, "network": network, "refit": refit, "head": head}
+        options = {"metric": metric, "representation": representation, "has_logits": has_logits}
+        super().__init__(**parts, **options, has_prior=has_prior)
+        self.metric, self.representation, self.has_logits = metric, representation, has_logits
         self.estimate, self.network, self.refit = KernelModel(**estimate), NetworkModel(**network), RidgeModel(**refit)
         self.head = None if head is None else LinearHead(**head)
         n_classes = self.estimate.n_classes
-        self.declare(exponents=(3,), shares_of_parts=(4,), centre=(self.estimate.dimension,), frequencies=(n_classes,))
+        self.declare(exponents=(3,), mixture=(4,), background=(), pool_background=(), log_scale=())
+        self.declare(min_log_prob=(), centre=(self.estimate.dimension,), radius=(), frequencies=(n_classes,))
         self.declare_if(has_prior, prior=(n_classes,))
-        self.masked_below = min(MASKED, MASK_FACTOR * min_log_prob)
-
-    radius: float
-    background: float
-    pool_background: float
-    log_scale: float
-    min_log_prob: float
-    loss: float
-    network_loss: float
-    group_efficiency: float
+        self.declare(loss=(), network_loss=())
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return log-probabilities, (n, n_classes)."""
@@ -164,7 +147,8 @@ class BlendModel(CalibrationModel):
         refit = self.refit.log_probs(self.inside(points.to(counts)), bounded).clamp_min(log(MIN_PROB))
         pooled = torch.stack([network.log(), refit, log_estimate(counts, network, self.pool_background)])
         estimate = log_estimate(counts, network, self.background)
-        return Experts(pooled, estimate, counts, log_probs < self.masked_below)
+        masked_below = (MASK_FACTOR * self.min_log_prob).clamp_max(MASKED)
+        return Experts(pooled, estimate, counts, log_probs < masked_below)
 
     def inside(self, points: torch.Tensor) -> torch.Tensor:
         """Return points, (n, d), moved towards the centre into the ball of the calibration points."""
@@ -183,7 +167,7 @@ class BlendModel(CalibrationModel):
     def mixed(self, experts: Experts) -> torch.Tensor:
         """Return the logarithm of the mixture, (n, n_classes)."""
         parts = torch.cat([pool_log_probs(self.exponents, experts.pooled)[None], experts.mixed])
-        return torch.logsumexp(parts + self.shares_of_parts.log().to(parts)[:, None, None], dim=0)
+        return torch.logsumexp(parts + self.mixture.log().to(parts)[:, None, None], dim=0)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -193,7 +177,7 @@ class BlendModel(CalibrationModel):
     @property
     def shares(self) -> dict[str, float]:
         """Share of the pool and of each expert in the prediction, by name."""
-        return dict(zip(("pool", *EXPERTS), self.shares_of_parts.tolist(), strict=True))
+        return dict(zip(("pool", *EXPERTS), self.mixture.tolist(), strict=True))
 
     @property
     def evidence_step(self) -> float:  # type: ignore[override]
@@ -209,16 +193,17 @@ class BlendModel(CalibrationModel):
         own = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         return cls.restore({**config, **configs}, own | nested)
 
-    def with_estimate(self, estimate: KernelModel, **config: Any) -> Self:
+    def with_estimate(self, estimate: KernelModel) -> Self:
         """Return the model with another kernel estimate."""
         own = {name: tensor for name, tensor in self.state_dict().items() if "." not in name}
         parts = {"estimate": estimate, "network": self.network, "refit": self.refit, "head": self.head}
-        return self.of(own, parts, **{**self.config, **config})
+        return self.of(own, parts, **self.config)
 
     def with_support(self, support: SortedSupport) -> Self:
         """Return the model with other samples, without a reference of the evidence."""
         log_scale = log_scale_of(support, len(support)) if len(support) else 0.0
-        return self.with_estimate(self.estimate.with_support(support), log_scale=log_scale)
+        changed = self.with_estimate(self.estimate.with_support(support))
+        return changed.changed({"log_scale": torch.full_like(self.log_scale, log_scale)})
 
     def entries_per_row(self) -> int:
         """Return the number of class sums of a row."""
@@ -227,3 +212,61 @@ class BlendModel(CalibrationModel):
     def prepare(self) -> None:
         """Compute what predictions share, before they are traced."""
         self.estimate.prepare()
+
+
+class LinearHead(CalibrationModel):
+    """Logits as a linear function of embeddings: z = W·x + b."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, *, n_features: int, n_classes: int, has_bias: bool) -> None:
+        super().__init__(n_features=n_features, n_classes=n_classes, has_bias=has_bias)
+        self.declare(weight=(n_classes, n_features))
+        self.declare_if(has_bias, bias=(n_classes,))
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return logits, (n, n_classes), in the precision and on the device of the embeddings, (n, h)."""
+        assert embeddings is not None
+        bias = None if self.bias is None else self.bias.to(embeddings)
+        return nn.functional.linear(embeddings, self.weight.to(embeddings), bias)
+
+    @classmethod
+    def of(cls, head: Any, n_features: int) -> Self:
+        """Return a copy of a layer or a pair of arrays; one output, the log-odds of two classes, becomes two."""
+        is_layer = getattr(type(head), "forward", None) in LINEAR_FORWARDS
+        if not is_layer and not (isinstance(head, tuple | list) and len(head) == 2):
+            raise InvalidInputError("head", HEADS, got=shown(head))
+        weight, bias = (head.weight, head.bias) if is_layer else head
+        given = (weight,) if bias is None else (weight, bias)
+        parts = [to_numbers(part, "head").astype(np.float64, order="C") for part in given]
+        if is_layer and np.prod(parts[0].shape[2:]) == 1:
+            parts[0] = parts[0].reshape(parts[0].shape[:2])
+        shapes = [part.shape for part in parts]
+        if len(shapes[0]) != 2 or not shapes[0][0] or shapes[1:] not in ([], [shapes[0][:1]]):
+            raise InvalidInputError("head", HEADS, got=f"shapes {' and '.join(map(str, shapes))}")
+        if shapes[0][1] != n_features:
+            expected = f"must take the features of X, {n_features:,} of them"
+            raise InvalidInputError("head", expected, got=f"one of {shapes[0][1]:,} features")
+        if not all((np.abs(part) <= LARGEST).all() for part in parts):  # False for NaN
+            raise InvalidInputError("head", f"must have finite entries of at most {LARGEST:g}", got="others")
+        if len(parts[0]) == 1:
+            parts = [np.concatenate([np.zeros_like(part), part]) for part in parts]
+        made = cls(n_classes=len(parts[0]), n_features=n_features, has_bias=len(parts) == 2)
+        return made.fill(**dict(zip(("weight", "bias"), parts, strict=False)))
+
+
+def counts_of(sums: ClassSums, log_scale: float | torch.Tensor) -> torch.Tensor:
+    """Return S, (n_bandwidths, n, n_classes), from class sums; ``log_scale`` makes numbers of samples of them."""
+    return (sums.sums * torch.exp(sums.offsets + log_scale)[:, None]).transpose(1, 2)
+
+
+def log_estimate(counts: torch.Tensor, network: torch.Tensor, background: float | torch.Tensor) -> torch.Tensor:
+    """Return log d, (n, n_classes), of counts and the network's probabilities."""
+    masses = background * network + counts
+    return torch.log(masses / masses.sum(dim=1, keepdim=True))  # ONNX graphs drop the addition of a tiny constant
+
+
+def log_scale_of(support: SortedSupport, n_samples: float) -> float:
+    """Return the logarithm of the factor by which class sums of the support become numbers of samples."""
+    return float(torch.tensor(n_samples).log()) - support.log_total_weight

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.calibrators.base import CalibrationModel
-from kcal.calibrators.temperature_prior import MEAN, fit_temperature, penalty_and_slope
+from kcal.calibrators.temperature_prior import fit_temperature, penalty_and_slope
 
 Index = NDArray[np.int64]
 
@@ -129,21 +129,6 @@ def fit_network(
         factor_weights=normalised(posterior[None, kept])[0],
     )
     return model, out_of_fold
-
-
-def group_efficiency(log_probs: torch.Tensor, codes: torch.Tensor, groups: torch.Tensor | None) -> float:
-    """Return the information of a sample relative to an independent one: Σ_i ‖r_i‖² / Σ_g ‖Σ_{i in g} r_i‖², at most 1.
-
-    r_i are the residuals of the network at the prior mean of the temperature. Samples of a group that err together
-    tell less than as many independent ones.
-    """
-    if groups is None:
-        return 1.0
-    residuals = torch.softmax(log_probs / np.exp(MEAN), dim=1)
-    residuals[torch.arange(len(codes)), codes] -= 1
-    sums = torch.zeros(int(groups.max()) + 1, residuals.shape[1], dtype=residuals.dtype)
-    together = float(sums.index_add_(0, groups, residuals).square().sum())
-    return min(float(residuals.square().sum()) / together, 1.0) if together > 0 else 1.0
 
 
 def _own(values: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
