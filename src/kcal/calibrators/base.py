@@ -77,6 +77,10 @@ class CalibrationModel(nn.Module):
         """Return log-probabilities, (n, n_classes), and the evidence of each row, (n,)."""
         raise InvalidInputError("model", "must be of a method with evidence", remedy="Use KCal or KCalBlend.")
 
+    def evidence_of(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the evidence of each row, (n,), from the inputs that it depends on."""
+        return self.with_evidence(embeddings, logits)[1]
+
     def prepare(self) -> None:
         """Compute what all predictions share, before they are compiled or exported."""
 
@@ -185,7 +189,7 @@ class PredictionModule(nn.Module):
 
     def evidence(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each row, (n,)."""
-        return self.with_evidence(embeddings, logits)[1]
+        return self.model.evidence_of(embeddings, logits).to(_dtype_of(embeddings, logits))
 
     def with_evidence(
         self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None

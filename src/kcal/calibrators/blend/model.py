@@ -127,6 +127,11 @@ class BlendModel(CalibrationModel):
         sums = self.estimate.prepared.class_sums(points)
         return self.log_probs(self.experts(sums, points, rows, logits)), self.estimate.evidence(sums, rows)
 
+    def evidence_of(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the evidence of each row, (n,), which does not depend on the logits."""
+        rows = as_embeddings(embeddings)
+        return self.estimate.evidence(self.estimate.class_sums(rows), rows)
+
     def experts(
         self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
     ) -> Experts:
