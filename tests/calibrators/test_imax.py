@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import expit, logit, softmax, xlogy
 
 from kcal import IMaxBinning
-from kcal.errors import InvalidInputError, MissingClassWarning
+from kcal.errors import MissingClassWarning
 from one_class_problems import two_columns
 from pooled_network import pooled
 
@@ -154,17 +154,6 @@ def test_the_seed_draws_where_the_alternation_starts(problem: Any) -> None:
     assert not np.array_equal(found, other)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_output_of_a_bin_of_only_positives_is_near_one(form: str) -> None:
-    generator = np.random.default_rng(0)
-    labels = generator.integers(0, 3, 900)
-    sure = np.arange(900) < 450
-    logits = np.where(sure[:, None], 12.0 * np.eye(3)[labels], generator.normal(size=(900, 3)))
-    fitted = IMaxBinning(form=form).fit(logits, labels)
-    assert (fitted.predict_proba(12.0 * np.eye(3)).diagonal() > 0.98).all()
-    assert (fitted.binned_scores(12.0 * np.eye(3)).diagonal() > 0.98).all()
-
-
 @pytest.mark.parametrize("form", ["shared", "classwise"])
 def test_probabilities_are_normalised_odds_of_the_binned_scores(form: str, problem: Any) -> None:
     fitted = IMaxBinning(form=form).fit(problem.logits, problem.labels)
@@ -216,9 +205,3 @@ def test_a_class_without_samples_gets_little(problem: Any) -> None:
         fitted = IMaxBinning(form="classwise").fit(logits, problem.labels)
     assert (fitted.binned_scores(logits)[:, 3] <= 1 / 3).all()
     assert (fitted.predict_proba(logits) > 0).all()
-
-
-@pytest.mark.parametrize("parameters", [{"form": "all"}, {"bins": 0}, {"bins": 2.5}])
-def test_invalid_parameters_raise(parameters: dict[str, Any], problem: Any) -> None:
-    with pytest.raises(InvalidInputError, match=next(iter(parameters))):
-        IMaxBinning(**parameters).fit(problem.logits, problem.labels)

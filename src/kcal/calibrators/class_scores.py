@@ -5,8 +5,6 @@ A function of a score has steps or is linear between knots: one function per col
 
 from __future__ import annotations
 
-from math import ceil, log2
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -106,20 +104,21 @@ def places(bounds: torch.Tensor, scores: torch.Tensor, *, or_equal: bool = False
     ``bounds`` are ascending and may end with ``PADDING``: one row for each of the k columns, (k, m), or one for all,
     (m,) or (1, m). A binary search of a fixed number of steps has no branch and no operation that exporters lack.
     """
-    table, width = bounds if bounds.ndim == 2 else bounds[None], bounds.shape[-1]
+    width, n_rows = bounds.shape[-1], len(bounds) if bounds.ndim == 2 else 1
+    flat, starts = bounds.reshape(-1), width * torch.arange(n_rows, device=bounds.device)
     scores = scores.clamp_max(PADDING / 2)
-    position = torch.zeros_like(scores, dtype=torch.int64)
-    for step in reversed(range(ceil(log2(1 + width)))):
-        further = position + 2**step
-        bound = pick(table, further.clamp_max(width) - 1)
-        is_below = bound <= scores if or_equal else bound < scores
-        position = torch.where(is_below & (further <= width), further, position)
-    return position
+    position, remaining = starts.expand(scores.shape), width
+    while remaining > 0:
+        half = (remaining + 1) // 2
+        bound = flat[position + (half - 1)]
+        position = torch.where(bound <= scores if or_equal else bound < scores, position + half, position)
+        remaining -= half
+    return position - starts
 
 
 def pick(table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return entries of the rows of a table, (k, m) or (1, m), at positions (n, k): column j picks from row j."""
-    starts = torch.arange(len(table), device=table.device) * table.shape[1]
+    starts = table.shape[1] * torch.arange(len(table), device=table.device)
     return table.reshape(-1)[starts + positions]
 
 

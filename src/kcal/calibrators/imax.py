@@ -180,13 +180,13 @@ def draw_seeds(scores: Floats, weights: Floats, n_bins: int, generator: np.rando
     if len(scores) > MAX_SEEDED:
         kept = np.linspace(0, len(scores) - 1, MAX_SEEDED).round().astype(np.int64)
         scores, weights = scores[kept], weights[kept]
-    seeds = [_draw(scores, weights, generator, 1)[0]]
+    seeds = [generator.choice(scores, p=weights / weights.sum())]
     nearest = seed_distance(scores, seeds[0])
     while len(seeds) < n_bins:
         mass = np.where(nearest > SAME_SCORE, nearest * weights, 0.0)
         if not mass.any():
             break
-        candidates = _draw(scores, mass, generator, CANDIDATES)
+        candidates = generator.choice(scores, CANDIDATES, p=mass / mass.sum())
         remaining = np.minimum(nearest, seed_distance(scores, candidates[:, None]))  # (candidates, n)
         best = int(np.argmin(remaining @ weights))
         seeds.append(candidates[best])
@@ -201,13 +201,6 @@ def seed_distance(scores: Floats, seeds: Floats) -> Floats:
     bend = 2 * np.logaddexp(0, middle) - np.logaddexp(0, scores) - np.logaddexp(0, seeds)
     distance: Floats = np.maximum(0.5 * (drift + bend), 0.0)
     return distance
-
-
-def _draw(scores: Floats, mass: Floats, generator: np.random.Generator, count: int) -> Floats:
-    """Return ``count`` scores drawn in proportion to their mass."""
-    reached = np.cumsum(mass)
-    drawn = np.searchsorted(reached, generator.random(count) * reached[-1], side="right")
-    return np.asarray(scores[np.minimum(drawn, len(scores) - 1)])
 
 
 def _sums(values: Floats, edges: NDArray[np.int64]) -> Floats:
